@@ -1,0 +1,63 @@
+"""Every exception the library raises; each is also the nearest builtin exception."""
+
+from __future__ import annotations
+
+
+class DistArrayError(Exception):
+    """Base of all errors raised by the library."""
+
+
+class MeshError(DistArrayError, ValueError):
+    """A mesh that cannot exist, or that does not suit what was asked of it."""
+
+
+class PlacementError(DistArrayError, ValueError):
+    """Placements that do not fit their mesh or array."""
+
+
+class LayoutError(DistArrayError, ValueError):
+    """A layout that is not one: boundaries, order or local blocks that do not fit."""
+
+
+class ShapeError(DistArrayError, ValueError):
+    """Shapes that do not fit together."""
+
+
+class AxisError(DistArrayError, ValueError, IndexError):
+    """An array axis out of range, or named twice."""
+
+
+class IndexingError(DistArrayError, IndexError):
+    """An index out of range or of a kind that is not supported."""
+
+
+class DTypeError(DistArrayError, TypeError):
+    """A data type that cannot take part in what was asked."""
+
+
+class ArgumentError(DistArrayError, ValueError):
+    """An argument with a value outside what the function accepts."""
+
+
+class ArgumentTypeError(DistArrayError, TypeError):
+    """An argument of a type the function does not accept."""
+
+
+class DeviceError(DistArrayError, RuntimeError):
+    """A device that is missing, or operands on different devices."""
+
+
+class CommunicationError(DistArrayError, RuntimeError):
+    """A failure of the transport or of a peer."""
+
+
+class MismatchError(CommunicationError, ValueError):
+    """Ranks that disagree about what they are doing together."""
+
+
+class ImplicitCommunicationError(CommunicationError):
+    """An operation would move data that the user did not ask to move."""
+
+
+class OutOfMemoryError(DistArrayError, MemoryError):
+    """A buffer that could not be had; the message says how much and what holds the rest."""
