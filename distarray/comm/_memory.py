@@ -1,0 +1,311 @@
+"""The one place that allocates local blocks: a pool of warm, page-aligned, reusable buffers.
+
+Every process owns one *arena*, a sparse anonymous memory file mapped once. Blocks of 64 KiB and
+more are cut from it, so that the other processes of a node can map the same file and copy
+straight from a block (see ``_node_local``). A block goes back to the pool when the last array
+that looks at it is gone, never earlier: the array's ``base`` is the lease. Returned blocks keep
+their pages, because touching fresh pages costs several times what the arithmetic on them costs;
+the pool keeps at most :func:`limit` bytes idle and gives the rest back to the system.
+
+Smaller blocks come from NumPy, whose own allocator is faster there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import secrets
+import threading
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from distarray.comm import _backend
+from distarray.errors import OutOfMemoryError
+from distarray.typing import Buffer, Shape
+
+POOLED_BYTES = 64 * 1024
+"""Blocks of at least this many bytes come from the pool."""
+
+_PAGE = mmap.PAGESIZE
+_MAP_NORESERVE = 0x4000
+_MADV_REMOVE = 9
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; older kernels refuse it and pages are touched on first use
+_POOLING = hasattr(os, "memfd_create")  # Linux; elsewhere every block comes from NumPy
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """What the pool of this process holds, in bytes."""
+
+    in_use: int
+    """Held by arrays that are alive."""
+    idle: int
+    """Returned by arrays and kept warm for the next."""
+    peak: int
+    """Largest ``in_use`` so far."""
+    limit: int
+    """Most that is kept idle."""
+
+
+class _Lease:
+    """A stretch of the arena that an array uses; it goes back when the array is gone."""
+
+    __slots__ = ("__array_interface__", "_arena", "_nbytes", "_offset")
+
+    def __init__(self, arena: Arena, offset: int, nbytes: int) -> None:
+        self._arena = arena
+        self._offset = offset
+        self._nbytes = nbytes
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (arena.address + offset, False),
+        }
+
+    def __del__(self) -> None:
+        # May run inside any allocation (garbage collection) or thread: only an atomic append here.
+        self._arena.returned.append((self._offset, self._nbytes))
+
+
+class Arena:
+    """This process's sparse memory file: which stretches are in use, idle, or empty."""
+
+    def __init__(self) -> None:
+        physical = os.sysconf("SC_PHYS_PAGES") * _PAGE
+        self.capacity = _power_of_two(4 * physical)
+        self.identity = secrets.randbits(62)
+        self.file = os.memfd_create("distarray", os.MFD_CLOEXEC)
+        os.ftruncate(self.file, self.capacity)
+        self.map = mmap.mmap(self.file, self.capacity, flags=mmap.MAP_SHARED | _MAP_NORESERVE)
+        with contextlib.suppress(OSError):  # helps where the system allows shared huge pages
+            self.map.madvise(mmap.MADV_HUGEPAGE)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        self.returned: deque[tuple[int, int]] = deque()
+        self._lock = threading.Lock()
+        self._idle: dict[int, list[int]] = {}  # size -> offsets, last returned is used first
+        self._idle_order: deque[tuple[int, int]] = deque()  # oldest first; may be stale
+        self._idle_at: dict[int, int] = {}  # offset -> size
+        self._empty: list[tuple[int, int]] = []  # stretches without pages, sorted by offset
+        self._top = 0
+        self._in_use = 0
+        self._idle_bytes = 0
+        self._peak = 0
+        self.limit = _default_limit(physical)
+
+    def lease(self, nbytes: int) -> _Lease:
+        """Return a stretch of at least ``nbytes`` bytes, warm if one of that size was returned."""
+        size = _size_class(nbytes)
+        with self._lock:
+            self._collect()
+            offsets = self._idle.get(size)
+            if offsets:
+                offset = offsets.pop()
+                del self._idle_at[offset]
+                self._idle_bytes -= size
+            else:
+                offset = self._take_empty(size)
+                try:
+                    os.posix_fallocate(self.file, offset, size)
+                except OSError as error:
+                    self._give_empty(offset, size)
+                    self._trim(0)
+                    try:
+                        offset = self._take_empty(size)
+                        os.posix_fallocate(self.file, offset, size)
+                    except OSError:
+                        self._give_empty(offset, size)
+                        raise OutOfMemoryError(
+                            f"cannot have {nbytes} bytes for a local block ({error.strerror}): "
+                            f"{self._in_use} bytes are held by arrays that are alive; use more "
+                            "ranks, a smaller dtype, or drop arrays first"
+                        ) from None
+                with contextlib.suppress(OSError):
+                    self.map.madvise(_MADV_POPULATE_WRITE, offset, size)
+            self._in_use += size
+            self._peak = max(self._peak, self._in_use)
+        return _Lease(self, offset, nbytes)
+
+    def trim(self, keep: int = 0) -> None:
+        """Give idle stretches back to the system until at most ``keep`` bytes stay warm."""
+        with self._lock:
+            self._collect()
+            self._trim(keep)
+
+    def stats(self) -> MemoryStats:
+        with self._lock:
+            self._collect()
+            return MemoryStats(self._in_use, self._idle_bytes, self._peak, self.limit)
+
+    def offset_of(self, array: np.ndarray) -> int | None:
+        """Return where ``array``'s first element lies in the arena, None if elsewhere."""
+        offset: int = array.__array_interface__["data"][0] - self.address
+        return offset if 0 <= offset < self.capacity else None
+
+    def _collect(self) -> None:
+        """Move what arrays have returned since the last call to the idle lists."""
+        while self.returned:
+            offset, nbytes = self.returned.popleft()
+            size = _size_class(nbytes)
+            self._in_use -= size
+            self._idle_bytes += size
+            self._idle.setdefault(size, []).append(offset)
+            self._idle_at[offset] = size
+            self._idle_order.append((offset, size))
+        if self._idle_bytes > self.limit:
+            self._trim(self.limit)
+        elif len(self._idle_order) > 64 + 4 * len(self._idle_at):
+            live = {o: s for o, s in self._idle_order if self._idle_at.get(o) == s}
+            self._idle_order = deque(live.items())
+
+    def _trim(self, keep: int) -> None:
+        while self._idle_bytes > keep and self._idle_order:
+            offset, size = self._idle_order.popleft()
+            if self._idle_at.get(offset) != size:
+                continue
+            del self._idle_at[offset]
+            self._idle[size].remove(offset)
+            self._idle_bytes -= size
+            self.map.madvise(_MADV_REMOVE, offset, size)
+            self._give_empty(offset, size)
+
+    def _take_empty(self, size: int) -> int:
+        for i, (offset, length) in enumerate(self._empty):
+            if length >= size:
+                if length == size:
+                    del self._empty[i]
+                else:
+                    self._empty[i] = (offset + size, length - size)
+                return offset
+        if self._top + size > self.capacity:
+            raise OutOfMemoryError(
+                f"cannot have {size} bytes for a local block: {self._in_use} bytes are held by "
+                f"arrays that are alive, of the {self.capacity} this process can address"
+            )
+        offset = self._top
+        self._top += size
+        return offset
+
+    def _give_empty(self, offset: int, size: int) -> None:
+        """Insert an empty stretch, joined with its neighbours."""
+        i = bisect_left(self._empty, (offset, 0))
+        if i < len(self._empty) and self._empty[i][0] == offset + size:
+            size += self._empty.pop(i)[1]
+        if i > 0 and sum(self._empty[i - 1]) == offset:
+            i -= 1
+            start, length = self._empty.pop(i)
+            offset, size = start, length + size
+        if offset + size == self._top:
+            self._top = offset
+        else:
+            insort(self._empty, (offset, size))
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def _size_class(nbytes: int) -> int:
+    """Round up so that blocks of nearly equal size reuse each other: at most 1/8 more, in pages."""
+    step = max(_PAGE, 1 << max(0, nbytes.bit_length() - 4))
+    return -(-nbytes // step) * step
+
+
+def _default_limit(physical: int) -> int:
+    configured = os.environ.get("DISTARRAY_POOL_LIMIT")
+    if configured:
+        return int(configured)
+    local_ranks = 1
+    for name in ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"):
+        value = os.environ.get(name, "")
+        if value.isdigit():
+            local_ranks = max(1, int(value))
+            break
+    return physical // (2 * local_ranks)
+
+
+_arena: Arena | None = None
+_arena_lock = threading.Lock()
+
+
+def arena() -> Arena:
+    """Return this process's arena, made on first use."""
+    global _arena
+    if _arena is None:
+        with _arena_lock:
+            if _arena is None:
+                _arena = Arena()
+    return _arena
+
+
+def _forget_arena() -> None:
+    """Leave the parent's arena to the parent: a forked child writing to it would corrupt both."""
+    global _arena, _arena_lock
+    _arena = None
+    _arena_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_arena)
+
+
+def empty(shape: Shape, dtype: Any, device: str | None = None) -> Buffer:
+    """Return an uninitialised C-contiguous block.
+
+    Parameters
+    ----------
+    shape
+        Shape of the local block.
+    dtype
+        NumPy data type.
+    device
+        ``"cuda"`` for CuPy memory; NumPy memory otherwise.
+
+    Raises
+    ------
+    OutOfMemoryError
+        The system has not enough memory left; the message says what holds it.
+    """
+    if device is not None and device != "cpu":
+        return _backend.module(device).empty(shape, dtype)
+    dtype = np.dtype(dtype)
+    nbytes = dtype.itemsize
+    for n in shape:
+        nbytes *= n
+    if nbytes < POOLED_BYTES or dtype.hasobject or not _POOLING:
+        return np.empty(shape, dtype)
+    return np.asarray(arena().lease(nbytes)).view(dtype).reshape(shape)
+
+
+def full(shape: Shape, value: Any, dtype: Any, device: str | None = None) -> Buffer:
+    """Return a C-contiguous block filled with ``value``."""
+    block = empty(shape, dtype, device)
+    block[...] = value
+    return block
+
+
+def zeros(shape: Shape, dtype: Any, device: str | None = None) -> Buffer:
+    """Return a C-contiguous block of zeros."""
+    return full(shape, 0, dtype, device)
+
+
+def stats() -> MemoryStats:
+    """Return what this process's pool holds."""
+    return arena().stats() if _POOLING else MemoryStats(0, 0, 0, 0)
+
+
+def trim(keep: int = 0) -> None:
+    """Give idle buffers back to the system until at most ``keep`` bytes stay warm."""
+    if _arena is not None:
+        _arena.trim(keep)
+
+
+def set_limit(nbytes: int) -> None:
+    """Set how many bytes the pool may keep idle, and trim to it."""
+    if _POOLING:
+        arena().limit = nbytes
+        arena().trim(nbytes)

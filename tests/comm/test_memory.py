@@ -1,0 +1,136 @@
+"""The pool hands out warm memory again, but never memory that anyone still looks at."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distarray.comm import _memory
+from distarray.errors import OutOfMemoryError
+
+MEBIBYTE = 1 << 20
+
+
+def address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def test_empty_aligns_large_blocks_to_cache_lines():
+    for n in (65536, 65537, 100_001, MEBIBYTE + 3):
+        assert address(_memory.empty((n,), np.uint8)) % 64 == 0
+
+
+def test_block_is_reused_after_the_last_view_is_gone():
+    _memory.trim()
+    block = _memory.empty((300, 1000), np.float64)
+    where = address(block)
+    del block
+    assert address(_memory.empty((300, 1000), np.float64)) == where
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda a: a[5:7],
+        lambda a: a.T,
+        lambda a: a.reshape(-1)[::2],
+        lambda a: a.view(np.uint8),
+        lambda a: memoryview(a),
+        lambda a: np.asarray(a)[..., None],
+        lambda a: np.frombuffer(a),
+        lambda a: iter(a),
+    ],
+)
+def test_block_is_not_reused_while_something_looks_at_it(look):
+    block = _memory.empty((300, 1000), np.float64)
+    where = address(block)
+    held = look(block)
+    del block
+    gc.collect()
+    others = [_memory.empty((300, 1000), np.float64) for _ in range(3)]
+    assert where not in [address(o) for o in others]
+    del held, others
+
+
+def test_small_blocks_do_not_touch_the_pool():
+    before = _memory.stats().in_use
+    kept = [_memory.empty((10,), np.float64) for _ in range(100)]
+    assert _memory.stats().in_use == before
+    assert len(kept) == 100
+
+
+def test_stats_count_what_is_in_use_and_idle():
+    _memory.trim()
+    before = _memory.stats()
+    block = _memory.empty((MEBIBYTE,), np.uint8)
+    assert _memory.stats().in_use - before.in_use >= MEBIBYTE
+    del block
+    after = _memory.stats()
+    assert after.in_use == before.in_use
+    assert after.idle >= MEBIBYTE
+    assert after.peak >= before.in_use + MEBIBYTE
+    _memory.trim()
+    assert _memory.stats().idle == 0
+
+
+def test_limit_bounds_the_idle_memory():
+    limit = _memory.stats().limit
+    try:
+        _memory.set_limit(3 * MEBIBYTE)
+        blocks = [_memory.empty((MEBIBYTE,), np.uint8) for _ in range(8)]
+        del blocks
+        assert _memory.stats().idle <= 3 * MEBIBYTE
+    finally:
+        _memory.set_limit(limit)
+
+
+def test_full_and_zeros_hold_their_value_in_reused_memory():
+    block = _memory.full((200, 500), 7.5, np.float64)
+    assert (block == 7.5).all()
+    del block
+    assert not _memory.zeros((200, 500), np.float64).any()
+
+
+def test_empty_raises_when_the_machine_has_not_that_much_memory():
+    with pytest.raises(OutOfMemoryError, match="bytes for a local block"):
+        _memory.empty((1 << 62,), np.uint8)
+    assert _memory.empty((MEBIBYTE,), np.uint8).size == MEBIBYTE
+
+
+def test_forked_child_does_not_write_into_the_parents_blocks():
+    block = _memory.full((MEBIBYTE,), 3, np.uint8)
+    idle = _memory.empty((MEBIBYTE,), np.uint8)
+    del idle
+    child = os.fork()
+    if child == 0:
+        fine = (block == 3).all()
+        others = [_memory.full((MEBIBYTE,), 9, np.uint8) for _ in range(4)]
+        os._exit(0 if fine and len(others) == 4 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (block == 3).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(65536, 700_000)), max_size=60))
+def test_live_blocks_never_overlap_under_any_order_of_calls(calls):
+    live: dict[int, np.ndarray] = {}
+    for i, (slot, nbytes) in enumerate(calls):
+        if slot == 9:
+            _memory.trim()
+        else:
+            block = _memory.empty((nbytes,), np.uint8)
+            block[:] = slot
+            live[slot] = block
+            del block
+        if i % 3 == 0:
+            live.pop((slot + 1) % 9, None)
+        for owner, held in live.items():
+            assert held[0] == owner
+            assert held[-1] == owner
+    spans = sorted((address(a), address(a) + a.nbytes) for a in live.values())
+    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
