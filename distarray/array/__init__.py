@@ -1,0 +1,1 @@
+"""The distributed array and its operators, protocols, printing and conversions."""

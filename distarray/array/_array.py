@@ -1,0 +1,174 @@
+"""The distributed array that users hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from distarray.array import _convert
+from distarray.core._base import BaseArray, set_array_class
+from distarray.layout import Layout, Placement
+from distarray.typing import Buffer
+
+
+class DistArray(BaseArray):
+    """An array whose items lie on the processes of a mesh, each in the part a layout says.
+
+    Make one with `distribute_array`, `DistArray.from_local` or a creation function. Reading shape,
+    dtype or layout never communicates. Operators and functions follow NumPy; a result that is a
+    sum (min, max, ...) over processes stays `Partial` until something needs its value.
+    """
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        raise TypeError(
+            "DistArray is not built by calling it; use da.distribute_array(value, mesh, "
+            "placements), da.DistArray.from_local(block, mesh, placements) or da.zeros(...)"
+        )
+
+    @staticmethod
+    def from_local(
+        local: Any,
+        mesh: Any = None,
+        placements: Sequence[Placement] | None = None,
+        *,
+        shape: Sequence[int] | None = None,
+        check: bool = True,
+    ) -> DistArray:
+        """Return the array whose block on this process is `local`, without copying it.
+
+        Parameters
+        ----------
+        local : array
+            This process's block. A process outside the mesh passes any empty block.
+        mesh : DeviceMesh, optional
+            Default: the default mesh.
+        placements : sequence of Placement, optional
+            One per mesh axis.
+        shape : sequence of int, optional
+            The global shape. Without it the blocks' sizes along each sharded axis are added up.
+        check : bool
+            Compare shapes and dtypes of all blocks first (one small exchange over the mesh). With
+            `check=False` nothing is sent: the split must be the default one, and without `shape`
+            all blocks must be equally large.
+
+        Raises
+        ------
+        LayoutError
+            If the blocks do not fit together; with `check=True` on every rank of the mesh.
+        DTypeError
+            If the blocks differ in dtype.
+
+        Notes
+        -----
+        Blocks may have any sizes, as long as together they tile the array: what is not the default
+        split becomes the layout's `boundaries`. Integers under `Partial("avg")` become float64.
+        """
+        block, layout = _convert.adopt(local, mesh, placements, shape, check)
+        return _wrap(block, layout)
+
+    def to_local(self) -> Buffer:
+        """Return this process's block itself (not a copy); outside the mesh it has size 0."""
+        return self._local
+
+    def full_array(self) -> Buffer:
+        """Return a copy of the global array on every rank of the mesh (collective over the mesh).
+
+        Outside the mesh the result is empty.
+        """
+        return _convert.gather(self)
+
+    def redistribute(
+        self,
+        placements: Sequence[Placement] | None = None,
+        *,
+        mesh: Any = None,
+        async_op: bool = False,
+        max_bytes: int | None = None,
+    ) -> Any:
+        """Return the same values under other placements or on another mesh (collective).
+
+        Parameters
+        ----------
+        placements : sequence of Placement, optional
+            One per axis of the mesh; default: this array's own, on another mesh the default ones.
+        mesh : DeviceMesh, optional
+            Default: this array's mesh. Processes of both meshes take part.
+        async_op : bool
+            Return at once a handle with `.wait()` (the array) and `.test()`.
+        max_bytes : int, optional
+            Bound on scratch memory; more rounds are made to stay below it.
+
+        Raises
+        ------
+        PlacementError
+            If the placements do not fit the mesh or the array.
+        """
+        return _convert.redistribute(self, placements, mesh, async_op, max_bytes)
+
+    @property
+    def mesh(self) -> Any:
+        """The mesh."""
+        return self._layout.mesh
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """One placement per mesh axis."""
+        return self._layout.placements
+
+    @property
+    def device(self) -> Any:
+        """The kind of device that holds the blocks, "cpu" or "cuda"."""
+        return self._layout.mesh.device
+
+
+def _wrap(local: Buffer, layout: Layout) -> DistArray:
+    array = object.__new__(DistArray)
+    array._local = local
+    array._layout = layout
+    return array
+
+
+def distribute_array(
+    value: Any,
+    mesh: Any = None,
+    placements: Sequence[Placement] | None = None,
+    *,
+    src: int | None = 0,
+) -> DistArray:
+    """Distribute a plain array over a mesh.
+
+    Parameters
+    ----------
+    value : array_like
+        The global value; only the source's is looked at.
+    mesh : DeviceMesh, optional
+        Default: the default mesh.
+    placements : sequence of Placement, optional
+        One per mesh axis. Default: the first mesh axis shards axis 0, the others replicate.
+    src : int or None
+        Position in the mesh (row-major) of the process whose `value` counts and is sent. None:
+        every process has the same value already, and each takes its part without communication.
+
+    Returns
+    -------
+    DistArray
+        Its blocks are copies; a `DistArray` passed as `value` is redistributed.
+
+    Raises
+    ------
+    DTypeError
+        If the value's dtype cannot travel (objects).
+    ArgumentError
+        If `src` is no position in the mesh.
+    PlacementError
+        If the placements do not fit the mesh or the value.
+    """
+    if isinstance(value, DistArray):
+        return value.redistribute(placements, mesh=mesh)
+    block, layout = _convert.distribute(value, mesh, placements, src)
+    return _wrap(block, layout)
+
+
+set_array_class(DistArray)

@@ -1,0 +1,87 @@
+"""What every distributed array is made of: one local block and one layout, nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from distarray.typing import Buffer, Shape
+
+if TYPE_CHECKING:
+    from distarray.layout import Layout
+
+Self = TypeVar("Self", bound="BaseArray")
+
+
+class BaseArray:
+    """A local block and the layout that says which part of the global array it is.
+
+    Everything below the final class makes results with `operand._new(block, layout)`, so nothing
+    below needs to know that class. Where there is no operand (creation), use `new_array`.
+    """
+
+    __slots__ = ("__weakref__", "_layout", "_local")
+
+    _local: Buffer
+    _layout: Layout
+
+    def _new(self: Self, local: Buffer, layout: Layout) -> Self:
+        """Return an array of this array's class; nothing is checked and nothing is copied.
+
+        `local` must be an array (never a NumPy scalar) of shape `layout.local_shape()`.
+        """
+        array = object.__new__(self.__class__)
+        array._local = local
+        array._layout = layout
+        return array
+
+    @property
+    def layout(self) -> Layout:
+        """The layout: mesh, placements, global shape."""
+        return self._layout
+
+    @property
+    def shape(self) -> Shape:
+        """The global shape."""
+        return self._layout.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of array axes."""
+        return len(self._layout.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of items of the global array."""
+        return self._layout.size
+
+    @property
+    def dtype(self) -> Any:
+        """The data type, equal on every rank."""
+        return self._local.dtype
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one item."""
+        return int(self._local.dtype.itemsize)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the global array, each item counted once."""
+        return self._layout.size * int(self._local.dtype.itemsize)
+
+
+_final: type[BaseArray] = BaseArray
+
+
+def set_array_class(cls: type[BaseArray]) -> None:
+    """Make `cls` the class that `new_array` builds (called once, by the floor that defines it)."""
+    global _final
+    _final = cls
+
+
+def new_array(local: Buffer, layout: Layout) -> Any:
+    """Return an array of the final class over `local`; nothing is checked and nothing is copied."""
+    array = object.__new__(_final)
+    array._local = local
+    array._layout = layout
+    return array

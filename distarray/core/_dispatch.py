@@ -1,0 +1,352 @@
+"""The one engine: normalise operands, resolve the rule, move what must move, call, wrap.
+
+The engine knows no operation by name. A row of a family brings a `Spec` (rules for ONE mesh axis)
+and a function for local blocks; the engine expands the rules to all mesh axes, picks the cheapest
+redistribution of the inputs, and the row keeps the resulting `Resolution` in a dict on the
+layouts, which are interned, so that the second call is a lookup.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from distarray.core._base import BaseArray
+from distarray.core._policy import permit
+from distarray.core._spec import Rule, Spec
+from distarray.errors import DistArrayError, MeshError
+from distarray.layout import Layout, Replicate, Shard
+from distarray.redistribute import estimate
+from distarray.redistribute._execute import redistribute_local
+from distarray.typing import Buffer, Shape
+
+CACHED = 4096
+"""Most resolutions that one row remembers; a full cache is emptied."""
+
+_ITEMSIZE = 8  # costs are weighed for this item size, so that a resolution depends on layouts alone
+_COMBINATIONS = 512  # beyond this many the mesh axes are decided one after another
+
+Choice = int | None | Rule
+
+
+class Resolution:
+    """What to do with operands of known layouts: moves, the output's layout, the local call."""
+
+    __slots__ = ("local", "moves", "output", "outside", "still")
+
+    def __init__(
+        self,
+        moves: Sequence[tuple[Layout, Layout] | None],
+        output: Layout,
+        local: Callable[..., Any] | None = None,
+    ) -> None:
+        self.moves = tuple(moves)
+        """For each operand (layout it has, layout it must have), or None where it fits."""
+        self.output = output
+        self.local = local
+        """Function of the local blocks, for rows whose local call depends on the layouts."""
+        self.outside = output.mesh.coordinate is None
+        """This process is not in the mesh: blocks are empty and must not be broadcast."""
+        self.still = not self.outside and all(move is None for move in self.moves)
+        """Nothing moves and this process is in the mesh: call at once."""
+
+
+def move(name: str, block: Buffer, src: Layout, dst: Layout) -> Buffer:
+    """Return the block of `dst`, moved because operation `name` needs it so.
+
+    Raises
+    ------
+    ImplicitCommunicationError
+        If data would travel and the `communication` policy refuses it.
+    """
+    if src is dst:
+        return block
+    permit(name, src, dst, block.dtype)
+    return redistribute_local(block, src, dst)
+
+
+def move_all(name: str, blocks: Sequence[Buffer], resolution: Resolution) -> list[Buffer]:
+    """Return the blocks that `resolution` asks for, after asking the policy about all of them."""
+    for block, step in zip(blocks, resolution.moves, strict=True):
+        if step is not None:
+            permit(name, *step, block.dtype)
+    return [
+        block if step is None else redistribute_local(block, *step)
+        for block, step in zip(blocks, resolution.moves, strict=True)
+    ]
+
+
+def apply(
+    name: str,
+    cache: dict[Any, Resolution],
+    arrays: Sequence[BaseArray],
+    static: Any,
+    resolve_row: Callable[[Sequence[Layout], Any], Resolution],
+) -> Any:
+    """Run an operation on distributed arrays alone and wrap its result.
+
+    Parameters
+    ----------
+    name : str
+        For messages.
+    cache : dict
+        The row's own memory of resolutions.
+    arrays : sequence of BaseArray
+        At least one; the result has the class of the first.
+    static : hashable
+        The other arguments (axes, shapes), part of the cache key.
+    resolve_row : callable
+        `(layouts, static) -> Resolution` with `local` set; called once per key. Checks that
+        depend on shapes and arguments belong here: they come before any communication.
+    """
+    key = (static, *[array._layout for array in arrays])
+    found = cache.get(key)
+    if found is None:
+        found = resolve_row(key[1:], static)
+        remember(cache, key, found)
+    first = arrays[0]
+    if found.still:
+        blocks = [array._local for array in arrays]
+    else:
+        blocks = move_all(name, [array._local for array in arrays], found)
+    assert found.local is not None, "rows resolved through apply bring their local call"
+    if found.outside:
+        dtype = result_dtype(found.local, blocks)
+        return first._new(empty_outside(found.output, dtype, first), found.output)
+    return first._new(as_block(found.local(*blocks), first._local), found.output)
+
+
+def remember(cache: dict[Any, Any], key: Any, value: Any) -> None:
+    """Keep `value`, emptying a cache that has grown too long."""
+    if len(cache) >= CACHED:
+        cache.clear()
+    cache[key] = value
+
+
+def as_block(result: Any, like: Buffer) -> Buffer:
+    """Return `result` as an array: NumPy gives a scalar where every operand is 0-d."""
+    return result if hasattr(result, "__array_interface__") and result.shape else (
+        np.asarray(result) if isinstance(result, np.generic) else result
+    )
+
+
+def empty_outside(layout: Layout, dtype: Any, like: BaseArray) -> Buffer:
+    """Return the empty block that a process outside the mesh holds."""
+    return np.empty(layout.local_shape(), dtype)
+
+
+def result_dtype(local: Callable[..., Any], blocks: Sequence[Buffer]) -> Any:
+    """Return the dtype that `local` gives, found by calling it on blocks with one item an axis."""
+    tiny = [np.ones((1,) * block.ndim, block.dtype) for block in blocks]
+    with np.errstate(all="ignore"):
+        return np.asarray(local(*tiny)).dtype
+
+
+def common_mesh(name: str, meshes: Sequence[Any]) -> Any:
+    """Return the mesh that operands on `meshes` are combined on.
+
+    Operands on a mesh and on its sub-meshes meet on the parent; two sub-meshes of one parent meet
+    on that parent.
+
+    Raises
+    ------
+    MeshError
+        If the meshes have no parent in common.
+    """
+    first = meshes[0]
+    if all(mesh is first or mesh == first for mesh in meshes):
+        return first
+    lines = [list(_ancestors(mesh)) for mesh in meshes]
+    for mesh in lines[0]:
+        if all(any(mesh is other or mesh == other for other in line) for line in lines[1:]):
+            return mesh
+    shown = " and ".join(dict.fromkeys(str(mesh) for mesh in meshes))
+    raise MeshError(
+        f"{name} got operands on different meshes: {shown}; all operands must live on one mesh "
+        "(or on sub-meshes of it); move one with x.redistribute(placements, mesh=other.mesh)"
+    )
+
+
+def _ancestors(mesh: Any) -> Iterator[Any]:
+    while mesh is not None:
+        yield mesh
+        mesh = getattr(mesh, "parent", None)
+
+
+def lift(layout: Layout, mesh: Any) -> Layout:
+    """Return `layout` as seen on `mesh`, an ancestor of its mesh: replicated on the axes it lacks."""
+    while layout.mesh is not mesh and layout.mesh != mesh:
+        parent, axes = layout.mesh.parent, layout.mesh.parent_axes
+        axes = [parent.axis_index(axis) for axis in axes]
+        placements: list[Any] = [Replicate()] * parent.ndim
+        for placement, axis in zip(layout.placements, axes, strict=True):
+            placements[axis] = placement
+        order = [axes[i] for i in layout.shard_order] if layout.shard_order else axes
+        rest = [axis for axis in range(parent.ndim) if axis not in order]
+        layout = Layout(
+            parent,
+            placements,
+            layout.shape,
+            shard_order=[*order, *rest],
+            boundaries=layout.boundaries,
+        )
+    return layout
+
+
+def replicated(mesh: Any, shape: Shape) -> Layout:
+    """Return the layout of a plain value that every rank has."""
+    return Layout(mesh, (Replicate(),) * mesh.ndim, shape)
+
+
+def resolve(spec: Spec, layouts: Sequence[Layout]) -> Resolution:
+    """Return the cheapest way to run `spec` on operands of these layouts, all on one mesh.
+
+    Inputs that fit as they are stay as they are. Otherwise the redistribution of the inputs, and
+    of a Partial output that it would create, is weighed by `redistribute.estimate`.
+    """
+    mesh = layouts[0].mesh
+    per_axis = [_choices(spec, layouts, axis) for axis in range(mesh.ndim)]
+    count = 1
+    for choices in per_axis:
+        count *= len(choices)
+    if count > _COMBINATIONS:
+        per_axis = _narrowed(spec, layouts, per_axis)
+    best: tuple[float, list[Layout], Layout] | None = None
+    for combination in itertools.product(*per_axis):
+        for targets, output in _layouts(spec, layouts, combination):
+            cost = _cost(layouts, targets, output)
+            if best is None or cost < best[0]:
+                best = (cost, targets, output)
+            if cost == 0.0:
+                break
+    assert best is not None, "replicating every operand always fits"
+    _, targets, output = best
+    moves = [
+        None if src is dst or src == dst else (src, dst)
+        for src, dst in zip(layouts, targets, strict=True)
+    ]
+    return Resolution(moves, output)
+
+
+def _choices(spec: Spec, layouts: Sequence[Layout], axis: int) -> list[Choice]:
+    """Return what mesh axis `axis` may do: a matching Partial rule, a letter to cut, None."""
+    have = tuple(layout.placements[axis] for layout in layouts)
+    for rule in spec.partial:
+        if rule[1:] == have:
+            return [rule]
+    letters: dict[int, None] = {}
+    refused = False
+    for placement, carried in zip(have, spec.inputs, strict=True):
+        if type(placement) is Shard:
+            letter = carried[placement.axis]
+            if letter is None:
+                continue
+            if spec.may_cut(letter):
+                letters[letter] = None
+            else:
+                refused = True
+    if refused:  # the cut must go: exchanging it for a cut of a kept axis is cheaper than gathering
+        letters.update(dict.fromkeys(x for x in spec.output if x is not None))
+    return [*letters, None]
+
+
+def _narrowed(
+    spec: Spec, layouts: Sequence[Layout], per_axis: list[list[Choice]]
+) -> list[list[Choice]]:
+    """Decide one mesh axis after another, each with the others at their first choice."""
+    chosen: list[list[Choice]] = [[choices[0]] for choices in per_axis]
+    for axis, choices in enumerate(per_axis):
+        costs = []
+        for choice in choices:
+            combination = [kept[0] for kept in chosen]
+            combination[axis] = choice
+            options = [_cost(layouts, *built) for built in _layouts(spec, layouts, combination)]
+            costs.append(min(options, default=float("inf")))
+        chosen[axis] = [choices[costs.index(min(costs))]]
+    return chosen
+
+
+def _layouts(
+    spec: Spec, layouts: Sequence[Layout], combination: Sequence[Choice]
+) -> Iterator[tuple[list[Layout], Layout]]:
+    """Yield (input layouts, output layout) for one choice per mesh axis.
+
+    Cuts of one letter must agree in order and boundaries; each operand in turn may dictate them.
+    """
+    mesh = layouts[0].mesh
+    rules = [
+        choice if isinstance(choice, tuple) else spec.placements(choice) for choice in combination
+    ]
+    cut: dict[int, list[int]] = {}
+    for axis, choice in enumerate(combination):
+        if isinstance(choice, int):
+            cut.setdefault(choice, []).append(axis)
+    seen = []
+    for donor in range(len(layouts)):
+        cuts = _cuts(spec, layouts, cut, donor)
+        if cuts in seen:
+            continue
+        seen.append(cuts)
+        order = [axis for axes, _ in cuts.values() for axis in axes]
+        order += [axis for axis in range(mesh.ndim) if axis not in order]
+        built = []
+        sizes: dict[int, int] = {}
+        try:
+            for i, layout in enumerate(layouts):
+                placements = [rule[i + 1] for rule in rules]
+                built.append(_layout(mesh, placements, layout.shape, order, spec.inputs[i], cuts))
+                sizes.update(
+                    (x, n) for x, n in zip(spec.inputs[i], layout.shape, strict=True) if x is not None
+                )
+            shape = tuple(1 if x is None else sizes[x] for x in spec.output)
+            output = _layout(mesh, [rule[0] for rule in rules], shape, order, spec.output, cuts)
+        except DistArrayError:
+            continue  # Partial kinds that cannot stand side by side in one layout
+        yield built, output
+
+
+Cuts = dict[int, tuple[tuple[int, ...], Any]]
+
+
+def _cuts(
+    spec: Spec, layouts: Sequence[Layout], cut: dict[int, list[int]], donor: int
+) -> Cuts:
+    """Return for each cut letter its mesh axes in order and its boundaries, asking `donor` first."""
+    asked = [donor, *(i for i in range(len(layouts)) if i != donor)]
+    cuts: Cuts = {}
+    for letter, axes in cut.items():
+        cuts[letter] = (tuple(axes), None)
+        for i in asked:
+            if letter not in spec.inputs[i]:
+                continue
+            own = spec.inputs[i].index(letter)
+            if set(layouts[i].sharding_axes(own)) == set(axes):
+                boundaries = layouts[i].boundaries or {}
+                cuts[letter] = (tuple(layouts[i].sharding_axes(own)), boundaries.get(own))
+                break
+    return cuts
+
+
+def _layout(
+    mesh: Any, placements: Any, shape: Shape, order: list[int], letters: Any, cuts: Cuts
+) -> Layout:
+    boundaries = {
+        own: cuts[letter][1]
+        for own, letter in enumerate(letters)
+        if letter in cuts and cuts[letter][1] is not None
+    }
+    return Layout(mesh, placements, shape, shard_order=order, boundaries=boundaries or None)
+
+
+def _cost(layouts: Sequence[Layout], targets: Sequence[Layout], output: Layout) -> float:
+    """Return the seconds that moving the inputs takes, and reducing what that leaves Partial."""
+    pairs = [(src, dst) for src, dst in zip(layouts, targets, strict=True) if src != dst]
+    if not pairs:
+        return 0.0
+    cost = sum(estimate(src, dst, _ITEMSIZE) for src, dst in pairs)
+    if output.has_partial:
+        whole = [Replicate() if p.is_partial() else p for p in output.placements]
+        cost += estimate(output, output.replace(placements=whole), _ITEMSIZE)
+    return max(cost, 1e-12)

@@ -1,0 +1,85 @@
+"""Whether an operation may move data that the user did not ask to move."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from distarray.errors import ArgumentError, ImplicitCommunicationError
+from distarray.redistribute import plan
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from distarray.layout import Layout
+
+_MODES = ("allow", "warn", "raise")
+_RANKS_ASKED = 1024  # the busiest of these ranks decides, so that every rank decides alike
+
+_active: ContextVar[tuple[str, int] | None] = ContextVar("distarray_communication", default=None)
+
+
+@contextlib.contextmanager
+def communication(mode: str = "allow", min_bytes: int = 0) -> Iterator[None]:
+    """Decide what happens when an operation would move data on its own account.
+
+    An operation whose inputs do not fit together redistributes them first. Inside this context
+    that is allowed, reported by a warning that names the operation, or refused before anything is
+    sent. What you ask for by name (`redistribute`, `full_array`, `float(x)`) is never refused.
+
+    Parameters
+    ----------
+    mode : {"allow", "warn", "raise"}
+        What to do.
+    min_bytes : int
+        Smallest number of bytes, received by the busiest rank, that counts.
+
+    Raises
+    ------
+    ArgumentError
+        If `mode` is none of the three or `min_bytes` is negative.
+    """
+    if mode not in _MODES:
+        raise ArgumentError(f"communication mode {mode!r} is not known; use one of {_MODES}")
+    if min_bytes < 0:
+        raise ArgumentError(f"min_bytes={min_bytes} must be 0 or more")
+    token = _active.set(None if mode == "allow" else (mode, int(min_bytes)))
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def received_bytes(src: Layout, dst: Layout, dtype: Any) -> int:
+    """Return the bytes that the busiest rank receives when `src` becomes `dst`."""
+    moves = plan(src, dst, dtype)
+    ranks = {*dst.mesh.abstract.ranks[:_RANKS_ASKED], *src.mesh.abstract.ranks[:_RANKS_ASKED]}
+    return max((moves.bytes_received(rank) for rank in ranks), default=0)
+
+
+def permit(name: str, src: Layout, dst: Layout, dtype: Any) -> None:
+    """Raise or warn, as the active policy says, before `name` turns `src` into `dst`.
+
+    Raises
+    ------
+    ImplicitCommunicationError
+        Under "raise", on every rank alike, before anything is sent.
+    """
+    active = _active.get()
+    if active is None:
+        return
+    mode, min_bytes = active
+    nbytes = received_bytes(src, dst, dtype)
+    if nbytes == 0 or nbytes < min_bytes:
+        return
+    message = (
+        f"{name} would move an operand from {src} to {dst} ({nbytes} bytes to the busiest rank); "
+        "redistribute the operand yourself beforehand, choose placements that fit together, or "
+        'allow it with communication("allow")'
+    )
+    if mode == "raise":
+        raise ImplicitCommunicationError(message)
+    warnings.warn(message, stacklevel=4)
