@@ -1,0 +1,315 @@
+"""Run the whole suite: ``python -m tests.run``.
+
+First everything that needs no MPI, on one process with simulated ranks, then ``tests/mpi`` on 1, 2, 3 and
+4 ranks under mpiexec, and its tests marked ``eight_ranks`` on 8. Every run has a hard limit, after which
+all its processes are ended and the tests that hung are named. A test that hangs or kills its job counts as
+failed, and the rest of its run goes on in a fresh job. The last line is the sum over all runs,
+``N passed, N failed``; the exit status is 0 only where tests ran and none failed.
+
+Give paths or ``-k`` to run less, ``--ranks 2,3`` to choose the jobs under mpiexec (0 is the plain run).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RUN_SECONDS = {0: 780.0, 1: 180.0, 2: 180.0, 3: 180.0, 4: 240.0, 8: 240.0}
+TEST_SECONDS = 120
+MOST_RESTARTS = 6
+LOG_LINES = 40
+
+
+@dataclass
+class Run:
+    """All jobs of one rank count (0: plain pytest), and what is known of each test."""
+
+    ranks: int
+    outcomes: dict[str, str] = field(default_factory=dict)
+    reports: dict[str, str] = field(default_factory=dict)
+    expected: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Say what the run is, for a person."""
+        return "plain" if self.ranks == 0 else f"mpiexec -n {self.ranks}"
+
+    def fail(self, test: str, report: str) -> None:
+        """Count `test` as failed, and keep the first report of it."""
+        self.outcomes[test] = "failed"
+        self.reports.setdefault(test, report)
+
+    def count(self, outcome: str) -> int:
+        """Count the tests with this outcome."""
+        return Counter(self.outcomes.values())[outcome]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what was asked for and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.run", description=__doc__.split("\n")[0])
+    parser.add_argument("paths", nargs="*", help="files or folders (default: all)")
+    parser.add_argument("-k", default="", metavar="EXPRESSION", help="as in pytest")
+    parser.add_argument(
+        "--ranks", default="0,1,2,3,4,8", help="rank counts; 0 is the run without MPI"
+    )
+    options = parser.parse_args(arguments)
+    counts = [int(part) for part in options.ranks.split(",")]
+    runs = []
+    for ranks in counts:
+        paths = _select(options.paths, ranks)
+        if paths:
+            runs.append(_perform(Run(ranks), paths, options.k))
+    passed, failed, skipped = (
+        sum(r.count(o) for r in runs) for o in ("passed", "failed", "skipped")
+    )
+    for run in runs:
+        for test, report in run.reports.items():
+            print(f"\n=== {test}  [{run.name}]\n{report.strip()}")
+    print(
+        f"\nskipped: {skipped} (tests that ask for more ranks, or for a package that is not here)"
+    )
+    print(f"{passed} passed, {failed} failed", flush=True)
+    return 1 if failed else 0 if passed else 5
+
+
+def _select(paths: list[str], ranks: int) -> list[str]:
+    """Choose from `paths` those that belong to a run on `ranks` ranks."""
+    mpi = ROOT / "tests" / "mpi"
+    if not paths:
+        return [str(mpi)] if ranks else [str(ROOT / "tests")]
+    chosen = []
+    for path in paths:
+        file = Path(path.split("::")[0]).resolve()
+        inside = file == mpi or mpi in file.parents
+        if ranks == 0 and not inside:
+            chosen.append(path)
+        elif ranks and inside:
+            chosen.append(path)
+        elif ranks and file in mpi.parents:
+            chosen.append(str(mpi))
+    return chosen
+
+
+def _perform(run: Run, paths: list[str], expression: str) -> Run:
+    """Start jobs until every test of the run is settled or its time is spent."""
+    print(f"{run.name}: ", end="", flush=True)
+    start = time.monotonic()
+    limit = start + RUN_SECONDS.get(run.ranks, 240.0)
+    with tempfile.TemporaryDirectory(prefix="distarray-tests-") as folder:
+        for attempt in range(MOST_RESTARTS + 1):
+            records = Path(folder) / f"job{attempt}"
+            records.mkdir()
+            (records / "done").write_text("\n".join(run.outcomes))
+            log = records / "log"
+            status = _run_job(_command(run.ranks, paths, expression), records, log, limit)
+            settled = len(run.outcomes)
+            finished = _read(run, records, log, status)
+            left = [test for test in run.expected if test not in run.outcomes]
+            if finished or not left or len(run.outcomes) == settled or time.monotonic() > limit:
+                break
+        for test in run.expected:
+            if test not in run.outcomes:
+                run.fail(test, "not run: the jobs before it took too long, or ended too often")
+    run.seconds = time.monotonic() - start
+    print(
+        f"{run.count('passed')} passed, {run.count('failed')} failed, {run.count('skipped')} skipped"
+        f" in {run.seconds:.0f} s",
+        flush=True,
+    )
+    return run
+
+
+def _command(ranks: int, paths: list[str], expression: str) -> list[str]:
+    """Write the command line of one job."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        f"--timeout={TEST_SECONDS}",
+    ]
+    if ranks == 0:
+        command += [f"--ignore={ROOT / 'tests' / 'mpi'}"]
+    else:
+        command = [_mpiexec(), "-n", str(ranks), *command, "--with-mpi"]
+        if ranks > 4:
+            command += ["-m", "eight_ranks"]
+    if expression:
+        command += ["-k", expression]
+    return command + paths
+
+
+def _mpiexec() -> str:
+    """Find the launcher that belongs to this Python, else the site's."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if not found:
+        raise SystemExit(
+            "no mpiexec beside this Python nor on PATH; install an MPI (the extra 'mpich') "
+            "or load the site's, or pass --ranks 0"
+        )
+    return found
+
+
+def _environment(ranks: int, records: Path) -> dict[str, str]:
+    """Set what a job needs to know, one thread a rank, and more ranks than cores for Open MPI."""
+    environment = dict(os.environ, DISTARRAY_TEST_RECORDS=str(records))
+    if ranks:
+        for name in (
+            "OMP_NUM_THREADS",
+            "OPENBLAS_NUM_THREADS",
+            "MKL_NUM_THREADS",
+            "NUMBA_NUM_THREADS",
+        ):
+            environment.setdefault(name, "1")
+        environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        environment.setdefault("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+    return environment
+
+
+def _run_job(command: list[str], records: Path, log: Path, limit: float) -> int | None:
+    """Run one job in a session of its own; return its status, or None where it had to be ended."""
+    ranks = int(command[2]) if command[1] == "-n" else 0
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=_environment(ranks, records),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            return process.wait(max(limit - time.monotonic(), 1.0))
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End every process of the job, those that mpiexec put into sessions of their own included."""
+    doomed = _family(process.pid)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        doomed |= _family(process.pid)
+        for pid in doomed:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+        deadline = time.monotonic() + 2.0
+        while time.monotonic() < deadline:
+            process.poll()
+            if not any(_alive(pid) for pid in doomed):
+                return
+            time.sleep(0.02)
+    process.wait()
+
+
+def _family(leader: int) -> set[int]:
+    """Find the processes of `leader`'s session and all its descendants."""
+    parents: dict[int, int] = {}
+    family = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(fields[1])
+            if fields[0] != "Z" and int(fields[3]) == leader:
+                family.add(int(entry.name))
+    if leader in parents:
+        family.add(leader)
+    grown = True
+    while grown:
+        children = {pid for pid, parent in parents.items() if parent in family} - family
+        family |= children
+        grown = bool(children)
+    return family
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _read(run: Run, records: Path, log: Path, status: int | None) -> bool:
+    """Take in what the ranks of one job recorded; return whether it came to its end by itself."""
+    started: dict[str, set[int]] = {}
+    ended: dict[str, dict[int, str]] = {}
+    finishes = []
+    collected = False
+    known = set(run.expected)
+    tail = _tail(log)
+    for rank in range(max(run.ranks, 1)):
+        file = records / f"rank{rank}.jsonl"
+        for line in file.read_text().splitlines() if file.exists() else ():
+            fact = json.loads(line)
+            test = fact.get("test", "")
+            match fact["event"]:
+                case "collected":
+                    collected = True
+                    run.expected += [name for name in fact["tests"] if name not in known]
+                    known.update(fact["tests"])
+                case "unreadable":
+                    run.fail(test, fact["text"])
+                case "start":
+                    started.setdefault(test, set()).add(rank)
+                case "end":
+                    ended.setdefault(test, {})[rank] = fact["outcome"]
+                    if fact["outcome"] == "failed":
+                        run.fail(
+                            test, f"[rank {rank}] {fact['text']}" if run.ranks else fact["text"]
+                        )
+                case "finish":
+                    finishes.append(fact["exitstatus"])
+    for test, ranks in started.items():
+        missing = sorted(ranks - set(ended.get(test, ())))
+        if missing:
+            where = f" on ranks {missing}" if run.ranks else ""
+            run.fail(test, f"did not end{where}; the last lines of the job:\n{tail}")
+        elif test not in run.outcomes:
+            run.outcomes[test] = "passed" if "passed" in ended[test].values() else "skipped"
+    finished = len(finishes) == max(run.ranks, 1)
+    sound = finished and status is not None and set(finishes) <= {0, 1, 5}
+    if not sound and "failed" not in run.outcomes.values():
+        how = "was ended at its time limit" if status is None else f"ended with status {status}"
+        run.fail(f"job[{run.name}]", f"the job {how}; its last lines:\n{tail}")
+    return finished and collected and all(test in run.outcomes for test in run.expected)
+
+
+def _tail(log: Path) -> str:
+    """Take the end of a job's output, without the test runner's own frames in the stacks."""
+    kept: list[str] = []
+    frame = False
+    for line in log.read_text(errors="replace").splitlines():
+        if line.startswith('  File "'):
+            frame = any(f"/{package}/" in line for package in ("_pytest", "pluggy", "pytest"))
+        elif not line.startswith("    "):
+            frame = False
+        if not frame:
+            kept.append(line)
+    return "\n".join(kept[-LOG_LINES:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
