@@ -1,15 +1,16 @@
 """One verdict per test for all ranks of a run, and a record of it that survives a hang.
 
-Under MPI every rank runs the same tests in the same order. After each test the ranks tell each other how
-it went, over a communicator of their own, so that
+Under MPI every rank runs the same tests in the same order. After each test the ranks tell each
+other how it went, over a communicator of their own, so that
 
-* a test that fails on one rank fails, whatever the others saw, and rank 0 prints every distinct report;
-* a rank that failed while its peers still wait in a collective for it ends the job after a short grace,
-  instead of leaving everybody to the timeout;
+* a test that fails on one rank fails, whatever the others saw, and rank 0 prints each distinct
+  report;
+* a rank that failed while its peers still wait in a collective for it ends the job after a short
+  grace, instead of leaving everybody to the timeout;
 * ranks that may be out of step (some failed, some did not) stop before the next test.
 
-Each event is also written to one file per rank under ``DISTARRAY_TEST_RECORDS``, where `tests.run` finds
-which test was running when a job was ended, and starts the rest again in a fresh job.
+Each event is also written to one file per rank under ``DISTARRAY_TEST_RECORDS``, where `tests.run`
+finds which test was running when a job was ended, and starts the rest again in a fresh job.
 """
 
 from __future__ import annotations
@@ -34,12 +35,9 @@ hypothesis.settings.register_profile("plain", deadline=None, print_blob=True)
 hypothesis.settings.register_profile(
     "mpi",
     deadline=None,
-    derandomize=True,  # every rank must draw the same examples,
+    derandomize=True,  # every rank must draw the same examples, and none go on alone to shrink one
     database=None,
-    phases=(
-        hypothesis.Phase.explicit,
-        hypothesis.Phase.generate,
-    ),  # and none may go on alone to shrink one
+    phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
     suppress_health_check=list(hypothesis.HealthCheck),
 )
 

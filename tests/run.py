@@ -1,12 +1,12 @@
 """Run the whole suite: ``python -m tests.run``.
 
-First everything that needs no MPI, on one process with simulated ranks, then ``tests/mpi`` on 1, 2, 3 and
-4 ranks under mpiexec, and its tests marked ``eight_ranks`` on 8. Every run has a hard limit, after which
-all its processes are ended and the tests that hung are named. A test that hangs or kills its job counts as
-failed, and the rest of its run goes on in a fresh job. The last line is the sum over all runs,
-``N passed, N failed``; the exit status is 0 only where tests ran and none failed.
+First everything that needs no MPI, on one process with simulated ranks, then ``tests/mpi`` on 1, 2,
+3 and 4 ranks under mpiexec, and its tests marked ``eight_ranks`` on 8. Every run has a hard limit,
+after which all its processes are ended and the tests that hung are named. A test that hangs or
+kills its job counts as failed, and the rest of its run goes on in a fresh job. The last line is the
+sum over all runs, ``N passed, N failed``; the exit status is 0 only if tests ran and none failed.
 
-Give paths or ``-k`` to run less, ``--ranks 2,3`` to choose the jobs under mpiexec (0 is the plain run).
+Give paths or ``-k`` to run less, ``--ranks 2,3`` to choose the jobs (0 is the run without MPI).
 """
 
 from __future__ import annotations
@@ -77,9 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     for run in runs:
         for test, report in run.reports.items():
             print(f"\n=== {test}  [{run.name}]\n{report.strip()}")
-    print(
-        f"\nskipped: {skipped} (tests that ask for more ranks, or for a package that is not here)"
-    )
+    print(f"\nskipped: {skipped} (tests that ask for more ranks or another package)")
     print(f"{passed} passed, {failed} failed", flush=True)
     return 1 if failed else 0 if passed else 5
 
@@ -93,9 +91,7 @@ def _select(paths: list[str], ranks: int) -> list[str]:
     for path in paths:
         file = Path(path.split("::")[0]).resolve()
         inside = file == mpi or mpi in file.parents
-        if ranks == 0 and not inside:
-            chosen.append(path)
-        elif ranks and inside:
+        if inside == bool(ranks):
             chosen.append(path)
         elif ranks and file in mpi.parents:
             chosen.append(str(mpi))
@@ -124,8 +120,8 @@ def _perform(run: Run, paths: list[str], expression: str) -> Run:
                 run.fail(test, "not run: the jobs before it took too long, or ended too often")
     run.seconds = time.monotonic() - start
     print(
-        f"{run.count('passed')} passed, {run.count('failed')} failed, {run.count('skipped')} skipped"
-        f" in {run.seconds:.0f} s",
+        ", ".join(f"{run.count(outcome)} {outcome}" for outcome in ("passed", "failed", "skipped")),
+        f"in {run.seconds:.0f} s",
         flush=True,
     )
     return run
@@ -262,6 +258,7 @@ def _read(run: Run, records: Path, log: Path, status: int | None) -> bool:
     tail = _tail(log)
     for rank in range(max(run.ranks, 1)):
         file = records / f"rank{rank}.jsonl"
+        where = f"[rank {rank}] " if run.ranks else ""
         for line in file.read_text().splitlines() if file.exists() else ():
             fact = json.loads(line)
             test = fact.get("test", "")
@@ -277,16 +274,13 @@ def _read(run: Run, records: Path, log: Path, status: int | None) -> bool:
                 case "end":
                     ended.setdefault(test, {})[rank] = fact["outcome"]
                     if fact["outcome"] == "failed":
-                        run.fail(
-                            test, f"[rank {rank}] {fact['text']}" if run.ranks else fact["text"]
-                        )
+                        run.fail(test, where + fact["text"])
                 case "finish":
                     finishes.append(fact["exitstatus"])
     for test, ranks in started.items():
         missing = sorted(ranks - set(ended.get(test, ())))
         if missing:
-            where = f" on ranks {missing}" if run.ranks else ""
-            run.fail(test, f"did not end{where}; the last lines of the job:\n{tail}")
+            run.fail(test, f"did not end on ranks {missing}; the last lines of the job:\n{tail}")
         elif test not in run.outcomes:
             run.outcomes[test] = "passed" if "passed" in ended[test].values() else "skipped"
     finished = len(finishes) == max(run.ranks, 1)

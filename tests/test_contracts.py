@@ -1,0 +1,112 @@
+"""The rules of the house that a machine can check, over the whole project."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = sorted((ROOT / "distarray").rglob("*.py"))
+PROJECT = [
+    path
+    for folder in ("distarray", "tests", "examples", "benchmarks", "docs", "scripts", ".ci")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.is_file()
+    and path.suffix in {".py", ".md", ".rst", ".sh", ".toml", ".cfg", ".slurm", ".yaml", ""}
+    and "_build" not in path.parts
+    and "__pycache__" not in path.parts
+] + [path for path in sorted(ROOT.iterdir()) if path.suffix in {".md", ".cfg", ".toml", ".yaml"}]
+
+LEFT_UNDONE = [
+    "TO" + "DO",
+    "FIX" + "ME",
+    "XX" + "X",
+    "NotImplemented" + "Error",
+    "place" + "holder",
+]
+IMPORT_SECONDS = 0.3
+
+
+def test_imports_keep_to_the_floors() -> None:
+    """import-linter's contracts in setup.cfg hold."""
+    command = [Path(sys.executable).parent / "lint-imports", "--no-cache", "--no-logo"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_module_imports_the_public_door() -> None:
+    """Nothing inside goes through ``distarray/__init__.py``, which would be a cycle."""
+    door = re.compile(r"^\s*(import distarray( as \w+)?\s*$|from distarray import )", re.MULTILINE)
+    inside = [path for path in SOURCES if path.name != "__main__.py"]
+    assert [str(path) for path in inside if door.search(path.read_text())] == []
+
+
+def test_import_is_quick_and_starts_nothing() -> None:
+    """``import distarray`` costs little over NumPy's own import, and loads neither MPI nor Numba."""
+    program = (
+        "import sys, time, numpy; start = time.perf_counter(); import distarray;"
+        "seconds = time.perf_counter() - start;"
+        "heavy = ['mpi4py.MPI', 'numba', 'cupy', 'torch', 'h5py', 'zarr', 'matplotlib'];"
+        "print(seconds, *(name for name in heavy if name in sys.modules))"
+    )
+    best = None
+    for _ in range(5):
+        output = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+            env=dict(os.environ, PYTHONPATH=str(ROOT)),
+        ).stdout.split()
+        assert output[1:] == [], "import distarray loads these"
+        best = min(float(output[0]), best or 1e9)
+        if best < IMPORT_SECONDS:
+            break
+    assert best is not None
+    assert best < IMPORT_SECONDS
+
+
+def test_nothing_is_left_undone() -> None:
+    """No file says that something is to be written later."""
+    found = [
+        f"{path.relative_to(ROOT)}: {word}"
+        for path in PROJECT
+        for word in LEFT_UNDONE
+        if word in path.read_text()
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_module_says_its_one_responsibility(path: Path) -> None:
+    """Each module opens with a docstring and stays short enough to read at once."""
+    text = path.read_text()
+    assert text.startswith('"""')
+    assert text.count("\n") <= 400
+    assert path.stem.strip("_") not in {"utils", "helpers", "common", "misc"}
+
+
+def test_readme_shows_what_the_scripts_run() -> None:
+    """The two commands of the README are the ones that exist, and the suite is what CI calls."""
+    readme = (ROOT / "README.md").read_text()
+    for script in ("scripts/demo", "scripts/suite"):
+        assert f"bash {script}" in readme
+        assert os.access(ROOT / script, os.X_OK)
+    assert "bash scripts/suite" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_import_contracts_are_all_read() -> None:
+    """Every contract section has a type, so that none is passed over by a slip of the pen."""
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    sections = [name for name in parser.sections() if name.startswith("importlinter:contract:")]
+    assert len(sections) >= 4
+    assert all(parser.has_option(section, "type") for section in sections)
