@@ -1,0 +1,386 @@
+"""Which copy of a source block serves which rank, and its exact inverse.
+
+Every value of a destination block comes from one source block; where mesh axes replicate that
+block, one of its copies must be chosen, by sender and receiver alike and without talking. A rank
+that holds the block uses its own copy. Otherwise:
+
+- On one mesh a copy in the receiver's own mesh row serves (same coordinate on the replicating
+  mesh axes), shifted along inner mesh axes where one row would have to serve everybody.
+- Between meshes the copies take turns: receivers of one block take consecutive copies.
+
+A ``Partial`` block has one contribution per coordinate on its ``Partial`` mesh axes; all of them
+are needed, in the order of the mesh, so that every rank sums in the same order.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import product
+from math import prod
+
+from distarray.errors import LayoutError
+from distarray.layout import Layout, Partial, Replicate, Shard
+from distarray.layout._box import intersect
+from distarray.redistribute._blocks import Piece, pieces
+from distarray.typing import Box, Coordinate
+
+Consumer = tuple[Coordinate, Box, tuple[int, ...]]
+"""Coordinate in the destination mesh, overlap in global indices, first index of its block."""
+
+
+def same_mesh(src: Layout, dst: Layout) -> bool:
+    """Tell whether two layouts have the same ranks at the same coordinates."""
+    return _same_ranks(src.mesh.abstract, dst.mesh.abstract)
+
+
+def kept_partial(src: Layout, dst: Layout) -> tuple[int, ...]:
+    """Return the mesh axes that are ``Partial`` with one operation before and after."""
+    if not src.has_partial or not same_mesh(src, dst):
+        return ()
+    return tuple(i for i in src.partial_axes if dst.placements[i] is src.placements[i])
+
+
+@lru_cache(maxsize=1024)
+def _same_ranks(a: object, b: object) -> bool:
+    if a is b or a == b:
+        return True
+    return a.shape == b.shape and tuple(a.ranks) == tuple(b.ranks)  # type: ignore[attr-defined]
+
+
+def shared_cuts(src: Layout, dst: Layout, axis: int) -> int:
+    """Return how many leading cuts of one array axis two layouts on one mesh have in common.
+
+    Blocks made by these cuts are the same in both, so that no value crosses between them.
+    """
+    before, after = src.sharding_axes(axis), dst.sharding_axes(axis)
+    common = 0
+    while common < min(len(before), len(after)) and before[common] == after[common]:
+        common += 1
+    if not common or not (_explicit(src, axis) or _explicit(dst, axis)):
+        return common
+    while common and _offsets(src, axis, common) != _offsets(dst, axis, common):
+        common -= 1
+    return common
+
+
+def _explicit(layout: Layout, axis: int) -> bool:
+    boundaries = layout.boundaries
+    return boundaries is not None and axis in boundaries
+
+
+def _offsets(layout: Layout, axis: int, cuts: int) -> tuple[int, ...]:
+    """Return the offsets of the blocks that the leading cuts make."""
+    below = prod(layout.mesh.shape[i] for i in layout.sharding_axes(axis)[cuts:])
+    return tuple(layout.partition(axis).offsets[::below])
+
+
+class Route(ABC):
+    """The choice of copies between two layouts; see the module's description.
+
+    Attributes
+    ----------
+    reduced
+        Source mesh axes whose ``Partial`` values are reduced on arrival.
+    kept
+        Mesh axes that are ``Partial`` before and after: their coordinates do not mix.
+    op
+        Reduction over ``reduced``, or None.
+    contributions
+        Number of blocks that make one value.
+    sharded, copied
+        Source mesh axes that shard, and that replicate.
+    mesh_axes
+        Mesh axes that a transfer may cross; ranks that differ elsewhere never exchange anything.
+        Empty between different meshes.
+    """
+
+    __slots__ = (
+        "contributions",
+        "copied",
+        "dst",
+        "kept",
+        "mesh_axes",
+        "op",
+        "reduced",
+        "sharded",
+        "src",
+    )
+
+    def __init__(self, src: Layout, dst: Layout, kept: tuple[int, ...]) -> None:
+        self.src = src
+        self.dst = dst
+        self.kept = kept
+        created = [i for i in dst.partial_axes if i not in kept]
+        self.reduced = tuple(i for i in src.partial_axes if i not in kept)
+        ops = {_op(src, i) for i in self.reduced}
+        if src.shape != dst.shape or created or len(ops) > 1:
+            raise LayoutError(
+                f"one exchange cannot turn {src} into {dst}: the shapes must be equal, it reduces "
+                "with one operation at most and creates no Partial; use distarray.plan, which "
+                "takes the steps that are needed"
+            )
+        self.op = ops.pop() if ops else None
+        shape = src.mesh.shape
+        self.contributions = prod(shape[i] for i in self.reduced)
+        self.sharded = tuple(i for i, p in enumerate(src.placements) if type(p) is Shard)
+        self.copied = tuple(i for i, p in enumerate(src.placements) if type(p) is Replicate)
+        self.mesh_axes: tuple[int, ...] = ()
+
+    @abstractmethod
+    def peers(self, coordinate: Coordinate, rank: int, block: list[int]) -> tuple[int, ...]:
+        """Return the ranks from which the rank at a destination coordinate takes a block."""
+
+    @abstractmethod
+    def consumers(self, coordinate: Coordinate, box: Box) -> Iterator[Consumer]:
+        """Yield who takes something from the source block at ``coordinate``, itself included."""
+
+    def _contributors(self, block: list[int]) -> tuple[int, ...]:
+        """Return the ranks of all contributions to a block, given one coordinate of it."""
+        rank_at = self.src.mesh.rank_at
+        if not self.reduced:
+            return (rank_at(tuple(block)),)
+        found = []
+        for digits in self._reduced_digits():
+            for i, digit in zip(self.reduced, digits, strict=True):
+                block[i] = digit
+            found.append(rank_at(tuple(block)))
+        return tuple(found)
+
+    def _reduced_digits(self) -> Iterator[tuple[int, ...]]:
+        shape = self.src.mesh.shape
+        return product(*(range(shape[i]) for i in self.reduced))
+
+    def _overlap(self, coordinate: Coordinate, box: Box) -> Consumer | None:
+        """Return what the block at a destination coordinate shares with a box, if anything."""
+        block = self.dst.local_box(coordinate)
+        shared = intersect(block, box)
+        if shared is None:
+            return None
+        return coordinate, shared, tuple([start for start, _ in block])
+
+
+def _op(layout: Layout, mesh_axis: int) -> str:
+    placement = layout.placements[mesh_axis]
+    assert type(placement) is Partial
+    return placement.op
+
+
+class RowRoute(Route):
+    """Copies on one mesh: the receiver's own mesh row, shifted where that would crowd.
+
+    Attributes
+    ----------
+    fixed
+        Mesh axes that do not shard and on which sender and receiver have one coordinate.
+    """
+
+    __slots__ = ("_free", "_late", "_shifted", "_shifting", "fixed")
+
+    def __init__(self, src: Layout, dst: Layout) -> None:
+        super().__init__(src, dst, kept_partial(src, dst))
+        shape = src.mesh.shape
+        still = {
+            i
+            for axis in range(src.ndim)
+            for i in src.sharding_axes(axis)[: shared_cuts(src, dst, axis)]
+        }
+        into = {i: p.axis for i, p in enumerate(dst.placements) if type(p) is Shard}
+        moved = [i for i in self.copied if i in into and shape[i] > 1]
+        late = {into[i] for i in moved}
+        shifting = [
+            i for i in self.sharded if i not in still and shape[i] > 1 and into.get(i) not in late
+        ]
+        shifted = [i for i in moved if shifting and i > shifting[0]]
+        self._shifting = tuple(shifting) if shifted else ()
+        self._shifted = tuple(shifted)
+        self._late = tuple(sorted({into[i] for i in shifted}))
+        self.fixed = tuple(i for i in (*self.copied, *kept) if i not in shifted)
+        self._free = tuple(i for i in range(src.mesh.ndim) if i not in into and i not in self.fixed)
+        crossed = {*self.reduced, *shifted, *(i for i in self.sharded if i not in still)}
+        self.mesh_axes = tuple(sorted(i for i in crossed if shape[i] > 1))
+
+    @property
+    def shifted(self) -> bool:
+        """Whether a receiver may take a copy outside its own mesh row."""
+        return bool(self._shifted)
+
+    def peers(self, coordinate: Coordinate, rank: int, block: list[int]) -> tuple[int, ...]:
+        held = all(block[i] == coordinate[i] for i in self.sharded)
+        for i in self.fixed:
+            block[i] = coordinate[i]
+        if self._shifted:
+            shifts = (0,) * len(self._shifted) if held else self._shifts(coordinate)
+            for i, shift in zip(self._shifted, shifts, strict=True):
+                block[i] = (coordinate[i] + shift) % self.src.mesh.shape[i]
+        return self._contributors(block)
+
+    def _shifts(self, coordinate: Sequence[int]) -> tuple[int, ...]:
+        """Return how far a receiver reaches along the shifted mesh axes."""
+        shape = self.src.mesh.shape
+        index = 0
+        for i in self._shifting:
+            index = index * shape[i] + coordinate[i]
+        found = []
+        for i in reversed(self._shifted):
+            found.append(index % shape[i])
+            index //= shape[i]
+        found.reverse()
+        return tuple(found)
+
+    def consumers(self, coordinate: Coordinate, box: Box) -> Iterator[Consumer]:
+        yield from self._holders(coordinate, box)
+        shape, dst = self.src.mesh.shape, self.dst
+        fixed = {i: coordinate[i] for i in self.fixed}
+        early = [axis for axis in range(dst.ndim) if axis not in self._late]
+        early_pieces = [pieces(dst, axis, *box[axis], fixed) for axis in early]
+        late_pieces: dict[tuple[int, ...], list[list[Piece]]] = {}
+        found = [0] * len(shape)
+        for i in self.fixed:
+            found[i] = coordinate[i]
+        chosen: list[Piece] = [((), 0, 0, 0, 0)] * dst.ndim
+        for digits in product(*(range(shape[i]) for i in self._free)):
+            for i, digit in zip(self._free, digits, strict=True):
+                found[i] = digit
+            for first in product(*early_pieces):
+                self._set(found, chosen, early, first)
+                wanted: tuple[int, ...] = ()
+                if self._shifted:
+                    shifts = self._shifts(found)
+                    wanted = tuple(
+                        (coordinate[i] - shift) % shape[i]
+                        for i, shift in zip(self._shifted, shifts, strict=True)
+                    )
+                rest = late_pieces.get(wanted)
+                if rest is None:
+                    fixed.update(zip(self._shifted, wanted, strict=True))
+                    rest = [pieces(dst, axis, *box[axis], fixed) for axis in self._late]
+                    late_pieces[wanted] = rest
+                for second in product(*rest):
+                    self._set(found, chosen, self._late, second)
+                    if any(found[i] != coordinate[i] for i in self.sharded):
+                        yield (
+                            tuple(found),
+                            tuple([(piece[1], piece[2]) for piece in chosen]),
+                            tuple([piece[3] for piece in chosen]),
+                        )
+
+    def _set(
+        self,
+        coordinate: list[int],
+        chosen: list[Piece],
+        axes: Sequence[int],
+        found: Sequence[Piece],
+    ) -> None:
+        for axis, piece in zip(axes, found, strict=True):
+            chosen[axis] = piece
+            for i, digit in zip(self.dst.sharding_axes(axis), piece[0], strict=True):
+                coordinate[i] = digit
+
+    def _holders(self, coordinate: Coordinate, box: Box) -> Iterator[Consumer]:
+        """Yield the ranks that hold this copy or another contribution to it, and need it."""
+        found = list(coordinate)
+        for digits in self._reduced_digits():
+            for i, digit in zip(self.reduced, digits, strict=True):
+                found[i] = digit
+            consumer = self._overlap(tuple(found), box)
+            if consumer is not None:
+                yield consumer
+
+
+class TurnRoute(Route):
+    """Copies between meshes: receivers of one block take consecutive copies in turn."""
+
+    __slots__ = ("_copies", "_whole", "_whole_count")
+
+    def __init__(self, src: Layout, dst: Layout) -> None:
+        super().__init__(src, dst, ())
+        self._copies = prod(src.mesh.shape[i] for i in self.copied)
+        self._whole = tuple(i for i, p in enumerate(dst.placements) if type(p) is not Shard)
+        self._whole_count = prod(dst.mesh.shape[i] for i in self._whole)
+
+    def peers(self, coordinate: Coordinate, rank: int, block: list[int]) -> tuple[int, ...]:
+        shape = self.src.mesh.shape
+        own = self.src.mesh.coordinate_of(rank)
+        if own is not None and all(block[i] == own[i] for i in self.sharded):
+            for i in self.copied:
+                block[i] = own[i]
+        elif self.copied:
+            turn = _ravel(coordinate, self._whole, self.dst.mesh.shape)
+            for axis in range(self.dst.ndim):
+                if self.dst.sharding_axes(axis):
+                    turn += self.dst.block_index(axis, coordinate)
+            _unravel(turn % self._copies, self.copied, shape, block)
+        return self._contributors(block)
+
+    def consumers(self, coordinate: Coordinate, box: Box) -> Iterator[Consumer]:
+        yield from self._holders(coordinate, box)
+        src, dst, copies = self.src, self.dst, self._copies
+        turn = _ravel(coordinate, self.copied, src.mesh.shape)
+        per_axis = [pieces(dst, axis, *box[axis]) for axis in range(dst.ndim)]
+        # The longest list is entered only at the places whose turn it is, so that the work is
+        # about the number of consumers and not that number times the number of copies.
+        longest = max(range(dst.ndim), key=lambda axis: len(per_axis[axis]), default=None)
+        if longest is None or len(per_axis[longest]) <= self._whole_count:
+            for chosen in product(*per_axis):
+                first = (turn - sum([piece[4] for piece in chosen])) % copies
+                for whole in range(first, self._whole_count, copies):
+                    yield from self._consumer(coordinate, whole, chosen)
+            return
+        by_turn: dict[int, list[Piece]] = {}
+        for piece in per_axis[longest]:
+            by_turn.setdefault(piece[4] % copies, []).append(piece)
+        others = per_axis[:longest] + per_axis[longest + 1 :]
+        for whole in range(self._whole_count):
+            for rest in product(*others):
+                left = (turn - whole - sum([piece[4] for piece in rest])) % copies
+                for piece in by_turn.get(left, ()):
+                    chosen = (*rest[:longest], piece, *rest[longest:])
+                    yield from self._consumer(coordinate, whole, chosen)
+
+    def _consumer(
+        self, coordinate: Coordinate, whole: int, chosen: tuple[Piece, ...]
+    ) -> Iterator[Consumer]:
+        """Yield the consumer with these pieces, unless it holds the block itself."""
+        found = [0] * self.dst.mesh.ndim
+        _unravel(whole, self._whole, self.dst.mesh.shape, found)
+        for axis, piece in enumerate(chosen):
+            for i, digit in zip(self.dst.sharding_axes(axis), piece[0], strict=True):
+                found[i] = digit
+        own = self.src.mesh.coordinate_of(self.dst.mesh.rank_at(tuple(found)))
+        if own is not None and all(own[i] == coordinate[i] for i in self.sharded):
+            return
+        yield (
+            tuple(found),
+            tuple([(piece[1], piece[2]) for piece in chosen]),
+            tuple([piece[3] for piece in chosen]),
+        )
+
+    def _holders(self, coordinate: Coordinate, box: Box) -> Iterator[Consumer]:
+        found = list(coordinate)
+        for digits in self._reduced_digits():
+            for i, digit in zip(self.reduced, digits, strict=True):
+                found[i] = digit
+            there = self.dst.mesh.coordinate_of(self.src.mesh.rank_at(tuple(found)))
+            consumer = None if there is None else self._overlap(there, box)
+            if consumer is not None:
+                yield consumer
+
+
+def _ravel(coordinate: Sequence[int], axes: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    index = 0
+    for i in axes:
+        index = index * shape[i] + coordinate[i]
+    return index
+
+
+def _unravel(index: int, axes: tuple[int, ...], shape: tuple[int, ...], into: list[int]) -> None:
+    for i in reversed(axes):
+        index, into[i] = divmod(index, shape[i])
+
+
+@lru_cache(maxsize=4096)
+def route(src: Layout, dst: Layout) -> RowRoute | TurnRoute:
+    """Return the choice of copies between two layouts."""
+    return RowRoute(src, dst) if same_mesh(src, dst) else TurnRoute(src, dst)
