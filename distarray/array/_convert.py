@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
 from distarray.comm import _backend, _memory
 from distarray.comm._device_mesh import default_mesh, default_placements
 from distarray.core._base import BaseArray
@@ -44,9 +45,9 @@ def check_dtype(dtype: Any) -> None:
 
 def averaged(block: Buffer, layout: Layout) -> Buffer:
     """Return `block`, as float64 where it is an integer block of a Partial("avg") layout."""
-    if layout.has_partial and block.dtype.kind in _AVERAGED_KINDS:
-        if any(p.is_partial("avg") for p in layout.placements):
-            return block.astype(np.float64)
+    integer = layout.has_partial and block.dtype.kind in _AVERAGED_KINDS
+    if integer and any(p.is_partial("avg") for p in layout.placements):
+        return block.astype(np.float64)
     return block
 
 
@@ -167,9 +168,7 @@ def tiled_layout(
 # --- distributing a value ------------------------------------------------------------------------
 
 
-def distribute(
-    value: Any, mesh: Any, placements: Any, src: int | None
-) -> tuple[Buffer, Layout]:
+def distribute(value: Any, mesh: Any, placements: Any, src: int | None) -> tuple[Buffer, Layout]:
     """Return (block, layout) for the public `distribute_array`."""
     mesh = _resolve_mesh(mesh)
     if src is None:

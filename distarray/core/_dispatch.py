@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+
 from distarray.core._base import BaseArray
 from distarray.core._policy import permit
 from distarray.core._spec import Rule, Spec
@@ -29,6 +30,8 @@ _ITEMSIZE = 8  # costs are weighed for this item size, so that a resolution depe
 _COMBINATIONS = 512  # beyond this many the mesh axes are decided one after another
 
 Choice = int | None | Rule
+Cuts = dict[int, tuple[tuple[int, ...], Any]]
+"""For each cut letter its mesh axes, first cut first, and its boundaries or None."""
 
 
 class Resolution:
@@ -114,8 +117,8 @@ def apply(
     assert found.local is not None, "rows resolved through apply bring their local call"
     if found.outside:
         dtype = result_dtype(found.local, blocks)
-        return first._new(empty_outside(found.output, dtype, first), found.output)
-    return first._new(as_block(found.local(*blocks), first._local), found.output)
+        return first._new(np.empty(found.output.local_shape(), dtype), found.output)
+    return first._new(as_block(found.local(*blocks)), found.output)
 
 
 def remember(cache: dict[Any, Any], key: Any, value: Any) -> None:
@@ -125,23 +128,14 @@ def remember(cache: dict[Any, Any], key: Any, value: Any) -> None:
     cache[key] = value
 
 
-def as_block(result: Any, like: Buffer) -> Buffer:
+def as_block(result: Any) -> Buffer:
     """Return `result` as an array: NumPy gives a scalar where every operand is 0-d."""
-    return result if hasattr(result, "__array_interface__") and result.shape else (
-        np.asarray(result) if isinstance(result, np.generic) else result
-    )
-
-
-def empty_outside(layout: Layout, dtype: Any, like: BaseArray) -> Buffer:
-    """Return the empty block that a process outside the mesh holds."""
-    return np.empty(layout.local_shape(), dtype)
+    return np.asarray(result) if isinstance(result, np.generic) else result
 
 
 def result_dtype(local: Callable[..., Any], blocks: Sequence[Buffer]) -> Any:
-    """Return the dtype that `local` gives, found by calling it on blocks with one item an axis."""
-    tiny = [np.ones((1,) * block.ndim, block.dtype) for block in blocks]
-    with np.errstate(all="ignore"):
-        return np.asarray(local(*tiny)).dtype
+    """Return the dtype that `local` gives, found by calling it on empty blocks."""
+    return local(*[np.empty((0,) * block.ndim, block.dtype) for block in blocks]).dtype
 
 
 def common_mesh(name: str, meshes: Sequence[Any]) -> Any:
@@ -176,7 +170,7 @@ def _ancestors(mesh: Any) -> Iterator[Any]:
 
 
 def lift(layout: Layout, mesh: Any) -> Layout:
-    """Return `layout` as seen on `mesh`, an ancestor of its mesh: replicated on the axes it lacks."""
+    """Return `layout` as seen on an ancestor of its mesh: replicated on the axes it lacks."""
     while layout.mesh is not mesh and layout.mesh != mesh:
         parent, axes = layout.mesh.parent, layout.mesh.parent_axes
         axes = [parent.axis_index(axis) for axis in axes]
@@ -230,6 +224,23 @@ def resolve(spec: Spec, layouts: Sequence[Layout]) -> Resolution:
     return Resolution(moves, output)
 
 
+def align(spec: Spec, layouts: Sequence[Layout], donor: int = 0) -> Resolution:
+    """Return the moves that bring every operand to the layout of operand `donor`, which stays."""
+    letters = spec.inputs[donor]
+    combination: list[Choice] = [
+        letters[placement.axis] if type(placement) is Shard else None
+        for placement in layouts[donor].placements
+    ]
+    cut: dict[int, list[int]] = {}
+    for axis, choice in enumerate(combination):
+        if isinstance(choice, int):
+            cut.setdefault(choice, []).append(axis)
+    targets, _ = _built(spec, layouts, combination, _cuts(spec, layouts, cut, donor))
+    targets[donor] = layouts[donor]
+    moves = [None if src == dst else (src, dst) for src, dst in zip(layouts, targets, strict=True)]
+    return Resolution(moves, layouts[donor])
+
+
 def _choices(spec: Spec, layouts: Sequence[Layout], axis: int) -> list[Choice]:
     """Return what mesh axis `axis` may do: a matching Partial rule, a letter to cut, None."""
     have = tuple(layout.placements[axis] for layout in layouts)
@@ -275,45 +286,45 @@ def _layouts(
 
     Cuts of one letter must agree in order and boundaries; each operand in turn may dictate them.
     """
-    mesh = layouts[0].mesh
-    rules = [
-        choice if isinstance(choice, tuple) else spec.placements(choice) for choice in combination
-    ]
     cut: dict[int, list[int]] = {}
     for axis, choice in enumerate(combination):
         if isinstance(choice, int):
             cut.setdefault(choice, []).append(axis)
-    seen = []
+    seen: list[Cuts] = []
     for donor in range(len(layouts)):
         cuts = _cuts(spec, layouts, cut, donor)
         if cuts in seen:
             continue
         seen.append(cuts)
-        order = [axis for axes, _ in cuts.values() for axis in axes]
-        order += [axis for axis in range(mesh.ndim) if axis not in order]
-        built = []
-        sizes: dict[int, int] = {}
         try:
-            for i, layout in enumerate(layouts):
-                placements = [rule[i + 1] for rule in rules]
-                built.append(_layout(mesh, placements, layout.shape, order, spec.inputs[i], cuts))
-                sizes.update(
-                    (x, n) for x, n in zip(spec.inputs[i], layout.shape, strict=True) if x is not None
-                )
-            shape = tuple(1 if x is None else sizes[x] for x in spec.output)
-            output = _layout(mesh, [rule[0] for rule in rules], shape, order, spec.output, cuts)
+            built = _built(spec, layouts, combination, cuts)
         except DistArrayError:
             continue  # Partial kinds that cannot stand side by side in one layout
-        yield built, output
+        yield built
 
 
-Cuts = dict[int, tuple[tuple[int, ...], Any]]
+def _built(
+    spec: Spec, layouts: Sequence[Layout], combination: Sequence[Choice], cuts: Cuts
+) -> tuple[list[Layout], Layout]:
+    mesh = layouts[0].mesh
+    rules = [
+        choice if isinstance(choice, tuple) else spec.placements(choice) for choice in combination
+    ]
+    order = [axis for axes, _ in cuts.values() for axis in axes]
+    order += [axis for axis in range(mesh.ndim) if axis not in order]
+    built = []
+    sizes: dict[int, int] = {}
+    for i, layout in enumerate(layouts):
+        placements = [rule[i + 1] for rule in rules]
+        built.append(_layout(mesh, placements, layout.shape, order, spec.inputs[i], cuts))
+        sizes |= {x: n for x, n in zip(spec.inputs[i], layout.shape, strict=True) if x is not None}
+    shape = tuple(1 if x is None else sizes[x] for x in spec.output)
+    output = _layout(mesh, [rule[0] for rule in rules], shape, order, spec.output, cuts)
+    return built, output
 
 
-def _cuts(
-    spec: Spec, layouts: Sequence[Layout], cut: dict[int, list[int]], donor: int
-) -> Cuts:
-    """Return for each cut letter its mesh axes in order and its boundaries, asking `donor` first."""
+def _cuts(spec: Spec, layouts: Sequence[Layout], cut: dict[int, list[int]], donor: int) -> Cuts:
+    """Return how each letter is cut, asking the operand `donor` first."""
     asked = [donor, *(i for i in range(len(layouts)) if i != donor)]
     cuts: Cuts = {}
     for letter, axes in cut.items():

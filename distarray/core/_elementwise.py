@@ -1,0 +1,361 @@
+"""The family of functions item by item: broadcasting, promotion, `out=`, `where=`, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from distarray.comm import _backend
+from distarray.core._base import BaseArray
+from distarray.core._dispatch import Resolution, align, as_block, move_all, remember, resolve
+from distarray.core._dtypes import dtype_key, keeps_sums, stand_in
+from distarray.core._operands import (
+    LARGE,
+    allocate,
+    assign,
+    broadcast_shape,
+    lifted_layouts,
+    local_blocks,
+    plain,
+    reduced,
+    spread,
+)
+from distarray.core._spec import Rule, pointwise
+from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
+from distarray.layout import Layout, Partial
+from distarray.typing import Buffer, Shape
+
+Key = list[Any]
+"""Per operand: the layout, the shape of a plain array, or None for a number."""
+
+
+class Elementwise:
+    """A function of the items at the same place; the row is the public callable.
+
+    Parameters
+    ----------
+    name : str
+        The public name.
+    local : callable
+        The function of blocks, usually a NumPy ufunc.
+    nin : int
+        Number of operands.
+    kinds : str
+        Kinds of dtype the function is meant for.
+    rules : tuple of Rule
+        When a Partial input may stay so.
+    exact : callable, optional
+        `exact(position, value) -> bool`: whether the rules hold with this plain value as operand
+        (a factor must be finite, a divisor also not zero).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        local: Callable[..., Any],
+        nin: int,
+        kinds: str,
+        rules: tuple[Rule, ...],
+        exact: Callable[[int, Any], bool] | None = None,
+    ) -> None:
+        self.name = self.__name__ = name
+        self.local = local
+        self.nin = nin
+        self.nout: int = getattr(local, "nout", 1)
+        self.kinds = kinds
+        self.rules = rules
+        self.exact = exact
+        self.is_ufunc = isinstance(local, np.ufunc)
+        self.resolutions: dict[Any, Resolution] = {}
+        self.dtypes: dict[Any, tuple[Any, ...]] = {}
+
+    def __repr__(self) -> str:
+        return f"<distarray function {self.name}>"
+
+    def __call__(self, *operands: Any, **options: Any) -> Any:
+        """Apply the function; see the row's own documentation."""
+        if len(operands) == self.nin and not options:
+            return self.run(operands)
+        return self.call(operands, options)
+
+    # --- the general path ------------------------------------------------------------------------
+
+    def call(self, operands: Sequence[Any], options: dict[str, Any]) -> Any:
+        """Run with NumPy's keyword arguments `out`, `where`, `dtype`, `casting`.
+
+        Raises
+        ------
+        ArgumentTypeError
+            For a wrong number of operands, an unknown keyword, or an `out` that is not distributed.
+        """
+        if len(operands) > self.nin and "out" not in options:
+            options = {**options, "out": tuple(operands[self.nin :])}
+            operands = operands[: self.nin]
+        if len(operands) != self.nin:
+            raise ArgumentTypeError(
+                f"{self.name}() takes {self.nin} operands, {len(operands)} were given"
+            )
+        out, where, extra = self._options(dict(options))
+        local = self.local
+        masked = where is not True
+        if masked:
+            operands = (*operands, where)
+            local = _masked(local, extra)
+        elif extra:
+            local = _with(local, extra)
+        if out is None:
+            return self.run(operands, None if local is self.local else local)
+        return self.into(out, operands, local, masked, extra.get("casting", "same_kind"))
+
+    def _options(self, options: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+        """Return (out, where, what else the local call gets)."""
+        out = options.pop("out", None)
+        where = options.pop("where", True)
+        extra = {k: options.pop(k) for k in ("dtype", "casting", "signature") if k in options}
+        options.pop("subok", None)
+        order = options.pop("order", "K")
+        if options or order not in ("K", "A", "C"):
+            raise ArgumentTypeError(
+                f"{self.name}() got {options or {'order': order}}; it takes out=, where=, dtype=, "
+                "casting= and order='K'"
+            )
+        if extra.get("dtype", 0) is None:
+            del extra["dtype"]
+        if (where is not True or extra) and not self.is_ufunc:
+            raise ArgumentTypeError(
+                f"{self.name}() takes no where=, dtype= or casting=; use da.where or x.astype"
+            )
+        if out is not None:
+            out = out if isinstance(out, tuple) else (out,)
+            out = None if all(one is None for one in out) else out
+        if out is not None and (
+            len(out) != self.nout or not all(isinstance(one, BaseArray) for one in out)
+        ):
+            raise ArgumentTypeError(
+                f"{self.name}() with a distributed operand takes out= of {self.nout} DistArray, "
+                f"got {[type(one).__name__ for one in out]}; to fill a plain array, gather first: "
+                "x.full_array()"
+            )
+        return out, where, extra
+
+    def run(
+        self,
+        operands: Sequence[Any],
+        local: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Return the function of operands of any kind: distributed, plain arrays, numbers.
+
+        `local` replaces the row's function of blocks; Partial inputs are then reduced first.
+        """
+        operands = [x if isinstance(x, BaseArray) else plain(self.name, x) for x in operands]
+        first = next((x for x in operands if isinstance(x, BaseArray)), None)
+        if first is None:
+            return (self.local if local is None else local)(*operands)
+        key: Key = []
+        partial = False
+        for x in operands:
+            if isinstance(x, BaseArray):
+                key.append(x._layout)
+                partial = partial or x._layout.has_partial
+            else:
+                key.append(x.shape if getattr(x, "ndim", 0) else None)
+        found_key: Any = tuple(key)
+        rules: tuple[Rule, ...] = ()
+        if partial and local is None:
+            rules = self._holding_rules(operands)
+            found_key = (rules, *key)
+        found = self.resolutions.get(found_key)
+        if found is None:
+            found = self._resolve(key, rules)
+            remember(self.resolutions, found_key, found)
+        return self._finish(first, operands, found, self.local if local is None else local)
+
+    def _holding_rules(self, operands: Sequence[Any]) -> tuple[Rule, ...]:
+        """Return the Partial rules that stay exact for these dtypes and plain values."""
+        kept = []
+        result = self.result_dtypes(operands, self.local)[0]
+        for rule in self.rules:
+            good = True
+            for position, (placement, x) in enumerate(zip(rule[1:], operands, strict=True)):
+                if isinstance(x, BaseArray):
+                    if type(placement) is Partial:
+                        good = good and keeps_sums(x._local.dtype, result)
+                elif type(placement) is Partial or (
+                    self.exact is not None and not self.exact(position, x)
+                ):
+                    good = False
+            if good:
+                kept.append(rule)
+        return tuple(kept)
+
+    def _resolve(self, key: Key, rules: tuple[Rule, ...]) -> Resolution:
+        """Return the resolution for operands of these layouts, plain shapes and numbers (None)."""
+        places = [i for i, part in enumerate(key) if part is not None]
+        layouts = lifted_layouts(self.name, [key[i] for i in places])
+        shapes = tuple(layout.shape for layout in layouts)
+        kept = tuple((rule[0], *[rule[i + 1] for i in places]) for rule in rules)
+        spec = pointwise(shapes, broadcast_shape(self.name, shapes), kept)
+        resolution = resolve(spec, layouts)
+        return spread(resolution, places, len(key))
+
+    def _finish(
+        self,
+        first: BaseArray,
+        operands: Sequence[Any],
+        resolution: Resolution,
+        local: Callable[..., Any],
+    ) -> Any:
+        blocks = local_blocks(first, operands)
+        output = resolution.output
+        try:
+            if not resolution.still:
+                dtypes = self.result_dtypes(blocks, local)  # finds dtype errors before any sending
+                blocks = move_all(self.name, blocks, resolution)
+                if resolution.outside:
+                    empty = [np.empty(output.local_shape(), dtype) for dtype in dtypes]
+                    return self._wrap(first, empty, output)
+            if max(getattr(block, "nbytes", 0) for block in blocks) >= LARGE and self.is_ufunc:
+                outs = self._outs(blocks, output.local_shape(), local)
+                local(*blocks, out=outs)
+                return self._wrap(first, outs, output)
+            results = local(*blocks)
+        except TypeError as error:
+            raise self.refused(error, blocks) from error
+        return self._wrap(first, results if self.nout > 1 else (results,), output)
+
+    def _outs(
+        self, blocks: Sequence[Any], shape: Shape, local: Callable[..., Any]
+    ) -> tuple[Buffer, ...]:
+        """Return warm buffers for large results, in the memory order of the operands."""
+        dtypes = self.result_dtypes(blocks, local)
+        device = _backend.device_of(next(b for b in blocks if getattr(b, "nbytes", 0) >= LARGE))
+        return tuple(allocate(shape, dtype, device, blocks) for dtype in dtypes)
+
+    def _wrap(self, first: BaseArray, results: Sequence[Any], output: Layout) -> Any:
+        arrays = tuple(first._new(as_block(result), output) for result in results)
+        return arrays if self.nout > 1 else arrays[0]
+
+    def result_dtypes(self, operands: Sequence[Any], local: Callable[..., Any]) -> tuple[Any, ...]:
+        """Return the dtype of each result, as NumPy promotes.
+
+        Raises
+        ------
+        DTypeError
+            If the function does not take these dtypes.
+        """
+        key: Any = tuple(dtype_key(x) for x in operands)
+        if local is self.local:
+            known = self.dtypes.get(key)
+            if known is not None:
+                return known
+        try:
+            results = local(*[stand_in(x) for x in operands])
+        except TypeError as error:
+            raise self.refused(error, operands) from error
+        dtypes = tuple(r.dtype for r in (results if self.nout > 1 else (results,)))
+        if local is self.local:
+            remember(self.dtypes, key, dtypes)
+        return dtypes
+
+    def refused(self, error: Exception, operands: Sequence[Any]) -> DTypeError:
+        """Return the error for operands that the local function refused."""
+        kinds = ", ".join(str(getattr(x, "dtype", type(x).__name__)) for x in operands)
+        return DTypeError(f"{self.name} of {kinds}: {error}; convert the operands with astype")
+
+    # --- into an existing array ------------------------------------------------------------------
+
+    def into(
+        self,
+        out: tuple[Any, ...],
+        operands: Sequence[Any],
+        local: Callable[..., Any] | None = None,
+        masked: bool = False,
+        casting: Any = "same_kind",
+    ) -> Any:
+        """Write the function into `out`, which keeps its layout and dtype, and return `out`.
+
+        Raises
+        ------
+        ShapeError
+            If the operands do not broadcast to the shape of `out`.
+        DTypeError
+            If the result cannot be cast to the dtype of `out`.
+        """
+        local = self.local if local is None else local
+        operands = [x if isinstance(x, BaseArray) else plain(self.name, x) for x in operands]
+        self._check_out(out, operands, local, casting)
+        if len(out) > 1 or out[0]._layout.has_partial:
+            if masked:
+                return self._into_reduced(out, operands, local, casting)
+            results = self.run(operands, None if local is self.local else local)
+            for one, result in zip(out, results if len(out) > 1 else (results,), strict=True):
+                assign(self.name, one, result)
+            return out if len(out) > 1 else out[0]
+        key = [
+            x._layout if isinstance(x, BaseArray) else getattr(x, "shape", ()) or None
+            for x in operands
+        ]
+        found_key = ("into", out[0]._layout, *key)
+        found = self.resolutions.get(found_key)
+        if found is None:
+            places = [i for i, part in enumerate(key) if part is not None]
+            layouts = lifted_layouts(self.name, [out[0]._layout, *[key[i] for i in places]])
+            spec = pointwise(tuple(layout.shape for layout in layouts), out[0].shape)
+            found = spread(align(spec, layouts), [-1, *places], len(key))
+            remember(self.resolutions, found_key, found)
+        blocks = local_blocks(out[0], operands)
+        if not found.still:
+            blocks = move_all(self.name, blocks, found)
+        if not found.outside:
+            local(*blocks, out=out[0]._local, casting=casting)
+        return out[0]
+
+    def _check_out(
+        self, out: tuple[Any, ...], operands: Sequence[Any], local: Any, casting: Any
+    ) -> None:
+        shapes = [x.shape for x in operands if getattr(x, "ndim", 0)]
+        for one, dtype in zip(out, self.result_dtypes(operands, local), strict=True):
+            if broadcast_shape(self.name, [one.shape, *shapes]) != one.shape:
+                raise ShapeError(
+                    f"{self.name} of shapes {shapes} does not fit into an array of shape "
+                    f"{one.shape}; broadcast the target first, or drop out="
+                )
+            if not np.can_cast(dtype, one.dtype, casting):
+                raise DTypeError(
+                    f"{self.name} gives {dtype}, which casting={casting!r} does not put into an "
+                    f"array of {one.dtype}; use a new array, or x.astype({str(dtype)!r}) first"
+                )
+            if not one._local.flags.writeable:
+                raise ArgumentError(
+                    f"{self.name} into an array whose block is read-only; use x.copy() first"
+                )
+
+    def _into_reduced(
+        self, out: tuple[Any, ...], operands: Sequence[Any], local: Any, casting: Any
+    ) -> Any:
+        """Write under a mask into a Partial array: reduce it, write, split it again."""
+        if len(out) > 1:
+            raise ArgumentTypeError(
+                f"{self.name}() takes where= with out= for one result only; compute the results "
+                "and combine each with da.where"
+            )
+        whole = reduced(out[0])
+        self.into((whole,), operands, local, True, casting)
+        assign(self.name, out[0], whole)
+        return out[0]
+
+
+def _masked(local: Callable[..., Any], extra: dict[str, Any]) -> Callable[..., Any]:
+    def call(*blocks: Any, **keywords: Any) -> Any:
+        return local(*blocks[:-1], where=blocks[-1], **{**extra, **keywords})
+
+    return call
+
+
+def _with(local: Callable[..., Any], extra: dict[str, Any]) -> Callable[..., Any]:
+    def call(*blocks: Any, **keywords: Any) -> Any:
+        return local(*blocks, **{**extra, **keywords})
+
+    return call

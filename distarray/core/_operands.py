@@ -1,0 +1,119 @@
+"""Operands of the engine: normalised, brought to one mesh, and results written into arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from distarray.comm import _backend, _memory
+from distarray.core._base import BaseArray
+from distarray.core._dispatch import Resolution, align, common_mesh, lift, replicated
+from distarray.core._dtypes import PLAIN_SCALARS
+from distarray.core._spec import pointwise
+from distarray.errors import ArgumentTypeError, ShapeError
+from distarray.layout import Layout, Partial, Replicate
+from distarray.redistribute._execute import redistribute_local
+from distarray.typing import Buffer, Shape
+
+LARGE = _memory.POOLED_BYTES
+"""Results of at least this many bytes are written into a reused buffer."""
+
+_SCALARS = (*PLAIN_SCALARS, np.generic, type(None))
+_R = Replicate()
+
+
+def plain(name: str, value: Any) -> Any:
+    """Return `value` as an operand that every rank has: a number, or a NumPy or CuPy array.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is neither, nor converts to one.
+    """
+    if isinstance(value, _SCALARS) or _backend.is_buffer(value):
+        return value
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        raise ArgumentTypeError(
+            f"{name} does not take {type(value).__name__}; operands are DistArrays, arrays that "
+            "every rank has alike, and numbers"
+        )
+    return array
+
+
+def lifted_layouts(name: str, parts: Sequence[Any]) -> list[Layout]:
+    """Return layouts on one mesh for layouts and shapes of plain arrays."""
+    mesh = common_mesh(name, [part.mesh for part in parts if not isinstance(part, tuple)])
+    return [
+        replicated(mesh, part) if isinstance(part, tuple) else lift(part, mesh) for part in parts
+    ]
+
+
+def broadcast_shape(name: str, shapes: Sequence[Shape]) -> Shape:
+    """Return the shape that `shapes` broadcast to.
+
+    Raises
+    ------
+    ShapeError
+        If they do not fit together.
+    """
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        shown = " and ".join(str(shape) for shape in shapes)
+        raise ShapeError(
+            f"{name} of shapes {shown}: they do not broadcast; sizes must be equal or 1, counted "
+            "from the last axis (reshape, or add axes with x[None])"
+        ) from None
+
+
+def spread(resolution: Resolution, places: Sequence[int], count: int) -> Resolution:
+    """Return `resolution` with its moves at `places` of `count` operands (-1: an output)."""
+    moves: list[Any] = [None] * count
+    for place, step in zip(places, resolution.moves, strict=True):
+        if place >= 0:
+            moves[place] = step
+    return Resolution(moves, resolution.output)
+
+
+def local_blocks(first: BaseArray, operands: Sequence[Any]) -> list[Any]:
+    """Return the blocks of distributed operands; plain arrays go to the device of `first`."""
+    blocks = [x._local if isinstance(x, BaseArray) else x for x in operands]
+    if not _backend.is_numpy(first._local):
+        device = _backend.device_of(first._local)
+        blocks = [_backend.asarray(x, device) if _backend.is_buffer(x) else x for x in blocks]
+    return blocks
+
+
+def allocate(shape: Shape, dtype: Any, device: str, blocks: Sequence[Any]) -> Buffer:
+    """Return an empty buffer, transposed in memory where all large operands are."""
+    flags = [b.flags for b in blocks if getattr(b, "nbytes", 0) >= LARGE]
+    if len(shape) > 1 and all(f.f_contiguous and not f.c_contiguous for f in flags):
+        return _memory.empty(shape[::-1], dtype, device).T
+    return _memory.empty(shape, dtype, device)
+
+
+def reduced(array: Any) -> Any:
+    """Return `array` with its Partial mesh axes replicated, in memory of its own."""
+    layout = array._layout
+    whole = layout.replace(placements=[_R if type(p) is Partial else p for p in layout.placements])
+    return array._new(redistribute_local(array._local, layout, whole), whole)
+
+
+def assign(name: str, out: Any, result: Any) -> None:
+    """Copy `result` into `out`, broadcast and redistributed to its layout."""
+    layouts = lifted_layouts(name, [out._layout, result._layout])
+    src, dst = layouts[1], layouts[0]
+    if src.shape == dst.shape:
+        moved = redistribute_local(result._local, src, dst) if src != dst else result._local
+    else:
+        target = dst.replace(placements=[_R if type(p) is Partial else p for p in dst.placements])
+        step = align(pointwise((dst.shape, src.shape), dst.shape), [target, src]).moves[1]
+        moved = result._local if step is None else redistribute_local(result._local, *step)
+        moved = redistribute_local(
+            np.ascontiguousarray(np.broadcast_to(moved, target.local_shape())), target, dst
+        )
+    if dst.mesh.coordinate is not None:
+        np.copyto(out._local, moved, casting="same_kind")
