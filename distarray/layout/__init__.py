@@ -1,0 +1,24 @@
+"""Meshes, placements and layouts: arithmetic on who holds what, with no arrays and no MPI."""
+
+from distarray.layout import _box as box
+from distarray.layout._layout import Layout
+from distarray.layout._mesh import AbstractMesh, Mesh
+from distarray.layout._partition import Partition, chunk, explicit
+from distarray.layout._placements import Partial, Placement, Replicate, Shard
+from distarray.layout._reduction import REDUCTIONS, Reduction
+
+__all__ = [
+    "REDUCTIONS",
+    "AbstractMesh",
+    "Layout",
+    "Mesh",
+    "Partial",
+    "Partition",
+    "Placement",
+    "Reduction",
+    "Replicate",
+    "Shard",
+    "box",
+    "chunk",
+    "explicit",
+]

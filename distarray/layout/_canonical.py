@@ -1,0 +1,234 @@
+"""From what a user writes to the one canonical description of a layout, with every check."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from distarray.errors import (
+    ArgumentTypeError,
+    AxisError,
+    LayoutError,
+    MeshError,
+    PlacementError,
+    ShapeError,
+)
+from distarray.layout._mesh import Mesh
+from distarray.layout._partition import Partition, chunk, explicit
+from distarray.layout._placements import Partial, Placement, Shard
+from distarray.layout._reduction import REDUCTIONS
+from distarray.typing import AxisName, Shape
+
+Boundaries: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
+"""Pairs of array axis and offsets, by increasing axis."""
+
+_EXAMPLE = "for instance [Shard(0), Replicate()] on a mesh of two axes"
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """Everything that makes a layout, in the form in which equal layouts are equal.
+
+    `cuts` and `partitions` follow from the rest: per array axis the mesh axes that shard it, the
+    first cut first, and the split they make.
+    """
+
+    mesh: Mesh
+    placements: tuple[Placement, ...]
+    shape: Shape
+    shard_order: tuple[int, ...] | None
+    boundaries: Boundaries
+    cuts: tuple[tuple[int, ...], ...]
+    partitions: tuple[Partition, ...]
+
+
+def describe(
+    mesh: Mesh,
+    placements: Sequence[Placement],
+    shape: Sequence[int],
+    shard_order: Sequence[AxisName] | None,
+    boundaries: Mapping[int, Sequence[int]] | None,
+) -> Description:
+    """Check the parts of a layout and return them in canonical form.
+
+    The shard order is kept only where it changes who holds what, boundaries only where they differ
+    from the default split.
+
+    Raises
+    ------
+    PlacementError, AxisError, ShapeError, LayoutError, MeshError, ArgumentTypeError
+        If the parts do not fit together.
+    """
+    if not isinstance(mesh, Mesh):
+        raise ArgumentTypeError(
+            f"mesh {mesh!r}: a layout needs an AbstractMesh or a DeviceMesh, not "
+            f"{type(mesh).__name__}"
+        )
+    extents = _checked_shape(shape)
+    placed = _checked_placements(placements, mesh, len(extents))
+    by_axis: list[list[int]] = [[] for _ in extents]
+    for mesh_axis, placement in enumerate(placed):
+        if type(placement) is Shard:
+            by_axis[placement.axis].append(mesh_axis)
+    order = None if shard_order is None else _canonical_order(shard_order, by_axis, mesh)
+    cuts = tuple(_in_order(axes, order) for axes in by_axis)
+    partitions = [
+        chunk(size, tuple([mesh.shape[i] for i in axes]))
+        for size, axes in zip(extents, cuts, strict=True)
+    ]
+    kept = _apply_boundaries(boundaries, partitions, extents) if boundaries is not None else ()
+    return Description(mesh, placed, extents, order, kept, cuts, tuple(partitions))
+
+
+def _checked_shape(shape: Sequence[int]) -> Shape:
+    """Return the shape as a tuple of Python ints, none negative."""
+    try:
+        extents = tuple(map(operator.index, shape))
+    except TypeError:
+        raise ArgumentTypeError(
+            f"shape {shape!r}: must be a sequence of integers, for instance (512, 64)"
+        ) from None
+    if any(size < 0 for size in extents):
+        raise ShapeError(f"shape {extents}: no axis can have a negative length")
+    return extents
+
+
+def _checked_placements(
+    placements: Sequence[Placement], mesh: Mesh, ndim: int
+) -> tuple[Placement, ...]:
+    """Return one placement per mesh axis, with every shard axis resolved."""
+    if isinstance(placements, (Placement, str)) or not isinstance(placements, Sequence):
+        raise ArgumentTypeError(
+            f"placements {placements!r}: must be a sequence with one placement per mesh axis, "
+            f"{_EXAMPLE}"
+        )
+    placed = tuple(placements)
+    for placement in placed:
+        if not isinstance(placement, Placement):
+            raise ArgumentTypeError(
+                f"placement {placement!r}: must be Shard(axis), Replicate() or Partial(op), not "
+                f"{type(placement).__name__}"
+            )
+    if len(placed) != mesh.ndim:
+        raise PlacementError(
+            f"{len(placed)} placements {placed} on the mesh {mesh}: it has {mesh.ndim} axes and "
+            f"needs one placement for each, {_EXAMPLE}"
+        )
+    resolved = tuple([_resolved(placement, ndim) for placement in placed])
+    _check_reductions(resolved)
+    return resolved
+
+
+def _resolved(placement: Placement, ndim: int) -> Placement:
+    """Return the placement with a shard axis counted from the first axis."""
+    if type(placement) is not Shard or 0 <= placement.axis < ndim:
+        return placement
+    if not -ndim <= placement.axis < 0:
+        remedy = (
+            f"use an axis from {-ndim} to {ndim - 1}" if ndim else "place a 0-d array by Replicate"
+        )
+        raise AxisError(f"{placement!r} of an array with {ndim} axes: {remedy}")
+    return Shard(placement.axis + ndim)
+
+
+def _check_reductions(placements: tuple[Placement, ...]) -> None:
+    """Refuse pending reductions that do not commute with each other."""
+    ops = {placement.op for placement in placements if type(placement) is Partial}
+    if len(ops) > 1 and not all(REDUCTIONS[op].linear for op in ops):
+        raise PlacementError(
+            f"placements {placements}: the reductions {' and '.join(sorted(ops))} give different "
+            "values in different orders, so they cannot be pending together; reduce over one mesh "
+            "axis first (redistribute it to Replicate)"
+        )
+
+
+def _canonical_order(
+    shard_order: Sequence[AxisName], by_axis: list[list[int]], mesh: Mesh
+) -> tuple[int, ...] | None:
+    """Return the mesh axes that cut out of mesh order, array axis by array axis, or None.
+
+    Mesh axes of size 1 cut nothing, so that their place in the order never matters.
+    """
+    if isinstance(shard_order, str) or not isinstance(shard_order, Sequence):
+        raise ArgumentTypeError(
+            f"shard_order {shard_order!r}: must be a sequence of mesh axes, for instance (1, 0) or "
+            '("tp", "dp")'
+        )
+    try:
+        named = mesh.axis_indices(shard_order)
+    except MeshError as error:
+        raise MeshError(f"shard_order {tuple(shard_order)}: {error}") from None
+    kept: list[int] = []
+    for axes in by_axis:
+        cutting = [axis for axis in _in_order(axes, named) if mesh.shape[axis] > 1]
+        if cutting != sorted(cutting):
+            kept.extend(cutting)
+    return tuple(kept) or None
+
+
+def _in_order(axes: Sequence[int], order: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return mesh axes in the order given; those it leaves out follow in mesh order."""
+    if order is None or len(axes) < 2:
+        return tuple(axes)
+    first = [axis for axis in order if axis in axes]
+    return (*first, *(axis for axis in axes if axis not in first))
+
+
+def _apply_boundaries(
+    boundaries: Mapping[int, Sequence[int]], partitions: list[Partition], shape: Shape
+) -> Boundaries:
+    """Put the explicit splits into `partitions` and return those that differ from the default."""
+    if not isinstance(boundaries, Mapping):
+        raise ArgumentTypeError(
+            f"boundaries {boundaries!r}: must map array axes to offsets, for instance "
+            "{0: (0, 3, 10)}"
+        )
+    kept: dict[int, tuple[int, ...]] = {}
+    seen: set[int] = set()
+    for given, offsets in boundaries.items():
+        axis = _boundary_axis(given, len(shape))
+        if axis in seen:
+            raise AxisError(f"boundaries name array axis {axis} twice, once as {given}")
+        seen.add(axis)
+        default = partitions[axis]
+        split = _checked_split(axis, offsets, default)
+        if split.offsets != default.offsets:
+            partitions[axis] = split
+            kept[axis] = split.offsets
+    return tuple(sorted(kept.items()))
+
+
+def _boundary_axis(axis: int, ndim: int) -> int:
+    """Return the array axis that boundaries are given for, counted from the first."""
+    try:
+        index = operator.index(axis)
+    except TypeError:
+        raise ArgumentTypeError(
+            f"boundaries of axis {axis!r}: an array axis is an integer"
+        ) from None
+    if not -ndim <= index < ndim:
+        raise AxisError(f"boundaries of axis {index} of an array with {ndim} axes")
+    return index % ndim
+
+
+def _checked_split(axis: int, offsets: Sequence[int], default: Partition) -> Partition:
+    """Return explicit boundaries as a partition that has the default's size and block count."""
+    try:
+        values = tuple(map(operator.index, offsets))
+    except TypeError:
+        raise ArgumentTypeError(
+            f"boundaries {offsets!r} of axis {axis}: must be a sequence of integers"
+        ) from None
+    if len(values) != default.count + 1:
+        raise LayoutError(
+            f"{len(values)} boundaries of axis {axis}: the mesh axes that shard it make "
+            f"{default.count} blocks, which needs {default.count + 1}"
+        )
+    if values[-1] != default.size:
+        raise LayoutError(
+            f"boundaries of axis {axis} end with {values[-1]}: they must end with its length, "
+            f"{default.size}"
+        )
+    return explicit(values)

@@ -1,0 +1,374 @@
+"""The layout of an array: a mesh, a placement per mesh axis, and a shape; who holds which box."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from itertools import product
+from math import prod
+from typing import Any, Final, NoReturn, cast, final
+from weakref import WeakValueDictionary
+
+from distarray.errors import AxisError
+from distarray.layout._canonical import Boundaries, Description, describe
+from distarray.layout._format import layout_text
+from distarray.layout._mesh import Mesh
+from distarray.layout._partition import Partition
+from distarray.layout._placements import Partial, Placement, Replicate
+from distarray.typing import AxisName, Box, Coordinate, Shape
+
+_interned: WeakValueDictionary[object, Layout] = WeakValueDictionary()
+# Re-entrant, because a garbage collection may run code that makes layouts while it is held.
+_lock = threading.RLock()
+
+
+class _Keep:
+    """The default of `Layout.replace`: None has a meaning of its own there."""
+
+
+_KEEP: Final[Any] = _Keep()
+
+
+@final
+class Layout:
+    """Say which box of an array every rank of a mesh holds.
+
+    Immutable, and interned: equal layouts are the same object, also after pickling, so that ``is``
+    compares them and a dictionary finds them by identity.
+
+    Parameters
+    ----------
+    mesh : AbstractMesh or DeviceMesh
+    placements : sequence of Placement
+        One per mesh axis. Negative axes of `Shard` are resolved.
+    shape : sequence of int
+        The global shape.
+    shard_order : sequence of mesh axes, optional
+        Order in which the mesh axes cut (names or indices) where several shard one array axis.
+        Axes left out come after those named, in mesh order, which is the default.
+    boundaries : mapping of array axis to sequence of int, optional
+        Offsets of a split that is not `torch.chunk`'s: 0, ..., the length of the axis, one more
+        than there are blocks, that is the product of the sizes of the mesh axes that shard it; the
+        mesh axis that cuts first is the most significant in the order of the blocks.
+
+    Attributes
+    ----------
+    mesh, placements, shape
+        As given, with tuples for sequences.
+    ndim, size : int
+        Number of array axes and of elements.
+    shard_order : tuple of int or None
+        None where the order does not differ from the default.
+    is_even : bool
+        Whether the blocks of every axis have one length, so that all ranks hold the same shape.
+    is_replicated, has_partial : bool
+        Whether all placements are `Replicate`; whether any is `Partial`.
+    partial_axes, replicated_axes : tuple of int
+        Mesh axes with these placements.
+
+    Examples
+    --------
+    >>> from distarray.layout import AbstractMesh, Replicate, Shard
+    >>> mesh = AbstractMesh((2, 4), axis_names=("dp", "tp"))
+    >>> layout = Layout(mesh, (Shard(0), Replicate()), (511, 64))
+    >>> print(layout)
+    511x64 [dp:S(0), tp:R]
+    >>> layout.local_box((1, 3))
+    ((256, 511), (0, 64))
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_abstract",
+        "_boundaries",
+        "_cuts",
+        "_fingerprint",
+        "_own_box",
+        "_own_shape",
+        "_partitions",
+        "has_partial",
+        "is_even",
+        "is_replicated",
+        "mesh",
+        "ndim",
+        "partial_axes",
+        "placements",
+        "replicated_axes",
+        "shape",
+        "shard_order",
+        "size",
+    )
+    mesh: Mesh
+    placements: tuple[Placement, ...]
+    shape: Shape
+    ndim: int
+    size: int
+    shard_order: tuple[int, ...] | None
+    is_even: bool
+    is_replicated: bool
+    has_partial: bool
+    partial_axes: tuple[int, ...]
+    replicated_axes: tuple[int, ...]
+    _boundaries: Boundaries
+    _cuts: tuple[tuple[int, ...], ...]
+    _partitions: tuple[Partition, ...]
+    _abstract: Layout | None
+    _own_box: Box | None
+    _own_shape: Shape | None
+    _fingerprint: int | None
+
+    def __new__(
+        cls,
+        mesh: Mesh,
+        placements: Sequence[Placement],
+        shape: Sequence[int],
+        *,
+        shard_order: Sequence[AxisName] | None = None,
+        boundaries: Mapping[int, Sequence[int]] | None = None,
+    ) -> Layout:
+        spelled: object = None
+        if shard_order is None and boundaries is None:
+            try:
+                spelled = (mesh, tuple(placements), tuple(shape))
+                found = _interned.get(spelled)
+            except TypeError:
+                # Not sequences, or not hashable: `describe` says what is wrong.
+                spelled = found = None
+            if found is not None:
+                return found
+        return _intern(spelled, describe(mesh, placements, shape, shard_order, boundaries))
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"Layout is immutable: cannot set {name!r}; use layout.replace")
+
+    @property
+    def boundaries(self) -> dict[int, tuple[int, ...]] | None:
+        """Offsets of every array axis whose split is not the default one; None without any."""
+        return dict(self._boundaries) or None
+
+    @property
+    def abstract(self) -> Layout:
+        """The same layout over `mesh.abstract`."""
+        if self._abstract is None:
+            mesh = self.mesh.abstract
+            if mesh is self.mesh:
+                # Not kept: a layout that referred to itself would live until a collection.
+                return self
+            object.__setattr__(self, "_abstract", self.replace(mesh=mesh))
+        return cast("Layout", self._abstract)
+
+    @property
+    def fingerprint(self) -> int:
+        """A 64-bit number, the same in every process, that differs where layouts differ."""
+        if self._fingerprint is None:
+            mesh = self.mesh
+            text = repr(
+                (
+                    mesh.shape,
+                    mesh.flat_ranks,
+                    self.placements,
+                    self.shape,
+                    self.shard_order,
+                    self._boundaries,
+                )
+            )
+            digest = blake2b(text.encode(), digest_size=8).digest()
+            object.__setattr__(self, "_fingerprint", int.from_bytes(digest, "little"))
+        return cast("int", self._fingerprint)
+
+    def partition(self, axis: int) -> Partition:
+        """Return how an array axis is cut; one block where no mesh axis shards it."""
+        return self._partitions[self._checked_axis(axis)]
+
+    def sharding_axes(self, axis: int) -> tuple[int, ...]:
+        """Return the mesh axes that shard an array axis, the one that cuts first first."""
+        return self._cuts[self._checked_axis(axis)]
+
+    def block_index(self, axis: int, coordinate: Sequence[int]) -> int:
+        """Return which block of `partition(axis)` a mesh coordinate holds."""
+        axis = self._checked_axis(axis)
+        self.mesh.check_coordinate(coordinate)
+        return self._block_index(axis, coordinate)
+
+    def local_box(self, coordinate: Sequence[int] | None = None) -> Box | None:
+        """Return the box of global indices that a mesh coordinate holds.
+
+        Parameters
+        ----------
+        coordinate : sequence of int, optional
+            This process's by default.
+
+        Returns
+        -------
+        tuple of (start, stop), or None
+            One interval per array axis; None where the process is not in the mesh.
+        """
+        if coordinate is None:
+            if self._own_box is None:
+                coordinate = self.mesh.coordinate
+                if coordinate is not None:
+                    object.__setattr__(self, "_own_box", self._box(coordinate))
+            return self._own_box
+        self.mesh.check_coordinate(coordinate)
+        return self._box(coordinate)
+
+    def local_shape(self, coordinate: Sequence[int] | None = None) -> Shape:
+        """Return the shape of the block that a mesh coordinate holds.
+
+        Parameters
+        ----------
+        coordinate : sequence of int, optional
+            This process's by default. A process that is not in the mesh holds an empty block:
+            ``(0, *shape[1:])``, and ``(0,)`` of a 0-d array.
+        """
+        if coordinate is None:
+            own = self._own_shape
+            if own is None:
+                box = self.local_box()
+                own = (0, *self.shape[1:]) if box is None else tuple(b - a for a, b in box)
+                object.__setattr__(self, "_own_shape", own)
+            return own
+        self.mesh.check_coordinate(coordinate)
+        return tuple(b - a for a, b in self._box(coordinate))
+
+    def coordinates_holding(self, box: Box) -> Iterator[tuple[Coordinate, Box]]:
+        """Yield the blocks that meet a box: their coordinate and the part of the box they hold.
+
+        The coordinate is 0 on mesh axes that do not shard: the other coordinates along them hold
+        copies (`Replicate`) or further operands (`Partial`) of the same box. The parts tile the
+        box. The cost is that of the blocks found, whatever the size of the mesh.
+        """
+        parts: list[list[tuple[int, tuple[int, int]]]] = []
+        for (start, stop), partition in zip(box, self._partitions, strict=True):
+            part = []
+            for index in partition.owners(start, stop):
+                first, last = partition.bounds(index)
+                part.append((index, (max(start, first), min(stop, last))))
+            parts.append(part)
+        mesh_shape = self.mesh.shape
+        for chosen in product(*parts):
+            coordinate = [0] * len(mesh_shape)
+            for cuts, (index, _) in zip(self._cuts, chosen, strict=True):
+                for mesh_axis in reversed(cuts):
+                    index, coordinate[mesh_axis] = divmod(index, mesh_shape[mesh_axis])
+            yield tuple(coordinate), tuple(interval for _, interval in chosen)
+
+    def replace(
+        self,
+        *,
+        mesh: Mesh = _KEEP,
+        placements: Sequence[Placement] = _KEEP,
+        shape: Sequence[int] = _KEEP,
+        shard_order: Sequence[AxisName] | None = _KEEP,
+        boundaries: Mapping[int, Sequence[int]] | None = _KEEP,
+    ) -> Layout:
+        """Return this layout with some parts exchanged.
+
+        The shard order and the boundaries stay unless others (or None) are given, and it is an
+        error if they do not fit the new parts.
+        """
+        return Layout(
+            self.mesh if mesh is _KEEP else mesh,
+            self.placements if placements is _KEEP else placements,
+            self.shape if shape is _KEEP else shape,
+            shard_order=self.shard_order if shard_order is _KEEP else shard_order,
+            boundaries=self.boundaries if boundaries is _KEEP else boundaries,
+        )
+
+    def _checked_axis(self, axis: int) -> int:
+        """Return the array axis as a non-negative index."""
+        if not -self.ndim <= axis < self.ndim:
+            raise AxisError(f"axis {axis} of an array with {self.ndim} axes, shape {self.shape}")
+        return axis % self.ndim
+
+    def _block_index(self, axis: int, coordinate: Sequence[int]) -> int:
+        """Return the block of an axis at a coordinate, both known to be valid."""
+        index = 0
+        mesh_shape = self.mesh.shape
+        for mesh_axis in self._cuts[axis]:
+            index = index * mesh_shape[mesh_axis] + coordinate[mesh_axis]
+        return index
+
+    def _box(self, coordinate: Sequence[int]) -> Box:
+        """Return the box at a coordinate known to be valid."""
+        return tuple(
+            partition.bounds(self._block_index(axis, coordinate) if self._cuts[axis] else 0)
+            for axis, partition in enumerate(self._partitions)
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (
+            self.mesh,
+            self.placements,
+            self.shape,
+            self.shard_order,
+            self.boundaries,
+        )
+
+    def __repr__(self) -> str:
+        order = f", shard_order={self.shard_order}" if self.shard_order else ""
+        offsets = f", boundaries={self.boundaries}" if self._boundaries else ""
+        return f"Layout({self.mesh!r}, {self.placements}, {self.shape}{order}{offsets})"
+
+    def __str__(self) -> str:
+        return layout_text(
+            self.shape,
+            self.mesh.axis_names,
+            self.placements,
+            self.shard_order,
+            tuple(axis for axis, _ in self._boundaries),
+        )
+
+
+def _intern(spelled: object, parts: Description) -> Layout:
+    """Return the one layout of a canonical description, and remember how it was spelled."""
+    key: object = (parts.mesh, parts.placements, parts.shape)
+    if parts.shard_order is not None or parts.boundaries:
+        key = (key, parts.shard_order, parts.boundaries)
+    found = _interned.get(key)
+    if found is None:
+        made = _build(parts)
+        with _lock:
+            found = _interned.setdefault(key, made)
+    if spelled is not None and spelled != key:
+        with _lock:
+            _interned[spelled] = found
+    return found
+
+
+def _build(parts: Description) -> Layout:
+    """Make the object of a canonical description."""
+    made = object.__new__(Layout)
+    put = object.__setattr__
+    placements = parts.placements
+    put(made, "mesh", parts.mesh)
+    put(made, "placements", placements)
+    put(made, "shape", parts.shape)
+    put(made, "ndim", len(parts.shape))
+    put(made, "size", prod(parts.shape))
+    put(made, "shard_order", parts.shard_order)
+    put(made, "_boundaries", parts.boundaries)
+    put(made, "_cuts", parts.cuts)
+    put(made, "_partitions", parts.partitions)
+    partial = tuple(i for i, p in enumerate(placements) if type(p) is Partial)
+    replicated = tuple(i for i, p in enumerate(placements) if type(p) is Replicate)
+    put(made, "partial_axes", partial)
+    put(made, "replicated_axes", replicated)
+    put(made, "has_partial", bool(partial))
+    put(made, "is_replicated", len(replicated) == len(placements))
+    put(made, "is_even", all(partition.is_even for partition in parts.partitions))
+    for lazy in ("_abstract", "_own_box", "_own_shape", "_fingerprint"):
+        put(made, lazy, None)
+    return made
+
+
+def _restore(
+    mesh: Mesh,
+    placements: tuple[Placement, ...],
+    shape: Shape,
+    shard_order: tuple[int, ...] | None,
+    boundaries: dict[int, tuple[int, ...]] | None,
+) -> Layout:
+    """Rebuild a layout from its pickle."""
+    return Layout(mesh, placements, shape, shard_order=shard_order, boundaries=boundaries)

@@ -1,0 +1,244 @@
+"""How one array axis is cut into blocks: the one home of count, offset and owner arithmetic."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+from math import prod
+from typing import Any, NoReturn, final
+
+from distarray.errors import LayoutError
+
+
+class Partition(ABC):
+    """A contiguous split of ``range(size)`` into `count` blocks, some of them perhaps empty.
+
+    Attributes
+    ----------
+    size : int
+        Length of the axis.
+    count : int
+        Number of blocks.
+    """
+
+    __slots__ = ("_offsets", "count", "size")
+    size: int
+    count: int
+    _offsets: tuple[int, ...] | None
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__} is immutable: cannot set {name!r}")
+
+    @property
+    @abstractmethod
+    def is_even(self) -> bool:
+        """Whether all blocks have the same length."""
+
+    @abstractmethod
+    def bounds(self, index: int) -> tuple[int, int]:
+        """Return start and stop of block `index`, ``0 <= index < count``."""
+
+    @abstractmethod
+    def owners(self, start: int, stop: int) -> Sequence[int]:
+        """Return, in increasing order, the blocks that hold part of ``range(start, stop)``."""
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """The `count` + 1 boundaries; block i is ``range(offsets[i], offsets[i + 1])``."""
+        if self._offsets is None:
+            made = (*(self.bounds(index)[0] for index in range(self.count)), self.size)
+            object.__setattr__(self, "_offsets", made)
+            return made
+        return self._offsets
+
+    def length(self, index: int) -> int:
+        """Return the length of block `index`."""
+        start, stop = self.bounds(index)
+        return stop - start
+
+    def owner(self, position: int) -> int:
+        """Return the block that holds `position`, ``0 <= position < size``."""
+        return self.owners(position, position + 1)[0]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Partition):
+            return NotImplemented
+        return self is other or (
+            self.size == other.size and self.count == other.count and self.offsets == other.offsets
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.size, self.count))
+
+
+@final
+class _Chunked(Partition):
+    """torch.chunk's split, nested once per count: every query costs the depth, not the count."""
+
+    __slots__ = ("counts",)
+    counts: tuple[int, ...]
+
+    def __init__(self, size: int, counts: tuple[int, ...]) -> None:
+        _fill(self, size=size, count=prod(counts), counts=counts, _offsets=None)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all blocks have the same length."""
+        return self.size % self.count == 0
+
+    def bounds(self, index: int) -> tuple[int, int]:
+        """Return start and stop of block `index`, ``0 <= index < count``."""
+        start, stop, below = 0, self.size, self.count
+        for count in self.counts:
+            below //= count
+            digit, index = divmod(index, below)
+            step = -(-(stop - start) // count)
+            start = min(start + digit * step, stop)
+            stop = min(start + step, stop)
+        return start, stop
+
+    def owners(self, start: int, stop: int) -> Sequence[int]:
+        """Return, in increasing order, the blocks that hold part of ``range(start, stop)``."""
+        start, stop = max(start, 0), min(stop, self.size)
+        if start >= stop:
+            return ()
+        if not self.counts:
+            return range(1)
+        if len(self.counts) == 1:
+            step = -(-self.size // self.counts[0])
+            return range(start // step, (stop - 1) // step + 1)
+        found: list[int] = []
+        _collect(found, self.size, self.counts, self.count, start, stop, 0)
+        return tuple(found)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return chunk, (self.size, self.counts)
+
+    def __repr__(self) -> str:
+        return f"chunk({self.size}, {self.counts})"
+
+
+def _collect(
+    found: list[int],
+    size: int,
+    counts: tuple[int, ...],
+    below: int,
+    start: int,
+    stop: int,
+    base: int,
+) -> None:
+    """Append the nested blocks of ``range(size)`` that meet ``range(start, stop)``."""
+    if not counts:
+        found.append(base)
+        return
+    below //= counts[0]
+    step = -(-size // counts[0])
+    for digit in range(start // step, (stop - 1) // step + 1):
+        first = digit * step
+        length = min(step, size - first)
+        _collect(
+            found,
+            length,
+            counts[1:],
+            below,
+            max(start - first, 0),
+            min(stop - first, length),
+            base + digit * below,
+        )
+
+
+@final
+class _Explicit(Partition):
+    """Any contiguous split, given by its boundaries."""
+
+    __slots__ = ()
+
+    def __init__(self, offsets: tuple[int, ...]) -> None:
+        _fill(self, size=offsets[-1], count=len(offsets) - 1, _offsets=offsets)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all blocks have the same length."""
+        first = self.offsets[1]
+        return all(stop - start == first for start, stop in pairwise(self.offsets))
+
+    def bounds(self, index: int) -> tuple[int, int]:
+        """Return start and stop of block `index`, ``0 <= index < count``."""
+        offsets = self.offsets
+        return offsets[index], offsets[index + 1]
+
+    def owners(self, start: int, stop: int) -> Sequence[int]:
+        """Return, in increasing order, the blocks that hold part of ``range(start, stop)``."""
+        offsets = self.offsets
+        start, stop = max(start, 0), min(stop, self.size)
+        if start >= stop:
+            return ()
+        first = bisect_right(offsets, start) - 1
+        last = bisect_left(offsets, stop)
+        return [i for i in range(first, last) if offsets[i] < offsets[i + 1]]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return explicit, (self.offsets,)
+
+    def __repr__(self) -> str:
+        return f"explicit({self.offsets})"
+
+
+def _fill(partition: Partition, **values: object) -> None:
+    """Set the slots of a partition under construction."""
+    for name, value in values.items():
+        object.__setattr__(partition, name, value)
+
+
+@lru_cache(maxsize=8192)
+def chunk(size: int, counts: tuple[int, ...]) -> Partition:
+    """Return the split that ``torch.chunk`` makes, once per entry of `counts`.
+
+    Blocks have the length ``ceil(size / count)``, the trailing ones are shorter or empty. Every
+    further count cuts each block made so far in the same way.
+
+    Parameters
+    ----------
+    size : int
+        Length of the axis.
+    counts : tuple of int
+        Number of parts of each cut, the first cut first; ``()`` leaves the axis whole.
+
+    Examples
+    --------
+    >>> chunk(10, (4,)).offsets
+    (0, 3, 6, 9, 10)
+    >>> chunk(10, (2, 2)).offsets
+    (0, 3, 5, 8, 10)
+    """
+    if size < 0 or any(count < 1 for count in counts):
+        raise LayoutError(
+            f"chunk({size}, {counts}): the size must not be negative and every count be at least 1"
+        )
+    return _Chunked(size, counts)
+
+
+def explicit(offsets: Sequence[int]) -> Partition:
+    """Return the contiguous split with the given boundaries.
+
+    Parameters
+    ----------
+    offsets : sequence of int
+        Starts with 0, never decreases, ends with the length of the axis.
+
+    Raises
+    ------
+    LayoutError
+        If the offsets are no such sequence.
+    """
+    values = tuple(offsets)
+    if len(values) < 2 or values[0] != 0 or any(a > b for a, b in pairwise(values)):
+        shown = str(values) if len(values) <= 12 else f"({str(values[:8])[1:-1]}, ...)"
+        raise LayoutError(
+            f"boundaries {shown}: they must start with 0, never decrease and end with the length "
+            "of the axis, with one entry more than there are blocks"
+        )
+    return _Explicit(values)
