@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
+from math import prod
 
 from distarray.layout import Layout
 from distarray.typing import Box, Coordinate
@@ -13,6 +14,17 @@ NONE_FIXED: Mapping[int, int] = {}
 Piece = tuple[tuple[int, ...], int, int, int, int]
 """Digits (the block's coordinate on the mesh axes that cut one array axis), start and stop of the
 overlap and start of the block in global indices, flat index of the block."""
+
+
+def block_at(layout: Layout, coordinate: Coordinate) -> Box:
+    """Return the box that a mesh coordinate holds."""
+    return layout.local_box(coordinate) or ()
+
+
+def block_of(layout: Layout, rank: int) -> Box | None:
+    """Return the box that a world rank holds; None outside the mesh."""
+    coordinate = layout.mesh.coordinate_of(rank)
+    return None if coordinate is None else block_at(layout, coordinate)
 
 
 def pieces(
@@ -43,11 +55,14 @@ def pieces(
     if not cutting:
         return [((), start, stop, 0, 0)]
     partition = layout.partition(axis)
-    owners: Iterable[int] = partition.owners(start, stop)
     sizes = [layout.mesh.shape[i] for i in cutting]
-    wanted = [fixed.get(i) for i in cutting]
-    if any(digit is not None for digit in wanted):
-        owners = _with_digits(owners, sizes, wanted)
+    owners: Iterable[int]
+    if fixed.keys().isdisjoint(cutting):
+        owners = partition.owners(start, stop)
+    else:
+        wanted = [fixed.get(i) for i in cutting]
+        last = partition.owner(stop - 1)
+        owners = _with_digits(partition.owner(start), last + 1, 0, sizes, wanted)
     single = len(cutting) == 1
     found: list[Piece] = []
     for block in owners:
@@ -90,37 +105,51 @@ def overlaps(
         )
 
 
+def meeting(layout: Layout, axis: int, start: int, stop: int) -> int:
+    """Return how many blocks along one array axis share something with ``start..stop``."""
+    partition = layout.partition(axis)
+    if layout.boundaries is not None and axis in layout.boundaries:
+        return len(partition.owners(start, stop))
+    sizes = [layout.mesh.shape[i] for i in layout.sharding_axes(axis)]
+    return _meeting(partition.size, sizes, start, stop)
+
+
+def _meeting(size: int, counts: list[int], start: int, stop: int) -> int:
+    """Count the non-empty nested chunks of ``range(size)`` in ``start..stop``, in closed form."""
+    if start >= stop:
+        return 0
+    if not counts:
+        return 1
+    step = -(-size // counts[0])
+    first, last = start // step, (stop - 1) // step
+    if first == last or len(counts) == 1:
+        if len(counts) == 1:
+            return last - first + 1
+        base = first * step
+        return _meeting(min(step, size - base), counts[1:], start - base, stop - base)
+    tail = last * step
+    return (
+        _meeting(step, counts[1:], start - first * step, step)
+        + (last - first - 1) * _meeting(step, counts[1:], 0, step)
+        + _meeting(min(step, size - tail), counts[1:], 0, stop - tail)
+    )
+
+
 def _with_digits(
-    owners: Iterable[int], sizes: list[int], wanted: list[int | None]
-) -> Iterator[int]:
-    """Yield the flat block indices of an ascending run that have the wanted digits."""
-    if not isinstance(owners, range):
-        yield from _filtered(owners, sizes, wanted)
-    elif len(owners):
-        yield from _descend(owners[0], owners[-1] + 1, 0, sizes, wanted)
-
-
-def _filtered(owners: Iterable[int], sizes: list[int], wanted: list[int | None]) -> Iterator[int]:
-    for block in owners:
-        found = digits(block, sizes)
-        if all(want is None or want == digit for want, digit in zip(wanted, found, strict=True)):
-            yield block
-
-
-def _descend(
     low: int, high: int, base: int, sizes: list[int], wanted: list[int | None]
 ) -> Iterator[int]:
-    """Yield the matching indices in ``low..high`` among those that begin at ``base``."""
+    """Yield the block indices in ``low..high`` that have the wanted digits.
+
+    Those among the blocks that begin at ``base`` and that the remaining sizes count.
+    """
     if not sizes:
         yield base
         return
-    below = 1
-    for size in sizes[1:]:
-        below *= size
+    below = prod(sizes[1:])
     first = max((low - base) // below, 0)
     last = min((high - 1 - base) // below, sizes[0] - 1)
     want = wanted[0]
     if want is not None:
         first, last = max(first, want), min(last, want)
     for digit in range(first, last + 1):
-        yield from _descend(low, high, base + digit * below, sizes[1:], wanted[1:])
+        yield from _with_digits(low, high, base + digit * below, sizes[1:], wanted[1:])

@@ -15,15 +15,16 @@ are needed, in the order of the mesh, so that every rank sums in the same order.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 from math import prod
+from operator import mul
 
 from distarray.errors import LayoutError
-from distarray.layout import Layout, Partial, Replicate, Shard
+from distarray.layout import AbstractMesh, Layout, Mesh, Partial, Replicate, Shard
 from distarray.layout._box import intersect
-from distarray.redistribute._blocks import Piece, pieces
+from distarray.redistribute._blocks import Piece, block_at, pieces
 from distarray.typing import Box, Coordinate
 
 Consumer = tuple[Coordinate, Box, tuple[int, ...]]
@@ -32,7 +33,7 @@ Consumer = tuple[Coordinate, Box, tuple[int, ...]]
 
 def same_mesh(src: Layout, dst: Layout) -> bool:
     """Tell whether two layouts have the same ranks at the same coordinates."""
-    return _same_ranks(src.mesh.abstract, dst.mesh.abstract)
+    return src.mesh is dst.mesh or _same_ranks(src.mesh.abstract, dst.mesh.abstract)
 
 
 def kept_partial(src: Layout, dst: Layout) -> tuple[int, ...]:
@@ -43,10 +44,8 @@ def kept_partial(src: Layout, dst: Layout) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _same_ranks(a: object, b: object) -> bool:
-    if a is b or a == b:
-        return True
-    return a.shape == b.shape and tuple(a.ranks) == tuple(b.ranks)  # type: ignore[attr-defined]
+def _same_ranks(a: AbstractMesh, b: AbstractMesh) -> bool:
+    return a.shape == b.shape and a.flat_ranks == b.flat_ranks
 
 
 def shared_cuts(src: Layout, dst: Layout, axis: int) -> int:
@@ -94,6 +93,8 @@ class Route(ABC):
     mesh_axes
         Mesh axes that a transfer may cross; ranks that differ elsewhere never exchange anything.
         Empty between different meshes.
+    sender, receiver
+        World rank at a coordinate of the source mesh, of the destination mesh.
     """
 
     __slots__ = (
@@ -103,7 +104,9 @@ class Route(ABC):
         "kept",
         "mesh_axes",
         "op",
+        "receiver",
         "reduced",
+        "sender",
         "sharded",
         "src",
     )
@@ -127,10 +130,12 @@ class Route(ABC):
         self.sharded = tuple(i for i, p in enumerate(src.placements) if type(p) is Shard)
         self.copied = tuple(i for i, p in enumerate(src.placements) if type(p) is Replicate)
         self.mesh_axes: tuple[int, ...] = ()
+        self.sender = _rank_at(src.mesh)
+        self.receiver = _rank_at(dst.mesh)
 
     @abstractmethod
-    def peers(self, coordinate: Coordinate, rank: int, block: list[int]) -> tuple[int, ...]:
-        """Return the ranks from which the rank at a destination coordinate takes a block."""
+    def peers(self, coordinate: Coordinate, block: list[int]) -> tuple[int, ...]:
+        """Return the ranks from which the one at a destination coordinate takes a block."""
 
     @abstractmethod
     def consumers(self, coordinate: Coordinate, box: Box) -> Iterator[Consumer]:
@@ -138,14 +143,14 @@ class Route(ABC):
 
     def _contributors(self, block: list[int]) -> tuple[int, ...]:
         """Return the ranks of all contributions to a block, given one coordinate of it."""
-        rank_at = self.src.mesh.rank_at
+        rank_at = self.sender
         if not self.reduced:
-            return (rank_at(tuple(block)),)
+            return (rank_at(block),)
         found = []
         for digits in self._reduced_digits():
             for i, digit in zip(self.reduced, digits, strict=True):
                 block[i] = digit
-            found.append(rank_at(tuple(block)))
+            found.append(rank_at(block))
         return tuple(found)
 
     def _reduced_digits(self) -> Iterator[tuple[int, ...]]:
@@ -154,11 +159,22 @@ class Route(ABC):
 
     def _overlap(self, coordinate: Coordinate, box: Box) -> Consumer | None:
         """Return what the block at a destination coordinate shares with a box, if anything."""
-        block = self.dst.local_box(coordinate)
+        block = block_at(self.dst, coordinate)
         shared = intersect(block, box)
         if shared is None:
             return None
         return coordinate, shared, tuple([start for start, _ in block])
+
+
+def _rank_at(mesh: Mesh) -> Callable[[Sequence[int]], int]:
+    """Return `mesh.rank_at` without its checks, which would dominate long lists of peers."""
+    strides = [1] * mesh.ndim
+    for i in range(mesh.ndim - 1, 0, -1):
+        strides[i - 1] = strides[i] * mesh.shape[i]
+    ranks = mesh.flat_ranks
+    if mesh.ndim == 1:
+        return lambda coordinate: ranks[coordinate[0]]
+    return lambda coordinate: ranks[sum(map(mul, coordinate, strides))]
 
 
 def _op(layout: Layout, mesh_axis: int) -> str:
@@ -196,7 +212,7 @@ class RowRoute(Route):
         self._shifting = tuple(shifting) if shifted else ()
         self._shifted = tuple(shifted)
         self._late = tuple(sorted({into[i] for i in shifted}))
-        self.fixed = tuple(i for i in (*self.copied, *kept) if i not in shifted)
+        self.fixed = tuple(i for i in (*self.copied, *self.kept) if i not in shifted)
         self._free = tuple(i for i in range(src.mesh.ndim) if i not in into and i not in self.fixed)
         crossed = {*self.reduced, *shifted, *(i for i in self.sharded if i not in still)}
         self.mesh_axes = tuple(sorted(i for i in crossed if shape[i] > 1))
@@ -206,7 +222,7 @@ class RowRoute(Route):
         """Whether a receiver may take a copy outside its own mesh row."""
         return bool(self._shifted)
 
-    def peers(self, coordinate: Coordinate, rank: int, block: list[int]) -> tuple[int, ...]:
+    def peers(self, coordinate: Coordinate, block: list[int]) -> tuple[int, ...]:
         held = all(block[i] == coordinate[i] for i in self.sharded)
         for i in self.fixed:
             block[i] = coordinate[i]
@@ -300,9 +316,9 @@ class TurnRoute(Route):
         self._whole = tuple(i for i, p in enumerate(dst.placements) if type(p) is not Shard)
         self._whole_count = prod(dst.mesh.shape[i] for i in self._whole)
 
-    def peers(self, coordinate: Coordinate, rank: int, block: list[int]) -> tuple[int, ...]:
+    def peers(self, coordinate: Coordinate, block: list[int]) -> tuple[int, ...]:
         shape = self.src.mesh.shape
-        own = self.src.mesh.coordinate_of(rank)
+        own = self.src.mesh.coordinate_of(self.receiver(coordinate))
         if own is not None and all(block[i] == own[i] for i in self.sharded):
             for i in self.copied:
                 block[i] = own[i]
@@ -348,7 +364,7 @@ class TurnRoute(Route):
         for axis, piece in enumerate(chosen):
             for i, digit in zip(self.dst.sharding_axes(axis), piece[0], strict=True):
                 found[i] = digit
-        own = self.src.mesh.coordinate_of(self.dst.mesh.rank_at(tuple(found)))
+        own = self.src.mesh.coordinate_of(self.receiver(found))
         if own is not None and all(own[i] == coordinate[i] for i in self.sharded):
             return
         yield (
@@ -362,7 +378,7 @@ class TurnRoute(Route):
         for digits in self._reduced_digits():
             for i, digit in zip(self.reduced, digits, strict=True):
                 found[i] = digit
-            there = self.dst.mesh.coordinate_of(self.src.mesh.rank_at(tuple(found)))
+            there = self.dst.mesh.coordinate_of(self.sender(found))
             consumer = None if there is None else self._overlap(there, box)
             if consumer is not None:
                 yield consumer

@@ -7,16 +7,15 @@ talking.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
 from distarray.layout import Layout
-from distarray.layout._box import slices, volume
-from distarray.redistribute._blocks import overlaps
-from distarray.redistribute._copies import Consumer, route
+from distarray.layout._box import is_empty, slices, volume
+from distarray.redistribute._blocks import block_at, overlaps
+from distarray.redistribute._copies import route
 from distarray.redistribute._rounds import WHOLE, Part, cut
-from distarray.typing import Box, Coordinate
+from distarray.typing import Box
 
 
 class Transfer(NamedTuple):
@@ -76,14 +75,16 @@ def receives(src: Layout, dst: Layout, rank: int, part: Part = WHOLE) -> tuple[T
     coordinate = dst.mesh.coordinate_of(rank)
     if coordinate is None:
         return ()
-    box = dst.local_box(coordinate)
+    box = block_at(dst, coordinate)
     origin = tuple([start for start, _ in box])
     choose = route(src, dst).peers
-    found = []
+    found: list[Transfer] = []
     for block, shared, block_origin in overlaps(src, box):
-        peers = choose(coordinate, rank, block)
-        for piece in cut(shared, part):
-            found.append(Transfer(peers, _less(piece, block_origin), _less(piece, origin)))
+        peers = choose(coordinate, block)
+        found += [
+            Transfer(peers, _less(piece, block_origin), _less(piece, origin))
+            for piece in cut(shared, part)
+        ]
     return tuple(found)
 
 
@@ -97,20 +98,19 @@ def sends(src: Layout, dst: Layout, rank: int, part: Part = WHOLE) -> tuple[Tran
     coordinate = src.mesh.coordinate_of(rank)
     if coordinate is None:
         return ()
-    box = src.local_box(coordinate)
+    box = block_at(src, coordinate)
     origin = tuple([start for start, _ in box])
-    found = []
-    for there, shared, block_origin in _consumers(src, dst, coordinate, box):
-        peer = (dst.mesh.rank_at(there),)
-        for piece in cut(shared, part):
-            found.append(Transfer(peer, _less(piece, origin), _less(piece, block_origin)))
+    if is_empty(box):
+        return ()
+    way = route(src, dst)
+    found: list[Transfer] = []
+    for there, shared, block_origin in way.consumers(coordinate, box):
+        peer = (way.receiver(there),)
+        found += [
+            Transfer(peer, _less(piece, origin), _less(piece, block_origin))
+            for piece in cut(shared, part)
+        ]
     return tuple(found)
-
-
-def _consumers(src: Layout, dst: Layout, coordinate: Coordinate, box: Box) -> Iterator[Consumer]:
-    if any(start >= stop for start, stop in box):
-        return iter(())
-    return route(src, dst).consumers(coordinate, box)
 
 
 def _less(box: Box, origin: tuple[int, ...]) -> Box:

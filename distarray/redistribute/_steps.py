@@ -17,6 +17,7 @@ from distarray.layout._box import shift, volume
 from distarray.layout._partition import chunk
 from distarray.layout._reduction import REDUCTIONS
 from distarray.redistribute import _volumes
+from distarray.redistribute._blocks import block_at
 from distarray.redistribute._copies import route
 from distarray.redistribute._exchange import Transfer, receives, sends
 from distarray.redistribute._rounds import WHOLE, Part
@@ -82,7 +83,7 @@ class LocalStep:
         coordinate = self.src.mesh.coordinate_of(rank)
         if coordinate is None or not self.keeps(rank):
             return None
-        old, new = self.src.local_box(coordinate), self.dst.local_box(coordinate)
+        old, new = block_at(self.src, coordinate), block_at(self.dst, coordinate)
         return shift(new if self.kind == "slice" else old, old)
 
     def target_box(self, rank: int) -> Box | None:
@@ -90,22 +91,22 @@ class LocalStep:
         coordinate = self.src.mesh.coordinate_of(rank)
         if coordinate is None or not self.keeps(rank):
             return None
-        old, new = self.src.local_box(coordinate), self.dst.local_box(coordinate)
+        old, new = block_at(self.src, coordinate), block_at(self.dst, coordinate)
         return shift(new if self.kind == "slice" else old, new)
 
-    def bytes_received(self, rank: int) -> int:
+    def bytes_received(self, rank: int) -> int:  # noqa: ARG002
         """Return 0."""
         return 0
 
-    def bytes_sent(self, rank: int) -> int:
+    def bytes_sent(self, rank: int) -> int:  # noqa: ARG002
         """Return 0."""
         return 0
 
-    def messages(self, rank: int) -> int:
+    def messages(self, rank: int) -> int:  # noqa: ARG002
         """Return 0."""
         return 0
 
-    def scratch_bytes(self, rank: int) -> int:
+    def scratch_bytes(self, rank: int) -> int:  # noqa: ARG002
         """Return 0."""
         return 0
 
@@ -280,7 +281,7 @@ class AllReduceStep:
         index = 0
         for i in self.mesh_axes:
             index = index * mesh.shape[i] + coordinate[i]
-        size = volume(self.src.local_box(coordinate))
+        size = volume(block_at(self.src, coordinate))
         start, stop = chunk(size, (count,)).bounds(index)
         return size, stop - start, count
 
@@ -290,7 +291,7 @@ Step: TypeAlias = LocalStep | ExchangeStep | AllReduceStep
 
 def spreads(op: str) -> bool:
     """Tell whether every rank of a group may keep one value as its ``Partial`` contribution."""
-    return op == "avg" or REDUCTIONS[op].idempotent
+    return REDUCTIONS[op].keeps_copies()
 
 
 def reduced_dtype(op: str | None, dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from math import prod
 
 from distarray.layout import Layout
-from distarray.layout._box import intersect, volume
-from distarray.redistribute._blocks import pieces
+from distarray.layout._box import intersect, is_empty, volume
+from distarray.redistribute._blocks import block_of, meeting, pieces
 from distarray.redistribute._copies import RowRoute, kept_partial, route
 from distarray.redistribute._exchange import sends
 from distarray.typing import Box
@@ -18,7 +18,7 @@ from distarray.typing import Box
 
 def received(src: Layout, dst: Layout, rank: int) -> int:
     """Return how many values a rank receives from others in one exchange."""
-    box = _box(dst, rank)
+    box = block_of(dst, rank)
     if box is None:
         return 0
     return volume(box) * route(src, dst).contributions - _shared(src, box, rank)
@@ -26,8 +26,8 @@ def received(src: Layout, dst: Layout, rank: int) -> int:
 
 def sent(src: Layout, dst: Layout, rank: int) -> int:
     """Return how many values a rank sends to others in one exchange."""
-    box = _box(src, rank)
-    if box is None or not volume(box):
+    box = block_of(src, rank)
+    if box is None or is_empty(box):
         return 0
     way = route(src, dst)
     if isinstance(way, RowRoute) and not way.shifted:
@@ -36,7 +36,7 @@ def sent(src: Layout, dst: Layout, rank: int) -> int:
         fixed = ()
     else:  # whose turn it is has no closed form
         return sum([t.size for t in sends(src, dst, rank) if t.peers[0] != rank])
-    coordinate = src.mesh.coordinate_of(rank)
+    coordinate = src.mesh.coordinate_of(rank) or ()
     at = {i: coordinate[i] for i in fixed}
     total = prod(
         dst.mesh.shape[i] for i in (*dst.replicated_axes, *dst.partial_axes) if i not in at
@@ -51,13 +51,13 @@ def sent(src: Layout, dst: Layout, rank: int) -> int:
 
 def senders(src: Layout, dst: Layout, rank: int) -> int:
     """Return from how many other ranks a rank receives something in one exchange."""
-    box = _box(dst, rank)
-    if box is None or not volume(box):
+    box = block_of(dst, rank)
+    if box is None or is_empty(box):
         return 0
     blocks = 1
     for axis, (start, stop) in enumerate(box):
         if src.sharding_axes(axis):
-            blocks *= len(src.partition(axis).owners(start, stop))
+            blocks *= meeting(src, axis, start, stop)
     return blocks * route(src, dst).contributions - (1 if _shared(src, box, rank) else 0)
 
 
@@ -72,7 +72,7 @@ def lacking(src: Layout, dst: Layout, rank: int) -> int:
     Where the destination has a ``Partial`` that the source lacks, nothing need be received:
     a value may be contributed by a rank that holds it.
     """
-    box = _box(dst, rank)
+    box = block_of(dst, rank)
     if box is None:
         return 0
     kept = kept_partial(src, dst)
@@ -83,14 +83,9 @@ def lacking(src: Layout, dst: Layout, rank: int) -> int:
     return volume(box) - _shared(src, box, rank)
 
 
-def _box(layout: Layout, rank: int) -> Box | None:
-    coordinate = layout.mesh.coordinate_of(rank)
-    return None if coordinate is None else layout.local_box(coordinate)
-
-
 def _shared(layout: Layout, box: Box, rank: int) -> int:
     """Return how many values of a box lie in a rank's block."""
-    own = _box(layout, rank)
+    own = block_of(layout, rank)
     if own is None:
         return 0
     shared = intersect(own, box)

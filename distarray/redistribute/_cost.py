@@ -1,0 +1,136 @@
+"""What a step costs: seconds from latency, bytes, copies, reductions and fresh memory.
+
+The numbers are orders of magnitude, good enough to choose between plans, and the same on every
+rank: plans must agree. Bytes dominate long blocks, messages short ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from distarray.layout import AbstractMesh
+
+
+class Traffic(NamedTuple):
+    """What one rank does in one step, in values.
+
+    Attributes
+    ----------
+    received
+        From other ranks.
+    sent
+        To other ranks.
+    copied
+        From the rank's own block, unchanged.
+    reduced
+        Contributions read in order to reduce them.
+    written
+        Size of the new block.
+    messages
+        Number of peers (or of hops, in a collective).
+    remote
+        Share of the received values that comes from other nodes.
+    rounds
+        How often all ranks wait for one another.
+    """
+
+    received: float = 0.0
+    sent: float = 0.0
+    copied: float = 0.0
+    reduced: float = 0.0
+    written: float = 0.0
+    messages: float = 0.0
+    remote: float = 0.0
+    rounds: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Speeds of a machine, as one of its ranks sees them.
+
+    Attributes
+    ----------
+    round_near, round_far
+        Seconds until the ranks of a node (of several nodes) have waited for one another.
+    message_near, message_far
+        Seconds to begin one transfer within a node, between nodes.
+    bandwidth_near, bandwidth_far
+        Bytes per second received within a node, between nodes (its share of the network).
+    bandwidth_copy, bandwidth_reduce
+        Bytes per second copied, read for reduction.
+    memory
+        Seconds per byte of a new block; what fresh pages cost.
+    ranks_per_node
+        Consecutive world ranks that share a node; None: all do.
+    """
+
+    round_near: float = 3e-6
+    round_far: float = 10e-6
+    message_near: float = 0.5e-6
+    message_far: float = 2e-6
+    bandwidth_near: float = 5e9
+    bandwidth_far: float = 1.5e9
+    bandwidth_copy: float = 6.5e9
+    bandwidth_reduce: float = 8e9
+    memory: float = 1e-10
+    ranks_per_node: int | None = None
+
+    def seconds(self, traffic: Traffic, itemsize: int) -> float:
+        """Return the estimated seconds of a step."""
+        far = traffic.remote
+        latency = self.latency(traffic)
+        moved = max(traffic.received, traffic.sent) * itemsize
+        transport = moved * ((1.0 - far) / self.bandwidth_near + far / self.bandwidth_far)
+        local = (
+            traffic.copied / self.bandwidth_copy
+            + traffic.reduced / self.bandwidth_reduce
+            + traffic.written * self.memory
+        ) * itemsize
+        return latency + transport + local
+
+    def latency(self, traffic: Traffic) -> float:
+        """Return the seconds that a step takes however few values it moves."""
+        far = traffic.remote
+        per_message = self.message_near + far * (self.message_far - self.message_near)
+        per_round = self.round_far if far else self.round_near
+        return traffic.messages * per_message + traffic.rounds * per_round
+
+    def remote_share(self, mesh: AbstractMesh, mesh_axes: Sequence[int]) -> float:
+        """Return the share of a rank's peers along mesh axes that live on other nodes.
+
+        Looked up for the first rank, in at most ``ranks_per_node`` steps.
+        """
+        per_node = self.ranks_per_node
+        if per_node is None:
+            return 0.0
+        shape = mesh.shape
+        size = prod(shape[i] for i in mesh_axes)
+        if size <= 1:
+            return 0.0
+        coordinate = [0] * len(shape)
+        node = mesh.rank_at(tuple(coordinate)) // per_node
+        near = 1
+        while near < min(size, per_node):
+            index = near
+            for i in reversed(mesh_axes):
+                index, coordinate[i] = divmod(index, shape[i])
+            if mesh.rank_at(tuple(coordinate)) // per_node != node:
+                break
+            near += 1
+        return (size - near) / (size - 1)
+
+    def share_between(self, a: AbstractMesh, b: AbstractMesh) -> float:
+        """Return the share of values between two meshes that crosses nodes (a rough guess)."""
+        per_node = self.ranks_per_node
+        if per_node is None:
+            return 0.0
+        first, last = (0,) * a.ndim, tuple(n - 1 for n in b.shape)
+        here = {a.rank_at(first) // per_node, a.rank_at(tuple(n - 1 for n in a.shape)) // per_node}
+        there = {b.rank_at((0,) * b.ndim) // per_node, b.rank_at(last) // per_node}
+        return 0.0 if len(here | there) == 1 else 1.0
+
+
+DEFAULT_MODEL = CostModel()

@@ -1,0 +1,142 @@
+"""Layouts on the way: where an exchange stops, and what a mesh axis may be in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from distarray.layout import Layout, Partial, Placement, Replicate, Shard
+from distarray.layout._partition import chunk
+from distarray.layout._reduction import REDUCTIONS
+from distarray.redistribute._copies import kept_partial, shared_cuts
+
+Placements = tuple[Placement, ...]
+
+
+def exchange_target(src: Layout, dst: Layout, dtype: np.dtype[Any], same: bool) -> Layout:
+    """Return the layout from which `dst` needs no more communication.
+
+    That is ``dst`` itself, unless it has ``Partial`` mesh axes that ``src`` lacks. These become
+
+    - ``Replicate``, where the values are replicated already, or an operation has no identity with
+      which to fill the rest of a block (``avg``);
+    - otherwise the last cut of an array axis, so that every value travels once.
+    """
+    kept = kept_partial(src, dst) if same else ()
+    created = [i for i in dst.partial_axes if i not in kept]
+    if not created:
+        return dst
+    placements = list(dst.placements)
+    cuts = {axis: list(dst.sharding_axes(axis)) for axis in range(dst.ndim)}
+    for i in created:
+        before = src.placements[i] if same else None
+        axis = None
+        if type(before) is not Replicate and has_identity(dst.placements[i], dtype):
+            axis = before.axis if type(before) is Shard else best_axis(dst, placements, i)
+        if axis is None or dst.mesh.shape[i] == 1:
+            placements[i] = Replicate()
+        else:
+            placements[i] = Shard(axis)
+            cuts[axis].append(i)
+    boundaries = {
+        axis: found
+        for axis, mesh_axes in cuts.items()
+        if (found := _nested(src, dst, axis, mesh_axes, same)) is not None
+    }
+    return dst.replace(
+        placements=placements, shard_order=_order(cuts, dst.mesh.ndim), boundaries=boundaries
+    )
+
+
+def has_identity(placement: Placement, dtype: np.dtype[Any]) -> bool:
+    """Tell whether blocks can be filled with values that do not change the reduced ones."""
+    if type(placement) is not Partial or placement.op == "avg":
+        return False
+    return REDUCTIONS[placement.op].identity(dtype.kind, dtype.itemsize) is not None
+
+
+def best_axis(layout: Layout, placements: Sequence[Placement], mesh_axis: int) -> int | None:
+    """Return the array axis that one more mesh axis had best cut; None in a 0-d array.
+
+    One that it cuts evenly, and among these the longest in a block.
+    """
+    count = layout.mesh.shape[mesh_axis]
+    counts = cut_counts(layout, placements)
+    lengths = [-(-size // n) for size, n in zip(layout.shape, counts, strict=True)]
+    return max(
+        range(layout.ndim),
+        key=lambda axis: (lengths[axis] % count == 0, lengths[axis], -axis),
+        default=None,
+    )
+
+
+def cut_counts(layout: Layout, placements: Sequence[Placement]) -> list[int]:
+    """Return into how many blocks placements cut each array axis."""
+    counts = [1] * layout.ndim
+    for placement, size in zip(placements, layout.mesh.shape, strict=True):
+        if type(placement) is Shard:
+            counts[placement.axis] *= size
+    return counts
+
+
+def between(src: Layout, goal: Layout, placements: Placements) -> Layout:
+    """Return the layout with these placements on the way from ``src`` to ``goal``, on one mesh.
+
+    Cuts that it shares with the goal come first and in the goal's order, then those it shares with
+    the source, then new ones, so that what is cut late is gathered early. Explicit boundaries stay
+    where an array axis is cut as in the source or as in the goal.
+    """
+    if placements == src.placements:
+        return src
+    if placements == goal.placements:
+        return goal
+    cuts: dict[int, list[int]] = {}
+    boundaries = {}
+    for axis in range(src.ndim):
+        here = [i for i, p in enumerate(placements) if type(p) is Shard and p.axis == axis]
+        late, early = goal.sharding_axes(axis), src.sharding_axes(axis)
+        if sorted(early) == here and sorted(late) != here:
+            cuts[axis] = list(early)
+        else:
+            ranked = [*late, *early]
+            cuts[axis] = sorted(here, key=lambda i: ranked.index(i) if i in ranked else 1 << 30)
+        for layout, same_cuts in ((goal, late), (src, early)):
+            if here and tuple(cuts[axis]) == tuple(same_cuts):
+                if layout.boundaries is not None and axis in layout.boundaries:
+                    boundaries[axis] = layout.boundaries[axis]
+                break
+    order = _order(cuts, src.mesh.ndim)
+    return src.replace(placements=placements, shard_order=order, boundaries=boundaries or None)
+
+
+def _order(cuts: dict[int, list[int]], ndim: int) -> list[int]:
+    """Return all mesh axes, those that cut one array axis in the order in which they do."""
+    order = [i for mesh_axes in cuts.values() for i in mesh_axes]
+    return order + [i for i in range(ndim) if i not in order]
+
+
+def _nested(
+    src: Layout, dst: Layout, axis: int, mesh_axes: list[int], same: bool
+) -> tuple[int, ...] | None:
+    """Return explicit offsets of ``dst``'s blocks along one axis, cut further by new mesh axes."""
+    explicit = dst.boundaries is not None and axis in dst.boundaries
+    old = dst.sharding_axes(axis)
+    if len(mesh_axes) == len(old):
+        return dst.partition(axis).offsets if explicit else None
+    alike = same and tuple(mesh_axes) == src.sharding_axes(axis)
+    if alike and shared_cuts(src, dst, axis) == len(old):
+        known = src.boundaries is not None and axis in src.boundaries
+        return src.partition(axis).offsets if known else None
+    if not explicit:
+        return None
+    outer = dst.partition(axis).offsets
+    counts = tuple(dst.mesh.shape[i] for i in mesh_axes[len(old) :])
+    offsets = [0]
+    for start, stop in pairwise(outer):
+        inner = chunk(stop - start, counts)
+        offsets += [start + inner.bounds(i)[1] for i in range(prod(counts))]
+    return tuple(offsets)
