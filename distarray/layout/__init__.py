@@ -1,15 +1,19 @@
 """Meshes, placements and layouts: arithmetic on who holds what, with no arrays and no MPI."""
 
 from distarray.layout import _box as box
+from distarray.layout import _dimmap as dimmap
+from distarray.layout._dimmap import DimMap
 from distarray.layout._layout import Layout
 from distarray.layout._mesh import AbstractMesh, Mesh
 from distarray.layout._partition import Partition, chunk, explicit
 from distarray.layout._placements import Partial, Placement, Replicate, Shard
+from distarray.layout._propagate import propagate, stages
 from distarray.layout._reduction import REDUCTIONS, Reduction
 
 __all__ = [
     "REDUCTIONS",
     "AbstractMesh",
+    "DimMap",
     "Layout",
     "Mesh",
     "Partial",
@@ -20,5 +24,8 @@ __all__ = [
     "Shard",
     "box",
     "chunk",
+    "dimmap",
     "explicit",
+    "propagate",
+    "stages",
 ]

@@ -37,6 +37,11 @@ class Partition(ABC):
     def is_even(self) -> bool:
         """Whether all blocks have the same length."""
 
+    @property
+    @abstractmethod
+    def largest(self) -> int:
+        """The length of the longest block."""
+
     @abstractmethod
     def bounds(self, index: int) -> tuple[int, int]:
         """Return start and stop of block `index`, ``0 <= index < count``."""
@@ -88,6 +93,11 @@ class _Chunked(Partition):
     def is_even(self) -> bool:
         """Whether all blocks have the same length."""
         return self.size % self.count == 0
+
+    @property
+    def largest(self) -> int:
+        """The length of the longest block: the first, since ceil-sized blocks come first."""
+        return self.bounds(0)[1]
 
     def bounds(self, index: int) -> tuple[int, int]:
         """Return start and stop of block `index`, ``0 <= index < count``."""
@@ -164,6 +174,11 @@ class _Explicit(Partition):
         """Whether all blocks have the same length."""
         first = self.offsets[1]
         return all(stop - start == first for start, stop in pairwise(self.offsets))
+
+    @property
+    def largest(self) -> int:
+        """The length of the longest block."""
+        return max(stop - start for start, stop in pairwise(self.offsets))
 
     def bounds(self, index: int) -> tuple[int, int]:
         """Return start and stop of block `index`, ``0 <= index < count``."""
