@@ -1,0 +1,583 @@
+"""What a communicator is: checks, logging and the calls that every transport answers alike.
+
+A transport (``_mpi``, ``_simulated``) moves flat NumPy arrays; it fills in the methods with an
+underscore. Buffers are C-contiguous, of any shape, taken as flat; counts are in elements and may
+exceed 2**31. Send and receive buffers do not overlap (but for ``all_reduce``). Every call but
+the point-to-point ones is collective over the communicator.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from time import perf_counter
+from typing import Any, Literal, overload
+
+import numpy as np
+from distarray.comm import _backend, _log, _memory
+from distarray.comm._collectives import (
+    Counts,
+    check_buffer,
+    check_pair,
+    check_rank,
+    check_size,
+    checked_counts,
+    from_host,
+    on_host,
+)
+from distarray.comm._reducing import prepare_reduction
+from distarray.comm._requests import Completed, Request, Then
+from distarray.errors import ArgumentError, DTypeError
+from distarray.typing import Buffer
+
+Views = AbstractContextManager[list[np.ndarray | None]]
+
+
+class Communicator(ABC):
+    """Ranks that move values among themselves.
+
+    A call with ``blocking=False`` returns at once; its buffers belong to the request until
+    ``wait()``, which returns the received values, or ``test()`` says that it is done.
+
+    Attributes
+    ----------
+    rank, size
+        This process's rank, and how many there are.
+    ranks
+        For each of them, its rank in the communicator of the program: the numbers that meshes
+        are made of.
+    name
+        The mesh axis that it serves, or "mesh" or "world": what ``CommLog`` calls it.
+    meshes
+        The device meshes that have been made over it.
+    """
+
+    rank: int
+    size: int
+    ranks: tuple[int, ...]
+    name: str
+    meshes: dict[Any, Any]
+
+    def __init__(self, rank: int, ranks: tuple[int, ...], name: str) -> None:
+        self.rank = rank
+        self.size = len(ranks)
+        self.ranks = ranks
+        self.name = name
+        self.meshes = {}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}: rank {self.rank} of {self.size}>"
+
+    # --- collectives -----------------------------------------------------------------------------
+
+    def barrier(self) -> None:
+        """Wait until every rank has come here."""
+        if self.size > 1:
+            started = perf_counter()
+            self._barrier()
+            _log.record("barrier", self.name, 0, perf_counter() - started)
+
+    def all_gather(
+        self, send: Buffer, recv: Buffer, counts: Counts | None = None, *, blocking: bool = True
+    ) -> Request:
+        """Put every rank's ``send`` into every rank's ``recv``, in rank order.
+
+        Parameters
+        ----------
+        send
+            ``counts[rank]`` elements.
+        recv
+            ``sum(counts)`` elements.
+        counts
+            What each rank sends, the same on every rank; default: all as much.
+        """
+        check_pair(send, recv, "all_gather")
+        counts = checked_counts(counts, self.size, recv.size, "receive", "all_gather")
+        check_size(send, counts[self.rank], "send", "all_gather")
+        if self.size == 1:
+            return _copied(send, recv)
+        started = perf_counter()
+        target = on_host(recv)
+        request = self._all_gather(on_host(send), target, counts, blocking)
+        nbytes = recv.nbytes - send.nbytes
+        return self._track("all_gather", nbytes, started, request, lambda: from_host(target, recv))
+
+    @overload
+    def all_reduce(
+        self,
+        array: Buffer,
+        op: str = ...,
+        out: Buffer | None = ...,
+        *,
+        bfloat16: bool = ...,
+        blocking: Literal[True] = ...,
+    ) -> Buffer: ...
+
+    @overload
+    def all_reduce(
+        self,
+        array: Buffer,
+        op: str = ...,
+        out: Buffer | None = ...,
+        *,
+        bfloat16: bool = ...,
+        blocking: Literal[False],
+    ) -> Request: ...
+
+    def all_reduce(
+        self,
+        array: Buffer,
+        op: str = "sum",
+        out: Buffer | None = None,
+        *,
+        bfloat16: bool = False,
+        blocking: bool = True,
+    ) -> Buffer | Request:
+        """Return the reduction of every rank's array, bitwise the same on every rank.
+
+        Parameters
+        ----------
+        array
+            The same shape and dtype on every rank.
+        op
+            sum avg min max prod, any all (bool), band bor bxor (bool and integers).
+        out
+            Where the result goes, possibly ``array`` itself; default: a new array. Of dtype
+            float64 for the average of integers.
+        bfloat16
+            Whether the items are bfloat16 held as uint16.
+        """
+        check_buffer(array, "send", "all_reduce")
+        source = on_host(array)
+        reduction = prepare_reduction(source, op, self.size, bfloat16)
+        out = _result(array, array.shape, reduction.dtype, out, "all_reduce")
+        in_place = out is array
+        started = perf_counter()
+        finish = reduction.finish
+        wire = reduction.wire
+        if finish is None:
+            target = on_host(out)
+            send = target if in_place else wire
+        else:
+            target = np.empty_like(wire) if np.may_share_memory(wire, source) else wire
+            send = target if target is wire else wire
+
+        def complete() -> Buffer:
+            return from_host(target if finish is None else finish(target), out)
+
+        if self.size == 1:
+            if send is not target:
+                target[...] = send
+            value = complete()
+            return value if blocking else Completed(value)
+        request = self._all_reduce(send, target, reduction.op, blocking)
+        share = 2 * (self.size - 1) * wire.nbytes // self.size
+        tracked = self._track("all_reduce", share, started, request, complete)
+        return tracked.wait() if blocking else tracked
+
+    def reduce_scatter(
+        self,
+        send: Buffer,
+        recv: Buffer,
+        counts: Counts | None = None,
+        op: str = "sum",
+        *,
+        bfloat16: bool = False,
+        blocking: bool = True,
+    ) -> Request:
+        """Reduce every rank's ``send``, and put part ``rank`` of it into ``recv``.
+
+        Parameters
+        ----------
+        send
+            ``sum(counts)`` elements.
+        recv
+            ``counts[rank]`` elements; float64 for the average of integers.
+        counts
+            What each rank receives, the same on every rank; default: all as much.
+        op, bfloat16
+            As for ``all_reduce``.
+        """
+        check_buffer(send, "send", "reduce_scatter")
+        check_buffer(recv, "receive", "reduce_scatter")
+        counts = checked_counts(counts, self.size, send.size, "receive", "reduce_scatter")
+        check_size(recv, counts[self.rank], "receive", "reduce_scatter")
+        source = on_host(send)
+        reduction = prepare_reduction(source, op, self.size, bfloat16)
+        _result(send, recv.shape, reduction.dtype, recv, "reduce_scatter")
+        started = perf_counter()
+        finish = reduction.finish
+        wire = reduction.wire
+        target = on_host(recv) if finish is None else np.empty(recv.size, wire.dtype)
+
+        def complete() -> Buffer:
+            return from_host(target if finish is None else finish(target), recv)
+
+        if self.size == 1:
+            target[...] = wire
+            return Completed(complete())
+        request = self._reduce_scatter(wire, target, counts, reduction.op, blocking)
+        nbytes = (self.size - 1) * target.nbytes
+        return self._track("reduce_scatter", nbytes, started, request, complete)
+
+    def all_to_all(
+        self,
+        send: Buffer,
+        recv: Buffer,
+        send_counts: Counts | None = None,
+        recv_counts: Counts | None = None,
+        *,
+        blocking: bool = True,
+    ) -> Request:
+        """Send part ``i`` of ``send`` to rank ``i``, and put what rank ``i`` sends into part ``i``.
+
+        Parameters
+        ----------
+        send, recv
+            ``sum(send_counts)`` and ``sum(recv_counts)`` elements.
+        send_counts, recv_counts
+            What goes to and comes from each rank; default: all as much.
+        """
+        check_pair(send, recv, "all_to_all")
+        sends = checked_counts(send_counts, self.size, send.size, "send", "all_to_all")
+        receives = checked_counts(recv_counts, self.size, recv.size, "receive", "all_to_all")
+        if sends[self.rank] != receives[self.rank]:
+            raise ArgumentError(
+                f"all_to_all would send {sends[self.rank]} elements from rank {self.rank} to "
+                f"itself and receive {receives[self.rank]}; make the two counts equal"
+            )
+        if self.size == 1:
+            return _copied(send, recv)
+        started = perf_counter()
+        target = on_host(recv)
+        request = self._all_to_all(on_host(send), target, sends, receives, blocking)
+        nbytes = recv.nbytes - receives[self.rank] * recv.itemsize
+        return self._track("all_to_all", nbytes, started, request, lambda: from_host(target, recv))
+
+    def broadcast(self, array: Buffer, root: int = 0, *, blocking: bool = True) -> Request:
+        """Put the root's values into every rank's ``array``."""
+        check_buffer(array, "", "broadcast")
+        root = check_rank(root, self.size, "root")
+        if self.size == 1:
+            return Completed(array)
+        started = perf_counter()
+        target = on_host(array)
+        request = self._broadcast(target, root, blocking)
+        nbytes = 0 if self.rank == root else array.nbytes
+        return self._track("broadcast", nbytes, started, request, lambda: from_host(target, array))
+
+    def scatter(
+        self,
+        send: Buffer | None,
+        recv: Buffer,
+        counts: Counts | None = None,
+        root: int = 0,
+        *,
+        blocking: bool = True,
+    ) -> Request:
+        """Put part ``rank`` of the root's ``send`` into ``recv``.
+
+        Parameters
+        ----------
+        send
+            ``sum(counts)`` elements on the root; None elsewhere.
+        recv
+            ``counts[rank]`` elements.
+        counts
+            What each rank receives, the same on every rank; default: all as much.
+        """
+        check_buffer(recv, "receive", "scatter")
+        root = check_rank(root, self.size, "root")
+        total = _total(counts, recv, self.size)
+        parts = checked_counts(counts, self.size, total, "receive", "scatter")
+        check_size(recv, parts[self.rank], "receive", "scatter")
+        source = None
+        if self.rank == root:
+            if send is None:
+                raise ArgumentError(f"scatter needs a send buffer on its root, rank {root}")
+            check_pair(send, recv, "scatter")
+            check_size(send, sum(parts), "send", "scatter")
+            if self.size == 1:
+                return _copied(send, recv)
+            source = on_host(send)
+        started = perf_counter()
+        target = on_host(recv)
+        request = self._scatter(source, target, parts, root, blocking)
+        nbytes = 0 if self.rank == root else recv.nbytes
+        return self._track("scatter", nbytes, started, request, lambda: from_host(target, recv))
+
+    def gather(
+        self,
+        send: Buffer,
+        recv: Buffer | None,
+        counts: Counts | None = None,
+        root: int = 0,
+        *,
+        blocking: bool = True,
+    ) -> Request:
+        """Put every rank's ``send`` into the root's ``recv``, in rank order.
+
+        Parameters
+        ----------
+        send
+            ``counts[rank]`` elements.
+        recv
+            ``sum(counts)`` elements on the root; None elsewhere.
+        counts
+            What each rank sends, the same on every rank; default: all as much.
+        """
+        check_buffer(send, "send", "gather")
+        root = check_rank(root, self.size, "root")
+        total = _total(counts, send, self.size)
+        parts = checked_counts(counts, self.size, total, "send", "gather")
+        check_size(send, parts[self.rank], "send", "gather")
+        if self.rank != root:
+            started = perf_counter()
+            request = self._gather(on_host(send), None, parts, root, blocking)
+            return self._track("gather", 0, started, request, lambda: None)
+        if recv is None:
+            raise ArgumentError(f"gather needs a receive buffer on its root, rank {root}")
+        check_pair(send, recv, "gather")
+        check_size(recv, sum(parts), "receive", "gather")
+        if self.size == 1:
+            return _copied(send, recv)
+        started = perf_counter()
+        target = on_host(recv)
+        request = self._gather(on_host(send), target, parts, root, blocking)
+        nbytes = recv.nbytes - send.nbytes
+        return self._track("gather", nbytes, started, request, lambda: from_host(target, recv))
+
+    # --- point to point --------------------------------------------------------------------------
+
+    def send(self, array: Buffer, dest: int, tag: int = 0, *, blocking: bool = True) -> Request:
+        """Send values to one rank."""
+        check_buffer(array, "send", "send")
+        dest = check_rank(dest, self.size, "dest")
+        started = perf_counter()
+        request = self._send(on_host(array), dest, tag, blocking)
+        return self._track("send", 0, started, request, lambda: None)
+
+    def recv(self, array: Buffer, source: int, tag: int = 0, *, blocking: bool = True) -> Request:
+        """Fill an array with the values that one rank sends; as many as it has elements."""
+        check_buffer(array, "receive", "recv")
+        source = check_rank(source, self.size, "source")
+        started = perf_counter()
+        target = on_host(array)
+        request = self._recv(target, source, tag, blocking)
+        nbytes = 0 if source == self.rank else array.nbytes
+        return self._track("recv", nbytes, started, request, lambda: from_host(target, array))
+
+    def sendrecv(
+        self, send: Buffer, dest: int, recv: Buffer, source: int, tag: int = 0
+    ) -> Request:
+        """Send to one rank while receiving from one; neither waits for the other."""
+        arriving = self.recv(recv, source, tag, blocking=False)
+        leaving = self.send(send, dest, tag, blocking=False)
+        value = arriving.wait()
+        leaving.wait()
+        return Completed(value)
+
+    # --- objects ---------------------------------------------------------------------------------
+
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        """Return every rank's object, pickled on the way; for small ones."""
+        if self.size == 1:
+            return [obj]
+        started = perf_counter()
+        objects, nbytes = self._all_gather_object(obj)
+        _log.record("all_gather_object", self.name, nbytes, perf_counter() - started)
+        return objects
+
+    def broadcast_object(self, obj: Any, root: int = 0) -> Any:
+        """Return the root's object on every rank, pickled on the way; for small ones."""
+        root = check_rank(root, self.size, "root")
+        if self.size == 1:
+            return obj
+        started = perf_counter()
+        result, nbytes = self._broadcast_object(obj, root)
+        _log.record("broadcast_object", self.name, nbytes, perf_counter() - started)
+        return result
+
+    # --- shared memory ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def views(self, block: np.ndarray, token: int, what: object = "") -> Views:
+        """Return a context that yields every rank's block, readable in place.
+
+        None stands for ranks whose memory this one cannot reach. The blocks may differ in shape
+        and strides, not in dtype. They stay as they are inside the context, and leaving it lets
+        their owners change them.
+
+        Parameters
+        ----------
+        block
+            This rank's block.
+        token
+            What this rank believes it is doing, as a number below 2**62; ``str(what)`` says it in
+            errors.
+
+        Raises
+        ------
+        MismatchError
+            On every rank, where they believe different things.
+        """
+
+    @property
+    @abstractmethod
+    def reaches_all(self) -> bool:
+        """Whether ``views`` yields every rank's block. The first use is collective."""
+
+    # --- other communicators ---------------------------------------------------------------------
+
+    @abstractmethod
+    def subgroup(self, ranks: Sequence[int], name: str | None = None) -> Communicator | None:
+        """Return the communicator of some ranks, in that order; None where this is not one.
+
+        Collective over these ranks alone. Calls with the same ranks return communicators that
+        share one transport.
+
+        Parameters
+        ----------
+        ranks
+            Numbers of ``self.ranks``.
+        name
+            What ``CommLog`` calls it; default: this one's name.
+        """
+
+    @abstractmethod
+    def duplicate(self) -> Communicator:
+        """Return a communicator of the same ranks whose messages never meet this one's."""
+
+    @abstractmethod
+    def background(self) -> Communicator:
+        """Return the duplicate that work in the background uses, the same one every time."""
+
+    @property
+    @abstractmethod
+    def mpi(self) -> Any:
+        """The private mpi4py communicator; None where there is none. The first use is collective."""
+
+    @abstractmethod
+    def exported(self) -> Any:
+        """Return an mpi4py communicator for the user, the same one every time.
+
+        The library sends nothing through it. The first call is collective.
+
+        Raises
+        ------
+        CommunicationError
+            There is no MPI behind this communicator.
+        """
+
+    @abstractmethod
+    def abort(self, code: int = 1) -> None:
+        """End all ranks of the program."""
+
+    @abstractmethod
+    def free(self) -> None:
+        """Give back what the communicator holds; collective, and its last use."""
+
+    # --- what a transport does -------------------------------------------------------------------
+    # Sizes are checked, there are at least two ranks (but for send and recv), arrays are flat and
+    # in host memory. With blocking, what is returned is complete.
+
+    @abstractmethod
+    def _barrier(self) -> None: ...
+
+    @abstractmethod
+    def _all_gather(
+        self, send: np.ndarray, recv: np.ndarray, counts: Counts, blocking: bool
+    ) -> Request: ...
+
+    @abstractmethod
+    def _all_reduce(
+        self, send: np.ndarray, recv: np.ndarray, op: str, blocking: bool
+    ) -> Request: ...  # send may be recv
+
+    @abstractmethod
+    def _reduce_scatter(
+        self, send: np.ndarray, recv: np.ndarray, counts: Counts, op: str, blocking: bool
+    ) -> Request: ...
+
+    @abstractmethod
+    def _all_to_all(
+        self,
+        send: np.ndarray,
+        recv: np.ndarray,
+        send_counts: Counts,
+        recv_counts: Counts,
+        blocking: bool,
+    ) -> Request: ...
+
+    @abstractmethod
+    def _broadcast(self, array: np.ndarray, root: int, blocking: bool) -> Request: ...
+
+    @abstractmethod
+    def _scatter(
+        self, send: np.ndarray | None, recv: np.ndarray, counts: Counts, root: int, blocking: bool
+    ) -> Request: ...
+
+    @abstractmethod
+    def _gather(
+        self, send: np.ndarray, recv: np.ndarray | None, counts: Counts, root: int, blocking: bool
+    ) -> Request: ...
+
+    @abstractmethod
+    def _send(self, array: np.ndarray, dest: int, tag: int, blocking: bool) -> Request: ...
+
+    @abstractmethod
+    def _recv(self, array: np.ndarray, source: int, tag: int, blocking: bool) -> Request: ...
+
+    @abstractmethod
+    def _all_gather_object(self, obj: Any) -> tuple[list[Any], int]: ...
+
+    @abstractmethod
+    def _broadcast_object(self, obj: Any, root: int) -> tuple[Any, int]: ...
+
+    # --- shared by the calls above ---------------------------------------------------------------
+
+    def _track(
+        self,
+        collective: str,
+        nbytes: int,
+        started: float,
+        request: Request,
+        finish: Callable[[], Any],
+    ) -> Request:
+        """Record a communication, and let ``finish`` make its result."""
+        if isinstance(request, Completed):
+            value = finish()
+            if _log.recording():
+                _log.record(collective, self.name, nbytes, perf_counter() - started)
+            return Completed(value)
+        entry = _log.record(collective, self.name, nbytes, perf_counter() - started)
+        return Then(request, finish, entry)
+
+
+def _copied(send: Buffer, recv: Buffer) -> Request:
+    recv.reshape(-1)[...] = send.reshape(-1)
+    return Completed(recv)
+
+
+def _total(counts: Counts | None, part: Buffer, n: int) -> int:
+    return int(part.size) * n if counts is None else sum(map(int, counts))
+
+
+def _result(
+    array: Buffer,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    out: Buffer | None,
+    collective: str,
+) -> Buffer:
+    """Return ``out`` after checking that it takes the result, or a new array."""
+    if out is None:
+        return _memory.empty(shape, dtype, _backend.device_of(array))
+    check_buffer(out, "receive", collective)
+    if out.dtype != dtype or out.shape != shape:
+        raise DTypeError(
+            f"{collective} of {array.dtype} values gives {dtype} of shape {shape}; the receive "
+            f"buffer is {out.dtype} of shape {out.shape}"
+        )
+    return out

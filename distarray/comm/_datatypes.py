@@ -1,0 +1,100 @@
+"""NumPy dtypes as MPI knows them: what moves as which MPI datatype, and which op reduces it."""
+
+from __future__ import annotations
+
+import threading
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from distarray.comm._reducing import combine
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_CARRIERS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+"""Values only move, so that any dtype of a size may travel as the unsigned integer of that size."""
+
+_lock = threading.Lock()
+
+
+def carrier(array: np.ndarray) -> np.ndarray:
+    """Return a flat array as unsigned integers of its item size, or else as bytes.
+
+    Buffers of many dtypes (datetimes, void, float16 of other libraries) are not known to MPI.
+    """
+    unsigned = _CARRIERS.get(array.itemsize)
+    return array.view(np.uint8 if unsigned is None else unsigned)
+
+
+@lru_cache(maxsize=256)
+def moving_type(itemsize: int) -> MPI.Datatype:
+    """Return the MPI datatype of one item, for moving it."""
+    from mpi4py import MPI
+
+    native = {1: MPI.UINT8_T, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T}.get(itemsize)
+    if native is not None:
+        return native
+    unit, count = (MPI.UINT64_T, itemsize // 8) if itemsize % 8 == 0 else (MPI.UINT8_T, itemsize)
+    return unit.Create_contiguous(count).Commit()
+
+
+_NATIVE_TYPES: Final = {
+    "b1": "C_BOOL",
+    "i1": "INT8_T",
+    "i2": "INT16_T",
+    "i4": "INT32_T",
+    "i8": "INT64_T",
+    "u1": "UINT8_T",
+    "u2": "UINT16_T",
+    "u4": "UINT32_T",
+    "u8": "UINT64_T",
+    "f4": "FLOAT",
+    "f8": "DOUBLE",
+    "c8": "C_FLOAT_COMPLEX",
+    "c16": "C_DOUBLE_COMPLEX",
+}
+_NATIVE_OPS: Final = {
+    ("sum", "iufc"): "SUM",
+    ("prod", "iuf"): "PROD",
+    ("min", "iu"): "MIN",
+    ("max", "iu"): "MAX",
+    ("any", "b"): "LOR",
+    ("all", "b"): "LAND",
+    ("bxor", "b"): "LXOR",
+    ("band", "iu"): "BAND",
+    ("bor", "iu"): "BOR",
+    ("bxor", "iu"): "BXOR",
+}
+
+
+@lru_cache(maxsize=256)
+def reducing_type(dtype: np.dtype[Any], op: str) -> tuple[MPI.Datatype, MPI.Op]:
+    """Return the MPI datatype and op that reduce values of a dtype as NumPy does.
+
+    MPI's own where it has the op with NumPy's result. Elsewhere an op of ours, evaluated in rank
+    order: min and max of floats (MPI leaves NaN open), products of complex values (with fused
+    multiply-add their last bits depend on the order of the operands), long double.
+    """
+    from mpi4py import MPI
+
+    name = _NATIVE_TYPES.get(f"{dtype.kind}{dtype.itemsize}")
+    if name is not None:
+        for (known, kinds), native in _NATIVE_OPS.items():
+            if known == op and dtype.kind in kinds:
+                return getattr(MPI, name), getattr(MPI, native)
+        return getattr(MPI, name), _custom_op(dtype, op)
+    return moving_type(dtype.itemsize), _custom_op(dtype, op)
+
+
+def _custom_op(dtype: np.dtype[Any], op: str) -> MPI.Op:
+    from mpi4py import MPI
+
+    def function(lower: MPI.buffer, inout: MPI.buffer, _: MPI.Datatype) -> None:
+        target = np.frombuffer(inout, dtype)
+        result = np.frombuffer(lower, dtype).copy()
+        combine(result, target, op)
+        target[...] = result
+
+    with _lock:
+        return MPI.Op.Create(function, commute=False)

@@ -1,0 +1,418 @@
+"""Meshes with processes behind them, and the mesh and placements that hold by default."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from math import prod
+from typing import Any, final
+
+from distarray.comm._communicator import Communicator
+from distarray.comm._world import base_of
+from distarray.errors import ArgumentTypeError, DeviceError, MeshError, PlacementError
+from distarray.layout import AbstractMesh, Mesh, Partial, Placement, Replicate, Shard
+from distarray.layout._mesh import mesh_description
+from distarray.typing import AxisName, Coordinate, Shape
+
+Nested = int | tuple["Nested", ...]
+
+
+@final
+class DeviceMesh(Mesh):
+    """An n-dimensional grid of processes with named axes.
+
+    Two equal calls in a process return the same object. Making a mesh sends nothing; every
+    process may make it, also one that is not in it.
+
+    Parameters
+    ----------
+    ranks
+        Nested sequences of ranks of ``comm``, one level per mesh axis; any subset of them.
+    axis_names
+        One name per mesh axis; ``axis0, axis1, ...`` by default.
+    comm
+        An mpi4py communicator or one of ours; default: all ranks of the program. The library
+        never sends through it.
+    device
+        Where blocks live: "cpu" (default), "cuda" or "cuda:<number>".
+
+    Attributes
+    ----------
+    device : str
+        As above.
+
+    Raises
+    ------
+    MeshError
+        Ranks that the communicator lacks, that appear twice or do not form a grid; names that do
+        not fit.
+    DeviceError
+        A device of another kind.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_abstract",
+        "_base",
+        "_communicators",
+        "_coordinate",
+        "_submeshes",
+        "device",
+        "parent",
+        "parent_axes",
+    )
+    device: str
+    parent: DeviceMesh | None
+    parent_axes: tuple[int, ...] | None
+    _abstract: AbstractMesh
+    _base: Communicator
+    _coordinate: Coordinate | None
+    _communicators: dict[tuple[int, ...], Communicator]
+    _submeshes: dict[Any, DeviceMesh]
+
+    def __new__(
+        cls,
+        ranks: Any,
+        axis_names: Sequence[str] | None = None,
+        *,
+        comm: Any = None,
+        device: str | None = None,
+    ) -> DeviceMesh:
+        shape, flat = _grid(ranks)
+        return _mesh(mesh_description(shape, axis_names, flat), comm, device)
+
+    @property
+    def ranks(self) -> Nested:
+        """The ranks as nested tuples, one level per mesh axis."""
+        return _nested(self.flat_ranks, self.shape)
+
+    @property
+    def abstract(self) -> AbstractMesh:
+        """The same shape, names and ranks with no processes behind them."""
+        return self._abstract
+
+    @property
+    def coordinate(self) -> Coordinate | None:
+        """The coordinate of this process; None where it is not in the mesh."""
+        return self._coordinate
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process in the mesh's communicator of all ranks."""
+        return self._base.ranks[self._base.rank]
+
+    # --- sub-meshes ------------------------------------------------------------------------------
+
+    def __getitem__(self, axes: AxisName | tuple[AxisName, ...]) -> DeviceMesh:
+        """Return the sub-mesh over some mesh axes that holds this process.
+
+        A process outside this mesh gets the sub-mesh at the start of the other axes, and is
+        outside that as well.
+        """
+        found = self._submeshes.get(axes)
+        if found is None:
+            kept = self.axis_indices(axes)
+            if not kept:
+                raise MeshError("mesh[()] names no mesh axis; name at least one")
+            part = self.submesh(kept, self._coordinate or (0,) * self.ndim)
+            key = (part.shape, part.axis_names, part.flat_ranks)
+            found = _intern(key, self._base, self.device)
+            if found is not self and found.parent is None:
+                found.parent, found.parent_axes = self, kept
+            self._submeshes[axes] = found
+        return found
+
+    # Without this, Python would iterate by calling __getitem__ with 0, 1, ...
+    __iter__ = None
+
+    def axes_of(self, other: DeviceMesh) -> tuple[int, ...] | None:
+        """Return which of this mesh's axes ``other`` consists of, in its order.
+
+        None where ``other`` is not the sub-mesh of this one that holds this process, however it
+        was made.
+        """
+        if other is self:
+            return tuple(range(self.ndim))
+        names = other.axis_names
+        if other._base is not self._base or not set(names) <= set(self.axis_names):
+            return None
+        return self.axis_indices(names) if self[names] is other else None
+
+    # --- communicators ---------------------------------------------------------------------------
+
+    def communicator(self, axes: AxisName | Sequence[AxisName] | None = None) -> Communicator:
+        """Return the communicator of the processes along some mesh axes from this one.
+
+        Its ranks are in row-major order of the axes as given. The same object every time; MPI
+        makes its part when the first message is sent.
+
+        Parameters
+        ----------
+        axes
+            Names or indices; default: all, the whole mesh.
+
+        Raises
+        ------
+        MeshError
+            This process is not in the mesh.
+        """
+        kept = tuple(range(self.ndim)) if axes is None else self.axis_indices(axes)
+        found = self._communicators.get(kept)
+        if found is None:
+            if self._coordinate is None:
+                raise MeshError(
+                    f"rank {self.rank} is not in {self}, so that it has no communicator there; "
+                    "check mesh.coordinate for None"
+                )
+            members = self._ranks_along(kept, self._coordinate)
+            whole = len(kept) == self.ndim > 1
+            name = "mesh" if whole else ",".join(self.axis_names[axis] for axis in kept)
+            communicator = self._base.subgroup(members, name)
+            assert communicator is not None  # this process is among the members
+            found = self._communicators[kept] = communicator
+        return found
+
+    def comm(self, axes: AxisName | Sequence[AxisName] | None = None) -> Any:
+        """Return an mpi4py communicator over some mesh axes, for the user's own messages.
+
+        The library sends nothing through it. The first call is collective over its processes.
+        """
+        return self.communicator(axes).exported()
+
+    def communicator_with(self, other: DeviceMesh) -> Communicator | None:
+        """Return the communicator of the processes of both meshes; None where this is in neither.
+
+        Raises
+        ------
+        MeshError
+            The meshes are made over different communicators.
+        """
+        if other._base is not self._base:
+            raise MeshError(
+                f"{self} and {other} are made over different communicators (comm=), between which "
+                "nothing can move; make both over the one that has all processes"
+            )
+        members = dict.fromkeys((*self.flat_ranks, *other.flat_ranks))
+        return self._base.subgroup(tuple(sorted(members)), "mesh")
+
+    # --- identity --------------------------------------------------------------------------------
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if hasattr(self, name) and not name.startswith("parent"):
+            raise AttributeError(f"DeviceMesh is immutable: cannot set {name!r}")
+        object.__setattr__(self, name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._base.name != "world" or self._base is not base_of(None):
+            raise MeshError(
+                f"{self} is made over a communicator of its own, which cannot be pickled; pickle "
+                "mesh.abstract instead"
+            )
+        return _restore, (self.shape, self.axis_names, self.flat_ranks, self.device)
+
+    def __repr__(self) -> str:
+        return f"DeviceMesh({self.ranks}, {self.axis_names}, device={self.device!r})"
+
+    def __str__(self) -> str:
+        return f"[{self._described()}]"
+
+
+def init_device_mesh(
+    shape: Sequence[int],
+    axis_names: Sequence[str] | None = None,
+    *,
+    comm: Any = None,
+    device: str | None = None,
+) -> DeviceMesh:
+    """Return the mesh of the first ranks, in row-major order.
+
+    Parameters
+    ----------
+    shape
+        Number of processes along each mesh axis.
+    axis_names, comm, device
+        As for :class:`DeviceMesh`.
+
+    Raises
+    ------
+    MeshError
+        There are fewer processes than the shape asks for, or the names do not fit it.
+
+    Examples
+    --------
+    >>> mesh = init_device_mesh((1, 1), ("dp", "tp"))
+    >>> mesh.coordinate
+    (0, 0)
+    """
+    return _mesh(mesh_description(shape, axis_names, None), comm, device)
+
+
+_Description = tuple[Shape, tuple[str, ...], Sequence[int]]
+
+
+def _mesh(description: _Description, comm: Any, device: str | None) -> DeviceMesh:
+    shape, _, ranks = description
+    device = _checked_device(device)
+    base = base_of(comm)
+    known = set(base.ranks)
+    if not known.issuperset(ranks):
+        have = "1 process" if base.size == 1 else f"{base.size} processes"
+        unknown = sorted(set(ranks) - known)
+        shown = f"{unknown[0]} to {unknown[-1]}" if len(unknown) > 1 else str(unknown[0])
+        raise MeshError(
+            f"a mesh of shape {shape} asks for rank {shown}, and there is none among the {have} of "
+            f"this program; start it with mpiexec -n {max(unknown) + 1}, or make a mesh of fewer "
+            "ranks"
+        )
+    return _intern(description, base, device)
+
+
+_lock = threading.Lock()
+
+
+def _intern(description: _Description, base: Communicator, device: str) -> DeviceMesh:
+    """Return the one mesh of a description over a communicator."""
+    key = (*description, device)
+    with _lock:
+        found: DeviceMesh | None = base.meshes.get(key)
+        if found is None:
+            found = object.__new__(DeviceMesh)
+            found._describe(*description)
+            found.device = device
+            found.parent = found.parent_axes = None
+            found._base = base
+            found._abstract = AbstractMesh(
+                description[0], description[1], ranks=description[2]
+            )
+            found._coordinate = found.coordinate_of(base.ranks[base.rank])
+            found._communicators = {}
+            found._submeshes = {}
+            base.meshes[key] = found
+        return found
+
+
+def _restore(
+    shape: Shape, axis_names: tuple[str, ...], ranks: Sequence[int], device: str
+) -> DeviceMesh:
+    return _mesh((shape, axis_names, ranks), None, device)
+
+
+def _checked_device(device: str | None) -> str:
+    if device is None:
+        return "cpu"
+    kind, colon, number = str(device).partition(":")
+    if device != "cpu" and (kind != "cuda" or (colon and not number.isdecimal())):
+        raise DeviceError(f"device={device!r} is not known; use 'cpu', 'cuda' or 'cuda:<number>'")
+    return device
+
+
+def _grid(ranks: Any) -> tuple[Shape, list[int]]:
+    """Return the shape of nested sequences of integers, and the integers."""
+    if hasattr(ranks, "tolist"):
+        ranks = ranks.tolist()
+    shape: list[int] = []
+    level: list[Any] = [ranks]
+    while level and all(isinstance(item, Sequence) and not isinstance(item, str) for item in level):
+        lengths = {len(item) for item in level}
+        if len(lengths) > 1:
+            raise MeshError(
+                f"ranks {ranks!r} do not form a grid: rows of lengths {sorted(lengths)}; give every "
+                "row of a mesh axis as many ranks"
+            )
+        shape.append(lengths.pop())
+        level = [rank for item in level for rank in item]
+    if not shape or any(isinstance(item, Sequence) for item in level):
+        raise ArgumentTypeError(
+            f"ranks {ranks!r} are not nested sequences of integers of one depth; pass for instance "
+            "[[0, 1], [2, 3]], or a shape to init_device_mesh"
+        )
+    return tuple(shape), level
+
+
+def _nested(flat: Sequence[int], shape: Shape) -> Nested:
+    if not shape:
+        return flat[0]
+    step = prod(shape[1:])
+    return tuple(_nested(flat[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0]))
+
+
+# --- defaults ------------------------------------------------------------------------------------
+
+_chosen: ContextVar[tuple[DeviceMesh, tuple[Placement, ...] | None] | None] = ContextVar(
+    "distarray_mesh", default=None
+)
+
+
+@contextmanager
+def use_mesh(
+    mesh: DeviceMesh, placements: Sequence[Placement] | None = None
+) -> Iterator[DeviceMesh]:
+    """Make a mesh, and placements where given, the defaults inside a ``with`` block.
+
+    Parameters
+    ----------
+    mesh
+        Where arrays go that are created without ``mesh=``.
+    placements
+        How they go there, one per mesh axis; an array that lacks the axis of a ``Shard`` is
+        replicated there. Default: the first mesh axis shards axis 0, the others replicate.
+
+    Raises
+    ------
+    PlacementError
+        Not one placement per mesh axis, or a ``Partial``.
+    """
+    if not isinstance(mesh, DeviceMesh):
+        raise ArgumentTypeError(
+            f"use_mesh takes a DeviceMesh, not {mesh!r}; make one with init_device_mesh"
+        )
+    chosen = None if placements is None else _checked_placements(mesh, placements)
+    token = _chosen.set((mesh, chosen))
+    try:
+        yield mesh
+    finally:
+        _chosen.reset(token)
+
+
+def _checked_placements(
+    mesh: DeviceMesh, placements: Sequence[Placement]
+) -> tuple[Placement, ...]:
+    if isinstance(placements, Placement):
+        placements = (placements,)
+    chosen = tuple(placements)
+    wrong = [p for p in chosen if not isinstance(p, Placement) or isinstance(p, Partial)]
+    if wrong or len(chosen) != mesh.ndim:
+        raise PlacementError(
+            f"placements {chosen} cannot be the default on {mesh}: give a Shard or Replicate for "
+            f"each of its {mesh.ndim} axes"
+        )
+    return chosen
+
+
+def default_mesh() -> DeviceMesh:
+    """Return the mesh of the innermost ``use_mesh``; else one axis over all ranks."""
+    chosen = _chosen.get()
+    if chosen is not None:
+        return chosen[0]
+    base = base_of(None)
+    return _intern(((base.size,), ("axis0",), range(base.size)), base, "cpu")
+
+
+def default_placements(mesh: DeviceMesh, ndim: int) -> tuple[Placement, ...]:
+    """Return how an array with ``ndim`` axes is placed on ``mesh`` where nobody says.
+
+    The placements of the innermost ``use_mesh`` of that mesh; else the first mesh axis shards
+    axis 0, and the others replicate.
+    """
+    chosen = _chosen.get()
+    if chosen is not None and chosen[0] is mesh and chosen[1] is not None:
+        return tuple(
+            Replicate() if isinstance(p, Shard) and not -ndim <= p.axis < ndim else p
+            for p in chosen[1]
+        )
+    if ndim == 0:
+        return (Replicate(),) * mesh.ndim
+    return (Shard(0), *(Replicate(),) * (mesh.ndim - 1))
+

@@ -1,0 +1,138 @@
+"""A record of the communication that ran: what, on which mesh axis, how many bytes, how long.
+
+Bytes are those of values that this rank takes from other ranks, so that they add up over ranks
+and compare with ``Plan.bytes_received``. For n ranks and an array of b bytes: an all-reduce
+counts 2 b (n - 1) / n (each rank reduces its share and collects the others'), a broadcast b on
+every rank but the root, point to point b where it is received. Nothing is recorded for a
+communicator of one rank, because nothing moves.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Self
+
+
+class Record:
+    """One communication of this rank."""
+
+    __slots__ = ("collective", "mesh_axis", "nbytes", "seconds")
+
+    def __init__(self, collective: str, mesh_axis: str, nbytes: int, seconds: float) -> None:
+        self.collective = collective
+        self.mesh_axis = mesh_axis
+        self.nbytes = nbytes
+        self.seconds = seconds
+
+    def __repr__(self) -> str:
+        return (
+            f"Record({self.collective!r}, {self.mesh_axis!r}, nbytes={self.nbytes}, "
+            f"seconds={self.seconds:.3g})"
+        )
+
+
+_active: ContextVar[tuple[CommLog, ...]] = ContextVar("distarray_comm_logs", default=())
+
+recording = _active.get
+"""Return the logs that record in this thread: false where there is none."""
+
+
+class CommLog:
+    """Record the communication of this rank inside a ``with`` block.
+
+    Logs nest: each records what runs inside it. A log belongs to the thread that opened it, so
+    every simulated rank has its own.
+
+    Examples
+    --------
+    >>> from distarray.comm import CommLog, world
+    >>> with CommLog() as log:
+    ...     objects = world().all_gather_object("here")
+    >>> log.bytes("all_reduce")
+    0
+    """
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def __enter__(self) -> Self:
+        _active.set((*_active.get(), self))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        logs = list(_active.get())
+        # The innermost entry of this log: a log may be entered again while it records.
+        for i in reversed(range(len(logs))):
+            if logs[i] is self:
+                del logs[i]
+                break
+        _active.set(tuple(logs))
+
+    def count(self, collective: str | None = None, mesh_axis: str | None = None) -> int:
+        """Return how many communications ran, of one kind or on one mesh axis where given."""
+        return len(self._select(collective, mesh_axis))
+
+    def bytes(self, collective: str | None = None, mesh_axis: str | None = None) -> int:
+        """Return how many bytes this rank took from others."""
+        return sum(record.nbytes for record in self._select(collective, mesh_axis))
+
+    def seconds(self, collective: str | None = None, mesh_axis: str | None = None) -> float:
+        """Return the seconds that this rank spent in them, waiting for others included."""
+        return sum(record.seconds for record in self._select(collective, mesh_axis))
+
+    def _select(self, collective: str | None, mesh_axis: str | None) -> list[Record]:
+        return [
+            record
+            for record in self.records
+            if collective in (None, record.collective) and mesh_axis in (None, record.mesh_axis)
+        ]
+
+    def table(self) -> str:
+        """Return a table with one line per collective and mesh axis."""
+        groups: defaultdict[tuple[str, str], list[Record]] = defaultdict(list)
+        for record in self.records:
+            groups[record.collective, record.mesh_axis].append(record)
+        lines = [("collective", "mesh axis", "count", "bytes", "seconds")]
+        for (collective, mesh_axis), records in sorted(groups.items()):
+            nbytes = sum(record.nbytes for record in records)
+            seconds = sum(record.seconds for record in records)
+            lines.append(
+                (collective, mesh_axis, str(len(records)), f"{nbytes:,}", f"{seconds:.6f}")
+            )
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            "  ".join(
+                cell.ljust(width) if i < 2 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        )
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def __repr__(self) -> str:
+        return f"<CommLog: {self.count()} communications, {self.bytes():,} bytes>"
+
+
+def record(collective: str, mesh_axis: str, nbytes: int, seconds: float) -> Record | None:
+    """Add a communication to the logs that are active in this thread.
+
+    Returns the record, for a communication still under way to add its seconds to; None where
+    nothing records.
+    """
+    logs = _active.get()
+    if not logs:
+        return None
+    entry = Record(collective, mesh_axis, nbytes, seconds)
+    for i, log in enumerate(logs):
+        if log not in logs[:i]:
+            log.records.append(entry)
+    return entry

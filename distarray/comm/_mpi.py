@@ -1,0 +1,375 @@
+"""The transport over mpi4py, which is imported on first use.
+
+Nothing is ever sent through a communicator of the user's: every group of ranks gets one of its
+own, made from the group alone (MPI-3's ``MPI_Comm_create_group``), so that ranks outside it need
+not take part, and made when it is first used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import pickle
+import threading
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from distarray.comm import _mpi_large, _on_error
+from distarray.comm._collectives import Counts
+from distarray.comm._communicator import Communicator
+from distarray.comm._datatypes import carrier, moving_type, reducing_type
+from distarray.comm._mpi_group import Base, Group, import_mpi
+from distarray.comm._mpi_objects import all_gather_bytes
+from distarray.comm._reducing import reduce_in_order
+from distarray.comm._requests import DONE, Pending, Request
+from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+SMALL_BYTES: Final = 4096
+"""Up to this size values travel through shared memory where all ranks share a node's."""
+
+_FITS, _TOO_LARGE = b"\0", b"\1"
+
+
+class _Handle:
+    """An mpi4py request as a ``Handle``."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: MPI.Request) -> None:
+        self._request = request
+
+    def wait(self) -> None:
+        self._request.Wait()
+
+    def test(self) -> bool:
+        return self._request.Test()
+
+
+class MPICommunicator(Communicator):
+    """A communicator over MPI.
+
+    Parameters
+    ----------
+    group
+        The ranks, and what MPI holds for them; shared by communicators of the same ranks.
+    name
+        What ``CommLog`` calls it.
+    """
+
+    def __init__(self, group: Group, name: str) -> None:
+        super().__init__(group.rank, group.ranks, name)
+        self._group = group
+
+    # --- collectives -----------------------------------------------------------------------------
+
+    def _barrier(self) -> None:
+        channel = self._group.channel
+        if channel is not None and channel.is_complete:
+            channel.barrier()
+        else:
+            self._group.mpi.Barrier()
+
+    def _all_gather(
+        self, send: np.ndarray, recv: np.ndarray, counts: Counts, blocking: bool
+    ) -> Request:
+        if blocking and recv.nbytes <= SMALL_BYTES and self.reaches_all:
+            token = _token("all_gather", recv.dtype, *counts)
+            start = 0
+            everyone = self._exchange(send, token, "all_gather")
+            for values, count in zip(everyone, counts, strict=True):
+                recv[start : start + count] = values
+                start += count
+            return DONE
+        if _mpi_large.exceeds(recv.size):
+            handle = _mpi_large.all_gather(self._group.mpi, send, recv, counts)
+            return _started(handle, (send, recv), blocking)
+        mpi = self._group.mpi
+        kind = moving_type(recv.itemsize)
+        source, target = carrier(send), carrier(recv)
+        if counts.count(counts[0]) == self.size:
+            call = mpi.Allgather if blocking else mpi.Iallgather
+            return _begun(call([source, counts[0], kind], [target, counts[0], kind]), send, recv)
+        callv = mpi.Allgatherv if blocking else mpi.Iallgatherv
+        return _begun(callv([source, send.size, kind], [target, counts, None, kind]), send, recv)
+
+    def _all_reduce(self, send: np.ndarray, recv: np.ndarray, op: str, blocking: bool) -> Request:
+        if blocking and send.nbytes <= SMALL_BYTES and self.reaches_all:
+            token = _token("all_reduce", send.dtype, op, send.size)
+            everyone = self._exchange(send, token, f"all_reduce {op}")
+            reduce_in_order(everyone, op, recv)
+            return DONE
+        from mpi4py import MPI
+
+        if send is recv:
+            send = MPI.IN_PLACE
+        if _mpi_large.exceeds(recv.size):
+            handle = _mpi_large.all_reduce(self._group.mpi, send, recv, op)
+            return _started(handle, (send, recv), blocking)
+        kind, how = reducing_type(recv.dtype, op)
+        mpi = self._group.mpi
+        source = send if send is MPI.IN_PLACE else [carrier(send), send.size, kind]
+        call = mpi.Allreduce if blocking else mpi.Iallreduce
+        return _begun(call(source, [carrier(recv), recv.size, kind], how), send, recv)
+
+    def _reduce_scatter(
+        self, send: np.ndarray, recv: np.ndarray, counts: Counts, op: str, blocking: bool
+    ) -> Request:
+        mpi = self._group.mpi
+        if _mpi_large.exceeds(send.size):
+            handle = _mpi_large.reduce_scatter(mpi, send, recv, counts, op)
+            return _started(handle, (send, recv), blocking)
+        kind, how = reducing_type(recv.dtype, op)
+        source, target = carrier(send), carrier(recv)
+        call = mpi.Reduce_scatter if blocking else mpi.Ireduce_scatter
+        return _begun(
+            call([source, send.size, kind], [target, recv.size, kind], counts, how), send, recv
+        )
+
+    def _all_to_all(
+        self,
+        send: np.ndarray,
+        recv: np.ndarray,
+        send_counts: Counts,
+        recv_counts: Counts,
+        blocking: bool,
+    ) -> Request:
+        mpi = self._group.mpi
+        if _mpi_large.any_exceeds(mpi, max(send.size, recv.size)):
+            handle = _mpi_large.all_to_all(mpi, send, recv, send_counts, recv_counts)
+            return _started(handle, (send, recv), blocking)
+        kind = moving_type(recv.itemsize)
+        source, target = carrier(send), carrier(recv)
+        call = mpi.Alltoallv if blocking else mpi.Ialltoallv
+        return _begun(
+            call([source, send_counts, None, kind], [target, recv_counts, None, kind]), send, recv
+        )
+
+    def _broadcast(self, array: np.ndarray, root: int, blocking: bool) -> Request:
+        mpi = self._group.mpi
+        if _mpi_large.exceeds(array.size):
+            return _started(_mpi_large.broadcast(mpi, array, root), (array,), blocking)
+        call = mpi.Bcast if blocking else mpi.Ibcast
+        return _begun(call([carrier(array), array.size, moving_type(array.itemsize)], root), array)
+
+    def _scatter(
+        self, send: np.ndarray | None, recv: np.ndarray, counts: Counts, root: int, blocking: bool
+    ) -> Request:
+        mpi = self._group.mpi
+        if _mpi_large.exceeds(sum(counts)):
+            handle = _mpi_large.scatter(mpi, send, recv, counts, root)
+            return _started(handle, (send, recv), blocking)
+        kind = moving_type(recv.itemsize)
+        source = None if send is None else [carrier(send), counts, None, kind]
+        call = mpi.Scatterv if blocking else mpi.Iscatterv
+        return _begun(call(source, [carrier(recv), recv.size, kind], root), send, recv)
+
+    def _gather(
+        self, send: np.ndarray, recv: np.ndarray | None, counts: Counts, root: int, blocking: bool
+    ) -> Request:
+        mpi = self._group.mpi
+        if _mpi_large.exceeds(sum(counts)):
+            handle = _mpi_large.gather(mpi, send, recv, counts, root)
+            return _started(handle, (send, recv), blocking)
+        kind = moving_type(send.itemsize)
+        target = None if recv is None else [carrier(recv), counts, None, kind]
+        call = mpi.Gatherv if blocking else mpi.Igatherv
+        return _begun(call([carrier(send), send.size, kind], target, root), send, recv)
+
+    # --- point to point --------------------------------------------------------------------------
+
+    def _send(self, array: np.ndarray, dest: int, tag: int, blocking: bool) -> Request:
+        _mpi_large.check_tag(tag)
+        handle = _mpi_large.send(self._group.mpi, array, dest, tag)
+        return _started(handle, (array,), blocking)
+
+    def _recv(self, array: np.ndarray, source: int, tag: int, blocking: bool) -> Request:
+        _mpi_large.check_tag(tag)
+        handle = _mpi_large.recv(self._group.mpi, array, source, tag)
+        return _started(handle, (array,), blocking)
+
+    # --- objects ---------------------------------------------------------------------------------
+
+    def _all_gather_object(self, obj: Any) -> tuple[list[Any], int]:
+        mine = pickle.dumps(obj)
+        everyone = self._all_gather_bytes(mine)
+        return [pickle.loads(item) for item in everyone], sum(map(len, everyone)) - len(mine)
+
+    def _all_gather_bytes(self, mine: bytes) -> list[bytes]:
+        if self.reaches_all:
+            fits = len(mine) < SMALL_BYTES
+            payload = _FITS + mine if fits else _TOO_LARGE
+            assert self._group.channel is not None
+            told = [
+                bytes(item)
+                for item in self._group.channel.exchange(
+                    payload, _token("all_gather_object"), "all_gather_object"
+                )
+                if item is not None
+            ]
+            if all(item[:1] == _FITS for item in told):
+                return [item[1:] for item in told]
+        return all_gather_bytes(self._group.mpi, mine)
+
+    def _broadcast_object(self, obj: Any, root: int) -> tuple[Any, int]:
+        data = np.frombuffer(pickle.dumps(obj) if self.rank == root else b"", np.uint8)
+        length = np.array([data.size], np.int64)
+        self._broadcast(length, root, True)
+        if self.rank == root:
+            self._broadcast(data, root, True)
+            return obj, 0
+        data = np.empty(int(length[0]), np.uint8)
+        self._broadcast(data, root, True)
+        return pickle.loads(data.tobytes()), data.nbytes
+
+    # --- shared memory ---------------------------------------------------------------------------
+
+    def views(
+        self, block: np.ndarray, token: int, what: object = ""
+    ) -> contextlib.AbstractContextManager[list[np.ndarray | None]]:
+        """Return a context that yields the blocks of the ranks on this node."""
+        channel = self._group.attached()
+        if channel is None:
+            return self._own_view(block)
+        return channel.views(block, token, what)
+
+    @contextlib.contextmanager
+    def _own_view(self, block: np.ndarray) -> Iterator[list[np.ndarray | None]]:
+        blocks: list[np.ndarray | None] = [None] * self.size
+        blocks[self.rank] = block
+        yield blocks
+
+    @property
+    def reaches_all(self) -> bool:
+        """Whether every rank is on this node, with memory that this one can map."""
+        channel = self._group.attached()
+        return channel is not None and channel.is_complete
+
+    def _exchange(self, send: np.ndarray, token: int, what: str) -> list[np.ndarray]:
+        channel = self._group.channel
+        assert channel is not None  # callers have asked reaches_all
+        payload = memoryview(send.view(np.uint8))
+        everyone = channel.exchange(payload, token, what)
+        return [np.frombuffer(item, send.dtype) for item in everyone if item is not None]
+
+    # --- other communicators ---------------------------------------------------------------------
+
+    def subgroup(self, ranks: Sequence[int], name: str | None = None) -> MPICommunicator | None:
+        """Return the communicator of some ranks; None where this is not one of them."""
+        wanted = tuple(ranks)
+        if not set(wanted) <= set(self.ranks):
+            raise ArgumentError(f"ranks {wanted} are not all among {self.ranks}")
+        if self.ranks[self.rank] not in wanted:
+            return None
+        return MPICommunicator(self._group.base.group(wanted), name or self.name)
+
+    def duplicate(self) -> MPICommunicator:
+        """Return a communicator of the same ranks whose messages never meet this one's."""
+        return MPICommunicator(self._group.duplicate(), self.name)
+
+    def background(self) -> MPICommunicator:
+        """Return the duplicate that work in the background uses; the first call is collective."""
+        return MPICommunicator(self._group.background(), self.name)
+
+    @property
+    def mpi(self) -> MPI.Intracomm:
+        """The private mpi4py communicator."""
+        return self._group.mpi
+
+    def exported(self) -> MPI.Intracomm:
+        """Return the mpi4py communicator that the user may use."""
+        return self._group.exported()
+
+    def abort(self, code: int = 1) -> None:
+        """End all ranks of the program."""
+        import_mpi().COMM_WORLD.Abort(code)
+
+    def free(self) -> None:
+        """Free what MPI holds for these ranks."""
+        self._group.free()
+
+
+def _begun(request: MPI.Request | None, *buffers: Any) -> Request:
+    """Return the request of a call: a blocking one gave none."""
+    return DONE if request is None else Pending(_Handle(request), buffers)
+
+
+def _started(handle: _mpi_large.Several, buffers: Sequence[Any], blocking: bool) -> Request:
+    if blocking:
+        handle.wait()
+        return DONE
+    return Pending(handle, buffers)
+
+
+@lru_cache(maxsize=4096)
+def _token(*doing: object) -> int:
+    """Return a number below 2**62 that names what a rank is doing, alike in every process."""
+    digest = hashlib.blake2b(repr(doing).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 2
+
+
+_world: MPICommunicator | None = None
+_lock = threading.Lock()
+_keyval: int | None = None
+
+
+def world() -> MPICommunicator:
+    """Return the communicator of all MPI ranks; the first call starts MPI.
+
+    From then on an uncaught exception on one of several ranks ends all of them.
+    """
+    global _world
+    if _world is None:
+        mpi = import_mpi()
+        with _lock:
+            if _world is None:
+                base = Base(mpi.COMM_WORLD)
+                if len(base.ranks) > 1:
+                    _on_error.install(mpi.COMM_WORLD)
+                _world = MPICommunicator(base.group(base.ranks), "world")
+    return _world
+
+
+def based_on(comm: Any) -> MPICommunicator:
+    """Return the communicator of all ranks of an mpi4py communicator, the same every time.
+
+    Raises
+    ------
+    ArgumentTypeError
+        It is none.
+    MeshError
+        It is an inter-communicator, or null: this process is not in it.
+    """
+    global _keyval
+    mpi = import_mpi()
+    if not isinstance(comm, mpi.Comm):
+        raise ArgumentTypeError(
+            f"comm={comm!r} is not a communicator; pass an mpi4py communicator, or None for all "
+            "ranks"
+        )
+    if comm == mpi.COMM_NULL:
+        raise MeshError(
+            "comm is MPI.COMM_NULL: this process is not in that communicator; make the mesh only "
+            "on the processes that are, or over a communicator that has all of them"
+        )
+    if comm.Is_inter():
+        raise MeshError(
+            "comm is an inter-communicator, which has two groups of ranks; merge it "
+            "(comm.Merge()) or pass an intra-communicator"
+        )
+    if comm == mpi.COMM_WORLD:
+        return world()
+    world()
+    with _lock:
+        if _keyval is None:
+            _keyval = mpi.Comm.Create_keyval()
+        found: MPICommunicator | None = comm.Get_attr(_keyval)
+        if found is None:
+            base = Base(comm)
+            found = MPICommunicator(base.group(base.ranks), "world")
+            comm.Set_attr(_keyval, found)
+        return found

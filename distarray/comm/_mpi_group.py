@@ -1,0 +1,160 @@
+"""What MPI and this node hold for a group of ranks: communicators, made once and when needed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from distarray.comm import _node_local
+from distarray.comm._mpi_objects import all_gather_object
+from distarray.errors import CommunicationError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_OWN, _EXPORTED, _COPY = 1, 2, 3
+"""Tags that keep apart the making of communicators for the same ranks."""
+
+_NOT_ASKED: Final = object()
+
+
+def import_mpi() -> Any:
+    """Return ``mpi4py.MPI``; MPI is running then.
+
+    Raises
+    ------
+    CommunicationError
+        There is no mpi4py, or no MPI library for it.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise CommunicationError(
+            f"MPI does not start: {error}; install one with pip install 'distarray-mpi[mpich]', or "
+            "build mpi4py for the MPI of this machine"
+        ) from error
+    return MPI
+
+
+def node_colour(world_rank: int) -> str:
+    """Return what tells the node of this process: equal on the ranks that may share memory.
+
+    ``DISTARRAY_RANKS_PER_NODE=k`` makes believe, for tests, that every k consecutive ranks of
+    the MPI world are a node.
+    """
+    pretended = os.environ.get("DISTARRAY_RANKS_PER_NODE")
+    node = "" if pretended is None else f"{world_rank // int(pretended)} "
+    for path in ("/proc/sys/kernel/random/boot_id",):
+        try:
+            with open(path) as file:
+                node += file.read().strip()
+        except OSError:
+            node += socket.gethostname()
+    try:  # containers on one machine do not see each other's processes
+        node += os.readlink("/proc/self/ns/pid")
+    except OSError:
+        node += socket.gethostname()
+    return node
+
+
+class Base:
+    """An MPI communicator that groups are made from; nothing is sent through it."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm
+        self.rank: int = comm.Get_rank()
+        self.ranks = tuple(range(comm.Get_size()))
+        self._groups: dict[tuple[int, ...], Group] = {}
+        self._lock = threading.Lock()
+
+    def group(self, ranks: tuple[int, ...]) -> Group:
+        """Return the group of some ranks, this one among them; the same one every time."""
+        with self._lock:
+            group = self._groups.get(ranks)
+            if group is None:
+                group = self._groups[ranks] = Group(self, ranks)
+            return group
+
+
+class Group:
+    """Ranks in an order, and their communicators.
+
+    Attributes
+    ----------
+    ranks
+        Numbers in the base communicator.
+    rank
+        This process's position among them.
+    channel
+        Shared memory with those on this node, once ``attached`` was called; None without.
+    """
+
+    def __init__(self, base: Base, ranks: tuple[int, ...]) -> None:
+        self.base = base
+        self.ranks = ranks
+        self.rank = ranks.index(base.rank)
+        self.channel: _node_local.Channel | None = None
+        self._asked = len(ranks) == 1
+        self._own: MPI.Intracomm | None = None
+        self._exported: MPI.Intracomm | None = None
+        self._background: Group | None = None
+
+    @property
+    def mpi(self) -> MPI.Intracomm:
+        """The communicator that the library sends through; the first use is collective."""
+        if self._own is None:
+            self._own = self._create(_OWN)
+        return self._own
+
+    def exported(self) -> MPI.Intracomm:
+        """Return a communicator for the user; the first use is collective."""
+        if self._exported is None:
+            self._exported = self._create(_EXPORTED)
+        return self._exported
+
+    def duplicate(self) -> Group:
+        """Return another group of the same ranks with communicators of its own; collective."""
+        copy = Group(self.base, self.ranks)
+        copy._own = self._create(_COPY)
+        return copy
+
+    def background(self) -> Group:
+        """Return the duplicate for work in the background; the first use is collective."""
+        if self._background is None:
+            self._background = self.duplicate()
+        return self._background
+
+    def attached(self) -> _node_local.Channel | None:
+        """Return the channel through shared memory; the first use is collective."""
+        if not self._asked:
+            self._asked = True
+            mpi = self.mpi
+            world_rank = import_mpi().COMM_WORLD.Get_rank()
+            colours = all_gather_object(mpi, node_colour(world_rank))
+            mine = colours[self.rank]
+            members = tuple(i for i, colour in enumerate(colours) if colour == mine)
+            self.channel = _node_local.attach(
+                members, self.rank, len(self.ranks), lambda obj: all_gather_object(mpi, obj)
+            )
+        return self.channel
+
+    def _create(self, tag: int) -> MPI.Intracomm:
+        group = self.base.comm.Get_group()
+        chosen = group.Incl(self.ranks)
+        try:
+            return self.base.comm.Create_group(chosen, tag)
+        finally:
+            chosen.Free()
+            group.Free()
+
+    def free(self) -> None:
+        """Free the communicators; collective."""
+        if self._background is not None:
+            self._background.free()
+        for comm in (self._own, self._exported):
+            if comm is not None:
+                comm.Free()
+        self._own = self._exported = self._background = None
+        self.channel, self._asked = None, len(self.ranks) == 1

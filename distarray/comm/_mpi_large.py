@@ -1,0 +1,209 @@
+"""Counts that do not fit the library's integers: the same collectives in pieces.
+
+MPI before version 4 counts in 32-bit integers, and so do the displacements of its v-collectives.
+What exceeds them goes in pieces of at most ``limit()`` elements, each by an operation that has
+no displacements. From MPI 4 on the library takes any count, and nothing here is used but for
+point to point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from distarray.comm._collectives import Counts, parts
+from distarray.comm._datatypes import carrier, moving_type, reducing_type
+from distarray.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_INT_MAX: Final = 2**31 - 1
+_TAG: Final = 32767
+"""Of our own messages; the largest tag that every MPI has."""
+
+
+@cache
+def limit() -> int | None:
+    """Return the largest count that the library takes; None where it takes any."""
+    from mpi4py import MPI
+
+    # Both the library that runs and the one that mpi4py was built for must know large counts.
+    return None if min(MPI.VERSION, MPI.Get_version()[0]) >= 4 else _INT_MAX
+
+
+def exceeds(count: int) -> bool:
+    """Tell whether a count, or an end of a displaced part, is too large for the library."""
+    largest = limit()
+    return largest is not None and count > largest
+
+
+def any_exceeds(comm: MPI.Intracomm, count: int) -> bool:
+    """Tell whether a count is too large on any rank; collective where there is a limit."""
+    from mpi4py import MPI
+
+    if limit() is None:
+        return False
+    flag = np.array([exceeds(count)], np.int32)
+    comm.Allreduce(MPI.IN_PLACE, flag, MPI.MAX)
+    return bool(flag[0])
+
+
+def check_tag(tag: int) -> None:
+    """Raise ArgumentError for tags that not every MPI has, or that are ours."""
+    if not 0 <= tag < _TAG:
+        raise ArgumentError(f"tag={tag} is not from 0 to {_TAG - 1}; choose a smaller one")
+
+
+class Several:
+    """MPI requests that are complete when all are."""
+
+    __slots__ = ("_requests",)
+
+    def __init__(self, requests: list[MPI.Request]) -> None:
+        self._requests = requests
+
+    def wait(self) -> None:
+        """Return when all are complete."""
+        from mpi4py import MPI
+
+        MPI.Request.Waitall(self._requests)
+
+    def test(self) -> bool:
+        """Tell whether all are complete."""
+        from mpi4py import MPI
+
+        return MPI.Request.Testall(self._requests)
+
+
+def _pieces(array: np.ndarray) -> list[list[Any]]:
+    """Return an array as messages, none longer than the limit."""
+    largest = limit() or max(array.size, 1)
+    kind = moving_type(array.itemsize)
+    flat = carrier(array)
+    per_item = flat.size // max(array.size, 1)
+    return [
+        [
+            flat[start * per_item : (start + largest) * per_item],
+            min(largest, array.size - start),
+            kind,
+        ]
+        for start in range(0, max(array.size, 1), largest)
+    ]
+
+
+def send(comm: MPI.Intracomm, array: np.ndarray, dest: int, tag: int) -> Several:
+    """Send values to one rank; it receives them with ``recv`` and as many."""
+    return Several([comm.Isend(piece, dest, tag) for piece in _pieces(array)])
+
+
+def recv(comm: MPI.Intracomm, array: np.ndarray, source: int, tag: int) -> Several:
+    """Receive as many values from one rank as the array has elements."""
+    return Several([comm.Irecv(piece, source, tag) for piece in _pieces(array)])
+
+
+def broadcast(comm: MPI.Intracomm, array: np.ndarray, root: int) -> Several:
+    """Broadcast in pieces."""
+    return Several([comm.Ibcast(piece, root) for piece in _pieces(array)])
+
+
+def all_reduce(comm: MPI.Intracomm, send: Any, recv: np.ndarray, op: str) -> Several:
+    """Reduce in pieces; ``send`` may be ``MPI.IN_PLACE``."""
+    kind, how = reducing_type(recv.dtype, op)
+    largest = limit() or recv.size
+    requests = []
+    for start in range(0, recv.size, largest):
+        target = recv[start : start + largest]
+        source = send
+        if isinstance(send, np.ndarray):
+            source = [carrier(send[start : start + largest]), target.size, kind]
+        requests.append(comm.Iallreduce(source, [carrier(target), target.size, kind], how))
+    return Several(requests)
+
+
+def reduce_scatter(
+    comm: MPI.Intracomm, send: np.ndarray, recv: np.ndarray, counts: Counts, op: str
+) -> Several:
+    """Reduce every rank's part to that rank, in pieces."""
+    kind, how = reducing_type(recv.dtype, op)
+    largest = limit() or send.size
+    requests = []
+    for root, part in enumerate(parts(send, counts)):
+        for start in range(0, part.size, largest):
+            source = part[start : start + largest]
+            target = None
+            if root == comm.Get_rank():
+                piece = recv[start : start + largest]
+                target = [carrier(piece), piece.size, kind]
+            requests.append(comm.Ireduce([carrier(source), source.size, kind], target, how, root))
+    return Several(requests)
+
+
+def all_gather(
+    comm: MPI.Intracomm, send: np.ndarray, recv: np.ndarray, counts: Counts
+) -> Several:
+    """Broadcast every rank's part, in pieces."""
+    targets = parts(recv, counts)
+    targets[comm.Get_rank()][...] = send
+    return Several(
+        [
+            comm.Ibcast(piece, root)
+            for root, target in enumerate(targets)
+            if target.size
+            for piece in _pieces(target)
+        ]
+    )
+
+
+def all_to_all(
+    comm: MPI.Intracomm,
+    send: np.ndarray,
+    recv: np.ndarray,
+    send_counts: Counts,
+    recv_counts: Counts,
+) -> Several:
+    """Send every pair's part as messages."""
+    sources, targets = parts(send, send_counts), parts(recv, recv_counts)
+    return _messages(
+        comm,
+        list(enumerate(sources)),
+        list(enumerate(targets)),
+    )
+
+
+def scatter(
+    comm: MPI.Intracomm, send: np.ndarray | None, recv: np.ndarray, counts: Counts, root: int
+) -> Several:
+    """Send every rank's part as messages."""
+    leaving = [] if send is None else list(enumerate(parts(send, counts)))
+    return _messages(comm, leaving, [(root, recv)])
+
+
+def gather(
+    comm: MPI.Intracomm, send: np.ndarray, recv: np.ndarray | None, counts: Counts, root: int
+) -> Several:
+    """Receive every rank's part as messages."""
+    arriving = [] if recv is None else list(enumerate(parts(recv, counts)))
+    return _messages(comm, [(root, send)], arriving)
+
+
+def _messages(
+    comm: MPI.Intracomm,
+    leaving: Sequence[tuple[int, np.ndarray]],
+    arriving: Sequence[tuple[int, np.ndarray]],
+) -> Several:
+    """Exchange arrays with ranks; what stays here is copied."""
+    me = comm.Get_rank()
+    requests = []
+    for rank, target in arriving:
+        if rank != me and target.size:
+            requests += [comm.Irecv(piece, rank, _TAG) for piece in _pieces(target)]
+    for rank, source in leaving:
+        if rank != me and source.size:
+            requests += [comm.Isend(piece, rank, _TAG) for piece in _pieces(source)]
+    here = [target for rank, target in arriving if rank == me]
+    for target, source in zip(here, (s for rank, s in leaving if rank == me), strict=True):
+        target[...] = source
+    return Several(requests)

@@ -1,0 +1,168 @@
+"""What a communication returns that may still be under way."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any, Protocol
+
+from distarray.comm._log import Record
+
+
+class Handle(Protocol):
+    """A transport's own token of an operation under way."""
+
+    def wait(self) -> None:
+        """Return when the operation is complete."""
+
+    def test(self) -> bool:
+        """Tell whether the operation is complete, and help it along."""
+
+
+class Request(ABC):
+    """A communication that may still be under way; its buffers belong to it until it is done."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def wait(self) -> Any:
+        """Return the result once it is complete; calling it again returns the same."""
+
+    @abstractmethod
+    def test(self) -> bool:
+        """Tell, without waiting, whether the result is complete."""
+
+
+class Completed(Request):
+    """A communication that was over when it returned."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any = None) -> None:
+        self._value = value
+
+    def wait(self) -> Any:
+        """Return the result."""
+        return self._value
+
+    def test(self) -> bool:
+        """Return True."""
+        return True
+
+
+DONE = Completed()
+"""A completed communication without a result of its own."""
+
+
+class Pending(Request):
+    """A communication under way.
+
+    Parameters
+    ----------
+    handle
+        The transport's token.
+    buffers
+        Whatever the transport reads or writes; held until the operation is complete.
+    finish
+        Called once when it is complete; what it returns is the result.
+    """
+
+    __slots__ = ("_buffers", "_finish", "_handle", "_lock", "_value")
+
+    def __init__(
+        self,
+        handle: Handle,
+        buffers: Sequence[Any] = (),
+        finish: Callable[[], Any] | None = None,
+    ) -> None:
+        self._handle: Handle | None = handle
+        self._buffers = tuple(buffers)
+        self._finish = finish
+        self._value: Any = None
+        self._lock = threading.RLock()
+        if _abandoned:
+            sweep()
+
+    def wait(self) -> Any:
+        """Return the result once it is complete."""
+        with self._lock:
+            if self._handle is not None:
+                self._handle.wait()
+                self._complete()
+            return self._value
+
+    def test(self) -> bool:
+        """Tell, without waiting, whether the result is complete."""
+        with self._lock:
+            if self._handle is not None and self._handle.test():
+                self._complete()
+            return self._handle is None
+
+    def _complete(self) -> None:
+        self._handle = None
+        self._buffers = ()
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            self._value = finish()
+
+    def __del__(self) -> None:
+        # The transport still writes to the buffers of a request that nobody waited for.
+        if self._handle is not None:
+            _abandoned.append((self._handle, self._buffers))
+
+
+class Then(Request):
+    """A request with something to do once it is complete.
+
+    Parameters
+    ----------
+    request
+        The request to wait for.
+    finish
+        Called once; what it returns is the result.
+    entry
+        Record of the communication, to which the seconds spent waiting are added.
+    """
+
+    __slots__ = ("_entry", "_finish", "_lock", "_request", "_value")
+
+    def __init__(
+        self, request: Request, finish: Callable[[], Any], entry: Record | None = None
+    ) -> None:
+        self._request = request
+        self._finish: Callable[[], Any] | None = finish
+        self._entry = entry
+        self._value: Any = None
+        self._lock = threading.RLock()
+
+    def wait(self) -> Any:
+        """Return the result once it is complete."""
+        with self._lock:
+            finish = self._finish
+            if finish is not None:
+                started = perf_counter()
+                self._request.wait()
+                self._value = finish()
+                self._finish = None
+                if self._entry is not None:
+                    self._entry.seconds += perf_counter() - started
+            return self._value
+
+    def test(self) -> bool:
+        """Tell, without waiting, whether the result is complete."""
+        with self._lock:
+            if self._finish is not None and self._request.test():
+                self.wait()
+            return self._finish is None
+
+
+_abandoned: list[tuple[Handle, tuple[Any, ...]]] = []
+
+
+def sweep() -> None:
+    """Let go of the buffers of requests that nobody waited for, where they are complete."""
+    pending = list(_abandoned)
+    del _abandoned[: len(pending)]
+    _abandoned.extend(entry for entry in pending if not entry[0].test())
