@@ -12,7 +12,8 @@ from distarray.comm._device_mesh import default_mesh, default_placements
 from distarray.core._base import BaseArray
 from distarray.errors import ArgumentError, DTypeError, LayoutError, PlacementError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
-from distarray.redistribute._execute import redistribute_async, redistribute_local
+from distarray.redistribute._background import redistribute_async
+from distarray.redistribute._execute import redistribute_local
 from distarray.typing import Buffer, Shape
 
 _AVERAGED_KINDS = "biu"
@@ -143,7 +144,7 @@ def tiled_layout(
         cutting = draft.sharding_axes(axis)
         blocks: dict[int, int] = {}
         for position, shape in enumerate(shapes):
-            coordinate = mesh.abstract.coordinate_of(mesh.abstract.ranks[position])
+            coordinate = mesh.coordinate_of(mesh.flat_ranks[position])
             index = draft.block_index(axis, coordinate)
             if blocks.setdefault(index, shape[axis]) != shape[axis]:
                 raise LayoutError(

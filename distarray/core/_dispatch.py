@@ -150,11 +150,10 @@ def common_mesh(name: str, meshes: Sequence[Any]) -> Any:
         If the meshes have no parent in common.
     """
     first = meshes[0]
-    if all(mesh is first or mesh == first for mesh in meshes):
+    if all(mesh is first for mesh in meshes):
         return first
-    lines = [list(_ancestors(mesh)) for mesh in meshes]
-    for mesh in lines[0]:
-        if all(any(mesh is other or mesh == other for other in line) for line in lines[1:]):
+    for mesh in itertools.chain.from_iterable(map(_ancestors, meshes)):
+        if all(mesh.axes_of(other) is not None for other in meshes):
             return mesh
     shown = " and ".join(dict.fromkeys(str(mesh) for mesh in meshes))
     raise MeshError(
@@ -166,27 +165,19 @@ def common_mesh(name: str, meshes: Sequence[Any]) -> Any:
 def _ancestors(mesh: Any) -> Iterator[Any]:
     while mesh is not None:
         yield mesh
-        mesh = getattr(mesh, "parent", None)
+        mesh = mesh.parent
 
 
 def lift(layout: Layout, mesh: Any) -> Layout:
-    """Return `layout` as seen on an ancestor of its mesh: replicated on the axes it lacks."""
-    while layout.mesh is not mesh and layout.mesh != mesh:
-        parent, axes = layout.mesh.parent, layout.mesh.parent_axes
-        axes = [parent.axis_index(axis) for axis in axes]
-        placements: list[Any] = [Replicate()] * parent.ndim
-        for placement, axis in zip(layout.placements, axes, strict=True):
-            placements[axis] = placement
-        order = [axes[i] for i in layout.shard_order] if layout.shard_order else axes
-        rest = [axis for axis in range(parent.ndim) if axis not in order]
-        layout = Layout(
-            parent,
-            placements,
-            layout.shape,
-            shard_order=[*order, *rest],
-            boundaries=layout.boundaries,
-        )
-    return layout
+    """Return `layout` as seen on a larger mesh: replicated on the axes that its own mesh lacks."""
+    if layout.mesh is mesh:
+        return layout
+    axes = mesh.axes_of(layout.mesh)
+    placements: list[Any] = [Replicate()] * mesh.ndim
+    for placement, axis in zip(layout.placements, axes, strict=True):
+        placements[axis] = placement
+    order = [axes[i] for i in layout.shard_order or range(len(axes))]
+    return Layout(mesh, placements, layout.shape, shard_order=order, boundaries=layout.boundaries)
 
 
 def replicated(mesh: Any, shape: Shape) -> Layout:

@@ -47,8 +47,8 @@ class Elementwise:
     rules : tuple of Rule
         When a Partial input may stay so.
     exact : callable, optional
-        `exact(position, value) -> bool`: whether the rules hold with this plain value as operand
-        (a factor must be finite, a divisor also not zero).
+        `exact(position, operand) -> bool`: whether the rules hold with this operand where they
+        say Replicate (a factor must be finite, a divisor also known not to be zero).
     """
 
     def __init__(
@@ -179,13 +179,10 @@ class Elementwise:
         for rule in self.rules:
             good = True
             for position, (placement, x) in enumerate(zip(rule[1:], operands, strict=True)):
-                if isinstance(x, BaseArray):
-                    if type(placement) is Partial:
-                        good = good and keeps_sums(x._local.dtype, result)
-                elif type(placement) is Partial or (
-                    self.exact is not None and not self.exact(position, x)
-                ):
-                    good = False
+                if type(placement) is Partial:
+                    good &= isinstance(x, BaseArray) and keeps_sums(x._local.dtype, result)
+                elif self.exact is not None:
+                    good &= self.exact(position, x)
             if good:
                 kept.append(rule)
         return tuple(kept)

@@ -6,6 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from distarray.errors import ArgumentError, ImplicitCommunicationError
@@ -56,7 +57,7 @@ def communication(mode: str = "allow", min_bytes: int = 0) -> Iterator[None]:
 def received_bytes(src: Layout, dst: Layout, dtype: Any) -> int:
     """Return the bytes that the busiest rank receives when `src` becomes `dst`."""
     moves = plan(src, dst, dtype)
-    ranks = {*dst.mesh.abstract.ranks[:_RANKS_ASKED], *src.mesh.abstract.ranks[:_RANKS_ASKED]}
+    ranks = {*dst.mesh.flat_ranks[:_RANKS_ASKED], *src.mesh.flat_ranks[:_RANKS_ASKED]}
     return max((moves.bytes_received(rank) for rank in ranks), default=0)
 
 
@@ -68,11 +69,33 @@ def permit(name: str, src: Layout, dst: Layout, dtype: Any) -> None:
     ImplicitCommunicationError
         Under "raise", on every rank alike, before anything is sent.
     """
+    if _active.get() is not None:
+        _decide(name, src, dst, received_bytes(src, dst, dtype))
+
+
+def permit_exchange(name: str, src: Layout, dst: Layout, dtype: Any) -> None:
+    """Do as `permit` for an exchange between layouts whose items differ in place, not in number.
+
+    It counts as if the largest block of `dst` came from elsewhere as a whole.
+
+    Raises
+    ------
+    ImplicitCommunicationError
+        Under "raise", on every rank alike, before anything is sent.
+    """
+    if _active.get() is not None:
+        items = 1
+        for axis in range(dst.ndim):
+            offsets = dst.partition(axis).offsets
+            items *= max(stop - start for start, stop in pairwise(offsets))
+        _decide(name, src, dst, items * dtype.itemsize)
+
+
+def _decide(name: str, src: Layout, dst: Layout, nbytes: int) -> None:
     active = _active.get()
     if active is None:
         return
     mode, min_bytes = active
-    nbytes = received_bytes(src, dst, dtype)
     if nbytes == 0 or nbytes < min_bytes:
         return
     message = (
@@ -82,4 +105,4 @@ def permit(name: str, src: Layout, dst: Layout, dtype: Any) -> None:
     )
     if mode == "raise":
         raise ImplicitCommunicationError(message)
-    warnings.warn(message, stacklevel=4)
+    warnings.warn(message, stacklevel=5)

@@ -1,0 +1,127 @@
+"""Python's operators on distributed arrays: each is a row of `ops` by its shortest way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from distarray.comm import _backend
+from distarray.core._base import BaseArray
+from distarray.core._families import Binary, Unary
+from distarray.ops import _elementwise_arithmetic as arithmetic
+from distarray.ops import _elementwise_logic as logic
+
+_NUMBERS = (bool, int, float, complex, np.generic)
+
+
+def _known(value: Any) -> bool:
+    """Tell whether an operator may take `value`; another class may know better what to do."""
+    if isinstance(value, (BaseArray, *_NUMBERS)) or _backend.is_buffer(value):
+        return True
+    if getattr(value, "__array_ufunc__", ...) is None:
+        return False
+    return isinstance(value, (list, tuple)) or hasattr(value, "__array__")
+
+
+def _binary(row: Binary) -> Callable[[Any, Any], Any]:
+    quick = row.quick
+
+    def method(self: Any, other: Any) -> Any:
+        if other.__class__ is self.__class__ or _known(other):
+            return quick(self, other)
+        return NotImplemented
+
+    return _named(method, row)
+
+
+def _reflected(row: Binary) -> Callable[[Any, Any], Any]:
+    run = row.run
+
+    def method(self: Any, other: Any) -> Any:
+        return run((other, self)) if _known(other) else NotImplemented
+
+    return _named(method, row)
+
+
+def _inplace(row: Binary) -> Callable[[Any, Any], Any]:
+    inplace = row.inplace
+
+    def method(self: Any, other: Any) -> Any:
+        return inplace(self, other) if _known(other) else NotImplemented
+
+    return _named(method, row)
+
+
+def _unary(row: Unary) -> Callable[[Any], Any]:
+    quick = row.quick
+
+    def method(self: Any) -> Any:
+        return quick(self)
+
+    return _named(method, row)
+
+
+def _named(method: Any, row: Any) -> Any:
+    method.__doc__ = (row.__doc__ or "").partition("\n")[0]
+    return method
+
+
+class Operators:
+    """Arithmetic, comparison and bit operators, reflected and in place."""
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]  # equality is item by item, as in NumPy
+
+    __add__ = _binary(arithmetic.add)
+    __radd__ = _reflected(arithmetic.add)
+    __iadd__ = _inplace(arithmetic.add)
+    __sub__ = _binary(arithmetic.subtract)
+    __rsub__ = _reflected(arithmetic.subtract)
+    __isub__ = _inplace(arithmetic.subtract)
+    __mul__ = _binary(arithmetic.multiply)
+    __rmul__ = _reflected(arithmetic.multiply)
+    __imul__ = _inplace(arithmetic.multiply)
+    __truediv__ = _binary(arithmetic.divide)
+    __rtruediv__ = _reflected(arithmetic.divide)
+    __itruediv__ = _inplace(arithmetic.divide)
+    __floordiv__ = _binary(arithmetic.floor_divide)
+    __rfloordiv__ = _reflected(arithmetic.floor_divide)
+    __ifloordiv__ = _inplace(arithmetic.floor_divide)
+    __mod__ = _binary(arithmetic.remainder)
+    __rmod__ = _reflected(arithmetic.remainder)
+    __imod__ = _inplace(arithmetic.remainder)
+    __divmod__ = _binary(arithmetic.divmod)
+    __rdivmod__ = _reflected(arithmetic.divmod)
+    __pow__ = _binary(arithmetic.pow)
+    __rpow__ = _reflected(arithmetic.pow)
+    __ipow__ = _inplace(arithmetic.pow)
+
+    __and__ = _binary(logic.bitwise_and)
+    __rand__ = _reflected(logic.bitwise_and)
+    __iand__ = _inplace(logic.bitwise_and)
+    __or__ = _binary(logic.bitwise_or)
+    __ror__ = _reflected(logic.bitwise_or)
+    __ior__ = _inplace(logic.bitwise_or)
+    __xor__ = _binary(logic.bitwise_xor)
+    __rxor__ = _reflected(logic.bitwise_xor)
+    __ixor__ = _inplace(logic.bitwise_xor)
+    __lshift__ = _binary(logic.bitwise_left_shift)
+    __rlshift__ = _reflected(logic.bitwise_left_shift)
+    __ilshift__ = _inplace(logic.bitwise_left_shift)
+    __rshift__ = _binary(logic.bitwise_right_shift)
+    __rrshift__ = _reflected(logic.bitwise_right_shift)
+    __irshift__ = _inplace(logic.bitwise_right_shift)
+
+    __lt__ = _binary(logic.less)
+    __le__ = _binary(logic.less_equal)
+    __gt__ = _binary(logic.greater)
+    __ge__ = _binary(logic.greater_equal)
+    __eq__ = _binary(logic.equal)
+    __ne__ = _binary(logic.not_equal)
+
+    __neg__ = _unary(arithmetic.negative)
+    __pos__ = _unary(arithmetic.positive)
+    __abs__ = _unary(arithmetic.abs)
+    __invert__ = _unary(logic.bitwise_invert)

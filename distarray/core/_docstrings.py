@@ -1,0 +1,99 @@
+"""Docstrings of rows: a sentence from the row, the rest from its family and its rules."""
+
+from __future__ import annotations
+
+from distarray.core._spec import Rule
+
+_KINDS = {
+    "b": "booleans",
+    "i": "integers",
+    "u": "unsigned integers",
+    "f": "floating point",
+    "c": "complex",
+    "m": "time spans",
+    "M": "dates",
+}
+
+ELEMENTWISE = """{sentence}
+
+Parameters
+----------
+{operands}
+out : DistArray, optional
+    Where the result goes; it keeps its layout and dtype.
+where : array of bool, optional
+    Items elsewhere keep what `out` held.
+dtype, casting : optional
+    As in NumPy.
+
+Returns
+-------
+DistArray
+    Of the broadcast shape and NumPy's result type.
+
+Raises
+------
+ShapeError
+    If the operands do not broadcast.
+DTypeError
+    If NumPy has no such function for their dtypes.
+MeshError
+    If the operands live on unrelated meshes.
+
+Notes
+-----
+{kinds}
+
+Distribution: every cut of an operand stays if the others are cut alike or replicated (then they are
+sliced, without communication); otherwise the cheaper operand is redistributed. {partial}
+"""
+
+REDUCTION = """{sentence}
+
+Parameters
+----------
+x : array
+axis : int or tuple of int, optional
+    Axes to reduce; default: all.
+{options}
+out : DistArray, optional
+    Where the result goes.
+keepdims : bool
+    Keep reduced axes with size 1.
+
+Returns
+-------
+DistArray
+    Of the remaining axes.
+
+Raises
+------
+AxisError
+    If an axis is out of range or named twice.
+ArgumentError
+    If nothing is left to reduce and the reduction has no identity.
+
+Notes
+-----
+Distribution: {distribution}
+"""
+
+
+def operands(names: tuple[str, ...]) -> str:
+    """Return the parameter lines of operands."""
+    return "\n".join(f"{name} : array or number" for name in names)
+
+
+def kinds(accepted: str) -> str:
+    """Return the sentence that says what dtypes a row is for."""
+    if accepted == "fc":
+        return "Integers and booleans are converted to floating point first, as in NumPy."
+    return "For " + ", ".join(_KINDS[kind] for kind in accepted if kind in _KINDS) + "."
+
+
+def partial(rules: tuple[Rule, ...]) -> str:
+    """Return the sentence that says which Partial inputs stay so."""
+    if not rules:
+        return "Partial operands are reduced first."
+    shown = "; ".join(f"{', '.join(map(str, rule[1:]))} -> {rule[0]}" for rule in rules)
+    return f"Partial operands are reduced first, but for {shown}."

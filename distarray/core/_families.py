@@ -1,0 +1,117 @@
+"""One call per row: the public callables, made by `unary`, `binary`, `nary`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from distarray.core import _docstrings
+from distarray.core._base import BaseArray
+from distarray.core._elementwise import Elementwise
+from distarray.core._paths import binary_path, inplace_path, unary_path
+from distarray.core._registry import register_ufunc
+from distarray.core._spec import Rule
+
+_OPTIONS = (
+    inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None),
+    inspect.Parameter("where", inspect.Parameter.KEYWORD_ONLY, default=True),
+    inspect.Parameter("dtype", inspect.Parameter.KEYWORD_ONLY, default=None),
+    inspect.Parameter("casting", inspect.Parameter.KEYWORD_ONLY, default="same_kind"),
+)
+
+
+class Unary(Elementwise):
+    """A function of one operand."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.quick = unary_path(self)
+
+    def __call__(self, x: Any, /, *out: Any, **options: Any) -> Any:
+        """Apply the function; see the row's own documentation."""
+        if out or options:
+            return self.call((x, *out), options)
+        return self.quick(x)
+
+
+class Binary(Elementwise):
+    """A function of two operands, with its operator's paths."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.quick = binary_path(self)
+        self.inplace = inplace_path(self)
+
+    def __call__(self, x1: Any, x2: Any, /, *out: Any, **options: Any) -> Any:
+        """Apply the function; see the row's own documentation."""
+        if out or options:
+            return self.call((x1, x2, *out), options)
+        if isinstance(x1, BaseArray):
+            return self.quick(x1, x2)
+        return self.run((x1, x2))
+
+
+def unary(
+    name: str, kinds: str, rules: tuple[Rule, ...], local: Callable[..., Any], sentence: str
+) -> Unary:
+    """Return the row of a function of one operand.
+
+    Parameters
+    ----------
+    name : str
+        The public name.
+    kinds : str
+        Kinds of dtype it is for.
+    rules : tuple of Rule
+        Which Partial inputs may stay.
+    local : callable
+        The function of blocks; a ufunc is also registered for `__array_ufunc__`.
+    sentence : str
+        First line of the documentation.
+    """
+    return _finished(Unary(name, local, 1, kinds, rules), ("x",), sentence)
+
+
+def binary(
+    name: str,
+    kinds: str,
+    rules: tuple[Rule, ...],
+    local: Callable[..., Any],
+    sentence: str,
+    *,
+    exact: Callable[[int, Any], bool] | None = None,
+) -> Binary:
+    """Return the row of a function of two operands; see `unary`.
+
+    `exact(position, operand)` tells whether the Partial rules hold with this replicated operand.
+    """
+    return _finished(Binary(name, local, 2, kinds, rules, exact), ("x1", "x2"), sentence)
+
+
+def nary(
+    name: str,
+    operands: tuple[str, ...],
+    kinds: str,
+    rules: tuple[Rule, ...],
+    local: Callable[..., Any],
+    sentence: str,
+) -> Elementwise:
+    """Return the row of a function of any number of operands; see `unary`."""
+    return _finished(Elementwise(name, local, len(operands), kinds, rules), operands, sentence)
+
+
+def _finished(row: Any, operands: tuple[str, ...], sentence: str) -> Any:
+    row.__doc__ = _docstrings.ELEMENTWISE.format(
+        sentence=sentence,
+        operands=_docstrings.operands(operands),
+        kinds=_docstrings.kinds(row.kinds),
+        partial=_docstrings.partial(row.rules),
+    )
+    positional = [inspect.Parameter(x, inspect.Parameter.POSITIONAL_ONLY) for x in operands]
+    row.__signature__ = inspect.Signature([*positional, *(_OPTIONS if row.is_ufunc else ())])
+    row.__qualname__ = row.name
+    row.__module__ = "distarray"
+    if row.is_ufunc:
+        register_ufunc(row.local, row)
+    return row

@@ -1,0 +1,71 @@
+"""Reductions over the leading axes of narrow blocks, at the speed of memory.
+
+NumPy reduces the leading axes of a C-ordered block row by row: with rows of a few items the loop
+costs several times the memory traffic. Folding sees many rows as one wide row, reduces those, and
+then the few copies that are left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from distarray.typing import Buffer
+
+_NARROW = 256  # items of a row from which NumPy's own loop is as fast
+_WIDE = 2048  # items of a folded row
+_SMALL = 1 << 15  # items of a block below which folding does not pay
+
+
+def folded(block: Buffer, axes: tuple[int, ...]) -> tuple[Buffer, int, Buffer | None] | None:
+    """Return (wide rows, copies of the kept items in each, rows left over), or None.
+
+    Parameters
+    ----------
+    block : array
+    axes : tuple of int
+        Reduced axes, ascending.
+
+    Returns
+    -------
+    tuple or None
+        `wide` has shape (rows, copies * kept), with a power of two of copies; `rest` has shape
+        (rows, kept). None where the block is not C-ordered, the axes do not lead, or it would not
+        pay.
+    """
+    lead = len(axes)
+    if block.size < _SMALL or lead == block.ndim or axes[-1] != lead - 1:
+        return None
+    kept = 1
+    for size in block.shape[lead:]:
+        kept *= size
+    if not 0 < kept < _NARROW or not block.flags.c_contiguous:
+        return None
+    rows = block.reshape(-1, kept)
+    copies = 1 << (_WIDE // kept).bit_length() - 1
+    whole = len(rows) // copies
+    if whole < 2:
+        return None
+    wide = rows[: whole * copies].reshape(whole, copies * kept)
+    rest = rows[whole * copies :]
+    return wide, copies, rest if len(rest) else None
+
+
+def reduce_block(
+    ufunc: np.ufunc, block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool
+) -> Any:
+    """Return `ufunc.reduce` of a block, folded where that is faster."""
+    if block.size < _SMALL:
+        return ufunc.reduce(block, axes, dtype, None, keepdims)
+    fold = folded(block, axes)
+    if fold is None:
+        return ufunc.reduce(block, axes, dtype, None, keepdims)
+    wide, copies, rest = fold
+    result = ufunc.reduce(wide, 0, dtype)
+    result = ufunc.reduce(result.reshape(copies, -1), 0, dtype)
+    if rest is not None:
+        result = ufunc(result, ufunc.reduce(rest, 0, dtype))
+    lead = len(axes)
+    kept = block.shape[lead:]
+    return result.reshape((1,) * lead + kept if keepdims else kept)

@@ -1,0 +1,191 @@
+"""Mean and sum of squared deviations of a block in one pass over cache-sized pieces.
+
+NumPy's variance reads the data three times and writes two temporaries of its size. Here the block
+is cut into tiles that stay in cache; the moments of each are exact to rounding (mean first, then
+deviations from it), and tiles are merged in pairs, as rounding grows with the logarithm of their
+number only. The update is that of T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating formulae and a
+pairwise algorithm for computing sample variances", Stanford STAN-CS-79-773 (1979).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from distarray.core._folding import folded
+from distarray.typing import Buffer, Shape
+
+PIECE_BYTES = 256 * 1024
+"""Of a piece of one axis: it and its deviations fit into the second-level cache together."""
+TILE_BYTES = 512 * 1024
+"""Of a tile with kept axes: deeper, because merging costs a pass over the kept items."""
+_DEPTH = 16  # least reduced items per kept item in a tile, where there are so many
+
+
+class Moments(NamedTuple):
+    """State of a set of items: how many, their mean, their sum of squared deviations from it."""
+
+    count: int
+    mean: Any
+    m2: Any
+
+
+def merge(a: Moments, b: Moments) -> Moments:
+    """Return the moments of the union of two disjoint sets."""
+    if a.count == 0 or b.count == 0:
+        return b if a.count == 0 else a
+    count = a.count + b.count
+    delta = b.mean - a.mean
+    mean = a.mean + delta * (b.count / count)
+    m2 = a.m2 + b.m2 + _squared(delta) * (a.count * (b.count / count))
+    return Moments(count, mean, m2)
+
+
+def _squared(x: Any) -> Any:
+    return (x.real * x.real + x.imag * x.imag) if np.iscomplexobj(x) else x * x
+
+
+def state_dtype(dtype: Any) -> Any:
+    """Return the dtype of the mean: float64 for integers, at least float32."""
+    if dtype.kind in "biu":
+        return np.dtype(np.float64)
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
+
+
+def moments(block: Buffer, axes: tuple[int, ...]) -> Moments:
+    """Return the moments of `block` over `axes`.
+
+    Parameters
+    ----------
+    block : array
+        Not empty.
+    axes : tuple of int
+        Ascending; not empty.
+
+    Returns
+    -------
+    Moments
+        Mean and m2 keep the reduced axes with size 1.
+    """
+    dtype = state_dtype(block.dtype)
+    count = int(np.prod([block.shape[axis] for axis in axes], dtype=np.int64))
+    if len(axes) == block.ndim:
+        flat = _flat(block)
+        scratch = np.empty(min(flat.size, PIECE_BYTES // dtype.itemsize), dtype)
+        found = _pairwise(_tile(piece, (0,), dtype, scratch) for piece in _pieces(flat, dtype))
+        shape = (1,) * block.ndim
+        return Moments(
+            count, np.asarray(found.mean).reshape(shape), np.asarray(found.m2).reshape(shape)
+        )
+    kept_shape = tuple(1 if i in axes else size for i, size in enumerate(block.shape))
+    if block.nbytes <= TILE_BYTES:
+        return _tile(block, axes, dtype, np.empty(block.size, dtype))
+    fold = folded(block, axes)
+    if fold is not None:
+        return _narrow(*fold, kept_shape)
+    mean = np.empty(kept_shape, dtype)
+    m2 = np.empty(kept_shape, np.empty(0, dtype).real.dtype)
+    steps = tile_shape(block, axes, dtype)
+    scratch = np.empty(int(np.prod(steps, dtype=np.int64)), dtype)
+    for kept in _boxes(block.shape, steps, [i for i in range(block.ndim) if i not in axes]):
+        column = block[kept]
+        tiles = (
+            _tile(column[box], axes, dtype, scratch)
+            for box in _boxes(column.shape, steps, list(axes))
+        )
+        _, mean[kept], m2[kept] = _pairwise(tiles)
+    return Moments(count, mean, m2)
+
+
+def _narrow(wide: Buffer, copies: int, rest: Buffer | None, kept_shape: Shape) -> Moments:
+    """Return the moments of a folded block: of its wide rows first, then of their copies."""
+    state = moments(wide, (0,))
+    state = Moments(state.count, *(x.reshape(copies, -1) for x in state[1:]))
+    while copies > 1:
+        copies //= 2
+        halves = (
+            Moments(state.count, state.mean[part], state.m2[part])
+            for part in (slice(copies), slice(copies, None))
+        )
+        state = merge(*halves)
+    if rest is not None:
+        state = merge(state, moments(rest, (0,)))
+    return Moments(state.count, *(x.reshape(kept_shape) for x in state[1:]))
+
+
+def _flat(block: Buffer) -> Buffer:
+    """Return the items as one axis, in memory order where that needs no copy."""
+    if block.flags.f_contiguous:
+        return block.T.reshape(-1)
+    return block.reshape(-1)
+
+
+def _pieces(flat: Buffer, dtype: Any) -> Iterator[Buffer]:
+    step = PIECE_BYTES // dtype.itemsize
+    for start in range(0, flat.size, step):
+        yield flat[start : start + step]
+
+
+def _tile(tile: Buffer, axes: tuple[int, ...], dtype: Any, scratch: Buffer) -> Moments:
+    """Return the moments of a piece small enough for the cache: mean first, then deviations."""
+    count = 1
+    for axis in axes:
+        count *= tile.shape[axis]
+    mean = np.add.reduce(tile, axis=axes, dtype=dtype, keepdims=True)
+    mean /= dtype.type(count)
+    deviation = scratch[: tile.size].reshape(tile.shape)
+    np.subtract(tile, mean, out=deviation, dtype=dtype)
+    if tile.ndim == 1:
+        return Moments(count, mean, np.vdot(deviation, deviation).real[None])
+    if dtype.kind == "c":
+        squares = _squared(deviation)
+    else:
+        squares = np.multiply(deviation, deviation, out=deviation)
+    return Moments(count, mean, np.add.reduce(squares, axis=axes, keepdims=True))
+
+
+def _pairwise(tiles: Iterator[Moments]) -> Moments:
+    """Merge states in a binary tree, holding one for each of its levels."""
+    waiting: list[tuple[int, Moments]] = []
+    for state in tiles:
+        level = 0
+        while waiting and waiting[-1][0] == level:
+            state = merge(waiting.pop()[1], state)
+            level += 1
+        waiting.append((level, state))
+    total = waiting.pop()[1]
+    while waiting:
+        total = merge(waiting.pop()[1], total)
+    return total
+
+
+def tile_shape(block: Buffer, axes: tuple[int, ...], dtype: Any) -> Shape:
+    """Return the shape of tiles: long in memory order, and deep enough along the reduced axes."""
+    budget = TILE_BYTES // int(dtype.itemsize)
+    depth = 1
+    for axis in axes:
+        depth *= block.shape[axis]
+    kept_budget = budget // min(depth, _DEPTH)
+    steps = [1] * block.ndim
+    for axis in sorted(range(block.ndim), key=lambda i: (abs(block.strides[i]), -i)):
+        limit = budget if axis in axes else min(budget, kept_budget)
+        steps[axis] = max(1, min(block.shape[axis], limit))
+        budget //= steps[axis]
+        if axis not in axes:
+            kept_budget //= steps[axis]
+    return tuple(steps)
+
+
+def _boxes(shape: Shape, steps: Shape, cut: list[int]) -> Iterator[tuple[slice, ...]]:
+    """Yield boxes that cut the axes `cut` in steps and span the others."""
+    ranges = [
+        range(0, size, steps[axis]) if axis in cut else range(1) for axis, size in enumerate(shape)
+    ]
+    for corner in itertools.product(*ranges):
+        yield tuple(
+            slice(start, min(start + steps[axis], shape[axis])) if axis in cut else slice(None)
+            for axis, start in enumerate(corner)
+        )

@@ -1,0 +1,104 @@
+"""The short ways through the engine: small blocks whose layouts fit as they are.
+
+What is done here `Elementwise.run` would do as well, only slower; each path leaves to it
+everything but the one case that it knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from distarray.core._base import BaseArray
+from distarray.core._elementwise import Elementwise
+from distarray.core._operands import LARGE
+
+_new = object.__new__
+_ndarray = np.ndarray
+_NUMBERS = frozenset((bool, int, float, complex))
+
+
+def unary_path(row: Elementwise) -> Callable[[Any], Any]:
+    """Return a function of one operand that is quick for small distributed arrays."""
+    local, run = row.local, row.run
+    if row.nout > 1:
+        return lambda x: run((x,))
+
+    def call(x: Any) -> Any:
+        if not isinstance(x, BaseArray):
+            return run((x,))
+        block = x._local
+        layout = x._layout
+        if layout.has_partial or block.nbytes >= LARGE:
+            return run((x,))
+        try:
+            result = local(block)
+        except TypeError as error:
+            raise row.refused(error, (x,)) from error
+        if result.__class__ is not _ndarray and isinstance(result, np.generic):
+            result = np.asarray(result)
+        array = _new(x.__class__)
+        array._local = result
+        array._layout = layout
+        return array
+
+    return call
+
+
+def binary_path(row: Elementwise) -> Callable[[Any, Any], Any]:
+    """Return a function of two operands, the first distributed, that is quick for small blocks."""
+    local, run = row.local, row.run
+    if row.nout > 1:
+        return lambda x, y: run((x, y))
+
+    def call(x: Any, y: Any) -> Any:
+        layout = x._layout
+        block = x._local
+        if layout.has_partial or block.nbytes >= LARGE:
+            return run((x, y))
+        cls = x.__class__
+        if y.__class__ is cls:
+            if y._layout is not layout:
+                return run((x, y))
+            other = y._local
+        elif y.__class__ in _NUMBERS:
+            other = y
+        else:
+            return run((x, y))
+        try:
+            result = local(block, other)
+        except TypeError as error:
+            raise row.refused(error, (x, y)) from error
+        if result.__class__ is not _ndarray and isinstance(result, np.generic):
+            result = np.asarray(result)
+        array = _new(cls)
+        array._local = result
+        array._layout = layout
+        return array
+
+    return call
+
+
+def inplace_path(row: Elementwise) -> Callable[[Any, Any], Any]:
+    """Return `x op= y`, which keeps layout and dtype of `x`."""
+    local, into = row.local, row.into
+
+    def call(x: Any, y: Any) -> Any:
+        layout = x._layout
+        if layout.has_partial:
+            return into((x,), (x, y))
+        if y.__class__ is x.__class__ and y._layout is layout:
+            other = y._local
+        elif y.__class__ in _NUMBERS:
+            other = y
+        else:
+            return into((x,), (x, y))
+        try:
+            local(x._local, other, out=x._local)
+        except (TypeError, ValueError):
+            return into((x,), (x, y))  # finds the reason and says it
+        return x
+
+    return call

@@ -1,0 +1,61 @@
+"""Variance and standard deviation: one pass over the data, states merged in rank order."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from distarray.core._base import BaseArray
+from distarray.core._moments import Moments, merge, moments, state_dtype
+from distarray.core._reduce import reduced_count
+from distarray.core._states import State, StateReduction, Step
+from distarray.errors import DTypeError
+from distarray.layout import Layout
+from distarray.typing import Box, Buffer
+
+
+class Variance(StateReduction):
+    """The mean squared deviation from the mean."""
+
+    def check(self, layout: Layout, dtype: Any, axes: tuple[int, ...]) -> None:
+        """Refuse dtypes without arithmetic."""
+        del layout, axes
+        if dtype.kind not in "biufc":
+            raise DTypeError(f"{self.name} of {dtype}: only numbers vary; convert with astype")
+
+    def state_dtypes(self, dtype: Any) -> tuple[Any, ...]:
+        """Return the dtypes of mean and sum of squared deviations."""
+        mean = state_dtype(dtype)
+        return mean, np.empty(0, mean).real.dtype
+
+    def state(self, block: Buffer, step: Step) -> State:
+        """Return mean and sum of squared deviations of a block."""
+        if not step.axes:
+            mean, real = self.state_dtypes(block.dtype)
+            return block.astype(mean), np.zeros(block.shape, real)
+        _, mean, m2 = moments(block, step.axes)
+        return mean, m2
+
+    def merge(self, states: Sequence[State], boxes: Sequence[Box], step: Step) -> State:
+        """Merge in rank order."""
+        total = Moments(0, None, None)
+        for (mean, m2), box in zip(states, boxes, strict=True):
+            count = reduced_count(tuple(stop - start for start, stop in box), step.axes)
+            total = merge(total, Moments(count, mean, m2))
+        return total.mean, total.m2
+
+    def variance(self, x: BaseArray, axis: Any, keepdims: bool, correction: float) -> BaseArray:
+        """Return the variance, with `count - correction` as divisor."""
+        (_, m2), step = self.run(x, axis, keepdims)
+        count = reduced_count(x.shape, step.axes)
+        divisor = count - correction
+        if divisor <= 0:
+            warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=4)
+            divisor = 0
+        dtype = m2.dtype if x.dtype != np.float16 else np.dtype(np.float16)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            result = (m2 if count else np.full_like(m2, np.nan)) / m2.dtype.type(divisor)
+        return x._new(np.asarray(result, dtype), step.output)

@@ -1,0 +1,240 @@
+"""Rounding, limiting, parts of complex numbers, choosing between arrays, conversion."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from distarray.comm import _backend, _memory
+from distarray.core._base import BaseArray
+from distarray.core._dtypes import anything, keeps_sums, numeric
+from distarray.core._dtypes import real as real_kinds
+from distarray.core._families import nary, unary
+from distarray.core._operands import reduced
+from distarray.core._registry import register_function
+from distarray.core._rules import KEEPING, LINEAR, POINTWISE, SELECTING
+from distarray.errors import ArgumentError, ArgumentTypeError, DeviceError
+from distarray.typing import Buffer
+
+ceil = unary("ceil", real_kinds, POINTWISE, np.ceil, "Round up.")
+floor = unary("floor", real_kinds, POINTWISE, np.floor, "Round down.")
+trunc = unary("trunc", real_kinds, POINTWISE, np.trunc, "Round towards zero.")
+rint = unary("rint", numeric, POINTWISE, np.rint, "Round to the nearest integer, half to even.")
+conj = unary("conj", numeric, LINEAR, np.conjugate, "Return complex conjugates.")
+real_part = unary("real", numeric, LINEAR, np.real, "Return real parts.")
+imag_part = unary("imag", numeric, LINEAR, np.imag, "Return imaginary parts.")
+conjugate = conj
+
+_rounded = unary("round", numeric, POINTWISE, np.round, "Round to the nearest, half to even.")
+_clipped = nary("clip", ("x", "min", "max"), real_kinds, POINTWISE, np.clip, "Limit items to a range.")
+_chosen = nary(
+    "where", ("condition", "x1", "x2"), anything, SELECTING, np.where, "Choose item by item."
+)
+_angle = unary("angle", numeric, POINTWISE, np.angle, "Return arguments of complex numbers.")
+_filled = unary("nan_to_num", numeric, POINTWISE, np.nan_to_num, "Replace NaN and infinities.")
+_close = nary("isclose", ("x1", "x2"), numeric, POINTWISE, np.isclose, "Tell where items agree.")
+_copied = unary("copy", anything, KEEPING, np.copy, "Copy.")
+
+
+@register_function(np.round, np.around)
+def round(x: Any, /, decimals: int = 0, out: Any = None) -> Any:
+    """Round to a number of decimals, half to even; see NumPy's `round`."""
+    local = functools.partial(np.round, decimals=decimals) if decimals else np.round
+    if out is not None:
+        _rounded.into((out,), (x,), _without_casting(local))
+        return out
+    return _rounded.run((x,), local)
+
+
+@register_function(np.fix)
+def fix(x: Any, /) -> Any:
+    """Round towards zero."""
+    return trunc(x)
+
+
+@register_function(np.clip)
+def clip(
+    x: Any,
+    /,
+    a_min: Any = None,
+    a_max: Any = None,
+    out: Any = None,
+    *,
+    min: Any = None,
+    max: Any = None,
+) -> Any:
+    """Limit items to `min` and `max`, each an array, a number or None.
+
+    Returns
+    -------
+    DistArray
+        Of the broadcast shape; NaN stays.
+    """
+    low = a_min if min is None else min
+    high = a_max if max is None else max
+    if (a_min is not None and min is not None) or (a_max is not None and max is not None):
+        raise ArgumentTypeError("clip() takes each limit once: by position or as min=, max=")
+    if low is None and high is None:
+        return assign_or_return(out, copy(x))
+    if out is not None:
+        return _clipped.into((out,), (x, low, high), np.clip)
+    return _clipped.run((x, low, high))
+
+
+@register_function(np.where)
+def where(condition: Any, x1: Any = None, x2: Any = None, /) -> Any:
+    """Return items of `x1` where `condition` is true, else of `x2`.
+
+    Raises
+    ------
+    ArgumentTypeError
+        Without `x1` and `x2`: how many items a process would hold depends on the values.
+    """
+    if x1 is None or x2 is None:
+        raise ArgumentTypeError(
+            "where(condition) without values is nonzero(condition); pass where(condition, x1, x2)"
+        )
+    return _chosen.run((condition, x1, x2))
+
+
+@register_function(np.angle)
+def angle(x: Any, /, deg: bool = False) -> Any:
+    """Return the angle of complex numbers, in radians or degrees."""
+    return _angle.run((x,), functools.partial(np.angle, deg=deg))
+
+
+@register_function(np.nan_to_num)
+def nan_to_num(
+    x: Any, /, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
+) -> Any:
+    """Replace NaN by `nan` and infinities by the given or the largest finite numbers."""
+    local = functools.partial(np.nan_to_num, nan=nan, posinf=posinf, neginf=neginf)
+    result = _filled.run((x,), local)
+    if copy or not isinstance(x, BaseArray):
+        return result
+    return assign_or_return(x, result)
+
+
+@register_function(np.isclose)
+def isclose(
+    x1: Any, x2: Any, /, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> Any:
+    """Tell where items agree within `atol + rtol * abs(x2)`."""
+    local = functools.partial(np.isclose, rtol=rtol, atol=atol, equal_nan=equal_nan)
+    return _close.run((x1, x2), local)
+
+
+@register_function(np.real)
+def real(x: Any, /) -> Any:
+    """Return real parts (a view where the blocks allow it)."""
+    return real_part(x)
+
+
+@register_function(np.imag)
+def imag(x: Any, /) -> Any:
+    """Return imaginary parts (a view where the blocks allow it)."""
+    return imag_part(x)
+
+
+@register_function(np.copy)
+def copy(x: Any, /, order: str = "K", subok: bool = True) -> Any:  # noqa: ARG001 (NumPy's)
+    """Return an array of the same layout and values in memory of its own."""
+    if not isinstance(x, BaseArray):
+        return np.array(x, copy=True)
+    return x._new(_copy_block(x._local, order), x._layout)
+
+
+@register_function(np.astype)
+def astype(
+    x: Any,
+    dtype: Any,
+    /,
+    *,
+    copy: bool = True,
+    device: Any = None,
+    casting: Any = "unsafe",
+) -> Any:
+    """Convert to another dtype; placements stay.
+
+    Parameters
+    ----------
+    x : DistArray
+    dtype : dtype
+    copy : bool
+        Also copy where the dtype is the same already.
+    device : optional
+        None or the array's own.
+    casting : str
+        As in NumPy.
+
+    Notes
+    -----
+    A Partial array stays Partial only where converting its parts is the same as converting their
+    sum; else it is reduced first.
+
+    Raises
+    ------
+    ArgumentError
+        If `casting` forbids the conversion.
+    """
+    target = np.dtype(dtype)
+    if not isinstance(x, BaseArray):
+        return np.asarray(x).astype(target, casting=casting, copy=copy)
+    if device is not None and device != x.layout.mesh.device:
+        raise DeviceError(
+            f"astype(device={device!r}) of an array on {x.layout.mesh.device!r}; move it with "
+            "x.redistribute(mesh=...) first"
+        )
+    if target.hasobject or not np.can_cast(x.dtype, target, casting):
+        raise ArgumentError(
+            f"astype from {x.dtype} to {target} with casting={casting!r} is not allowed; choose "
+            "another dtype, or casting='unsafe'"
+        )
+    if target == x.dtype:
+        return x._new(_copy_block(x._local) if copy else x._local, x._layout)
+    if x._layout.has_partial and not (
+        keeps_sums(x.dtype, target) and all(p.op in ("sum", "avg") for p in _partials(x._layout))
+    ):
+        x = reduced(x)
+    block = x._local
+    out = _memory.empty(block.shape, target, _backend.device_of(block))
+    _backend.namespace_of(block).copyto(out, block, casting="unsafe")
+    return x._new(out, x._layout)
+
+
+def _partials(layout: Any) -> list[Any]:
+    return [layout.placements[axis] for axis in layout.partial_axes]
+
+
+def _copy_block(block: Buffer, order: str = "K") -> Buffer:
+    device = _backend.device_of(block)
+    fortran = block.ndim > 1 and block.flags.f_contiguous and not block.flags.c_contiguous
+    if order == "F" or (order in "KA" and fortran):
+        out = _memory.empty(block.shape[::-1], block.dtype, device).T
+    else:
+        out = _memory.empty(block.shape, block.dtype, device)
+    out[...] = block
+    return out
+
+
+def assign_or_return(out: Any, result: Any) -> Any:
+    """Copy `result` into `out` where there is one; return what holds the result."""
+    if out is None:
+        return result
+    return real_part.into((out,), (result,), _copy_into)
+
+
+def _copy_into(block: Buffer, out: Buffer = None, casting: Any = "same_kind") -> Buffer:
+    if out is None:
+        return block
+    np.copyto(out, block, casting=casting)
+    return out
+
+
+def _without_casting(local: Any) -> Any:
+    def call(block: Buffer, out: Buffer = None, casting: Any = "same_kind") -> Buffer:
+        return local(block) if out is None else _copy_into(local(block), out, casting)
+
+    return call

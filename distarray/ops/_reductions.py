@@ -1,0 +1,333 @@
+"""Reductions: sums, products, means, extremes and their places, truth, variance."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from distarray.core import _docstrings
+from distarray.core._base import BaseArray
+from distarray.core._dispatch import as_block
+from distarray.core._extremes import Extreme
+from distarray.core._folding import reduce_block
+from distarray.core._reduce import ABSENT, Reduction, partial_rules
+from distarray.core._registry import register_function, register_reduction
+from distarray.core._variance import Variance
+from distarray.errors import ArgumentTypeError
+from distarray.ops import _elementwise_arithmetic as arithmetic
+from distarray.ops import _elementwise_logic as logic
+from distarray.ops._elementwise_rounding import astype, where
+from distarray.typing import Buffer
+
+_SUMS = ("axis", "dtype", "out", "keepdims", "initial")
+_EXTREMES = ("axis", "out", "keepdims", "initial")
+_TRUTHS = ("axis", "out", "keepdims")
+
+
+def _by(ufunc: np.ufunc, always: Any = None) -> Any:
+    """Return the local call of a ufunc's reduction; `always` is a fixed dtype."""
+
+    def local(
+        block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool, count: int, **extra: Any
+    ) -> Buffer:
+        del count
+        dtype = always if dtype is None else dtype
+        if extra:
+            return ufunc.reduce(block, axes, dtype, None, keepdims, **extra)
+        return reduce_block(ufunc, block, axes, dtype, keepdims)
+
+    return local
+
+
+def _average(
+    block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool, count: int, **extra: Any
+) -> Buffer:
+    """Return what a block contributes to a mean of `count` items."""
+    if dtype is None:
+        kind, result = block.dtype.kind, block.dtype
+        wide = np.float64 if kind in "biu" else np.float32 if result == np.float16 else None
+        result = np.dtype(np.float64) if kind in "biu" else result
+    else:
+        wide = result = np.dtype(dtype)
+    if extra:
+        total = np.add.reduce(block, axes, wide, None, keepdims, **extra)
+    else:
+        total = reduce_block(np.add, block, axes, wide, keepdims)
+    total = np.true_divide(total, count) if result.kind in "fcm" else total // count
+    return total if total.dtype == result else np.asarray(total, result)
+
+
+def _nonzero(
+    block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool, count: int, **extra: Any
+) -> Buffer:
+    del dtype, count
+    if extra:
+        block = np.logical_and(block, extra["where"])
+    return np.asarray(np.count_nonzero(block, axis=axes, keepdims=keepdims), np.intp)
+
+
+class _Mean(Reduction):
+    """The mean: an empty block adds nothing, but a mean of nothing is NaN."""
+
+    def identity(self, dtype: Any, count: int) -> Any:
+        if count == 0:
+            warnings.warn("Mean of empty slice.", RuntimeWarning, stacklevel=5)
+            return np.nan if dtype.kind in "fc" else 0
+        return 0
+
+
+sum = Reduction(
+    "sum", _by(np.add), "sum", _SUMS, np.add, partial_rules("sum", "avg"), arithmetic.add
+)
+prod = Reduction(
+    "prod", _by(np.multiply), "prod", _SUMS, np.multiply, partial_rules("prod"), arithmetic.multiply
+)
+min = Reduction(
+    "min", _by(np.minimum), "min", _EXTREMES, np.minimum, partial_rules("min"), arithmetic.minimum
+)
+max = Reduction(
+    "max", _by(np.maximum), "max", _EXTREMES, np.maximum, partial_rules("max"), arithmetic.maximum
+)
+any = Reduction("any", _by(np.logical_or, np.bool_), "any", _TRUTHS, None, partial_rules("any"))
+all = Reduction("all", _by(np.logical_and, np.bool_), "all", _TRUTHS, None, partial_rules("all"))
+count_nonzero = Reduction("count_nonzero", _nonzero, "sum", ("axis", "keepdims"))
+_mean = _Mean("mean", _average, "sum", _SUMS[:4], None, partial_rules("sum", "avg"))
+_variance = Variance("var")
+_first_smallest = Extreme("argmin", np.argmin, np.min)
+_first_largest = Extreme("argmax", np.argmax, np.max)
+
+_LAZY = (
+    "where a mesh axis cuts a reduced axis the result is Partial({op!r}): nothing is sent until "
+    "its value is needed. Kept axes stay cut. Partial inputs of the same kind stay so, others are "
+    "reduced first."
+)
+_STATES = (
+    "the states of all blocks along a cut reduced axis are exchanged at once and merged in rank "
+    "order; the result is replicated there. Kept axes stay cut."
+)
+
+
+def _document(row: Reduction, sentence: str) -> None:
+    options = (
+        "dtype : optional\n    Of the result and its sums." if "dtype" in row.positional else ""
+    )
+    row.__doc__ = _docstrings.REDUCTION.format(
+        sentence=sentence, options=options, distribution=_LAZY.format(op=row.combine)
+    )
+
+
+_document(sum, "Sum items over axes; integers are summed at least in int64, as in NumPy.")
+_document(prod, "Multiply items over axes; integers are multiplied at least in int64.")
+_document(min, "Return the smallest item over axes; NaN wins.")
+_document(max, "Return the largest item over axes; NaN wins.")
+_document(any, "Tell whether any item over axes is true.")
+_document(all, "Tell whether all items over axes are true.")
+_document(count_nonzero, "Count items that are not zero.")
+
+for _ufunc, _row in (
+    (np.add, sum),
+    (np.multiply, prod),
+    (np.minimum, min),
+    (np.maximum, max),
+    (np.logical_or, any),
+    (np.logical_and, all),
+):
+    register_reduction(_ufunc, _row)
+
+register_function(np.sum)(sum)
+register_function(np.prod)(prod)
+register_function(np.min, np.amin)(min)
+register_function(np.max, np.amax)(max)
+register_function(np.any)(any)
+register_function(np.all)(all)
+register_function(np.count_nonzero)(count_nonzero)
+
+amin, amax = min, max
+
+
+@register_function(np.mean)
+def mean(
+    x: Any,
+    /,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    keepdims: bool = False,
+    *,
+    where: Any = True,
+) -> Any:
+    """Return the mean over axes; integers give float64, float16 is summed in float32.
+
+    The result is lazy like a sum: each block contributes its sum divided by the global count, and
+    the result is `Partial("sum")` where a mesh axis cuts a reduced axis.
+    """
+    if where is True:
+        return _mean.reduce(x, axis, dtype, out, keepdims)
+    total = sum(x, axis=axis, dtype=_mean_dtype(x, dtype), keepdims=keepdims, where=where)
+    result = arithmetic.divide(total, _selected(x, axis, keepdims, where))
+    if dtype is None and np.dtype(x.dtype).kind in "fc":
+        result = astype(result, x.dtype, copy=False)
+    return result if out is None else _put(out, result)
+
+
+def _mean_dtype(x: Any, dtype: Any) -> Any:
+    if dtype is not None:
+        return dtype
+    kind = np.dtype(x.dtype)
+    return np.float64 if kind.kind in "biu" else np.float32 if kind == np.float16 else kind
+
+
+def _selected(x: Any, axis: Any, keepdims: bool, mask: Any) -> Any:
+    """Return how many items over `axis` the mask selects."""
+    ones = logic.equal(x, x) if not isinstance(x, BaseArray) else _ones_like(x)
+    return sum(ones, axis=axis, keepdims=keepdims, where=mask, dtype=np.int64)
+
+
+def _ones_like(x: BaseArray) -> BaseArray:
+    layout = x._layout
+    if layout.has_partial:
+        x = arithmetic.abs(x)  # any function that is not linear gives an array without Partial
+    return x._new(np.ones(x._local.shape, np.bool_), x._layout)
+
+
+def _put(out: Any, result: Any) -> Any:
+    return arithmetic.positive.into((out,), (result,))
+
+
+@register_function(np.var)
+def var(
+    x: Any,
+    /,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    ddof: float = 0,
+    keepdims: bool = False,
+    *,
+    where: Any = True,
+    mean: Any = ABSENT,
+    correction: Any = ABSENT,
+) -> Any:
+    """Return the variance over axes, in one pass over the data.
+
+    Parameters
+    ----------
+    x : array
+    axis : int or tuple of int, optional
+        Default: all axes.
+    dtype : dtype, optional
+        To convert to first; integers become float64.
+    out : DistArray, optional
+    ddof, correction : float
+        The divisor is the count less this; the two names mean the same.
+    keepdims : bool
+    where : array of bool, optional
+        Items that count.
+    mean : optional
+        Accepted for NumPy's sake and not needed: the mean is found in the same pass.
+
+    Notes
+    -----
+    Distribution: the states of all blocks along a cut reduced axis are exchanged at once and merged
+    in rank order (Chan, Golub, LeVeque 1979); the result is replicated there.
+    """
+    del mean
+    if correction is not ABSENT:
+        if ddof != 0:
+            raise ArgumentTypeError(
+                f"ddof={ddof} and correction={correction} mean the same; pass one"
+            )
+        ddof = correction
+    if not isinstance(x, BaseArray):
+        block = np.asarray(x)
+        return np.var(block, axis, dtype, ddof=ddof, keepdims=keepdims, where=where)
+    result_dtype = None
+    if dtype is not None:
+        result_dtype = np.empty(0, np.dtype(dtype)).real.dtype
+        x = astype(x, dtype, copy=False)
+    if where is not True:
+        result = _masked_variance(x, axis, ddof, keepdims, where)
+    else:
+        result = _variance.variance(x, axis, keepdims, ddof)
+    if result_dtype is not None and result.dtype != result_dtype:
+        result = astype(result, result_dtype)
+    return result if out is None else _put(out, result)
+
+
+def _masked_variance(x: Any, axis: Any, ddof: float, keepdims: bool, mask: Any) -> Any:
+    count = _selected(x, axis, keepdims, mask)
+    centre = mean(x, axis=axis, keepdims=True, where=mask)
+    deviation = arithmetic.abs(arithmetic.subtract(x, centre))
+    total = sum(
+        arithmetic.square(deviation),
+        axis=axis,
+        dtype=_mean_dtype(deviation, None),
+        keepdims=keepdims,
+        where=mask,
+    )
+    divisor = arithmetic.subtract(count, ddof)
+    result = arithmetic.divide(total, where(logic.greater(divisor, 0), divisor, 0))
+    return astype(result, np.float16) if x.dtype == np.float16 else result
+
+
+@register_function(np.std)
+def std(
+    x: Any,
+    /,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    ddof: float = 0,
+    keepdims: bool = False,
+    *,
+    where: Any = True,
+    mean: Any = ABSENT,
+    correction: Any = ABSENT,
+) -> Any:
+    """Return the standard deviation over axes; arguments and distribution are those of `var`."""
+    result = var(
+        x, axis, dtype, None, ddof, keepdims, where=where, mean=mean, correction=correction
+    )
+    if not isinstance(result, BaseArray):
+        return np.sqrt(result)
+    root = result._new(as_block(np.sqrt(result._local)), result._layout)
+    return root if out is None else _put(out, root)
+
+
+@register_function(np.argmin)
+def argmin(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: bool = False) -> Any:
+    """Return the global index of the smallest item; see `argmax`."""
+    return _place(_first_smallest, x, axis, out, keepdims)
+
+
+@register_function(np.argmax)
+def argmax(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: bool = False) -> Any:
+    """Return the global index of the largest item.
+
+    Parameters
+    ----------
+    x : array
+    axis : int, optional
+        Default: the index into the flattened array (in C order).
+    out : DistArray, optional
+    keepdims : bool
+
+    Returns
+    -------
+    DistArray
+        int64. Of equal items the first in global C order, whatever the layout; NaN comes first.
+
+    Notes
+    -----
+    Distribution: one value and one index per block are exchanged at once.
+    """
+    return _place(_first_largest, x, axis, out, keepdims)
+
+
+def _place(row: Extreme, x: Any, axis: Any, out: Any, keepdims: bool) -> Any:
+    if not isinstance(x, BaseArray):
+        return row.place(np.asarray(x), axis=axis, keepdims=keepdims)
+    result = row.find(x, axis, keepdims)
+    return result if out is None else _put(out, result)
