@@ -53,26 +53,33 @@ def shared_cuts(src: Layout, dst: Layout, axis: int) -> int:
 
     Blocks made by these cuts are the same in both, so that no value crosses between them.
     """
-    before, after = src.sharding_axes(axis), dst.sharding_axes(axis)
+    before, after = real_cuts(src, axis), real_cuts(dst, axis)
     common = 0
     while common < min(len(before), len(after)) and before[common] == after[common]:
         common += 1
-    if not common or not (_explicit(src, axis) or _explicit(dst, axis)):
+    if not common or not (is_explicit(src, axis) or is_explicit(dst, axis)):
         return common
     while common and _offsets(src, axis, common) != _offsets(dst, axis, common):
         common -= 1
     return common
 
 
-def _explicit(layout: Layout, axis: int) -> bool:
+def real_cuts(layout: Layout, axis: int) -> tuple[int, ...]:
+    """Return the mesh axes that cut an array axis into more than one block, first cut first."""
+    cuts, shape = layout.sharding_axes(axis), layout.mesh.shape
+    return tuple([i for i in cuts if shape[i] > 1])
+
+
+def is_explicit(layout: Layout, axis: int) -> bool:
+    """Tell whether an array axis is split otherwise than by default."""
     boundaries = layout.boundaries
     return boundaries is not None and axis in boundaries
 
 
 def _offsets(layout: Layout, axis: int, cuts: int) -> tuple[int, ...]:
-    """Return the offsets of the blocks that the leading cuts make."""
-    below = prod(layout.mesh.shape[i] for i in layout.sharding_axes(axis)[cuts:])
-    return tuple(layout.partition(axis).offsets[::below])
+    """Return the offsets of the blocks that the leading real cuts make."""
+    below = prod(layout.mesh.shape[i] for i in real_cuts(layout, axis)[cuts:])
+    return layout.partition(axis).offsets[::below]
 
 
 class Route(ABC):
@@ -117,7 +124,11 @@ class Route(ABC):
         self.kept = kept
         created = [i for i in dst.partial_axes if i not in kept]
         self.reduced = tuple(i for i in src.partial_axes if i not in kept)
-        ops = {_op(src, i) for i in self.reduced}
+        self.contributions = prod(src.mesh.shape[i] for i in self.reduced)
+        # One block alone is its reduction by any operation (although "avg" changes its dtype).
+        ops = {_op(src, i) for i in self.reduced if src.mesh.shape[i] > 1}
+        ops = ops or {_op(src, i) for i in self.reduced}
+        ops = {"avg"} if len(ops) > 1 and self.contributions == 1 else ops
         if src.shape != dst.shape or created or len(ops) > 1:
             raise LayoutError(
                 f"one exchange cannot turn {src} into {dst}: the shapes must be equal, it reduces "
@@ -125,8 +136,6 @@ class Route(ABC):
                 "takes the steps that are needed"
             )
         self.op = ops.pop() if ops else None
-        shape = src.mesh.shape
-        self.contributions = prod(shape[i] for i in self.reduced)
         self.sharded = tuple(i for i, p in enumerate(src.placements) if type(p) is Shard)
         self.copied = tuple(i for i, p in enumerate(src.placements) if type(p) is Replicate)
         self.mesh_axes: tuple[int, ...] = ()
@@ -200,7 +209,7 @@ class RowRoute(Route):
         still = {
             i
             for axis in range(src.ndim)
-            for i in src.sharding_axes(axis)[: shared_cuts(src, dst, axis)]
+            for i in real_cuts(src, axis)[: shared_cuts(src, dst, axis)]
         }
         into = {i: p.axis for i, p in enumerate(dst.placements) if type(p) is Shard}
         moved = [i for i in self.copied if i in into and shape[i] > 1]

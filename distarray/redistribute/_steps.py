@@ -49,9 +49,8 @@ class LocalStep:
 
     @property
     def op(self) -> str | None:
-        """Operation whose ``Partial`` a fill creates."""
-        created = _created(self.src, self.dst)
-        return created[0][1] if created and self.kind == "fill" else None
+        """Operation with whose identity a fill surrounds the old block; None of the others."""
+        return next(iter(filled(self.src, self.dst)), None) if self.kind == "fill" else None
 
     @property
     def mesh_axes(self) -> tuple[int, ...]:
@@ -124,14 +123,15 @@ class ExchangeStep:
         Layouts before and after.
     dtype
         Of the values that travel.
-    part
-        ``(index, count)`` of a round; see `distarray.redistribute._rounds`.
+    rounds
+        Number of rounds in which the packed messages travel; see
+        `distarray.redistribute._rounds`.
     """
 
     src: Layout
     dst: Layout
     dtype: np.dtype[Any]
-    part: Part = WHOLE
+    rounds: int = 1
 
     name: ClassVar[str] = "exchange"
 
@@ -153,13 +153,13 @@ class ExchangeStep:
         """Of the values after the step (float64 where integers are averaged)."""
         return reduced_dtype(self.reduce, self.dtype)
 
-    def receives(self, rank: int) -> tuple[Transfer, ...]:
-        """Return what a rank takes, from others and from itself."""
-        return receives(self.src, self.dst, rank, self.part)
+    def receives(self, rank: int, part: Part = WHOLE) -> tuple[Transfer, ...]:
+        """Return what a rank takes, from others and from itself, in all rounds or in one."""
+        return receives(self.src, self.dst, rank, part)
 
-    def sends(self, rank: int) -> tuple[Transfer, ...]:
-        """Return what a rank gives, to others and to itself."""
-        return sends(self.src, self.dst, rank, self.part)
+    def sends(self, rank: int, part: Part = WHOLE) -> tuple[Transfer, ...]:
+        """Return what a rank gives, to others and to itself, in all rounds or in one."""
+        return sends(self.src, self.dst, rank, part)
 
     def bytes_received(self, rank: int) -> int:
         """Return the bytes that a rank receives from others, in all rounds together."""
@@ -174,9 +174,17 @@ class ExchangeStep:
         return _volumes.senders(self.src, self.dst, rank)
 
     def scratch_bytes(self, rank: int) -> int:
-        """Return the bytes of the packed messages of one round, sent and received."""
-        moved = self.bytes_received(rank) + self.bytes_sent(rank)
-        return -(-moved // self.part[1])
+        """Return the bytes of the packed messages of the largest round, sent and received."""
+        if self.rounds == 1:
+            return self.bytes_received(rank) + self.bytes_sent(rank)
+        return self._largest_round(rank, self.receives(rank) + self.sends(rank))
+
+    def _largest_round(self, rank: int, transfers: tuple[Transfer, ...]) -> int:
+        """Return a bound on the bytes of these transfers in one round: an equal part of each."""
+        values = sum(
+            [-(-t.size // self.rounds) * (len(t.peers) - (rank in t.peers)) for t in transfers]
+        )
+        return values * self.dtype.itemsize
 
 
 class AllGatherStep(ExchangeStep):
@@ -186,8 +194,10 @@ class AllGatherStep(ExchangeStep):
     name: ClassVar[str] = "all-gather"
 
     def scratch_bytes(self, rank: int) -> int:
-        """Return the bytes of the received blocks; the own block is sent as it lies."""
-        return -(-self.bytes_received(rank) // self.part[1])
+        """Return the bytes of the received blocks; in one round the own is sent as it lies."""
+        if self.rounds == 1:
+            return self.bytes_received(rank)
+        return ExchangeStep.scratch_bytes(self, rank)
 
 
 class AllToAllStep(ExchangeStep):
@@ -297,6 +307,15 @@ def spreads(op: str) -> bool:
 def reduced_dtype(op: str | None, dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype of values once reduced: averages of integers and booleans are float64."""
     return np.dtype(np.float64) if op == "avg" and dtype.kind in "biu" else dtype
+
+
+def filled(src: Layout, dst: Layout) -> list[str]:
+    """Return the operations whose new ``Partial`` blocks are not just the old blocks."""
+    return [
+        op
+        for i, op in _created(src, dst)
+        if dst.mesh.shape[i] > 1 and not (type(src.placements[i]) is Replicate and spreads(op))
+    ]
 
 
 def _created(src: Layout, dst: Layout) -> list[tuple[int, str]]:

@@ -12,7 +12,7 @@ import numpy as np
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.layout._partition import chunk
 from distarray.layout._reduction import REDUCTIONS
-from distarray.redistribute._copies import kept_partial, shared_cuts
+from distarray.redistribute._copies import is_explicit, kept_partial, real_cuts, shared_cuts
 
 Placements = tuple[Placement, ...]
 
@@ -31,25 +31,51 @@ def exchange_target(src: Layout, dst: Layout, dtype: np.dtype[Any], same: bool) 
     if not created:
         return dst
     placements = list(dst.placements)
-    cuts = {axis: list(dst.sharding_axes(axis)) for axis in range(dst.ndim)}
     for i in created:
         before = src.placements[i] if same else None
         axis = None
         if type(before) is not Replicate and has_identity(dst.placements[i], dtype):
             axis = before.axis if type(before) is Shard else best_axis(dst, placements, i)
-        if axis is None or dst.mesh.shape[i] == 1:
-            placements[i] = Replicate()
-        else:
+        whole = axis is None or dst.mesh.shape[i] == 1
+        placements[i] = Replicate() if whole or axis is None else Shard(axis)
+    return cut_further(dst, placements, like=src if same else None)
+
+
+def scattered(layout: Layout) -> Layout:
+    """Return a layout without copies, from which an all-gather makes the given one."""
+    placements = list(layout.placements)
+    for i in layout.replicated_axes:
+        axis = best_axis(layout, placements, i)
+        if axis is not None and layout.mesh.shape[i] > 1:
             placements[i] = Shard(axis)
-            cuts[axis].append(i)
+    return cut_further(layout, placements)
+
+
+def cut_further(
+    layout: Layout, placements: Sequence[Placement], like: Layout | None = None
+) -> Layout:
+    """Return a layout whose blocks are parts of the given one's, cut by more mesh axes.
+
+    Parameters
+    ----------
+    layout
+        Whose blocks are cut.
+    placements
+        Those of the layout, but for some mesh axes that now shard; they cut last.
+    like
+        Layout whose boundaries to take where it cuts an array axis by the same mesh axes.
+    """
+    cuts = {axis: list(layout.sharding_axes(axis)) for axis in range(layout.ndim)}
+    for i, (old, new) in enumerate(zip(layout.placements, placements, strict=True)):
+        if type(new) is Shard and old is not new:
+            cuts[new.axis].append(i)
     boundaries = {
         axis: found
         for axis, mesh_axes in cuts.items()
-        if (found := _nested(src, dst, axis, mesh_axes, same)) is not None
+        if (found := _nested(layout, axis, mesh_axes, like)) is not None
     }
-    return dst.replace(
-        placements=placements, shard_order=_order(cuts, dst.mesh.ndim), boundaries=boundaries
-    )
+    order = _order(cuts, layout.mesh.ndim)
+    return layout.replace(placements=placements, shard_order=order, boundaries=boundaries or None)
 
 
 def has_identity(placement: Placement, dtype: np.dtype[Any]) -> bool:
@@ -106,8 +132,8 @@ def between(src: Layout, goal: Layout, placements: Placements) -> Layout:
             cuts[axis] = sorted(here, key=lambda i: ranked.index(i) if i in ranked else 1 << 30)
         for layout, same_cuts in ((goal, late), (src, early)):
             if here and tuple(cuts[axis]) == tuple(same_cuts):
-                if layout.boundaries is not None and axis in layout.boundaries:
-                    boundaries[axis] = layout.boundaries[axis]
+                if is_explicit(layout, axis):
+                    boundaries[axis] = layout.partition(axis).offsets
                 break
     order = _order(cuts, src.mesh.ndim)
     return src.replace(placements=placements, shard_order=order, boundaries=boundaries or None)
@@ -120,23 +146,21 @@ def _order(cuts: dict[int, list[int]], ndim: int) -> list[int]:
 
 
 def _nested(
-    src: Layout, dst: Layout, axis: int, mesh_axes: list[int], same: bool
+    layout: Layout, axis: int, mesh_axes: list[int], like: Layout | None
 ) -> tuple[int, ...] | None:
-    """Return explicit offsets of ``dst``'s blocks along one axis, cut further by new mesh axes."""
-    explicit = dst.boundaries is not None and axis in dst.boundaries
-    old = dst.sharding_axes(axis)
+    """Return explicit offsets of the blocks along one axis, cut further by new mesh axes."""
+    explicit = is_explicit(layout, axis)
+    old = layout.sharding_axes(axis)
     if len(mesh_axes) == len(old):
-        return dst.partition(axis).offsets if explicit else None
-    alike = same and tuple(mesh_axes) == src.sharding_axes(axis)
-    if alike and shared_cuts(src, dst, axis) == len(old):
-        known = src.boundaries is not None and axis in src.boundaries
-        return src.partition(axis).offsets if known else None
+        return layout.partition(axis).offsets if explicit else None
+    alike = like is not None and tuple(mesh_axes) == like.sharding_axes(axis)
+    if like and alike and shared_cuts(like, layout, axis) == len(real_cuts(layout, axis)):
+        return like.partition(axis).offsets if is_explicit(like, axis) else None
     if not explicit:
         return None
-    outer = dst.partition(axis).offsets
-    counts = tuple(dst.mesh.shape[i] for i in mesh_axes[len(old) :])
+    counts = tuple(layout.mesh.shape[i] for i in mesh_axes[len(old) :])
     offsets = [0]
-    for start, stop in pairwise(outer):
+    for start, stop in pairwise(layout.partition(axis).offsets):
         inner = chunk(stop - start, counts)
         offsets += [start + inner.bounds(i)[1] for i in range(prod(counts))]
     return tuple(offsets)

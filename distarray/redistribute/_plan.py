@@ -1,0 +1,206 @@
+"""The plan of a redistribution: its steps, and exact answers about what they cost a rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from distarray.errors import MeshError, ShapeError
+from distarray.layout import REDUCTIONS, Layout, Partial
+from distarray.layout._box import volume
+from distarray.redistribute import _explain, _volumes
+from distarray.redistribute._blocks import block_of
+from distarray.redistribute._cost import DEFAULT_MODEL, CostModel
+from distarray.redistribute._scratch import in_rounds
+from distarray.redistribute._search import step_seconds
+from distarray.redistribute._steps import Step
+from distarray.redistribute._ways import cheapest, check_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What turns one layout into another; made by `plan`.
+
+    All questions about a rank take its world rank, as in ``mesh.ranks``, and are answered exactly,
+    in closed form wherever there is one. Bytes are those that a rank exchanges with others: what
+    it copies from its own block does not count.
+
+    Attributes
+    ----------
+    src, dst
+        Abstract layouts.
+    dtype
+        Of the source's values.
+    model
+        Cost model that chose the steps.
+    steps
+        One after another; a step's ``dst`` is the next one's ``src``. None where the layouts are
+        the same.
+    """
+
+    src: Layout
+    dst: Layout
+    dtype: np.dtype[Any]
+    model: CostModel
+    steps: tuple[Step, ...]
+
+    @property
+    def result_dtype(self) -> np.dtype[Any]:
+        """Of the values afterwards: float64 where integers are averaged, else ``dtype``."""
+        return self.steps[-1].result_dtype if self.steps else self.dtype
+
+    @property
+    def cost(self) -> float:
+        """Estimated seconds, for a typical rank."""
+        return sum(step_seconds(step, self.model) for step in self.steps)
+
+    def bytes_received(self, rank: int) -> int:
+        """Return the bytes that a rank receives from other ranks, in all steps."""
+        return sum(step.bytes_received(self._member(rank)) for step in self.steps)
+
+    def bytes_sent(self, rank: int) -> int:
+        """Return the bytes that a rank sends to other ranks, in all steps."""
+        return sum(step.bytes_sent(self._member(rank)) for step in self.steps)
+
+    def messages(self, rank: int) -> int:
+        """Return how many messages a rank receives, one per peer and step (in one round)."""
+        return sum(step.messages(self._member(rank)) for step in self.steps)
+
+    def bytes_lower_bound(self, rank: int) -> int:
+        """Return how few bytes a rank could receive, however it is done.
+
+        The values of its new block that its old block lacks. Where the source is ``Partial``, a
+        rank holds a value only if it is the only contributor: otherwise at least one value must
+        come in for each of its new block (reducing long blocks takes up to twice that for an
+        all-reduce, one per other contributor for a reduce-scatter). A mesh axis that stays
+        ``Partial`` separates its ranks. Where a ``Partial`` is created the bound is 0: a value may
+        be contributed by a rank that holds it.
+        """
+        return _volumes.lacking(self.src, self.dst, self._member(rank)) * self.dtype.itemsize
+
+    def peak_bytes(self, rank: int) -> int:
+        """Return the most bytes that a rank holds at a time.
+
+        Its source block (which stays), the blocks before and after a step, and the packed messages
+        of that step (none of these within a node, where blocks are read in place).
+        """
+        rank = self._member(rank)
+        source = _block_bytes(self.src, rank, self.dtype)
+        peak, before = source, 0
+        for step in self.steps:
+            after = _block_bytes(step.dst, rank, step.result_dtype)
+            peak = max(peak, source + before + after + step.scratch_bytes(rank))
+            before = after
+        return peak
+
+    def explain(self, rank: int | None = None) -> str:
+        """Return a table of the steps, and of the ways that were not taken.
+
+        Parameters
+        ----------
+        rank
+            World rank whose bytes to show; by default the busier of the destination mesh's first
+            and middle one.
+        """
+        return _explain.explain(self, rank)
+
+    def __str__(self) -> str:
+        names = ", ".join(step.name for step in self.steps) or "nothing to do"
+        return f"{self.src} -> {self.dst} of {self.dtype}: {names}"
+
+    def _member(self, rank: int) -> int:
+        """Return the rank, if it is one of either mesh."""
+        if rank in self.src.mesh or rank in self.dst.mesh:
+            return rank
+        raise MeshError(
+            f"rank {rank} takes no part: it is in neither of the meshes {self.src.mesh} and "
+            f"{self.dst.mesh}; ask for a rank of mesh.ranks"
+        )
+
+
+_STAND_INS = {
+    (kind, itemsize): np.dtype(f"{kind}{itemsize}")
+    for kind, sizes in (("f", (2, 4, 8)), ("c", (8, 16)), ("i", (1, 2, 4, 8)), ("b", (1,)))
+    for itemsize in sizes
+}
+
+
+def plan(
+    src: Layout,
+    dst: Layout,
+    dtype: Any,
+    *,
+    max_bytes: int | None = None,
+    model: CostModel = DEFAULT_MODEL,
+) -> Plan:
+    """Return how to turn one layout into another, the cheapest way that the cost model knows.
+
+    Parameters
+    ----------
+    src, dst
+        Layouts of one shape, over any meshes: the same, or others with ranks in common or none.
+    dtype
+        Anything that ``numpy.dtype`` accepts.
+    max_bytes
+        Bound on the packed bytes that a rank sends and receives at a time, kept by exchanging in
+        rounds. Nothing is packed within a node.
+    model
+        Speeds of the machine. All ranks must plan with the same.
+
+    Raises
+    ------
+    ShapeError
+        The layouts have different shapes.
+    DTypeError
+        A ``Partial`` has an operation that this dtype does not know.
+    ArgumentError
+        ``max_bytes`` is not positive.
+    """
+    return _planned(src.abstract, dst.abstract, np.dtype(dtype), max_bytes, model)
+
+
+def estimate(src: Layout, dst: Layout, itemsize: int) -> float:
+    """Return the estimated seconds of a redistribution of values of ``itemsize`` bytes."""
+    return _estimated(src.abstract, dst.abstract, itemsize)
+
+
+@lru_cache(maxsize=16384)
+def _estimated(src: Layout, dst: Layout, itemsize: int) -> float:
+    dtype = _stand_in(src, dst, itemsize)
+    return sum(
+        step_seconds(step, DEFAULT_MODEL) for step in cheapest(src, dst, dtype, DEFAULT_MODEL)
+    )
+
+
+def _stand_in(src: Layout, dst: Layout, itemsize: int) -> np.dtype[Any]:
+    """Return a dtype of a size that the reductions of both layouts accept."""
+    placements = (*src.placements, *dst.placements)
+    kinds = {kind for p in placements if type(p) is Partial for kind in REDUCTIONS[p.op].kinds}
+    for kind in "fcib":
+        if (kind in kinds or not kinds) and (kind, itemsize) in _STAND_INS:
+            return _STAND_INS[kind, itemsize]
+    return np.dtype(np.bool_) if kinds == {"b"} else np.dtype(f"V{itemsize}")
+
+
+@lru_cache(maxsize=8192)
+def _planned(
+    src: Layout, dst: Layout, dtype: np.dtype[Any], max_bytes: int | None, model: CostModel
+) -> Plan:
+    if src.shape != dst.shape:
+        raise ShapeError(
+            f"cannot redistribute an array of shape {src.shape} into a layout of shape "
+            f"{dst.shape}: both must be equal; reshape the array first"
+        )
+    check_dtype(src, dst, dtype)
+    steps = cheapest(src, dst, dtype, model)
+    if max_bytes is not None:
+        steps = tuple(in_rounds(step, max_bytes) for step in steps)
+    return Plan(src, dst, dtype, model, steps)
+
+
+def _block_bytes(layout: Layout, rank: int, dtype: np.dtype[Any]) -> int:
+    box = block_of(layout, rank)
+    return 0 if box is None else volume(box) * dtype.itemsize

@@ -1,0 +1,258 @@
+"""Find the cheapest steps from one layout to another.
+
+Dijkstra's algorithm over layouts. From every layout leads an edge to the goal (one round of
+box intersections) and, where that can pay, edges that change the mesh axes one at a time or all
+``Partial`` ones together: values are reduced before they are moved on, within a node before they
+cross to another, and a block that many need is scattered first and gathered among those.
+
+No edge undoes what another does: an array axis that stays sharded is never replicated on the way,
+so that without a reduction no rank receives a value twice or one that it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from heapq import heappop, heappush
+from itertools import count
+from math import ceil, log2, prod
+from typing import Any
+
+import numpy as np
+
+from distarray.layout import Layout, Mesh, Partial, Placement, Replicate, Shard
+from distarray.layout._box import volume
+from distarray.redistribute import _volumes
+from distarray.redistribute._blocks import block_at
+from distarray.redistribute._copies import route, same_mesh
+from distarray.redistribute._cost import CostModel, Traffic
+from distarray.redistribute._regular import step_between
+from distarray.redistribute._steps import (
+    AllGatherStep,
+    AllReduceStep,
+    ExchangeStep,
+    LocalStep,
+    ReduceScatterStep,
+    Step,
+    reduced_dtype,
+)
+from distarray.redistribute._targets import best_axis, between, scattered
+
+
+class Search:
+    """The cheapest steps from ``src`` to ``goal``, which creates no ``Partial``.
+
+    Parameters
+    ----------
+    src, goal
+        Abstract layouts of one shape.
+    dtype
+        Of the source's values.
+    model
+        What steps cost.
+    """
+
+    def __init__(self, src: Layout, goal: Layout, dtype: np.dtype[Any], model: CostModel) -> None:
+        self._src = src
+        self._goal = goal
+        self._dtype = dtype
+        self._model = model
+        self._one_mesh = same_mesh(src, goal)
+
+    def direct(self) -> tuple[Step, ...] | None:
+        """Return the plan of one exchange (or no step at all), if one can do it."""
+        if self._src is self._goal:
+            return ()
+        if len({op for _, op in self._pending(self._src)}) > 1:
+            return None
+        return (step_between(self._src, self._goal, self._dtype),)
+
+    def cheapest(self) -> tuple[Step, ...]:
+        """Return the cheapest steps that the edges offer."""
+        direct = self.direct()
+        if direct is not None and not self._worth_searching(direct):
+            return direct
+        order = count()
+        best: dict[Layout, float] = {self._src: 0.0}
+        queue: list[tuple[float, int, int, Layout, tuple[Step, ...]]] = [
+            (0.0, 0, next(order), self._src, ())
+        ]
+        while queue:
+            spent, taken, _, layout, steps = heappop(queue)
+            if layout is self._goal:
+                return steps
+            if spent > best[layout]:
+                continue
+            dtype = steps[-1].result_dtype if steps else self._dtype
+            for step in self._edges(layout, dtype):
+                total = spent + step_seconds(step, self._model)
+                if total < best.get(step.dst, float("inf")):
+                    best[step.dst] = total
+                    heappush(queue, (total, taken + 1, next(order), step.dst, (*steps, step)))
+        raise AssertionError(f"no steps lead from {self._src} to {self._goal}")
+
+    def _worth_searching(self, direct: tuple[Step, ...]) -> bool:
+        """Tell whether anything but the direct exchange could be cheaper."""
+        if not direct or isinstance(direct[0], LocalStep) or not self._src.size:
+            return False
+        if self._pending(self._src):
+            return True
+        if not self._one_mesh:
+            return _spread(self._goal) and _disjoint(self._src.mesh, self._goal.mesh)
+        gathered = sum(
+            type(p) is Shard and type(q) is Replicate
+            for p, q in zip(self._src.placements, self._goal.placements, strict=True)
+        )
+        return gathered > 1 and self._model.ranks_per_node is not None
+
+    def _pending(self, layout: Layout) -> list[tuple[int, str]]:
+        """Return mesh axis and operation of the reductions still to do."""
+        on_goal = self._one_mesh
+        return [
+            (i, p.op)
+            for i, p in enumerate(layout.placements)
+            if type(p) is Partial
+            and not (on_goal and self._goal.placements[i] is p)
+            and (layout.mesh.shape[i] > 1 or reduced_dtype(p.op, self._dtype) != self._dtype)
+        ]
+
+    def _edges(self, layout: Layout, dtype: np.dtype[Any]) -> Iterator[Step]:
+        """Yield the steps that may be taken from a layout."""
+        pending = self._pending(layout)
+        ops = {op for _, op in pending}
+        arrived = self._one_mesh or layout.mesh is self._goal.mesh
+        if len(ops) < 2:
+            yield step_between(layout, self._goal, dtype)
+            if not arrived and _spread(self._goal) and _disjoint(layout.mesh, self._goal.mesh):
+                yield ExchangeStep(layout, scattered(self._goal), dtype)
+        for op in ops:
+            axes = [i for i, found in pending if found == op]
+            yield from self._reductions(layout, dtype, op, axes, len(pending))
+        if arrived:
+            yield from self._moves(layout, dtype, pending)
+
+    def _reductions(
+        self, layout: Layout, dtype: np.dtype[Any], op: str, axes: list[int], pending: int
+    ) -> Iterator[Step]:
+        """Yield the steps that reduce along mesh axes, one at a time or all together."""
+        for chosen in [axes] if len(axes) == 1 else [axes, *([i] for i in axes)]:
+            whole = list(layout.placements)
+            parts = list(layout.placements)
+            for i in chosen:
+                wanted = self._goal.placements[i] if self._one_mesh else None
+                axis = wanted.axis if type(wanted) is Shard else best_axis(layout, parts, i)
+                whole[i] = Replicate()
+                parts[i] = whole[i] if axis is None else Shard(axis)
+            kept = [i for i in chosen if self._stays_whole(i)]
+            if len(kept) == len(chosen):
+                reduced = layout.replace(placements=whole)
+                yield AllReduceStep(layout, reduced, op, tuple(chosen), dtype)
+            # Reducing in parts that are gathered later pays where values move on in between;
+            # otherwise an all-reduce does the same.
+            several_nodes = pending > 1 and self._model.ranks_per_node is not None
+            staged = not kept or not self._one_mesh or several_nodes
+            if staged and all(type(parts[i]) is Shard for i in chosen):
+                yield self._step(layout, tuple(parts), dtype)
+
+    def _stays_whole(self, mesh_axis: int) -> bool:
+        """Tell whether a reduced mesh axis had best be replicated afterwards."""
+        if not self._one_mesh:
+            return True
+        return type(self._goal.placements[mesh_axis]) is Replicate
+
+    def _moves(
+        self, layout: Layout, dtype: np.dtype[Any], pending: list[tuple[int, str]]
+    ) -> Iterator[Step]:
+        """Yield the steps that bring mesh axes to the goal's placements without reducing."""
+        changed = [
+            i
+            for i, (p, q) in enumerate(zip(layout.placements, self._goal.placements, strict=True))
+            if p is not q and type(p) is not Partial
+        ]
+        if not pending:
+            changed = [i for i in changed if type(layout.placements[i]) is Shard]
+            changed = [i for i in changed if type(self._goal.placements[i]) is Replicate]
+            if len(changed) < 2 or self._model.ranks_per_node is None:
+                return
+        choices = [[i] for i in changed]
+        if len(changed) > 1 and pending:
+            choices.append(changed)
+        for chosen in choices:
+            placements = list(layout.placements)
+            for i in chosen:
+                placements[i] = self._goal.placements[i]
+            yield self._step(layout, tuple(placements), dtype)
+
+    def _step(
+        self, layout: Layout, placements: tuple[Placement, ...], dtype: np.dtype[Any]
+    ) -> Step:
+        goal = self._goal if layout.mesh is self._goal.mesh else layout
+        return step_between(layout, between(layout, goal, placements), dtype)
+
+
+def step_seconds(step: Step, model: CostModel) -> float:
+    """Return the estimated seconds of a step: those of the slower of two typical ranks."""
+    mesh = step.dst.mesh
+    typical = {(0,) * mesh.ndim, tuple([n // 2 for n in mesh.shape])}
+    itemsize = step.dtype.itemsize
+    return max(model.seconds(_traffic(step, at, model), itemsize) for at in typical)
+
+
+def step_latency(step: Step, model: CostModel) -> float:
+    """Return the part of `step_seconds` that does not depend on the number of bytes."""
+    return model.latency(_traffic(step, (0,) * step.dst.mesh.ndim, model))
+
+
+def _traffic(step: Step, coordinate: tuple[int, ...], model: CostModel) -> Traffic:
+    size = volume(block_at(step.dst, coordinate))
+    if isinstance(step, LocalStep):
+        moved = 0 if step.kind == "relabel" else size
+        return Traffic(copied=moved, written=moved, rounds=0)
+    mesh = step.src.mesh.abstract
+    rank = step.dst.mesh.rank_at(coordinate)
+    if isinstance(step, AllReduceStep):
+        group = prod(mesh.shape[i] for i in step.mesh_axes)
+        moved = step.bytes_received(rank) // max(step.dtype.itemsize, 1)
+        return Traffic(
+            received=moved,
+            sent=moved,
+            reduced=size,
+            copied=size / group,
+            written=size,
+            messages=2 * ceil(log2(group)) if group > 1 else 0,
+            remote=model.remote_share(mesh, step.mesh_axes),
+            rounds=2,
+        )
+    way = route(step.src, step.dst)
+    received = sent = _volumes.received(step.src, step.dst, rank)
+    messages = step.messages(rank)
+    if same_mesh(step.src, step.dst):
+        remote = model.remote_share(mesh, step.mesh_axes)
+    else:
+        remote = model.share_between(mesh, step.dst.mesh.abstract)
+        # Each rank sends its share of what all receive; few ranks that feed many are the slower.
+        sent = received * step.dst.mesh.size // mesh.size
+    if isinstance(step, (AllGatherStep, ReduceScatterStep)) and messages:
+        messages = ceil(log2(messages + 1))
+    reduces = way.contributions > 1
+    return Traffic(
+        received=received,
+        sent=sent,
+        copied=0 if reduces else size - received,
+        reduced=size * way.contributions if reduces else 0,
+        written=size,
+        messages=messages,
+        remote=remote,
+    )
+
+
+def _spread(layout: Layout) -> bool:
+    """Tell whether several ranks of a layout hold the same values."""
+    shape = layout.mesh.shape
+    return layout.ndim > 0 and any(shape[i] > 1 for i in layout.replicated_axes)
+
+
+@lru_cache(maxsize=256)
+def _disjoint(a: Mesh, b: Mesh) -> bool:
+    """Tell whether two meshes have no rank in common."""
+    return set(a.flat_ranks).isdisjoint(b.flat_ranks)
