@@ -1,0 +1,62 @@
+"""Measure everything and write tables and plots: ``python -m benchmarks``.
+
+Each suite runs under mpiexec with all contenders in the same processes, taking turns. Peers that
+are not installed are left out, and the table says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks import report
+
+SUITES = {"redistribution": (2, 4), "overhead": (1, 2), "large": (2,)}
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> int:
+    """Run the suites asked for."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("suites", nargs="*", choices=[[], *SUITES], help="default: all")
+    parser.add_argument("--ranks", help="rank counts instead of the suites' own, such as 2,4")
+    parser.add_argument("--quick", action="store_true", help="only see that everything runs")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    for suite in options.suites or SUITES:
+        ranks = [int(n) for n in options.ranks.split(",")] if options.ranks else SUITES[suite]
+        parts = [_run(suite, count, options.quick) for count in ranks]
+        (options.out / f"{suite}.json").write_text(json.dumps(parts, indent=1) + "\n")
+        (options.out / f"{suite}.md").write_text(report.tables(suite, parts))
+        report.plot(suite, parts, options.out / f"{suite}.png")
+        print(report.tables(suite, parts))
+    return 0
+
+
+def _run(suite: str, ranks: int, quick: bool) -> dict:
+    """Run one suite on `ranks` ranks, one thread each, and read what it measured."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    launcher = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if launcher is None:
+        raise SystemExit("no mpiexec; install an MPI (the extra 'mpich') or load the site's")
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "numbers.json"
+        command = [launcher, "-n", str(ranks), sys.executable, "-m", f"benchmarks.{suite}"]
+        command += ["--out", str(out), *(["--quick"] if quick else [])]
+        threads = dict.fromkeys(
+            ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
+        )
+        environment = {**os.environ, **threads, "PYTHONPATH": str(ROOT)}
+        subprocess.run(command, cwd=ROOT, env=environment, check=True)
+        return json.loads(out.read_text())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""The library itself."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import distarray as da
+from benchmarks.cases import Move
+from benchmarks.measure import Work
+
+NAME = "distarray"
+
+PLACEMENTS = {"S0": da.Shard(0), "S1": da.Shard(1), "R": da.Replicate(), "P": da.Partial()}
+
+
+def start() -> str | None:
+    """Get ready; say why not, if not."""
+    return None
+
+
+def _array(block: np.ndarray, mesh: da.DeviceMesh, placements: tuple[str, ...]) -> da.DistArray:
+    """Make an array that lies where results of operations lie, not in the caller's memory."""
+    return da.DistArray.from_local(block, mesh, [PLACEMENTS[name] for name in placements]) * 1.0
+
+
+def move(case: Move, block: np.ndarray) -> Work | None:
+    """Redistribute."""
+    mesh = da.init_device_mesh(case.mesh)
+    x = _array(block, mesh, case.source)
+    target = [PLACEMENTS[name] for name in case.target]
+    return lambda: x.redistribute(target)
+
+
+def local(result: da.DistArray) -> np.ndarray:
+    """Take the block out of a result."""
+    return result.to_local()
+
+
+def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | None:
+    """Perform one operation on arrays that are split over their rows; `r` is on every rank."""
+    mesh = da.default_mesh()
+    dx, dy, dr = _array(x, mesh, ("S0",)), _array(y, mesh, ("S0",)), _array(r, mesh, ("R",))
+    columns, everywhere = [da.Shard(1)], [da.Replicate()]
+    works: dict[str, Work] = {
+        "x + y": lambda: dx + dy,
+        "x * 2 + y": lambda: dx * 2 + dy,
+        "x.T": lambda: dx.T,
+        "x[:, 3]": lambda: dx[:, 3],
+        "x @ R": lambda: dx @ dr,
+        "float(x.sum())": lambda: float(dx.sum()),
+        "S0 -> S1": lambda: dx.redistribute(columns),
+        "x.std()": lambda: float(dx.std()),
+        "x.mean(0)": lambda: dx.mean(axis=0).redistribute(everywhere),
+        "S0 @ R": lambda: dx @ dr,
+        "S0 @ S0": lambda: dx @ dy,
+    }
+    return works.get(name)

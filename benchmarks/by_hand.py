@@ -1,0 +1,144 @@
+"""What a good engineer writes with mpi4py for exactly one case: no generality, memory reused.
+
+Send and receive buffers and the results are allocated once and written again by every call, which
+no library that returns new arrays can count on. Blocks that stay on their rank never enter MPI.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from mpi4py import MPI
+
+from benchmarks.cases import Move
+from benchmarks.measure import Work
+
+NAME = "by hand"
+
+PIECE = 1 << 15
+"""Items of a piece that stays in a core's own cache."""
+
+
+def start() -> str | None:
+    """Get ready; say why not, if not."""
+    return None
+
+
+def move(case: Move, block: np.ndarray) -> Work | None:
+    """Redistribute."""
+    comm = MPI.COMM_WORLD
+    block = block.copy()
+    rows, columns = case.box(case.target, comm.rank)
+    out = np.empty((rows.stop - rows.start, columns.stop - columns.start))
+    out.fill(0.0)
+    if case.mesh == (2, 2):
+        return _grid_move(case, block, out)
+    match case.source[0], case.target[0]:
+        case "S0", "S1":
+            return _rows_to_columns(comm, block, out)
+        case "S0", "R":
+            return lambda: (comm.Allgather(block, out), out)[1]
+        case "P", "R":
+            return lambda: (comm.Allreduce(block, out), out)[1]
+        case "P", "S0":
+            return lambda: (comm.Reduce_scatter_block(block, out), out)[1]
+        case "R", "S0":
+            mine = block[rows]
+            return lambda: (np.copyto(out, mine), out)[1]
+    return None
+
+
+def _rows_to_columns(comm: MPI.Comm, block: np.ndarray, out: np.ndarray) -> Work:
+    """Pack for every other rank, receive straight into place, copy the own part directly."""
+    ranks, me = comm.size, comm.rank
+    height, width = block.shape[0], out.shape[1]
+    piece = height * width
+    send = np.zeros((ranks, height, width))
+    counts = [piece * (other != me) for other in range(ranks)]
+    offsets = [piece * other for other in range(ranks)]
+    others = [other for other in range(ranks) if other != me]
+
+    def work() -> np.ndarray:
+        for other in others:
+            np.copyto(send[other], block[:, other * width : (other + 1) * width])
+        comm.Alltoallv([send, counts, offsets, MPI.DOUBLE], [out, counts, offsets, MPI.DOUBLE])
+        np.copyto(out[me * height : (me + 1) * height], block[:, me * width : (me + 1) * width])
+        return out
+
+    return work
+
+
+def _grid_move(case: Move, block: np.ndarray, out: np.ndarray) -> Work | None:
+    """Move on a mesh of 2 x 2."""
+    comm = MPI.COMM_WORLD
+    i, j = case.coordinate(comm.rank)
+    if case.target == ("S1", "S0"):
+        partner = 2 * j + i
+        if partner == comm.rank:
+            return lambda: (np.copyto(out, block), out)[1]
+        return lambda: (comm.Sendrecv(block, partner, 0, out, partner), out)[1]
+    if case.target == ("S0", "R"):
+        line = comm.Split(i, j)
+        both = np.zeros((2, *block.shape))
+        width = block.shape[1]
+
+        def gather() -> np.ndarray:
+            line.Allgather(block, both)
+            np.copyto(out[:, :width], both[0])
+            np.copyto(out[:, width:], both[1])
+            return out
+
+        return gather
+    return _rows_to_columns(comm.Split(j, i), block, out)
+
+
+def local(result: np.ndarray) -> np.ndarray:
+    """Take the block out of a result."""
+    return result
+
+
+def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | None:
+    """Perform one operation on the blocks of arrays that are split over their rows."""
+    comm = MPI.COMM_WORLD
+    count = x.size * comm.size
+    match name:
+        case "x + y":
+            out = np.zeros_like(x)
+            return lambda: np.add(x, y, out=out)
+        case "float(x.sum())":
+            return lambda: _sum(comm, x)
+        case "S0 -> S1":
+            out = np.zeros((x.shape[0] * comm.size, x.shape[1] // comm.size))
+            return _rows_to_columns(comm, x.copy(), out)
+        case "x.std()":
+            return lambda: _std(comm, x, count)
+        case "x.mean(0)":
+            total = np.zeros(x.shape[1])
+            rows = x.shape[0] * comm.size
+            return lambda: (comm.Allreduce(x.sum(axis=0), total), total / rows)[1]
+        case "S0 @ R":
+            out = np.zeros((x.shape[0], r.shape[1]))
+            return lambda: np.matmul(x, r, out=out)
+        case "S0 @ S0":
+            out = np.zeros((x.shape[0], y.shape[1]))
+            whole = np.zeros((y.shape[0] * comm.size, y.shape[1]))
+            return lambda: (comm.Allgather(y, whole), np.matmul(x, whole, out=out))[1]
+    return None
+
+
+def _sum(comm: MPI.Comm, x: np.ndarray) -> float:
+    part = np.array(x.sum())
+    comm.Allreduce(MPI.IN_PLACE, part)
+    return float(part)
+
+
+def _std(comm: MPI.Comm, x: np.ndarray, count: int) -> float:
+    """Pass twice over the block in pieces that stay in cache."""
+    mean = _sum(comm, x) / count
+    flat = x.reshape(-1)
+    scratch = np.empty(PIECE)
+    squares = 0.0
+    for first in range(0, flat.size, PIECE):
+        piece = flat[first : first + PIECE]
+        centred = np.subtract(piece, mean, out=scratch[: piece.size])
+        squares += float(centred @ centred)
+    return (comm.allreduce(squares) / count) ** 0.5

@@ -1,0 +1,97 @@
+"""What is measured: redistributions and operations, without a word on how anyone performs them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Move:
+    """One redistribution of a 2-d float64 array; placements are written S0, S1, R and P."""
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    mesh: tuple[int, ...]
+    shape: tuple[int, int]
+
+    @property
+    def name(self) -> str:
+        """Write the move as in the tables."""
+        source, target = (
+            names[0] if len(names) == 1 else f"[{', '.join(names)}]"
+            for names in (self.source, self.target)
+        )
+        return f"{source} -> {target}"
+
+    @property
+    def ranks(self) -> int:
+        """Count the ranks."""
+        return math.prod(self.mesh)
+
+    def coordinate(self, rank: int) -> tuple[int, ...]:
+        """Locate `rank` on the mesh."""
+        return tuple(int(i) for i in np.unravel_index(rank, self.mesh))
+
+    def box(self, placements: tuple[str, ...], rank: int) -> tuple[slice, slice]:
+        """Give the part of the array that `rank` holds; all sizes divide evenly."""
+        bounds = [(0, size) for size in self.shape]
+        for placement, position, count in zip(
+            placements, self.coordinate(rank), self.mesh, strict=True
+        ):
+            if placement[0] == "S":
+                axis = int(placement[1])
+                start, stop = bounds[axis]
+                step = (stop - start) // count
+                bounds[axis] = (start + position * step, start + (position + 1) * step)
+        return slice(*bounds[0]), slice(*bounds[1])
+
+    def values(self, box: tuple[slice, slice]) -> np.ndarray:
+        """Make the numbers of a part of the array: whole, so that sums are exact."""
+        rows, columns = box
+        return np.arange(rows.start, rows.stop, dtype=float)[:, None] * self.shape[1] + np.arange(
+            columns.start, columns.stop, dtype=float
+        )
+
+    def block(self, rank: int) -> np.ndarray:
+        """Make the block that `rank` starts from; partial ones add up to the values."""
+        block = self.values(self.box(self.source, rank))
+        if "P" in self.source:
+            parts = self.mesh[self.source.index("P")]
+            position = self.coordinate(rank)[self.source.index("P")]
+            block *= 2.0 * (position + 1) / (parts * (parts + 1))
+        return block
+
+    def check(self, result: np.ndarray, rank: int) -> None:
+        """Compare some rows of what `rank` ended with."""
+        expected = self.values(self.box(self.target, rank))
+        if result.shape != expected.shape:
+            raise ValueError(f"{self.name}: shape {result.shape}, expected {expected.shape}")
+        rows = np.linspace(0, len(expected) - 1, 50).astype(int)
+        if not np.allclose(result[rows], expected[rows], rtol=1e-13):
+            raise ValueError(f"{self.name}: wrong values")
+
+
+def moves(ranks: int, size: int) -> list[Move]:
+    """List the redistributions that are measured on this many ranks."""
+    line = [("S0", "S1"), ("S0", "R"), ("P", "R"), ("P", "S0"), ("R", "S0")]
+    listed = [Move((a,), (b,), (ranks,), (size, size)) for a, b in line]
+    if ranks == 4:
+        grid = [
+            (("S0", "S1"), ("S1", "S0")),
+            (("S0", "S1"), ("S0", "R")),
+            (("S0", "R"), ("S1", "R")),
+        ]
+        listed += [Move(a, b, (2, 2), (size, size)) for a, b in grid]
+    return listed
+
+
+SMALL_OPERATIONS = ("x + y", "x * 2 + y", "x.T", "x[:, 3]", "x @ R", "float(x.sum())", "S0 -> S1")
+SMALL_ROWS = 16
+"""Rows of one rank's block; every array is split over its rows, and R is held by all."""
+
+LARGE_OPERATIONS = ("x + y", "x.std()", "x.mean(0)", "S0 @ R", "S0 @ S0")
+LARGE_SIZE = 8192
+MATMUL_SIZE = 4096

@@ -1,0 +1,30 @@
+"""Who takes part: a module each, with the same five names."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from mpi4py import MPI
+
+from benchmarks import by_distarray, by_dtensor, by_hand, by_heat
+
+ALL = (by_distarray, by_hand, by_dtensor, by_heat)
+
+
+def present(comm: MPI.Comm) -> tuple[list[ModuleType], dict[str, str]]:
+    """Start every contender; return those that run here, and why the others do not."""
+    running, absent = [], {}
+    for module in ALL:
+        reasons = [reason for reason in comm.allgather(module.start()) if reason]
+        if reasons:
+            absent[module.NAME] = reasons[0]
+        else:
+            running.append(module)
+    return running, absent
+
+
+def leave(modules: list[ModuleType]) -> None:
+    """Let those that hold something let it go."""
+    for module in modules:
+        if hasattr(module, "stop"):
+            module.stop()

@@ -1,0 +1,77 @@
+"""Operations on arrays far larger than any cache, repeated as a program would.
+
+Run by the driver as ``mpiexec -n RANKS python -m benchmarks.large``. The arrays have 64 Mi float64
+(8192 x 8192) over all ranks, the matrix products are of 4096 x 4096. The baseline is the version
+written by hand; NumPy alone does the whole on one process while the others wait.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+from mpi4py import MPI
+
+from benchmarks import cases, contenders, measure, record
+
+BASELINE = "by hand"
+FRESH = "by hand, fresh memory"
+ALONE = "NumPy alone"
+
+
+def main() -> None:
+    """Measure every large operation with every contender."""
+    options = record.options()
+    comm = MPI.COMM_WORLD
+    running, absent = contenders.present(comm)
+    rows = []
+    for name in cases.LARGE_OPERATIONS:
+        rows.append(_measure(comm, name, running, options.quick))
+        record.say(comm, rows[-1])
+    record.write(comm, options.out, "large", rows, absent)
+    contenders.leave(running)
+
+
+def _measure(comm: MPI.Comm, name: str, running: list, quick: bool) -> dict:
+    """Measure one operation; scalars and vectors are checked against each other first."""
+    size = cases.MATMUL_SIZE if "@" in name else cases.LARGE_SIZE
+    size = size // 8 if quick else size
+    random = np.random.default_rng(comm.rank)
+    x, y = random.random((size // comm.size, size)), random.random((size // comm.size, size))
+    r = np.random.default_rng(100).random((size, size)) if name == "S0 @ R" else np.zeros((1, 1))
+    works: dict[str, measure.Work] = {}
+    known = None
+    for module in running:
+        work = module.operation(name, x, y, r)
+        if work is None:
+            continue
+        result = work()
+        if not isinstance(result, float):
+            result = module.local(result).reshape(-1)
+            result = result[:: max(1, result.size // 1000)].copy()
+        known = result if known is None else known
+        if not np.allclose(result, known, rtol=1e-6):  # Heat's means are float32
+            raise ValueError(f"{module.NAME}: {name} differs from {running[0].NAME}")
+        works[module.NAME] = work
+    if name == "x + y":
+        works[FRESH] = lambda: x + y
+        works[ALONE] = _alone(comm, size)
+    gc.collect()
+    samples = measure.in_turn(comm, works, repeats=3 if quick else 9)
+    return {
+        "ranks": comm.size,
+        "case": name,
+        "size": f"{size} x {size}",
+        "seconds": {key: measure.summary(values) for key, values in samples.items()},
+    }
+
+
+def _alone(comm: MPI.Comm, size: int) -> measure.Work:
+    if comm.rank:
+        return lambda: None
+    whole, other = np.ones((size, size)), np.ones((size, size))
+    return lambda: whole + other
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Time several contenders in turn, so that whatever else the machine does falls on all of them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mpi4py import MPI
+
+Work = Callable[[], Any]
+
+
+def _once(comm: MPI.Comm, work: Work, calls: int) -> float:
+    """Time `calls` calls in seconds a call; the slowest rank counts."""
+    comm.Barrier()
+    start = time.perf_counter()
+    for _ in range(calls):
+        result = work()
+    seconds = (time.perf_counter() - start) / calls
+    del result
+    return comm.allreduce(seconds, MPI.MAX)
+
+
+def in_turn(
+    comm: MPI.Comm,
+    works: Mapping[str, Work],
+    *,
+    repeats: int,
+    batch_seconds: float = 0.0,
+) -> dict[str, list[float]]:
+    """Time every work `repeats` times, one after another in each round.
+
+    Parameters
+    ----------
+    works
+        The contenders; each returns its result, which is dropped before the next one runs.
+    repeats
+        Rounds. One more comes first and is not counted.
+    batch_seconds
+        Call a quick work again and again for about this long, and divide.
+
+    Returns
+    -------
+    dict
+        Seconds a call of every round, the slowest rank's.
+    """
+    calls = {}
+    for name, work in works.items():
+        _once(comm, work, 1)
+        first = _once(comm, work, 3 if batch_seconds else 1)
+        calls[name] = max(1, min(20_000, int(batch_seconds / max(first, 1e-9))))
+    samples: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(repeats):
+        for name, work in works.items():
+            samples[name].append(_once(comm, work, calls[name]))
+    return samples
+
+
+def summary(samples: list[float]) -> dict[str, float]:
+    """Keep the median, and the quartiles as a measure of trust."""
+    ordered = sorted(samples)
+    if len(ordered) < 2:
+        return {"median": ordered[0], "low": ordered[0], "high": ordered[0]}
+    low, _, high = statistics.quantiles(ordered, n=4)
+    return {"median": statistics.median(ordered), "low": low, "high": high}

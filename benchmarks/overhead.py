@@ -1,0 +1,77 @@
+"""What one operation costs on blocks so small that the work itself is nothing.
+
+Run by the driver as ``mpiexec -n RANKS python -m benchmarks.overhead``. Every rank has a block of
+16 x 16 float64; NumPy does the same on the block alone.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+from mpi4py import MPI
+
+from benchmarks import cases, contenders, measure, record
+
+BASELINE = "NumPy"
+
+
+def main() -> None:
+    """Measure every small operation with every contender."""
+    options = record.options()
+    comm = MPI.COMM_WORLD
+    running, absent = contenders.present(comm)
+    rows = []
+    for name in cases.SMALL_OPERATIONS:
+        rows.append(_measure(comm, name, running, options.quick))
+        record.say(comm, rows[-1])
+    record.write(comm, options.out, "overhead", rows, absent)
+    contenders.leave(running)
+
+
+def _numpy(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> measure.Work:
+    works: dict[str, measure.Work] = {
+        "x + y": lambda: x + y,
+        "x * 2 + y": lambda: x * 2 + y,
+        "x.T": lambda: x.T,
+        "x[:, 3]": lambda: x[:, 3],
+        "x @ R": lambda: x @ r,
+        "float(x.sum())": lambda: float(x.sum()),
+        "S0 -> S1": x.copy,
+    }
+    return works[name]
+
+
+def _measure(comm: MPI.Comm, name: str, running: list, quick: bool) -> dict:
+    """Measure one operation; check every contender's result first."""
+    random = np.random.default_rng(comm.rank)
+    rows = cases.SMALL_ROWS
+    x, y = random.random((rows, rows)), random.random((rows, rows))
+    r = np.random.default_rng(100).random((rows, rows))
+    works = {BASELINE: _numpy(name, x, y, r)}
+    expected = works[BASELINE]()
+    if name == "float(x.sum())":
+        expected = comm.allreduce(expected)
+    for module in running:
+        work = module.operation(name, x, y, r)
+        if work is not None:
+            result = work()
+            if name != "S0 -> S1":
+                result = result if isinstance(result, float) else module.local(result)
+                if not np.allclose(result, expected, rtol=1e-12):
+                    raise ValueError(f"{module.NAME}: wrong value of {name}")
+            works[module.NAME] = work
+    gc.collect()
+    samples = measure.in_turn(
+        comm, works, repeats=5 if quick else 21, batch_seconds=0.005 if quick else 0.02
+    )
+    return {
+        "ranks": comm.size,
+        "case": name,
+        "size": f"{rows} x {rows} a rank",
+        "seconds": {key: measure.summary(values) for key, values in samples.items()},
+    }
+
+
+if __name__ == "__main__":
+    main()
