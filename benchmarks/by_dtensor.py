@@ -67,7 +67,7 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
     """Perform one operation on arrays that are split over their rows; `r` is on every rank."""
     shape = (MPI.COMM_WORLD.size,)
     dx, dy, dr = _tensor(x, shape, ("S0",)), _tensor(y, shape, ("S0",)), _tensor(r, shape, ("R",))
-    columns, everywhere = _placements(("S1",)), _placements(("R",))
+    rows, columns, everywhere = (_placements((name,)) for name in ("S0", "S1", "R"))
     works: dict[str, Work] = {
         "x + y": lambda: dx + dy,
         "x * 2 + y": lambda: dx * 2 + dy,
@@ -79,7 +79,7 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
         "x.std()": lambda: float(dx.std(correction=0).full_tensor()),
         "x.mean(0)": lambda: dx.mean(0).redistribute(placements=everywhere),
         "S0 @ R": lambda: dx @ dr,
-        "S0 @ S0": lambda: dx @ dy,
+        "S0 @ S0": lambda: (dx @ dy).redistribute(placements=rows),
     }
     return works.get(name)
 

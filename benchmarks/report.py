@@ -21,6 +21,10 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e9:.0f} ns"
 
 
+def _ratio(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
+
+
 def tables(suite: str, parts: list[dict]) -> str:
     """Write one table for each rank count and size."""
     baseline = BASELINES[suite]
@@ -49,7 +53,7 @@ def _cells(row: dict, names: list[str], baseline: str) -> str:
         seconds = row["seconds"][name]["median"]
         ratio = seconds / row["seconds"][baseline]["median"] if baseline in row["seconds"] else None
         told = name == baseline or ratio is None
-        cells.append(_time(seconds) if told else f"{_time(seconds)} ({ratio:.2f})")
+        cells.append(_time(seconds) if told else f"{_time(seconds)} ({_ratio(ratio)})")
     return " | ".join(cells)
 
 
