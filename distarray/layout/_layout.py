@@ -166,6 +166,7 @@ class Layout:
             text = repr(
                 (
                     mesh.shape,
+                    mesh.axis_names,
                     mesh.flat_ranks,
                     self.placements,
                     self.shape,

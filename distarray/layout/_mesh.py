@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from itertools import product
 from math import prod
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn, SupportsIndex, final
 from weakref import WeakValueDictionary
 
 from distarray.errors import ArgumentTypeError, MeshError
@@ -71,7 +71,7 @@ class Mesh:
         return None
 
     def __contains__(self, rank: object) -> bool:
-        return isinstance(rank, int) and self._position(rank) is not None
+        return isinstance(rank, SupportsIndex) and self._position(operator.index(rank)) is not None
 
     def _position(self, rank: int) -> int | None:
         """Return where in `flat_ranks` a rank stands, or None."""
