@@ -24,7 +24,7 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -160,51 +160,40 @@ class Channel:
         words[_ITEMSIZE] = 0
         self._complete_round(words, _BARRIER, "waiting at a barrier")
 
-    @contextlib.contextmanager
-    def views(
-        self, block: np.ndarray, token: int, what: object = ""
-    ) -> Iterator[list[np.ndarray | None]]:
-        """Yield every member's block, readable in place; None for ranks of other nodes.
+    def views(self, block: np.ndarray, token: int, what: object = "") -> _Views:
+        """Return a context that yields every member's block, readable in place.
 
-        The blocks stay unchanged inside the context. Blocks differ in shape and strides, not in
-        dtype (the token stands for it).
+        It yields a list with None for ranks of other nodes. The blocks stay unchanged inside the
+        context. Blocks may differ in shape and strides, not in dtype (the token stands for it).
 
         Raises
         ------
         MismatchError
-            The ranks passed different tokens.
+            On entering: the ranks passed different tokens.
         """
+        return _Views(self, block, token, what)
+
+    def _offer(self, block: np.ndarray) -> np.ndarray | None:
+        """Describe a block in the own slot; return what must stay alive until all have read."""
         slot = self._mine[self._round & 1]
         words = slot.words
-        staged = None
+        lent = None
         if block.nbytes <= INLINE_BYTES:
             words[_KIND] = _BLOCK_INLINE
-            words[_OFFSET] = 0
-            strides = _contiguous_strides(block.shape, block.itemsize)
-            inline = np.ndarray(block.shape, block.dtype, slot.bytes)
+            inline: np.ndarray = np.ndarray(block.shape, block.dtype, slot.bytes)
             inline[...] = block
+            strides = inline.strides
         else:
-            staged = block if _in_arena(block) else _stage(block)
+            lent = block if _in_arena(block) else _stage(block)
             words[_KIND] = _BLOCK_IN_ARENA
-            words[_OFFSET] = _memory.arena().offset_of(staged) or 0
-            strides = staged.strides
-        ndim = block.ndim
+            words[_OFFSET] = _memory.arena().offset_of(lent) or 0
+            strides = lent.strides
         words[_ITEMSIZE] = block.itemsize
-        words[_NDIM] = ndim
-        for axis in range(ndim):
-            words[_SHAPE + axis] = block.shape[axis]
-            words[_STRIDES + axis] = strides[axis]
-        result: list[np.ndarray | None] = [None] * self.size
-        result[self.me] = block
-        lent = staged is not None
-        for rank, other in self._complete_round(words, token, what):
-            lent |= other.words[_KIND] == _BLOCK_IN_ARENA
-            result[rank] = self._block(rank, other, block.dtype)
-        try:
-            yield result
-        finally:
-            if lent:
-                self.barrier()
+        words[_NDIM] = block.ndim
+        for axis, (length, stride) in enumerate(zip(block.shape, strides, strict=True)):
+            words[_SHAPE + axis] = length
+            words[_STRIDES + axis] = stride
+        return lent
 
     def _block(self, rank: int, slot: _Slot, dtype: np.dtype[Any]) -> np.ndarray:
         words = slot.words
@@ -267,6 +256,39 @@ class Channel:
                     "operation; they are elsewhere in the program, or gone "
                     "(DISTARRAY_TIMEOUT sets the limit)"
                 )
+
+
+class _Views:
+    """Every member's block, from entering to leaving; leaving waits until all have read."""
+
+    __slots__ = ("_block", "_channel", "_lent", "_open", "_token", "_what")
+
+    def __init__(self, channel: Channel, block: np.ndarray, token: int, what: object) -> None:
+        self._channel = channel
+        self._block = block
+        self._token = token
+        self._what = what
+        self._lent: np.ndarray | None = None
+        self._open = False
+
+    def __enter__(self) -> list[np.ndarray | None]:
+        channel, block = self._channel, self._block
+        words = channel._mine[channel._round & 1].words
+        self._lent = channel._offer(block)
+        views: list[np.ndarray | None] = [None] * channel.size
+        views[channel.me] = block
+        lent = self._lent is not None
+        for rank, other in channel._complete_round(words, self._token, self._what):
+            lent = lent or other.words[_KIND] == _BLOCK_IN_ARENA
+            views[rank] = channel._block(rank, other, block.dtype)
+        self._open = lent
+        return views
+
+    def __exit__(self, *_: object) -> None:
+        # What travelled inside the slots was copied there: nobody needs to wait for the readers.
+        if self._open:
+            self._channel.barrier()
+        self._lent = None
 
 
 def attach(
@@ -337,13 +359,6 @@ def _stage(block: np.ndarray) -> np.ndarray:
         staged = staged.view(block.dtype).reshape(block.shape)
     copy_box(staged, block)
     return staged
-
-
-def _contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    strides = [itemsize]
-    for n in reversed(shape[1:]):
-        strides.append(strides[-1] * max(n, 1))
-    return tuple(reversed(strides[: len(shape)]))
 
 
 def _cores() -> int:

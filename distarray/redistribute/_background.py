@@ -1,0 +1,72 @@
+"""Redistribute in the background: a thread per rank carries out plans in the order of their calls.
+
+Every rank makes the same calls in the same order, so the threads meet each other in that order, on
+communicators of their own, whatever the foreground does meanwhile. Copies and sums release the
+interpreter, so they run beside the foreground's computation.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from distarray.comm._world import world
+from distarray.layout import Layout
+from distarray.redistribute._execute import BoundStep, bound_steps
+from distarray.typing import Buffer
+
+class Handle:
+    """A block that is on its way."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: Future[Buffer]) -> None:
+        self._future = future
+
+    def wait(self) -> Buffer:
+        """Return the block when it is there; raise what went wrong on the way."""
+        return self._future.result()
+
+    def test(self) -> bool:
+        """Tell whether the block is there, without waiting."""
+        return self._future.done()
+
+
+_workers: dict[Any, ThreadPoolExecutor] = {}
+_workers_lock = threading.Lock()
+
+
+def redistribute_async(
+    local: Buffer, src: Layout, dst: Layout, *, max_bytes: int | None = None
+) -> Handle:
+    """Start `redistribute_local` in the background and return at once.
+
+    Collective, like the redistribution itself: every rank of both meshes calls it at the same
+    place among its calls. ``local`` must not change until the result is there.
+    """
+    if src is dst:
+        done: Future[Buffer] = Future()
+        done.set_result(local)
+        return Handle(done)
+    steps = bound_steps(src, dst, local.dtype, max_bytes, background=True)
+    # The caller's context goes along, so that its CommLog records what the thread sends.
+    return Handle(_worker().submit(contextvars.copy_context().run, _run, steps, local))
+
+
+def _run(steps: tuple[BoundStep, ...], local: Buffer) -> Buffer:
+    for step in steps:
+        local = step(local)
+    return local
+
+
+def _worker() -> ThreadPoolExecutor:
+    """Return this rank's thread; simulated ranks have one each."""
+    rank = world()
+    with _workers_lock:
+        worker = _workers.get(rank)
+        if worker is None:
+            worker = _workers[rank] = ThreadPoolExecutor(1, "distarray background")
+        return worker
+

@@ -1,0 +1,265 @@
+"""Carry out a plan on this rank's block: the only file of this floor that moves bytes.
+
+A plan's steps are bound once to this rank (its boxes, its communicator, a token that names the
+step) and cached, so that a repeated redistribution costs a lookup and the copies. Within a node
+the blocks of the other ranks are read in place and every byte is copied once, from its owner's
+block to its destination; sums are formed while reading. Between nodes pieces are packed,
+exchanged by one all-to-all(v) and unpacked.
+
+Peak memory beyond source and destination: none within a node where the source block came from
+the library's pool (a copy of it otherwise); the packed bytes sent and received between nodes,
+which ``max_bytes`` bounds by exchanging in rounds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from distarray.comm import _memory
+from distarray.comm._communicator import Communicator
+from distarray.comm._node_local import INLINE_BYTES
+from distarray.comm._packing import copy_box, fill, reduce_into
+from distarray.layout import Layout
+from distarray.layout._partition import chunk
+from distarray.layout._reduction import REDUCTIONS
+from distarray.redistribute._exchange import receives
+from distarray.redistribute._plan import plan
+from distarray.redistribute._steps import AllReduceStep, ExchangeStep, LocalStep, Step
+from distarray.redistribute._wire import Wire, region
+from distarray.typing import Buffer, Shape
+
+BoundStep = Callable[[Buffer], Buffer]
+
+_PROGRAMS_KEPT = 4096
+_programs: dict[tuple[Layout, Layout, np.dtype[Any], int | None, bool], tuple[BoundStep, ...]] = {}
+_programs_lock = threading.Lock()
+
+
+def redistribute_local(
+    local: Buffer, src: Layout, dst: Layout, *, max_bytes: int | None = None
+) -> Buffer:
+    """Return this rank's block of ``dst``, given its block of ``src``.
+
+    Collective over the processes of both meshes. The result never shares memory with ``local``,
+    unless the layouts are the same: then it is ``local``.
+
+    Parameters
+    ----------
+    local
+        Block of shape ``src.local_shape()``.
+    src, dst
+        Layouts over device meshes, of one global shape.
+    max_bytes
+        Bound on the packed bytes that a rank sends and receives at a time.
+
+    Raises
+    ------
+    MismatchError
+        The ranks ask for different redistributions.
+    """
+    if src is dst:
+        return local
+    for step in bound_steps(src, dst, local.dtype, max_bytes):
+        local = step(local)
+    return local
+
+
+def bound_steps(
+    src: Layout,
+    dst: Layout,
+    dtype: np.dtype[Any],
+    max_bytes: int | None = None,
+    background: bool = False,
+) -> tuple[BoundStep, ...]:
+    """Return the plan's steps bound to this rank.
+
+    With ``background`` they use communicators of their own, because what runs in the background
+    must not share one with the foreground.
+    """
+    key = (src, dst, dtype, max_bytes, background)
+    program = _programs.get(key)
+    if program is None:
+        steps = plan(src.abstract, dst.abstract, dtype, max_bytes=max_bytes).steps
+        program = tuple(_bind(step, src, dst, background) for step in steps)
+        with _programs_lock:
+            if len(_programs) >= _PROGRAMS_KEPT:
+                for old in list(_programs)[: _PROGRAMS_KEPT // 4]:
+                    del _programs[old]
+            _programs[key] = program
+    return program
+
+
+def _bind(step: Step, src: Layout, dst: Layout, background: bool) -> BoundStep:
+    before, after = (
+        src.mesh if layout.mesh == src.mesh.abstract else dst.mesh
+        for layout in (step.src, step.dst)
+    )
+    shape = step.dst.replace(mesh=after).local_shape()
+    if isinstance(step, LocalStep):
+        return _Local(step, before.rank, shape)
+    communicator = None
+    if before is not after:
+        communicator = before.communicator_with(after)
+    elif step.mesh_axes and before.coordinate is not None:
+        communicator = before.communicator(step.mesh_axes)
+    if background and communicator is not None:
+        communicator = communicator.background()
+    if isinstance(step, AllReduceStep):
+        return _AllReduce(step, communicator)
+    return _Exchange(step, before.rank, shape, communicator)
+
+
+def _token(step: Step) -> int:
+    """Return a number that names a step alike on every rank, and fits a signed word."""
+    parts = (step.name, step.src.fingerprint, step.dst.fingerprint, step.dtype.str)
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 2
+
+
+class _Local:
+    """A step without communication: cut the own block, or set it among identities."""
+
+    __slots__ = ("_op", "_shape", "_source", "_target")
+
+    def __init__(self, step: LocalStep, rank: int, shape: Shape) -> None:
+        self._shape = shape
+        self._op = step.op
+        source, target = step.source_box(rank), step.target_box(rank)
+        self._source = None if source is None else region(source)
+        self._target = () if target is None else region(target)
+
+    def __call__(self, local: Buffer) -> Buffer:
+        dtype = local.dtype
+        out = _memory.empty(self._shape, dtype)
+        if self._op is not None:
+            fill(out, REDUCTIONS[self._op].identity(dtype.kind, dtype.itemsize))
+        if self._source is not None:
+            copy_box(out[self._target], local[self._source])
+        return out
+
+
+class _Exchange:
+    """One round in which every rank takes the parts of its new block from those that hold them."""
+
+    __slots__ = (
+        "_communicator",
+        "_dtype",
+        "_op",
+        "_shape",
+        "_step",
+        "_takes",
+        "_token",
+        "_wire",
+    )
+
+    def __init__(
+        self,
+        step: ExchangeStep,
+        rank: int,
+        shape: Shape,
+        communicator: Communicator | None,
+    ) -> None:
+        self._step = step
+        self._shape = shape
+        self._dtype = step.result_dtype
+        self._op = step.reduce
+        self._token = _token(step)
+        self._communicator = communicator
+        ranks = (rank,) if communicator is None else communicator.ranks
+        index = {r: i for i, r in enumerate(ranks)}
+        self._takes = [
+            (
+                tuple(index[peer] for peer in transfer.peers),
+                region(transfer.src_box),
+                region(transfer.dst_box),
+            )
+            for transfer in receives(step.src, step.dst, rank)
+        ]
+        self._wire: Wire | None = None
+
+    def __str__(self) -> str:
+        return f"{self._step.name} of {self._step.dtype}: {self._step.src} -> {self._step.dst}"
+
+    def __call__(self, local: Buffer) -> Buffer:
+        out = _memory.empty(self._shape, self._dtype)
+        communicator = self._communicator
+        if communicator is None:
+            self._take([local], out)
+            return out
+        with communicator.views(local, self._token, self) as views:
+            if any(view is None for view in views):
+                if self._wire is None:
+                    reached = [view is not None for view in views]
+                    self._wire = Wire(self._step, communicator, reached)
+                self._wire.exchange(local, views, out)
+            else:
+                self._take(views, out)
+        return out
+
+    def _take(self, blocks: Sequence[Buffer], out: Buffer) -> None:
+        op = self._op
+        for peers, source, target in self._takes:
+            if op is None:
+                copy_box(out[target], blocks[peers[0]][source])
+            else:
+                reduce_into(out[target], [blocks[peer][source] for peer in peers], op)
+
+
+class _AllReduce:
+    """Blocks of one shape are reduced, the result on every rank.
+
+    Where all blocks can be read in place, small ones are reduced by every rank for itself; of
+    large ones every rank reduces its part, then copies the others' parts.
+    """
+
+    __slots__ = ("_communicator", "_dtype", "_op", "_step", "_token")
+
+    def __init__(self, step: AllReduceStep, communicator: Communicator | None) -> None:
+        self._step = step
+        self._op = step.op
+        self._dtype = step.result_dtype
+        self._token = _token(step)
+        self._communicator = communicator
+
+    def __str__(self) -> str:
+        return f"{self._step.name} of {self._step.dtype}: {self._step.src} -> {self._step.dst}"
+
+    def __call__(self, local: Buffer) -> Buffer:
+        communicator = self._communicator
+        out = _memory.empty(local.shape, self._dtype)
+        if communicator is None:
+            reduce_into(out, [local], self._op)
+            return out
+        if not communicator.reaches_all:
+            communicator.all_reduce(_contiguous(local), self._op, out=out)
+            return out
+        if local.nbytes <= INLINE_BYTES:
+            with communicator.views(local, self._token, self) as views:
+                reduce_into(out, views, self._op)
+            return out
+        source = _contiguous(local).reshape(-1)
+        target = out.reshape(-1)
+        parts = chunk(source.size, (communicator.size,))
+        with communicator.views(source, self._token, self) as views:
+            start, stop = parts.bounds(communicator.rank)
+            reduce_into(target[start:stop], [view[start:stop] for view in views], self._op)
+        with communicator.views(target, self._token + 1, self) as views:
+            for peer, view in enumerate(views):
+                if peer != communicator.rank:
+                    start, stop = parts.bounds(peer)
+                    copy_box(target[start:stop], view[start:stop])
+        return out
+
+
+def _contiguous(block: Buffer) -> Buffer:
+    """Return the block's values in C order, copied only where they lie otherwise."""
+    if block.flags.c_contiguous:
+        return block
+    copy = _memory.empty(block.shape, block.dtype)
+    copy_box(copy, block)
+    return copy
