@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
+
 from distarray.comm import _backend
 from distarray.errors import ArgumentError, DTypeError
 from distarray.typing import Buffer
 
 Counts = Sequence[int]
+
 
 def offsets(counts: Counts) -> list[int]:
     """Return where each rank's part starts, and the end of the last."""
@@ -92,8 +94,8 @@ def check_buffer(buffer: Buffer, what: str, collective: str) -> None:
     """
     if buffer.dtype.hasobject:
         raise DTypeError(
-            f"{collective} cannot move dtype {buffer.dtype}: Python objects are not memory; convert "
-            "the values to a numeric, string or structured dtype"
+            f"{collective} cannot move dtype {buffer.dtype}: Python objects are not memory; "
+            "convert the values to a numeric, string or structured dtype"
         )
     if not buffer.flags.c_contiguous:
         raise ArgumentError(

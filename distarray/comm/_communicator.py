@@ -1,21 +1,22 @@
 """What a communicator is: checks, logging and the calls that every transport answers alike.
 
-A transport (``_mpi``, ``_simulated``) moves flat NumPy arrays; it fills in the methods with an
-underscore. Buffers are C-contiguous, of any shape, taken as flat; counts are in elements and may
-exceed 2**31. Send and receive buffers do not overlap (but for ``all_reduce``). Every call but
-the point-to-point ones is collective over the communicator.
+A transport (``_transport``, filled in by ``_mpi`` and ``_simulated``) moves the values. Buffers
+are C-contiguous, of any shape, taken as flat; counts are in elements and may exceed 2**31. Send
+and receive buffers do not overlap (but for ``all_reduce``). Every call but the point-to-point
+ones is collective over the communicator.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from time import perf_counter
-from typing import Any, Literal, overload
+from typing import Any
 
 import numpy as np
-from distarray.comm import _backend, _log, _memory
+
+from distarray.comm import _log
 from distarray.comm._collectives import (
     Counts,
     check_buffer,
@@ -26,15 +27,15 @@ from distarray.comm._collectives import (
     from_host,
     on_host,
 )
-from distarray.comm._reducing import prepare_reduction
-from distarray.comm._requests import Completed, Request, Then
-from distarray.errors import ArgumentError, DTypeError
+from distarray.comm._reducer import Reducer
+from distarray.comm._requests import Completed, Request
+from distarray.errors import ArgumentError
 from distarray.typing import Buffer
 
 Views = AbstractContextManager[list[np.ndarray | None]]
 
 
-class Communicator(ABC):
+class Communicator(Reducer):
     """Ranks that move values among themselves.
 
     A call with ``blocking=False`` returns at once; its buffers belong to the request until
@@ -52,22 +53,6 @@ class Communicator(ABC):
     meshes
         The device meshes that have been made over it.
     """
-
-    rank: int
-    size: int
-    ranks: tuple[int, ...]
-    name: str
-    meshes: dict[Any, Any]
-
-    def __init__(self, rank: int, ranks: tuple[int, ...], name: str) -> None:
-        self.rank = rank
-        self.size = len(ranks)
-        self.ranks = ranks
-        self.name = name
-        self.meshes = {}
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r}: rank {self.rank} of {self.size}>"
 
     # --- collectives -----------------------------------------------------------------------------
 
@@ -102,124 +87,6 @@ class Communicator(ABC):
         request = self._all_gather(on_host(send), target, counts, blocking)
         nbytes = recv.nbytes - send.nbytes
         return self._track("all_gather", nbytes, started, request, lambda: from_host(target, recv))
-
-    @overload
-    def all_reduce(
-        self,
-        array: Buffer,
-        op: str = ...,
-        out: Buffer | None = ...,
-        *,
-        bfloat16: bool = ...,
-        blocking: Literal[True] = ...,
-    ) -> Buffer: ...
-
-    @overload
-    def all_reduce(
-        self,
-        array: Buffer,
-        op: str = ...,
-        out: Buffer | None = ...,
-        *,
-        bfloat16: bool = ...,
-        blocking: Literal[False],
-    ) -> Request: ...
-
-    def all_reduce(
-        self,
-        array: Buffer,
-        op: str = "sum",
-        out: Buffer | None = None,
-        *,
-        bfloat16: bool = False,
-        blocking: bool = True,
-    ) -> Buffer | Request:
-        """Return the reduction of every rank's array, bitwise the same on every rank.
-
-        Parameters
-        ----------
-        array
-            The same shape and dtype on every rank.
-        op
-            sum avg min max prod, any all (bool), band bor bxor (bool and integers).
-        out
-            Where the result goes, possibly ``array`` itself; default: a new array. Of dtype
-            float64 for the average of integers.
-        bfloat16
-            Whether the items are bfloat16 held as uint16.
-        """
-        check_buffer(array, "send", "all_reduce")
-        source = on_host(array)
-        reduction = prepare_reduction(source, op, self.size, bfloat16)
-        out = _result(array, array.shape, reduction.dtype, out, "all_reduce")
-        in_place = out is array
-        started = perf_counter()
-        finish = reduction.finish
-        wire = reduction.wire
-        if finish is None:
-            target = on_host(out)
-            send = target if in_place else wire
-        else:
-            target = np.empty_like(wire) if np.may_share_memory(wire, source) else wire
-            send = target if target is wire else wire
-
-        def complete() -> Buffer:
-            return from_host(target if finish is None else finish(target), out)
-
-        if self.size == 1:
-            if send is not target:
-                target[...] = send
-            value = complete()
-            return value if blocking else Completed(value)
-        request = self._all_reduce(send, target, reduction.op, blocking)
-        share = 2 * (self.size - 1) * wire.nbytes // self.size
-        tracked = self._track("all_reduce", share, started, request, complete)
-        return tracked.wait() if blocking else tracked
-
-    def reduce_scatter(
-        self,
-        send: Buffer,
-        recv: Buffer,
-        counts: Counts | None = None,
-        op: str = "sum",
-        *,
-        bfloat16: bool = False,
-        blocking: bool = True,
-    ) -> Request:
-        """Reduce every rank's ``send``, and put part ``rank`` of it into ``recv``.
-
-        Parameters
-        ----------
-        send
-            ``sum(counts)`` elements.
-        recv
-            ``counts[rank]`` elements; float64 for the average of integers.
-        counts
-            What each rank receives, the same on every rank; default: all as much.
-        op, bfloat16
-            As for ``all_reduce``.
-        """
-        check_buffer(send, "send", "reduce_scatter")
-        check_buffer(recv, "receive", "reduce_scatter")
-        counts = checked_counts(counts, self.size, send.size, "receive", "reduce_scatter")
-        check_size(recv, counts[self.rank], "receive", "reduce_scatter")
-        source = on_host(send)
-        reduction = prepare_reduction(source, op, self.size, bfloat16)
-        _result(send, recv.shape, reduction.dtype, recv, "reduce_scatter")
-        started = perf_counter()
-        finish = reduction.finish
-        wire = reduction.wire
-        target = on_host(recv) if finish is None else np.empty(recv.size, wire.dtype)
-
-        def complete() -> Buffer:
-            return from_host(target if finish is None else finish(target), recv)
-
-        if self.size == 1:
-            target[...] = wire
-            return Completed(complete())
-        request = self._reduce_scatter(wire, target, counts, reduction.op, blocking)
-        nbytes = (self.size - 1) * target.nbytes
-        return self._track("reduce_scatter", nbytes, started, request, complete)
 
     def all_to_all(
         self,
@@ -368,9 +235,7 @@ class Communicator(ABC):
         nbytes = 0 if source == self.rank else array.nbytes
         return self._track("recv", nbytes, started, request, lambda: from_host(target, array))
 
-    def sendrecv(
-        self, send: Buffer, dest: int, recv: Buffer, source: int, tag: int = 0
-    ) -> Request:
+    def sendrecv(self, send: Buffer, dest: int, recv: Buffer, source: int, tag: int = 0) -> Request:
         """Send to one rank while receiving from one; neither waits for the other."""
         arriving = self.recv(recv, source, tag, blocking=False)
         leaving = self.send(send, dest, tag, blocking=False)
@@ -456,7 +321,7 @@ class Communicator(ABC):
     @property
     @abstractmethod
     def mpi(self) -> Any:
-        """The private mpi4py communicator; None where there is none. The first use is collective."""
+        """The private mpi4py communicator, made by the first use, together; None without MPI."""
 
     @abstractmethod
     def exported(self) -> Any:
@@ -478,82 +343,6 @@ class Communicator(ABC):
     def free(self) -> None:
         """Give back what the communicator holds; collective, and its last use."""
 
-    # --- what a transport does -------------------------------------------------------------------
-    # Sizes are checked, there are at least two ranks (but for send and recv), arrays are flat and
-    # in host memory. With blocking, what is returned is complete.
-
-    @abstractmethod
-    def _barrier(self) -> None: ...
-
-    @abstractmethod
-    def _all_gather(
-        self, send: np.ndarray, recv: np.ndarray, counts: Counts, blocking: bool
-    ) -> Request: ...
-
-    @abstractmethod
-    def _all_reduce(
-        self, send: np.ndarray, recv: np.ndarray, op: str, blocking: bool
-    ) -> Request: ...  # send may be recv
-
-    @abstractmethod
-    def _reduce_scatter(
-        self, send: np.ndarray, recv: np.ndarray, counts: Counts, op: str, blocking: bool
-    ) -> Request: ...
-
-    @abstractmethod
-    def _all_to_all(
-        self,
-        send: np.ndarray,
-        recv: np.ndarray,
-        send_counts: Counts,
-        recv_counts: Counts,
-        blocking: bool,
-    ) -> Request: ...
-
-    @abstractmethod
-    def _broadcast(self, array: np.ndarray, root: int, blocking: bool) -> Request: ...
-
-    @abstractmethod
-    def _scatter(
-        self, send: np.ndarray | None, recv: np.ndarray, counts: Counts, root: int, blocking: bool
-    ) -> Request: ...
-
-    @abstractmethod
-    def _gather(
-        self, send: np.ndarray, recv: np.ndarray | None, counts: Counts, root: int, blocking: bool
-    ) -> Request: ...
-
-    @abstractmethod
-    def _send(self, array: np.ndarray, dest: int, tag: int, blocking: bool) -> Request: ...
-
-    @abstractmethod
-    def _recv(self, array: np.ndarray, source: int, tag: int, blocking: bool) -> Request: ...
-
-    @abstractmethod
-    def _all_gather_object(self, obj: Any) -> tuple[list[Any], int]: ...
-
-    @abstractmethod
-    def _broadcast_object(self, obj: Any, root: int) -> tuple[Any, int]: ...
-
-    # --- shared by the calls above ---------------------------------------------------------------
-
-    def _track(
-        self,
-        collective: str,
-        nbytes: int,
-        started: float,
-        request: Request,
-        finish: Callable[[], Any],
-    ) -> Request:
-        """Record a communication, and let ``finish`` make its result."""
-        if isinstance(request, Completed):
-            value = finish()
-            if _log.recording():
-                _log.record(collective, self.name, nbytes, perf_counter() - started)
-            return Completed(value)
-        entry = _log.record(collective, self.name, nbytes, perf_counter() - started)
-        return Then(request, finish, entry)
-
 
 def _copied(send: Buffer, recv: Buffer) -> Request:
     recv.reshape(-1)[...] = send.reshape(-1)
@@ -562,22 +351,3 @@ def _copied(send: Buffer, recv: Buffer) -> Request:
 
 def _total(counts: Counts | None, part: Buffer, n: int) -> int:
     return int(part.size) * n if counts is None else sum(map(int, counts))
-
-
-def _result(
-    array: Buffer,
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    out: Buffer | None,
-    collective: str,
-) -> Buffer:
-    """Return ``out`` after checking that it takes the result, or a new array."""
-    if out is None:
-        return _memory.empty(shape, dtype, _backend.device_of(array))
-    check_buffer(out, "receive", collective)
-    if out.dtype != dtype or out.shape != shape:
-        raise DTypeError(
-            f"{collective} of {array.dtype} values gives {dtype} of shape {shape}; the receive "
-            f"buffer is {out.dtype} of shape {out.shape}"
-        )
-    return out

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+
 from distarray.comm._reducing import combine
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def reducing_type(dtype: np.dtype[Any], op: str) -> tuple[MPI.Datatype, MPI.Op]:
 def _custom_op(dtype: np.dtype[Any], op: str) -> MPI.Op:
     from mpi4py import MPI
 
-    def function(lower: MPI.buffer, inout: MPI.buffer, _: MPI.Datatype) -> None:
+    def function(lower: Any, inout: Any, _: MPI.Datatype) -> None:
         target = np.frombuffer(inout, dtype)
         result = np.frombuffer(lower, dtype).copy()
         combine(result, target, op)

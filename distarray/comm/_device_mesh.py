@@ -6,17 +6,15 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from math import prod
 from typing import Any, final
 
 from distarray.comm._communicator import Communicator
+from distarray.comm._grid import Nested, grid, nested
 from distarray.comm._world import base_of
 from distarray.errors import ArgumentTypeError, DeviceError, MeshError, PlacementError
 from distarray.layout import AbstractMesh, Mesh, Partial, Placement, Replicate, Shard
 from distarray.layout._mesh import mesh_description
 from distarray.typing import AxisName, Coordinate, Shape
-
-Nested = int | tuple["Nested", ...]
 
 
 @final
@@ -80,13 +78,13 @@ class DeviceMesh(Mesh):
         comm: Any = None,
         device: str | None = None,
     ) -> DeviceMesh:
-        shape, flat = _grid(ranks)
+        shape, flat = grid(ranks)
         return _mesh(mesh_description(shape, axis_names, flat), comm, device)
 
     @property
     def ranks(self) -> Nested:
         """The ranks as nested tuples, one level per mesh axis."""
-        return _nested(self.flat_ranks, self.shape)
+        return nested(self.flat_ranks, self.shape)
 
     @property
     def abstract(self) -> AbstractMesh:
@@ -283,9 +281,7 @@ def _intern(description: _Description, base: Communicator, device: str) -> Devic
             found.device = device
             found.parent = found.parent_axes = None
             found._base = base
-            found._abstract = AbstractMesh(
-                description[0], description[1], ranks=description[2]
-            )
+            found._abstract = AbstractMesh(description[0], description[1], ranks=description[2])
             found._coordinate = found.coordinate_of(base.ranks[base.rank])
             found._communicators = {}
             found._submeshes = {}
@@ -306,36 +302,6 @@ def _checked_device(device: str | None) -> str:
     if device != "cpu" and (kind != "cuda" or (colon and not number.isdecimal())):
         raise DeviceError(f"device={device!r} is not known; use 'cpu', 'cuda' or 'cuda:<number>'")
     return device
-
-
-def _grid(ranks: Any) -> tuple[Shape, list[int]]:
-    """Return the shape of nested sequences of integers, and the integers."""
-    if hasattr(ranks, "tolist"):
-        ranks = ranks.tolist()
-    shape: list[int] = []
-    level: list[Any] = [ranks]
-    while level and all(isinstance(item, Sequence) and not isinstance(item, str) for item in level):
-        lengths = {len(item) for item in level}
-        if len(lengths) > 1:
-            raise MeshError(
-                f"ranks {ranks!r} do not form a grid: rows of lengths {sorted(lengths)}; give every "
-                "row of a mesh axis as many ranks"
-            )
-        shape.append(lengths.pop())
-        level = [rank for item in level for rank in item]
-    if not shape or any(isinstance(item, Sequence) for item in level):
-        raise ArgumentTypeError(
-            f"ranks {ranks!r} are not nested sequences of integers of one depth; pass for instance "
-            "[[0, 1], [2, 3]], or a shape to init_device_mesh"
-        )
-    return tuple(shape), level
-
-
-def _nested(flat: Sequence[int], shape: Shape) -> Nested:
-    if not shape:
-        return flat[0]
-    step = prod(shape[1:])
-    return tuple(_nested(flat[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0]))
 
 
 # --- defaults ------------------------------------------------------------------------------------
@@ -376,9 +342,7 @@ def use_mesh(
         _chosen.reset(token)
 
 
-def _checked_placements(
-    mesh: DeviceMesh, placements: Sequence[Placement]
-) -> tuple[Placement, ...]:
+def _checked_placements(mesh: DeviceMesh, placements: Sequence[Placement]) -> tuple[Placement, ...]:
     if isinstance(placements, Placement):
         placements = (placements,)
     chosen = tuple(placements)
@@ -415,4 +379,3 @@ def default_placements(mesh: DeviceMesh, ndim: int) -> tuple[Placement, ...]:
     if ndim == 0:
         return (Replicate(),) * mesh.ndim
     return (Shard(0), *(Replicate(),) * (mesh.ndim - 1))
-

@@ -13,26 +13,34 @@ import pickle
 import threading
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+
 from distarray.comm import _mpi_large, _on_error
 from distarray.comm._collectives import Counts
 from distarray.comm._communicator import Communicator
 from distarray.comm._datatypes import carrier, moving_type, reducing_type
 from distarray.comm._mpi_group import Base, Group, import_mpi
 from distarray.comm._mpi_objects import all_gather_bytes
-from distarray.comm._reducing import reduce_in_order
+from distarray.comm._reducer import SMALL_BYTES
+from distarray.comm._reducing import plain_ufunc
 from distarray.comm._requests import DONE, Pending, Request
 from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
+from distarray.typing import Buffer
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-SMALL_BYTES: Final = 4096
-"""Up to this size values travel through shared memory where all ranks share a node's."""
-
 _FITS, _TOO_LARGE = b"\0", b"\1"
+_small: dict[tuple[str, np.dtype[Any], int], tuple[int, np.ufunc | None]] = {}
+"""Of (op, dtype, size): the token of its exchange, and the function where NumPy's dtype serves."""
+
+
+class _Exchange(Protocol):
+    """The ``exchange`` of a channel that reaches all ranks."""
+
+    def __call__(self, payload: bytes, token: int, what: object) -> list[Any]: ...
 
 
 class _Handle:
@@ -64,6 +72,7 @@ class MPICommunicator(Communicator):
     def __init__(self, group: Group, name: str) -> None:
         super().__init__(group.rank, group.ranks, name)
         self._group = group
+        self._exchange: _Exchange | None = None  # where shared memory reaches all ranks
 
     # --- collectives -----------------------------------------------------------------------------
 
@@ -78,12 +87,11 @@ class MPICommunicator(Communicator):
         self, send: np.ndarray, recv: np.ndarray, counts: Counts, blocking: bool
     ) -> Request:
         if blocking and recv.nbytes <= SMALL_BYTES and self.reaches_all:
-            token = _token("all_gather", recv.dtype, *counts)
-            start = 0
-            everyone = self._exchange(send, token, "all_gather")
-            for values, count in zip(everyone, counts, strict=True):
-                recv[start : start + count] = values
-                start += count
+            channel = self._group.channel
+            assert channel is not None  # it reaches all
+            token = _token("all_gather", recv.dtype, counts)
+            everyone = channel.exchange(send.tobytes(), token, "all_gather")
+            recv.view(np.uint8)[:] = np.frombuffer(b"".join(everyone), np.uint8)  # type: ignore[arg-type]
             return DONE
         if _mpi_large.exceeds(recv.size):
             handle = _mpi_large.all_gather(self._group.mpi, send, recv, counts)
@@ -97,24 +105,42 @@ class MPICommunicator(Communicator):
         callv = mpi.Allgatherv if blocking else mpi.Iallgatherv
         return _begun(callv([source, send.size, kind], [target, counts, None, kind]), send, recv)
 
+    def _all_reduce_small(self, array: Buffer, op: str) -> np.ndarray | None:
+        exchange = self._exchange
+        if exchange is None:
+            if not self.reaches_all:
+                return None
+            exchange = self._exchange = self._group.attached().exchange  # type: ignore[union-attr]
+        dtype = array.dtype
+        key = (op, dtype, array.size)
+        known = _small.get(key)
+        if known is None:
+            known = _small[key] = (_token("all_reduce", *key), plain_ufunc(op, dtype))
+        token, function = known
+        if function is None:
+            return None
+        first, second, *others = exchange(array.tobytes(), token, key)
+        shape = array.shape
+        # As NumPy does, the functions may warn: all ranks compute the same, and warn alike.
+        value = function(np.ndarray(shape, dtype, first), np.ndarray(shape, dtype, second))
+        for item in others:
+            value = function(value, np.ndarray(shape, dtype, item))
+        if op == "avg":
+            value = value / dtype.type(self.size)
+        return np.asarray(value)
+
     def _all_reduce(self, send: np.ndarray, recv: np.ndarray, op: str, blocking: bool) -> Request:
-        if blocking and send.nbytes <= SMALL_BYTES and self.reaches_all:
-            token = _token("all_reduce", send.dtype, op, send.size)
-            everyone = self._exchange(send, token, f"all_reduce {op}")
-            reduce_in_order(everyone, op, recv)
-            return DONE
         from mpi4py import MPI
 
-        if send is recv:
-            send = MPI.IN_PLACE
+        source = MPI.IN_PLACE if send is recv else send
         if _mpi_large.exceeds(recv.size):
-            handle = _mpi_large.all_reduce(self._group.mpi, send, recv, op)
+            handle = _mpi_large.all_reduce(self._group.mpi, source, recv, op)
             return _started(handle, (send, recv), blocking)
         kind, how = reducing_type(recv.dtype, op)
         mpi = self._group.mpi
-        source = send if send is MPI.IN_PLACE else [carrier(send), send.size, kind]
+        message = source if send is recv else [carrier(send), send.size, kind]
         call = mpi.Allreduce if blocking else mpi.Iallreduce
-        return _begun(call(source, [carrier(recv), recv.size, kind], how), send, recv)
+        return _begun(call(message, [carrier(recv), recv.size, kind], how), send, recv)
 
     def _reduce_scatter(
         self, send: np.ndarray, recv: np.ndarray, counts: Counts, op: str, blocking: bool
@@ -248,13 +274,6 @@ class MPICommunicator(Communicator):
         """Whether every rank is on this node, with memory that this one can map."""
         channel = self._group.attached()
         return channel is not None and channel.is_complete
-
-    def _exchange(self, send: np.ndarray, token: int, what: str) -> list[np.ndarray]:
-        channel = self._group.channel
-        assert channel is not None  # callers have asked reaches_all
-        payload = memoryview(send.view(np.uint8))
-        everyone = channel.exchange(payload, token, what)
-        return [np.frombuffer(item, send.dtype) for item in everyone if item is not None]
 
     # --- other communicators ---------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from distarray.comm import _node_local
@@ -46,28 +47,34 @@ def node_colour(world_rank: int) -> str:
     """
     pretended = os.environ.get("DISTARRAY_RANKS_PER_NODE")
     node = "" if pretended is None else f"{world_rank // int(pretended)} "
-    for path in ("/proc/sys/kernel/random/boot_id",):
-        try:
-            with open(path) as file:
-                node += file.read().strip()
-        except OSError:
-            node += socket.gethostname()
-    try:  # containers on one machine do not see each other's processes
-        node += os.readlink("/proc/self/ns/pid")
+    try:
+        node += Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        # Containers on one machine do not see each other's processes.
+        return f"{node} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
-        node += socket.gethostname()
-    return node
+        return f"{node} {socket.gethostname()}"
 
 
 class Base:
-    """An MPI communicator that groups are made from; nothing is sent through it."""
+    """The ranks of an MPI communicator, which groups are made from; nothing is sent through it.
+
+    Groups are made from the MPI world where it has all the ranks, so that the communicator may
+    be freed meanwhile.
+    """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        self.comm = comm
+        mpi = import_mpi()
         self.rank: int = comm.Get_rank()
         self.ranks = tuple(range(comm.Get_size()))
         self._groups: dict[tuple[int, ...], Group] = {}
         self._lock = threading.Lock()
+        group, world = comm.Get_group(), mpi.COMM_WORLD.Get_group()
+        numbers = group.Translate_ranks(None, world)
+        known = mpi.UNDEFINED not in numbers
+        self._parent: MPI.Intracomm = mpi.COMM_WORLD if known else comm
+        self._numbers = numbers if known else list(self.ranks)
+        group.Free()
+        world.Free()
 
     def group(self, ranks: tuple[int, ...]) -> Group:
         """Return the group of some ranks, this one among them; the same one every time."""
@@ -76,6 +83,16 @@ class Base:
             if group is None:
                 group = self._groups[ranks] = Group(self, ranks)
             return group
+
+    def create(self, ranks: tuple[int, ...], tag: int) -> MPI.Intracomm:
+        """Return a new communicator of some ranks; collective over these."""
+        everyone = self._parent.Get_group()
+        chosen = everyone.Incl([self._numbers[rank] for rank in ranks])
+        try:
+            return self._parent.Create_group(chosen, tag)
+        finally:
+            chosen.Free()
+            everyone.Free()
 
 
 class Group:
@@ -105,19 +122,19 @@ class Group:
     def mpi(self) -> MPI.Intracomm:
         """The communicator that the library sends through; the first use is collective."""
         if self._own is None:
-            self._own = self._create(_OWN)
+            self._own = self.base.create(self.ranks, _OWN)
         return self._own
 
     def exported(self) -> MPI.Intracomm:
         """Return a communicator for the user; the first use is collective."""
         if self._exported is None:
-            self._exported = self._create(_EXPORTED)
+            self._exported = self.base.create(self.ranks, _EXPORTED)
         return self._exported
 
     def duplicate(self) -> Group:
         """Return another group of the same ranks with communicators of its own; collective."""
         copy = Group(self.base, self.ranks)
-        copy._own = self._create(_COPY)
+        copy._own = self.base.create(self.ranks, _COPY)
         return copy
 
     def background(self) -> Group:
@@ -139,15 +156,6 @@ class Group:
                 members, self.rank, len(self.ranks), lambda obj: all_gather_object(mpi, obj)
             )
         return self.channel
-
-    def _create(self, tag: int) -> MPI.Intracomm:
-        group = self.base.comm.Get_group()
-        chosen = group.Incl(self.ranks)
-        try:
-            return self.base.comm.Create_group(chosen, tag)
-        finally:
-            chosen.Free()
-            group.Free()
 
     def free(self) -> None:
         """Free the communicators; collective."""

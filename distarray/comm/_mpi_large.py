@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+
 from distarray.comm._collectives import Counts, parts
 from distarray.comm._datatypes import carrier, moving_type, reducing_type
 from distarray.errors import ArgumentError
@@ -141,9 +142,7 @@ def reduce_scatter(
     return Several(requests)
 
 
-def all_gather(
-    comm: MPI.Intracomm, send: np.ndarray, recv: np.ndarray, counts: Counts
-) -> Several:
+def all_gather(comm: MPI.Intracomm, send: np.ndarray, recv: np.ndarray, counts: Counts) -> Several:
     """Broadcast every rank's part, in pieces."""
     targets = parts(recv, counts)
     targets[comm.Get_rank()][...] = send

@@ -1,41 +1,46 @@
 """End all ranks when one ends by an error, instead of leaving the others waiting for it.
 
 An uncaught exception, in the main thread or another, prints its traceback and aborts MPI. So
-does leaving the program with an exit status other than zero. Once a rank has failed for a reason
-that all share, the traceback of one is enough: the others wait a moment before they print.
+does leaving the program with an exit status other than zero. Where all ranks fail alike the
+traceback of one is enough: the others wait a moment before they print.
 """
 
 from __future__ import annotations
 
 import atexit
+import builtins
+import dis
 import sys
 import threading
 import time
-from types import TracebackType
-from typing import TYPE_CHECKING
+from types import CodeType, FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 _SECONDS_BEFORE_OTHERS_PRINT = 0.3
+_SECONDS_TO_LEAVE = 1.0
+"""How long a rank that left with a status waits for the others to say what they have to say."""
 
 
 def install(comm: MPI.Intracomm) -> None:
     """Make an error on this rank end all ranks of ``comm``."""
-    handler = _Handler(comm)
-    handler.previous = sys.excepthook
-    handler.previous_in_threads = threading.excepthook
-    sys.excepthook = handler.on_exception
-    threading.excepthook = handler.on_thread_exception
+    ending = _Ending(comm)
+    sys.excepthook = ending.on_exception
+    threading.excepthook = ending.on_thread_exception
+    atexit.register(ending.on_exit)
 
 
-class _Handler:
+class _Ending:
+    """How this rank ends, and what that means for the others."""
+
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
-        self._rank: int = comm.Get_rank()
-        self._size: int = comm.Get_size()
-        self.previous = sys.excepthook
-        self.previous_in_threads = threading.excepthook
+        self._who = f"rank {comm.Get_rank()} of {comm.Get_size()}"
+        self._previous = sys.excepthook
+        self._previous_in_threads = threading.excepthook
+        self._status = _watch_exit_status()
 
     def on_exception(
         self,
@@ -43,24 +48,107 @@ class _Handler:
         error: BaseException,
         traceback: TracebackType | None,
     ) -> None:
+        """Take the place of ``sys.excepthook``."""
         self._announce()
-        self.previous(kind, error, traceback)
+        self._previous(kind, error, traceback)
         if not hasattr(sys, "ps1"):  # at a prompt the program goes on
-            self.abort(1)
+            self._abort(1)
 
     def on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
-        if args.exc_type is SystemExit:
+        """Take the place of ``threading.excepthook``."""
+        if not issubclass(args.exc_type, SystemExit):
+            self._announce()
+            self._previous_in_threads(args)
+            self._abort(1)
+
+    def on_exit(self) -> None:
+        """Abort where the program is leaving with a status other than zero."""
+        status = self._status.get()
+        if status is None or status == 0:
             return
-        self._announce()
-        self.previous_in_threads(args)
-        self.abort(1)
+        code = status if isinstance(status, int) else 1
+        print(f"{self._who} left with exit status {code}: ending all ranks", file=sys.stderr)
+        time.sleep(_SECONDS_TO_LEAVE)
+        self._abort(code)
 
     def _announce(self) -> None:
-        if self._rank:
+        if self._comm.Get_rank() != 0:
             time.sleep(_SECONDS_BEFORE_OTHERS_PRINT)
-        print(f"rank {self._rank} of {self._size} ends all ranks:", file=sys.stderr)
+        print(f"{self._who} failed: ending all ranks", file=sys.stderr)
 
-    def abort(self, code: int) -> None:
+    def _abort(self, code: int) -> None:
+        from mpi4py import MPI
+
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        self._comm.Abort(code)
+        if not MPI.Is_finalized():
+            self._comm.Abort(code)
+
+
+# --- the exit status -----------------------------------------------------------------------------
+# Python tells nobody that a SystemExit ends the program, nor its status.
+
+
+def _outermost_frame() -> FrameType | None:
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _watch_exit_status() -> _CalledExit | _UnwoundExit:
+    outermost = _outermost_frame()
+    if sys.version_info >= (3, 12) and outermost is not None:
+        for tool in (4, 3):  # those that debuggers, coverage and profilers leave free
+            if sys.monitoring.get_tool(tool) is None:
+                return _UnwoundExit(outermost.f_code, tool)
+    return _CalledExit(outermost)
+
+
+class _UnwoundExit:
+    """The status of the SystemExit that leaves the outermost frame, by ``sys.monitoring``."""
+
+    def __init__(self, code: CodeType, tool: int) -> None:
+        self._code = code
+        self._status: object = None
+        monitoring: Any = getattr(sys, "monitoring")  # noqa: B009 - Python 3.12 has it
+        monitoring.use_tool_id(tool, "distarray")
+        monitoring.register_callback(tool, monitoring.events.PY_UNWIND, self._unwound)
+        monitoring.set_events(tool, monitoring.events.PY_UNWIND)
+
+    def _unwound(self, code: CodeType, _: int, error: BaseException) -> None:
+        if code is self._code and isinstance(error, SystemExit):
+            self._status = error.code
+
+    def get(self) -> object:
+        """Return the status with which the program is ending; None without one."""
+        return self._status
+
+
+class _CalledExit:
+    """The status of the last call of ``sys.exit``, if it is what ended the outermost frame.
+
+    A status given to ``raise SystemExit(status)`` itself is not seen.
+    """
+
+    def __init__(self, outermost: FrameType | None) -> None:
+        self._outermost = outermost
+        self._status: object = None
+        sys.exit = self._exit
+        for name in ("exit", "quit"):  # absent under python -S
+            if hasattr(builtins, name):
+                setattr(builtins, name, self._exit)
+
+    def _exit(self, status: Any = None, /) -> NoReturn:
+        self._status = status
+        raise SystemExit(status)
+
+    def get(self) -> object:
+        """Return the status with which the program is ending; None without one."""
+        frame = self._outermost
+        if frame is None:
+            return self._status
+        last = {step.offset: step.opname for step in dis.get_instructions(frame.f_code)}
+        # The frame returned: somebody caught the exception, and the program came to its end.
+        returned = last.get(frame.f_lasti, "").startswith("RETURN")
+        return None if returned else self._status

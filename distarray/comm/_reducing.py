@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+
 from distarray.errors import ArgumentError, DTypeError
 
 _NUMBERS: Final = "biufc"
@@ -60,6 +61,19 @@ def reduce_in_order(sources: Sequence[np.ndarray], op: str, out: np.ndarray) -> 
     with np.errstate(all="ignore"):
         for source in sources[1:]:
             function(out, source, out=out)
+
+
+def plain_ufunc(op: str, dtype: np.dtype[Any]) -> np.ufunc | None:
+    """Return what reduces values of a dtype as they are; None where ``prepare_reduction`` must.
+
+    For "avg" the sum, still to be divided.
+    """
+    if dtype.kind not in REDUCIBLE.get(op, "") or not dtype.isnative:
+        return None
+    if (dtype.kind == "f" and dtype.itemsize == 2) or (op == "avg" and dtype.kind in "biu"):
+        return None
+    op = "sum" if op == "avg" else op
+    return _COMBINE[_ON_BOOL.get(op, op) if dtype.kind == "b" else op]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +150,8 @@ def prepare_reduction(array: np.ndarray, op: str, n: int, bfloat16: bool = False
 
 def _mean(sums: np.ndarray, n: int) -> np.ndarray:
     with np.errstate(all="ignore"):
-        return np.true_divide(sums, np.asarray(n, sums.real.dtype), out=sums)
+        np.true_divide(sums, np.asarray(n, sums.real.dtype), out=sums)
+    return sums
 
 
 def _narrow(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
@@ -151,7 +166,8 @@ def is_bfloat16(dtype: np.dtype[Any]) -> bool:
 
 def widen_bfloat16(bits: np.ndarray) -> np.ndarray:
     """Return float32 values of bfloat16 bits held as uint16."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    widened: np.ndarray = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return widened
 
 
 def narrow_bfloat16(values: np.ndarray) -> np.ndarray:

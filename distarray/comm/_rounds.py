@@ -1,0 +1,226 @@
+"""How simulated ranks meet: rounds that all ranks of a group join, and messages between two."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from distarray.errors import CommunicationError, MismatchError
+
+_POLL = 0.25  # seconds between looks for ranks that will never come
+
+
+class PeerFailedError(CommunicationError):
+    """Another simulated rank has ended the program."""
+
+
+class Program:
+    """What the ranks of one ``simulate`` share."""
+
+    def __init__(self, size: int, ranks_per_node: int | None) -> None:
+        self.size = size
+        self.ranks_per_node = ranks_per_node
+        self.lock = threading.Lock()
+        self.groups: dict[tuple[Any, ...], Group] = {}
+        self.failure: BaseException | None = None
+        self.failed_rank: int | None = None
+        self.finished: set[int] = set()
+        self.waiting: dict[int, str] = {}  # world rank -> what it waits for
+
+    def group(self, key: tuple[Any, ...], ranks: tuple[int, ...]) -> Group:
+        with self.lock:
+            group = self.groups.get(key)
+            if group is None:
+                group = self.groups[key] = Group(self, ranks)
+            return group
+
+    def fail(self, error: BaseException, rank: int | None) -> None:
+        """End the program: the first error counts, and everyone who waits is woken."""
+        with self.lock:
+            if self.failure is None:
+                self.failure, self.failed_rank = error, rank
+            groups = list(self.groups.values())
+        for group in groups:
+            group.wake()
+
+    def check(self) -> None:
+        if self.failure is not None:
+            where = "" if self.failed_rank is None else f" on simulated rank {self.failed_rank}"
+            raise PeerFailedError(f"the program was ended by an error{where}: {self.failure!r}")
+
+
+class Round:
+    """One collective under way."""
+
+    __slots__ = ("agreed", "brought", "complete", "mismatch", "missing", "said")
+
+    def __init__(self, n: int) -> None:
+        self.said: list[str | None] = [None] * n
+        self.agreed: list[object] = [None] * n
+        self.brought: list[Any] = [None] * n
+        self.missing = n
+        self.complete = threading.Event()
+        self.mismatch: str | None = None
+
+
+class Group:
+    """Some ranks of a program, the rounds they are in, and the messages between them."""
+
+    def __init__(self, program: Program, ranks: tuple[int, ...]) -> None:
+        self.program = program
+        self.ranks = ranks
+        self.lock = threading.Lock()
+        self.rounds: dict[int, Round] = {}
+        self.next = [0] * len(ranks)
+        self.copies = [0] * len(ranks)
+        self.mail: defaultdict[tuple[int, int, int], deque[np.ndarray]] = defaultdict(deque)
+        self.arrived = threading.Condition(self.lock)
+
+    def join(self, rank: int, doing: str, bringing: Any, agree: object) -> Round:
+        """Enter the next round of this rank, where all must bring an equal ``agree``."""
+        self.program.check()
+        with self.lock:
+            number = self.next[rank]
+            self.next[rank] += 1
+            entered = self.rounds.get(number)
+            if entered is None:
+                entered = self.rounds[number] = Round(len(self.ranks))
+            entered.said[rank] = doing
+            entered.agreed[rank] = agree
+            entered.brought[rank] = bringing
+            entered.missing -= 1
+            if entered.missing == 0:
+                del self.rounds[number]
+                if entered.agreed.count(agree) != len(self.ranks):
+                    entered.mismatch = _disagreement(self.ranks, entered.said)
+                entered.complete.set()
+        if self.program.failure is not None:
+            self.wake()
+        return entered
+
+    def await_round(self, rank: int, entered: Round) -> list[Any]:
+        """Return what every rank has brought to a round."""
+        if not entered.complete.is_set():
+            world_rank = self.ranks[rank]
+            self.program.waiting[world_rank] = f"{entered.said[rank]} among ranks {self.ranks}"
+            while not entered.complete.wait(_POLL):
+                self._check_for_leavers(entered)
+            self.program.waiting.pop(world_rank, None)
+        if entered.missing:
+            self.program.check()
+        if entered.mismatch is not None:
+            raise MismatchError(entered.mismatch)
+        return entered.brought
+
+    def _check_for_leavers(self, entered: Round) -> None:
+        self.program.check()
+        finished = set(self.program.finished)
+        gone = [
+            rank
+            for rank, said in zip(self.ranks, entered.said, strict=True)
+            if said is None and rank in finished
+        ]
+        if gone and not entered.complete.is_set():
+            came = {
+                rank: said
+                for rank, said in zip(self.ranks, entered.said, strict=True)
+                if said is not None
+            }
+            raise CommunicationError(
+                f"ranks {gone} have left the program, while others wait for them: {came}; every "
+                "rank must make the same collective calls"
+            )
+
+    def wake(self) -> None:
+        with self.lock:
+            for entered in self.rounds.values():
+                entered.complete.set()
+            self.arrived.notify_all()
+
+    def post(self, key: tuple[int, int, int], values: np.ndarray) -> None:
+        self.program.check()
+        with self.lock:
+            self.mail[key].append(values)
+            self.arrived.notify_all()
+
+    def fetch(self, key: tuple[int, int, int], wait: bool) -> np.ndarray | None:
+        """Return the next message of (source, dest, tag); None where none is there."""
+        with self.lock:
+            while not self.mail[key]:
+                self.program.check()
+                if not wait:
+                    return None
+                source, dest, tag = key
+                if self.ranks[source] in self.program.finished:
+                    raise CommunicationError(
+                        f"rank {dest} waits for a message with tag {tag} from rank {source}, which "
+                        "has left the program"
+                    )
+                self.program.waiting[self.ranks[dest]] = f"recv(source={source}, tag={tag})"
+                self.arrived.wait(_POLL)
+            self.program.waiting.pop(self.ranks[key[1]], None)
+            return self.mail[key].popleft()
+
+
+def _disagreement(ranks: tuple[int, ...], said: Sequence[str | None]) -> str:
+    doing: defaultdict[str | None, list[int]] = defaultdict(list)
+    for rank, line in zip(ranks, said, strict=True):
+        doing[line].append(rank)
+    return (
+        "ranks are about to do different things together: "
+        + "; ".join(f"ranks {who}: {line}" for line, who in doing.items())
+        + ". Every rank must make the same calls with the same layouts, shapes and dtypes"
+    )
+
+
+class RoundHandle:
+    """A round entered and not yet left: what a non-blocking collective waits for."""
+
+    def __init__(
+        self, group: Group, rank: int, entered: Round, take: Callable[[list[Any]], None]
+    ) -> None:
+        self._group, self._rank, self._entered, self._take = group, rank, entered, take
+        self._taken = False
+
+    def wait(self) -> None:
+        if not self._taken:
+            self._take(self._group.await_round(self._rank, self._entered))
+            self._taken = True
+
+    def test(self) -> bool:
+        self._group.program.check()
+        if self._entered.complete.is_set():
+            self.wait()
+        return self._taken
+
+
+class MailHandle:
+    """A message expected: what a non-blocking receive waits for."""
+
+    def __init__(self, group: Group, key: tuple[int, int, int], target: np.ndarray) -> None:
+        self._group, self._key, self._target = group, key, target
+        self._taken = False
+
+    def wait(self) -> None:
+        if not self._taken:
+            self._take(self._group.fetch(self._key, wait=True))
+
+    def test(self) -> bool:
+        if not self._taken:
+            self._take(self._group.fetch(self._key, wait=False))
+        return self._taken
+
+    def _take(self, values: np.ndarray | None) -> None:
+        if values is None:
+            return
+        if values.size != self._target.size or values.dtype != self._target.dtype:
+            raise MismatchError(
+                f"rank {self._key[0]} sent {values.size} {values.dtype} elements, and rank "
+                f"{self._key[1]} expects {self._target.size} {self._target.dtype}"
+            )
+        self._target[...] = values
+        self._taken = True
