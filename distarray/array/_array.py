@@ -6,12 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from distarray.array import _convert
-from distarray.core._base import BaseArray, set_array_class
+from distarray.array._index import Indexing
+from distarray.array._methods import Methods
+from distarray.array._operators import Operators
+from distarray.array._protocols import Protocols
+from distarray.array._repr import Printing
+from distarray.array._scalars import Scalars
+from distarray.core._base import set_array_class
 from distarray.layout import Layout, Placement
 from distarray.typing import Buffer
 
 
-class DistArray(BaseArray):
+class DistArray(Operators, Indexing, Methods, Scalars, Printing, Protocols):
     """An array whose items lie on the processes of a mesh, each in the part a layout says.
 
     Make one with `distribute_array`, `DistArray.from_local` or a creation function. Reading shape,

@@ -68,7 +68,7 @@ def _named(method: Any, row: Any) -> Any:
     return method
 
 
-class Operators:
+class Operators(BaseArray):
     """Arithmetic, comparison and bit operators, reflected and in place."""
 
     __slots__ = ()

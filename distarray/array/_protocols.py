@@ -1,0 +1,118 @@
+"""How NumPy and Python's own machinery meet a distributed array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+
+from distarray.array import _convert
+from distarray.comm import _backend
+from distarray.core._base import BaseArray
+from distarray.core._policy import permit
+from distarray.core._registry import functions, reductions, row_of
+from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
+from distarray.layout import Layout, Replicate
+from distarray.ops._elementwise_logic import equal
+from distarray.ops._elementwise_rounding import copy
+from distarray.ops._reductions import any as any_of
+
+
+class Protocols(BaseArray):
+    """`np.asarray(x)`, NumPy's ufuncs and functions, copying, pickling."""
+
+    __slots__ = ()
+    __array_priority__ = 1000
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Return the global array on every rank (collective over the mesh).
+
+        Raises
+        ------
+        ArgumentError
+            If `copy=False`: the global array is always a copy.
+        ImplicitCommunicationError
+            If the `communication` policy refuses to gather.
+        MeshError
+            Outside the mesh, where the values are not known.
+        """
+        layout = self._layout
+        if copy is False:
+            raise ArgumentError(
+                "np.asarray(x, copy=False): the global array is gathered and so is always a copy; "
+                "use x.to_local() for this process's block"
+            )
+        if layout.mesh.coordinate is None:
+            raise MeshError(
+                f"this process is not in {layout.mesh} and has no values of this array; use "
+                "x.redistribute(mesh=...) to a mesh that holds it"
+            )
+        whole = Layout(layout.mesh, (Replicate(),) * layout.mesh.ndim, layout.shape)
+        permit("np.asarray(x)", layout, whole, self._local.dtype)
+        full = _convert.gather(self)
+        if not _backend.is_numpy(full):
+            full = full.get()
+        return full if dtype is None else full.astype(dtype, copy=False)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        if method == "__call__":
+            return row_of(ufunc).call(inputs, options)
+        reduction = reductions.get(ufunc) if method == "reduce" else None
+        if reduction is None:
+            raise ArgumentTypeError(
+                f"np.{ufunc.__name__}.{method} has no distributed form; use the reductions of "
+                "distarray, apply it to x.to_local(), or gather first with x.full_array()"
+            )
+        return _reduced(reduction, *inputs, **options)
+
+    def __array_function__(
+        self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any
+    ) -> Any:
+        ours = functions.get(func)
+        if ours is None:
+            module = getattr(func, "__module__", "numpy")
+            raise ArgumentTypeError(
+                f"{module}.{func.__name__} has no distributed form, and distarray does not gather "
+                f"silently; gather yourself with {func.__name__}(x.full_array()), work on blocks "
+                "with x.to_local(), or look for a function of the distarray namespace"
+            )
+        if not all(issubclass(t, (BaseArray, np.ndarray, np.generic)) for t in types):
+            return NotImplemented
+        return ours(*args, **kwargs)
+
+    def __contains__(self, value: Any) -> bool:
+        return bool(any_of(equal(self, value)))
+
+    def __copy__(self) -> Any:
+        return copy(self)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return copy(self)
+
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentTypeError(
+            "a DistArray cannot be pickled: this process holds one block of it; pickle "
+            "x.full_array(), or save it with da.save or da.checkpoint.save"
+        )
+
+    def tolist(self) -> Any:
+        """Return the global array as nested lists, on every rank (collective over the mesh)."""
+        return np.asarray(self).tolist()
+
+
+def _reduced(
+    reduction: Callable[..., Any],
+    x: Any,
+    axis: Any = 0,
+    dtype: Any = None,
+    out: Any = None,
+    keepdims: bool = False,
+    **options: Any,
+) -> Any:
+    """Call one of our reductions with the arguments and the default axis of `ufunc.reduce`."""
+    if isinstance(out, tuple):
+        (out,) = out
+    if dtype is not None:
+        options["dtype"] = dtype
+    return reduction(x, axis=axis, out=out, keepdims=keepdims, **options)

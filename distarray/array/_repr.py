@@ -1,0 +1,88 @@
+"""Printing: small arrays as a whole, large ones by their corners, which alone are fetched.
+
+Printing is collective over the mesh, because every rank prints the same global values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from distarray.array import _convert
+from distarray.core._base import BaseArray
+from distarray.typing import Buffer
+
+
+def shown_part(x: BaseArray) -> tuple[Buffer, bool]:
+    """Return the items that printing needs, on every rank, and whether they are only corners.
+
+    Along an axis too long to show, the corners keep `edgeitems` items at each end and one between
+    that stands for the rest.
+    """
+    options = np.get_printoptions()
+    if x.size <= options["threshold"]:
+        return _convert.gather(x), False
+    edge = options["edgeitems"]
+    return _convert.gather(corners(x, edge)), True
+
+
+def corners(x: BaseArray, edge: int) -> BaseArray:
+    """Return the array of the first `edge + 1` and last `edge` items along every long axis.
+
+    No item moves: each process keeps those of its own block, and the boundaries of the layout say
+    how many they are.
+    """
+    layout, block = x._layout, x._local
+    box = layout.local_box()
+    boundaries = {}
+    shape = []
+    taken = []
+    for axis, size in enumerate(layout.shape):
+        kept = (
+            np.arange(size)
+            if size <= 2 * edge + 1
+            else np.concatenate([np.arange(edge + 1), np.arange(size - edge, size)])
+        )
+        shape.append(len(kept))
+        if layout.sharding_axes(axis):
+            offsets = np.searchsorted(kept, layout.partition(axis).offsets)
+            boundaries[axis] = tuple(int(i) for i in offsets)
+        start, stop = (0, 0) if box is None else box[axis]
+        taken.append(kept[(kept >= start) & (kept < stop)] - start)
+    part = layout.replace(shape=tuple(shape), boundaries=boundaries or None)
+    if box is None:
+        return x._new(np.empty(part.local_shape(), block.dtype), part)
+    return x._new(block[np.ix_(*taken)] if taken else block, part)
+
+
+class Printing(BaseArray):
+    """`repr(x)` and `str(x)`: global values, the same on every rank, collective over the mesh."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return _text(self, "DistArray(", ", ", f", {described(self)})")
+
+    def __str__(self) -> str:
+        if self._layout.mesh.coordinate is None:
+            return repr(self)
+        return _text(self, "", " ", "")
+
+
+def described(x: BaseArray) -> str:
+    """Return dtype and layout, which need no communication."""
+    return f"shape={x.shape}, dtype={x.dtype}, layout={x.layout}"
+
+
+def _text(x: Any, prefix: str, separator: str, suffix: str) -> str:
+    if x._layout.mesh.coordinate is None:
+        return f"DistArray(<values outside this process>, {described(x)})"
+    part, cut = shown_part(x)
+    if not isinstance(part, np.ndarray):
+        part = part.get()
+    if not part.ndim and not prefix:
+        return str(part[()])
+    threshold = {"threshold": 0} if cut else {"threshold": max(part.size, 1)}
+    text = np.array2string(part, separator=separator, prefix=prefix, **threshold)
+    return f"{prefix}{text}{suffix}"

@@ -1,0 +1,117 @@
+"""The value of an array of one item as Python's numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distarray.core._base import BaseArray
+from distarray.core._dispatch import remember
+from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
+from distarray.layout import Layout, Replicate
+from distarray.redistribute._execute import redistribute_local
+
+_wholes: dict[Layout, Layout] = {}
+
+
+def value(x: BaseArray) -> Any:
+    """Return the item of an array of size 1, on every rank of the mesh (collective).
+
+    Raises
+    ------
+    MeshError
+        Outside the mesh, where no value is known.
+    """
+    layout = x._layout
+    if layout.is_replicated and layout.mesh.coordinate is not None:
+        return x._local.item()
+    whole = _wholes.get(layout)
+    if whole is None:
+        if layout.mesh.coordinate is None:
+            raise MeshError(
+                f"this process is not in {layout.mesh} and does not know the value of an array "
+                "there; ask only where mesh.coordinate is not None, or redistribute(mesh=...)"
+            )
+        whole = Layout(layout.mesh, (Replicate(),) * layout.mesh.ndim, layout.shape)
+        remember(_wholes, layout, whole)
+    return redistribute_local(x._local, layout, whole).item()
+
+
+def item(x: Any, *index: Any) -> Any:
+    """Return one item as a Python number, on every rank of the mesh (collective)."""
+    if index:
+        key = index[0] if len(index) == 1 else index
+        if not isinstance(key, tuple):
+            key = _place(x, key)
+        if len(key) != x.ndim:
+            raise ArgumentError(f"item{index} of an array with {x.ndim} axes; give one per axis")
+        return value(x[key])
+    if x.size != 1:
+        raise ArgumentError(
+            f"item() of an array of shape {x.shape}: it must have one item; index it first"
+        )
+    return value(x)
+
+
+def _place(x: Any, flat: int) -> tuple[int, ...]:
+    if not -x.size <= flat < x.size:
+        raise ArgumentError(f"item({flat}) of an array of {x.size} items")
+    place = []
+    flat %= x.size
+    for size in reversed(x.shape):
+        flat, index = divmod(flat, size)
+        place.append(index)
+    return tuple(reversed(place))
+
+
+def _zero_dimensional(x: BaseArray, what: str) -> Any:
+    if x._layout.shape:
+        raise ArgumentTypeError(
+            f"{what}(x) of an array of shape {x.shape}: only 0-d arrays are numbers; use x.item() "
+            "or index it"
+        )
+    return value(x)
+
+
+class Scalars(BaseArray):
+    """Conversion to Python's numbers: the global value on every rank, collective over the mesh."""
+
+    __slots__ = ()
+
+    def item(self, *index: Any) -> Any:
+        """Return an item as a Python number, on every rank of the mesh (collective).
+
+        Parameters
+        ----------
+        *index : int
+            Of an array of more than one item: one index per axis, or one into the flat array.
+        """
+        return item(self, *index)
+
+    def __float__(self) -> float:
+        return float(_zero_dimensional(self, "float"))
+
+    def __int__(self) -> int:
+        return int(_zero_dimensional(self, "int"))
+
+    def __complex__(self) -> complex:
+        return complex(_zero_dimensional(self, "complex"))
+
+    def __index__(self) -> int:
+        if self._local.dtype.kind not in "iu":
+            raise ArgumentTypeError(
+                f"an array of {self._local.dtype} is no index; only 0-d arrays of integers are"
+            )
+        return int(_zero_dimensional(self, "operator.index"))
+
+    def __bool__(self) -> bool:
+        if self._layout.size != 1:
+            raise ArgumentError(
+                f"the truth of an array of shape {self.shape} is ambiguous; use da.any(x) or "
+                "da.all(x)"
+            )
+        return bool(value(self))
+
+    def __format__(self, spec: str) -> str:
+        if spec and not self._layout.shape:
+            return format(value(self), spec)
+        return format(str(self), spec)
