@@ -48,7 +48,7 @@ def test_no_module_imports_the_public_door() -> None:
 
 
 def test_import_is_quick_and_starts_nothing() -> None:
-    """``import distarray`` costs little over NumPy's own import, and loads neither MPI nor Numba."""
+    """``import distarray`` costs little over NumPy, and loads neither MPI nor Numba."""
     program = (
         "import sys, time, numpy; start = time.perf_counter(); import distarray;"
         "seconds = time.perf_counter() - start;"

@@ -1,0 +1,84 @@
+"""The example programs under MPI: the answers of their NumPy twins on any number of ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import flights_data
+import flights_numpy
+import flights_pca_kmeans
+import heat_equation
+import hello_layout
+import numpy as np
+import pytest
+
+import distarray as da
+
+pytestmark = pytest.mark.mpi
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+SHARE = 0.02
+TOLERANCE = 1e-10
+
+
+@pytest.mark.eight_ranks
+def test_flights_agree_with_numpy() -> None:
+    mesh = da.default_mesh()
+    part = flights_data.read_part(mesh.rank, mesh.size, share=SHARE)
+    rows = da.DistArray.from_local(part, mesh, [da.Shard(0)])
+    found = flights_pca_kmeans.fit(rows, components=3, clusters=5)
+    whole = flights_data.read_part(0, 1, share=SHARE)
+    expected = flights_numpy.fit(whole, components=3, clusters=5)
+
+    assert rows.shape == whole.shape
+    assert found["iterations"] == expected["iterations"]
+    np.testing.assert_array_equal(found["sizes"], expected["sizes"])
+    np.testing.assert_array_equal(np.asarray(found["labels"]), expected["labels"])
+    for name in ("mean", "std", "variances", "components", "centres"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=TOLERANCE, atol=TOLERANCE)
+    np.testing.assert_allclose(found["inertia"], expected["inertia"], rtol=TOLERANCE)
+
+
+def test_flights_program_writes_result_and_plot(mpi_tmp_path: Path) -> None:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        flights_pca_kmeans.main(["--share", "0.002", "--clusters", "3", "--out", str(mpi_tmp_path)])
+    if da.default_mesh().rank == 0:
+        with np.load(mpi_tmp_path / "flights.npz") as result:
+            assert len(result["labels"]) == result["sizes"].sum()
+            assert result["centres"].shape == (3, 3)
+        assert (mpi_tmp_path / "flights.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_heat_equation_is_numpy_to_the_bit() -> None:
+    world = da.default_mesh()
+    mesh = da.init_device_mesh(heat_equation.mesh_shape(world.size))
+    start = heat_equation.start(41)
+    plate = da.distribute_array(start, mesh, [da.Shard(0), da.Shard(1)])
+    result = heat_equation.advance(plate, 6)
+    np.testing.assert_array_equal(np.asarray(result), heat_equation.advance(start.copy(), 6))
+
+
+def test_hello_layout_moves_a_real_array() -> None:
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        hello_layout.main()
+    if da.default_mesh().rank == 0:
+        assert "the values are the same" in output.getvalue()
+    else:
+        assert output.getvalue() == ""
+
+
+@pytest.mark.mpi(min_size=4)
+def test_readme_program_prints_what_the_readme_says() -> None:
+    text = README.read_text()
+    program, shown = re.findall(r"```(?:python|text)\n(.*?)```", text, re.DOTALL)[:2]
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})
+    if da.default_mesh().rank == 0:
+        assert output.getvalue() == shown
+    else:
+        assert output.getvalue() == ""
