@@ -185,11 +185,16 @@ def replicated(mesh: Any, shape: Shape) -> Layout:
     return Layout(mesh, (Replicate(),) * mesh.ndim, shape)
 
 
-def resolve(spec: Spec, layouts: Sequence[Layout]) -> Resolution:
+def resolve(
+    spec: Spec,
+    layouts: Sequence[Layout],
+    work: Callable[[Sequence[Layout]], float] | None = None,
+) -> Resolution:
     """Return the cheapest way to run `spec` on operands of these layouts, all on one mesh.
 
     Inputs that fit as they are stay as they are. Otherwise the redistribution of the inputs, and
-    of a Partial output that it would create, is weighed by `redistribute.estimate`.
+    of a Partial output that it would create, is weighed by `redistribute.estimate`, together with
+    the seconds of the local call that `work(input layouts)` gives.
     """
     mesh = layouts[0].mesh
     per_axis = [_choices(spec, layouts, axis) for axis in range(mesh.ndim)]
@@ -202,6 +207,8 @@ def resolve(spec: Spec, layouts: Sequence[Layout]) -> Resolution:
     for combination in itertools.product(*per_axis):
         for targets, output in _layouts(spec, layouts, combination):
             cost = _cost(layouts, targets, output)
+            if cost and work is not None:
+                cost += work(targets)
             if best is None or cost < best[0]:
                 best = (cost, targets, output)
             if cost == 0.0:

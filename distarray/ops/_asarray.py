@@ -1,0 +1,130 @@
+"""Plain values as distributed arrays: every process has the value already, and nothing is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from distarray.comm import _backend, _memory
+from distarray.core._base import BaseArray
+from distarray.core._dispatch import move
+from distarray.core._policy import permit
+from distarray.errors import ArgumentError
+from distarray.layout import Layout, Placement
+from distarray.layout.box import slices
+from distarray.ops._creation import build, checked_dtype, target_layout, unreduced
+from distarray.ops._reshape import copied
+from distarray.redistribute._execute import redistribute_local
+from distarray.typing import Box, Buffer
+
+
+def asarray(
+    obj: Any,
+    /,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    copy: bool | None = None,
+    mesh: Any = None,
+    placements: Sequence[Placement] | None = None,
+) -> Any:
+    """Return a value as a distributed array.
+
+    Parameters
+    ----------
+    obj : array_like or DistArray
+        A plain value must be the same on every process: each takes its block of it and nothing is
+        sent (for a value that one process has, see `distribute_array`).
+    dtype : data type, optional
+        Default: the value's own.
+    device : str, optional
+        Must be the mesh's.
+    copy : bool, optional
+        False: blocks look at the value's memory; an error where that cannot be. Default: blocks of
+        a plain value are copies, and a DistArray that is as asked for is returned itself.
+    mesh, placements
+        As for `empty`. A DistArray keeps its own, or is redistributed to those given.
+
+    Raises
+    ------
+    DTypeError
+        If the value holds Python objects.
+    ArgumentError
+        If `copy=False` cannot be had.
+    """
+    if isinstance(obj, BaseArray):
+        return _converted(obj, dtype, device, copy, mesh, placements)
+    value = obj if _backend.is_buffer(obj) else _from_python(obj, dtype)
+    kind = checked_dtype(dtype, value.dtype)
+    layout = target_layout(tuple(value.shape), mesh, placements, device)
+    if copy is False and (value.dtype != kind or layout.has_partial or value is not obj):
+        raise ArgumentError(
+            f"asarray of {type(obj).__name__} with copy=False: the blocks of {layout} with dtype "
+            f"{kind} cannot look at its memory; leave copy out"
+        )
+
+    def make(box: Box) -> Buffer:
+        block = value[(*slices(box), ...)]  # an array also where it has no axes
+        if copy is False:
+            return block
+        own = _memory.empty(block.shape, kind, _backend.device_of(block))
+        own[...] = block
+        return own
+
+    return build(layout, kind, make)
+
+
+def _from_python(obj: Any, dtype: Any) -> np.ndarray:
+    try:
+        # NumPy decides what a list of numbers is; the wanted dtype decides how large ones fit.
+        value = np.asarray(obj, None if dtype is None else checked_dtype(dtype))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ArgumentError(
+            f"asarray of {type(obj).__name__}: {error}; pass numbers or nested sequences of equal "
+            "lengths"
+        ) from None
+    checked_dtype(value.dtype)
+    return value
+
+
+def _converted(
+    x: Any,
+    dtype: Any,
+    device: Any,
+    copy: bool | None,
+    mesh: Any,
+    placements: Sequence[Placement] | None,
+) -> Any:
+    """Return a DistArray with the dtype and layout asked for."""
+    layout = x._layout
+    target = layout
+    if mesh is not None or placements is not None:
+        same_mesh = mesh is None or mesh is layout.mesh
+        if placements is None and same_mesh:
+            placements = layout.placements
+        target = target_layout(x.shape, layout.mesh if mesh is None else mesh, placements, device)
+    else:
+        target_layout((), layout.mesh, None, device)  # refuses another device
+    kind = checked_dtype(dtype, x.dtype)
+    if kind == x.dtype and target is layout:
+        return x._new(copied(x._local), layout) if copy else x
+    if copy is False:
+        raise ArgumentError(
+            f"asarray of an array of {x.dtype}, {layout}, as {kind}, {target} with copy=False; "
+            "leave copy out"
+        )
+    block = x._local
+    if kind != x.dtype:
+        if layout.has_partial:  # the values are the reduced ones
+            block, layout = move("asarray", block, layout, unreduced(layout)), unreduced(layout)
+        block = block.astype(kind)
+    return x._new(_moved(block, layout, target), target)
+
+
+def _moved(block: Buffer, layout: Layout, target: Layout) -> Buffer:
+    if layout is target:
+        return block
+    permit("asarray", layout, target, block.dtype)
+    return redistribute_local(block, layout, target)

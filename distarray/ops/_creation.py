@@ -1,0 +1,373 @@
+"""Making arrays: each process builds its own block, never the whole array."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from distarray.comm import _backend, _memory
+from distarray.comm._device_mesh import default_mesh, default_placements
+from distarray.core._base import BaseArray, new_array
+from distarray.core._registry import register_function
+from distarray.errors import ArgumentError, ArgumentTypeError, DeviceError, DTypeError, ShapeError
+from distarray.layout import Layout, Placement, Replicate
+from distarray.redistribute._execute import redistribute_local
+from distarray.typing import Box, Buffer, Shape
+
+DEFAULT_DTYPE = np.dtype(np.float64)
+
+
+def checked_shape(shape: Any) -> Shape:
+    """Return `shape` (an int or a sequence of ints) as a tuple.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it holds something that is not an integer.
+    ShapeError
+        If a size is negative.
+    """
+    try:
+        if isinstance(shape, (tuple, list)):
+            sizes = tuple(operator.index(size) for size in shape)
+        elif hasattr(shape, "__index__"):
+            sizes = (operator.index(shape),)
+        else:
+            sizes = tuple(operator.index(size) for size in shape)
+    except TypeError:
+        raise ArgumentTypeError(
+            f"shape {shape!r} is not an integer or a sequence of integers; pass e.g. (512, 64)"
+        ) from None
+    if any(size < 0 for size in sizes):
+        raise ShapeError(f"shape {sizes} has a negative size; every size must be 0 or more")
+    return sizes
+
+
+def checked_dtype(dtype: Any, default: Any = DEFAULT_DTYPE) -> np.dtype[Any]:
+    """Return `dtype` as a NumPy dtype, `default` for None.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it names no data type.
+    DTypeError
+        If its items are Python objects.
+    """
+    try:
+        found = np.dtype(default if dtype is None else dtype)
+    except TypeError:
+        raise ArgumentTypeError(
+            f"dtype {dtype!r} is not a data type; pass e.g. distarray.float64"
+        ) from None
+    if found.hasobject:
+        raise DTypeError(
+            f"dtype {found} holds Python objects, which cannot be sent as memory; use a numeric, "
+            "boolean, fixed-width string or structured dtype"
+        )
+    return found
+
+
+def target_layout(
+    shape: Shape, mesh: Any, placements: Sequence[Placement] | None, device: Any
+) -> Layout:
+    """Return the layout that creation arguments ask for, with the defaults filled in."""
+    if mesh is None:
+        mesh = default_mesh()
+    if device is not None and not _same_device(device, mesh.device):
+        raise DeviceError(
+            f"device={device!r} is not the mesh's, {mesh.device!r}; leave device out, or pass "
+            f"mesh=init_device_mesh(..., device={device!r})"
+        )
+    if placements is None:
+        placements = default_placements(mesh, len(shape))
+    return Layout(mesh, placements, shape)
+
+
+def _same_device(asked: Any, have: Any) -> bool:
+    if asked is None or have is None or asked == have:
+        return True
+    return str(asked).partition(":")[0] == str(have).partition(":")[0] and ":" not in str(asked)
+
+
+def build(layout: Layout, dtype: np.dtype[Any], make: Callable[[Box], Buffer]) -> Any:
+    """Return the array of `layout` whose block is `make(local_box)` on every process.
+
+    Under `Partial` placements the values lie as after `redistribute` from `Replicate`: the blocks
+    reduce to them. Nothing is sent.
+    """
+    whole = unreduced(layout)
+    box = whole.local_box()
+    if box is None:
+        block = _memory.empty(whole.local_shape(), dtype, layout.mesh.device)
+    else:
+        block = _backend.asarray(make(box), layout.mesh.device)
+    if whole is not layout:
+        block = redistribute_local(block, whole, layout)
+    return new_array(block, layout)
+
+
+def unreduced(layout: Layout) -> Layout:
+    """Return `layout` with `Replicate` in place of every `Partial`."""
+    if not layout.has_partial:
+        return layout
+    return layout.replace(
+        placements=[Replicate() if p.is_partial() else p for p in layout.placements]
+    )
+
+
+def box_shape(box: Box) -> Shape:
+    """Return the sizes of a box."""
+    return tuple(stop - start for start, stop in box)
+
+
+def empty(
+    shape: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    mesh: Any = None,
+    placements: Sequence[Placement] | None = None,
+) -> Any:
+    """Return an array whose values are arbitrary.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        Global shape.
+    dtype : data type, optional
+        Default: float64.
+    device : str, optional
+        Must be the mesh's.
+    mesh : DeviceMesh, optional
+        Default: the default mesh.
+    placements : sequence of Placement, optional
+        One per mesh axis. Default: the first mesh axis shards axis 0, the others replicate.
+
+    Returns
+    -------
+    DistArray
+
+    Raises
+    ------
+    ShapeError
+        If a size is negative.
+    PlacementError
+        If the placements do not fit the mesh or the shape.
+    """
+    layout = target_layout(checked_shape(shape), mesh, placements, device)
+    return _empty(layout, checked_dtype(dtype))
+
+
+def _empty(layout: Layout, dtype: np.dtype[Any]) -> Any:
+    return new_array(_memory.empty(layout.local_shape(), dtype, layout.mesh.device), layout)
+
+
+def zeros(
+    shape: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    mesh: Any = None,
+    placements: Sequence[Placement] | None = None,
+) -> Any:
+    """Return an array of zeros; the parameters are those of `empty`."""
+    layout = target_layout(checked_shape(shape), mesh, placements, device)
+    return _zeros(layout, checked_dtype(dtype))
+
+
+def _zeros(layout: Layout, dtype: np.dtype[Any]) -> Any:
+    device = layout.mesh.device
+    return build(layout, dtype, lambda box: _memory.zeros(box_shape(box), dtype, device))
+
+
+def ones(
+    shape: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    mesh: Any = None,
+    placements: Sequence[Placement] | None = None,
+) -> Any:
+    """Return an array of ones; the parameters are those of `empty`."""
+    layout = target_layout(checked_shape(shape), mesh, placements, device)
+    return _filled(layout, checked_dtype(dtype), 1)
+
+
+def full(
+    shape: Any,
+    fill_value: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    mesh: Any = None,
+    placements: Sequence[Placement] | None = None,
+) -> Any:
+    """Return an array filled with one value.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        Global shape.
+    fill_value : scalar
+        The same on every process.
+    dtype : data type, optional
+        Default: the value's own, as NumPy finds it.
+    device, mesh, placements
+        As for `empty`.
+
+    Raises
+    ------
+    ArgumentError
+        If `fill_value` is not a scalar.
+    """
+    sizes = checked_shape(shape)
+    value = as_scalar(fill_value)
+    kind = checked_dtype(dtype, value.dtype)
+    return _filled(target_layout(sizes, mesh, placements, device), kind, fill_value)
+
+
+def as_scalar(value: Any) -> Any:
+    """Return a scalar argument as a 0-d NumPy array.
+
+    Raises
+    ------
+    ArgumentError
+        If it has axes.
+    """
+    array = np.asarray(value)
+    if array.ndim:
+        raise ArgumentError(
+            f"fill_value has shape {array.shape}, but must be a scalar; use "
+            "distribute_array or broadcast_to for a value with axes"
+        )
+    return array
+
+
+def _filled(layout: Layout, dtype: np.dtype[Any], value: Any) -> Any:
+    # Converted once, before any block exists: a value out of range fails on every rank alike.
+    item = np.empty((), dtype)
+    item[...] = value if not isinstance(value, BaseArray) else np.asarray(value)
+
+    def make(box: Box) -> Buffer:
+        block = _memory.empty(box_shape(box), dtype, layout.mesh.device)
+        block[...] = item if _backend.is_numpy(block) else item.item()
+        return block
+
+    return build(layout, dtype, make)
+
+
+def _like(
+    x: BaseArray, shape: Any, mesh: Any, placements: Sequence[Placement] | None, device: Any
+) -> Layout:
+    """Return the layout of a `*_like` result: the model's own where nothing else is asked."""
+    if not isinstance(x, BaseArray):
+        sizes = np.shape(x) if shape is None else checked_shape(shape)
+        return target_layout(sizes, mesh, placements, device)
+    sizes = x.shape if shape is None else checked_shape(shape)
+    if mesh is None and placements is None and device is None and sizes == x.shape:
+        return unreduced(x.layout)
+    same_mesh = mesh is None or mesh is x.layout.mesh
+    if placements is None and same_mesh and len(sizes) == x.ndim:
+        placements = unreduced(x.layout).placements
+    return target_layout(sizes, x.layout.mesh if mesh is None else mesh, placements, device)
+
+
+def _dtype_like(x: Any, dtype: Any) -> np.dtype[Any]:
+    own = x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
+    return checked_dtype(dtype, own)
+
+
+def empty_like(
+    x: Any,
+    /,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    shape: Any = None,
+    mesh: Any = None,
+    placements: Sequence[Placement] | None = None,
+) -> Any:
+    """Return an array of arbitrary values with the shape, dtype and layout of another.
+
+    Parameters
+    ----------
+    x : DistArray
+        The model. Where it is `Partial`, the result is `Replicate`.
+    dtype : data type, optional
+        Default: the model's.
+    shape : int or sequence of int, optional
+        Default: the model's.
+    device, mesh, placements
+        As for `empty`; default: the model's.
+    """
+    return _empty(_like(x, shape, mesh, placements, device), _dtype_like(x, dtype))
+
+
+def zeros_like(
+    x: Any,
+    /,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    shape: Any = None,
+    mesh: Any = None,
+    placements: Sequence[Placement] | None = None,
+) -> Any:
+    """Return zeros with the shape, dtype and layout of another array; see `empty_like`."""
+    return _zeros(_like(x, shape, mesh, placements, device), _dtype_like(x, dtype))
+
+
+def ones_like(
+    x: Any,
+    /,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    shape: Any = None,
+    mesh: Any = None,
+    placements: Sequence[Placement] | None = None,
+) -> Any:
+    """Return ones with the shape, dtype and layout of another array; see `empty_like`."""
+    return _filled(_like(x, shape, mesh, placements, device), _dtype_like(x, dtype), 1)
+
+
+def full_like(
+    x: Any,
+    /,
+    fill_value: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    shape: Any = None,
+    mesh: Any = None,
+    placements: Sequence[Placement] | None = None,
+) -> Any:
+    """Return one value everywhere, with the shape, dtype and layout of another array."""
+    as_scalar(fill_value)
+    layout = _like(x, shape, mesh, placements, device)
+    return _filled(layout, _dtype_like(x, dtype), fill_value)
+
+
+def _as_numpy(like: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `*_like` function that takes NumPy's arguments (memory order says nothing here)."""
+
+    def call(x: Any, *args: Any, order: str = "K", subok: bool = True, **options: Any) -> Any:
+        del order, subok
+        if like is full_like:
+            fill_value, *args = args if args else (options.pop("fill_value"),)
+            args = [fill_value, *args]
+        given = 1 if like is full_like else 0
+        if len(args) > given:
+            options["dtype"] = args[given]
+        return like(x, *args[:given], **options)
+
+    return call
+
+
+register_function(np.empty_like)(_as_numpy(empty_like))
+register_function(np.zeros_like)(_as_numpy(zeros_like))
+register_function(np.ones_like)(_as_numpy(ones_like))
+register_function(np.full_like)(_as_numpy(full_like))

@@ -1,0 +1,124 @@
+"""Einstein's summation over operands of any layout, by subscripts in a string."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from distarray.core._registry import register_function
+from distarray.core._spec import Letters
+from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
+from distarray.ops._contraction import Contraction, Subscripts
+from distarray.typing import Shape
+
+
+def _parsed(subscripts: str) -> tuple[tuple[str, ...], str]:
+    """Return the letters of every operand and of the result.
+
+    Raises
+    ------
+    ArgumentError
+        If the string is not one.
+    """
+    left, arrow, right = subscripts.replace(" ", "").partition("->")
+    inputs = tuple(left.split(","))
+    if not arrow:
+        counts = Counter(letter for operand in inputs for letter in operand)
+        right = "".join(sorted(letter for letter, n in counts.items() if n == 1))
+    for letters in (*inputs, right):
+        if not all(letter.isascii() and letter.isalpha() for letter in letters):
+            raise ArgumentError(
+                f"einsum got subscripts {subscripts!r}; they are letters for axes, such as "
+                '"ij,jk->ik" (no "...": name every axis)'
+            )
+        if len(set(letters)) != len(letters):
+            raise ArgumentError(
+                f"einsum got subscripts {subscripts!r}, in which an operand or the result has a "
+                "letter twice; take the diagonal first"
+            )
+    unknown = set(right) - set("".join(inputs))
+    if unknown:
+        raise ArgumentError(
+            f"einsum got subscripts {subscripts!r}: no operand has the letters {sorted(unknown)} "
+            "of the result"
+        )
+    return inputs, right
+
+
+def _letters(shapes: Sequence[Shape], subscripts: str) -> Subscripts:
+    inputs, right = _parsed(subscripts)
+    if len(inputs) != len(shapes):
+        raise ArgumentError(
+            f"einsum got {len(shapes)} operands and subscripts for {len(inputs)} ({subscripts!r})"
+        )
+    sizes: dict[str, int] = {}
+    for letters, shape in zip(inputs, shapes, strict=True):
+        if len(letters) != len(shape):
+            raise ShapeError(
+                f"einsum got an operand of shape {shape} for the subscripts {letters!r}; every "
+                "axis needs a letter"
+            )
+        for letter, size in zip(letters, shape, strict=True):
+            known = sizes.get(letter, 1)
+            if 1 not in (known, size) and known != size:
+                raise ShapeError(
+                    f"einsum {subscripts!r} got lengths {known} and {size} for {letter!r}; they "
+                    "must be equal or 1"
+                )
+            sizes[letter] = size if known == 1 else known
+    numbered: list[Letters] = [
+        tuple(ord(x) if n == sizes[x] else None for x, n in zip(letters, shape, strict=True))
+        for letters, shape in zip(inputs, shapes, strict=True)
+    ]
+    return tuple(numbered), tuple(map(ord, right))
+
+
+def _local(*arguments: Any) -> Any:
+    *blocks, subscripts = arguments
+    return np.einsum(subscripts, *blocks, optimize=True)
+
+
+_einsum = Contraction("einsum", _letters, _local)
+
+
+def einsum(subscripts: str, /, *operands: Any) -> Any:
+    """Return the sum of products of operands over the letters that the result lacks.
+
+    Parameters
+    ----------
+    subscripts : str
+        Letters of the axes of each operand, and after "->" those of the result; without it, the
+        letters that appear once, in alphabetical order. A letter once per operand.
+    *operands : DistArray or array
+        At least one distributed. Plain arrays must be the same on every process.
+
+    Returns
+    -------
+    DistArray
+        Cut along the letters that the operands are cut along; `Partial("sum")` where a summed
+        letter is cut.
+
+    Raises
+    ------
+    ArgumentError
+        If the subscripts cannot be read or do not fit the operands.
+    ShapeError
+        If lengths differ.
+    """
+    if not isinstance(subscripts, str):
+        raise ArgumentTypeError(
+            f"einsum got {type(subscripts).__name__} first; it takes a string of subscripts, such "
+            'as "ij,jk->ik", then the operands'
+        )
+    return _einsum.run(operands, subscripts)
+
+
+def _numpy_einsum(subscripts: Any, *operands: Any, optimize: Any = False) -> Any:
+    del optimize  # every block is contracted in the order that NumPy finds cheapest
+    return einsum(subscripts, *operands)
+
+
+register_function(np.einsum)(_numpy_einsum)

@@ -1,0 +1,357 @@
+"""Putting arrays side by side, and repeating or shifting the items of one.
+
+Along an uncut axis each process joins its own blocks. Along a cut axis the result is cut by the
+default split, and every part is redistributed to where it belongs there: one exchange per part.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from distarray.comm import _backend, _memory
+from distarray.core._base import BaseArray
+from distarray.core._dispatch import move
+from distarray.core._dtypes import keeps_sums
+from distarray.core._operands import lifted_layouts, plain
+from distarray.core._policy import permit
+from distarray.core._registry import register_function
+from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
+from distarray.layout import Layout, dimmap
+from distarray.ops._creation import checked_dtype, unreduced
+from distarray.ops._items import getitem, outside
+from distarray.ops._relabel import carry
+from distarray.ops._reshape import reshape
+from distarray.ops._selection import select
+from distarray.ops._shape import checked, expand_dims
+from distarray.redistribute import estimate
+from distarray.redistribute._execute import redistribute_local
+from distarray.typing import Axes, Buffer, Shape
+
+Part = tuple[Buffer, Layout]
+
+
+def concat(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: Any = None) -> Any:
+    """Join arrays along an axis that they have.
+
+    Parameters
+    ----------
+    arrays : sequence of DistArray or array
+        Equal in shape but for `axis`; of any layouts. Plain arrays must be the same on every
+        process.
+    axis : int or None
+        None joins the arrays in flat order.
+    dtype : data type, optional
+        Default: that to which all promote.
+
+    Returns
+    -------
+    DistArray
+        Cut as one of the arrays is, the one for which least has to move; along `axis`, by the
+        default split.
+
+    Raises
+    ------
+    ShapeError
+        If there is no array, or the shapes do not fit.
+    AxisError
+        If there is no such axis.
+    ArgumentTypeError
+        If none of them is distributed.
+    """
+    given = [x if isinstance(x, BaseArray) else plain("concat", x) for x in arrays]
+    if not given:
+        raise ShapeError("concat got no arrays; pass at least one")
+    first = checked("concat", next((x for x in given if isinstance(x, BaseArray)), given[0]))
+    if axis is None:
+        given = [reshape(x, (-1,)) if isinstance(x, BaseArray) else np.ravel(x) for x in given]
+        axis = 0
+    shapes = [x.shape if isinstance(x, BaseArray) else np.shape(x) for x in given]
+    (along,) = dimmap.checked_axes(axis, len(shapes[0]))
+    shape = joined_shape(shapes, along)
+    if dtype is None:
+        dtype = np.result_type(*[x.dtype if isinstance(x, BaseArray) else x for x in given])
+    dtype = checked_dtype(dtype)
+    layouts = lifted_layouts(
+        "concat",
+        [x._layout if isinstance(x, BaseArray) else n for x, n in zip(given, shapes, strict=True)],
+    )
+    blocks = [x._local if isinstance(x, BaseArray) else np.asarray(x) for x in given]
+    pairs = zip(blocks, layouts, strict=True)
+    parts = [promoted("concat", block, layout, dtype) for block, layout in pairs]
+    output, targets = cheapest([layout for _, layout in parts], along, shape)
+    for (block, layout), target in zip(parts, targets, strict=True):
+        permit("concat", layout, target, block.dtype)
+    moved = [
+        redistribute_local(block, layout, target)
+        for (block, layout), target in zip(parts, targets, strict=True)
+    ]
+    if output.mesh.coordinate is None:
+        return first._new(outside(output, moved[0]), output)
+    out = _memory.empty(output.local_shape(), dtype, output.mesh.device)
+    # A part's block lies next to that of the part before it, whether or not the axis is cut.
+    start = 0
+    for block in moved:
+        stop = start + block.shape[along]
+        out[(*(slice(None),) * along, slice(start, stop))] = block
+        start = stop
+    return first._new(out, output)
+
+
+def cheapest(layouts: Sequence[Layout], axis: int, shape: Shape) -> tuple[Layout, list[Layout]]:
+    """Return the layout of joined arrays, and what each of them must have for it.
+
+    Of the layouts that the arrays have, that for which least has to move.
+    """
+    alike = len({layout.placements for layout in layouts}) == 1
+    models = dict.fromkeys(layouts if alike else map(unreduced, layouts))
+    best: tuple[float, Layout, list[Layout]] | None = None
+    for model in models:
+        output = resized(model, axis, shape[axis])
+        targets, start = [], 0
+        for layout in layouts:
+            stop = start + layout.shape[axis]
+            key = (*(slice(None),) * axis, slice(start, stop))
+            targets.append(select(output, key).kept)
+            start = stop
+        seconds = sum(
+            estimate(layout, target, 8)
+            for layout, target in zip(layouts, targets, strict=True)
+            if layout is not target
+        )
+        if best is None or seconds < best[0]:
+            best = seconds, output, targets
+    assert best is not None  # there is at least one array
+    return best[1], best[2]
+
+
+def joined_shape(shapes: Sequence[Shape], axis: int) -> Shape:
+    """Return the shape of arrays of these shapes joined along an axis.
+
+    Raises
+    ------
+    ShapeError
+        If they differ elsewhere.
+    """
+    first = shapes[0]
+    for shape in shapes:
+        if len(shape) != len(first) or any(
+            a != b for i, (a, b) in enumerate(zip(first, shape, strict=True)) if i != axis
+        ):
+            raise ShapeError(
+                f"joining along axis {axis} got shapes {tuple(shapes)}; they must be equal but for "
+                "that axis"
+            )
+    return (*first[:axis], sum(shape[axis] for shape in shapes), *first[axis + 1 :])
+
+
+def resized(layout: Layout, axis: int, size: int) -> Layout:
+    """Return the layout with one axis of another length, cut by the default split if it is cut."""
+    shape = (*layout.shape[:axis], size, *layout.shape[axis + 1 :])
+    boundaries = {a: o for a, o in (layout.boundaries or {}).items() if a != axis}
+    return layout.replace(shape=shape, boundaries=boundaries or None)
+
+
+def promoted(name: str, block: Buffer, layout: Layout, dtype: Any) -> Part:
+    """Return an array cast to `dtype`, reduced first where the cast would alter sums."""
+    if block.dtype == dtype:
+        return block, layout
+    sums = all(layout.placements[m].is_partial("sum") for m in layout.partial_axes)
+    if layout.has_partial and not (sums and keeps_sums(block.dtype, dtype)):
+        whole = unreduced(layout)
+        block, layout = move(name, block, layout, whole), whole
+    return block.astype(dtype), layout
+
+
+def stack(arrays: Sequence[Any], /, axis: int = 0) -> Any:
+    """Join arrays of one shape along a new axis.
+
+    Raises
+    ------
+    ShapeError
+        If there is no array, or the shapes differ.
+    AxisError
+        If the result has no such axis.
+    """
+    given = [x if isinstance(x, BaseArray) else np.asarray(x) for x in arrays]
+    shapes = [tuple(x.shape) for x in given]
+    if len(set(shapes)) != 1:
+        raise ShapeError(f"stack got shapes {tuple(shapes)}; pass arrays of one shape")
+    wide = [
+        expand_dims(x, axis) if isinstance(x, BaseArray) else np.expand_dims(x, axis) for x in given
+    ]
+    return concat(wide, axis)
+
+
+def unstack(x: Any, /, axis: int = 0) -> tuple[Any, ...]:
+    """Return the items along an axis as arrays without that axis; see indexing for their layout.
+
+    Raises
+    ------
+    AxisError
+        If there is no such axis.
+    """
+    (along,) = dimmap.checked_axes(axis, checked("unstack", x).ndim)
+    before = (slice(None),) * along
+    return tuple(getitem(x, (*before, i)) for i in range(x.shape[along]))
+
+
+def roll(x: Any, /, shift: int | Sequence[int], axis: Axes = None) -> Any:
+    """Return the array with its items shifted along some axes, those at the end coming first.
+
+    Parameters
+    ----------
+    x : DistArray
+    shift : int or sequence of int
+        How far, for each axis.
+    axis : int, sequence of int or None
+        None shifts the items in flat order.
+
+    Returns
+    -------
+    DistArray
+        With the layout of `x`.
+
+    Raises
+    ------
+    ArgumentError
+        If there are several shifts and not as many axes.
+    AxisError
+        If there is no such axis.
+    """
+    checked("roll", x)
+    if axis is None:
+        if not isinstance(shift, int) and not hasattr(shift, "__index__"):
+            shift = sum(shift)
+        return reshape(roll(reshape(x, (-1,)), shift, 0), x.shape)
+    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
+    shifts = shift if isinstance(shift, (tuple, list)) else (shift,) * len(axes)
+    if len(shifts) == len(axes):
+        pass
+    elif len(axes) == 1:
+        axes = (axes[0],) * len(shifts)
+    else:
+        raise ArgumentError(
+            f"roll got {len(shifts)} shifts for {len(axes)} axes; pass as many, or one"
+        )
+    for by, one in zip(shifts, axes, strict=True):
+        x = _rolled(x, operator.index(by), dimmap.checked_axes(one, x.ndim)[0])
+    return x
+
+
+def _rolled(x: Any, shift: int, axis: int) -> Any:
+    layout, size = x._layout, x.shape[axis]
+    shift = shift % size if size else 0
+    if not layout.sharding_axes(axis):
+        if layout.mesh.coordinate is None:
+            return x._new(outside(layout, x._local), layout)
+        return x._new(_backend.namespace_of(x._local).roll(x._local, shift, axis), layout)
+    before = (slice(None),) * axis
+    parts = [
+        getitem(x, (*before, part)) for part in (slice(size - shift, size), slice(size - shift))
+    ]
+    keys = [(*before, slice(shift)), (*before, slice(shift, size))]
+    targets = [select(layout, key) for key in keys]
+    for part, target in zip(parts, targets, strict=True):
+        permit("roll", part._layout, target.kept, x.dtype)
+    out = _memory.empty(layout.local_shape(), x.dtype, layout.mesh.device)
+    for part, target in zip(parts, targets, strict=True):
+        if layout.mesh.coordinate is not None:
+            out[target.key] = redistribute_local(part._local, part._layout, target.kept)
+    return x._new(out, layout)
+
+
+def repeat(x: Any, /, repeats: Any, axis: int | None = None) -> Any:
+    """Return the array with every item repeated along an axis; nothing is sent.
+
+    Parameters
+    ----------
+    x : DistArray
+    repeats : int or 1-d array of int
+        How often; one for all items, or one for each. The same on every process.
+    axis : int or None
+        None repeats the items in flat order.
+
+    Returns
+    -------
+    DistArray
+        Along a cut axis the copies stay where the item is, and the boundaries follow.
+
+    Raises
+    ------
+    ArgumentError
+        If a number is negative, or there is not one for each item.
+    AxisError
+        If there is no such axis.
+    """
+    if axis is None:
+        return repeat(reshape(checked("repeat", x), (-1,)), repeats, axis=0)
+    layout = checked("repeat", x)._layout
+    (along,) = dimmap.checked_axes(axis, layout.ndim)
+    size = layout.shape[along]
+    counts = np.asarray(repeats)
+    if counts.dtype.kind not in "iu" or counts.ndim > 1 or counts.size not in (1, size):
+        raise ArgumentError(
+            f"repeat got repeats={repeats!r}; pass an integer, or one for each of the {size} items "
+            f"of axis {along}"
+        )
+    if (counts < 0).any():
+        raise ArgumentError(f"repeat got repeats={repeats!r}; numbers must be 0 or more")
+    counts = np.broadcast_to(counts.reshape(-1), (size,))
+    ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    shape = (*layout.shape[:along], int(ends[-1]), *layout.shape[along + 1 :])
+    offsets = None
+    if layout.sharding_axes(along):
+        offsets = {along: tuple(ends[list(layout.partition(along).offsets)].tolist())}
+    after = carry(layout, shape, {a: a for a in range(layout.ndim)}, offsets)
+    box = layout.local_box()
+    if box is None:
+        return x._new(outside(after, x._local), after)
+    own = counts[box[along][0] : box[along][1]]
+    return x._new(_backend.namespace_of(x._local).repeat(x._local, own, along), after)
+
+
+def tile(x: Any, /, reps: int | Sequence[int]) -> Any:
+    """Return the array put side by side with itself along its axes.
+
+    Parameters
+    ----------
+    x : DistArray
+    reps : int or sequence of int
+        How often along each axis, counted from the last; further ones make new axes.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If a number is not an integer.
+    ArgumentError
+        If a number is negative.
+    """
+    checked("tile", x)
+    listed = (reps,) if hasattr(reps, "__index__") else tuple(reps)
+    try:
+        times = tuple(operator.index(n) for n in listed)
+    except TypeError:
+        raise ArgumentTypeError(f"tile got {reps!r}; pass integers") from None
+    if any(n < 0 for n in times):
+        raise ArgumentError(f"tile got {times}; numbers must be 0 or more")
+    if len(times) > x.ndim:
+        x = expand_dims(x, tuple(range(len(times) - x.ndim)))
+    times = (1,) * (x.ndim - len(times)) + times
+    for axis, n in enumerate(times):
+        if n == 0:
+            x = getitem(x, (*(slice(None),) * axis, slice(0)))
+        elif n > 1:
+            x = concat([x] * n, axis=axis)
+    return x
+
+
+register_function(np.concatenate)(concat)
+register_function(np.stack)(stack)
+register_function(np.unstack)(unstack)
+register_function(np.roll)(roll)
+register_function(np.repeat)(repeat)
+register_function(np.tile)(tile)

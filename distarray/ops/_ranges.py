@@ -1,0 +1,271 @@
+"""Arrays whose values follow from the index: arange, linspace, eye, tri masks.
+
+A process computes its own block from the global index, with the same operations in the same order
+as NumPy, so that the values are bitwise NumPy's for every split.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from distarray.comm import _memory
+from distarray.core._base import BaseArray
+from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
+from distarray.layout import Placement
+from distarray.ops._creation import box_shape, build, checked_dtype, target_layout
+from distarray.typing import Box, Buffer
+
+_REAL = (int, float, np.integer, np.floating, np.bool_)
+
+
+def _number(function: str, name: str, value: Any) -> Any:
+    if isinstance(value, (BaseArray, np.ndarray)):
+        if value.ndim:
+            raise ArgumentTypeError(
+                f"{function} got {name} with shape {tuple(value.shape)}; it must be one number"
+            )
+        value = np.asarray(value)[()]
+    if not isinstance(value, _REAL):
+        raise ArgumentTypeError(
+            f"{function} got {name}={value!r} of type {type(value).__name__}; it must be a real "
+            "number"
+        )
+    return value
+
+
+def arange(
+    start: Any,
+    /,
+    stop: Any = None,
+    step: Any = 1,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    mesh: Any = None,
+    placements: Sequence[Placement] | None = None,
+) -> Any:
+    """Return evenly spaced values in the half-open interval [start, stop).
+
+    Parameters
+    ----------
+    start : number
+        First value; the end if `stop` is left out, and the first is then 0.
+    stop : number, optional
+        End of the interval, not included.
+    step : number
+        Distance of neighbours; not 0.
+    dtype : data type, optional
+        Default: NumPy's for these numbers.
+    device, mesh, placements
+        As for `empty`.
+
+    Returns
+    -------
+    DistArray
+        Of shape `(ceil((stop - start) / step),)`; bitwise `numpy.arange`'s values.
+
+    Raises
+    ------
+    ArgumentError
+        If `step` is 0, or the length is not finite.
+    """
+    if stop is None:
+        start, stop = 0, start
+    first = _number("arange", "start", start)
+    last = _number("arange", "stop", stop)
+    by = _number("arange", "step", step)
+    kind = checked_dtype(dtype, _range_dtype(first, last, by))
+    if kind.kind not in "iufc" and not (kind.kind == "b" and _length(first, last, by) <= 2):
+        raise DTypeError(f"arange cannot count in dtype {kind}; use an integer or floating dtype")
+    length = _length(first, last, by)
+    head = np.empty(min(2, length), kind)
+    head[:1] = first
+    head[1:] = first + by
+    layout = target_layout((length,), mesh, placements, device)
+    return build(layout, kind, lambda box: _counted(head, *box[0]))
+
+
+def _range_dtype(*values: Any) -> np.dtype[Any]:
+    """Return the dtype of `numpy.arange(*values)`: at least the default integer."""
+    return np.result_type(np.dtype(np.int_), *(np.asarray(value).dtype for value in values))
+
+
+def _length(start: Any, stop: Any, step: Any) -> int:
+    if step == 0:
+        raise ArgumentError(f"arange({start}, {stop}, {step}) has step 0; pass a step that is not")
+    steps = (stop - start) / step
+    if not math.isfinite(steps):
+        raise ArgumentError(
+            f"arange({start}, {stop}, {step}) has no finite length; all three must be finite"
+        )
+    return max(0, math.ceil(steps))
+
+
+def _counted(head: Buffer, start: int, stop: int) -> Buffer:
+    """Return items `start` to `stop` of the sequence that begins with `head`, as NumPy fills it.
+
+    NumPy writes the first two items and goes on with `first + i * (second - first)` in the dtype's
+    own arithmetic: in single precision for half floats, part by part for complex numbers.
+    """
+    if head.dtype.kind == "c":
+        block = _memory.empty((stop - start,), head.dtype)
+        block.real = _counted(head.real.copy(), start, stop)
+        block.imag = _counted(head.imag.copy(), start, stop)
+        return block
+    if head.dtype == np.float16:
+        wide = _line(head.astype(np.float32), start, stop)
+        block = wide.astype(np.float16)
+    else:
+        block = _line(head, start, stop)
+    for i in range(start, min(stop, len(head))):
+        block[i - start] = head[i]
+    return block
+
+
+def _line(head: Buffer, start: int, stop: int) -> Buffer:
+    block = _memory.empty((stop - start,), head.dtype)
+    block[...] = np.arange(start, stop)
+    if len(head) > 1 and head.dtype.kind != "b":
+        with np.errstate(over="ignore", invalid="ignore"):
+            block *= head[1] - head[0]
+            block += head[0]
+    return block
+
+
+def linspace(
+    start: Any,
+    stop: Any,
+    /,
+    num: int = 50,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    endpoint: bool = True,
+    retstep: bool = False,
+    mesh: Any = None,
+    placements: Sequence[Placement] | None = None,
+) -> Any:
+    """Return evenly spaced values over an interval.
+
+    Parameters
+    ----------
+    start, stop : number
+        Ends of the interval; may be complex.
+    num : int
+        How many values.
+    dtype : data type, optional
+        Default: NumPy's floating dtype for these numbers. Integers are rounded down.
+    endpoint : bool
+        Whether `stop` is the last value.
+    retstep : bool
+        Return `(values, step)`.
+    device, mesh, placements
+        As for `empty`.
+
+    Returns
+    -------
+    DistArray
+        Of shape `(num,)`; bitwise `numpy.linspace`'s values.
+
+    Raises
+    ------
+    ArgumentError
+        If `num` is negative.
+    """
+    ends = [_end("start", start), _end("stop", stop)]
+    try:
+        num = operator.index(num)
+    except TypeError:
+        raise ArgumentTypeError(f"linspace got num={num!r}; it must be an integer") from None
+    if num < 0:
+        raise ArgumentError(f"linspace got num={num}; it must be 0 or more")
+    divisions = num - 1 if endpoint else num
+    # Two values at the same ends: NumPy's own choice of dtype, and checks of the arguments.
+    own = np.linspace(*ends, 2, endpoint=endpoint).dtype
+    kind = checked_dtype(dtype, own)
+    first, last = (np.asarray(end) for end in ends)
+    delta = np.subtract(last, first, dtype=type(own))
+    step = delta / divisions if divisions > 0 else np.nan
+    layout = target_layout((num,), mesh, placements, device)
+
+    def make(box: Box) -> Buffer:
+        begin, end = box[0]
+        values = _memory.empty((end - begin,), own)
+        values[...] = np.arange(begin, end)
+        if divisions > 0 and step == 0:  # the interval is so short that the step underflows
+            values /= divisions
+            values *= delta
+        else:
+            values *= step if divisions > 0 else delta
+        values += first
+        if endpoint and begin < num == end and num > 1:
+            values[-1] = last
+        if np.issubdtype(kind, np.integer):
+            np.floor(values, out=values)
+        return values.astype(kind, copy=False)
+
+    result = build(layout, kind, make)
+    return (result, step) if retstep else result
+
+
+def _end(name: str, value: Any) -> Any:
+    if isinstance(value, (complex, np.complexfloating)):
+        return value
+    return _number("linspace", name, value)
+
+
+def eye(
+    n_rows: int,
+    n_cols: int | None = None,
+    /,
+    *,
+    k: int = 0,
+    dtype: Any = None,
+    device: Any = None,
+    mesh: Any = None,
+    placements: Sequence[Placement] | None = None,
+) -> Any:
+    """Return a matrix with ones on diagonal `k` and zeros elsewhere.
+
+    Parameters
+    ----------
+    n_rows, n_cols : int
+        Global shape; square if `n_cols` is left out.
+    k : int
+        Which diagonal: above the main one if positive.
+    dtype : data type, optional
+        Default: float64.
+    device, mesh, placements
+        As for `empty`.
+
+    Raises
+    ------
+    ShapeError
+        If a size is negative.
+    """
+    try:
+        rows = operator.index(n_rows)
+        columns = rows if n_cols is None else operator.index(n_cols)
+        diagonal = operator.index(k)
+    except TypeError:
+        raise ArgumentTypeError(
+            f"eye({n_rows!r}, {n_cols!r}, k={k!r}): all three must be integers"
+        ) from None
+    if rows < 0 or columns < 0:
+        raise ShapeError(f"eye({rows}, {columns}) has a negative size; pass 0 or more")
+    kind = checked_dtype(dtype)
+    layout = target_layout((rows, columns), mesh, placements, device)
+
+    def make(box: Box) -> Buffer:
+        block = _memory.zeros(box_shape(box), kind)
+        (top, bottom), (left, right) = box
+        i = np.arange(max(top, left - diagonal), min(bottom, right - diagonal))
+        block[i - top, i + diagonal - left] = 1
+        return block
+
+    return build(layout, kind, make)

@@ -1,0 +1,108 @@
+"""Layouts of results whose items stay with their process while axes come, go or are cut anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from distarray.layout import Layout, Replicate, Shard
+from distarray.typing import Shape
+
+Offsets = tuple[int, ...]
+
+
+def carry(
+    layout: Layout,
+    shape: Shape,
+    axes: Mapping[int, int],
+    offsets: Mapping[int, Offsets] | None = None,
+) -> Layout:
+    """Return the layout of `shape` in which axis `axes[a]` is cut as axis `a` was.
+
+    Parameters
+    ----------
+    layout : Layout
+        Before.
+    shape : tuple of int
+        Global shape after.
+    axes : mapping
+        New axis of every old axis that lives on; a cut axis that does not becomes replicated.
+    offsets : mapping, optional
+        New offsets of a cut, by new axis. Without them an axis keeps its explicit boundaries.
+    """
+    placements = []
+    for placement in layout.placements:
+        if type(placement) is Shard:
+            placement = Shard(axes[placement.axis]) if placement.axis in axes else Replicate()
+        placements.append(placement)
+    boundaries = dict(offsets or {})
+    for axis, old in (layout.boundaries or {}).items():
+        if axis in axes and axes[axis] not in boundaries:
+            boundaries[axes[axis]] = old
+    return Layout(
+        layout.mesh,
+        placements,
+        shape,
+        shard_order=layout.shard_order,
+        boundaries=boundaries or None,
+    )
+
+
+def transposed(layout: Layout, axes: Sequence[int]) -> Layout:
+    """Return the layout whose axis i is axis `axes[i]` of another."""
+    shape = tuple(layout.shape[axis] for axis in axes)
+    return carry(layout, shape, {axis: i for i, axis in enumerate(axes)})
+
+
+def whole_along(layout: Layout, axes: Sequence[int]) -> Layout:
+    """Return the layout in which none of some axes is cut: their mesh axes replicate."""
+    cutting = {m for axis in axes for m in layout.sharding_axes(axis)}
+    if not cutting:
+        return layout
+    placements = [Replicate() if m in cutting else p for m, p in enumerate(layout.placements)]
+    boundaries = {a: o for a, o in (layout.boundaries or {}).items() if a not in axes}
+    return layout.replace(placements=placements, boundaries=boundaries or None)
+
+
+def recut(
+    layout: Layout,
+    axes: range,
+    sizes: Shape,
+    place: int,
+    mesh_axes: tuple[int, ...],
+    offsets: Offsets,
+) -> Layout:
+    """Return `layout` with consecutive axes replaced by others, one of which is cut.
+
+    Parameters
+    ----------
+    layout : Layout
+        Before.
+    axes : range
+        The axes that go; the mesh axes that cut them become free.
+    sizes : tuple of int
+        The axes that come.
+    place : int
+        Which of those is cut, counted from the first of them.
+    mesh_axes, offsets : tuple of int
+        How it is cut: mesh axes, first cut first, and the offsets of the blocks.
+    """
+    shift = len(sizes) - len(axes)
+    places = {
+        axis: axis if axis < axes.start else axis + shift
+        for axis in range(layout.ndim)
+        if axis not in axes
+    }
+    shape = (*layout.shape[: axes.start], *sizes, *layout.shape[axes.stop :])
+    free = carry(whole_along(layout, axes), shape, places)
+    placements = list(free.placements)
+    for mesh_axis in mesh_axes:
+        placements[mesh_axis] = Shard(axes.start + place)
+    cuts = [free.sharding_axes(axis) for axis in range(free.ndim)]
+    cuts[axes.start + place] = mesh_axes
+    return Layout(
+        free.mesh,
+        placements,
+        shape,
+        shard_order=[mesh_axis for cut in cuts for mesh_axis in cut],
+        boundaries={**(free.boundaries or {}), axes.start + place: offsets},
+    )

@@ -1,0 +1,337 @@
+"""Functions that rename, add, drop or widen axes: each process does it to its own block.
+
+What every function does to the axes is a `DimMap`; the layout of the result follows from it. Only
+a cut axis that the result cannot have any more (one of length 1 that is dropped or widened) takes
+communication. `Partial` arrays stay so: no item changes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from distarray.core._base import BaseArray
+from distarray.core._dispatch import move, remember
+from distarray.core._registry import register_function
+from distarray.errors import ArgumentTypeError, AxisError, ShapeError
+from distarray.layout import DimMap, Layout, Replicate, dimmap, propagate
+from distarray.ops._creation import checked_shape
+from distarray.ops._items import flipped, outside
+from distarray.ops._reshape import copied, reshape
+from distarray.typing import Axes, Buffer, Shape
+
+Local = Callable[[Buffer], Buffer]
+
+
+class _Resolved:
+    """What a shape function does to arrays of one layout on this process."""
+
+    __slots__ = ("inside", "local", "output", "required", "still")
+
+    def __init__(self, layout: Layout, change: DimMap, local: Callable[[Layout], Local]) -> None:
+        self.required, self.output = propagate(change, layout)
+        self.local = local(self.output)
+        self.inside = layout.mesh.coordinate is not None
+        self.still = self.required is layout and self.inside
+
+
+_resolved: dict[Any, _Resolved] = {}
+
+
+def checked(name: str, x: Any) -> Any:
+    """Return `x` if it is distributed.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is not.
+    """
+    if not isinstance(x, BaseArray):
+        raise ArgumentTypeError(
+            f"{name} got {type(x).__name__}; it takes a DistArray, which distarray.asarray(x) "
+            "makes of an array that every process has"
+        )
+    return x
+
+
+def rename(
+    name: str, x: Any, static: Any, change: Callable[[Shape, Any], tuple[DimMap, Any]]
+) -> Any:
+    """Return `x` after a change of axes, remembered by layout and arguments.
+
+    Parameters
+    ----------
+    name : str
+        For messages and the memory.
+    x : BaseArray
+    static : hashable
+        The arguments.
+    change : callable
+        `(shape, static) -> (DimMap, local)` with `local(layout of the result)` the function of a
+        block. Checks of the arguments belong there.
+    """
+    key = (name, checked(name, x)._layout, static)
+    found = _resolved.get(key)
+    if found is None:
+        found = _Resolved(x._layout, *change(x._layout.shape, static))
+        remember(_resolved, key, found)
+    if found.still:
+        return x._new(found.local(x._local), found.output)
+    block = move(name, x._local, x._layout, found.required)
+    if not found.inside:
+        return x._new(outside(found.output, block), found.output)
+    return x._new(found.local(block), found.output)
+
+
+def _as_key(axes: Any) -> Any:
+    """Return an argument that names axes in a hashable form."""
+    return tuple(axes) if isinstance(axes, (list, tuple)) else axes
+
+
+# --- the order of the axes -----------------------------------------------------------------------
+
+
+def _ordered(change: DimMap) -> tuple[DimMap, Any]:
+    axes = tuple(source.axis for source in change.axes if isinstance(source, dimmap.InputAxis))
+    return change, lambda _: lambda block: block.transpose(axes)
+
+
+def _transpose(shape: Shape, axes: Any) -> tuple[DimMap, Any]:
+    return _ordered(dimmap.transpose(shape, axes))
+
+
+def _moveaxis(shape: Shape, pair: tuple[Any, Any]) -> tuple[DimMap, Any]:
+    return _ordered(dimmap.moveaxis(shape, *pair))
+
+
+def _swapaxes(shape: Shape, pair: tuple[int, int]) -> tuple[DimMap, Any]:
+    a, b = (dimmap.checked_axes(axis, len(shape))[0] for axis in pair)
+    order = list(range(len(shape)))
+    order[a], order[b] = b, a
+    return _transpose(shape, order)
+
+
+def transpose(x: Any, /, axes: Sequence[int] | None = None) -> Any:
+    """Return the array with its axes in another order; default: reversed.
+
+    Raises
+    ------
+    AxisError
+        If `axes` is not a permutation of the axes.
+    """
+    return rename("transpose", x, None if axes is None else tuple(axes), _transpose)
+
+
+def permute_dims(x: Any, /, axes: Sequence[int]) -> Any:
+    """Return the array with axis `axes[i]` as its axis i.
+
+    Raises
+    ------
+    AxisError
+        If `axes` is not a permutation of the axes.
+    """
+    return rename("transpose", x, tuple(axes), _transpose)
+
+
+def matrix_transpose(x: Any, /) -> Any:
+    """Return the array with its last two axes exchanged.
+
+    Raises
+    ------
+    AxisError
+        If it has fewer than two axes.
+    """
+    if checked("matrix_transpose", x)._layout.ndim < 2:
+        raise AxisError(
+            f"matrix_transpose got an array of shape {x.shape}; it needs at least two axes"
+        )
+    return rename("swapaxes", x, (-1, -2), _swapaxes)
+
+
+def swapaxes(x: Any, /, axis1: int, axis2: int) -> Any:
+    """Return the array with two axes exchanged.
+
+    Raises
+    ------
+    AxisError
+        If there is no such axis.
+    """
+    return rename("swapaxes", x, (axis1, axis2), _swapaxes)
+
+
+def moveaxis(x: Any, /, source: Axes, destination: Axes) -> Any:
+    """Return the array with axes `source` at places `destination`, the others in order.
+
+    Raises
+    ------
+    AxisError
+        If an axis does not exist, is named twice, or the two do not name equally many.
+    """
+    return rename("moveaxis", x, (_as_key(source), _as_key(destination)), _moveaxis)
+
+
+# --- axes of length 1 ----------------------------------------------------------------------------
+
+
+def _relabelled(change: DimMap) -> tuple[DimMap, Any]:
+    def local(layout: Layout) -> Local:
+        shape = layout.local_shape()
+        return lambda block: block.reshape(shape)
+
+    return change, local
+
+
+def _squeeze(shape: Shape, axes: Any) -> tuple[DimMap, Any]:
+    return _relabelled(dimmap.squeeze(shape, axes))
+
+
+def _expand_dims(shape: Shape, axes: Any) -> tuple[DimMap, Any]:
+    return _relabelled(dimmap.expand_dims(shape, axes))
+
+
+def squeeze(x: Any, /, axis: Axes = None) -> Any:
+    """Return the array without axes of length 1: those named, by default all.
+
+    Raises
+    ------
+    ShapeError
+        If a named axis has another length.
+    AxisError
+        If there is no such axis.
+    """
+    return rename("squeeze", x, _as_key(axis), _squeeze)
+
+
+def expand_dims(x: Any, /, axis: int | Sequence[int] = 0) -> Any:
+    """Return the array with new axes of length 1 at the places `axis` of the result.
+
+    Raises
+    ------
+    AxisError
+        If the result has no such place.
+    """
+    return rename("expand_dims", x, _as_key(axis), _expand_dims)
+
+
+# --- broadcasting --------------------------------------------------------------------------------
+
+
+def _broadcast_to(before: Shape, after: Shape) -> tuple[DimMap, Any]:
+    def local(layout: Layout) -> Local:
+        shape = layout.local_shape()
+        return lambda block: np.broadcast_to(block, shape)
+
+    return dimmap.broadcast_to(before, after), local
+
+
+def broadcast_to(x: Any, /, shape: int | Sequence[int]) -> Any:
+    """Return the array repeated to `shape` along new axes and those of length 1, without copying.
+
+    The blocks of the result are read-only views.
+
+    Raises
+    ------
+    ShapeError
+        If the array does not broadcast to `shape`.
+    """
+    return rename("broadcast_to", x, checked_shape(shape), _broadcast_to)
+
+
+def broadcast_arrays(*arrays: Any) -> tuple[Any, ...]:
+    """Return the arrays, each broadcast to the shape that they have together.
+
+    Raises
+    ------
+    ShapeError
+        If their shapes do not fit together.
+    """
+    shapes = [checked("broadcast_arrays", x)._layout.shape for x in arrays]
+    try:
+        shape = np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise ShapeError(
+            f"broadcast_arrays got shapes {shapes}; counted from the last axis, sizes must be "
+            "equal or 1"
+        ) from None
+    return tuple(broadcast_to(x, shape) for x in arrays)
+
+
+# --- one axis in flat order ----------------------------------------------------------------------
+
+
+def ravel(x: Any, /, order: str = "C") -> Any:
+    """Return the items in row-major order as one axis; see `reshape`."""
+    return reshape(checked("ravel", x), (-1,), order)
+
+
+def flatten(x: Any, /, order: str = "C") -> Any:
+    """Return a copy of the items in row-major order as one axis; see `reshape`."""
+    return reshape(checked("flatten", x), (-1,), order, copy=True)
+
+
+# --- the order of the items ----------------------------------------------------------------------
+
+
+def flip(x: Any, /, axis: Axes = None) -> Any:
+    """Return the array with the order of its items reversed along some axes, by default all.
+
+    Along an uncut axis the result looks at the memory of `x`. Along a cut axis blocks and their
+    mirror images are exchanged, and the result's boundaries are the mirror image of those of `x`.
+    """
+    layout = checked("flip", x)._layout
+    axes = range(layout.ndim) if axis is None else dimmap.checked_axes(axis, layout.ndim)
+    block, after = flipped(x._local, layout, axes)
+    return x._new(block, after)
+
+
+def tril(x: Any, /, k: int = 0) -> Any:
+    """Return the last two axes' items on and below diagonal `k`, zeros elsewhere."""
+    return _triangle("tril", x, k, True)
+
+
+def triu(x: Any, /, k: int = 0) -> Any:
+    """Return the last two axes' items on and above diagonal `k`, zeros elsewhere."""
+    return _triangle("triu", x, k, False)
+
+
+def _triangle(name: str, x: Any, k: int, lower: bool) -> Any:
+    layout = checked(name, x)._layout
+    if layout.ndim < 2:
+        raise AxisError(f"{name} got an array of shape {layout.shape}; it needs at least two axes")
+    whole = whole_reduced(layout)
+    block = move(name, x._local, layout, whole)
+    box = whole.local_box()
+    if box is None:
+        return x._new(outside(whole, block), whole)
+    shift = operator.index(k) + box[-2][0] - box[-1][0]
+    local = np.tril(block, shift) if lower else np.triu(block, shift)
+    return x._new(local if local is not block else copied(block), whole)
+
+
+def whole_reduced(layout: Layout) -> Layout:
+    """Return the layout in which zeros may be put: sums stay `Partial`, other kinds are reduced."""
+    if all(
+        p.is_partial("sum") or p.is_partial("avg") or not p.is_partial() for p in layout.placements
+    ):
+        return layout
+    return layout.replace(
+        placements=[Replicate() if p.is_partial() else p for p in layout.placements]
+    )
+
+
+register_function(np.reshape)(reshape)
+register_function(np.transpose)(transpose)
+register_function(np.matrix_transpose)(matrix_transpose)
+register_function(np.swapaxes)(swapaxes)
+register_function(np.moveaxis)(moveaxis)
+register_function(np.squeeze)(squeeze)
+register_function(np.expand_dims)(expand_dims)
+register_function(np.broadcast_to)(broadcast_to)
+register_function(np.broadcast_arrays)(broadcast_arrays)
+register_function(np.ravel)(ravel)
+register_function(np.flip)(flip)
+register_function(np.tril)(tril)
+register_function(np.triu)(triu)

@@ -1,0 +1,251 @@
+"""One exchange of windows: stretches and boxes of blocks that are no boxes of one array shape.
+
+The redistribution engine moves boxes of one index space. A reshape whose items change process
+relates boxes of one shape to stretches of the flat order, and a reversal relates a block to its
+mirror image. Both are pairs of windows: what a peer's block is read through, and where it goes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+from distarray.comm import _memory
+from distarray.comm._packing import copy_box
+from distarray.layout import Layout
+from distarray.layout._box import intersect, shape, shift, slices
+from distarray.typing import Box, Buffer, Shape
+
+WHOLE = slice(None)
+
+
+class Window(NamedTuple):
+    """A view of a block: a stretch of one axis, seen as several axes, then slices."""
+
+    axis: int
+    stretch: slice
+    sizes: Shape | None
+    """Axes that the stretch is seen as; None leaves it one axis."""
+    key: tuple[slice, ...]
+
+    def of(self, block: Buffer) -> Buffer:
+        """Return the view of `block`; it never copies, because one axis is only split."""
+        if self.sizes is not None:
+            part = block[(*(WHOLE,) * self.axis, self.stretch)]
+            after = part.shape[self.axis + 1 :]
+            block = part.reshape(*part.shape[: self.axis], *self.sizes, *after)
+        return block[self.key]
+
+
+class Pair(NamedTuple):
+    """One window of a sender's block and the window of the receiver's block that it fills."""
+
+    peer: int
+    """Position in the communicator of the other process."""
+    source: Window
+    target: Window
+
+
+class Exchange(NamedTuple):
+    """What one process receives and sends; both in the same order on both sides."""
+
+    communicator: Any
+    receives: tuple[Pair, ...]
+    sends: tuple[Pair, ...]
+    what: str
+
+
+def run(exchange: Exchange, block: Buffer, out: Buffer) -> Buffer:
+    """Fill `out` from the blocks of all processes and return it (collective)."""
+    communicator = exchange.communicator
+    if communicator.size == 1:
+        _copy_own(exchange, block, out)
+    elif communicator.reaches_all:
+        with communicator.views(block, _token(exchange.what), exchange.what) as views:
+            for pair in exchange.receives:
+                copy_box(pair.target.of(out), pair.source.of(views[pair.peer]))
+    else:
+        _through_the_wire(exchange, block, out)
+    return out
+
+
+def _copy_own(exchange: Exchange, block: Buffer, out: Buffer) -> None:
+    own = exchange.communicator.rank
+    for pair in exchange.receives:
+        if pair.peer == own:
+            copy_box(pair.target.of(out), pair.source.of(block))
+
+
+def _through_the_wire(exchange: Exchange, block: Buffer, out: Buffer) -> None:
+    communicator = exchange.communicator
+    own = communicator.rank
+    leaving = [(pair.peer, pair.source.of(block)) for pair in exchange.sends if pair.peer != own]
+    arriving = [(pair.peer, pair.target.of(out)) for pair in exchange.receives if pair.peer != own]
+    send_counts = _counts(leaving, communicator.size)
+    recv_counts = _counts(arriving, communicator.size)
+    send = _memory.empty((sum(send_counts),), block.dtype)
+    recv = _memory.empty((sum(recv_counts),), block.dtype)
+    for part, view in _parts(send, leaving, send_counts):
+        copy_box(part, view)
+    communicator.all_to_all(send, recv, send_counts, recv_counts)
+    for part, view in _parts(recv, arriving, recv_counts):
+        copy_box(view, part)
+    _copy_own(exchange, block, out)
+
+
+def _counts(views: Sequence[tuple[int, Buffer]], size: int) -> list[int]:
+    counts = [0] * size
+    for peer, view in views:
+        counts[peer] += view.size
+    return counts
+
+
+def _parts(
+    buffer: Buffer, views: Sequence[tuple[int, Buffer]], counts: Sequence[int]
+) -> Iterator[tuple[Buffer, Buffer]]:
+    """Yield (part of the packed buffer, view) with the peers' parts one after another."""
+    at = [sum(counts[:peer]) for peer in range(len(counts))]
+    for peer, view in views:
+        yield buffer[at[peer] : at[peer] + view.size].reshape(view.shape), view
+        at[peer] += view.size
+
+
+def _token(what: str) -> int:
+    """Return a number that names the exchange alike on every process."""
+    return int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest(), "little") >> 2
+
+
+# --- stretches of the flat order as boxes --------------------------------------------------------
+
+
+def stretch_boxes(start: int, stop: int, sizes: Shape) -> Iterator[tuple[int, int, Box]]:
+    """Yield (start, stop, box): the boxes of an array of `sizes` that make up a flat stretch.
+
+    The boxes come in flat order, and each is itself a stretch: at most `2 * len(sizes) - 1`.
+    """
+    if start >= stop:
+        return
+    if not sizes:
+        yield start, stop, ()
+        return
+    inner = prod(sizes[1:])
+    first, last = start // inner, (stop - 1) // inner
+    head = start - first * inner
+    tail = stop - last * inner
+    if first == last and (head or tail < inner):
+        for lo, hi, box in stretch_boxes(head, tail, sizes[1:]):
+            yield lo + first * inner, hi + first * inner, ((first, first + 1), *box)
+        return
+    if head:
+        for lo, hi, box in stretch_boxes(head, inner, sizes[1:]):
+            yield lo + first * inner, hi + first * inner, ((first, first + 1), *box)
+        first += 1
+    end = last if tail < inner else last + 1
+    if first < end:
+        yield first * inner, end * inner, ((first, end), *((0, n) for n in sizes[1:]))
+    if tail < inner:
+        for lo, hi, box in stretch_boxes(0, tail, sizes[1:]):
+            yield lo + last * inner, hi + last * inner, ((last, last + 1), *box)
+
+
+def overlaps(
+    box: Box, sizes: Shape, start: int, stop: int, axis: int
+) -> Iterator[tuple[Window, Window]]:
+    """Yield (window of a block that holds `box`, window of a block that holds a flat stretch).
+
+    Both blocks have `axis` axes before those in question, and any number after them.
+    """
+    before = (WHOLE,) * axis
+    for lo, hi, piece in stretch_boxes(start, stop, sizes):
+        common = intersect(piece, box)
+        if common is not None:
+            boxed = Window(axis, WHOLE, None, (*before, *slices(shift(common, box))))
+            flat = Window(
+                axis,
+                slice(lo - start, hi - start),
+                shape(piece),
+                (*before, *slices(shift(common, piece))),
+            )
+            yield boxed, flat
+
+
+def to_flat(layout: Layout, axes: range, flat: Layout, what: str) -> Exchange:
+    """Return the exchange that turns the consecutive `axes` into one cut axis of `flat`.
+
+    Parameters
+    ----------
+    layout : Layout
+        Before: boxes.
+    axes : range
+        The axes that become one, cut by the mesh axes that cut them now.
+    flat : Layout
+        After: the same axes elsewhere, and axis `axes.start` in flat order.
+    """
+    return _boxes_and_stretches(layout, axes, flat, True, what)
+
+
+def from_flat(flat: Layout, layout: Layout, axes: range, what: str) -> Exchange:
+    """Return the exchange that turns axis `axes.start` of `flat` into `axes` of `layout`."""
+    return _boxes_and_stretches(layout, axes, flat, False, what)
+
+
+def _boxes_and_stretches(
+    layout: Layout, axes: range, flat: Layout, gather: bool, what: str
+) -> Exchange:
+    mesh = layout.mesh
+    sizes = tuple(layout.shape[axis] for axis in axes)
+    cutting = sorted(
+        {m for axis in axes for m in layout.sharding_axes(axis)}
+        | set(flat.sharding_axes(axes.start))
+    )
+    communicator = mesh.communicator(tuple(cutting))
+    mine = mesh.coordinate
+
+    def pairs(here: Any, there: Any, peer: int, boxes_here: bool) -> Iterator[Pair]:
+        """Windows from the block at one coordinate into the block at another."""
+        box = layout.local_box(here if boxes_here else there)[axes.start : axes.stop]
+        start, stop = flat.local_box(there if boxes_here else here)[axes.start]
+        for boxed, stretch in overlaps(box, sizes, start, stop, axes.start):
+            yield Pair(peer, boxed, stretch) if boxes_here else Pair(peer, stretch, boxed)
+
+    receives: list[Pair] = []
+    sends: list[Pair] = []
+    for peer, rank in enumerate(communicator.ranks):
+        other = mesh.coordinate_of(rank)
+        receives += pairs(other, mine, peer, gather)
+        sends += pairs(mine, other, peer, gather)
+    return Exchange(communicator, tuple(receives), tuple(sends), what)
+
+
+# --- mirror images -------------------------------------------------------------------------------
+
+
+def mirrored(layout: Layout, axes: Sequence[int]) -> Layout:
+    """Return the layout in which the blocks along some axes are as long as their mirror images."""
+    boundaries = layout.boundaries or {}
+    for axis in axes:
+        if layout.sharding_axes(axis):
+            offsets = layout.partition(axis).offsets
+            boundaries[axis] = tuple(layout.shape[axis] - offset for offset in reversed(offsets))
+    return layout.replace(boundaries=boundaries or None)
+
+
+def mirror(layout: Layout, axes: Sequence[int], what: str) -> Exchange:
+    """Return the exchange that reverses the cut `axes` of `layout`, into `mirrored(layout)`."""
+    mesh = layout.mesh
+    cutting = sorted({m for axis in axes for m in layout.sharding_axes(axis)})
+    communicator = mesh.communicator(tuple(cutting))
+    opposite = tuple(
+        size - 1 - c if m in cutting else c
+        for m, (c, size) in enumerate(zip(mesh.coordinate, mesh.shape, strict=True))
+    )
+    peer = communicator.ranks.index(mesh.rank_at(opposite))
+    backwards = tuple(
+        slice(None, None, -1) if axis in axes else WHOLE for axis in range(layout.ndim)
+    )
+    source = Window(0, WHOLE, None, backwards)
+    target = Window(0, WHOLE, None, (WHOLE,) * layout.ndim)
+    pair = Pair(peer, source, target)
+    return Exchange(communicator, (pair,), (pair,), what)
