@@ -293,6 +293,11 @@ class Communicator(Reducer):
     def reaches_all(self) -> bool:
         """Whether ``views`` yields every rank's block. The first use is collective."""
 
+    @property
+    def reaches_some(self) -> bool:
+        """Whether ``views`` yields any other rank's block, on any rank: the same on all of them."""
+        return self.reaches_all
+
     # --- other communicators ---------------------------------------------------------------------
 
     @abstractmethod

@@ -24,7 +24,7 @@ from distarray.comm._datatypes import carrier, moving_type, reducing_type
 from distarray.comm._mpi_group import Base, Group, import_mpi
 from distarray.comm._mpi_objects import all_gather_bytes
 from distarray.comm._reducer import SMALL_BYTES
-from distarray.comm._reducing import plain_ufunc
+from distarray.comm._reducing import divide, plain_ufunc
 from distarray.comm._requests import DONE, Pending, Request
 from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
 from distarray.typing import Buffer
@@ -125,9 +125,8 @@ class MPICommunicator(Communicator):
         value = function(np.ndarray(shape, dtype, first), np.ndarray(shape, dtype, second))
         for item in others:
             value = function(value, np.ndarray(shape, dtype, item))
-        if op == "avg":
-            value = value / dtype.type(self.size)
-        return np.asarray(value)
+        reduced = np.asarray(value)
+        return divide(reduced, self.size) if op == "avg" else reduced
 
     def _all_reduce(self, send: np.ndarray, recv: np.ndarray, op: str, blocking: bool) -> Request:
         from mpi4py import MPI
@@ -274,6 +273,11 @@ class MPICommunicator(Communicator):
         """Whether every rank is on this node, with memory that this one can map."""
         channel = self._group.attached()
         return channel is not None and channel.is_complete
+
+    @property
+    def reaches_some(self) -> bool:
+        """Whether any two ranks share a node's memory; the first use is collective."""
+        return self._group.attached() is not None
 
     # --- other communicators ---------------------------------------------------------------------
 

@@ -297,7 +297,7 @@ def attach(
     size: int,
     all_gather_object: Callable[[Any], list[Any]],
 ) -> Channel | None:
-    """Make the channel of a communicator's ranks on this node; None where they cannot share memory.
+    """Make the channel of a communicator's ranks on this node; None where none share memory.
 
     Collective over the communicator, through ``all_gather_object``. All ranks get the same answer
     to whether there are channels.
@@ -321,7 +321,10 @@ def attach(
             slots = [_Slot(memoryview(own), i * _SLOT) for i in range(2)]
             slots[0].words[_TOKEN] = nonce
             offer = (os.getpid(), arena.file, arena.identity, arena.offset_of(own), nonce)
-    offers = all_gather_object(offer)
+    everyone = all_gather_object((offer, len(members)))
+    if all(alone == 1 for _, alone in everyone) and size > 1:
+        return None
+    offers = [theirs for theirs, _ in everyone]
     peers: dict[int, tuple[_PeerMemory, int]] = {}
     reached = offer is not None
     if reached:

@@ -2,22 +2,68 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm import _backend, _memory
+from distarray.comm import _backend, _memory, _threads
+from distarray.comm._strided import copy_by_kernel
 from distarray.errors import ArgumentError, ShapeError
 from distarray.typing import Box, Buffer, Shape
 
-PIECE_BYTES = 256 * 1024
+STREAMING_BYTES: Final = 16 * 1024 * 1024
+"""Destinations of at least this size are written past the caches."""
+
+_KERNEL_BYTES: Final = 512 * 1024
+"""Below this size NumPy copies everything."""
+
+PIECE_BYTES: Final = 256 * 1024
 """A reduction works on pieces of this size, so that the partial results stay in the cache."""
 
 
-def copy_box(dst: Buffer, src: Buffer) -> None:
-    """Copy ``src`` into ``dst``: the same shape and dtype, any strides, no shared memory."""
-    dst[...] = src
+def copy_box(dst: Buffer, src: Buffer, *, total: int = 0) -> None:
+    """Copy ``src`` into ``dst``: the same shape, any strides, no shared memory.
+
+    Parameters
+    ----------
+    dst, src
+        Blocks or views of them.
+    total
+        Bytes of the block that this copy is a part of, where that is more than ``dst``: the parts
+        of a block that does not fit the caches are written past them.
+    """
+    nbytes = dst.nbytes
+    if nbytes < _KERNEL_BYTES or not _plain(dst, src):
+        dst[...] = src
+        return
+    streaming = max(total, nbytes) >= STREAMING_BYTES
+    parts = _threads.wanted(nbytes)
+    if parts == 1:
+        _copy(dst, src, streaming)
+        return
+    axis = int(np.argmax(dst.shape))
+    cuts = [dst.shape[axis] * i // parts for i in range(parts + 1)]
+    before = (slice(None),) * axis
+    where = [(*before, slice(a, b)) for a, b in itertools.pairwise(cuts)]
+    _threads.run(lambda part: _copy(dst[part], src[part], streaming), where)
+
+
+def _copy(dst: np.ndarray, src: np.ndarray, streaming: bool) -> None:
+    if not copy_by_kernel(dst, src, streaming):
+        np.copyto(dst, src)
+
+
+def _plain(dst: Buffer, src: Buffer) -> bool:
+    """Tell whether this is a copy of bytes between NumPy arrays."""
+    return (
+        isinstance(dst, np.ndarray)
+        and isinstance(src, np.ndarray)
+        and dst.dtype == src.dtype
+        and dst.shape == src.shape
+        and not dst.dtype.hasobject
+    )
 
 
 def fill(dst: Buffer, value: Any) -> None:

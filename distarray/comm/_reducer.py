@@ -19,7 +19,7 @@ from distarray.comm._collectives import (
 from distarray.comm._reducing import prepare_reduction
 from distarray.comm._requests import Completed, Request
 from distarray.comm._transport import Transport
-from distarray.errors import DTypeError
+from distarray.errors import ArgumentError, DTypeError
 from distarray.typing import Buffer
 
 SMALL_BYTES = 4096
@@ -179,9 +179,14 @@ def result_buffer(
     if out is None:
         return _memory.empty(shape, dtype, _backend.device_of(array))
     check_buffer(out, "receive", collective)
-    if out.dtype != dtype or out.shape != shape:
+    if out.dtype != dtype:
         raise DTypeError(
-            f"{collective} of {array.dtype} values gives {dtype} of shape {shape}; the receive "
-            f"buffer is {out.dtype} of shape {out.shape}"
+            f"{collective} of {array.dtype} values gives {dtype}, not the {out.dtype} of the receive "
+            "buffer; pass one of that dtype"
+        )
+    if out.shape != shape:
+        raise ArgumentError(
+            f"{collective} gives an array of shape {shape}, not the {out.shape} of the receive "
+            "buffer; pass one of that shape"
         )
     return out

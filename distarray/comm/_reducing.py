@@ -131,13 +131,13 @@ def prepare_reduction(array: np.ndarray, op: str, n: int, bfloat16: bool = False
             widen_bfloat16(flat),
             "sum" if op == "avg" else op,
             dtype,
-            lambda sums: narrow_bfloat16(_mean(sums, n) if op == "avg" else sums).view(dtype),
+            lambda sums: narrow_bfloat16(divide(sums, n) if op == "avg" else sums).view(dtype),
         )
     if op == "avg":
         result = np.dtype(np.float64) if kind in "biu" else dtype
         wire = result.newbyteorder("=") if result.itemsize > 2 else np.dtype(np.float32)
         flat = flat.astype(wire, copy=False)
-        return Reduction(flat, "sum", result, lambda sums: _mean(sums, n).astype(result))
+        return Reduction(flat, "sum", result, lambda sums: divide(sums, n).astype(result))
     if kind == "b":
         return Reduction(flat, _ON_BOOL.get(op, op), dtype, None)
     if kind == "f" and dtype.itemsize == 2:
@@ -148,9 +148,14 @@ def prepare_reduction(array: np.ndarray, op: str, n: int, bfloat16: bool = False
     return Reduction(flat, op, dtype, None)
 
 
-def _mean(sums: np.ndarray, n: int) -> np.ndarray:
+def divide(sums: np.ndarray, n: int) -> np.ndarray:
+    """Divide sums by a number of ranks, in place: the parts of complex values each by itself."""
     with np.errstate(all="ignore"):
-        np.true_divide(sums, np.asarray(n, sums.real.dtype), out=sums)
+        if sums.dtype.kind == "c":
+            sums.real /= n
+            sums.imag /= n
+        else:
+            sums /= n
     return sums
 
 

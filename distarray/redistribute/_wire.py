@@ -62,7 +62,8 @@ class Wire:
         rounds = step.rounds
         self._rounds = [self._plan((k, rounds), index, reached) for k in range(rounds)]
         # Everybody sends its whole block to everybody: nothing to pack.
-        self._gathers = isinstance(step, AllGatherStep) and rounds == 1 and sum(reached) == 1
+        every = not communicator.reaches_some
+        self._gathers = isinstance(step, AllGatherStep) and rounds == 1 and every
 
     def _plan(self, part: tuple[int, int], index: dict[int, int], reached: list[bool]) -> _Round:
         step = self._step

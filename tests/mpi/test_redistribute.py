@@ -13,7 +13,7 @@ from distarray.layout import Layout, Partial, Replicate, Shard
 from distarray.redistribute._background import redistribute_async
 from distarray.redistribute._execute import redistribute_local
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(30)]
 
 REDUCE = {
     "sum": np.add.reduce,
