@@ -181,8 +181,8 @@ def result_buffer(
     check_buffer(out, "receive", collective)
     if out.dtype != dtype:
         raise DTypeError(
-            f"{collective} of {array.dtype} values gives {dtype}, not the {out.dtype} of the receive "
-            "buffer; pass one of that dtype"
+            f"{collective} of {array.dtype} values gives {dtype}, not the {out.dtype} of the "
+            "receive buffer; pass one of that dtype"
         )
     if out.shape != shape:
         raise ArgumentError(

@@ -1,0 +1,130 @@
+"""The collectives over MPI: every dtype and op, through shared memory and through the library."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from distarray.comm import _datatypes, _mpi, _mpi_large, world
+from distarray.errors import MismatchError
+from tests.comm import collective_checks as checks
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+
+BLOCKING = pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "nonblocking"])
+
+
+@pytest.fixture(scope="module")
+def through_the_library():
+    """Return a communicator that makes no use of shared memory."""
+    c = world().duplicate()
+    c._group._asked = True
+    return c
+
+
+@pytest.fixture
+def in_pieces(monkeypatch):
+    """Make believe that the library counts to five at most, as MPI 3 does to 2**31 - 1."""
+    monkeypatch.setattr(_mpi_large, "limit", lambda: 5)
+
+
+@BLOCKING
+def test_values_of_every_dtype_move_unchanged(blocking):
+    for dtype in checks.MOVED:
+        checks.check_all_gather(world(), dtype, blocking=blocking)
+        checks.check_all_to_all(world(), dtype, blocking=blocking)
+        checks.check_rooted(world(), dtype, blocking=blocking)
+
+
+@BLOCKING
+def test_reductions_equal_numpys_for_every_dtype(blocking):
+    for op, chars in checks.REDUCED.items():
+        for char in chars:
+            checks.check_all_reduce(world(), op, np.dtype(char), blocking=blocking)
+            checks.check_reduce_scatter(world(), op, np.dtype(char), blocking=blocking)
+
+
+CHECKS = pytest.mark.parametrize(
+    "check",
+    [
+        checks.check_all_reduce_in_place,
+        checks.check_nan_and_infinity,
+        checks.check_low_precision_sums,
+        checks.check_point_to_point,
+        checks.check_objects,
+        checks.check_many_requests_in_flight,
+        checks.check_log,
+    ],
+    ids=lambda check: check.__name__.removeprefix("check_"),
+)
+
+
+@CHECKS
+def test_transport_passes(check):
+    check(world())
+
+
+@CHECKS
+def test_transport_passes_without_shared_memory(check, through_the_library):
+    assert not through_the_library.reaches_all
+    check(through_the_library)
+
+
+def test_small_reductions_agree_with_and_without_shared_memory(through_the_library):
+    for op, chars in checks.REDUCED.items():
+        for char in chars:
+            checks.check_all_reduce(through_the_library, op, np.dtype(char), blocking=True)
+
+
+@BLOCKING
+@pytest.mark.parametrize("char", ["f8", "?", "V5", "e"])
+def test_collectives_in_pieces_give_the_same(char, blocking, in_pieces, monkeypatch):
+    monkeypatch.setattr(checks, "LARGE", 17)
+    dtype = np.dtype(char)
+    c = world()
+    checks.check_all_gather(c, dtype, blocking=blocking)
+    checks.check_all_to_all(c, dtype, blocking=blocking)
+    checks.check_rooted(c, dtype, blocking=blocking)
+    if dtype.kind != "V":
+        checks.check_reduce_scatter(c, "max", dtype, blocking=blocking)
+        checks.check_all_reduce(c, "max", dtype, blocking=blocking)
+
+
+def test_point_to_point_and_in_place_in_pieces(in_pieces, monkeypatch):
+    monkeypatch.setattr(checks, "LARGE", 17)
+    checks.check_point_to_point(world())
+    monkeypatch.setattr(_mpi.MPICommunicator, "_all_reduce_small", lambda *_: None)
+    checks.check_all_reduce_in_place(world())
+
+
+def test_library_that_runs_needs_no_pieces_from_mpi_4_on():
+    from mpi4py import MPI
+
+    assert (_mpi_large.limit() is None) == (min(MPI.VERSION, MPI.Get_version()[0]) >= 4)
+
+
+def test_datatypes_are_made_once():
+    assert _datatypes.moving_type(24) is _datatypes.moving_type(24)
+    assert _datatypes.reducing_type(np.dtype("f8"), "max") is _datatypes.reducing_type(
+        np.dtype("f8"), "max"
+    )
+
+
+def test_abandoned_request_keeps_its_buffers_until_it_is_done():
+    c = world()
+    for i in range(20):
+        c.all_reduce(np.full(checks.LARGE, float(i)), blocking=False)  # nobody waits
+    result = c.all_reduce(np.ones(checks.LARGE), blocking=False).wait()
+    np.testing.assert_array_equal(result, np.full(checks.LARGE, float(c.size)))
+
+
+def test_ranks_in_different_reductions_raise_on_all_and_go_on():
+    c = world()
+    if not c.reaches_all or c.size == 1:
+        pytest.skip("disagreement is noticed where memory is shared")
+    expected = pytest.raises(MismatchError, match="different things")
+    with expected if c.size > 1 else contextlib.nullcontext():
+        c.all_reduce(np.ones(2), "sum" if c.rank else "max")
+    assert c.all_reduce(np.ones(2)).tolist() == [c.size] * 2
