@@ -16,6 +16,12 @@ Piece = tuple[tuple[int, ...], int, int, int, int]
 overlap and start of the block in global indices, flat index of the block."""
 
 
+def is_explicit(layout: Layout, axis: int) -> bool:
+    """Tell whether an array axis is split otherwise than by default."""
+    boundaries = layout.boundaries
+    return boundaries is not None and axis in boundaries
+
+
 def block_at(layout: Layout, coordinate: Coordinate) -> Box:
     """Return the box that a mesh coordinate holds."""
     return layout.local_box(coordinate) or ()
@@ -64,6 +70,11 @@ def pieces(
         last = partition.owner(stop - 1)
         owners = _with_digits(partition.owner(start), last + 1, 0, sizes, wanted)
     single = len(cutting) == 1
+    if single and not is_explicit(layout, axis):  # written out: lists may be long
+        step = -(-partition.size // sizes[0])
+        return [
+            ((i,), max(i * step, start), min((i + 1) * step, stop), i * step, i) for i in owners
+        ]
     found: list[Piece] = []
     for block in owners:
         lower, upper = partition.bounds(block)
@@ -83,32 +94,29 @@ def digits(block: int, sizes: list[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def overlaps(
-    layout: Layout, box: Box, fixed: Mapping[int, int] = NONE_FIXED
-) -> Iterator[tuple[list[int], Box, Coordinate]]:
+def overlaps(layout: Layout, box: Box) -> Iterator[tuple[list[int], Box, Coordinate]]:
     """Yield the blocks that meet a box: mesh coordinate, overlap, first index of the block.
 
     The coordinate is 0 on mesh axes that cut no array axis; the list is the caller's to change.
     """
-    per_axis = [pieces(layout, axis, start, stop, fixed) for axis, (start, stop) in enumerate(box)]
-    ndim = layout.mesh.ndim
+    per_axis = [pieces(layout, axis, start, stop) for axis, (start, stop) in enumerate(box)]
     cutting = [layout.sharding_axes(axis) for axis in range(len(box))]
+    blank = [0] * layout.mesh.ndim
     for combination in product(*per_axis):
-        coordinate = [0] * ndim
-        for mesh_axes, piece in zip(cutting, combination, strict=True):
-            for mesh_axis, digit in zip(mesh_axes, piece[0], strict=True):
-                coordinate[mesh_axis] = digit
-        yield (
-            coordinate,
-            tuple([(piece[1], piece[2]) for piece in combination]),
-            tuple([piece[3] for piece in combination]),
-        )
+        coordinate = blank.copy()
+        shared, origin = [], []
+        for mesh_axes, (found, start, stop, first, _) in zip(cutting, combination, strict=True):
+            shared.append((start, stop))
+            origin.append(first)
+            for i, digit in enumerate(found):
+                coordinate[mesh_axes[i]] = digit
+        yield coordinate, tuple(shared), tuple(origin)
 
 
 def meeting(layout: Layout, axis: int, start: int, stop: int) -> int:
     """Return how many blocks along one array axis share something with ``start..stop``."""
     partition = layout.partition(axis)
-    if layout.boundaries is not None and axis in layout.boundaries:
+    if is_explicit(layout, axis):
         return len(partition.owners(start, stop))
     sizes = [layout.mesh.shape[i] for i in layout.sharding_axes(axis)]
     return _meeting(partition.size, sizes, start, stop)

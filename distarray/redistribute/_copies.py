@@ -24,7 +24,7 @@ from operator import mul
 from distarray.errors import LayoutError
 from distarray.layout import AbstractMesh, Layout, Mesh, Partial, Replicate, Shard
 from distarray.layout._box import intersect
-from distarray.redistribute._blocks import Piece, block_at, pieces
+from distarray.redistribute._blocks import Piece, block_at, is_explicit, pieces
 from distarray.typing import Box, Coordinate
 
 Consumer = tuple[Coordinate, Box, tuple[int, ...]]
@@ -68,12 +68,6 @@ def real_cuts(layout: Layout, axis: int) -> tuple[int, ...]:
     """Return the mesh axes that cut an array axis into more than one block, first cut first."""
     cuts, shape = layout.sharding_axes(axis), layout.mesh.shape
     return tuple([i for i in cuts if shape[i] > 1])
-
-
-def is_explicit(layout: Layout, axis: int) -> bool:
-    """Tell whether an array axis is split otherwise than by default."""
-    boundaries = layout.boundaries
-    return boundaries is not None and axis in boundaries
 
 
 def _offsets(layout: Layout, axis: int, cuts: int) -> tuple[int, ...]:

@@ -43,12 +43,9 @@ def _typical(plan: Plan) -> tuple[int, int]:
 def _summary(plan: Plan, rank: int) -> tuple[str, str]:
     received, bound = plan.bytes_received(rank), plan.bytes_lower_bound(rank)
     moved = f"rank {rank} receives {bytes_text(received)} in {plan.messages(rank)} message(s), "
-    spent = seconds_text(plan.cost)
-    return (
-        moved + _against_bound(plan, received, bound),
-        f"and holds {bytes_text(plan.peak_bytes(rank))} at most; estimated time {spent}, "
-        f"of it latency {seconds_text(_latency(plan, plan.steps))}",
-    )
+    held = f"and holds {bytes_text(plan.peak_bytes(rank))} at most; estimated time "
+    spent = f"{seconds_text(plan.cost)}, of it latency {seconds_text(_latency(plan, plan.steps))}"
+    return moved + _against_bound(plan, received, bound), held + spent
 
 
 def _row(plan: Plan, step: Step, rank: int) -> tuple[object, ...]:

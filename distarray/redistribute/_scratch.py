@@ -8,7 +8,8 @@ from math import prod
 
 from distarray.errors import ArgumentError
 from distarray.layout import Layout, Shard
-from distarray.redistribute._copies import RowRoute, is_explicit, route
+from distarray.redistribute._blocks import is_explicit
+from distarray.redistribute._copies import RowRoute, route
 from distarray.redistribute._steps import ExchangeStep, Step
 
 

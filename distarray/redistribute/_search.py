@@ -37,6 +37,7 @@ from distarray.redistribute._steps import (
     reduced_dtype,
 )
 from distarray.redistribute._targets import best_axis, between, scattered
+from distarray.typing import Coordinate
 
 
 class Search:
@@ -85,7 +86,7 @@ class Search:
                 continue
             dtype = steps[-1].result_dtype if steps else self._dtype
             for step in self._edges(layout, dtype):
-                total = spent + step_seconds(step, self._model)
+                total = spent + _seconds_at(step, (0,) * step.dst.mesh.ndim, self._model)
                 if total < best.get(step.dst, float("inf")):
                     best[step.dst] = total
                     heappush(queue, (total, taken + 1, next(order), step.dst, (*steps, step)))
@@ -95,8 +96,9 @@ class Search:
         """Tell whether anything but the direct exchange could be cheaper."""
         if not direct or isinstance(direct[0], LocalStep) or not self._src.size:
             return False
-        if self._pending(self._src):
-            return True
+        pending = self._pending(self._src)
+        if pending:
+            return not (len(pending) == 1 and isinstance(direct[0], ReduceScatterStep))
         if not self._one_mesh:
             return _spread(self._goal) and _disjoint(self._src.mesh, self._goal.mesh)
         gathered = sum(
@@ -194,8 +196,12 @@ def step_seconds(step: Step, model: CostModel) -> float:
     """Return the estimated seconds of a step: those of the slower of two typical ranks."""
     mesh = step.dst.mesh
     typical = {(0,) * mesh.ndim, tuple([n // 2 for n in mesh.shape])}
-    itemsize = step.dtype.itemsize
-    return max(model.seconds(_traffic(step, at, model), itemsize) for at in typical)
+    return max(_seconds_at(step, coordinate, model) for coordinate in typical)
+
+
+def _seconds_at(step: Step, coordinate: Coordinate, model: CostModel) -> float:
+    """Return the estimated seconds of the rank at a coordinate of the destination mesh."""
+    return model.seconds(_traffic(step, coordinate, model), step.dtype.itemsize)
 
 
 def step_latency(step: Step, model: CostModel) -> float:
@@ -203,7 +209,7 @@ def step_latency(step: Step, model: CostModel) -> float:
     return model.latency(_traffic(step, (0,) * step.dst.mesh.ndim, model))
 
 
-def _traffic(step: Step, coordinate: tuple[int, ...], model: CostModel) -> Traffic:
+def _traffic(step: Step, coordinate: Coordinate, model: CostModel) -> Traffic:
     size = volume(block_at(step.dst, coordinate))
     if isinstance(step, LocalStep):
         moved = 0 if step.kind == "relabel" else size
@@ -255,4 +261,6 @@ def _spread(layout: Layout) -> bool:
 @lru_cache(maxsize=256)
 def _disjoint(a: Mesh, b: Mesh) -> bool:
     """Tell whether two meshes have no rank in common."""
+    if max(a.flat_ranks) < min(b.flat_ranks) or max(b.flat_ranks) < min(a.flat_ranks):
+        return True
     return set(a.flat_ranks).isdisjoint(b.flat_ranks)

@@ -1,0 +1,74 @@
+"""Rounds cut every message into equal parts, and keep what is packed within the bound."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distarray.layout import AbstractMesh, Layout, Shard
+from distarray.redistribute import plan
+from distarray.redistribute._rounds import cut
+from distarray.redistribute._steps import ExchangeStep
+from tests.redistribute.strategies import moves
+
+boxes = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(1, 4)).map(lambda p: (p[0], p[0] + p[1])), max_size=4
+).map(tuple)
+
+
+@given(boxes, st.integers(1, 30))
+@settings(max_examples=300)
+def test_parts_follow_one_another_in_c_order_and_are_equal(box, count):
+    values = np.arange(prod(stop - start for start, stop in box)).reshape(
+        [stop - start for start, stop in box]
+    )
+    sizes, seen = [], []
+    for index in range(count):
+        parts = cut(box, (index, count))
+        assert len(parts) <= max(2 * len(box) - 1, 1)
+        found = [
+            values[*[slice(a - s, b - s) for (a, b), (s, _) in zip(part, box, strict=True)], ...]
+            for part in parts
+        ]
+        assert all(piece.size for piece in found)
+        sizes.append(sum(piece.size for piece in found))
+        seen += [int(v) for piece in found for v in piece.ravel()]
+    assert seen == list(range(values.size))
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_parts_of_whole_rows_are_one_box():
+    assert cut(((2, 10), (0, 5)), (1, 4)) == [((4, 6), (0, 5))]
+    assert cut(((0, 1), (0, 8)), (1, 2)) == [((0, 1), (4, 8))]
+
+
+@given(moves(), st.integers(1, 400))
+@settings(max_examples=200)
+def test_packed_bytes_stay_within_the_bound(move, max_bytes):
+    found = plan(*move, max_bytes=max_bytes)
+    ranks = {*move.src.mesh.flat_ranks, *move.dst.mesh.flat_ranks}
+    for step in found.steps:
+        if not isinstance(step, ExchangeStep):
+            continue
+        for rank in ranks:
+            messages = 0
+            largest = 0
+            for index in range(step.rounds):
+                part = (index, step.rounds)
+                arriving = step.receives(rank, part)
+                leaving = [t for t in step.sends(rank, part) if t.peers != (rank,)]
+                received = sum(t.size * (len(t.peers) - (rank in t.peers)) for t in arriving)
+                largest = max(largest, received + sum(t.size for t in leaving))
+                peers = {p for t in arriving for p in t.peers} - {rank}
+                messages = max(messages, len(peers) + len({t.peers for t in leaving}))
+            assert largest * step.dtype.itemsize <= max(max_bytes, messages * step.dtype.itemsize)
+            assert largest * step.dtype.itemsize <= ExchangeStep.scratch_bytes(step, rank)
+
+
+def test_generous_bound_leaves_one_round():
+    layout = Layout(AbstractMesh((4,)), [Shard(0)], (64, 64))
+    found = plan(layout, layout.replace(placements=[Shard(1)]), "f8", max_bytes=1 << 20)
+    assert [step.rounds for step in found.steps] == [1]

@@ -1,0 +1,88 @@
+"""One rank of a mesh of 100,000 is planned for without looking at the others.
+
+Counts of elementary questions stand in for time.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from distarray.layout import AbstractMesh, Layout, Mesh, Partial, Partition, Replicate, Shard
+from distarray.redistribute import plan
+from distarray.redistribute._exchange import receives, sends
+from distarray.redistribute._steps import ExchangeStep
+
+R, P = Replicate(), Partial()
+LARGE = AbstractMesh((100, 1000), ("dp", "tp"))
+FLAT = AbstractMesh((100_000,))
+HALF = AbstractMesh((50, 1000), ranks=range(50_000, 100_000))
+SHAPE = (200_000, 300_000)
+
+PAIRS = {
+    "rows to columns": (FLAT, [Shard(0)], FLAT, [Shard(1)]),
+    "gather": (FLAT, [Shard(0)], FLAT, [R]),
+    "slice": (FLAT, [R], FLAT, [Shard(0)]),
+    "reduce": (FLAT, [P], FLAT, [R]),
+    "reduce-scatter": (FLAT, [P], FLAT, [Shard(0)]),
+    "swap": (LARGE, [Shard(0), Shard(1)], LARGE, [Shard(1), Shard(0)]),
+    "swap of copies": (LARGE, [Shard(0), R], LARGE, [R, Shard(0)]),
+    "nested to nested": (LARGE, [Shard(0), Shard(0)], LARGE, [Shard(1), Shard(1)]),
+    "nested gather": (LARGE, [Shard(0), Shard(0)], LARGE, [Shard(0), R]),
+    "partial and shard": (LARGE, [P, Shard(0)], LARGE, [R, Shard(1)]),
+    "partial twice": (LARGE, [P, P], LARGE, [Shard(0), R]),
+    "other mesh": (LARGE, [Shard(0), Shard(1)], HALF, [Shard(1), Shard(0)]),
+    "other mesh, copies": (LARGE, [Shard(0), R], HALF, [R, Shard(0)]),
+}
+
+
+@pytest.fixture
+def questions(monkeypatch):
+    """Count what is asked of meshes and partitions."""
+    asked = {"count": 0}
+
+    def counted(owner, name):
+        plain = getattr(owner, name)
+
+        def method(*args, **kwargs):
+            asked["count"] += 1
+            return plain(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, method)
+
+    for partition in {type(Layout(FLAT, [Shard(0)], SHAPE).partition(0)), Partition}:
+        counted(partition, "bounds")
+    counted(Layout, "local_box")
+    counted(Mesh, "coordinate_of")
+    counted(Mesh, "rank_at")
+    return asked
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_planning_for_one_rank_asks_few_questions(name, questions):
+    before, placements, after, wanted = PAIRS[name]
+    src, dst = Layout(before, placements, SHAPE), Layout(after, wanted, SHAPE)
+    found = plan(src, dst, "f4")
+    for rank in (50_000, 77_777):
+        assert found.bytes_received(rank) >= found.bytes_lower_bound(rank)
+        assert found.bytes_sent(rank) >= 0
+        assert found.messages(rank) >= 0
+        assert found.peak_bytes(rank) > 0
+    transfers = sum(
+        len(sends(step.src, step.dst, rank))
+        for step in found.steps
+        if isinstance(step, ExchangeStep) and name in ("swap of copies", "other mesh, copies")
+        for rank in (50_000, 77_777)
+    )
+    assert 10 < questions["count"] <= 400 + 12 * transfers
+
+
+@pytest.mark.parametrize("name", [n for n in PAIRS if n not in ("reduce", "slice")])
+def test_listing_transfers_asks_in_proportion_to_their_number(name, questions):
+    before, placements, after, wanted = PAIRS[name]
+    src, dst = Layout(before, placements, SHAPE), Layout(after, wanted, SHAPE)
+    step = plan(src, dst, "f4").steps[0]
+    assert isinstance(step, ExchangeStep)
+    questions["count"] = 0
+    found = len(receives(step.src, step.dst, 50_000)) + len(sends(step.src, step.dst, 50_000))
+    assert found > 0
+    assert questions["count"] <= 50 + 5 * found
