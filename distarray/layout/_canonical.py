@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from distarray.errors import (
     ArgumentTypeError,
@@ -27,8 +26,7 @@ Boundaries: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
 _EXAMPLE = "for instance [Shard(0), Replicate()] on a mesh of two axes"
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
+class Description(NamedTuple):
     """Everything that makes a layout, in the form in which equal layouts are equal.
 
     `cuts` and `partitions` follow from the rest: per array axis the mesh axes that shard it, the

@@ -302,8 +302,7 @@ def _assign(
     whole = [_Axis() for _ in sizes]
     if not mesh_axes:
         return whole
-    # An axis of length 1 is the last choice: all its data would be one rank's.
-    if (sizes[0] > 1 or len(sizes) == 1) and all(offset % inner == 0 for offset in offsets):
+    if all(offset % inner == 0 for offset in offsets):
         whole[0] = _Axis(mesh_axes, tuple(offset // inner for offset in offsets))
         return whole
     for used in range(len(mesh_axes) - 1, -1, -1):
@@ -322,14 +321,13 @@ def _assign(
 def _inside(offsets: tuple[int, ...], below: int, inner: int) -> tuple[int, ...] | None:
     """Return the offsets within each run of `inner` elements, if they are the same in all.
 
-    None where some `below` neighbouring runs together are neither empty nor one such run.
+    None where some `below` neighbouring runs together are neither empty nor one such run. All runs
+    together have no gaps, so that the empty ones lie where such a run starts or ends.
     """
     found: tuple[int, ...] | None = None
     for first in range(0, len(offsets) - 1, below):
         start, stop = offsets[first], offsets[first + below]
         if start == stop:
-            if start % inner:
-                return None
             continue
         steps = tuple(offset - start for offset in offsets[first : first + below + 1])
         if start % inner or stop - start != inner or steps != (found or steps):

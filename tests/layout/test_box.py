@@ -33,7 +33,9 @@ def indices(box: Box) -> set[tuple[int, ...]]:
 def test_operations_agree_with_sets_of_indices(pair: tuple[Box, Box]) -> None:
     a, b = pair
     common = boxes.intersect(a, b)
-    assert (indices(common) if common is not None else set()) == indices(a) & indices(b)
+    shared = indices(a) & indices(b)
+    assert (common is None) is (not shared)
+    assert common is None or indices(common) == shared
     assert boxes.volume(a) == len(indices(a))
     assert boxes.is_empty(a) is (not indices(a))
     assert boxes.contains(a, b) is (indices(b) <= indices(a))

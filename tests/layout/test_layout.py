@@ -231,7 +231,7 @@ def test_layout_is_immutable() -> None:
 
 def test_one_rank_of_a_hundred_thousand_is_found_in_milliseconds() -> None:
     mesh = AbstractMesh((100, 10, 100))
-    start = time.perf_counter()
+    start = time.process_time()
     layout = Layout(mesh, (S(0), S(1), S(0)), (10**9 + 1, 4099), shard_order=(2, 1, 0))
     box = layout.local_box((57, 3, 42))
     assert box is not None
@@ -239,4 +239,4 @@ def test_one_rank_of_a_hundred_thousand_is_found_in_milliseconds() -> None:
     assert found == [((57, 3, 42), box)]
     assert layout.fingerprint
     assert not layout.is_even
-    assert time.perf_counter() - start < 0.05
+    assert time.process_time() - start < 0.05

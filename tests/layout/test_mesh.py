@@ -139,10 +139,10 @@ def test_description_that_is_no_mesh_raises(
 
 
 def test_mesh_of_a_million_ranks_costs_nothing() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     mesh = AbstractMesh((100, 100, 100))
     assert mesh.rank_at((7, 8, 9)) == 70809
     assert mesh.coordinate_of(70809) == (7, 8, 9)
     assert mesh.submesh((0,), (7, 8, 9)).ranks == range(809, 1000809, 10000)
-    assert time.perf_counter() - start < 0.05
+    assert time.process_time() - start < 0.05
     assert len(pickle.dumps(mesh)) < 1000

@@ -92,12 +92,12 @@ def test_equality_is_that_of_the_blocks_and_survives_pickle(partition: Partition
 
 
 def test_queries_on_a_huge_axis_cost_nothing() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     partition = chunk(10**15 + 7, (1000, 1000, 1000))
     first, last = partition.bounds(123_456_789)
     assert list(partition.owners(first, last)) == [123_456_789]
     assert not partition.is_even
-    assert time.perf_counter() - start < 0.02
+    assert time.process_time() - start < 0.05
 
 
 @pytest.mark.parametrize("offsets", [(), (0,), (1, 3), (0, 3, 2), (0, -1)])

@@ -136,6 +136,39 @@ def test_reshape_moves_nothing_where_blocks_stay_runs(
     assert str(result) == expected
 
 
+@pytest.mark.parametrize(
+    ("mesh", "shape", "placements", "offsets", "wanted", "moves"),
+    [
+        # Rows cut at different places are no box of two axes.
+        ((2, 2), (8,), [S(0), S(0)], (0, 1, 4, 6, 8), (2, 4), True),
+        ((2, 2), (8,), [S(0), S(0)], (0, 1, 4, 5, 8), (2, 4), False),
+        # More ranks than rows: the empty blocks stay at the end of the runs.
+        ((3, 2), (2, 4), [S(0), S(1)], None, (8,), False),
+        ((3, 2), (8,), [S(0), S(0)], (0, 2, 4, 6, 8, 8, 8), (2, 4), False),
+        # An empty block amid the others, not at the start of a row.
+        ((3, 2), (8,), [S(0), S(0)], (0, 2, 4, 4, 4, 6, 8), (2, 4), False),
+        ((3, 2), (9,), [S(0), S(0)], (0, 2, 4, 4, 4, 6, 9), (3, 3), True),
+        # One rank holds everything.
+        ((4,), (8,), [S(0)], (0, 8, 8, 8, 8), (1, 8), False),
+        ((4,), (8,), [S(0)], (0, 0, 0, 8, 8), (2, 4), False),
+    ],
+)
+def test_reshape_of_uneven_runs(
+    mesh: tuple[int, ...],
+    shape: tuple[int, ...],
+    placements: Any,
+    offsets: Any,
+    wanted: tuple[int, ...],
+    moves: bool,
+) -> None:
+    boundaries = None if offsets is None else {0: offsets}
+    layout = Layout(AbstractMesh(mesh), placements, shape, boundaries=boundaries)
+    made = maps.reshape(shape, wanted)
+    assert (propagate(made, layout)[0] is not layout) is moves
+    array = np.arange(prod(shape)).reshape(wanted)
+    check(made, layout, lambda block, new: block.reshape(new), array)
+
+
 def test_reshape_shifts_boundaries_rather_than_gathering() -> None:
     layout = Layout(AbstractMesh((3,)), [S(0)], (40,))
     required, result = propagate(maps.reshape((40,), (10, 4)), layout)
