@@ -28,6 +28,9 @@ ADDITIVE: tuple[Rule, ...] = tuple((p, p, p) for p in _SUMS)
 BILINEAR: tuple[Rule, ...] = tuple(rule for p in _SUMS for rule in ((p, p, _R), (p, _R, p)))
 """Products with a factor that every rank of the mesh axis has."""
 
+DIVIDING: tuple[Rule, ...] = tuple((p, p, _R) for p in _SUMS)
+"""Linear in the first operand alone."""
+
 MULTIPLICATIVE: tuple[Rule, ...] = (*BILINEAR, (Partial("prod"),) * 3)
 """BILINEAR, and products of products."""
 

@@ -11,7 +11,7 @@ from distarray.core._dtypes import floating, integer, numeric, real
 from distarray.core._families import binary, unary
 from distarray.core._rules import (
     ADDITIVE,
-    BILINEAR,
+    DIVIDING,
     KEEPING,
     LINEAR,
     MULTIPLICATIVE,
@@ -38,7 +38,7 @@ multiply = binary(
     "multiply", numeric, MULTIPLICATIVE, np.multiply, "Multiply two arrays.", exact=_finite
 )
 divide = binary(
-    "divide", floating, BILINEAR, np.divide, "Divide by the second array.", exact=_divisor
+    "divide", floating, DIVIDING, np.divide, "Divide by the second array.", exact=_divisor
 )
 floor_divide = binary(
     "floor_divide", real, POINTWISE, np.floor_divide, "Round quotients down to integers."

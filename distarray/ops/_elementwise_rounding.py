@@ -28,7 +28,9 @@ imag_part = unary("imag", numeric, LINEAR, np.imag, "Return imaginary parts.")
 conjugate = conj
 
 _rounded = unary("round", numeric, POINTWISE, np.round, "Round to the nearest, half to even.")
-_clipped = nary("clip", ("x", "min", "max"), real_kinds, POINTWISE, np.clip, "Limit items to a range.")
+_clipped = nary(
+    "clip", ("x", "min", "max"), real_kinds, POINTWISE, np.clip, "Limit items to a range."
+)
 _chosen = nary(
     "where", ("condition", "x1", "x2"), anything, SELECTING, np.where, "Choose item by item."
 )

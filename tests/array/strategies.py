@@ -1,0 +1,188 @@
+"""Random distributed arrays with their global values, for tests on simulated ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from distarray.array._array import DistArray
+from distarray.comm import DeviceMesh
+from distarray.comm._simulated import simulate
+from distarray.layout import Layout, Partial, Placement, Replicate, Shard
+
+RANKS = 4
+"""Simulated ranks of every test here; meshes may leave some out."""
+
+MESH_SHAPES = ((1,), (2,), (3,), (4,), (2, 2), (1, 3), (2, 1, 2))
+SUMS = ("sum", "avg")
+_REDUCE = {
+    "sum": np.add,
+    "avg": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "any": np.logical_or,
+    "all": np.logical_and,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A distributed array that every rank can build alike."""
+
+    mesh_shape: tuple[int, ...]
+    placements: tuple[Placement, ...]
+    values: np.ndarray
+    """Operands of the Partial reduction along the first axis (one without Partial)."""
+    order: tuple[int, ...] | None = None
+    boundaries: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The global shape."""
+        return self.values.shape[1:]
+
+    @property
+    def op(self) -> str | None:
+        """The Partial op, if any."""
+        return next((p.op for p in self.placements if type(p) is Partial), None)
+
+    @property
+    def value(self) -> np.ndarray:
+        """The global array."""
+        if self.op is None:
+            return np.asarray(self.values[0])
+        with np.errstate(all="ignore"):
+            total = _REDUCE[self.op].reduce(self.values, axis=0, dtype=self.values.dtype)
+        return total / len(self.values) if self.op == "avg" else np.asarray(total)
+
+    def layout(self) -> Layout:
+        """The layout on this rank's mesh."""
+        size = math.prod(self.mesh_shape)
+        mesh = DeviceMesh(np.arange(size).reshape(self.mesh_shape))
+        return Layout(
+            mesh,
+            self.placements,
+            self.shape,
+            shard_order=self.order,
+            boundaries=dict(self.boundaries) or None,
+        )
+
+    def build(self) -> DistArray:
+        """Return the array on this rank."""
+        layout = self.layout()
+        coordinate = layout.mesh.coordinate
+        template = object.__new__(DistArray)
+        if coordinate is None:
+            return template._new(np.empty(layout.local_shape(), self.values.dtype), layout)
+        index = 0
+        for axis in layout.partial_axes:
+            index = index * layout.mesh.shape[axis] + coordinate[axis]
+        box = layout.local_box()
+        assert box is not None
+        block = np.array(self.values[(index, *(slice(start, stop) for start, stop in box))])
+        return template._new(block, layout)
+
+
+def on_ranks(function: Any, *args: Any) -> list[Any]:
+    """Run a function on the simulated ranks."""
+    return simulate(RANKS, function, *args, timeout=60)
+
+
+def agrees(result: DistArray, expected: Any, **tolerance: float) -> None:
+    """Check shape, dtype, block and global value of a result on this rank against NumPy's."""
+    expected = np.asarray(expected)
+    assert result.shape == expected.shape
+    assert result.dtype == expected.dtype
+    assert isinstance(result.to_local(), np.ndarray)
+    assert result.to_local().shape == result.layout.local_shape()
+    full = result.full_array()
+    if result.mesh.coordinate is None:
+        assert full.size == 0
+        return
+    if tolerance:
+        np.testing.assert_allclose(full, expected, **tolerance)
+    else:
+        np.testing.assert_array_equal(full, expected)
+
+
+def values_of(dtype: Any, shape: Sequence[int], seed: int) -> np.ndarray:
+    """Return random values that NumPy computes with exactly: small integers, some repeated."""
+    rng = np.random.default_rng(seed)
+    dtype = np.dtype(dtype)
+    if dtype.kind == "b":
+        return rng.random(shape) < 0.5
+    low = 0 if dtype.kind == "u" else -4
+    drawn = rng.integers(low, 6, size=shape)
+    if dtype.kind == "c":
+        return (drawn + 1j * rng.integers(-4, 6, size=shape)).astype(dtype)
+    return np.asarray(drawn).astype(dtype)
+
+
+@st.composite
+def shapes(draw: Any, max_dims: int = 3) -> tuple[int, ...]:
+    """Draw a shape, also with axes of length 0 and 1, or none."""
+    return tuple(draw(st.lists(st.sampled_from((0, 1, 2, 3, 5, 8)), max_size=max_dims)))
+
+
+@st.composite
+def cases(
+    draw: Any,
+    dtypes: Sequence[Any] = (np.float64,),
+    ops: Sequence[str] = (),
+    mesh_shape: tuple[int, ...] | None = None,
+    shape: tuple[int, ...] | None = None,
+    max_dims: int = 3,
+) -> Case:
+    """Draw a distributed array; `ops` are the Partial ops that may occur."""
+    mesh_shape = draw(st.sampled_from(MESH_SHAPES)) if mesh_shape is None else mesh_shape
+    shape = draw(shapes(max_dims)) if shape is None else shape
+    choices: list[Placement] = [Replicate(), *(Shard(axis) for axis in range(len(shape)))]
+    op = draw(st.sampled_from((None, *ops)))
+    if op is not None:
+        choices.append(Partial(op))
+    placements = tuple(draw(st.sampled_from(choices)) for _ in mesh_shape)
+    count = math.prod(
+        size for size, p in zip(mesh_shape, placements, strict=True) if type(p) is Partial
+    )
+    dtype = draw(st.sampled_from(list(dtypes)))
+    values = values_of(dtype, (count, *shape), draw(st.integers(0, 2**16)))
+    if op == "avg":
+        values = values.astype(np.result_type(dtype, np.float64))
+    order = draw(st.one_of(st.none(), st.permutations(range(len(mesh_shape)))))
+    boundaries = []
+    for axis, size in enumerate(shape):
+        blocks = math.prod(
+            n for n, p in zip(mesh_shape, placements, strict=True) if p is Shard(axis)
+        )
+        if Shard(axis) in placements and draw(st.booleans()):
+            cuts = sorted(
+                draw(st.lists(st.integers(0, size), min_size=blocks - 1, max_size=blocks - 1))
+            )
+            boundaries.append((axis, (0, *cuts, size)))
+    return Case(
+        mesh_shape, placements, values, None if order is None else tuple(order), tuple(boundaries)
+    )
+
+
+@st.composite
+def pairs(draw: Any, dtypes: Sequence[Any], ops: Sequence[str] = ()) -> tuple[Case, Case]:
+    """Draw two arrays on one mesh whose shapes broadcast."""
+    mesh_shape = draw(st.sampled_from(MESH_SHAPES))
+    shape = draw(shapes())
+    found = []
+    for _ in range(2):
+        kept = draw(st.integers(0, len(shape)))
+        own = tuple(
+            1 if draw(st.integers(0, 3)) == 0 else size for size in shape[len(shape) - kept :]
+        )
+        found.append(draw(cases(dtypes, ops, mesh_shape, own)))
+    return found[0], found[1]
