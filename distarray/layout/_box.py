@@ -57,8 +57,3 @@ def shift(box: Box, origin: Box) -> Box:
 def slices(box: Box) -> tuple[slice, ...]:
     """Return the box as slices, to index an array with."""
     return tuple(slice(start, stop) for start, stop in box)
-
-
-def full(extent: Shape) -> Box:
-    """Return the box of a whole array of shape `extent`."""
-    return tuple((0, size) for size in extent)

@@ -59,11 +59,6 @@ def test_boxes_of_scalars_hold_one_element() -> None:
     assert boxes.intersect((), ()) == ()
     assert boxes.volume(()) == 1
     assert not boxes.is_empty(())
-    assert boxes.full(()) == ()
-
-
-def test_full_spans_the_shape() -> None:
-    assert boxes.full((3, 0)) == ((0, 3), (0, 0))
 
 
 def test_different_numbers_of_axes_raise() -> None:
