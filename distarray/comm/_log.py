@@ -10,6 +10,8 @@ communicator of one rank, because nothing moves.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Self
@@ -37,6 +39,16 @@ _active: ContextVar[tuple[CommLog, ...]] = ContextVar("distarray_comm_logs", def
 
 recording = _active.get
 """Return the logs that record in this thread: false where there is none."""
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Keep what runs inside out of the logs: a part of a communication that is recorded whole."""
+    token = _active.set(())
+    try:
+        yield
+    finally:
+        _active.reset(token)
 
 
 class CommLog:

@@ -16,12 +16,14 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from distarray.comm import _memory
 from distarray.comm._communicator import Communicator
+from distarray.comm._log import record, recording, unrecorded
 from distarray.comm._node_local import INLINE_BYTES
 from distarray.comm._packing import copy_box, fill, reduce_into
 from distarray.layout import Layout
@@ -121,6 +123,23 @@ def _token(step: Step) -> int:
     return int.from_bytes(digest, "little") >> 2
 
 
+def _recorded(
+    step: ExchangeStep | AllReduceStep,
+    communicator: Communicator | None,
+    run: BoundStep,
+    local: Buffer,
+) -> Buffer:
+    """Run a step and record it as one communication, whatever transport carries it."""
+    if communicator is None:
+        return run(local)
+    started = perf_counter()
+    with unrecorded():
+        result = run(local)
+    nbytes = step.bytes_received(communicator.ranks[communicator.rank])
+    record(step.name.replace("-", "_"), communicator.name, nbytes, perf_counter() - started)
+    return result
+
+
 class _Local:
     """A step without communication: cut the own block, or set it among identities."""
 
@@ -186,6 +205,11 @@ class _Exchange:
         return f"{self._step.name} of {self._step.dtype}: {self._step.src} -> {self._step.dst}"
 
     def __call__(self, local: Buffer) -> Buffer:
+        if recording():
+            return _recorded(self._step, self._communicator, self._run, local)
+        return self._run(local)
+
+    def _run(self, local: Buffer) -> Buffer:
         out = _memory.empty(self._shape, self._dtype)
         communicator = self._communicator
         if communicator is None:
@@ -230,6 +254,11 @@ class _AllReduce:
         return f"{self._step.name} of {self._step.dtype}: {self._step.src} -> {self._step.dst}"
 
     def __call__(self, local: Buffer) -> Buffer:
+        if recording():
+            return _recorded(self._step, self._communicator, self._run, local)
+        return self._run(local)
+
+    def _run(self, local: Buffer) -> Buffer:
         communicator = self._communicator
         out = _memory.empty(local.shape, self._dtype)
         if communicator is None:
