@@ -69,6 +69,7 @@ def read_part(part: int, parts: int, *, share: float = 1.0, progress: bool = Fal
                 total=stop - start, unit="B", unit_scale=True, desc="reading", disable=not progress
             ) as bar:
                 batches = list(_batches(lines, [columns.index(name) for name in FEATURES], bar))
+                bar.total = bar.n  # the last line may end in the next part
     rows = np.concatenate([np.empty((0, len(FEATURES))), *batches])
     for name in CLOCK_FEATURES:
         hours, minutes = np.divmod(rows[:, FEATURES.index(name)], 100)

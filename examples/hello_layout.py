@@ -36,8 +36,8 @@ def main() -> None:
         print("The same array of 10 x 6, on a mesh of 2 x 2 ranks:")
         for layout in (rows, tiles, fine, turned):
             show(layout)
-        print("\nFrom the second to the last:")
-        print(da.plan(tiles, turned, np.float64).explain(), flush=True)
+        print("\nFrom the second to the third:")
+        print(da.plan(tiles, fine, np.float64).explain(), flush=True)
 
     value = np.arange(60.0).reshape(SHAPE)
     x = da.distribute_array(value, world, [da.Shard(0)])
