@@ -38,9 +38,10 @@ INLINE_BYTES = 32 * 1024
 _MAX_NDIM = 64  # NumPy's own limit
 _HEADER = (8 + 2 * _MAX_NDIM) * 8  # the words named below, then shape and strides
 _SLOT = _HEADER + INLINE_BYTES
-_ROUND, _TOKEN, _KIND, _ITEMSIZE, _NDIM, _OFFSET = range(6)
-_SHAPE = 8
-_STRIDES = 8 + _MAX_NDIM
+_ROUND, _TOKEN, _KIND, _SIZE, _NDIM, _OFFSET, _SHAPE = range(7)
+_DESCRIBED = 5  # blocks of up to so many axes are described by one run of bytes
+_DESCRIPTION = slice(_KIND * 8, (_SHAPE + 2 * _DESCRIBED) * 8)
+_KEPT = 256  # descriptions whose arrays are kept, per slot
 _BARRIER, _MISMATCH = -1, -2  # tokens of the channel itself
 _BYTES, _BLOCK_INLINE, _BLOCK_IN_ARENA = range(3)
 
@@ -51,13 +52,34 @@ _SLEEP = 50e-6
 
 
 class _Slot:
-    """One slot: its header as words and its payload as bytes."""
+    """One slot: its header as words, the description of a block in it, and its payload."""
 
-    __slots__ = ("bytes", "words")
+    __slots__ = ("bytes", "description", "known", "words")
 
     def __init__(self, memory: memoryview, offset: int) -> None:
-        self.words = memory[offset : offset + _HEADER].cast("q")
+        header = memory[offset : offset + _HEADER]
+        self.words = header.cast("q")
+        self.description = header[_DESCRIPTION]
         self.bytes = memory[offset + _HEADER : offset + _SLOT]
+        self.known: dict[Any, Any] = {}  # arrays over the payload, by what describes them
+
+    def keep(self, key: Any, value: Any) -> None:
+        if len(self.known) >= _KEPT:
+            self.known.clear()
+        self.known[key] = value
+
+    def array(self, dtype: np.dtype[Any]) -> np.ndarray:
+        """Return the block that lies in the payload."""
+        key = (bytes(self.description), dtype)
+        found = self.known.get(key)
+        if found is None:
+            words = self.words
+            ndim = words[_NDIM]
+            shape = tuple(words[_SHAPE : _SHAPE + ndim])
+            found = np.ndarray(shape, dtype, self.bytes)
+            if ndim <= _DESCRIBED:
+                self.keep(key, found)
+        return found
 
 
 class _PeerMemory:
@@ -146,18 +168,18 @@ class Channel:
         slot.bytes[:n] = payload
         words = slot.words
         words[_KIND] = _BYTES
-        words[_ITEMSIZE] = n
+        words[_SIZE] = n
         result: list[memoryview | None] = [None] * self.size
         result[self.me] = slot.bytes[:n]
         for rank, other in self._complete_round(words, token, what):
-            result[rank] = other.bytes[: other.words[_ITEMSIZE]]
+            result[rank] = other.bytes[: other.words[_SIZE]]
         return result
 
     def barrier(self) -> None:
         """Wait until every member has come here."""
         words = self._mine[self._round & 1].words
         words[_KIND] = _BYTES
-        words[_ITEMSIZE] = 0
+        words[_SIZE] = 0
         self._complete_round(words, _BARRIER, "waiting at a barrier")
 
     def views(self, block: np.ndarray, token: int, what: object = "") -> _Views:
@@ -174,34 +196,39 @@ class Channel:
         return _Views(self, block, token, what)
 
     def _offer(self, block: np.ndarray) -> np.ndarray | None:
-        """Describe a block in the own slot; return what must stay alive until all have read."""
+        """Put a block into the own slot, or say there where it lies in the own arena.
+
+        Returns what must stay alive until all have read it.
+        """
         slot = self._mine[self._round & 1]
-        words = slot.words
-        lent = None
-        if block.nbytes <= INLINE_BYTES:
-            words[_KIND] = _BLOCK_INLINE
-            inline: np.ndarray = np.ndarray(block.shape, block.dtype, slot.bytes)
-            inline[...] = block
-            strides = inline.strides
-        else:
+        if block.nbytes > INLINE_BYTES:
             lent = block if _in_arena(block) else _stage(block)
-            words[_KIND] = _BLOCK_IN_ARENA
-            words[_OFFSET] = _memory.arena().offset_of(lent) or 0
-            strides = lent.strides
-        words[_ITEMSIZE] = block.itemsize
-        words[_NDIM] = block.ndim
-        for axis, (length, stride) in enumerate(zip(block.shape, strides, strict=True)):
-            words[_SHAPE + axis] = length
-            words[_STRIDES + axis] = stride
-        return lent
+            offset = _memory.arena().offset_of(lent)
+            assert offset is not None  # it is in the arena
+            _describe(slot.words, _BLOCK_IN_ARENA, lent, offset)
+            return lent
+        key = (block.shape, block.dtype)
+        found = slot.known.get(key)
+        if found is None:
+            inline: np.ndarray = np.ndarray(block.shape, block.dtype, slot.bytes)
+            slot.description[:] = bytes(len(slot.description))
+            _describe(slot.words, _BLOCK_INLINE, inline, 0)
+            if block.ndim <= _DESCRIBED:
+                slot.keep(key, (inline, bytes(slot.description)))
+            inline[...] = block
+            return None
+        inline, slot.description[:] = found
+        inline[...] = block
+        return None
 
     def _block(self, rank: int, slot: _Slot, dtype: np.dtype[Any]) -> np.ndarray:
+        """Return the block that another rank's slot holds or describes."""
         words = slot.words
+        if words[_KIND] == _BLOCK_INLINE:
+            return slot.array(dtype)
         ndim = words[_NDIM]
         shape = tuple(words[_SHAPE : _SHAPE + ndim])
-        strides = tuple(words[_STRIDES : _STRIDES + ndim])
-        if words[_KIND] == _BLOCK_INLINE:
-            return np.ndarray(shape, dtype, slot.bytes, 0, strides)
+        strides = tuple(words[_SHAPE + ndim : _SHAPE + 2 * ndim])
         offset = words[_OFFSET]
         reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0)
         buffer = self._memory[rank].upto(offset + reach + dtype.itemsize)
@@ -349,6 +376,17 @@ def _reach(offer: tuple[int, int, int, int, int]) -> tuple[_PeerMemory, int]:
         raise ValueError("another process's memory")
     _peers[process, file, identity] = memory
     return memory, offset
+
+
+def _describe(words: memoryview, kind: int, block: np.ndarray, offset: int) -> None:
+    ndim = block.ndim
+    words[_KIND] = kind
+    words[_SIZE] = block.itemsize
+    words[_NDIM] = ndim
+    words[_OFFSET] = offset
+    for axis, (length, stride) in enumerate(zip(block.shape, block.strides, strict=True)):
+        words[_SHAPE + axis] = length
+        words[_SHAPE + ndim + axis] = stride
 
 
 def _in_arena(block: np.ndarray) -> bool:
