@@ -18,7 +18,6 @@ import numpy as np
 from tqdm import tqdm
 
 FEATURES = (
-    "month",
     "sched_dep_time",
     "dep_delay",
     "sched_arr_time",

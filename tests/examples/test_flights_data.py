@@ -31,7 +31,7 @@ def test_more_parts_than_lines_leave_some_empty() -> None:
 
 def test_rows_are_complete_and_clock_times_are_hours(whole: np.ndarray) -> None:
     assert np.isfinite(whole).all()
-    np.testing.assert_allclose(whole[0], [1, 5 + 15 / 60, 2, 8 + 19 / 60, 11, 227, 1400])
+    np.testing.assert_allclose(whole[0], [5 + 15 / 60, 2, 8 + 19 / 60, 11, 227, 1400])
     clock = whole[:, [flights_data.FEATURES.index(name) for name in flights_data.CLOCK_FEATURES]]
     assert clock.min() >= 0
     assert clock.max() < 25

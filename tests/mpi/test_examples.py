@@ -77,7 +77,7 @@ def test_readme_program_prints_what_the_readme_says() -> None:
     program, shown = re.findall(r"```(?:python|text)\n(.*?)```", text, re.DOTALL)[:2]
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})
+        exec(compile(program, "the README program", "exec"), {"__name__": "__main__"})
     if da.default_mesh().rank == 0:
         assert output.getvalue() == shown
     else:
