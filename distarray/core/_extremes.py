@@ -26,8 +26,6 @@ class Extreme(StateReduction):
 
     def check(self, layout: Layout, dtype: Any, axes: tuple[int, ...]) -> None:
         """Refuse axes without items, several axes, and dtypes without order."""
-        if len(axes) not in (1, layout.ndim):
-            raise ArgumentTypeError(f"{self.name}(axis={axes}): one axis or None; reshape first")
         if any(layout.shape[axis] == 0 for axis in axes):
             raise ArgumentError(
                 f"{self.name} over axes {axes} of an array of shape {layout.shape}: there is no "
@@ -66,5 +64,9 @@ class Extreme(StateReduction):
 
     def find(self, x: BaseArray, axis: Any, keepdims: bool) -> BaseArray:
         """Return the indices, int64."""
+        if isinstance(axis, (tuple, list)):
+            raise ArgumentTypeError(
+                f"{self.name}(axis={axis!r}): takes one axis, or None for all; reshape first"
+            )
         (_, index), step = self.run(x, axis, keepdims)
         return x._new(index, step.output)

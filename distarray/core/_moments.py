@@ -81,11 +81,11 @@ def moments(block: Buffer, axes: tuple[int, ...]) -> Moments:
             count, np.asarray(found.mean).reshape(shape), np.asarray(found.m2).reshape(shape)
         )
     kept_shape = tuple(1 if i in axes else size for i, size in enumerate(block.shape))
-    if block.nbytes <= TILE_BYTES:
-        return _tile(block, axes, dtype, np.empty(block.size, dtype))
     fold = folded(block, axes)
     if fold is not None:
         return _narrow(*fold, kept_shape)
+    if block.nbytes <= TILE_BYTES:
+        return _tile(block, axes, dtype, np.empty(block.size, dtype))
     mean = np.empty(kept_shape, dtype)
     m2 = np.empty(kept_shape, np.empty(0, dtype).real.dtype)
     steps = tile_shape(block, axes, dtype)
@@ -138,7 +138,8 @@ def _tile(tile: Buffer, axes: tuple[int, ...], dtype: Any, scratch: Buffer) -> M
     mean /= dtype.type(count)
     deviation = scratch[: tile.size].reshape(tile.shape)
     np.subtract(tile, mean, out=deviation, dtype=dtype)
-    if tile.ndim == 1:
+    if tile.ndim == 1 and dtype.itemsize // (1 + (dtype.kind == "c")) >= 8:
+        # A dot product adds up in a few lanes: quick, and in double precision accurate enough.
         return Moments(count, mean, np.vdot(deviation, deviation).real[None])
     if dtype.kind == "c":
         squares = _squared(deviation)

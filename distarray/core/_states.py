@@ -119,7 +119,8 @@ class StateReduction(ABC):
         filled = [i for i, box in enumerate(step.boxes) if _volume(box)]
         if filled:
             state = self.merge([states[i] for i in filled], [step.boxes[i] for i in filled], step)
-        return tuple(part.reshape(step.output.local_shape()) for part in state), step
+        shape = step.output.local_shape()
+        return tuple(np.asarray(part).reshape(shape) for part in state), step
 
     def _step(self, x: BaseArray, axis: Any, keepdims: bool) -> Step:
         layout = x._layout

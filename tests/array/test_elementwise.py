@@ -9,22 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distarray.comm import CommLog, init_device_mesh
 from distarray.core._elementwise import Elementwise
-from distarray.core._policy import communication
-from distarray.errors import (
-    ArgumentTypeError,
-    DTypeError,
-    ImplicitCommunicationError,
-    MeshError,
-    ShapeError,
-)
-from distarray.layout import Partial, Replicate, Shard
 from distarray.ops import _elementwise_arithmetic as arithmetic
 from distarray.ops import _elementwise_logic as logic
 from distarray.ops import _elementwise_rounding as rounding
 from distarray.ops import _elementwise_transcendental as transcendental
-from distarray.array._array import DistArray, distribute_array
 from tests.array.strategies import Case, agrees, cases, on_ranks, pairs
 
 ROWS = {

@@ -1,0 +1,284 @@
+"""Reductions agree with NumPy over random layouts, and say when they send something."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from distarray.array._array import distribute_array
+from distarray.comm import CommLog, init_device_mesh
+from distarray.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError
+from distarray.layout import Partial, Replicate, Shard
+from distarray.ops import _reductions as ours
+from tests.array.strategies import Case, agrees, cases, on_ranks, values_of
+
+NUMBERS = (np.float64, np.int32, np.uint8, np.bool_, np.float32, np.complex128, np.float16)
+LAZY = {"sum": "sum", "prod": "prod", "min": "min", "max": "max", "any": "any", "all": "all"}
+
+
+@st.composite
+def axes_of(draw: Any, ndim: int) -> Any:
+    """Draw an axis argument that fits."""
+    if not ndim or draw(st.booleans()):
+        return None
+    if draw(st.booleans()):
+        return draw(st.integers(-ndim, ndim - 1))
+    return tuple(draw(st.lists(st.integers(0, ndim - 1), unique=True, max_size=ndim)))
+
+
+def compare(name: str, case: Case, *, close: bool, **options: Any) -> None:
+    """Check a reduction against NumPy's: its values, or that both refuse."""
+    theirs, function = getattr(np, name), getattr(ours, name)
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            expected = np.asarray(theirs(case.value, **options))
+        except ValueError:
+            expected = None
+        tolerance = {}
+        if close and expected is not None and expected.dtype.kind in "fc":
+            epsilon = float(np.finfo(expected.dtype).eps)
+            tolerance = {"rtol": 32 * epsilon, "atol": 32 * epsilon}
+
+        def program() -> None:
+            x = case.build()
+            with np.errstate(all="ignore"):
+                if expected is None:
+                    with pytest.raises(ArgumentError):
+                        function(x, **options)
+                else:
+                    agrees(function(x, **options), expected, **tolerance)
+
+        on_ranks(program)
+
+
+@pytest.mark.parametrize("name", ["sum", "prod", "min", "max", "any", "all", "count_nonzero"])
+@settings(max_examples=60)
+@given(data=st.data())
+def test_reduction_agrees_with_numpy_on_random_layouts(name: str, data: st.DataObject) -> None:
+    case = data.draw(cases(NUMBERS, ("sum", "max", "avg", "prod")))
+    axis = data.draw(axes_of(len(case.shape)))
+    compare(name, case, close=case.op == "avg", axis=axis, keepdims=data.draw(st.booleans()))
+
+
+@pytest.mark.parametrize("name", ["mean", "var", "std"])
+@settings(max_examples=60)
+@given(data=st.data())
+def test_moment_agrees_with_numpy_on_random_layouts(name: str, data: st.DataObject) -> None:
+    case = data.draw(cases(NUMBERS, ("sum", "max", "avg")))
+    options: dict[str, Any] = {
+        "axis": data.draw(axes_of(len(case.shape))),
+        "keepdims": data.draw(st.booleans()),
+    }
+    if name != "mean":
+        options["ddof"] = data.draw(st.sampled_from((0, 1, 1.5)))
+    compare(name, case, close=True, **options)
+
+
+@pytest.mark.parametrize("name", ["argmin", "argmax"])
+@settings(max_examples=100)
+@given(data=st.data())
+def test_place_is_the_first_in_global_order_on_random_layouts(
+    name: str, data: st.DataObject
+) -> None:
+    case = data.draw(cases(NUMBERS, ("sum", "max")))
+    ndim = len(case.shape)
+    if case.values.dtype.kind == "f" and data.draw(st.booleans()):
+        case.values[np.random.default_rng(0).random(case.values.shape) < 0.2] = np.nan
+    axis = data.draw(st.one_of(st.none(), st.integers(-ndim, ndim - 1))) if ndim else None
+    compare(name, case, close=False, axis=axis, keepdims=data.draw(st.booleans()))
+
+
+@pytest.mark.parametrize("name", ["sum", "prod", "min", "max", "any", "all", "mean", "var", "std"])
+@settings(max_examples=30)
+@given(data=st.data())
+def test_masked_reduction_agrees_with_numpy(name: str, data: st.DataObject) -> None:
+    case = data.draw(cases((np.float64, np.int32), ("sum", "max")))
+    mesh_shape = case.mesh_shape
+    kept = case.shape[data.draw(st.integers(0, len(case.shape))) :]
+    mask = data.draw(cases((np.bool_,), (), mesh_shape, kept))
+    options: dict[str, Any] = {"axis": data.draw(axes_of(len(case.shape)))}
+    if name in ("min", "max"):
+        options["initial"] = 3
+    elif name in ("sum", "prod") and data.draw(st.booleans()):
+        options["initial"] = 2
+    plain_mask = data.draw(st.booleans())
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        expected = np.asarray(getattr(np, name)(case.value, where=mask.value, **options))
+
+        def program() -> None:
+            with np.errstate(all="ignore"):
+                where = mask.value if plain_mask else mask.build()
+                result = getattr(ours, name)(case.build(), where=where, **options)
+                agrees(result, expected, rtol=1e-12, atol=1e-12)
+
+        on_ranks(program)
+
+
+@pytest.mark.parametrize("name", ["sum", "prod", "mean", "var"])
+@settings(max_examples=25)
+@given(data=st.data(), dtype=st.sampled_from((np.float32, np.float64, np.complex64)))
+def test_dtype_argument_is_numpys(name: str, data: st.DataObject, dtype: Any) -> None:
+    case = data.draw(cases((np.float64, np.int32, np.bool_, np.float16), ("sum",)))
+    if name == "var":  # NumPy gives a complex variance of real items there
+        assume(dtype != np.complex64)
+    compare(name, case, close=True, axis=data.draw(axes_of(len(case.shape))), dtype=dtype)
+
+
+@settings(max_examples=20)
+@given(data=st.data())
+def test_initial_counts_once_whatever_the_layout(data: st.DataObject) -> None:
+    case = data.draw(cases((np.float64, np.int32), ("sum", "prod", "min", "max")))
+    for name in ("sum", "prod", "min", "max"):
+        compare(name, case, close=False, axis=data.draw(axes_of(len(case.shape))), initial=2)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64, np.complex64, np.int64])
+@pytest.mark.parametrize("shape", [(300_001,), (700, 301), (5, 70_001), (90_001, 3), (40, 50, 60)])
+def test_large_blocks_reduce_as_accurately_as_numpy(shape: Any, dtype: Any) -> None:
+    values = values_of(dtype, shape, 1) + np.asarray(100, dtype)
+    exact = values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
+    tolerance = (
+        3e-3 if dtype == np.float16 else 3e-6 if dtype in (np.float32, np.complex64) else 1e-12
+    )
+
+    def program() -> None:
+        x = distribute_array(values, init_device_mesh((3,)), [Shard(0)])
+        for axis in (None, *range(len(shape)), tuple(range(len(shape) - 1))):
+            if axis == ():
+                continue
+            for name in ("mean", "var", "std"):
+                result = getattr(x, name)(axis)
+                agrees(
+                    result,
+                    getattr(np, name)(exact, axis).astype(result.dtype),
+                    rtol=tolerance,
+                    atol=tolerance,
+                )
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("name", sorted(LAZY))
+def test_reduction_over_a_cut_axis_is_partial_and_sends_nothing(name: str) -> None:
+    def program() -> None:
+        mesh = init_device_mesh((2, 2), ("dp", "tp"))
+        x = distribute_array(np.ones((4, 6)), mesh, [Shard(0), Shard(1)])
+        with CommLog() as log:
+            result = getattr(ours, name)(x, axis=0)
+            again = getattr(ours, name)(result)
+        assert log.count() == 0
+        assert result.placements == (Partial(LAZY[name]), Shard(0))
+        assert again.placements == (Partial(LAZY[name]), Partial(LAZY[name]))
+
+    on_ranks(program)
+
+
+def test_mean_is_a_lazy_sum_and_variance_one_exchange() -> None:
+    def program() -> None:
+        mesh = init_device_mesh((2, 2), ("dp", "tp"))
+        x = distribute_array(np.arange(24.0).reshape(4, 6), mesh, [Shard(0), Shard(1)])
+        with CommLog() as log:
+            mean = x.mean()
+        assert log.count() == 0
+        assert mean.placements == (Partial("sum"), Partial("sum"))
+        with CommLog() as log:
+            deviation = x.std(0)
+            place = x.argmax()
+        assert log.count() == 2
+        assert deviation.placements == (Replicate(), Shard(0))
+        assert place.layout.is_replicated
+        with CommLog() as log:
+            x.redistribute([Shard(0), Replicate()]).std(1)
+        assert log.count("all_gather", "mesh") == 0
+
+    on_ranks(program)
+
+
+def test_variance_is_bitwise_the_same_on_every_rank() -> None:
+    values = np.random.default_rng(3).normal(1e6, 1, size=(1001, 5))
+
+    def program() -> bytes:
+        x = distribute_array(values, init_device_mesh((4,)), [Shard(0)])
+        return x.var(0).to_local().tobytes()
+
+    assert len(set(on_ranks(program))) == 1
+
+
+def test_variance_of_a_large_mean_loses_no_digits() -> None:
+    values = np.random.default_rng(3).normal(0, 1, size=200_000)
+
+    def program() -> float:
+        x = distribute_array(values + 1e9, init_device_mesh((4,)), [Shard(0)])
+        return float(x.var())
+
+    assert math.isclose(on_ranks(program)[0], float((values + 1e9).var()), rel_tol=1e-10)
+
+
+def test_ties_and_nans_go_to_the_lowest_index_across_columns() -> None:
+    values = np.zeros((4, 6))
+    values[1, 4] = values[2, 0] = 7  # the second column block holds the first of them
+    holes = values.copy()
+    holes[3, 0] = holes[0, 5] = np.nan
+
+    def program() -> tuple[int, int, int]:
+        mesh = init_device_mesh((3,))
+        x = distribute_array(values, mesh, [Shard(1)])
+        y = distribute_array(holes, mesh, [Shard(1)])
+        if mesh.coordinate is None:
+            x.argmax(), y.argmax(), y.argmin()
+            return (10, 5, 5)
+        return int(x.argmax()), int(y.argmax()), int(y.argmin())
+
+    assert set(on_ranks(program)) == {(10, 5, 5)}
+
+
+def test_bad_arguments_raise_the_same_error_on_every_rank_and_the_next_call_works() -> None:
+    def program() -> list[str]:
+        mesh = init_device_mesh((2, 2))
+        x = distribute_array(np.arange(12.0).reshape(3, 4), mesh, [Shard(0), Shard(1)])
+        empty = distribute_array(np.ones((0, 4)), mesh, [Shard(0), Shard(1)])
+        messages = []
+        for error, call in (
+            (AxisError, lambda: x.sum(2)),
+            (AxisError, lambda: x.sum((0, -2))),
+            (ArgumentTypeError, lambda: x.sum("0")),
+            (ArgumentTypeError, lambda: x.min(dtype=np.float64)),
+            (ArgumentError, lambda: empty.min()),
+            (ArgumentError, lambda: empty.argmax()),
+            (ArgumentTypeError, lambda: x.argmax((0, 1, 1)[:2])),
+            (DTypeError, lambda: x.sum(where=np.ones((3, 4)))),
+            (ArgumentError, lambda: x.max(where=np.ones((3, 4), bool))),
+            (ArgumentTypeError, lambda: x.sum(out=np.zeros(()))),
+        ):
+            with pytest.raises(error) as caught:
+                call()
+            messages.append(str(caught.value))
+        assert float(x.sum()) == 66.0
+        return messages
+
+    results = on_ranks(program)
+    assert all(messages == results[0] for messages in results)
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_result_goes_into_an_array_of_another_layout(data: st.DataObject) -> None:
+    case = data.draw(cases((np.float64,), ("sum",)))
+    axis = data.draw(axes_of(len(case.shape)))
+    expected = np.asarray(case.value.sum(axis))
+    target = data.draw(cases((np.float64,), ("sum",), case.mesh_shape, expected.shape))
+
+    def program() -> None:
+        out = target.build()
+        assert ours.sum(case.build(), axis=axis, out=out) is out
+        agrees(out, expected, rtol=1e-14, atol=0)
+
+    on_ranks(program)
