@@ -16,7 +16,6 @@ import contextlib
 import ctypes
 import mmap
 import os
-import secrets
 import threading
 from bisect import bisect_left, insort
 from collections import deque
@@ -79,7 +78,7 @@ class Arena:
     def __init__(self) -> None:
         physical = os.sysconf("SC_PHYS_PAGES") * _PAGE
         self.capacity = _power_of_two(4 * physical)
-        self.identity = secrets.randbits(62)
+        self.identity = int.from_bytes(os.urandom(7), "little")
         self.file = os.memfd_create("distarray", os.MFD_CLOEXEC)
         os.ftruncate(self.file, self.capacity)
         self.map = mmap.mmap(self.file, self.capacity, flags=mmap.MAP_SHARED | _MAP_NORESERVE)

@@ -22,7 +22,6 @@ import math
 import mmap
 import os
 import platform
-import secrets
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -339,7 +338,7 @@ def attach(
         Gathers one small object of every rank to every rank.
     """
     offer = None
-    nonce = secrets.randbits(62)
+    nonce = int.from_bytes(os.urandom(7), "little")
     if os.environ.get("DISTARRAY_SHARED_MEMORY", "1") != "0" and hasattr(os, "memfd_create"):
         with contextlib.suppress(OSError):
             arena = _memory.arena()
