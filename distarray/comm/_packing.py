@@ -1,26 +1,23 @@
-"""Copy, pack, pad, fill and reduce boxes of local blocks, of any rank, strides and data type."""
+"""Copy, pack, pad and fill boxes of local blocks, of any rank, strides and data type."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from distarray.comm import _backend, _memory, _threads
+from distarray.comm._block_reduction import STREAMING_BYTES, accumulate, reduce_into
 from distarray.comm._strided import copy_by_kernel
-from distarray.errors import ArgumentError, ShapeError
+from distarray.errors import ShapeError
 from distarray.typing import Box, Buffer, Shape
 
-STREAMING_BYTES: Final = 16 * 1024 * 1024
-"""Destinations of at least this size are written past the caches."""
+__all__ = ["accumulate", "copy_box", "fill", "pack", "pad", "reduce_into", "unpack", "unpad"]
 
-_KERNEL_BYTES: Final = 512 * 1024
+_KERNEL_BYTES: Final = 256 * 1024
 """Below this size NumPy copies everything."""
-
-PIECE_BYTES: Final = 256 * 1024
-"""A reduction works on pieces of this size, so that the partial results stay in the cache."""
 
 
 def copy_box(dst: Buffer, src: Buffer, *, total: int = 0) -> None:
@@ -173,121 +170,3 @@ def _window(inner: Shape, outer: Shape, offset: Shape | None) -> tuple[slice, ..
             f"{tuple(outer)}; every offset + size must be at most the size outside"
         )
     return tuple(slice(o, o + i) for i, o in zip(inner, offset, strict=True))
-
-
-_UFUNCS = {
-    "sum": "add",
-    "avg": "add",
-    "prod": "multiply",
-    "min": "minimum",
-    "max": "maximum",
-    "any": "logical_or",
-    "all": "logical_and",
-    "band": "bitwise_and",
-    "bor": "bitwise_or",
-    "bxor": "bitwise_xor",
-}
-
-
-def reduce_into(
-    dst: Buffer, sources: Sequence[Buffer], op: str, *, bfloat16: bool = False
-) -> None:
-    """Set ``dst`` to ``sources[0] op sources[1] op ...``, evaluated in that order.
-
-    Values combine as in NumPy: NaN propagates through min and max, integers wrap, sum and prod of
-    truth values are any and all. float16 and bfloat16 accumulate in float32 and are rounded once.
-    `avg` divides the sum by the number of sources.
-
-    Parameters
-    ----------
-    dst
-        Of the sources' shape and dtype, or float64 for `avg` of integers and truth values. It
-        shares no memory with the sources.
-    sources
-        At least one array.
-    op
-        A reduction of `Partial`.
-    bfloat16
-        The arrays are uint16 and hold bfloat16 values.
-
-    Raises
-    ------
-    ArgumentError
-        If ``op`` is not a reduction, or there is no source.
-    """
-    name = _UFUNCS.get(op)
-    if name is None or not sources:
-        raise ArgumentError(
-            f"cannot reduce {len(sources)} blocks by op={op!r}; pass at least one block and one "
-            f"of {', '.join(_UFUNCS)}"
-        )
-    xp = _backend.namespace_of(dst)
-    if dst.dtype.kind == "V" and dst.dtype.name == "bfloat16":
-        dst, sources, bfloat16 = dst.view(xp.uint16), [s.view(xp.uint16) for s in sources], True
-    wide = bfloat16 or (dst.dtype.kind == "f" and dst.dtype.itemsize == 2)
-    for where in pieces(dst.shape, 4 if wide else dst.dtype.itemsize):
-        target = dst[where]
-        parts = [source[where] for source in sources]
-        with np.errstate(all="ignore"):
-            if wide:
-                wider = xp.empty(target.shape, xp.float32)
-                _reduce_piece(xp, wider, [_widen(xp, p, bfloat16) for p in parts], op)
-                target[...] = _to_bfloat16(xp, wider) if bfloat16 else wider
-            else:
-                _reduce_piece(xp, target, parts, op)
-
-
-def accumulate(dst: Buffer, source: Buffer, op: str, *, bfloat16: bool = False) -> None:
-    """Set ``dst`` to ``dst op source``; `avg` has no such step.
-
-    Raises
-    ------
-    ArgumentError
-        If ``op`` is not a reduction of two values.
-    """
-    if op == "avg":
-        raise ArgumentError("an average cannot be accumulated; accumulate by 'sum' and divide")
-    for where in pieces(dst.shape, dst.dtype.itemsize):
-        reduce_into(dst[where], [dst[where].copy(), source[where]], op, bfloat16=bfloat16)
-
-
-def _reduce_piece(xp: Any, target: Buffer, parts: Sequence[Buffer], op: str) -> None:
-    combine = getattr(xp, _UFUNCS[op])
-    target[...] = parts[0]
-    for part in parts[1:]:
-        combine(target, part, out=target, casting="unsafe")
-    if op == "avg":
-        xp.true_divide(target, len(parts), out=target, casting="unsafe")
-
-
-def _widen(xp: Any, values: Buffer, bfloat16: bool) -> Buffer:
-    """Return float32 values of float16 values, or of bfloat16 values held as uint16."""
-    if bfloat16:
-        return (values.astype(xp.uint32) << 16).view(xp.float32)
-    return values.astype(xp.float32)
-
-
-def _to_bfloat16(xp: Any, values: Buffer) -> Buffer:
-    """Return float32 values rounded to bfloat16 (to nearest, ties to even) as uint16 bits."""
-    bits = values.view(xp.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    # The addition could carry a NaN over into an infinity.
-    return xp.where(xp.isnan(values), (bits >> 16) | 0x40, rounded).astype(xp.uint16)
-
-
-def pieces(shape: Shape, itemsize: int) -> Iterator[tuple[slice, ...]]:
-    """Yield indices that cut an array into boxes of about ``PIECE_BYTES``, in C order."""
-    inner = itemsize
-    axis = len(shape)
-    while axis and inner * shape[axis - 1] <= PIECE_BYTES:
-        axis -= 1
-        inner *= shape[axis]
-    if axis == 0:
-        if 0 not in shape:
-            yield (...,)
-        return
-    step = max(1, PIECE_BYTES // max(inner, 1))
-    cut = shape[axis - 1]
-    for outer in np.ndindex(*shape[: axis - 1]):
-        for start in range(0, cut, step):
-            yield (*outer, slice(start, min(cut, start + step)))

@@ -1,0 +1,143 @@
+"""How arrays lie in memory together, and which kernel copies between them.
+
+When a kernel serves, and what it gains over NumPy, measured with float64 on one core of a server
+processor (2 MB of level-2 cache a core; the speed of one core in memory is what limits):
+
+=========================================  =======================================
+rows of at least 512 bytes, 16 MB or more  past the caches, 4 rows at a time: 1.6 to 1.9
+   the same below 16 MB                    NumPy: what stays in a cache is read again faster
+rows of 16 to 128 bytes                    two overlapping moves a row: 1.2 to 2
+transposed, items of 1 to 16 bytes         tiles in registers: 5 to 15
+any other strides, structured items        NumPy
+=========================================  =======================================
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from distarray.comm._jit import kernels
+
+_LINE = 64
+_LONG_RUN = 512
+_SHORT_RUN = range(16, 129)
+_BYTES_PER_CALL = 32 * 1024
+"""Least work of one call of a kernel, which costs about 2 microseconds."""
+
+Axis: TypeAlias = tuple[int, ...]
+"""Number of elements, then the stride in bytes of each array."""
+
+
+def copy_by_kernel(dst: np.ndarray, src: np.ndarray, streaming: bool) -> bool:
+    """Copy ``src`` into ``dst`` if a kernel is faster than NumPy here, and tell whether it was.
+
+    Parameters
+    ----------
+    dst, src
+        Of the same shape and dtype, without objects and without shared memory.
+    streaming
+        Whether ``dst`` belongs to a block that is too large for the caches.
+    """
+    itemsize = dst.itemsize
+    (d, s), axes = joint_axes(dst, src)
+    if not axes or axes[-1][1] != itemsize:
+        return False
+    kernels_cpu = kernels("distarray.comm._kernels_cpu")
+    if kernels_cpu is None:
+        return False
+    outer = axes[:-1]
+    if axes[-1][2] == itemsize:
+        run = axes[-1][0] * itemsize
+        if streaming and (run >= _LONG_RUN or _whole_lines(d, run, outer)):
+            kernel = kernels_cpu.stream_rows
+        elif run in _SHORT_RUN:
+            kernel = kernels_cpu.copy_short
+        else:
+            return False
+        return _copy_rows(kernel.run, d, s, run, outer)
+    return _copy_transposed(kernels_cpu, d, s, axes, itemsize, streaming)
+
+
+def joint_axes(*arrays: np.ndarray) -> tuple[list[int], list[Axis]]:
+    """Return the addresses of arrays of one shape, and the fewest axes that reach all elements.
+
+    Axes of one element are left out, axes along which the first array runs backwards are turned
+    round in all, and axes that follow each other without a gap in every array become one. They
+    are ordered by the first array's strides, largest first.
+    """
+    addresses = [array.__array_interface__["data"][0] for array in arrays]
+    axes = []
+    for axis in zip(arrays[0].shape, *(array.strides for array in arrays), strict=True):
+        n = axis[0]
+        if n == 1:
+            continue
+        if axis[1] < 0:
+            addresses = [
+                a + (n - 1) * stride for a, stride in zip(addresses, axis[1:], strict=True)
+            ]
+            axis = (n, *(-stride for stride in axis[1:]))
+        axes.append(axis)
+    axes.sort(key=lambda axis: -axis[1])
+    joined: list[Axis] = []
+    for axis in axes:
+        n = axis[0]
+        if joined and all(a == n * b for a, b in zip(joined[-1][1:], axis[1:], strict=True)):
+            joined[-1] = (joined[-1][0] * n, *axis[1:])
+        else:
+            joined.append(axis)
+    return addresses, joined
+
+
+def offsets(axes: Sequence[Axis]) -> Iterator[tuple[int, ...]]:
+    """Yield the offset in bytes into each array, for every index along ``axes``, in C order."""
+    steps = [[tuple(i * stride for stride in axis[1:]) for i in range(axis[0])] for axis in axes]
+    for chosen in itertools.product(*steps):
+        yield tuple(map(sum, zip(*chosen, strict=True)))
+
+
+def _whole_lines(address: int, run: int, outer: Sequence[Axis]) -> bool:
+    return (address | run) % _LINE == 0 and all(axis[1] % _LINE == 0 for axis in outer)
+
+
+def _copy_rows(kernel: Any, d: int, s: int, run: int, outer: Sequence[Axis]) -> bool:
+    """Copy rows by a kernel that takes three outer axes, the longest first."""
+    inner = sorted(outer[-3:], key=lambda axis: -axis[0])
+    inner += [(1, 0, 0)] * (3 - len(inner))
+    beyond = outer[:-3]
+    if not beyond:
+        kernel(d, s, run, *inner[0], *inner[1], *inner[2])
+        return True
+    if run * inner[0][0] * inner[1][0] * inner[2][0] < _BYTES_PER_CALL:
+        return False
+    for e, t in offsets(beyond):
+        kernel(d + e, s + t, run, *inner[0], *inner[1], *inner[2])
+    return True
+
+
+def _copy_transposed(
+    kernels_cpu: Any, d: int, s: int, axes: Sequence[Axis], itemsize: int, streaming: bool
+) -> bool:
+    """Copy planes of which one axis has unit stride in ``dst`` and the other in ``src``."""
+    columns, _, src_stride = axes[-1]
+    across = next((i for i, axis in enumerate(axes[:-1]) if axis[2] == itemsize), None)
+    kernel = kernels_cpu.TRANSPOSE.get(itemsize)
+    if across is None or kernel is None:
+        return False
+    rows, dst_stride, _ = axes[across]
+    beyond = [axis for i, axis in enumerate(axes[:-1]) if i != across]
+    least = _LINE // itemsize
+    if min(rows, columns) < least or (beyond and rows * columns * itemsize < _BYTES_PER_CALL):
+        return False
+    aligned = (d | dst_stride) % _LINE == 0 and all(axis[1] % _LINE == 0 for axis in beyond)
+    if streaming and aligned:
+        kernel = kernels_cpu.TRANSPOSE_STREAMING.get(itemsize, kernel)
+    if not beyond:
+        kernel.run(d, s, columns, rows, dst_stride, src_stride)
+        return True
+    for e, t in offsets(beyond):
+        kernel.run(d + e, s + t, columns, rows, dst_stride, src_stride)
+    return True

@@ -1,0 +1,99 @@
+"""How many threads of this rank may work on one large block, and the pool they come from.
+
+The kernels and NumPy's loops leave the interpreter lock, so that plain threads serve; Numba's own
+parallel loops would end the process where two threads (simulated ranks) start one at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+_BYTES_PER_THREAD: Final = 8 * 1024 * 1024
+_MOST: Final = 8  # a few cores use up what the memory of a node can give
+
+# What launchers set, those that count the ranks of the node first.
+_LOCAL_SIZES: Final = (
+    "MPI_LOCALNRANKS",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "PMI_SIZE",
+    "PMIX_SIZE",
+)
+
+_pool: ThreadPoolExecutor | None = None
+_pool_lock = threading.Lock()
+_count: int | None = None
+
+
+def count() -> int:
+    """Return how many threads this rank may use.
+
+    ``DISTARRAY_NUM_THREADS``, ``NUMBA_NUM_THREADS`` or ``OMP_NUM_THREADS`` where set, else the
+    cores this process may run on, shared with the other ranks of the node.
+    """
+    global _count
+    if _count is None:
+        _count = _configured() or _share_of_cores()
+    return _count
+
+
+def wanted(nbytes: int) -> int:
+    """Return how many threads should share the work on a block of ``nbytes``."""
+    if nbytes < 2 * _BYTES_PER_THREAD:
+        return 1
+    return max(1, min(count(), nbytes // _BYTES_PER_THREAD))
+
+
+def run(function: Callable[[Any], None], parts: Iterable[Any]) -> None:
+    """Call ``function`` on every part, each on a thread of the pool; raise what one raised."""
+    for _ in _threads().map(function, parts):
+        pass
+
+
+def _threads() -> ThreadPoolExecutor:
+    global _pool
+    with _pool_lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(count(), "distarray-copy")
+        return _pool
+
+
+def _configured() -> int:
+    for name in ("DISTARRAY_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
+        value = os.environ.get(name, "").split(",")[0].strip()
+        if value.isdigit() and int(value) > 0:
+            return int(value)
+    return 0
+
+
+def _share_of_cores() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, min(_MOST, cores // ranks_of_node()))
+
+
+def ranks_of_node() -> int:
+    """Return how many ranks the launcher says it started on this node, 1 if it says nothing."""
+    for name in _LOCAL_SIZES:
+        value = os.environ.get(name, "")
+        if value.isdigit() and int(value) > 0:
+            return int(value)
+    # Slurm writes "2(x3),1": tasks on each node of the job; the largest is the safe reading.
+    tasks = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or os.environ.get("SLURM_TASKS_PER_NODE")
+    sizes = [part.partition("(")[0] for part in (tasks or "").split(",")]
+    return max((int(size) for size in sizes if size.isdigit()), default=1)
+
+
+def _forget_pool() -> None:
+    """Leave the parent's threads to the parent: a forked child has none of them."""
+    global _pool, _pool_lock
+    _pool = None
+    _pool_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pool)
