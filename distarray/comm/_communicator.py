@@ -32,7 +32,7 @@ from distarray.comm._requests import Completed, Request
 from distarray.errors import ArgumentError
 from distarray.typing import Buffer
 
-Views = AbstractContextManager[list[np.ndarray | None]]
+Views = AbstractContextManager[list[Buffer]]
 
 
 class Communicator(Reducer):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from distarray.comm import _node_local
 from distarray.comm._mpi_objects import all_gather_object
-from distarray.errors import CommunicationError
+from distarray.errors import ArgumentError, CommunicationError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -27,7 +27,7 @@ def import_mpi() -> Any:
     Raises
     ------
     CommunicationError
-        There is no mpi4py, or no MPI library for it.
+        There is no mpi4py, no MPI library for it, or MPI is over.
     """
     try:
         from mpi4py import MPI
@@ -36,6 +36,13 @@ def import_mpi() -> Any:
             f"MPI does not start: {error}; install one with pip install 'distarray-mpi[mpich]', or "
             "build mpi4py for the MPI of this machine"
         ) from error
+    if MPI.Is_finalized():
+        raise CommunicationError(
+            "MPI has been finalized, and cannot start again in this process; leave MPI.Finalize() "
+            "to the end of the program"
+        )
+    if not MPI.Is_initialized():  # mpi4py was told to leave that to the program
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
     return MPI
 
 
@@ -45,8 +52,13 @@ def node_colour(world_rank: int) -> str:
     ``DISTARRAY_RANKS_PER_NODE=k`` makes believe, for tests, that every k consecutive ranks of
     the MPI world are a node.
     """
-    pretended = os.environ.get("DISTARRAY_RANKS_PER_NODE")
-    node = "" if pretended is None else f"{world_rank // int(pretended)} "
+    pretended = os.environ.get("DISTARRAY_RANKS_PER_NODE", "")
+    if pretended and not (pretended.isdecimal() and int(pretended)):
+        raise ArgumentError(
+            f"DISTARRAY_RANKS_PER_NODE={pretended!r} is not a number of ranks; set a positive "
+            "integer, or unset it"
+        )
+    node = f"{world_rank // int(pretended)} " if pretended else ""
     try:
         node += Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         # Containers on one machine do not see each other's processes.

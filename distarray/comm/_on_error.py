@@ -67,14 +67,14 @@ class _Ending:
         if status is None or status == 0:
             return
         code = status if isinstance(status, int) else 1
-        print(f"{self._who} left with exit status {code}: ending all ranks", file=sys.stderr)
+        sys.stderr.write(f"{self._who} left with exit status {code}: ending all ranks\n")
         time.sleep(_SECONDS_TO_LEAVE)
         self._abort(code)
 
     def _announce(self) -> None:
         if self._comm.Get_rank() != 0:
             time.sleep(_SECONDS_BEFORE_OTHERS_PRINT)
-        print(f"{self._who} failed: ending all ranks", file=sys.stderr)
+        sys.stderr.write(f"{self._who} failed: ending all ranks\n")
 
     def _abort(self, code: int) -> None:
         from mpi4py import MPI

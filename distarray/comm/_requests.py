@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -109,8 +110,9 @@ class Pending(Request):
 
     def __del__(self) -> None:
         # The transport still writes to the buffers of a request that nobody waited for.
-        if self._handle is not None:
-            _abandoned.append((self._handle, self._buffers))
+        handle = getattr(self, "_handle", None)
+        if handle is not None and not sys.is_finalizing():
+            _abandoned.append((handle, self._buffers))
 
 
 class Then(Request):

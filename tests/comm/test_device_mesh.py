@@ -219,9 +219,10 @@ def test_use_mesh_nests_and_ends_also_by_an_error():
             assert default_placements(outer, 1) == (Replicate(), Shard(-1))
             assert default_placements(outer, 0) == (Replicate(), Replicate())
             assert default_placements(inner, 2) == (Shard(0), Replicate())
-            with pytest.raises(ZeroDivisionError), use_mesh(inner):
+            with use_mesh(inner):
                 assert default_mesh() is inner
                 assert default_placements(inner, 1) == (Shard(0), Replicate())
+            with pytest.raises(ZeroDivisionError), use_mesh(inner):
                 raise ZeroDivisionError
             assert default_mesh() is outer
         assert default_mesh().ndim == 1
