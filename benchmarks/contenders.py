@@ -23,8 +23,10 @@ def present(comm: MPI.Comm) -> tuple[list[ModuleType], dict[str, str]]:
     return running, absent
 
 
-def leave(modules: list[ModuleType]) -> None:
-    """Let those that hold something let it go."""
+def leave(comm: MPI.Comm, modules: list[ModuleType]) -> None:
+    """Let those that hold something let it go, all ranks together."""
     for module in modules:
+        comm.Barrier()
         if hasattr(module, "stop"):
             module.stop()
+    comm.Barrier()

@@ -29,7 +29,7 @@ def main() -> None:
         rows.append(_measure(comm, name, running, options.quick))
         record.say(comm, rows[-1])
     record.write(comm, options.out, "large", rows, absent)
-    contenders.leave(running)
+    contenders.leave(comm, running)
 
 
 def _measure(comm: MPI.Comm, name: str, running: list, quick: bool) -> dict:

@@ -26,7 +26,7 @@ def main() -> None:
         rows.append(_measure(comm, name, running, options.quick))
         record.say(comm, rows[-1])
     record.write(comm, options.out, "overhead", rows, absent)
-    contenders.leave(running)
+    contenders.leave(comm, running)
 
 
 def _numpy(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> measure.Work:

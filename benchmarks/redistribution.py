@@ -28,7 +28,7 @@ def main() -> None:
             rows.append(_measure(comm, case, running, options.quick))
             record.say(comm, rows[-1])
     record.write(comm, options.out, "redistribution", rows, absent)
-    contenders.leave(running)
+    contenders.leave(comm, running)
 
 
 def _measure(comm: MPI.Comm, case: cases.Move, running: list, quick: bool) -> dict:
