@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 import numpy as np
+
 from distarray.errors import DeviceError
 from distarray.typing import Buffer
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from distarray.comm import _backend
 from distarray.errors import OutOfMemoryError
 from distarray.typing import Buffer, Shape
@@ -73,7 +74,7 @@ class _Lease:
 
 
 class Arena:
-    """This process's sparse memory file: which stretches are in use, idle, or empty."""
+    """The sparse memory file of a process: which stretches are in use, idle, or empty."""
 
     def __init__(self) -> None:
         physical = os.sysconf("SC_PHYS_PAGES") * _PAGE

@@ -27,6 +27,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
+
 from distarray.comm import _memory
 from distarray.comm._packing import copy_box
 from distarray.errors import CommunicationError, MismatchError
@@ -137,7 +138,7 @@ class Channel:
         self._spins = _SPINS if len(members) <= _cores() else _SPINS_CROWDED
         self._keep = own
         self._memory = {rank: memory for rank, (memory, _) in peers.items()}
-        mine = memoryview(own)
+        mine = own.data
         self._mine = [_Slot(mine, i * _SLOT) for i in range(2)]
         self._others = [
             [(rank, memory.slot(offset, i)) for rank, (memory, offset) in peers.items()]
@@ -423,4 +424,3 @@ def _fence() -> None:
 
         _fence = memory_fence
     _fence()
-

@@ -17,6 +17,7 @@ from distarray.layout import Layout
 from distarray.redistribute._execute import BoundStep, bound_steps
 from distarray.typing import Buffer
 
+
 class Handle:
     """A block that is on its way."""
 
@@ -69,4 +70,3 @@ def _worker() -> ThreadPoolExecutor:
         if worker is None:
             worker = _workers[rank] = ThreadPoolExecutor(1, "distarray background")
         return worker
-

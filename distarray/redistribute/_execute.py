@@ -23,6 +23,7 @@ import numpy as np
 
 from distarray.comm import _memory
 from distarray.comm._communicator import Communicator
+from distarray.comm._device_mesh import DeviceMesh
 from distarray.comm._log import record, recording, unrecorded
 from distarray.comm._node_local import INLINE_BYTES
 from distarray.comm._packing import copy_box, fill, reduce_into
@@ -97,10 +98,7 @@ def bound_steps(
 
 
 def _bind(step: Step, src: Layout, dst: Layout, background: bool) -> BoundStep:
-    before, after = (
-        src.mesh if layout.mesh == src.mesh.abstract else dst.mesh
-        for layout in (step.src, step.dst)
-    )
+    before, after = (_mesh_behind(layout, src, dst) for layout in (step.src, step.dst))
     shape = step.dst.replace(mesh=after).local_shape()
     if isinstance(step, LocalStep):
         return _Local(step, before.rank, shape)
@@ -114,6 +112,13 @@ def _bind(step: Step, src: Layout, dst: Layout, background: bool) -> BoundStep:
     if isinstance(step, AllReduceStep):
         return _AllReduce(step, communicator)
     return _Exchange(step, before.rank, shape, communicator)
+
+
+def _mesh_behind(layout: Layout, src: Layout, dst: Layout) -> DeviceMesh:
+    """Return the device mesh that a plan's abstract layout stands for."""
+    mesh = src.mesh if layout.mesh == src.mesh.abstract else dst.mesh
+    assert isinstance(mesh, DeviceMesh)  # arrays live on no other
+    return mesh
 
 
 def _token(step: Step) -> int:

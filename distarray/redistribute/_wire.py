@@ -53,9 +53,7 @@ class Wire:
 
     __slots__ = ("_communicator", "_gathers", "_rounds", "_step")
 
-    def __init__(
-        self, step: ExchangeStep, communicator: Communicator, reached: list[bool]
-    ) -> None:
+    def __init__(self, step: ExchangeStep, communicator: Communicator, reached: list[bool]) -> None:
         self._step = step
         self._communicator = communicator
         index = {rank: i for i, rank in enumerate(communicator.ranks)}
@@ -99,7 +97,7 @@ class Wire:
         send_counts = [sum(prod(shape(box)) for box in mine) for mine in boxes]
         return _Round([box for mine in boxes for box in mine], send_counts, recv_counts, found)
 
-    def exchange(self, local: Buffer, blocks: Sequence[Buffer | None], out: Buffer) -> None:
+    def exchange(self, local: Buffer, blocks: Sequence[Buffer], out: Buffer) -> None:
         """Fill ``out`` from the blocks that are read in place and from what the others send."""
         if self._gathers:
             self._gather(local, out)
@@ -112,7 +110,7 @@ class Wire:
             self._unpack(takes, recv, blocks, out)
 
     def _unpack(
-        self, takes: list[_Take], recv: Buffer, blocks: Sequence[Buffer | None], out: Buffer
+        self, takes: list[_Take], recv: Buffer, blocks: Sequence[Buffer], out: Buffer
     ) -> None:
         op = self._step.reduce
         for peers, offsets, source, extents, target in takes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -133,4 +134,4 @@ def test_live_blocks_never_overlap_under_any_order_of_calls(calls):
             assert held[0] == owner
             assert held[-1] == owner
     spans = sorted((address(a), address(a) + a.nbytes) for a in live.values())
-    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))

@@ -125,7 +125,9 @@ DTYPES = [np.float64, np.float32, np.int32, np.complex128, np.bool_, np.uint8, n
 def test_any_layout_becomes_any_other(comm, seed):
     rng = random.Random(seed)
     for _ in range(8):
-        shape = tuple(rng.choice([0, 1, 2, 3, 5, 8, 13]) for _ in range(rng.choice([0, 1, 2, 2, 3])))
+        shape = tuple(
+            rng.choice([0, 1, 2, 3, 5, 8, 13]) for _ in range(rng.choice([0, 1, 2, 2, 3]))
+        )
         if rng.random() < 0.15:
             shape = (rng.choice([150, 300]), rng.choice([200, 301]))  # past the inline size
         dtype = np.dtype(rng.choice(DTYPES))
@@ -152,7 +154,9 @@ def test_any_layout_becomes_any_other(comm, seed):
         elif not (averaged and dtype.kind in "biu"):
             assert result.dtype == dtype, what
         np.testing.assert_allclose(
-            gathered(comm, result, dst), expected, rtol=1e-3 if dtype == np.float16 else 1e-6,
+            gathered(comm, result, dst),
+            expected,
+            rtol=1e-3 if dtype == np.float16 else 1e-6,
             err_msg=what,
         )
 
