@@ -51,7 +51,7 @@ class Transfer(NamedTuple):
         return slices(self.dst_box)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def receives(src: Layout, dst: Layout, rank: int, part: Part = WHOLE) -> tuple[Transfer, ...]:
     """Return what a rank takes when an exchange turns ``src`` into ``dst``.
 
@@ -88,7 +88,7 @@ def receives(src: Layout, dst: Layout, rank: int, part: Part = WHOLE) -> tuple[T
     return tuple(found)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def sends(src: Layout, dst: Layout, rank: int, part: Part = WHOLE) -> tuple[Transfer, ...]:
     """Return what a rank gives when an exchange turns ``src`` into ``dst``.
 

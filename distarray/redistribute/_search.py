@@ -11,7 +11,7 @@ so that without a reduction no rank receives a value twice or one that it holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count
@@ -261,6 +261,10 @@ def _spread(layout: Layout) -> bool:
 @lru_cache(maxsize=256)
 def _disjoint(a: Mesh, b: Mesh) -> bool:
     """Tell whether two meshes have no rank in common."""
-    if max(a.flat_ranks) < min(b.flat_ranks) or max(b.flat_ranks) < min(a.flat_ranks):
-        return True
-    return set(a.flat_ranks).isdisjoint(b.flat_ranks)
+    (low, high), (first, last) = _span(a.flat_ranks), _span(b.flat_ranks)
+    return high < first or last < low or set(a.flat_ranks).isdisjoint(b.flat_ranks)
+
+
+def _span(ranks: Sequence[int]) -> tuple[int, int]:
+    ends = (ranks[0], ranks[-1]) if isinstance(ranks, range) else ranks
+    return min(ends), max(ends)

@@ -88,6 +88,8 @@ def moves(draw, partial: bool = True) -> Move:
             other = draw(meshes())
     src = draw(layouts(mesh, shape, ops if partial else []))
     if draw(st.integers(0, 3)) == 0:  # reduce with one operation, create another's Partial
-        ops = {"?": ["any", "all"], "<i4": ["sum", "bor"]}.get(dtype.str, ["max", "sum"])
+        averaged = any(p.is_partial("avg") for p in src.placements)
+        others = {"?": ["any", "all"], "<i4": ["sum", "bor"]}
+        ops = ["max", "sum"] if averaged else others.get(dtype.str, ["max", "sum"])
     dst = draw(layouts(other, shape, ops if partial else []))
     return Move(src, dst, dtype)

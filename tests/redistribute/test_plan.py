@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, note, settings
+from hypothesis import currently_in_test_context, given, note, settings
 
 from distarray.errors import ArgumentError, DTypeError, MeshError, ShapeError
 from distarray.layout import AbstractMesh, Layout, Partial, Replicate, Shard
@@ -28,7 +28,8 @@ FAR = CostModel(ranks_per_node=2)
 def check_result(move: Move, **options) -> None:
     src, dst, dtype = move
     moves_it = plan(src, dst, dtype, **options)
-    note(moves_it.explain())
+    if currently_in_test_context():
+        note(moves_it.explain())
     blocks = random_blocks(src, dtype, seed=7)
     expected = global_value(src, blocks)
     found = run(moves_it, blocks)
@@ -36,8 +37,11 @@ def check_result(move: Move, **options) -> None:
     if dst.size == 0:
         return
     value = global_value(dst, found)
+    assert {block.dtype for block in found.values()} == {moves_it.result_dtype}
+    if not any(p.is_partial("avg") for p in dst.placements):
+        assert value.dtype == expected.dtype
     if {"avg", "sum"} & {p.op for p in (*src.placements, *dst.placements) if p.is_partial()}:
-        np.testing.assert_allclose(value, expected.astype(value.dtype), rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-6)
     else:
         np.testing.assert_array_equal(value, expected)
     if not dst.has_partial:
@@ -182,6 +186,32 @@ def test_changed_shard_order_is_one_exchange():
     found = plan(src, dst, "f8")
     assert len(found.steps) == 1
     assert [found.bytes_received(rank) for rank in range(4)] == [0, 16, 16, 0]
+
+
+def test_reduction_before_moved_boundaries_leaves_blocks_where_they_are():
+    mesh = AbstractMesh((8, 2))
+    src = Layout(mesh, [P, Shard(0)], (4000, 100), boundaries={0: (0, 1000, 4000)})
+    dst = src.replace(placements=[R, Shard(0)], boundaries=None)
+    found = plan(src, dst, "f8")
+    assert [type(step) for step in found.steps] == [AllReduceStep, ExchangeStep]
+    assert found.steps[0].dst.boundaries == src.boundaries
+    check_result(Move(src, dst, np.dtype("f8")))
+
+
+def test_partial_created_within_explicit_boundaries_spreads_the_values_evenly():
+    one, other = AbstractMesh((4,)), AbstractMesh((2, 3), ranks=range(4, 10))
+    src = Layout(one, [Shard(0)], (12,))
+    dst = Layout(other, [Shard(0), P], (12,), boundaries={0: (0, 3, 12)})
+    assert [plan(src, dst, "f8").bytes_received(r) // 8 for r in range(4, 10)] == [1, 1, 1, 3, 3, 3]
+
+
+def test_average_over_a_single_rank_still_makes_floats():
+    mesh = AbstractMesh((1, 2))
+    src = Layout(mesh, [Partial("avg"), Shard(0)], (4,))
+    found = plan(src, src.replace(placements=[R, Shard(0)]), "i4")
+    assert found.result_dtype == np.float64
+    assert found.bytes_received(0) == 0
+    assert plan(src, src.replace(placements=[R, Shard(0)]), "f4").result_dtype == np.float32
 
 
 def test_equal_layouts_need_nothing():

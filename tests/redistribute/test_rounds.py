@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distarray.layout import AbstractMesh, Layout, Shard
+from distarray.layout import AbstractMesh, Layout, Partial, Shard
 from distarray.redistribute import plan
 from distarray.redistribute._rounds import cut
 from distarray.redistribute._steps import ExchangeStep
@@ -72,3 +72,12 @@ def test_generous_bound_leaves_one_round():
     layout = Layout(AbstractMesh((4,)), [Shard(0)], (64, 64))
     found = plan(layout, layout.replace(placements=[Shard(1)]), "f8", max_bytes=1 << 20)
     assert [step.rounds for step in found.steps] == [1]
+
+
+def test_reduction_packs_every_contribution_within_the_bound():
+    layout = Layout(AbstractMesh((8,)), [Partial()], (64, 64))
+    found = plan(layout, layout.replace(placements=[Shard(0)]), "f8", max_bytes=1 << 13)
+    (step,) = found.steps
+    assert isinstance(step, ExchangeStep)
+    assert step.rounds > 1
+    assert all(step.scratch_bytes(rank) <= 1 << 13 for rank in range(8))
