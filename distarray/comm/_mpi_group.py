@@ -163,6 +163,8 @@ class Group:
             world_rank = import_mpi().COMM_WORLD.Get_rank()
             colours = all_gather_object(mpi, node_colour(world_rank))
             mine = colours[self.rank]
+            if len(set(colours)) == len(colours):
+                return None
             members = tuple(i for i, colour in enumerate(colours) if colour == mine)
             self.channel = _node_local.attach(
                 members, self.rank, len(self.ranks), lambda obj: all_gather_object(mpi, obj)

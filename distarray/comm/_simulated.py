@@ -196,6 +196,14 @@ class SimulatedCommunicator(Communicator):
         per_node = self._program.ranks_per_node
         return per_node is None or len({rank // per_node for rank in self.ranks}) == 1
 
+    @property
+    def reaches_some(self) -> bool:
+        """Whether any two ranks are on one simulated node."""
+        per_node = self._program.ranks_per_node
+        if per_node is None:
+            return self.size > 1
+        return len({rank // per_node for rank in self.ranks}) < self.size
+
     # --- other communicators ---------------------------------------------------------------------
 
     def subgroup(

@@ -182,6 +182,9 @@ def test_views_of_simulated_nodes_hide_the_ranks_of_others():
             mine = c.rank // 2
             assert [v is not None for v in views] == [r // 2 == mine for r in range(5)]
         assert not c.reaches_all
+        assert c.reaches_some
+        apart = c.subgroup((0, 2, 4))
+        assert apart is None or not apart.reaches_some
         pair = c.subgroup((0, 1) if c.rank < 2 else (2, 3) if c.rank < 4 else (4,))
         assert pair.reaches_all
 

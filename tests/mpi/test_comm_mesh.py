@@ -120,4 +120,5 @@ def test_pretended_nodes_share_memory_only_inside(monkeypatch):
     near = [r for r in range(c.size) if r == c.rank or (shared and r // 2 == c.rank // 2)]
     assert seen == [r if r in near else None for r in range(c.size)]
     assert c.reaches_all == (shared and c.size <= 2)
+    assert c.reaches_some == (shared and c.size > 1)
     c.free()
