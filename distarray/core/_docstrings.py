@@ -22,7 +22,7 @@ Parameters
 out : DistArray, optional
     Where the result goes; it keeps its layout and dtype.
 where : array of bool, optional
-    Items elsewhere keep what `out` held.
+    Items elsewhere keep what `out` held; without `out` they are 0.
 dtype, casting : optional
     As in NumPy.
 

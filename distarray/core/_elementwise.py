@@ -345,8 +345,19 @@ class Elementwise:
 
 
 def _masked(local: Callable[..., Any], extra: dict[str, Any]) -> Callable[..., Any]:
-    def call(*blocks: Any, **keywords: Any) -> Any:
-        return local(*blocks[:-1], where=blocks[-1], **{**extra, **keywords})
+    """Return `local` under a mask, its last operand; without `out` the other items are 0.
+
+    NumPy leaves them as they come, which would make replicas differ.
+    """
+
+    def call(*blocks: Any, out: Any = None, **keywords: Any) -> Any:
+        inputs, mask = blocks[:-1], blocks[-1]
+        if out is None:
+            shape = np.broadcast_shapes(*(np.shape(block) for block in blocks))
+            results = local(*[stand_in(x) for x in inputs], **{**extra, **keywords})
+            results = results if isinstance(results, tuple) else (results,)
+            out = tuple(np.zeros(shape, result.dtype) for result in results)
+        return local(*inputs, where=mask, out=out, **{**extra, **keywords})
 
     return call
 

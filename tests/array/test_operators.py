@@ -1,0 +1,435 @@
+"""Operators: promotion, in place, reflected, Partial kept or reduced, meshes, errors."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distarray.array._array import DistArray, distribute_array
+from distarray.comm import CommLog, DeviceMesh, init_device_mesh
+from distarray.core._policy import communication
+from distarray.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DTypeError,
+    ImplicitCommunicationError,
+    MeshError,
+    ShapeError,
+)
+from distarray.layout import Layout, Partial, Replicate, Shard
+from distarray.ops import _elementwise_arithmetic as arithmetic
+from distarray.ops import _elementwise_rounding as rounding
+from tests.array.strategies import agrees, cases, on_ranks, pairs
+
+R = Replicate()
+ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod")
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+BITS = ("and_", "or_", "xor", "lshift", "rshift")
+NUMBERS = (np.float64, np.float32, np.int32, np.uint8)
+
+
+@pytest.mark.parametrize("name", [*ARITHMETIC, *COMPARISONS])
+@settings(max_examples=25)
+@given(data=st.data())
+def test_operator_agrees_with_numpy(name: str, data: st.DataObject) -> None:
+    function = getattr(operator, name)
+    x, y = data.draw(pairs(NUMBERS, ("sum", "max")))
+    number = data.draw(st.sampled_from((2, 3.5, np.float32(3), np.int16(2))))
+    with np.errstate(all="ignore"):
+        wanted = [
+            function(x.value, y.value),
+            function(x.value, number),
+            function(number, x.value),
+            function(x.value, y.value),
+            function(x.value, y.value),
+        ]
+
+        def program() -> None:
+            with np.errstate(all="ignore"):
+                a, b = x.build(), y.build()
+                results = [
+                    function(a, b),
+                    function(a, number),
+                    function(number, a),
+                    function(a, y.value),
+                    function(x.value, b),
+                ]
+                for result, expected in zip(results, wanted, strict=True):
+                    agrees(result, expected, rtol=1e-5, atol=1e-5)
+
+        on_ranks(program)
+
+
+@pytest.mark.parametrize("name", BITS)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_bit_operator_agrees_with_numpy(name: str, data: st.DataObject) -> None:
+    function = getattr(operator, name)
+    x, y = data.draw(pairs((np.uint8, np.int16), ("sum", "bor", "band")))
+
+    def program() -> None:
+        a, b = x.build(), y.build()
+        agrees(function(a, abs(b)), function(x.value, abs(y.value)))
+        agrees(function(3, a), function(3, x.value))
+        agrees(~a, ~x.value)
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("name", ["iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow"])
+@settings(max_examples=30)
+@given(data=st.data())
+def test_in_place_keeps_layout_and_dtype_and_agrees_with_numpy(
+    name: str, data: st.DataObject
+) -> None:
+    function = getattr(operator, name)
+    x, y = data.draw(pairs(NUMBERS, ("sum", "max")))
+    y.values[...] = np.abs(y.values) + 1
+    expected = x.value.copy()
+    try:
+        with np.errstate(all="ignore"):
+            expected = np.asarray(function(expected, y.value))
+        error: Any = None
+    except TypeError:
+        error = (DTypeError, ShapeError)
+    except ValueError:
+        error = ShapeError
+
+    def program() -> None:
+        a, b = x.build(), y.build()
+        layout, block = a.layout, a.to_local()
+        with np.errstate(all="ignore"):
+            if error is not None:
+                with pytest.raises(error):
+                    function(a, b)
+                agrees(a, x.value)
+                return
+            result = function(a, b)
+        assert result is a
+        assert a.layout is layout
+        assert a.to_local() is block
+        tolerance = {"rtol": 1e-5, "atol": 1e-5}
+        agrees(a, expected, **tolerance)
+
+    on_ranks(program)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_out_and_where_agree_with_numpy(data: st.DataObject) -> None:
+    x, y = data.draw(pairs((np.float64,), ("sum", "max")))
+    shape = np.broadcast_shapes(x.shape, y.shape)
+    target = data.draw(cases((np.float64,), ("sum", "max"), x.mesh_shape, shape))
+    mask = data.draw(cases((np.bool_,), (), x.mesh_shape, shape))
+    masked = data.draw(st.booleans())
+    expected = target.value.copy()
+    np.add(x.value, y.value, out=expected, where=mask.value if masked else True)
+
+    def program() -> None:
+        out = target.build()
+        layout = out.layout
+        where = mask.build() if masked else True
+        assert np.add(x.build(), y.build(), out=out, where=where) is out
+        assert out.layout is layout
+        agrees(out, expected, rtol=1e-13, atol=1e-13)
+
+    on_ranks(program)
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_where_and_clip_agree_with_numpy(data: st.DataObject) -> None:
+    x, y = data.draw(pairs((np.float64, np.int32), ("sum",)))
+    mask = data.draw(cases((np.bool_,), (), x.mesh_shape, x.shape))
+    with np.errstate(all="ignore"):
+
+        def program() -> None:
+            a, b, m = x.build(), y.build(), mask.build()
+            agrees(rounding.where(m, a, b), np.where(mask.value, x.value, y.value))
+            agrees(rounding.where(m, a, 2), np.where(mask.value, x.value, 2))
+            agrees(np.where(mask.value, a, b), np.where(mask.value, x.value, y.value))
+            agrees(rounding.clip(a, -1, b), np.clip(x.value, -1, y.value))
+            agrees(rounding.clip(a, min=b), np.clip(x.value, y.value, None))
+            agrees(np.clip(a, None, 2.5), np.clip(x.value, None, 2.5))
+
+        on_ranks(program)
+
+
+def _partial(mesh: Any, op: str, factor: float = 1.0) -> DistArray:
+    block = np.arange(6.0).reshape(2, 3) * factor * (1 + mesh.rank)
+    return DistArray.from_local(block, mesh, [Partial(op)])
+
+
+def test_linear_operations_of_sums_stay_partial_and_send_nothing() -> None:
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        with CommLog() as log:
+            for op in ("sum", "avg"):
+                x = _partial(mesh, op)
+                r = distribute_array(np.ones((2, 3)), mesh, [R], src=None)
+                for result in (
+                    x + x, x - x, x * 2, 2.5 * x, x / 4, -x, +x, x * r, r * x, x.copy(),
+                    np.float64(3) * x, x * np.full((2, 3), 2.0), x.conj(), x.T, x.sum(0),
+                    x.astype(np.complex128),
+                ):  # fmt: skip
+                    assert result.placements == (Partial(op),)
+            assert arithmetic.maximum(_partial(mesh, "max"), 3.0).placements == (Partial("max"),)
+            x = _partial(mesh, "prod")
+            assert (x * x).placements == (Partial("prod"),)
+        assert log.count("all_reduce") == 0
+        assert log.count("all_gather") == 0
+
+    on_ranks(program)
+
+
+def test_everything_else_reduces_partial_first() -> None:
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        for op in ("sum", "max", "avg"):
+            x = _partial(mesh, op)
+            full = x.full_array()
+            r = distribute_array(np.full((2, 3), 2.0), mesh, [R], src=None)
+            with np.errstate(all="ignore"):
+                for result, expected in (
+                    (x + 1, full + 1),
+                    (x + r, full + 2),
+                    (1 - x, 1 - full),
+                    (x * x, full * full),
+                    (x / 0, full / 0),
+                    (x * np.inf, full * np.inf),
+                    (x / r, full / 2),
+                    (6 / (x + 1), 6 / (full + 1)),
+                    (x**2, full**2),
+                    (abs(x), abs(full)),
+                    (x > 3, full > 3),
+                    (x.astype(np.int32), full.astype(np.int32)),
+                ):
+                    assert not result.layout.has_partial
+                    agrees(result, expected)
+        x = _partial(mesh, "max")
+        agrees(x + x, 2 * x.full_array())
+        agrees(x * 2.0, 2 * x.full_array())
+
+    on_ranks(program)
+
+
+def test_integer_sums_wrap_at_their_own_width_before_they_widen() -> None:
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        x = DistArray.from_local(np.full(3, 100, np.int8), mesh, [Partial("sum")])
+        expected = np.full(3, 400 % 256 - 256, np.int8)
+        agrees(x, expected)
+        agrees(x / 2, expected / 2)
+        agrees(x * 2.5, expected * 2.5)
+        agrees(x + np.ones(3, np.int32), expected + np.ones(3, np.int32))
+        agrees(x.sum(), expected.sum())
+        agrees(x.mean(), expected.mean())
+
+    on_ranks(program)
+
+
+def test_identical_layouts_add_without_communication_and_reuse_the_layout() -> None:
+    def program() -> None:
+        mesh = init_device_mesh((2, 2))
+        x = distribute_array(np.arange(70.0).reshape(7, 10), mesh, [Shard(0), Shard(1)])
+        with CommLog() as log, communication("raise"):
+            y = x + x * 2 - 1
+        assert log.count() == 0
+        assert y.layout is x.layout
+
+    on_ranks(program)
+
+
+def test_replicated_operands_are_sliced_and_not_sent() -> None:
+    def program() -> None:
+        mesh = init_device_mesh((2, 2))
+        value = np.arange(70.0).reshape(7, 10)
+        x = distribute_array(value, mesh, [Shard(0), Shard(1)])
+        r = distribute_array(value, mesh, [R, R])
+        with CommLog() as log, communication("raise"):
+            y = x + r + value + value[0] + value[:, :1]
+        assert log.count() == 0
+        agrees(y, value + value + value + value[0] + value[:, :1])
+        assert y.placements == (Shard(0), Shard(1))
+
+    on_ranks(program)
+
+
+def test_the_smaller_operand_is_the_one_that_moves() -> None:
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        x = distribute_array(np.ones((400, 100)), mesh, [Shard(0)])
+        row = distribute_array(np.ones(100), mesh, [Shard(0)])
+        for y in (x + row, row + x):
+            assert y.placements == (Shard(0),)
+            agrees(y, np.full((400, 100), 2.0))
+
+    on_ranks(program)
+
+
+def test_boundaries_and_shard_order_of_an_operand_are_kept() -> None:
+    def program() -> None:
+        mesh = init_device_mesh((2, 2))
+        value = np.arange(22.0).reshape(11, 2)
+        odd = Layout(
+            mesh, [Shard(0), Shard(0)], (11, 2), shard_order=(1, 0), boundaries={0: (0, 1, 1, 9, 11)}
+        )
+        template = distribute_array(value, mesh, [R, R])
+        box = odd.local_box()
+        assert box is not None
+        x = template._new(value[box[0][0] : box[0][1]].copy(), odd)
+        y = distribute_array(value, mesh, [Shard(0), R])
+        assert (x + template).layout is odd
+        assert (x * x).layout is odd
+        agrees(x + template, 2 * value)
+        agrees(x + y, 2 * value)
+        agrees(y + x, 2 * value)
+
+    on_ranks(program)
+
+
+def test_submesh_operands_count_as_replicated_along_the_other_axes() -> None:
+    def program() -> None:
+        mesh = init_device_mesh((2, 2), ("dp", "tp"))
+        value = np.arange(24.0).reshape(4, 6)
+        x = distribute_array(value, mesh, [Shard(0), Shard(1)])
+        row = distribute_array(value[0], mesh["tp"], [Shard(0)])
+        column = distribute_array(value[:, :1], mesh["dp"], [Shard(0)])
+        with CommLog() as log:
+            y = x + row
+            z = column * row
+        assert log.count() == 0
+        agrees(y, value + value[0])
+        agrees(z, value[:, :1] * value[0])
+        assert y.mesh is mesh
+        assert z.mesh is mesh
+        x += row
+        agrees(x, value + value[0])
+
+    on_ranks(program)
+
+
+def test_unrelated_meshes_raise_before_anything_is_sent() -> None:
+    def program() -> list[str]:
+        a = init_device_mesh((4,))
+        b = DeviceMesh([3, 2, 1, 0])
+        x, y = (distribute_array(np.arange(8.0), mesh, [Shard(0)]) for mesh in (a, b))
+        messages = []
+        with CommLog() as log:
+            for call in (lambda: x + y, lambda: y * x, lambda: arithmetic.add(x, x, out=y)):
+                with pytest.raises(MeshError) as caught:
+                    call()
+                messages.append(str(caught.value))
+            with pytest.raises(ShapeError):
+                x + np.ones(7)
+            with pytest.raises(DTypeError):
+                x & x
+            with pytest.raises(ArgumentTypeError):
+                arithmetic.add(x, object())
+            with pytest.raises(TypeError):
+                x + "a"
+        assert log.count() == 0
+        agrees(x + y.redistribute([Shard(0)], mesh=a), 2 * np.arange(8.0))
+        return messages
+
+    results = on_ranks(program)
+    assert all(messages == results[0] for messages in results)
+
+
+@pytest.mark.parametrize("mode", ["raise", "warn"])
+def test_policy_reports_implicit_movement_with_the_operation_and_bytes(mode: str) -> None:
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        x = distribute_array(np.ones((8, 8)), mesh, [Shard(0)])
+        y = distribute_array(np.ones((8, 8)), mesh, [Shard(1)])
+        with communication(mode):
+            if mode == "raise":
+                with CommLog() as log, pytest.raises(ImplicitCommunicationError, match="add") as e:
+                    x + y
+                assert log.count() == 0
+                assert "bytes" in str(e.value)
+                with pytest.raises(ImplicitCommunicationError, match="asarray"):
+                    np.asarray(x)
+            else:
+                with pytest.warns(UserWarning, match="add would move"):
+                    x + y
+            x.redistribute([Shard(1)])
+            assert float(x.sum()) == 64
+        with communication(mode, min_bytes=10_000):
+            x + y
+
+    on_ranks(program) if mode == "raise" else _on_one_thread(program)
+
+
+def _on_one_thread(program: Any) -> None:
+    import warnings
+
+    with warnings.catch_warnings():  # pytest.warns is not made for threads
+        warnings.simplefilter("ignore")
+        results: list[str] = []
+
+        def quiet() -> None:
+            mesh = init_device_mesh((4,))
+            x = distribute_array(np.ones((8, 8)), mesh, [Shard(0)])
+            y = distribute_array(np.ones((8, 8)), mesh, [Shard(1)])
+            with communication("warn"):
+                agrees(x + y, np.full((8, 8), 2.0))
+            results.append("done")
+
+        on_ranks(quiet)
+        assert len(results) == 4
+
+
+def test_policy_refuses_unknown_modes() -> None:
+    with pytest.raises(ArgumentError, match="ask"), communication("ask"):
+        pass
+    with pytest.raises(ArgumentError, match="-1"), communication("raise", min_bytes=-1):
+        pass
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_large_results_agree_and_lie_in_reused_memory(data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from((np.float64, np.float32, np.int64)))
+    placements = data.draw(st.sampled_from(([Shard(0)], [Shard(1)], [R])))
+    value = np.arange(300 * 400).reshape(300, 400).astype(dtype)
+
+    def program() -> None:
+        x = distribute_array(value, init_device_mesh((4,)), placements)
+        agrees(x + x, value + value)
+        agrees(x.T * 2, value.T * 2)
+        agrees(x < value, value < value)
+        agrees(np.sqrt(x), np.sqrt(value))
+        y = x.T + x.T
+        assert y.to_local().flags.f_contiguous or placements != [R]
+        agrees(x + x.T[:300, :300].sum(), value + value[:300, :300].sum())
+
+    on_ranks(program)
+
+
+def test_error_of_a_refused_cast_leaves_the_array_as_it_was() -> None:
+    def program() -> None:
+        x = distribute_array(np.arange(6), init_device_mesh((4,)), [Shard(0)])
+        with pytest.raises(DTypeError, match="same_kind"):
+            x += 0.5
+        with pytest.raises(DTypeError, match="same_kind"):
+            x *= np.ones(6)
+        agrees(x, np.arange(6))
+        x += 1
+        agrees(x, np.arange(6) + 1)
+
+    on_ranks(program)
+
+
+def test_in_place_with_a_shape_that_does_not_fit_raises() -> None:
+    def program() -> None:
+        x = distribute_array(np.arange(6.0), init_device_mesh((4,)), [Shard(0)])
+        with pytest.raises(ShapeError):
+            x += np.ones((2, 6))
+
+    on_ranks(program)
