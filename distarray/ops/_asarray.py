@@ -13,7 +13,7 @@ from distarray.core._dispatch import move
 from distarray.core._policy import permit
 from distarray.errors import ArgumentError
 from distarray.layout import Layout, Placement
-from distarray.layout.box import slices
+from distarray.layout._box import slices
 from distarray.ops._creation import build, checked_dtype, target_layout, unreduced
 from distarray.ops._reshape import copied
 from distarray.redistribute._execute import redistribute_local

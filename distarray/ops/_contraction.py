@@ -142,22 +142,40 @@ class Contraction:
                 f"{self.name} takes out=" + ("" if self.writes else " and axis=") + ", got "
                 f"{', '.join(options)}"
             )
-        result = self.run(operands, static)
         target = out[0] if isinstance(out, tuple) else out
         if target is None:
-            return result
+            return self.run(operands, static)
         if not isinstance(target, BaseArray):
             raise ArgumentTypeError(
                 f"{self.name} with a distributed operand takes a DistArray as out=, got "
                 f"{type(target).__name__}; to fill a plain array, gather first: x.full_array()"
             )
-        if target.shape != result.shape or not np.can_cast(result.dtype, target.dtype, "same_kind"):
+        shape, dtype = self._result(operands, static)
+        if target.shape != shape or not np.can_cast(dtype, target.dtype, "same_kind"):
             raise ShapeError(
-                f"{self.name} gives {result.dtype} of shape {result.shape}, which does not go into "
-                f"out= of {target.dtype} and shape {target.shape}"
+                f"{self.name} gives {dtype} of shape {shape}, which does not go into out= of "
+                f"{target.dtype} and shape {target.shape}"
             )
+        if any(isinstance(x, BaseArray) for x in operands):
+            result = self.run(operands, static)
+        else:
+            result = self.local(*operands, *([] if self.writes else [static]))
         setitem(target, (...,), result)
         return target
+
+    def _result(self, operands: Sequence[Any], static: Any) -> tuple[Shape, np.dtype[Any]]:
+        """Return shape and dtype of the product."""
+        known = [x if isinstance(x, BaseArray) else np.asarray(x) for x in operands]
+        shapes = [tuple(x.shape) for x in known]
+        inputs, output = self.subscripts(shapes, static)
+        sizes = {
+            letter: size
+            for letters, shape in zip(inputs, shapes, strict=True)
+            for letter, size in zip(letters, shape, strict=True)
+        }
+        return tuple(sizes[letter] for letter in output), self._result_dtype(
+            [x.dtype for x in known]
+        )
 
     def _plainly(self, parts: Sequence[Any], found: Resolution) -> bool:
         """Tell whether the resolution holds for every dtype and gives an array, not a scalar."""
@@ -281,16 +299,20 @@ def _matmul_letters(shapes: Sequence[Shape], _: None) -> Subscripts:
 
 
 def _vecdot_letters(shapes: Sequence[Shape], axis: int) -> Subscripts:
-    left, right = shapes
-    if min(len(left), len(right)) < -axis or left[axis] != right[axis]:
+    places = [dimmap.checked_axes(axis, len(shape))[0] for shape in shapes]
+    lengths = [shape[place] for shape, place in zip(shapes, places, strict=True)]
+    if lengths[0] != lengths[1]:
         raise ShapeError(
-            f"vecdot along axis {axis} got shapes {left} and {right}; both need that axis, of "
-            "equal length"
+            f"vecdot along axis {axis} got shapes {shapes[0]} and {shapes[1]}: lengths "
+            f"{lengths[0]} and {lengths[1]}; they must be equal"
         )
-    moved = [(*shape[:axis], *shape[len(shape) + axis + 1 :], shape[axis]) for shape in shapes]
+    moved = [
+        (*shape[:place], *shape[place + 1 :], 0)
+        for shape, place in zip(shapes, places, strict=True)
+    ]
     letters, batch = _batch("vecdot", moved, (1, 1))
     inputs = tuple(
-        (*own[: len(own) + axis + 1], _SUM, *own[len(own) + axis + 1 :]) for own in letters
+        (*own[:place], _SUM, *own[place:]) for own, place in zip(letters, places, strict=True)
     )
     return inputs, batch
 
@@ -379,23 +401,15 @@ def vecdot(x1: Any, x2: Any, /, axis: int = -1) -> Any:
     x1, x2 : DistArray or array
         Their other axes broadcast.
     axis : int
-        Counted from the last: negative.
+        The axis of each operand; a negative one counts from its last.
 
     Raises
     ------
     ShapeError
         If the shapes do not fit together.
-    ArgumentError
-        If `axis` is not negative while the operands differ in their number of axes.
+    AxisError
+        If an operand has no such axis.
     """
-    ndims = [x.ndim if isinstance(x, BaseArray) else np.ndim(x) for x in (x1, x2)]
-    if axis >= 0:
-        if ndims[0] != ndims[1]:
-            raise ArgumentError(
-                f"vecdot got axis={axis} for arrays of {ndims[0]} and {ndims[1]} axes; count it "
-                "from the last: a negative number"
-            )
-        axis = dimmap.checked_axes(axis, ndims[0])[0] - ndims[0]
     return _vecdot.run((x1, x2), axis)
 
 

@@ -293,6 +293,7 @@ def repeat(x: Any, /, repeats: Any, axis: int | None = None) -> Any:
     (along,) = dimmap.checked_axes(axis, layout.ndim)
     size = layout.shape[along]
     counts = np.asarray(repeats)
+    counts = counts if counts.size else counts.astype(np.int64)
     if counts.dtype.kind not in "iu" or counts.ndim > 1 or counts.size not in (1, size):
         raise ArgumentError(
             f"repeat got repeats={repeats!r}; pass an integer, or one for each of the {size} items "

@@ -84,8 +84,13 @@ def arange(
         raise DTypeError(f"arange cannot count in dtype {kind}; use an integer or floating dtype")
     length = _length(first, last, by)
     head = np.empty(min(2, length), kind)
-    head[:1] = first
-    head[1:] = first + by
+    try:
+        for i, value in enumerate((first, first + by)[:length]):
+            head[i] = value
+    except (OverflowError, ValueError) as error:
+        raise ArgumentError(
+            f"arange({first}, {last}, {by}) does not fit dtype {kind} ({error}); use a wider one"
+        ) from None
     layout = target_layout((length,), mesh, placements, device)
     return build(layout, kind, lambda box: _counted(head, *box[0]))
 
@@ -188,6 +193,11 @@ def linspace(
     # Two values at the same ends: NumPy's own choice of dtype, and checks of the arguments.
     own = np.linspace(*ends, 2, endpoint=endpoint).dtype
     kind = checked_dtype(dtype, own)
+    if own.kind == "c" and np.issubdtype(kind, np.integer):
+        raise DTypeError(
+            f"linspace({start}, {stop}) is complex and cannot be rounded down to {kind}; use a "
+            "complex or floating dtype"
+        )
     first, last = (np.asarray(end) for end in ends)
     delta = np.subtract(last, first, dtype=type(own))
     step = delta / divisions if divisions > 0 else np.nan

@@ -171,8 +171,10 @@ def overlaps(
             yield boxed, flat
 
 
-def to_flat(layout: Layout, axes: range, flat: Layout, what: str) -> Exchange:
+def to_flat(layout: Layout, axes: range, flat: Layout, what: str) -> Exchange | None:
     """Return the exchange that turns the consecutive `axes` into one cut axis of `flat`.
+
+    None on a process that is not in the mesh.
 
     Parameters
     ----------
@@ -186,22 +188,24 @@ def to_flat(layout: Layout, axes: range, flat: Layout, what: str) -> Exchange:
     return _boxes_and_stretches(layout, axes, flat, True, what)
 
 
-def from_flat(flat: Layout, layout: Layout, axes: range, what: str) -> Exchange:
+def from_flat(flat: Layout, layout: Layout, axes: range, what: str) -> Exchange | None:
     """Return the exchange that turns axis `axes.start` of `flat` into `axes` of `layout`."""
     return _boxes_and_stretches(layout, axes, flat, False, what)
 
 
 def _boxes_and_stretches(
     layout: Layout, axes: range, flat: Layout, gather: bool, what: str
-) -> Exchange:
+) -> Exchange | None:
     mesh = layout.mesh
+    mine = mesh.coordinate
+    if mine is None:
+        return None
     sizes = tuple(layout.shape[axis] for axis in axes)
     cutting = sorted(
         {m for axis in axes for m in layout.sharding_axes(axis)}
         | set(flat.sharding_axes(axes.start))
     )
     communicator = mesh.communicator(tuple(cutting))
-    mine = mesh.coordinate
 
     def pairs(here: Any, there: Any, peer: int, boxes_here: bool) -> Iterator[Pair]:
         """Windows from the block at one coordinate into the block at another."""

@@ -1,0 +1,309 @@
+"""Creation functions give NumPy's values, bit for bit, whatever the split, and send nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distarray.array._array import distribute_array
+from distarray.comm import CommLog, DeviceMesh, init_device_mesh, use_mesh
+from distarray.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DeviceError,
+    DTypeError,
+    PlacementError,
+    ShapeError,
+)
+from distarray.layout import Partial, Replicate, Shard
+from distarray.ops import _creation as creation
+from distarray.ops._asarray import asarray
+from distarray.ops._ranges import arange, eye, linspace
+from tests.array.strategies import Case, agrees, cases, on_ranks
+
+FILLED = {"zeros": np.zeros, "ones": np.ones}
+LIKE = {"zeros_like": np.zeros_like, "ones_like": np.ones_like}
+COUNTING = (
+    None, np.float64, np.float32, np.float16, np.int8, np.uint8, np.int64, np.uint64, np.complex64,
+    np.complex128,
+)  # fmt: skip
+finite = st.floats(-1e6, 1e6, allow_subnormal=False)
+
+
+def places(case: Case) -> dict[str, Any]:
+    """Return the mesh= and placements= of a case on this rank."""
+    layout = case.layout()
+    return {"mesh": layout.mesh, "placements": layout.placements}
+
+
+def bitwise(result: Any, expected: np.ndarray) -> None:
+    """Check a result against NumPy's down to the bits."""
+    agrees(result, expected)
+    if result.mesh.coordinate is not None:
+        full = result.full_array()
+        assert full.tobytes() == expected.tobytes()
+
+
+@given(case=cases((np.float64, np.int8, np.bool_), ("sum", "prod", "min")))
+def test_filled_array_agrees_with_numpy(case: Case) -> None:
+    dtype = case.values.dtype
+    if dtype.kind == "b" and case.op is not None:
+        return
+
+    def program() -> None:
+        with CommLog() as log:
+            made = {
+                name: getattr(creation, name)(case.shape, dtype=dtype, **places(case))
+                for name in FILLED
+            }
+            seven = creation.full(case.shape, 7, dtype=dtype, **places(case))
+            empty = creation.empty(case.shape, dtype=dtype, **places(case))
+        assert log.count() == 0
+        for name, x in made.items():
+            agrees(x, FILLED[name](case.shape, dtype))
+        agrees(seven, np.full(case.shape, 7, dtype))
+        assert (empty.shape, empty.dtype) == (case.shape, dtype)
+        assert empty.to_local().shape == empty.layout.local_shape()
+
+    on_ranks(program)
+
+
+@given(case=cases((np.float64, np.int8), ("sum", "max")))
+def test_like_takes_shape_dtype_and_layout_of_its_model(case: Case) -> None:
+    def program() -> None:
+        x = case.build()
+        for name, theirs in LIKE.items():
+            made = getattr(creation, name)(x)
+            agrees(made, theirs(case.value.astype(case.values.dtype)))
+            assert made.layout is creation.unreduced(x.layout)
+        agrees(creation.full_like(x, 3, dtype=np.float32), np.full(case.shape, 3, np.float32))
+        assert creation.empty_like(x).layout is creation.unreduced(x.layout)
+        agrees(np.zeros_like(x), np.zeros(case.shape, case.values.dtype))
+        agrees(np.full_like(x, 2), np.full(case.shape, 2, case.values.dtype))
+
+    on_ranks(program)
+
+
+@settings(max_examples=150)
+@given(
+    start=finite | st.integers(-300, 300),
+    count=st.integers(0, 40),
+    step=(finite | st.integers(-9, 9)).filter(lambda step: abs(step) > 1e-3),
+    dtype=st.sampled_from(COUNTING),
+    parts=st.integers(1, 4),
+)
+def test_arange_is_bitwise_numpys_for_every_split(
+    start: float, count: int, step: float, dtype: Any, parts: int
+) -> None:
+    stop = start + count * step
+    try:
+        with np.errstate(all="ignore"):
+            expected = np.arange(start, stop, step, dtype=dtype)
+    except (OverflowError, ValueError):
+        return
+
+    def program() -> None:
+        with np.errstate(all="ignore"):
+            x = arange(start, stop, step, dtype=dtype, mesh=init_device_mesh((parts,)))
+        bitwise(x, expected)
+
+    on_ranks(program)
+
+
+@settings(max_examples=150)
+@given(
+    start=finite | st.integers(-300, 300) | st.complex_numbers(max_magnitude=1e3),
+    stop=finite | st.integers(-300, 300),
+    num=st.integers(0, 40),
+    dtype=st.sampled_from(COUNTING),
+    endpoint=st.booleans(),
+    parts=st.integers(1, 4),
+)
+@pytest.mark.filterwarnings("ignore")
+def test_linspace_is_bitwise_numpys_for_every_split(
+    start: Any, stop: float, num: int, dtype: Any, endpoint: bool, parts: int
+) -> None:
+    if isinstance(start, complex) and dtype is not None and np.dtype(dtype).kind in "iu":
+        return
+    with np.errstate(all="ignore"):
+        expected, step = np.linspace(start, stop, num, dtype=dtype, endpoint=endpoint, retstep=True)
+
+    def program() -> None:
+        with np.errstate(all="ignore"):
+            x, own = linspace(
+                start,
+                stop,
+                num,
+                dtype=dtype,
+                endpoint=endpoint,
+                retstep=True,
+                mesh=init_device_mesh((parts,)),
+            )
+        bitwise(x, expected)
+        np.testing.assert_equal(own, step)
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize(
+    "numbers", [(5,), (3, 9), (0, 1, 0.1), (True,), (np.float32(4),), (np.int8(5),)]
+)
+def test_arange_finds_numpys_dtype_and_length(numbers: tuple[Any, ...]) -> None:
+    on_ranks(lambda: bitwise(arange(*numbers), np.arange(*numbers)))
+
+
+@given(
+    rows=st.integers(0, 9),
+    columns=st.none() | st.integers(0, 9),
+    k=st.integers(-10, 10),
+    case=cases(shape=(1, 1)),
+)
+def test_eye_agrees_with_numpy(rows: int, columns: int | None, k: int, case: Case) -> None:
+    on_ranks(
+        lambda: agrees(
+            eye(rows, columns, k=k, dtype=np.int32, **places(case)),
+            np.eye(rows, columns, k, np.int32),
+        )
+    )
+
+
+@settings(max_examples=60)
+@given(
+    case=cases((np.float64, np.int32, np.bool_), ("sum", "max")),
+    dtype=st.none() | st.just(np.float32),
+)
+def test_asarray_takes_the_own_block_of_a_value_without_communication(
+    case: Case, dtype: Any
+) -> None:
+    value = np.array(case.values[0])
+    if value.dtype == bool and case.op is not None and dtype is None:
+        return
+
+    def program() -> None:
+        with CommLog() as log:
+            x = asarray(value, dtype=dtype, **places(case))
+        assert log.count() == 0
+        assert not np.shares_memory(x.to_local(), value)
+        agrees(x, value if dtype is None else value.astype(dtype))
+
+    on_ranks(program)
+
+
+def test_asarray_of_scalars_and_lists_uses_numpys_dtype_and_the_defaults() -> None:
+    def program() -> None:
+        agrees(asarray(3), np.asarray(3))
+        agrees(asarray([[1.0, 2.0], [3.0, 4.0]]), np.array([[1.0, 2.0], [3.0, 4.0]]))
+        agrees(asarray([1, 2], dtype=np.uint8), np.array([1, 2], np.uint8))
+        assert asarray(3).placements == (Replicate(),)
+        assert asarray([1, 2]).placements == (Shard(0),)
+
+    on_ranks(program)
+
+
+def test_asarray_copy_decides_whether_memory_is_shared() -> None:
+    def program() -> None:
+        value = np.arange(8.0)
+        assert np.shares_memory(asarray(value, copy=False).to_local(), value)
+        with pytest.raises(ArgumentError, match="copy=False"):
+            asarray(value, dtype=np.int32, copy=False)
+        with pytest.raises(ArgumentError, match="copy=False"):
+            asarray([1.0, 2.0], copy=False)
+        x = asarray(value)
+        assert asarray(x) is x
+        assert not np.shares_memory(asarray(x, copy=True).to_local(), x.to_local())
+
+    on_ranks(program)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_asarray_redistributes_a_distributed_array(data: st.DataObject) -> None:
+    case: Case = data.draw(cases((np.float64, np.uint8), ("sum", "max")))
+    other: Case = data.draw(cases(shape=case.shape))
+    dtype = data.draw(st.sampled_from((None, np.float32)))
+
+    def program() -> None:
+        x = asarray(case.build(), dtype=dtype, **places(other))
+        assert x.placements == other.layout().placements
+        agrees(x, case.value if dtype is None else case.value.astype(dtype))
+
+    on_ranks(program)
+
+
+def test_defaults_come_from_the_mesh_in_use() -> None:
+    def program() -> None:
+        assert creation.zeros((4, 3)).placements == (Shard(0),)
+        assert creation.zeros(()).placements == (Replicate(),)
+        mesh = init_device_mesh((2, 2), ("dp", "tp"))
+        with use_mesh(mesh):
+            assert creation.ones((4, 3)).placements == (Shard(0), Replicate())
+        with use_mesh(mesh, [Replicate(), Shard(1)]):
+            assert creation.ones((4, 3)).layout.local_shape()[0] == 4
+
+    on_ranks(program)
+
+
+def test_process_outside_the_mesh_holds_an_empty_block() -> None:
+    def program() -> None:
+        mesh = DeviceMesh([2, 0])
+        for x in (
+            creation.zeros((4, 3), mesh=mesh),
+            arange(5, mesh=mesh),
+            eye(3, mesh=mesh),
+            asarray(2.0, mesh=mesh),
+        ):
+            assert (x.to_local().size == 0) == (mesh.coordinate is None)
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: creation.zeros((-1,)), ShapeError),
+        (lambda: creation.zeros((2.5,)), ArgumentTypeError),
+        (lambda: creation.zeros("23"), ArgumentTypeError),
+        (lambda: creation.zeros(3, dtype=object), DTypeError),
+        (lambda: creation.zeros(3, dtype="no such"), ArgumentTypeError),
+        (lambda: creation.zeros(3, placements=["S0"]), (PlacementError, ArgumentTypeError)),
+        (lambda: creation.zeros(3, placements=[Shard(1)]), ValueError),
+        (lambda: creation.zeros(3, placements=[Shard(0), Shard(0)]), PlacementError),
+        (lambda: creation.zeros(3, device="cuda"), DeviceError),
+        (lambda: creation.full(3, [1, 2, 3]), ArgumentError),
+        (lambda: arange(0, 5, 0), ArgumentError),
+        (lambda: arange(0, float("inf")), ArgumentError),
+        (lambda: arange("a"), ArgumentTypeError),
+        (lambda: arange(5, dtype=bool), DTypeError),
+        (lambda: linspace(0, 1, -1), ArgumentError),
+        (lambda: linspace(0, 1, 2.5), ArgumentTypeError),
+        (lambda: linspace(1j, 1, 3, dtype=int), DTypeError),
+        (lambda: linspace(np.zeros(2), 1, 3), ArgumentTypeError),
+        (lambda: eye(-1), ShapeError),
+        (lambda: eye(2.0), ArgumentTypeError),
+        (lambda: asarray([object()]), DTypeError),
+        (lambda: asarray([[1], [1, 2]]), ArgumentError),
+    ],
+)
+def test_bad_argument_raises_on_every_rank(make: Any, error: Any) -> None:
+    def program() -> None:
+        with pytest.raises(error):
+            make()
+        agrees(creation.ones(3), np.ones(3))
+
+    on_ranks(program)
+
+
+def test_partial_result_lies_as_after_redistribution() -> None:
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        x = creation.full((2,), 5.0, mesh=mesh, placements=[Partial("sum")])
+        y = distribute_array(np.full(2, 5.0), mesh, [Replicate()], src=None).redistribute(
+            [Partial("sum")]
+        )
+        np.testing.assert_array_equal(x.to_local(), y.to_local())
+
+    on_ranks(program)

@@ -1,0 +1,204 @@
+"""Basic indices select what NumPy selects, and move nothing where nothing need move."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distarray.array._array import distribute_array
+from distarray.comm import CommLog, DeviceMesh, init_device_mesh
+from distarray.core._policy import communication
+from distarray.errors import ArgumentTypeError, ImplicitCommunicationError, IndexingError
+from distarray.layout import Partial, Replicate, Shard
+from distarray.ops import _selection
+from tests.array.index_keys import keys
+from tests.array.strategies import Case, agrees, cases, on_ranks
+
+OPS = ("sum", "max")
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_getitem_agrees_with_numpy(data: st.DataObject) -> None:
+    case: Case = data.draw(
+        cases((np.float64, np.int32, np.bool_), OPS if data.draw(st.booleans()) else ())
+    )
+    if case.values.dtype == bool and case.op == "sum":
+        return
+    key = data.draw(keys(case.shape))
+
+    def program() -> None:
+        x = case.build()
+        agrees(x[key], case.value[key])
+        agrees(x[key], case.value[key])  # from memory
+        agrees(x, case.value)
+
+    on_ranks(program)
+
+
+def test_slice_of_a_cut_axis_stays_in_place_with_explicit_boundaries() -> None:
+    def program() -> None:
+        x = distribute_array(
+            np.arange(48.0).reshape(12, 4), init_device_mesh((4,)), [Shard(0)], src=None
+        )
+        with CommLog() as log:
+            y = x[1:11:2]
+        assert log.count() == 0
+        assert y.layout.boundaries == {0: (0, 1, 3, 4, 5)}
+        assert np.shares_memory(y.to_local(), x.to_local())
+
+    on_ranks(program)
+
+
+def test_integer_on_a_cut_axis_comes_from_its_owner_to_every_rank() -> None:
+    def program() -> None:
+        x = distribute_array(
+            np.arange(48.0).reshape(12, 4), init_device_mesh((4,)), [Shard(0)], src=None
+        )
+        with CommLog() as log:
+            y = x[7]
+        assert y.placements == (Replicate(),)
+        assert log.bytes() == (0 if x.mesh.coordinate == (2,) else 4 * 8)
+        y += 1  # a copy: the array it came from stays
+        agrees(x, np.arange(48.0).reshape(12, 4))
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("values", [[np.nan, -0.0, np.inf, -np.inf], [True, False, True, True]])
+def test_integer_on_a_cut_axis_keeps_every_bit(values: list[Any]) -> None:
+    def program() -> None:
+        whole = np.array([values, values[::-1]])
+        x = distribute_array(whole, init_device_mesh((4,)), [Shard(0)], src=None)
+        assert x[1].full_array().tobytes() == whole[1].tobytes()
+
+    on_ranks(program)
+
+
+def test_large_item_of_a_cut_axis_is_spread_over_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_selection, "SPREAD_ITEMS", 20)
+
+    def program() -> None:
+        whole = np.arange(96.0).reshape(4, 2, 12)
+        x = distribute_array(whole, init_device_mesh((4,)), [Shard(0)], src=None)
+        y = x[2]
+        assert y.placements == (Shard(1),)
+        agrees(y, whole[2])
+
+    on_ranks(program)
+
+
+def test_partial_stays_partial_under_an_index() -> None:
+    def program() -> None:
+        case = Case((4,), (Partial("sum"),), np.arange(4 * 6.0).reshape(4, 2, 3))
+        x = case.build()
+        with CommLog() as log:
+            y = x[1, ::-1]
+        assert log.count() == 0
+        assert y.placements == (Partial("sum"),)
+        agrees(y, case.value[1, ::-1])
+
+    on_ranks(program)
+
+
+def test_negative_step_along_an_uncut_axis_is_a_view() -> None:
+    def program() -> None:
+        x = distribute_array(
+            np.arange(48.0).reshape(12, 4), init_device_mesh((4,)), [Shard(0)], src=None
+        )
+        with CommLog() as log:
+            y = x[:, ::-1]
+        assert log.count() == 0
+        assert np.shares_memory(y.to_local(), x.to_local())
+
+    on_ranks(program)
+
+
+def test_reversal_of_a_cut_axis_takes_one_exchange_of_the_blocks() -> None:
+    def program() -> None:
+        whole = np.arange(40.0).reshape(10, 4)
+        x = distribute_array(whole, init_device_mesh((4,)), [Shard(0)], src=None)
+        y = x[::-1]
+        assert y.layout.boundaries == {0: (0, 1, 4, 7, 10)}
+        agrees(y, whole[::-1])
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        (12, "out of range for axis 0 of length 12"),
+        ((0, -5), "out of range for axis 1 of length 4"),
+        ((0, 0, 0), "for 3 axes"),
+        ((..., 0, ...), "2 ellipses"),
+        (slice(0, 3, 0), "step 0"),
+        (1.0, "only integers"),
+        (slice(1.0, 3), "has the bound 1.0"),
+        ([0, 1], "da.where"),
+        (np.array([0, 1]), "da.where"),
+        (np.ones((12, 4), bool), "da.where"),
+        (True, "da.where"),
+        ("name", "only integers"),
+    ],
+)
+def test_bad_key_raises_on_every_rank_and_sends_nothing(key: Any, words: str) -> None:
+    def program() -> None:
+        x = distribute_array(
+            np.arange(48.0).reshape(12, 4), init_device_mesh((4,)), [Shard(0)], src=None
+        )
+        x[1:3]  # an equal key of another type must not be taken for it
+        x[1]
+        with CommLog() as log:
+            with pytest.raises(IndexingError, match=words):
+                x[key]
+            with pytest.raises(IndexError, match=words):
+                x[key] = 0
+        assert log.count() == 0
+        agrees(x[0], np.arange(4.0))  # and the next operation works
+
+    on_ranks(program)
+
+
+def test_policy_refuses_an_index_that_would_communicate() -> None:
+    def program() -> None:
+        x = distribute_array(
+            np.arange(48.0).reshape(12, 4), init_device_mesh((4,)), [Shard(0)], src=None
+        )
+        with communication("raise"):
+            x[2:5, 1]
+            with pytest.raises(ImplicitCommunicationError):
+                x[3]
+            with pytest.raises(ImplicitCommunicationError):
+                x[::-1]
+
+    on_ranks(program)
+
+
+def test_process_outside_the_mesh_gets_empty_blocks() -> None:
+    def program() -> None:
+        whole = np.arange(12.0).reshape(4, 3)
+        x = distribute_array(whole, DeviceMesh([1, 3]), [Shard(0)], src=None)
+        for key in (2, (slice(None), 1), slice(None, None, -1), (0, 0), ..., (None, 3)):
+            agrees(x[key], whole[key])
+
+    on_ranks(program)
+
+
+def test_len_and_iteration_follow_axis_0() -> None:
+    def program() -> None:
+        whole = np.arange(12.0).reshape(4, 3)
+        x = distribute_array(whole, init_device_mesh((4,)), [Shard(0)], src=None)
+        assert len(x) == 4
+        for row, expected in zip(x, whole, strict=True):
+            agrees(row, expected)
+        with pytest.raises(ArgumentTypeError, match="0-d"):
+            len(x[0, 0])
+        with pytest.raises(ArgumentTypeError, match="0-d"):
+            iter(x[0, 0])
+
+    on_ranks(program)

@@ -1,0 +1,195 @@
+"""Assignment writes what NumPy writes, from values of any layout, and keeps the array's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distarray.array._array import distribute_array
+from distarray.comm import CommLog, DeviceMesh, init_device_mesh
+from distarray.errors import ArgumentError, DTypeError, ShapeError
+from distarray.layout import Partial, Replicate, Shard
+from distarray.ops._shape import broadcast_to
+from tests.array.index_keys import fitting, keys
+from tests.array.strategies import Case, agrees, cases, on_ranks, values_of
+
+DTYPES = (np.float64, np.int32, np.complex128, np.float32)
+
+
+def written(case: Case, key: Any, value: Any) -> np.ndarray:
+    """Return the global array after the assignment, by NumPy."""
+    whole = case.value.astype(case.values.dtype).copy()
+    key = key if isinstance(key, tuple) else (key,)
+    if not any(entry is Ellipsis for entry in key):
+        key = (*key, ...)  # so that NumPy broadcasts also into a single item
+    with np.errstate(all="ignore"):
+        whole[key] = value
+    return whole
+
+
+@pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")
+@settings(max_examples=150)
+@given(data=st.data())
+def test_distributed_value_of_any_layout_is_written(data: st.DataObject) -> None:
+    case: Case = data.draw(cases(DTYPES, ("sum", "max") if data.draw(st.booleans()) else ()))
+    if case.values.dtype.kind == "c" and case.op == "max":
+        return
+    key = data.draw(keys(case.shape))
+    shape = data.draw(fitting(case.value[key].shape))
+    mesh_shape = data.draw(st.sampled_from((case.mesh_shape, (4,), (2, 2), (1,))))
+    value: Case = data.draw(cases(DTYPES, ("sum",), mesh_shape, shape))
+    expected = written(case, key, value.value)
+
+    def program() -> None:
+        x, v = case.build(), value.build()
+        before = x.layout
+        x[key] = v
+        assert x.layout is before
+        agrees(x, expected)
+        agrees(v, value.value)
+
+    on_ranks(program)
+
+
+@pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")
+@settings(max_examples=100)
+@given(data=st.data())
+def test_plain_value_is_written_without_communication(data: st.DataObject) -> None:
+    case: Case = data.draw(cases(DTYPES, ("sum",)))
+    key = data.draw(keys(case.shape))
+    shape = data.draw(fitting(case.value[key].shape))
+    dtype = data.draw(st.sampled_from((*DTYPES, np.bool_)))
+    value: Any = values_of(dtype, shape, data.draw(st.integers(0, 99)))
+    if not shape and data.draw(st.booleans()):
+        value = value.item() if case.values.dtype.kind == "c" or value.dtype.kind != "c" else 3
+    expected = written(case, key, value)
+
+    def program() -> None:
+        x = case.build()
+        with CommLog() as log:
+            x[key] = value
+        assert log.count() == 0
+        agrees(x, expected)
+
+    on_ranks(program)
+
+
+def test_in_place_operator_on_a_slice_changes_the_array_without_communication() -> None:
+    def program() -> None:
+        whole = np.arange(48.0).reshape(12, 4)
+        x = distribute_array(whole, init_device_mesh((4,)), [Shard(0)], src=None)
+        with CommLog() as log:
+            x[2:9, 1:] += 1
+            x[3:, 0] *= 2
+        assert log.count() == 0
+        whole[2:9, 1:] += 1
+        whole[3:, 0] *= 2
+        agrees(x, whole)
+
+    on_ranks(program)
+
+
+def test_in_place_operator_on_an_item_of_a_cut_axis_changes_the_array() -> None:
+    def program() -> None:
+        whole = np.arange(48.0).reshape(12, 4)
+        x = distribute_array(whole, init_device_mesh((2, 2)), [Shard(0), Shard(1)], src=None)
+        x[5] += 1
+        x[-1, 2] -= 3
+        x[::-1] *= 2
+        whole[5] += 1
+        whole[-1, 2] -= 3
+        whole *= 2
+        agrees(x, whole)
+
+    on_ranks(program)
+
+
+def test_overlapping_slices_of_one_array_are_read_before_they_are_written() -> None:
+    def program() -> None:
+        for placement in (Shard(0), Shard(1), Replicate()):
+            whole = np.arange(48.0).reshape(12, 4)
+            x = distribute_array(whole, init_device_mesh((4,)), [placement], src=None)
+            x[1:] = x[:-1]
+            whole[1:] = whole[:-1].copy()
+            agrees(x, whole)
+            x[::-1] = x
+            agrees(x, whole[::-1])
+
+    on_ranks(program)
+
+
+def test_value_comes_from_another_mesh() -> None:
+    def program() -> None:
+        whole = np.arange(12.0).reshape(4, 3)
+        x = distribute_array(whole, DeviceMesh([0, 1, 2]), [Shard(0)], src=None)
+        v = distribute_array(np.arange(3.0), DeviceMesh([3, 1]), [Shard(0)], src=None)
+        x[2] = v
+        x[1:3] = v
+        whole[1:3] = np.arange(3.0)
+        agrees(x, whole)
+
+    on_ranks(program)
+
+
+def test_partial_array_takes_values_that_its_blocks_reduce_to() -> None:
+    def program() -> None:
+        for op in ("sum", "max", "prod", "min"):
+            case = Case((4,), (Partial(op),), np.arange(1.0, 25.0).reshape(4, 2, 3))
+            x = case.build()
+            whole = case.value.copy()
+            x[0] = [5.0, 6.0, 7.0]
+            x[1, 1] = 8
+            whole[0] = [5, 6, 7]
+            whole[1, 1] = 8
+            assert x.placements == (Partial(op),)
+            agrees(x, whole)
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (np.zeros((3, 5)), ShapeError),
+        (np.zeros(5), ShapeError),
+        (np.zeros((2, 2, 4)), ShapeError),
+        ("word", ArgumentError),
+        (np.array(["a", "b", "c", "d"]), ArgumentError),
+        (1j, DTypeError),
+        (object(), DTypeError),
+    ],
+)
+def test_bad_value_raises_on_every_rank_and_changes_nothing(
+    value: Any, error: type[Exception]
+) -> None:
+    def program() -> None:
+        whole = np.arange(48.0).reshape(12, 4)
+        x = distribute_array(whole, init_device_mesh((4,)), [Shard(0)], src=None)
+        with pytest.raises(error):
+            x[5] = value
+        agrees(x, whole)
+
+    on_ranks(program)
+
+
+def test_number_too_large_for_the_dtype_raises_on_every_rank() -> None:
+    def program() -> None:
+        x = distribute_array(np.zeros(8, np.int8), init_device_mesh((4,)), [Shard(0)], src=None)
+        with pytest.raises(ArgumentError, match="300"):
+            x[2] = 300
+        agrees(x, np.zeros(8, np.int8))
+
+    on_ranks(program)
+
+
+def test_read_only_block_is_refused_with_the_remedy() -> None:
+    def program() -> None:
+        x = distribute_array(np.arange(4.0), init_device_mesh((4,)), [Replicate()], src=None)
+        with pytest.raises(ArgumentError, match="copy"):
+            broadcast_to(x, (3, 4))[0] = 1
+
+    on_ranks(program)

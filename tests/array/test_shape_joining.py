@@ -1,0 +1,162 @@
+"""Joining, repeating and shifting agree with NumPy for parts of any layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distarray.array._array import distribute_array
+from distarray.comm import CommLog, DeviceMesh, init_device_mesh
+from distarray.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
+from distarray.layout import Partial, Replicate, Shard
+from distarray.ops import _joining as joining
+from tests.array.strategies import Case, agrees, cases, on_ranks
+
+OPS = ("sum", "max")
+DTYPES = (np.float64, np.int8, np.float32)
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_concat_and_stack_agree_with_numpy(data: st.DataObject) -> None:
+    first: Case = data.draw(cases(DTYPES, OPS))
+    if not first.shape:
+        return
+    axis = data.draw(st.integers(-len(first.shape), len(first.shape) - 1))
+    count = data.draw(st.integers(0, 3))
+    parts: list[Any] = [first]
+    for _ in range(count):
+        shape = list(first.shape)
+        shape[axis] = data.draw(st.integers(0, 5))
+        parts.append(data.draw(cases(DTYPES, OPS, first.mesh_shape, tuple(shape))))
+    twin: Case = data.draw(cases(DTYPES, OPS, first.mesh_shape, first.shape))
+    values = [part.value for part in parts]
+
+    def program() -> None:
+        built = [part.build() for part in parts]
+        agrees(joining.concat(built, axis=axis), np.concatenate(values, axis))
+        agrees(joining.concat(built, axis=None), np.concatenate(values, None))
+        agrees(
+            np.concatenate([*built, values[0]], axis), np.concatenate([*values, values[0]], axis)
+        )
+        pair = [first.build(), twin.build()]
+        agrees(joining.stack(pair, axis=axis), np.stack([first.value, twin.value], axis))
+
+    on_ranks(program)
+
+
+@settings(max_examples=100)
+@given(data=st.data())
+def test_roll_repeat_tile_and_unstack_agree_with_numpy(data: st.DataObject) -> None:
+    case: Case = data.draw(cases(DTYPES, OPS))
+    if not case.shape:
+        return
+    axis = data.draw(st.integers(-len(case.shape), len(case.shape) - 1))
+    shift = data.draw(st.integers(-9, 9))
+    times = data.draw(st.integers(0, 3))
+    counts = data.draw(
+        st.lists(st.integers(0, 3), min_size=case.shape[axis], max_size=case.shape[axis])
+    )
+    reps = tuple(data.draw(st.lists(st.integers(0, 2), max_size=4)))
+
+    def program() -> None:
+        x, value = case.build(), case.value
+        agrees(joining.roll(x, shift, axis=axis), np.roll(value, shift, axis))
+        agrees(joining.roll(x, shift), np.roll(value, shift))
+        agrees(np.roll(x, (shift, 1), (axis, 0)), np.roll(value, (shift, 1), (axis, 0)))
+        with CommLog() as log:
+            repeated = joining.repeat(x, times, axis=axis), joining.repeat(x, counts, axis=axis)
+        assert log.count() == 0
+        agrees(repeated[0], np.repeat(value, times, axis))
+        agrees(repeated[1], np.repeat(value, np.array(counts, int), axis))
+        agrees(joining.repeat(x, times), np.repeat(value, times))
+        agrees(joining.tile(x, reps), np.tile(value, reps))
+        for part, expected in zip(
+            joining.unstack(x, axis=axis), np.unstack(value, axis=axis), strict=True
+        ):
+            agrees(part, expected)
+        agrees(x, value)
+
+    on_ranks(program)
+
+
+def test_concat_along_an_uncut_axis_sends_nothing() -> None:
+    def program() -> None:
+        whole = np.arange(48.0).reshape(8, 6)
+        x = distribute_array(whole, init_device_mesh((4,)), [Shard(0)], src=None)
+        with CommLog() as log:
+            y = joining.concat([x, x, whole], axis=1)
+            z = joining.stack([x, x], axis=0)
+        assert log.count() == 0
+        assert (y.placements, z.placements) == ((Shard(0),), (Shard(1),))
+        agrees(y, np.concatenate([whole, whole, whole], 1))
+
+    on_ranks(program)
+
+
+def test_concat_takes_the_layout_for_which_least_has_to_move() -> None:
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        row = distribute_array(np.zeros((1, 400)), mesh, [Replicate()], src=None)
+        large = distribute_array(np.ones((399, 400)), mesh, [Shard(1)], src=None)
+        assert joining.concat([row, large], axis=0).placements == (Shard(1),)
+
+    on_ranks(program)
+
+
+def test_sums_stay_sums_when_all_parts_are() -> None:
+    def program() -> None:
+        x = Case((4,), (Partial("sum"),), np.arange(48.0).reshape(4, 4, 3)).build()
+        assert joining.concat([x, x], axis=1).placements == (Partial("sum"),)
+        assert joining.roll(x, 1, axis=0).placements == (Partial("sum"),)
+
+    on_ranks(program)
+
+
+def test_process_outside_the_mesh_takes_part_with_empty_blocks() -> None:
+    def program() -> None:
+        whole = np.arange(24.0).reshape(4, 6)
+        x = distribute_array(whole, DeviceMesh([3, 1]), [Shard(0)], src=None)
+        agrees(joining.concat([x, x], axis=0), np.concatenate([whole, whole]))
+        agrees(joining.stack([x, x], axis=1), np.stack([whole, whole], 1))
+        agrees(joining.roll(x, 1, axis=0), np.roll(whole, 1, 0))
+        agrees(joining.repeat(x, 2, axis=0), np.repeat(whole, 2, 0))
+        agrees(joining.tile(x, (2, 1)), np.tile(whole, (2, 1)))
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda x: joining.concat([]), ShapeError),
+        (lambda x: joining.concat([x, x[:, :2]]), ShapeError),
+        (lambda x: joining.concat([x, x[:, 0]]), ShapeError),
+        (lambda x: joining.concat([x, x], axis=2), AxisError),
+        (lambda x: joining.concat([np.zeros(3)]), ArgumentTypeError),
+        (lambda x: joining.stack([]), ShapeError),
+        (lambda x: joining.stack([x, x.T]), ShapeError),
+        (lambda x: joining.roll(x, 1, axis=5), AxisError),
+        (lambda x: joining.roll(x, (1, 2, 3), axis=(0, 1)), ArgumentError),
+        (lambda x: joining.repeat(x, -1, axis=0), ArgumentError),
+        (lambda x: joining.repeat(x, [1, 2], axis=0), ArgumentError),
+        (lambda x: joining.repeat(x, 1.5, axis=0), ArgumentError),
+        (lambda x: joining.tile(x, -1), ArgumentError),
+        (lambda x: joining.tile(x, 1.5), (ArgumentTypeError, TypeError)),
+        (lambda x: joining.unstack(x, axis=3), AxisError),
+    ],
+)
+def test_bad_argument_raises_on_every_rank_and_sends_nothing(call: Any, error: Any) -> None:
+    def program() -> None:
+        whole = np.arange(24.0).reshape(4, 6)
+        x = distribute_array(whole, init_device_mesh((4,)), [Shard(0)], src=None)
+        with CommLog() as log, pytest.raises(error):
+            call(x)
+        assert log.count() == 0
+        agrees(x, whole)
+
+    on_ranks(program)
