@@ -145,7 +145,8 @@ def _by_kernel(
     """Reduce by a fused kernel if there is one for these arrays, and tell whether there was."""
     dtype = sources[0].dtype
     kind, way, parts = _kernel_of(dtype, op, bfloat16)
-    expected = np.dtype(np.float64) if op == "avg" and dtype.kind in "biu" else dtype
+    float64 = op == "avg" and dtype.kind in "biu" and not bfloat16
+    expected = np.dtype(np.float64) if float64 else dtype
     if not kind or dst.dtype != expected or not dtype.isnative or not dst.flags.aligned:
         return False
     if any(s.dtype != dtype or s.shape != dst.shape for s in sources):

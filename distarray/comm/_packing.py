@@ -91,7 +91,7 @@ def pack(src: Buffer, boxes: Sequence[Box], out: Buffer) -> Buffer:
     """
     at = 0
     for box, stop in zip(boxes, _ends(boxes, out), strict=True):
-        part = src[tuple(slice(a, b) for a, b in box)]
+        part = src[_part(box)]
         copy_box(out[at:stop].reshape(part.shape), part)
         at = stop
     return out[:at]
@@ -107,9 +107,14 @@ def unpack(buffer: Buffer, boxes: Sequence[Box], dst: Buffer) -> None:
     """
     at = 0
     for box, stop in zip(boxes, _ends(boxes, buffer), strict=True):
-        part = dst[tuple(slice(a, b) for a, b in box)]
+        part = dst[_part(box)]
         copy_box(part, buffer[at:stop].reshape(part.shape))
         at = stop
+
+
+def _part(box: Box) -> tuple[Any, ...]:
+    """Return an index that gives a view, of arrays without axes too."""
+    return (*(slice(start, stop) for start, stop in box), ...)
 
 
 def _ends(boxes: Sequence[Box], buffer: Buffer) -> list[int]:

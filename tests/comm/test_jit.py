@@ -1,0 +1,104 @@
+"""Kernels compile on first use, from any number of processes at once, wherever they may be kept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distarray.comm import _threads
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+import sys
+import numpy as np
+from distarray.comm._packing import copy_box, reduce_into
+source = np.random.default_rng(0).random((300, 2000))
+target = np.zeros((300, 1000))
+copy_box(target, source[:, 500:1500], total=1 << 40)
+assert (target == source[:, 500:1500]).all()
+total = np.zeros((300, 2000))
+reduce_into(total, [source, source, source], "sum")
+assert (total == source + source + source).all()
+print("numba" in sys.modules)
+"""
+
+
+def start(**environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", PROGRAM],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    output, errors = process.communicate(timeout=110)
+    assert process.returncode == 0, errors
+    return output.strip()
+
+
+def test_processes_with_a_cold_cache_compile_each_kernel_once(tmp_path: Path) -> None:
+    together = [start(NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(3)]
+    assert [finish(process) for process in together] == ["True"] * 3
+    compiled = sorted(tmp_path.rglob("*.nbc"))
+    assert len(compiled) == 2, "one file of machine code for each of the two kernels"
+    written = [path.stat().st_mtime_ns for path in compiled]
+    assert finish(start(NUMBA_CACHE_DIR=str(tmp_path))) == "True"
+    assert [path.stat().st_mtime_ns for path in compiled] == written
+
+
+def test_kernels_work_where_nothing_can_be_kept() -> None:
+    assert finish(start(NUMBA_CACHE_DIR=os.devnull + "/nowhere")) == "True"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"DISTARRAY_NUMBA": "0"}, {"NUMBA_DISABLE_JIT": "1"}],
+    ids=lambda e: next(iter(e)),
+)
+def test_numpy_serves_where_numba_is_switched_off(environment: dict[str, str]) -> None:
+    assert finish(start(**environment)) == str("NUMBA_DISABLE_JIT" in environment)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, 1),
+        ({"MPI_LOCALNRANKS": "4"}, 4),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "3", "PMI_SIZE": "9"}, 3),
+        ({"SLURM_TASKS_PER_NODE": "2(x3),5"}, 5),
+        ({"SLURM_TASKS_PER_NODE": "nonsense"}, 1),
+    ],
+)
+def test_ranks_of_the_node_are_what_the_launcher_says(
+    environment: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*_threads._LOCAL_SIZES, "SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert _threads.ranks_of_node() == expected
+
+
+def test_threads_are_as_many_as_configured_and_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_threads, "_count", None)
+    monkeypatch.setenv("DISTARRAY_NUM_THREADS", "5")
+    assert _threads.wanted(1 << 10) == 1
+    assert _threads.wanted(1 << 25) == 4
+    assert _threads.wanted(1 << 40) == 5
+
+
+def test_what_a_thread_raises_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(part: int) -> None:
+        raise KeyError(part)
+
+    with pytest.raises(KeyError, match="3"):
+        _threads.run(fail, [3])

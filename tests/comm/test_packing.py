@@ -1,0 +1,155 @@
+"""Copies, packs and pads move every byte to where NumPy would, and none elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+
+from distarray.comm import _packing, _strided, _threads
+from distarray.comm._packing import copy_box, fill, pack, pad, unpack, unpad
+from distarray.errors import ShapeError
+
+from .strided_arrays import shapes, views
+
+DTYPES = ("i1", "i2", "f4", "f8", "c16", "S3", "S24", "f4,i2", "m8[s]")
+
+
+@pytest.fixture
+def kernels_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let kernels serve where NumPy would, so that small arrays reach them."""
+    monkeypatch.setattr(_packing, "_KERNEL_BYTES", 0)
+    monkeypatch.setattr(_strided, "_BYTES_PER_CALL", 0)
+
+
+@pytest.mark.usefixtures("kernels_for_all_sizes")
+@pytest.mark.parametrize("total", [0, 1 << 40], ids=["cached", "streaming"])
+@settings(max_examples=250)
+@given(data=st.data())
+def test_copy_moves_what_numpy_moves_for_any_strides(total: int, data: st.DataObject) -> None:
+    shape = data.draw(shapes())
+    dtype = np.dtype(data.draw(st.sampled_from(DTYPES)))
+    bytes_from, src = data.draw(views(shape, dtype))
+    bytes_to, dst = data.draw(views(shape, dtype))
+    bytes_from[:] = np.random.default_rng(len(shape)).integers(1, 256, bytes_from.size)
+    expected = bytes_to.copy()
+    if dst.size:
+        offset = dst.__array_interface__["data"][0] - bytes_to.__array_interface__["data"][0]
+        np.ndarray(shape, dtype, expected, offset, dst.strides)[...] = src
+    copy_box(dst, src, total=total)
+    np.testing.assert_array_equal(bytes_to, expected)
+
+
+LARGE: dict[str, tuple[Any, Any, bool]] = {
+    "columns": (np.empty((1000, 700)), np.empty((1000, 1400))[:, 300:1000], True),
+    "into columns": (np.empty((1000, 1400))[:, 300:1000], np.empty((1000, 700)), True),
+    "one row": (np.empty(600_001)[1:], np.empty(600_000), True),
+    "few rows": (np.empty((3, 300_000)), np.empty((3, 300_001))[:, 1:], True),
+    "short rows": (np.empty((50_000, 5)), np.empty((50_000, 9))[:, 2:7], True),
+    "transposed": (np.empty((700, 500)), np.empty((500, 700)).T, True),
+    "transposed bytes": (np.empty((900, 800), "i1"), np.empty((800, 900), "i1").T, True),
+    "transposed planes": (np.empty((5, 300, 200)), np.empty((5, 200, 300)).swapaxes(1, 2), True),
+    "rotated": (np.empty((90, 80, 70)), np.empty((70, 90, 80)).transpose(1, 2, 0), True),
+    "reversed rows": (np.empty((900, 700)), np.empty((900, 700))[::-1], True),
+    "every other": (np.empty((900, 350)), np.empty((900, 700))[:, ::2], False),
+    "repeated row": (np.empty((900, 700)), np.broadcast_to(np.empty(700), (900, 700)), True),
+    "narrow transpose": (np.empty((5, 90_000)), np.empty((90_000, 5)).T, False),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_kernel_serves_where_it_is_faster(name: str) -> None:
+    dst, src, served = LARGE[name]
+    base = src if src.base is None else src.base
+    while base.base is not None:
+        base = base.base
+    base[...] = np.random.default_rng(0).integers(0, 100, base.shape)
+    assert _strided.copy_by_kernel(dst, src, streaming=True) == served
+    if served:
+        np.testing.assert_array_equal(dst, src)
+
+
+@pytest.mark.parametrize("shape", [(64, 65), (3, 40, 50), (130_000,)])
+def test_copy_converts_where_dtypes_differ(shape: tuple[int, ...]) -> None:
+    src = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+    dst = np.zeros(shape)
+    copy_box(dst, src)
+    np.testing.assert_array_equal(dst, src)
+
+
+def test_copy_shared_by_threads_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_threads, "_count", 3)
+    monkeypatch.setattr(_threads, "_BYTES_PER_THREAD", 1 << 16)
+    src = np.random.default_rng(1).random((5, 300, 211))
+    dst = np.zeros_like(src)
+    copy_box(dst, src)
+    np.testing.assert_array_equal(dst, src)
+    _threads._forget_pool()
+
+
+@st.composite
+def boxes_of(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    box = []
+    for n in shape:
+        start = draw(st.integers(0, n))
+        box.append((start, draw(st.integers(start, n))))
+    return tuple(box)
+
+
+@settings(max_examples=100)
+@given(data=st.data())
+@example(data=None)
+def test_unpack_restores_what_pack_took(data: st.DataObject | None) -> None:
+    if data is None:
+        shape: tuple[int, ...] = ()
+        boxes: list[Any] = [()]
+    else:
+        shape = data.draw(shapes(most=3))
+        boxes = data.draw(st.lists(boxes_of(shape), max_size=4))
+    src = np.random.default_rng(0).random(shape)
+    parts = [src[tuple(slice(*interval) for interval in box)] for box in boxes]
+    volume = sum(part.size for part in parts)
+    packed = pack(src, boxes, np.full(volume + 3, -1.0))
+    expected = np.concatenate([np.empty(0), *(part.ravel() for part in parts)])
+    np.testing.assert_array_equal(packed, expected)
+    dst = np.full(shape, -1.0)
+    unpack(packed, boxes, dst)
+    taken = np.zeros(shape, bool)
+    for box in boxes:
+        taken[tuple(slice(*interval) for interval in box)] = True
+    np.testing.assert_array_equal(dst, np.where(taken, src, -1.0))
+
+
+def test_pack_refuses_a_buffer_that_is_too_small() -> None:
+    with pytest.raises(ShapeError, match="hold 6 elements and the buffer 5"):
+        pack(np.zeros((2, 3)), [((0, 2), (0, 3))], np.zeros(5))
+    with pytest.raises(ShapeError, match="hold 6 elements and the buffer 5"):
+        unpack(np.zeros(5), [((0, 2), (0, 3))], np.zeros((2, 3)))
+
+
+def test_unpad_restores_what_pad_surrounded() -> None:
+    src = np.arange(12.0).reshape(3, 4)
+    padded = pad(src, (6, 9), -1.0, (2, 3))
+    assert padded.shape == (6, 9)
+    assert padded.sum() == src.sum() - (6 * 9 - 12)
+    np.testing.assert_array_equal(unpad(padded, (3, 4), (2, 3)), src)
+    same = pad(src, (3, 4))
+    np.testing.assert_array_equal(same, src)
+    assert not np.shares_memory(same, src)
+
+
+@pytest.mark.parametrize(("shape", "offset"), [((2, 4), None), ((3, 4), (1, 0)), ((3,), None)])
+def test_pad_refuses_what_does_not_fit(
+    shape: tuple[int, ...], offset: tuple[int, ...] | None
+) -> None:
+    with pytest.raises(ShapeError, match="does not fit"):
+        pad(np.zeros((3, 4)), shape, 0, offset)
+
+
+def test_fill_sets_every_element_of_a_view() -> None:
+    block = np.zeros((4, 6))
+    fill(block[::2, 1:3], 7)
+    assert block.sum() == 7 * 4
