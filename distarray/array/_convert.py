@@ -208,7 +208,15 @@ def copy_block(block: Buffer) -> Buffer:
 
 
 def _distribute_outside(value: Any, mesh: Any, placements: Any) -> tuple[Buffer, Layout]:
+    """Return the empty block of a process that is not in the mesh.
+
+    Shape and dtype are those of the value it passes; if it has none to pass, they stay unknown
+    here, and the shape is taken as empty.
+    """
     array = np.asarray(value)
+    if array.dtype.hasobject:
+        axes = [p.axis for p in placements or () if type(p) is Shard]
+        array = np.empty((0,) * (1 + max((*axes, 0))))
     layout = Layout(mesh, _resolve_placements(mesh, placements, array.ndim), array.shape)
     return averaged(np.empty(layout.local_shape(), array.dtype), layout), layout
 

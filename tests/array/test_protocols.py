@@ -1,0 +1,295 @@
+"""NumPy's functions and ufuncs, Python's numbers, copying and pickling."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distarray.array._array import DistArray, distribute_array
+from distarray.comm import CommLog, DeviceMesh, init_device_mesh
+from distarray.core._registry import functions
+from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
+from distarray.layout import Partial, Replicate, Shard
+from tests.array.strategies import agrees, cases, on_ranks, pairs
+
+R = Replicate()
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_asarray_is_the_global_array_on_every_rank(data: st.DataObject) -> None:
+    case = data.draw(cases((np.float64, np.int32, np.bool_), ("sum", "max")))
+
+    def program() -> None:
+        x = case.build()
+        if x.mesh.coordinate is None:
+            with pytest.raises(MeshError):
+                np.asarray(x)
+            return
+        np.testing.assert_array_equal(np.asarray(x), case.value)
+        assert np.asarray(x, dtype=np.complex128).dtype == np.complex128
+        assert x.tolist() == case.value.tolist()
+        with pytest.raises(ArgumentError, match="to_local"):
+            np.asarray(x, copy=False)
+
+    on_ranks(program)
+
+
+def test_asarray_of_a_replicated_array_is_a_copy() -> None:
+    def program() -> None:
+        x = distribute_array(np.zeros(4), init_device_mesh((4,)), [R])
+        np.asarray(x)[...] = 1
+        x.full_array()[...] = 1
+        agrees(x, np.zeros(4))
+
+    on_ranks(program)
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_numpy_functions_call_ours(data: st.DataObject) -> None:
+    x, y = data.draw(pairs((np.float64,), ("sum",)))
+    calls: list[Any] = [
+        lambda a, b: np.add(a, b),
+        lambda a, b: np.multiply(a, b, dtype=np.float32),
+        lambda a, b: np.subtract(a, b, casting="same_kind"),
+        lambda a, b: np.maximum(a, b),
+        lambda a, b: np.sum(a),
+        lambda a, b: np.add.reduce(a) if a.ndim else np.sum(a),
+        lambda a, b: np.multiply.reduce(b, axis=None, keepdims=True),
+        lambda a, b: np.any(a > b),
+        lambda a, b: np.round(b, 1),
+        lambda a, b: np.clip(a, -1, 1),
+        lambda a, b: np.isclose(a, b),
+        lambda a, b: np.nan_to_num(a),
+        lambda a, b: np.mean(a) if a.size else np.sum(a),
+    ]
+    for call in calls:
+
+        def program(call: Any = call) -> None:
+            with np.errstate(all="ignore"):
+                agrees(call(x.build(), y.build()), call(x.value, y.value), rtol=1e-6, atol=1e-6)
+
+        on_ranks(program)
+
+
+@settings(max_examples=20)
+@given(data=st.data())
+def test_functions_with_two_results_agree_with_numpy(data: st.DataObject) -> None:
+    x, y = data.draw(pairs((np.float64, np.int32), ("sum",)))
+    with np.errstate(all="ignore"):
+
+        def program() -> None:
+            with np.errstate(all="ignore"):
+                a, b = x.build(), y.build()
+                for results, wanted in (
+                    (np.divmod(a, b), np.divmod(x.value, y.value)),
+                    (divmod(a, 2), divmod(x.value, 2)),
+                    (np.modf(a), np.modf(x.value)),
+                    (np.frexp(a), np.frexp(x.value)),
+                ):
+                    for result, expected in zip(results, wanted, strict=True):
+                        agrees(result, expected)
+
+        on_ranks(program)
+
+
+def test_unknown_ufuncs_item_by_item_work_without_a_row() -> None:
+    twice = np.frompyfunc(lambda v: 2 * v, 1, 1)
+
+    def program() -> None:
+        x = distribute_array(np.arange(6.0), init_device_mesh((4,)), [Shard(0)])
+        assert x.to_local().dtype == np.float64
+        assert list(twice(x).to_local()) == [2 * v for v in x.to_local()]
+
+    on_ranks(program)
+
+
+def test_unsupported_numpy_functions_raise_and_name_the_remedy() -> None:
+    def program() -> None:
+        x = distribute_array(np.arange(6.0), init_device_mesh((4,)), [Shard(0)])
+        with CommLog() as log:
+            for call in (
+                lambda: np.unwrap(x),
+                lambda: np.add.accumulate(x),
+                lambda: np.add.outer(x, x),
+                lambda: np.subtract.reduce(x),
+                lambda: np.add(np.ones(6), x, out=np.ones(6)),
+                lambda: np.ones(6).__iadd__(x),
+                lambda: np.add(x, x, order="F"),
+                lambda: np.where(x > 1),
+            ):
+                with pytest.raises(ArgumentTypeError) as caught:
+                    call()
+                assert len(str(caught.value)) > 30
+            with pytest.raises(ArgumentTypeError, match="full_array"):
+                np.unwrap(x)
+        assert log.count() == 0
+
+    on_ranks(program)
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_numbers_are_the_global_value_on_every_rank(data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from((np.float64, np.int32, np.bool_, np.complex128)))
+    case = data.draw(cases((dtype,), ("sum", "max") if dtype != np.complex128 else (), shape=()))
+
+    def program() -> None:
+        x = case.build()
+        value = case.value
+        if x.mesh.coordinate is None:
+            with pytest.raises(MeshError, match="coordinate"):
+                x.item()
+            return
+        assert x.item() == value.item()
+        assert type(x.item()) is type(value.item())
+        assert complex(x) == complex(value)
+        assert bool(x) == bool(value)
+        if dtype == np.int32:
+            assert range(100)[abs(int(x))] == abs(int(value))
+            assert [0, 1, 2][x * 0] == 0
+        else:
+            with pytest.raises(TypeError):
+                [0][x]
+        if dtype != np.complex128:
+            assert float(x) == float(value)
+            assert int(x) == int(value)
+        assert f"{x:>8}" == f"{x.item():>8}"
+
+    on_ranks(program)
+
+
+def test_items_by_index_come_from_their_owner() -> None:
+    value = np.arange(24.0).reshape(4, 6)
+
+    def program() -> None:
+        x = distribute_array(value, init_device_mesh((2, 2)), [Shard(0), Shard(1)])
+        assert x.item(2, 3) == value.item(2, 3)
+        assert x.item((3, 5)) == 23
+        assert x.item(7) == 7
+        assert x.item(-1) == 23
+        assert 17.0 in x
+        assert -1.0 not in x
+        with pytest.raises(ArgumentError):
+            x.item()
+        with pytest.raises(ArgumentError):
+            x.item(24)
+        for ambiguous in (lambda: bool(x), lambda: bool(x[:0])):
+            with pytest.raises(ArgumentError, match="any"):
+                ambiguous()
+        for call in (float, int, complex):
+            with pytest.raises(TypeError, match="0-d"):
+                call(x)
+        assert float(x[1, 1]) == 7
+
+    on_ranks(program)
+
+
+def test_len_and_iteration_are_those_of_the_first_axis() -> None:
+    def program() -> None:
+        x = distribute_array(np.arange(6).reshape(3, 2), init_device_mesh((4,)), [Shard(0)])
+        assert len(x) == 3
+        assert [row.tolist() for row in x] == [[0, 1], [2, 3], [4, 5]]
+        with pytest.raises(TypeError):
+            len(x.sum())
+
+    on_ranks(program)
+
+
+def test_copies_are_apart_and_pickling_is_refused() -> None:
+    def program() -> None:
+        x = distribute_array(np.arange(6.0), init_device_mesh((4,)), [Shard(0)])
+        for twin in (copy.copy(x), copy.deepcopy(x), x.copy(), np.copy(x)):
+            twin += 1
+            agrees(x, np.arange(6.0))
+            agrees(twin, np.arange(6.0) + 1)
+        with pytest.raises(ArgumentTypeError, match="full_array"):
+            pickle.dumps(x)
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(x)
+
+    on_ranks(program)
+
+
+def test_processes_outside_the_mesh_hold_empty_results_of_the_right_dtype() -> None:
+    def program() -> None:
+        mesh = DeviceMesh([1, 2])
+        block = (
+            np.ones((2, 3), np.float32) if mesh.coordinate is not None else np.ones((0, 3), "f4")
+        )
+        x = DistArray.from_local(block, mesh, [Shard(0)], shape=(4, 3))
+        y = DistArray.from_local(
+            np.ones(3 if mesh.coordinate is not None else 0), mesh, [R], shape=(3,)
+        )
+        for result, dtype, shape in (
+            (x + y, np.float64, (4, 3)),
+            (x * 2, np.float32, (4, 3)),
+            (x > y, np.bool_, (4, 3)),
+            (x.sum(), np.float32, ()),
+            (x.sum(0), np.float32, (3,)),
+            (x.argmax(1), np.int64, (4,)),
+            (x.std(0), np.float32, (3,)),
+            (x.astype(np.int8), np.int8, (4, 3)),
+            (np.add(x, 1, where=y > 0), np.float32, (4, 3)),
+        ):
+            assert result.dtype == dtype
+            assert result.shape == shape
+            if mesh.coordinate is None:
+                assert result.to_local().size == 0
+                assert result.full_array().size == 0
+            else:
+                assert result.full_array().shape == shape
+
+    on_ranks(program)
+
+
+def test_an_operator_leaves_unknown_classes_to_speak_for_themselves() -> None:
+    class Stranger:
+        __array_ufunc__ = None
+
+        def __radd__(self, other: Any) -> str:
+            return "stranger"
+
+    def program() -> None:
+        x = distribute_array(np.arange(6.0), init_device_mesh((4,)), [Shard(0)])
+        assert x + Stranger() == "stranger"
+        assert (x == "a") is False
+        assert (x != None) is True  # noqa: E711 - the operator is what is tested
+        agrees(x + [1] * 6, np.arange(6.0) + 1)
+
+    on_ranks(program)
+
+
+def test_every_registered_function_takes_numpys_own_arguments() -> None:
+    import inspect
+
+    for theirs, ours in functions.items():
+        try:
+            wanted = inspect.signature(theirs).parameters
+            have = inspect.signature(ours).parameters
+        except (TypeError, ValueError):
+            continue
+        kinds = {p.kind for p in have.values()}
+        if inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.VAR_KEYWORD in kinds:
+            continue
+        positional = [p for p in wanted.values() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+        required = [p for p in positional if p.default is inspect.Parameter.empty]
+        ours_positional = [p for p in have.values() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+        assert len(ours_positional) >= len(required), theirs.__name__
+
+
+def test_partial_operands_of_numpy_functions_are_reduced() -> None:
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        x = DistArray.from_local(np.ones(3), mesh, [Partial("sum")])
+        agrees(np.sqrt(x), np.full(3, 2.0))
+        agrees(np.exp(x), np.exp(np.full(3, 4.0)))
+
+    on_ranks(program)
