@@ -340,6 +340,11 @@ class Communicator(Reducer):
             There is no MPI behind this communicator.
         """
 
+    @property
+    def concurrent(self) -> bool:
+        """Whether threads of this process may communicate at the same time."""
+        return True
+
     @abstractmethod
     def abort(self, code: int = 1) -> None:
         """End all ranks of the program."""

@@ -277,6 +277,12 @@ class MPICommunicator(Communicator):
         return channel is not None and channel.is_complete
 
     @property
+    def concurrent(self) -> bool:
+        """Whether MPI was started with ``MPI_THREAD_MULTIPLE``, as it is unless the user did it."""
+        mpi = import_mpi()
+        return bool(mpi.Query_thread() >= mpi.THREAD_MULTIPLE)
+
+    @property
     def reaches_some(self) -> bool:
         """Whether any two ranks share a node's memory; the first use is collective."""
         return self._group.attached() is not None

@@ -14,7 +14,7 @@ from typing import Any
 
 from distarray.comm._world import world
 from distarray.layout import Layout
-from distarray.redistribute._execute import BoundStep, bound_steps
+from distarray.redistribute._execute import BoundStep, bound_steps, redistribute_local
 from distarray.typing import Buffer
 
 
@@ -45,11 +45,13 @@ def redistribute_async(
     """Start `redistribute_local` in the background and return at once.
 
     Collective, like the redistribution itself: every rank of both meshes calls it at the same
-    place among its calls. ``local`` must not change until the result is there.
+    place among its calls. ``local`` must not change until the result is there. Where MPI was
+    started without ``MPI_THREAD_MULTIPLE`` nothing may run in the background: the redistribution
+    is complete on return.
     """
-    if src is dst:
+    if src is dst or not world().concurrent:
         done: Future[Buffer] = Future()
-        done.set_result(local)
+        done.set_result(redistribute_local(local, src, dst, max_bytes=max_bytes))
         return Handle(done)
     steps = bound_steps(src, dst, local.dtype, max_bytes, background=True)
     # The caller's context goes along, so that its CommLog records what the thread sends.
