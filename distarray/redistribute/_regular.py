@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from distarray.layout import Layout, Partial, Replicate, Shard
-from distarray.redistribute._copies import real_cuts, route, same_mesh, shared_cuts
+from distarray.redistribute._copies import route
+from distarray.redistribute._route import real_cuts, same_mesh, shared_cuts
 from distarray.redistribute._steps import (
     AllGatherStep,
     AllToAllStep,

@@ -24,9 +24,10 @@ from distarray.layout import Layout, Mesh, Partial, Placement, Replicate, Shard
 from distarray.layout._box import volume
 from distarray.redistribute import _volumes
 from distarray.redistribute._blocks import block_at
-from distarray.redistribute._copies import route, same_mesh
+from distarray.redistribute._copies import route
 from distarray.redistribute._cost import CostModel, Traffic
 from distarray.redistribute._regular import step_between
+from distarray.redistribute._route import same_mesh
 from distarray.redistribute._steps import (
     AllGatherStep,
     AllReduceStep,

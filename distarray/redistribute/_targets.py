@@ -13,7 +13,7 @@ from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.layout._partition import chunk
 from distarray.layout._reduction import REDUCTIONS
 from distarray.redistribute._blocks import is_explicit
-from distarray.redistribute._copies import kept_partial, real_cuts, shared_cuts
+from distarray.redistribute._route import kept_partial, real_cuts, shared_cuts
 
 Placements = tuple[Placement, ...]
 

@@ -11,8 +11,9 @@ from math import prod
 from distarray.layout import Layout
 from distarray.layout._box import intersect, is_empty, volume
 from distarray.redistribute._blocks import block_of, meeting, pieces
-from distarray.redistribute._copies import RowRoute, kept_partial, route
+from distarray.redistribute._copies import RowRoute, route
 from distarray.redistribute._exchange import sends
+from distarray.redistribute._route import kept_partial
 from distarray.typing import Box
 
 

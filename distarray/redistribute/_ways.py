@@ -12,9 +12,9 @@ import numpy as np
 
 from distarray.errors import DTypeError
 from distarray.layout import REDUCTIONS, Layout, Partial, Replicate
-from distarray.redistribute._copies import kept_partial, same_mesh
 from distarray.redistribute._cost import CostModel
 from distarray.redistribute._regular import step_between
+from distarray.redistribute._route import kept_partial, same_mesh
 from distarray.redistribute._search import Search
 from distarray.redistribute._steps import (
     AllReduceStep,

@@ -51,7 +51,7 @@ def check_result(move: Move, **options) -> None:
 
 
 @given(moves())
-@settings(max_examples=400)
+@settings(max_examples=250)
 def test_plan_gives_the_destination_blocks_for_any_two_layouts(move):
     check_result(move)
 
@@ -69,7 +69,7 @@ def test_plan_gives_the_destination_blocks_in_rounds(move):
 
 
 @given(moves(partial=False))
-@settings(max_examples=300)
+@settings(max_examples=200)
 def test_no_rank_receives_more_than_it_lacks_without_reductions(move):
     src, dst, dtype = move
     for model in (CostModel(), FAR):

@@ -20,7 +20,7 @@ boxes = st.lists(
 
 
 @given(boxes, st.integers(1, 30))
-@settings(max_examples=300)
+@settings(max_examples=200)
 def test_parts_follow_one_another_in_c_order_and_are_equal(box, count):
     values = np.arange(prod(stop - start for start, stop in box)).reshape(
         [stop - start for start, stop in box]
