@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from distarray.comm import _backend, _memory
-from distarray.comm._device_mesh import default_mesh, default_placements
+from distarray.core._agreement import differing, gathered
+from distarray.core._arguments import (
+    checked_position,
+    checked_sizes,
+    chosen_mesh,
+    chosen_placements,
+    plain_buffer,
+)
 from distarray.core._base import BaseArray
 from distarray.errors import ArgumentError, DTypeError, LayoutError, PlacementError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.redistribute._background import redistribute_async
 from distarray.redistribute._execute import redistribute_local
+from distarray.redistribute._ways import check_dtype
 from distarray.typing import Buffer, Shape
 
 _AVERAGED_KINDS = "biu"
-
-
-def _resolve_mesh(mesh: Any) -> Any:
-    return default_mesh() if mesh is None else mesh
-
-
-def _resolve_placements(mesh: Any, placements: Any, ndim: int) -> tuple[Placement, ...]:
-    if placements is None:
-        return tuple(default_placements(mesh, ndim))
-    return tuple(placements)
-
-
-def check_dtype(dtype: Any) -> None:
-    """Refuse dtypes whose items cannot travel.
-
-    Raises
-    ------
-    DTypeError
-        If `dtype` holds Python objects.
-    """
-    if dtype.hasobject:
-        raise DTypeError(
-            f"dtype {dtype} holds Python objects, which cannot be sent as memory; convert the "
-            "values to a numeric, string or structured dtype first"
-        )
 
 
 def averaged(block: Buffer, layout: Layout) -> Buffer:
@@ -59,41 +43,53 @@ def adopt(
     local: Any, mesh: Any, placements: Any, shape: Sequence[int] | None, check: bool
 ) -> tuple[Buffer, Layout]:
     """Return (block, layout) for the public `from_local`."""
-    mesh = _resolve_mesh(mesh)
-    block = local if _backend.is_buffer(local) else _backend.asarray(local, mesh.device)
-    check_dtype(block.dtype)
-    placements = _resolve_placements(mesh, placements, block.ndim)
+    mesh = chosen_mesh(mesh)
+
+    def checked() -> _Given:
+        block = plain_buffer(local, "from_local", mesh.device)
+        placed = chosen_placements(mesh, placements, block.ndim)
+        draft = Layout(mesh, placed, block.shape)  # settles negative axes, and refuses bad ones
+        whole = draft.replace(placements=(Replicate(),) * mesh.ndim)
+        check_dtype(draft, whole, block.dtype)  # whether its Partial can be reduced
+        return _Given(block, draft, None if shape is None else checked_sizes(shape))
+
     if mesh.coordinate is None:
-        return _adopt_outside(block, mesh, placements, shape)
-    if check:
-        layout = _checked_layout(block, mesh, placements, shape)
+        given = checked()
+        block, layout = _adopt_outside(given)
+    elif check:
+        block, layout = _compared(mesh, checked)
     else:
-        layout = _unchecked_layout(block, mesh, placements, shape)
+        given = checked()
+        block, layout = given.block, _unchecked_layout(given)
     return averaged(block, layout), layout
 
 
-def _adopt_outside(
-    block: Buffer, mesh: Any, placements: tuple[Placement, ...], shape: Sequence[int] | None
-) -> tuple[Buffer, Layout]:
+class _Given(NamedTuple):
+    """What a rank passes to `from_local`; the draft has the shape of the block."""
+
+    block: Buffer
+    draft: Layout
+    told: Shape | None
+
+
+def _adopt_outside(given: _Given) -> tuple[Buffer, Layout]:
+    block, draft, told = given
     if block.size:
         raise LayoutError(
-            f"this process is not in {mesh}, but passes a block of shape {block.shape}; a process "
-            "outside the mesh must pass an empty block"
+            f"this process is not in {draft.mesh}, but passes a block of shape {block.shape}; a "
+            "process outside the mesh must pass an empty block"
         )
-    layout = Layout(mesh, placements, tuple(block.shape if shape is None else shape))
-    return averaged(np.empty(layout.local_shape(), block.dtype), layout), layout
+    layout = draft if told is None else draft.replace(shape=told)
+    return np.empty(layout.local_shape(), block.dtype), layout
 
 
-def _unchecked_layout(
-    block: Buffer, mesh: Any, placements: tuple[Placement, ...], shape: Sequence[int] | None
-) -> Layout:
-    if shape is None:
-        sizes = list(block.shape)
-        for axis, placement in enumerate(placements):
-            if type(placement) is Shard:
-                sizes[placement.axis] *= mesh.shape[axis]
-        shape = sizes
-    layout = Layout(mesh, placements, tuple(shape))
+def _unchecked_layout(given: _Given) -> Layout:
+    block, draft, told = given
+    sizes = list(block.shape)
+    for axis, placement in enumerate(draft.placements):
+        if type(placement) is Shard:
+            sizes[placement.axis] *= draft.mesh.shape[axis]
+    layout = draft.replace(shape=sizes if told is None else told)
     if tuple(block.shape) != tuple(layout.local_shape()):
         raise LayoutError(
             f"the block has shape {tuple(block.shape)}, but {layout} gives this process "
@@ -102,26 +98,37 @@ def _unchecked_layout(
     return layout
 
 
-def _checked_layout(
-    block: Buffer, mesh: Any, placements: tuple[Placement, ...], shape: Sequence[int] | None
-) -> Layout:
-    """Compare all blocks and return the layout they tile; errors are alike on every rank."""
-    told = None if shape is None else tuple(int(size) for size in shape)
-    mine = (tuple(block.shape), block.dtype.str, placements, told)
-    everyone = mesh.communicator().all_gather_object(mine)
-    shapes = [entry[0] for entry in everyone]
+def _compared(mesh: Any, checked: Callable[[], _Given]) -> tuple[Buffer, Layout]:
+    """Compare all blocks and adopt this rank's; errors are alike on every rank."""
+    given: list[_Given] = []
+
+    def say() -> tuple[Any, ...]:
+        given.append(checked())
+        block, draft, told = given[0]
+        return tuple(block.shape), block.dtype.str, draft.placements, told
+
+    everyone = gathered(mesh, "from_local", say)
+    shapes, dtypes, placed, told = (list(answers) for answers in zip(*everyone, strict=True))
+    ranks = mesh.communicator().ranks
     if len({len(own) for own in shapes}) > 1:
-        raise LayoutError(f"blocks differ in their number of axes: shapes by rank {shapes}")
-    dtypes = [entry[1] for entry in everyone]
+        raise LayoutError(
+            f"the blocks differ in their number of axes: shape {differing(shapes, ranks)}; reshape "
+            "them alike beforehand"
+        )
     if len(set(dtypes)) > 1:
         raise DTypeError(
-            f"blocks differ in dtype: {dtypes} by rank; convert them with astype beforehand"
+            f"the blocks differ in dtype: {differing(dtypes, ranks)}; convert them with astype "
+            "beforehand"
         )
-    if any(entry[2] != placements for entry in everyone):
-        raise PlacementError(f"placements differ between ranks: {[e[2] for e in everyone]}")
-    if any(entry[3] != told for entry in everyone):
-        raise LayoutError(f"shape= differs between ranks: {[entry[3] for entry in everyone]}")
-    return tiled_layout(mesh, placements, shapes, told)
+    if len(set(placed)) > 1:
+        raise PlacementError(
+            f"placements differ between ranks: {differing(placed, ranks)}; pass the same everywhere"
+        )
+    if len(set(told)) > 1:
+        raise LayoutError(
+            f"shape= differs between ranks: {differing(told, ranks)}; pass the same everywhere"
+        )
+    return given[0].block, tiled_layout(mesh, placed[0], shapes, told[0])
 
 
 def tiled_layout(
@@ -169,22 +176,20 @@ def tiled_layout(
 # --- distributing a value ------------------------------------------------------------------------
 
 
-def distribute(value: Any, mesh: Any, placements: Any, src: int | None) -> tuple[Buffer, Layout]:
+def distribute(value: Any, mesh: Any, placements: Any, src: Any) -> tuple[Buffer, Layout]:
     """Return (block, layout) for the public `distribute_array`."""
-    mesh = _resolve_mesh(mesh)
+    mesh = chosen_mesh(mesh)
     if src is None:
         return _take_part(value, mesh, placements)
-    if not 0 <= src < mesh.size:
-        raise ArgumentError(f"src={src} is no position in {mesh}; it must be 0 to {mesh.size - 1}")
     if mesh.coordinate is None:
+        checked_position(src, mesh)
         return _distribute_outside(value, mesh, placements)
     return _scatter(value, mesh, placements, src)
 
 
 def _take_part(value: Any, mesh: Any, placements: Any) -> tuple[Buffer, Layout]:
-    array = np.asarray(value) if not _backend.is_buffer(value) else value
-    check_dtype(array.dtype)
-    layout = Layout(mesh, _resolve_placements(mesh, placements, array.ndim), array.shape)
+    array = plain_buffer(value, "distribute_array")
+    layout = Layout(mesh, chosen_placements(mesh, placements, array.ndim), array.shape)
     array = averaged(array, layout)
     if mesh.coordinate is None:
         return np.empty(layout.local_shape(), array.dtype), layout
@@ -217,47 +222,62 @@ def _distribute_outside(value: Any, mesh: Any, placements: Any) -> tuple[Buffer,
     if array.dtype.hasobject:
         axes = [p.axis for p in placements or () if type(p) is Shard]
         array = np.empty((0,) * (1 + max((*axes, 0))))
-    layout = Layout(mesh, _resolve_placements(mesh, placements, array.ndim), array.shape)
+    layout = Layout(mesh, chosen_placements(mesh, placements, array.ndim), array.shape)
     return averaged(np.empty(layout.local_shape(), array.dtype), layout), layout
 
 
-def _scatter(value: Any, mesh: Any, placements: Any, src: int) -> tuple[Buffer, Layout]:
+def _scatter(value: Any, mesh: Any, placements: Any, src: Any) -> tuple[Buffer, Layout]:
     """Send each process of the mesh its block from the process at position `src`."""
     comm = mesh.communicator()
-    at_source = comm.rank == src
-    told: Any = None
-    array = None
-    if at_source:
-        try:
-            array = np.ascontiguousarray(value) if np.ndim(value) else np.asarray(value)
-            check_dtype(array.dtype)
-            told = (array.shape, array.dtype)
-        except (DTypeError, ValueError, TypeError) as error:
-            told = error
-    told = comm.broadcast_object(told, src)
-    if isinstance(told, Exception):
-        raise told
-    shape, dtype = told
-    layout = Layout(mesh, _resolve_placements(mesh, placements, len(shape)), shape)
+    array: Buffer | None = None
+
+    def say() -> tuple[Any, ...]:
+        nonlocal array
+        position = checked_position(src, mesh)
+        asked = None if placements is None else chosen_placements(mesh, placements, 0)
+        if comm.rank != position:
+            return position, asked, None
+        array = plain_buffer(value, "distribute_array")
+        return position, asked, (tuple(array.shape), array.dtype)
+
+    positions, asked, told = zip(*gathered(mesh, "distribute_array", say), strict=True)
+    if len(set(positions)) > 1:
+        raise ArgumentError(
+            f"src= differs between ranks: {differing(positions, comm.ranks)}; pass the same "
+            "everywhere"
+        )
+    if any(one != asked[0] for one in asked):
+        raise PlacementError(
+            f"placements differ between ranks: {differing(asked, comm.ranks)}; pass the same "
+            "everywhere"
+        )
+    shape, dtype = told[positions[0]]
+    layout = Layout(mesh, chosen_placements(mesh, placements, len(shape)), shape)
     # A Partial result is made from replicated blocks, by each process for itself.
     plain = layout.replace(
         placements=[Replicate() if type(p) is Partial else p for p in layout.placements]
     )
+    check_dtype(plain, layout, dtype)
     block = _memory.empty(plain.local_shape(), dtype)
+    source = None if array is None else _on_host(array)
     if plain.is_replicated:
-        if at_source:
-            block[...] = array
-        comm.broadcast(block.reshape(-1), src)
+        if source is not None:
+            block[...] = source
+        comm.broadcast(block.reshape(-1), positions[0])
     else:
-        _scatter_blocks(comm, array, block, plain, src)
+        _scatter_blocks(comm, source, block, plain, positions[0])
     block = averaged(_backend.asarray(block, mesh.device), layout)
     return redistribute_local(block, plain, layout) if plain is not layout else block, layout
 
 
+def _on_host(array: Buffer) -> np.ndarray:
+    return array if _backend.is_numpy(array) else array.get()
+
+
 def _scatter_blocks(comm: Any, array: Any, block: Buffer, layout: Layout, src: int) -> None:
     mesh = layout.mesh
-    boxes = [layout.local_box(mesh.coordinate_of(rank)) for rank in comm.ranks]
-    counts = [int(np.prod([stop - start for start, stop in box], dtype=np.int64)) for box in boxes]
+    boxes = [layout.local_box(mesh.coordinate_of(rank)) or () for rank in comm.ranks]
+    counts = [math.prod(stop - start for start, stop in box) for box in boxes]
     send = None
     if array is not None:
         send = _memory.empty((sum(counts),), block.dtype)
@@ -315,8 +335,9 @@ def target(src: Layout, placements: Any, mesh: Any) -> Layout:
     if mesh is None or mesh is src.mesh:
         if placements is None:
             return src
-        return Layout(src.mesh, tuple(placements), src.shape)
-    return Layout(mesh, _resolve_placements(mesh, placements, src.ndim), src.shape)
+        return Layout(src.mesh, placements, src.shape)
+    mesh = chosen_mesh(mesh)
+    return Layout(mesh, chosen_placements(mesh, placements, src.ndim), src.shape)
 
 
 class PendingArray:

@@ -1,0 +1,139 @@
+"""Arguments that all ways of making an array share: the mesh, the placements, a plain value."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from distarray.comm import _backend
+from distarray.comm._device_mesh import DeviceMesh, default_mesh, default_placements
+from distarray.core._base import BaseArray
+from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
+from distarray.layout import AbstractMesh, Placement
+from distarray.typing import Buffer, Shape
+
+
+def chosen_mesh(mesh: Any) -> DeviceMesh:
+    """Return `mesh`, or the default mesh for None.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is no mesh, or one without processes.
+    """
+    if mesh is None:
+        return default_mesh()
+    if isinstance(mesh, DeviceMesh):
+        return mesh
+    if isinstance(mesh, AbstractMesh):
+        raise ArgumentTypeError(
+            f"mesh={mesh} is an AbstractMesh, with no processes to hold an array; make one of the "
+            f"same shape with init_device_mesh({mesh.shape}, {mesh.axis_names})"
+        )
+    raise ArgumentTypeError(
+        f"mesh={mesh!r} is not a mesh; pass a DeviceMesh, made for instance by "
+        "init_device_mesh((4,)), or None for the default one"
+    )
+
+
+def chosen_placements(mesh: DeviceMesh, placements: Any, ndim: int) -> tuple[Placement, ...]:
+    """Return `placements` as a tuple, or the default ones for None.
+
+    Whether they fit the mesh and an array, the layout that they make finds out.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If they are no sequence.
+    """
+    if placements is None:
+        return default_placements(mesh, ndim)
+    if isinstance(placements, (Placement, str)) or not isinstance(placements, Sequence):
+        raise ArgumentTypeError(
+            f"placements={placements!r}: must be a sequence with one placement for each of the "
+            f"{mesh.ndim} axes of {mesh}, for instance {[*default_placements(mesh, 1)]}"
+        )
+    return tuple(placements)
+
+
+def checked_position(src: Any, mesh: DeviceMesh) -> int:
+    """Return `src` as a position in the mesh.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If it is none.
+    """
+    try:
+        position = operator.index(src)
+    except TypeError:
+        raise ArgumentTypeError(
+            f"src={src!r}: must be the position in the mesh of the process that has the value, "
+            "an integer, or None where all have it"
+        ) from None
+    if not 0 <= position < mesh.size:
+        raise ArgumentError(f"src={src} is no position in {mesh}; it must be 0 to {mesh.size - 1}")
+    return position
+
+
+def plain_buffer(value: Any, call: str, device: str = "cpu") -> Buffer:
+    """Return a plain value as an array; a NumPy or CuPy array is returned itself.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is distributed already.
+    ArgumentError
+        If it is no regular array, as nested sequences of different lengths.
+    DTypeError
+        If its items are Python objects, which cannot travel.
+    """
+    if isinstance(value, BaseArray):
+        raise ArgumentTypeError(
+            f"{call} takes plain arrays, and got a DistArray; pass x.to_local() for this process's "
+            "block, or use x.redistribute(placements, mesh=...)"
+        )
+    if _backend.is_buffer(value):
+        buffer = value
+    else:
+        try:
+            buffer = _backend.asarray(value, device)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ArgumentError(
+                f"{call} got {type(value).__name__} that is no array: {error}; pass an array, "
+                "numbers, or nested sequences of equal lengths"
+            ) from None
+    check_travels(buffer.dtype)
+    return buffer
+
+
+def check_travels(dtype: Any) -> None:
+    """Refuse dtypes whose items cannot travel.
+
+    Raises
+    ------
+    DTypeError
+        If `dtype` holds Python objects.
+    """
+    if dtype.hasobject:
+        raise DTypeError(
+            f"dtype {dtype} holds Python objects, which cannot be sent as memory; convert the "
+            "values to a numeric, string or structured dtype first"
+        )
+
+
+def checked_sizes(shape: Any) -> Shape:
+    """Return a shape as a tuple of integers.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is no sequence of integers.
+    """
+    try:
+        return tuple([operator.index(size) for size in shape])
+    except TypeError:
+        raise ArgumentTypeError(
+            f"shape={shape!r}: must be a sequence of integers, for instance (512, 64)"
+        ) from None
