@@ -12,6 +12,7 @@ from distarray.redistribute._route import real_cuts, same_mesh, shared_cuts
 from distarray.redistribute._steps import (
     AllGatherStep,
     AllToAllStep,
+    DirectAllReduceStep,
     ExchangeStep,
     LocalStep,
     ReduceScatterStep,
@@ -59,6 +60,8 @@ def _named(src: Layout, dst: Layout, cuts_more: bool, cuts_less: bool) -> type[E
         return AllGatherStep
     if cuts_more and all(type(p) is Partial and type(q) is Shard for p, q in changes):
         return ReduceScatterStep
+    if cuts_more and cuts_less and all(type(q) is Replicate for _, q in changes):
+        return DirectAllReduceStep
     if len(changes) == 1 and all(type(p) is Shard and type(q) is Shard for p, q in changes):
         crossed = route(src, dst).mesh_axes
         return AllToAllStep if len(crossed) == 1 else ExchangeStep
