@@ -31,7 +31,7 @@ LEFT_UNDONE = [
     "NotImplemented" + "Error",
     "place" + "holder",
 ]
-IMPORT_SECONDS = 0.3
+IMPORT_SECONDS = 0.3  # of processor time: others may keep the cores busy
 MOST_LINES = 450  # past 400, look for the two modules inside
 
 
@@ -53,8 +53,8 @@ def test_no_module_imports_the_public_door() -> None:
 def test_import_is_quick_and_starts_nothing() -> None:
     """``import distarray`` costs little, and loads neither MPI nor Numba."""
     program = (
-        "import sys, time; start = time.perf_counter(); import distarray;"
-        "seconds = time.perf_counter() - start;"
+        "import sys, time; start = time.process_time(); import distarray;"
+        "seconds = time.process_time() - start;"
         "heavy = ['mpi4py.MPI', 'numba', 'cupy', 'torch', 'h5py', 'zarr', 'matplotlib'];"
         "print(seconds, *(name for name in heavy if name in sys.modules))"
     )
