@@ -52,6 +52,13 @@ _UFUNCS: Final = {
     "bxor": "bitwise_xor",
 }
 
+_COMBINE: Final = {op: getattr(np, name) for op, name in _UFUNCS.items()}
+
+_PLAIN: Final = frozenset(np.dtype(kind) for kind in ("f8", "f4", "i8", "i4", "c16", "c8"))
+"""Data types of NumPy arrays that reduce in themselves."""
+
+_FEW: Final = 64
+
 _ON_TRUTH: Final = {
     "sum": "bor",
     "max": "bor",
@@ -96,6 +103,16 @@ def reduce_into(
             f"cannot reduce {len(sources)} blocks by op={op!r}; pass at least one block and one "
             f"of {', '.join(_UFUNCS)}"
         )
+    dtype = dst.dtype
+    few = type(dst) is np.ndarray and dst.size <= _FEW and len(sources) > 1
+    if few and dtype in _PLAIN and op != "avg" and not bfloat16:
+        # A number or a few: what is decided below would take longer than the sum.
+        combine = _COMBINE[op]
+        with np.errstate(all="ignore"):
+            combine(sources[0], sources[1], out=dst)
+            for source in sources[2:]:
+                combine(dst, source, out=dst)
+        return
     if dst.dtype.kind == "V" and dst.dtype.name == "bfloat16":
         dst, sources = dst.view("u2"), [source.view("u2") for source in sources]
         bfloat16 = True
