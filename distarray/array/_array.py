@@ -127,7 +127,7 @@ class DistArray(Operators, Products, Indexing, Methods, Scalars, Printing, Proto
     @property
     def device(self) -> Any:
         """The kind of device that holds the blocks, "cpu" or "cuda"."""
-        return self._layout.mesh.device
+        return self.mesh.device
 
 
 def _wrap(local: Buffer, layout: Layout) -> DistArray:

@@ -11,7 +11,7 @@ from distarray.array import _convert
 from distarray.comm import _backend
 from distarray.core._base import BaseArray
 from distarray.core._policy import permit
-from distarray.core._registry import functions, reductions, row_of
+from distarray.core._registry import functions, reductions, row_of, ufuncs
 from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
 from distarray.layout import Layout, Replicate
 from distarray.ops._elementwise_logic import equal
@@ -57,7 +57,8 @@ class Protocols(BaseArray):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         if method == "__call__":
-            return row_of(ufunc).call(inputs, options)
+            row = ufuncs.get(ufunc) or row_of(ufunc)
+            return row.call(inputs, options) if options else row(*inputs)
         reduction = reductions.get(ufunc) if method == "reduce" else None
         if reduction is None:
             raise ArgumentTypeError(

@@ -51,6 +51,9 @@ class Elementwise:
         say Replicate (a factor must be finite, a divisor also known not to be zero).
     """
 
+    __signature__: Any
+    __qualname__: str
+
     def __init__(
         self,
         name: str,
@@ -113,7 +116,8 @@ class Elementwise:
         """Return (out, where, what else the local call gets)."""
         out = options.pop("out", None)
         where = options.pop("where", True)
-        extra = {k: options.pop(k) for k in ("dtype", "casting", "signature") if k in options}
+        taken = ("dtype", "casting", "signature")
+        extra: dict[str, Any] = {name: options.pop(name) for name in taken if name in options}
         options.pop("subok", None)
         order = options.pop("order", "K")
         if options or order not in ("K", "A", "C"):

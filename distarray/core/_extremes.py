@@ -49,9 +49,9 @@ class Extreme(StateReduction):
         flat = int(self.place(block))
         local = np.unravel_index(flat, block.shape) if block.ndim else ()
         place = tuple(start + int(i) for (start, _), i in zip(box, local, strict=True))
-        index = np.ravel_multi_index(place, step.source.shape) if place else 0
+        first = np.ravel_multi_index(place, step.source.shape) if place else 0
         value = np.asarray(block[local]).reshape(step.shape)
-        return value, np.full(step.shape, index, np.int64)
+        return value, np.full(step.shape, first, np.int64)
 
     def merge(self, states: Sequence[State], boxes: Sequence[Box], step: Step) -> State:
         """Take the best value, and of equal ones the lowest index."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from distarray.core import _docstrings
 from distarray.core._base import BaseArray
@@ -12,6 +14,8 @@ from distarray.core._elementwise import Elementwise
 from distarray.core._paths import binary_path, inplace_path, unary_path
 from distarray.core._registry import register_ufunc
 from distarray.core._spec import Rule
+
+Row = TypeVar("Row", bound=Elementwise)
 
 _OPTIONS = (
     inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None),
@@ -70,7 +74,7 @@ def unary(
     sentence : str
         First line of the documentation.
     """
-    return _finished(Unary(name, local, 1, kinds, rules), ("x",), sentence)
+    return _described(Unary(name, local, 1, kinds, rules), ("x",), sentence)
 
 
 def binary(
@@ -86,7 +90,7 @@ def binary(
 
     `exact(position, operand)` tells whether the Partial rules hold with this replicated operand.
     """
-    return _finished(Binary(name, local, 2, kinds, rules, exact), ("x1", "x2"), sentence)
+    return _described(Binary(name, local, 2, kinds, rules, exact), ("x1", "x2"), sentence)
 
 
 def nary(
@@ -98,10 +102,11 @@ def nary(
     sentence: str,
 ) -> Elementwise:
     """Return the row of a function of any number of operands; see `unary`."""
-    return _finished(Elementwise(name, local, len(operands), kinds, rules), operands, sentence)
+    return _described(Elementwise(name, local, len(operands), kinds, rules), operands, sentence)
 
 
-def _finished(row: Any, operands: tuple[str, ...], sentence: str) -> Any:
+def _described(row: Row, operands: tuple[str, ...], sentence: str) -> Row:
+    """Give a row its documentation and signature, and register its ufunc."""
     row.__doc__ = _docstrings.ELEMENTWISE.format(
         sentence=sentence,
         operands=_docstrings.operands(operands),
@@ -112,6 +117,6 @@ def _finished(row: Any, operands: tuple[str, ...], sentence: str) -> Any:
     row.__signature__ = inspect.Signature([*positional, *(_OPTIONS if row.is_ufunc else ())])
     row.__qualname__ = row.name
     row.__module__ = "distarray"
-    if row.is_ufunc:
+    if isinstance(row.local, np.ufunc):
         register_ufunc(row.local, row)
     return row

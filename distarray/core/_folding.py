@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from distarray.typing import Buffer
 
 _NARROW = 256  # items of a row from which NumPy's own loop is as fast
@@ -53,7 +51,7 @@ def folded(block: Buffer, axes: tuple[int, ...]) -> tuple[Buffer, int, Buffer | 
 
 
 def reduce_block(
-    ufunc: np.ufunc, block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool
+    ufunc: Any, block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool
 ) -> Any:
     """Return `ufunc.reduce` of a block, folded where that is faster."""
     if block.size < _SMALL:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,8 @@ TILE_BYTES = 512 * 1024
 _DEPTH = 16  # least reduced items per kept item in a tile, where there are so many
 
 
-class Moments(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Moments:
     """State of a set of items: how many, their mean, their sum of squared deviations from it."""
 
     count: int
@@ -96,14 +98,15 @@ def moments(block: Buffer, axes: tuple[int, ...]) -> Moments:
             _tile(column[box], axes, dtype, scratch)
             for box in _boxes(column.shape, steps, list(axes))
         )
-        _, mean[kept], m2[kept] = _pairwise(tiles)
+        found = _pairwise(tiles)
+        mean[kept], m2[kept] = found.mean, found.m2
     return Moments(count, mean, m2)
 
 
 def _narrow(wide: Buffer, copies: int, rest: Buffer | None, kept_shape: Shape) -> Moments:
     """Return the moments of a folded block: of its wide rows first, then of their copies."""
     state = moments(wide, (0,))
-    state = Moments(state.count, *(x.reshape(copies, -1) for x in state[1:]))
+    state = _reshaped(state, (copies, -1))
     while copies > 1:
         copies //= 2
         halves = (
@@ -113,7 +116,11 @@ def _narrow(wide: Buffer, copies: int, rest: Buffer | None, kept_shape: Shape) -
         state = merge(*halves)
     if rest is not None:
         state = merge(state, moments(rest, (0,)))
-    return Moments(state.count, *(x.reshape(kept_shape) for x in state[1:]))
+    return _reshaped(state, kept_shape)
+
+
+def _reshaped(state: Moments, shape: Shape) -> Moments:
+    return Moments(state.count, state.mean.reshape(shape), state.m2.reshape(shape))
 
 
 def _flat(block: Buffer) -> Buffer:

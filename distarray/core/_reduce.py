@@ -69,6 +69,8 @@ class Reduction:
 
     def __call__(self, x: Any, /, *args: Any, **options: Any) -> Any:
         """Reduce; see the row's own documentation."""
+        if not options and len(args) <= 1 and isinstance(x, BaseArray):
+            return self._plain(x, args[0] if args else None, None, False, True)
         if args:
             if len(args) > len(self.positional):
                 raise ArgumentTypeError(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _memory
+from distarray.comm import Communicator, _memory
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import Resolution, move_all, remember, resolve
 from distarray.core._reduce import normalised_axes
@@ -28,27 +28,30 @@ State = tuple[Buffer, ...]
 class Step:
     """What one rank needs to know of one reduction."""
 
-    __slots__ = ("axes", "boxes", "communicator", "keepdims", "moves", "output", "shape", "source")
+    __slots__ = ("axes", "boxes", "communicator", "filled", "moves", "output", "shape", "source")
 
-    def __init__(
-        self, found: Resolution, source: Layout, axes: tuple[int, ...], keepdims: bool
-    ) -> None:
+    def __init__(self, found: Resolution, source: Layout, axes: tuple[int, ...]) -> None:
         partial = found.output.partial_axes
-        mesh = source.mesh
+        mesh: Any = source.mesh
         self.moves = found
         self.source = source
         self.axes = axes
-        self.keepdims = keepdims
         self.output = found.output.replace(
             placements=[Replicate() if type(p) is Partial else p for p in found.output.placements]
         )
         self.shape: Shape = tuple(
             1 if i in axes else size for i, size in enumerate(source.local_shape())
         )
-        self.communicator = mesh.communicator(partial) if partial and not found.outside else None
-        self.boxes: list[Box] = []
-        if not found.outside:
-            self.boxes = _boxes_along(source, partial)
+        self.communicator: Communicator | None = None
+        if partial and not found.outside:
+            self.communicator = mesh.communicator(partial)
+            if self.communicator.size == 1:
+                self.communicator = None
+        boxes = [] if found.outside else _boxes_along(source, partial)
+        self.filled = [i for i, box in enumerate(boxes) if _volume(box)]
+        """Positions in the communicator of ranks with items."""
+        self.boxes = [boxes[i] for i in self.filled]
+        """What they hold."""
 
 
 def _boxes_along(layout: Layout, mesh_axes: Sequence[int]) -> list[Box]:
@@ -107,18 +110,18 @@ class StateReduction(ABC):
         if step is None:
             step = self._step(x, axis, keepdims)
             remember(self.steps, key, step)
-        (block,) = move_all(self.name, (x._local,), step.moves)
-        dtypes = self.state_dtypes(block.dtype)
-        if step.moves.outside:
-            return tuple(np.empty(step.output.local_shape(), d) for d in dtypes), step
-        if block.size:
+        block = x._local
+        if not step.moves.still:
+            (block,) = move_all(self.name, (block,), step.moves)
+        if block.size and not step.moves.outside:
             state = self.state(block, step)
         else:
-            state = tuple(np.zeros(step.shape, d) for d in dtypes)
-        states = [state] if step.communicator is None else _exchanged(step, state)
-        filled = [i for i, box in enumerate(step.boxes) if _volume(box)]
-        if filled:
-            state = self.merge([states[i] for i in filled], [step.boxes[i] for i in filled], step)
+            shape = step.output.local_shape() if step.moves.outside else step.shape
+            state = tuple(np.zeros(shape, dtype) for dtype in self.state_dtypes(block.dtype))
+        if step.communicator is not None:
+            states = _exchanged(step.communicator, state)
+            if step.filled:
+                state = self.merge([states[i] for i in step.filled], step.boxes, step)
         shape = step.output.local_shape()
         return tuple(np.asarray(part).reshape(shape) for part in state), step
 
@@ -129,7 +132,7 @@ class StateReduction(ABC):
         # "sum" stands for any combination here: it marks the mesh axes that states cross.
         found = resolve(reduction(layout.ndim, axes, keepdims, "sum"), (layout,))
         source = found.moves[0][1] if found.moves[0] else layout
-        return Step(found, source, axes, keepdims)
+        return Step(found, source, axes)
 
 
 def _volume(box: Box) -> int:
@@ -139,9 +142,8 @@ def _volume(box: Box) -> int:
     return volume
 
 
-def _exchanged(step: Step, state: State) -> list[State]:
-    """Return the states of all ranks of the step's communicator."""
-    comm = step.communicator
+def _exchanged(comm: Communicator, state: State) -> list[State]:
+    """Return the states of all ranks of a communicator."""
     mine = np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in state])
     everyone = _memory.empty((comm.size, mine.size), np.uint8)
     comm.all_gather(mine, everyone.reshape(-1))
@@ -150,7 +152,7 @@ def _exchanged(step: Step, state: State) -> list[State]:
         parts, start = [], 0
         for part in state:
             stop = start + part.nbytes
-            parts.append(row[start:stop].copy().view(part.dtype).reshape(part.shape))
+            parts.append(row[start:stop].view(part.dtype).reshape(part.shape))
             start = stop
         states.append(tuple(parts))
     return states

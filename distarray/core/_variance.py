@@ -36,8 +36,8 @@ class Variance(StateReduction):
         if not step.axes:
             mean, real = self.state_dtypes(block.dtype)
             return block.astype(mean), np.zeros(block.shape, real)
-        _, mean, m2 = moments(block, step.axes)
-        return mean, m2
+        found = moments(block, step.axes)
+        return found.mean, found.m2
 
     def merge(self, states: Sequence[State], boxes: Sequence[Box], step: Step) -> State:
         """Merge in rank order."""

@@ -184,9 +184,10 @@ def astype(
     target = np.dtype(dtype)
     if not isinstance(x, BaseArray):
         return np.asarray(x).astype(target, casting=casting, copy=copy)
-    if device is not None and device != x.layout.mesh.device:
+    mesh: Any = x._layout.mesh
+    if device is not None and device != mesh.device:
         raise DeviceError(
-            f"astype(device={device!r}) of an array on {x.layout.mesh.device!r}; move it with "
+            f"astype(device={device!r}) of an array on {mesh.device!r}; move it with "
             "x.redistribute(mesh=...) first"
         )
     if target.hasobject or not np.can_cast(x.dtype, target, casting):

@@ -26,7 +26,7 @@ _EXTREMES = ("axis", "out", "keepdims", "initial")
 _TRUTHS = ("axis", "out", "keepdims")
 
 
-def _by(ufunc: np.ufunc, always: Any = None) -> Any:
+def _by(ufunc: Any, always: Any = None) -> Any:
     """Return the local call of a ufunc's reduction; `always` is a fixed dtype."""
 
     def local(
@@ -52,7 +52,7 @@ def _average(
     else:
         wide = result = np.dtype(dtype)
     if extra:
-        total = np.add.reduce(block, axes, wide, None, keepdims, **extra)
+        total = np.add.reduce(block, axis=axes, dtype=wide, keepdims=keepdims, **extra)
     else:
         total = reduce_block(np.add, block, axes, wide, keepdims)
     total = np.true_divide(total, count) if result.kind in "fcm" else total // count
