@@ -2,26 +2,40 @@
 
 An uncaught exception, in the main thread or another, prints its traceback and aborts MPI. So
 does leaving the program with an exit status other than zero. Where all ranks fail alike the
-traceback of one is enough: the others wait a moment before they print.
+traceback of one is enough: rank 0 prints at once and the others wait a moment, and of those on a
+node one speaks. What was written is given time to leave before the abort, which would lose it.
 """
 
 from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import dis
+import errno
+import io
+import os
+import socket
+import stat
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_SECONDS_BEFORE_OTHERS_PRINT = 0.3
+_SECONDS_BEFORE_OTHERS_PRINT = 1.0
+_SECONDS_SILENT = 5.0
+"""How long a rank waits to be ended by the one that speaks, before it speaks as well."""
 _SECONDS_TO_LEAVE = 1.0
 """How long a rank that left with a status waits for the others to say what they have to say."""
+_SECONDS_TO_READ = 3.0
+"""How long the launcher has at most to read what a rank wrote."""
+_SECONDS_TO_FORWARD = 0.2
+"""How long it has then to pass it on."""
 
 
 def install(comm: MPI.Intracomm) -> None:
@@ -41,6 +55,7 @@ class _Ending:
         self._previous = sys.excepthook
         self._previous_in_threads = threading.excepthook
         self._status = _watch_exit_status()
+        self._voice: socket.socket | None = None
 
     def on_exception(
         self,
@@ -49,16 +64,18 @@ class _Ending:
         traceback: TracebackType | None,
     ) -> None:
         """Take the place of ``sys.excepthook``."""
-        self._announce()
-        self._previous(kind, error, traceback)
+        with _in_one_piece():
+            self._announce()
+            self._previous(kind, error, traceback)
         if not hasattr(sys, "ps1"):  # at a prompt the program goes on
             self._abort(1)
 
     def on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
         """Take the place of ``threading.excepthook``."""
         if not issubclass(args.exc_type, SystemExit):
-            self._announce()
-            self._previous_in_threads(args)
+            with _in_one_piece():
+                self._announce()
+                self._previous_in_threads(args)
             self._abort(1)
 
     def on_exit(self) -> None:
@@ -74,15 +91,64 @@ class _Ending:
     def _announce(self) -> None:
         if self._comm.Get_rank() != 0:
             time.sleep(_SECONDS_BEFORE_OTHERS_PRINT)
+        if not self._speaks():
+            time.sleep(_SECONDS_SILENT)
         sys.stderr.write(f"{self._who} failed: ending all ranks\n")
+
+    def _speaks(self) -> bool:
+        """Tell whether this rank is the first of its node to fail.
+
+        The first takes a name that the system gives to one process at a time, and frees with it.
+        """
+        name = f"\0distarray {os.getuid()} failing under {os.getppid()}"
+        self._voice = socket.socket(socket.AF_UNIX)
+        try:
+            self._voice.bind(name)
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE
+        return True
 
     def _abort(self, code: int) -> None:
         from mpi4py import MPI
 
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        _drain()
         if not MPI.Is_finalized():
             self._comm.Abort(code)
+
+
+# --- what was written ----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _in_one_piece() -> Iterator[None]:
+    """Write what is printed to stderr at once, so that ranks do not write into each other's."""
+    stream, sys.stderr = sys.stderr, io.StringIO()
+    try:
+        yield
+    finally:
+        text, sys.stderr = sys.stderr.getvalue(), stream
+        stream.write(text)
+
+
+def _drain() -> None:
+    """Wait until the launcher has what this rank wrote."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    limit = time.monotonic() + _SECONDS_TO_READ
+    while any(map(_unread, (1, 2))) and time.monotonic() < limit:
+        time.sleep(0.01)
+    time.sleep(_SECONDS_TO_FORWARD)
+
+
+def _unread(file: int) -> int:
+    """Return how many bytes lie in a pipe; 0 for other files."""
+    with contextlib.suppress(OSError, ImportError, AttributeError):
+        import fcntl
+        import termios
+
+        if stat.S_ISFIFO(os.fstat(file).st_mode):
+            return int.from_bytes(fcntl.ioctl(file, termios.FIONREAD, bytes(4)), sys.byteorder)
+    return 0
 
 
 # --- the exit status -----------------------------------------------------------------------------
