@@ -2,7 +2,7 @@
 
 First everything that needs no MPI, on one process with simulated ranks, then ``tests/mpi`` on 1, 2,
 3 and 4 ranks under mpiexec, and its tests marked ``eight_ranks`` on 8. Every run has a hard limit,
-and so has the suite; after it all processes are ended and the tests that hung are named. A test that
+and so has the suite; after it all processes are ended, and tests that hung are named. A test that
 hangs or kills its job counts as failed, and the rest of its run goes on in a fresh job. The last
 line is the sum over all runs, ``N passed, N failed``; the exit status is 0 only if tests ran and
 none failed.
