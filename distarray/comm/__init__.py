@@ -1,5 +1,6 @@
 """Communication: who the ranks are, and moving bytes among them; nothing here knows arrays."""
 
+from distarray.comm import _on_error
 from distarray.comm._communicator import Communicator
 from distarray.comm._device_mesh import (
     DeviceMesh,
@@ -23,3 +24,5 @@ __all__ = [
     "use_mesh",
     "world",
 ]
+
+_on_error.install()

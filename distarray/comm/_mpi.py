@@ -360,7 +360,7 @@ def world() -> MPICommunicator:
             if _world is None:
                 base = Base(mpi.COMM_WORLD)
                 if len(base.ranks) > 1:
-                    _on_error.install(mpi.COMM_WORLD)
+                    _on_error.install_at_exit()
                 _world = MPICommunicator(base.group(base.ranks), "world")
     return _world
 

@@ -38,23 +38,64 @@ _SECONDS_TO_FORWARD = 0.2
 """How long it has then to pass it on."""
 
 
-def install(comm: MPI.Intracomm) -> None:
-    """Make an error on this rank end all ranks of ``comm``."""
-    ending = _Ending(comm)
+def install() -> None:
+    """Make an uncaught exception on this rank end all ranks, should MPI run with several of them.
+
+    Done when the library is imported: MPI may run already, and be what the others wait in.
+    """
+    ending = _Ending()
     sys.excepthook = ending.on_exception
     threading.excepthook = ending.on_thread_exception
-    atexit.register(ending.on_exit)
+
+
+def install_at_exit() -> None:
+    """Make leaving with an exit status other than zero end all ranks as well."""
+    leaving = _Leaving()
+    # Before the threads are waited for, which may be in the middle of an exchange.
+    getattr(threading, "_register_atexit", atexit.register)(leaving.on_exit)
+
+
+def _world() -> MPI.Intracomm | None:
+    """Return all ranks, if MPI runs with several."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return None
+    comm: MPI.Intracomm = mpi.COMM_WORLD
+    return comm if comm.Get_size() > 1 else None
+
+
+def _name(comm: MPI.Intracomm) -> str:
+    return f"rank {comm.Get_rank()} of {comm.Get_size()}"
+
+
+def _abort(comm: MPI.Intracomm, code: int) -> None:
+    _drain()
+    comm.Abort(code)
+
+
+class _Leaving:
+    """What it means for the others that this rank leaves with a status."""
+
+    def __init__(self) -> None:
+        self._status = _watch_exit_status()
+
+    def on_exit(self) -> None:
+        """Abort where the program is leaving with a status other than zero."""
+        status, comm = self._status.get(), _world()
+        if status is None or status == 0 or comm is None:
+            return
+        code = status if isinstance(status, int) else 1
+        sys.stderr.write(f"{_name(comm)} left with exit status {code}: ending all ranks\n")
+        time.sleep(_SECONDS_TO_LEAVE)
+        _abort(comm, code)
 
 
 class _Ending:
-    """How this rank ends, and what that means for the others."""
+    """What it means for the others that this rank fails."""
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm = comm
-        self._who = f"rank {comm.Get_rank()} of {comm.Get_size()}"
+    def __init__(self) -> None:
         self._previous = sys.excepthook
         self._previous_in_threads = threading.excepthook
-        self._status = _watch_exit_status()
         self._voice: socket.socket | None = None
 
     def on_exception(
@@ -64,36 +105,32 @@ class _Ending:
         traceback: TracebackType | None,
     ) -> None:
         """Take the place of ``sys.excepthook``."""
-        with _in_one_piece():
-            self._announce()
+        comm = _world()
+        if comm is None or hasattr(sys, "ps1"):  # at a prompt the program goes on
             self._previous(kind, error, traceback)
-        if not hasattr(sys, "ps1"):  # at a prompt the program goes on
-            self._abort(1)
+            return
+        with _in_one_piece():
+            self._announce(comm)
+            self._previous(kind, error, traceback)
+        _abort(comm, 1)
 
     def on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
         """Take the place of ``threading.excepthook``."""
-        if not issubclass(args.exc_type, SystemExit):
-            with _in_one_piece():
-                self._announce()
-                self._previous_in_threads(args)
-            self._abort(1)
-
-    def on_exit(self) -> None:
-        """Abort where the program is leaving with a status other than zero."""
-        status = self._status.get()
-        if status is None or status == 0:
+        comm = _world()
+        if comm is None or issubclass(args.exc_type, SystemExit):
+            self._previous_in_threads(args)
             return
-        code = status if isinstance(status, int) else 1
-        sys.stderr.write(f"{self._who} left with exit status {code}: ending all ranks\n")
-        time.sleep(_SECONDS_TO_LEAVE)
-        self._abort(code)
+        with _in_one_piece():
+            self._announce(comm)
+            self._previous_in_threads(args)
+        _abort(comm, 1)
 
-    def _announce(self) -> None:
-        if self._comm.Get_rank() != 0:
+    def _announce(self, comm: MPI.Intracomm) -> None:
+        if comm.Get_rank() != 0:
             time.sleep(_SECONDS_BEFORE_OTHERS_PRINT)
         if not self._speaks():
             time.sleep(_SECONDS_SILENT)
-        sys.stderr.write(f"{self._who} failed: ending all ranks\n")
+        sys.stderr.write(f"{_name(comm)} failed: ending all ranks\n")
 
     def _speaks(self) -> bool:
         """Tell whether this rank is the first of its node to fail.
@@ -107,13 +144,6 @@ class _Ending:
         except OSError as error:
             return error.errno != errno.EADDRINUSE
         return True
-
-    def _abort(self, code: int) -> None:
-        from mpi4py import MPI
-
-        _drain()
-        if not MPI.Is_finalized():
-            self._comm.Abort(code)
 
 
 # --- what was written ----------------------------------------------------------------------------
