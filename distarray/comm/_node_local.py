@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import mmap
 import os
 import platform
 import time
@@ -30,20 +29,27 @@ import numpy as np
 
 from distarray.comm import _memory
 from distarray.comm._packing import copy_box
+from distarray.comm._slots import (
+    BARRIER,
+    BLOCK_IN_ARENA,
+    BLOCK_INLINE,
+    BYTES,
+    INLINE_BYTES,
+    KIND,
+    MAX_NDIM,
+    MISMATCH,
+    NDIM,
+    OFFSET,
+    ROUND,
+    SHAPE,
+    SIZE,
+    SLOT,
+    TOKEN,
+    PeerMemory,
+    Slot,
+    describe,
+)
 from distarray.errors import CommunicationError, MismatchError
-
-INLINE_BYTES = 32 * 1024
-"""Payloads up to this size travel inside the slot."""
-
-_MAX_NDIM = 64  # NumPy's own limit
-_HEADER = (8 + 2 * _MAX_NDIM) * 8  # the words named below, then shape and strides
-_SLOT = _HEADER + INLINE_BYTES
-_ROUND, _TOKEN, _KIND, _SIZE, _NDIM, _OFFSET, _SHAPE = range(7)
-_DESCRIBED = 5  # blocks of up to so many axes are described by one run of bytes
-_DESCRIPTION = slice(_KIND * 8, (_SHAPE + 2 * _DESCRIBED) * 8)
-_KEPT = 256  # descriptions whose arrays are kept, per slot
-_BARRIER, _MISMATCH = -1, -2  # tokens of the channel itself
-_BYTES, _BLOCK_INLINE, _BLOCK_IN_ARENA = range(3)
 
 _SPINS = 200  # reads of a flag before the core is offered to others
 _SPINS_CROWDED = 10  # the same where the node has more ranks than this process has cores
@@ -51,59 +57,7 @@ _YIELDS = 2000  # offers before sleeping in between
 _SLEEP = 50e-6
 
 
-class _Slot:
-    """One slot: its header as words, the description of a block in it, and its payload."""
-
-    __slots__ = ("bytes", "description", "known", "words")
-
-    def __init__(self, memory: memoryview, offset: int) -> None:
-        header = memory[offset : offset + _HEADER]
-        self.words = header.cast("q")
-        self.description = header[_DESCRIPTION]
-        self.bytes = memory[offset + _HEADER : offset + _SLOT]
-        self.known: dict[Any, Any] = {}  # arrays over the payload, by what describes them
-
-    def keep(self, key: Any, value: Any) -> None:
-        if len(self.known) >= _KEPT:
-            self.known.clear()
-        self.known[key] = value
-
-    def array(self, dtype: np.dtype[Any]) -> np.ndarray:
-        """Return the block that lies in the payload."""
-        key = (bytes(self.description), dtype)
-        found = self.known.get(key)
-        if found is None:
-            words = self.words
-            ndim = words[_NDIM]
-            shape = tuple(words[_SHAPE : _SHAPE + ndim])
-            found = np.ndarray(shape, dtype, self.bytes)
-            if ndim <= _DESCRIBED:
-                self.keep(key, found)
-        return found
-
-
-class _PeerMemory:
-    """A peer's arena, mapped read-only as far as it has been needed."""
-
-    def __init__(self, path: str) -> None:
-        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._length = os.fstat(self._file).st_size
-        self._map: mmap.mmap | None = None
-
-    def upto(self, end: int) -> mmap.mmap:
-        """Return a mapping that covers the first ``end`` bytes."""
-        if self._map is None or len(self._map) < end:
-            length = min(self._length, max(256 << 20, 1 << (end - 1).bit_length()))
-            # The shorter mapping lives on while views of it do.
-            self._map = mmap.mmap(self._file, length, prot=mmap.PROT_READ)
-        return self._map
-
-    def slot(self, offset: int, i: int) -> _Slot:
-        """Return slot ``i`` of the pair at ``offset``."""
-        return _Slot(memoryview(self.upto(offset + 2 * _SLOT)), offset + i * _SLOT)
-
-
-_peers: dict[tuple[int, int, int], _PeerMemory] = {}  # (process, file, nonce) -> its memory
+_peers: dict[tuple[int, int, int], PeerMemory] = {}  # by process, file and identity of its arena
 
 
 class Channel:
@@ -129,7 +83,7 @@ class Channel:
         me: int,
         size: int,
         own: np.ndarray,
-        peers: dict[int, tuple[_PeerMemory, int]],
+        peers: dict[int, tuple[PeerMemory, int]],
     ) -> None:
         self.members = members
         self.me = me
@@ -139,7 +93,7 @@ class Channel:
         self._keep = own
         self._memory = {rank: memory for rank, (memory, _) in peers.items()}
         mine = own.data
-        self._mine = [_Slot(mine, i * _SLOT) for i in range(2)]
+        self._mine = [Slot(mine, i * SLOT) for i in range(2)]
         self._others = [
             [(rank, memory.slot(offset, i)) for rank, (memory, offset) in peers.items()]
             for i in range(2)
@@ -167,20 +121,20 @@ class Channel:
         n = len(payload)
         slot.bytes[:n] = payload
         words = slot.words
-        words[_KIND] = _BYTES
-        words[_SIZE] = n
+        words[KIND] = BYTES
+        words[SIZE] = n
         result: list[memoryview | None] = [None] * self.size
         result[self.me] = slot.bytes[:n]
         for rank, other in self._complete_round(words, token, what):
-            result[rank] = other.bytes[: other.words[_SIZE]]
+            result[rank] = other.bytes[: other.words[SIZE]]
         return result
 
     def barrier(self) -> None:
         """Wait until every member has come here."""
         words = self._mine[self._round & 1].words
-        words[_KIND] = _BYTES
-        words[_SIZE] = 0
-        self._complete_round(words, _BARRIER, "waiting at a barrier")
+        words[KIND] = BYTES
+        words[SIZE] = 0
+        self._complete_round(words, BARRIER, "waiting at a barrier")
 
     def views(self, block: np.ndarray, token: int, what: object = "") -> _Views:
         """Return a context that yields every member's block, readable in place.
@@ -205,59 +159,48 @@ class Channel:
             lent = block if _in_arena(block) else _stage(block)
             offset = _memory.arena().offset_of(lent)
             assert offset is not None  # it is in the arena
-            _describe(slot.words, _BLOCK_IN_ARENA, lent, offset)
+            describe(slot.words, BLOCK_IN_ARENA, lent, offset)
             return lent
-        key = (block.shape, block.dtype)
-        found = slot.known.get(key)
-        if found is None:
-            inline: np.ndarray = np.ndarray(block.shape, block.dtype, slot.bytes)
-            slot.description[:] = bytes(len(slot.description))
-            _describe(slot.words, _BLOCK_INLINE, inline, 0)
-            if block.ndim <= _DESCRIBED:
-                slot.keep(key, (inline, bytes(slot.description)))
-            inline[...] = block
-            return None
-        inline, slot.description[:] = found
-        inline[...] = block
+        slot.put(block)
         return None
 
-    def _block(self, rank: int, slot: _Slot, dtype: np.dtype[Any]) -> np.ndarray:
+    def _block(self, rank: int, slot: Slot, dtype: np.dtype[Any]) -> np.ndarray:
         """Return the block that another rank's slot holds or describes."""
         words = slot.words
-        if words[_KIND] == _BLOCK_INLINE:
+        if words[KIND] == BLOCK_INLINE:
             return slot.array(dtype)
-        ndim = words[_NDIM]
-        shape = tuple(words[_SHAPE : _SHAPE + ndim])
-        strides = tuple(words[_SHAPE + ndim : _SHAPE + 2 * ndim])
-        offset = words[_OFFSET]
+        ndim = words[NDIM]
+        shape = tuple(words[SHAPE : SHAPE + ndim])
+        strides = tuple(words[SHAPE + ndim : SHAPE + 2 * ndim])
+        offset = words[OFFSET]
         reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0)
         buffer = self._memory[rank].upto(offset + reach + dtype.itemsize)
         return np.ndarray(shape, dtype, buffer, offset, strides)
 
     def _complete_round(
         self, words: memoryview, token: int, what: object
-    ) -> list[tuple[int, _Slot]]:
+    ) -> list[tuple[int, Slot]]:
         """Publish the own slot, wait for the others' and compare tokens."""
         others = self._others[self._round & 1]
         self._round += 1
         number = self._round
-        words[_TOKEN] = token
+        words[TOKEN] = token
         _fence()
-        words[_ROUND] = number
+        words[ROUND] = number
         for _, other in others:
             theirs = other.words
-            if theirs[_ROUND] != number:
+            if theirs[ROUND] != number:
                 self._wait(theirs, number)
         _fence()
         for _, other in others:
-            if other.words[_TOKEN] != token:
+            if other.words[TOKEN] != token:
                 self._raise_mismatch(what)
         return others
 
     def _raise_mismatch(self, what: object) -> NoReturn:
         """Let every rank say what it was doing, and raise: all members, in the same round."""
         payload = str(what).encode()[:INLINE_BYTES]
-        said = self.exchange(payload, _MISMATCH)
+        said = self.exchange(payload, MISMATCH)
         doing = {r: bytes(text).decode(errors="replace") for r, text in enumerate(said) if text}
         raise MismatchError(
             "ranks are about to do different things together: "
@@ -267,17 +210,17 @@ class Channel:
 
     def _wait(self, words: memoryview, number: int) -> None:
         for _ in range(self._spins):
-            if words[_ROUND] == number:
+            if words[ROUND] == number:
                 return
         for _ in range(_YIELDS):
-            if words[_ROUND] == number:
+            if words[ROUND] == number:
                 return
             os.sched_yield()
         deadline = time.monotonic() + _timeout()
-        while words[_ROUND] != number:
+        while words[ROUND] != number:
             time.sleep(_SLEEP)
             if time.monotonic() > deadline:
-                late = [r for r, o in self._others[(number - 1) & 1] if o.words[_ROUND] != number]
+                late = [r for r, o in self._others[(number - 1) & 1] if o.words[ROUND] != number]
                 raise CommunicationError(
                     f"rank {self.me} has waited {_timeout():g} s for ranks {late} to join an "
                     "operation; they are elsewhere in the program, or gone "
@@ -306,7 +249,7 @@ class _Views:
         views[channel.me] = block
         lent = self._lent is not None
         for rank, other in channel._complete_round(words, self._token, self._what):
-            lent = lent or other.words[_KIND] == _BLOCK_IN_ARENA
+            lent = lent or other.words[KIND] == BLOCK_IN_ARENA
             views[rank] = channel._block(rank, other, block.dtype)
         self._open = lent
         return views
@@ -343,16 +286,16 @@ def attach(
     if os.environ.get("DISTARRAY_SHARED_MEMORY", "1") != "0" and hasattr(os, "memfd_create"):
         with contextlib.suppress(OSError):
             arena = _memory.arena()
-            own = _memory.empty((max(2 * _SLOT, _memory.POOLED_BYTES),), np.uint8)
-            own[: 2 * _SLOT] = 0
-            slots = [_Slot(memoryview(own), i * _SLOT) for i in range(2)]
-            slots[0].words[_TOKEN] = nonce
+            own = _memory.empty((max(2 * SLOT, _memory.POOLED_BYTES),), np.uint8)
+            own[: 2 * SLOT] = 0
+            slots = [Slot(memoryview(own), i * SLOT) for i in range(2)]
+            slots[0].words[TOKEN] = nonce
             offer = (os.getpid(), arena.file, arena.identity, arena.offset_of(own), nonce)
     everyone = all_gather_object((offer, len(members)))
     if all(alone == 1 for _, alone in everyone) and size > 1:
         return None
     offers = [theirs for theirs, _ in everyone]
-    peers: dict[int, tuple[_PeerMemory, int]] = {}
+    peers: dict[int, tuple[PeerMemory, int]] = {}
     reached = offer is not None
     if reached:
         try:
@@ -366,31 +309,20 @@ def attach(
     return Channel(members, me, size, own, peers)
 
 
-def _reach(offer: tuple[int, int, int, int, int]) -> tuple[_PeerMemory, int]:
+def _reach(offer: tuple[int, int, int, int, int]) -> tuple[PeerMemory, int]:
     """Map a peer's memory and prove that it is the peer's."""
     process, file, identity, offset, nonce = offer
     memory = _peers.get((process, file, identity))
     if memory is None:
-        memory = _PeerMemory(f"/proc/{process}/fd/{file}")
-    if memory.slot(offset, 0).words[_TOKEN] != nonce:
+        memory = PeerMemory(f"/proc/{process}/fd/{file}")
+    if memory.slot(offset, 0).words[TOKEN] != nonce:
         raise ValueError("another process's memory")
     _peers[process, file, identity] = memory
     return memory, offset
 
 
-def _describe(words: memoryview, kind: int, block: np.ndarray, offset: int) -> None:
-    ndim = block.ndim
-    words[_KIND] = kind
-    words[_SIZE] = block.itemsize
-    words[_NDIM] = ndim
-    words[_OFFSET] = offset
-    for axis, (length, stride) in enumerate(zip(block.shape, block.strides, strict=True)):
-        words[_SHAPE + axis] = length
-        words[_SHAPE + ndim + axis] = stride
-
-
 def _in_arena(block: np.ndarray) -> bool:
-    return block.ndim <= _MAX_NDIM and _memory.arena().offset_of(block) is not None
+    return block.ndim <= MAX_NDIM and _memory.arena().offset_of(block) is not None
 
 
 def _stage(block: np.ndarray) -> np.ndarray:

@@ -25,8 +25,8 @@ from distarray.comm import _memory
 from distarray.comm._communicator import Communicator
 from distarray.comm._device_mesh import DeviceMesh
 from distarray.comm._log import record, recording, unrecorded
-from distarray.comm._node_local import INLINE_BYTES
 from distarray.comm._packing import copy_box, fill, reduce_into
+from distarray.comm._slots import INLINE_BYTES
 from distarray.layout import Layout
 from distarray.layout._partition import chunk
 from distarray.layout._reduction import REDUCTIONS
