@@ -14,8 +14,8 @@ from distarray.core._policy import permit
 from distarray.errors import ArgumentError
 from distarray.layout import Layout, Placement
 from distarray.layout._box import slices
+from distarray.ops._blocks import copied
 from distarray.ops._creation import build, checked_dtype, target_layout, unreduced
-from distarray.ops._reshape import copied
 from distarray.redistribute._execute import redistribute_local
 from distarray.typing import Box, Buffer
 
@@ -66,7 +66,8 @@ def asarray(
         )
 
     def make(box: Box) -> Buffer:
-        block = value[(*slices(box), ...)]  # an array also where it has no axes
+        key: Any = (*slices(box), ...)  # an array also where it has no axes
+        block = value[key]
         if copy is False:
             return block
         own = _memory.empty(block.shape, kind, _backend.device_of(block))

@@ -1,260 +1,26 @@
-"""Products that sum over axes: matmul, dot, vecdot, tensordot, outer, inner, einsum.
+"""Products that sum over axes: matmul, dot, vecdot, tensordot, outer, inner.
 
-A product is an einsum string: a letter for every axis of the iteration space. On one mesh axis,
-cutting a letter that the result has cuts the result; cutting one that is summed gives a
-`Partial("sum")` result, reduced only when its value is needed. Operands that do not fit together
-are redistributed in the way that takes the least time, sending and multiplying taken together: of
-two matrices cut by rows, the smaller is gathered. A product is linear in each operand, so that a
-`Partial` sum times a replicated factor stays a sum.
+A product is an einsum string: a letter for every axis of the iteration space (see `_products`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import prod
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from distarray.comm import _memory
 from distarray.core._base import BaseArray
-from distarray.core._dispatch import (
-    Resolution,
-    as_block,
-    common_mesh,
-    lift,
-    move_all,
-    remember,
-    replicated,
-    resolve,
-)
-from distarray.core._dtypes import keeps_sums
-from distarray.core._operands import plain
 from distarray.core._registry import register_function, register_ufunc
-from distarray.core._spec import Letters, Rule, Spec
-from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
-from distarray.layout import Layout, Replicate, dimmap
-from distarray.ops._items import setitem
+from distarray.core._spec import Letters
+from distarray.errors import ArgumentError, ShapeError
+from distarray.layout import dimmap
+from distarray.ops._products import Contraction, Subscripts
 from distarray.ops._reshape import reshape
-from distarray.typing import Buffer, Shape
-
-LARGE = _memory.POOLED_BYTES
-PRODUCTS_PER_SECOND = 1e10
-"""Multiplications with addition that one process does in a second: weighs work against sending."""
+from distarray.typing import Shape
 
 _MATRIX = 1 << 20  # letters of matrix axes, apart from those of batch axes
 _ROW, _SUM, _COLUMN = _MATRIX, _MATRIX + 1, _MATRIX + 2
-
-Subscripts = tuple[tuple[Letters, ...], Letters]
-
-
-class Contraction:
-    """A product of arrays; rows of this class differ in their subscripts and local function."""
-
-    __slots__ = ("_quick", "_resolutions", "local", "name", "subscripts", "writes")
-
-    def __init__(
-        self,
-        name: str,
-        subscripts: Callable[[Sequence[Shape], Any], Subscripts],
-        local: Callable[..., Any],
-        writes: bool = False,
-    ) -> None:
-        self.name = name
-        self.subscripts = subscripts
-        """`(shapes, static) -> letters`; checks shapes and arguments."""
-        self.local = local
-        """`local(*blocks, static)`, or for `writes` `local(*blocks, out=)`."""
-        self.writes = writes
-        self._quick: dict[Any, Layout] = {}
-        self._resolutions: dict[Any, Resolution] = {}
-
-    def pair(self, x1: Any, x2: Any) -> Any:
-        """Return the product of two operands by the shortest way: small blocks that fit."""
-        try:
-            output = self._quick.get((x1._layout, x2._layout))
-        except AttributeError:
-            return self.run((x1, x2), None)
-        if output is None:
-            return self.run((x1, x2), None)
-        left, right = x1._local, x2._local
-        if left.nbytes >= LARGE or right.nbytes >= LARGE:
-            return self.run((x1, x2), None)
-        array = object.__new__(x1.__class__)
-        array._local = self.local(left, right)
-        array._layout = output
-        return array
-
-    def run(self, operands: Sequence[Any], static: Any) -> Any:
-        """Return the product of operands of any kind: distributed, or arrays that every rank has.
-
-        Raises
-        ------
-        ShapeError
-            If the shapes do not fit together.
-        DTypeError
-            If the dtypes cannot be multiplied.
-        """
-        operands = [x if isinstance(x, BaseArray) else plain(self.name, x) for x in operands]
-        arrays = [x for x in operands if isinstance(x, BaseArray)]
-        if not arrays:
-            raise ArgumentTypeError(
-                f"{self.name} got no distributed operand; make one with distarray.asarray(x), or "
-                "use NumPy's function"
-            )
-        dtypes = tuple(
-            np.asarray(x).dtype if not isinstance(x, BaseArray) else x.dtype for x in operands
-        )
-        dtype = self._result_dtype(dtypes)
-        parts = [x._layout if isinstance(x, BaseArray) else np.shape(x) for x in operands]
-        boolean = dtype.kind == "b"
-        rules = self._rules(parts, dtypes, dtype)
-        key = (static, boolean, rules, *parts)
-        found = self._resolutions.get(key)
-        if found is None:
-            found = self._resolve(parts, static, boolean, rules)
-            remember(self._resolutions, key, found)
-            if (
-                found.still
-                and len(operands) == 2
-                and static is None
-                and self._plainly(parts, found)
-            ):
-                remember(self._quick, tuple(parts), found.output)
-        blocks = [x._local if isinstance(x, BaseArray) else x for x in operands]
-        if not found.still:
-            blocks = move_all(self.name, blocks, found)
-        return arrays[0]._new(self._product(blocks, static, found, dtype), found.output)
-
-    def call(self, operands: Sequence[Any], options: dict[str, Any]) -> Any:
-        """Run as NumPy's ufunc of the same name, with its `out=` and `axis=`.
-
-        Raises
-        ------
-        ArgumentTypeError
-            For other options, or an `out` that is not distributed.
-        """
-        options = {k: v for k, v in options.items() if v is not None}
-        out = options.pop("out", (None,))
-        static = options.pop("axis", -1) if not self.writes else None
-        if options:
-            raise ArgumentTypeError(
-                f"{self.name} takes out=" + ("" if self.writes else " and axis=") + ", got "
-                f"{', '.join(options)}"
-            )
-        target = out[0] if isinstance(out, tuple) else out
-        if target is None:
-            return self.run(operands, static)
-        if not isinstance(target, BaseArray):
-            raise ArgumentTypeError(
-                f"{self.name} with a distributed operand takes a DistArray as out=, got "
-                f"{type(target).__name__}; to fill a plain array, gather first: x.full_array()"
-            )
-        shape, dtype = self._result(operands, static)
-        if target.shape != shape or not np.can_cast(dtype, target.dtype, "same_kind"):
-            raise ShapeError(
-                f"{self.name} gives {dtype} of shape {shape}, which does not go into out= of "
-                f"{target.dtype} and shape {target.shape}"
-            )
-        if any(isinstance(x, BaseArray) for x in operands):
-            result = self.run(operands, static)
-        else:
-            result = self.local(*operands, *([] if self.writes else [static]))
-        setitem(target, (...,), result)
-        return target
-
-    def _result(self, operands: Sequence[Any], static: Any) -> tuple[Shape, np.dtype[Any]]:
-        """Return shape and dtype of the product."""
-        known = [x if isinstance(x, BaseArray) else np.asarray(x) for x in operands]
-        shapes = [tuple(x.shape) for x in known]
-        inputs, output = self.subscripts(shapes, static)
-        sizes = {
-            letter: size
-            for letters, shape in zip(inputs, shapes, strict=True)
-            for letter, size in zip(letters, shape, strict=True)
-        }
-        return tuple(sizes[letter] for letter in output), self._result_dtype(
-            [x.dtype for x in known]
-        )
-
-    def _plainly(self, parts: Sequence[Any], found: Resolution) -> bool:
-        """Tell whether the resolution holds for every dtype and gives an array, not a scalar."""
-        layouts = [part for part in parts if isinstance(part, Layout)]
-        return (
-            len(layouts) == len(parts)
-            and not any(layout.has_partial for layout in layouts)
-            and not found.output.has_partial
-            and found.output.ndim > 0
-        )
-
-    def _result_dtype(self, dtypes: Sequence[Any]) -> np.dtype[Any]:
-        try:
-            dtype = np.result_type(*dtypes)
-        except TypeError:
-            dtype = None
-        if dtype is None or dtype.kind not in "biufc":
-            raise DTypeError(
-                f"{self.name} got dtypes {', '.join(map(str, dtypes))}; it multiplies booleans, "
-                "integers, floating and complex numbers"
-            )
-        return dtype
-
-    def _rules(self, parts: Sequence[Any], dtypes: Sequence[Any], dtype: Any) -> tuple[Rule, ...]:
-        """Return the rules of inputs that may stay Partial: sums that the product keeps."""
-        rules: list[Rule] = []
-        for i, part in enumerate(parts):
-            if not isinstance(part, Layout) or not part.has_partial:
-                continue
-            for mesh_axis in part.partial_axes:
-                placement = part.placements[mesh_axis]
-                sums = dtype.kind != "b" and keeps_sums(dtypes[i], dtype)
-                kept = ("sum", "avg") if sums else ()
-                if dtype.kind == "b":
-                    kept = ("any",)
-                rule: Rule = tuple(
-                    placement if j in (0, i + 1) else Replicate() for j in range(len(parts) + 1)
-                )
-                if placement.op in kept and rule not in rules:
-                    rules.append(rule)
-        return tuple(rules)
-
-    def _resolve(
-        self, parts: Sequence[Any], static: Any, boolean: bool, rules: tuple[Rule, ...]
-    ) -> Resolution:
-        shapes = [part.shape if isinstance(part, Layout) else part for part in parts]
-        inputs, output = self.subscripts(shapes, static)
-        mesh = common_mesh(self.name, [part.mesh for part in parts if isinstance(part, Layout)])
-        layouts = [
-            lift(part, mesh) if isinstance(part, Layout) else replicated(mesh, part)
-            for part in parts
-        ]
-        if any(layout is not part for layout, part in zip(layouts, parts, strict=True)):
-            rules = rules if all(not isinstance(p, Layout) or p.mesh is mesh for p in parts) else ()
-        spec = Spec(inputs, output, "any" if boolean else "sum", rules)
-        return resolve(spec, layouts, lambda targets: _seconds(inputs, targets))
-
-    def _product(
-        self, blocks: Sequence[Buffer], static: Any, found: Resolution, dtype: Any
-    ) -> Buffer:
-        output = found.output
-        shape = output.local_shape()
-        if found.outside:
-            return _memory.empty(shape, dtype, output.mesh.device)
-        if self.writes:
-            if prod(shape) * dtype.itemsize >= LARGE:
-                return self.local(*blocks, out=_memory.empty(shape, dtype, output.mesh.device))
-            return as_block(self.local(*blocks))
-        return as_block(self.local(*blocks, static))
-
-
-def _seconds(inputs: Sequence[Letters], layouts: Sequence[Layout]) -> float:
-    """Return how long the busiest process multiplies."""
-    extents: dict[int, int] = {}
-    for letters, layout in zip(inputs, layouts, strict=True):
-        for axis, letter in enumerate(letters):
-            if letter is not None:
-                extents[letter] = layout.partition(axis).largest
-    return prod(extents.values()) / PRODUCTS_PER_SECOND
 
 
 def _batch(
@@ -332,8 +98,15 @@ def _tensordot_letters(shapes: Sequence[Shape], axes: tuple[tuple[int, ...], ...
     return (own, other), output
 
 
-_matmul = Contraction("matmul", _matmul_letters, np.matmul, writes=True)
-_vecdot = Contraction("vecdot", _vecdot_letters, lambda a, b, axis: np.vecdot(a, b, axis=axis))
+_matmul: Any = Contraction("matmul", _matmul_letters, np.matmul, writes=True)
+
+
+def _local_vecdot(left: Any, right: Any, axis: int) -> Any:
+    function: Any = np.vecdot  # whose stub lacks axis=
+    return function(left, right, axis=axis)
+
+
+_vecdot: Any = Contraction("vecdot", _vecdot_letters, _local_vecdot)
 _tensordot = Contraction("tensordot", _tensordot_letters, np.tensordot)
 
 _matmul_pair = _matmul.pair

@@ -14,6 +14,7 @@ from distarray.core._base import BaseArray, new_array
 from distarray.core._registry import register_function
 from distarray.errors import ArgumentError, ArgumentTypeError, DeviceError, DTypeError, ShapeError
 from distarray.layout import Layout, Placement, Replicate
+from distarray.ops._blocks import device_of, empty_block
 from distarray.redistribute._execute import redistribute_local
 from distarray.typing import Box, Buffer, Shape
 
@@ -101,9 +102,9 @@ def build(layout: Layout, dtype: np.dtype[Any], make: Callable[[Box], Buffer]) -
     whole = unreduced(layout)
     box = whole.local_box()
     if box is None:
-        block = _memory.empty(whole.local_shape(), dtype, layout.mesh.device)
+        block = empty_block(whole, dtype)
     else:
-        block = _backend.asarray(make(box), layout.mesh.device)
+        block = _backend.asarray(make(box), device_of(layout))
     if whole is not layout:
         block = redistribute_local(block, whole, layout)
     return new_array(block, layout)
@@ -162,7 +163,7 @@ def empty(
 
 
 def _empty(layout: Layout, dtype: np.dtype[Any]) -> Any:
-    return new_array(_memory.empty(layout.local_shape(), dtype, layout.mesh.device), layout)
+    return new_array(empty_block(layout, dtype), layout)
 
 
 def zeros(
@@ -179,7 +180,7 @@ def zeros(
 
 
 def _zeros(layout: Layout, dtype: np.dtype[Any]) -> Any:
-    device = layout.mesh.device
+    device = device_of(layout)
     return build(layout, dtype, lambda box: _memory.zeros(box_shape(box), dtype, device))
 
 
@@ -252,7 +253,7 @@ def _filled(layout: Layout, dtype: np.dtype[Any], value: Any) -> Any:
     item[...] = value if not isinstance(value, BaseArray) else np.asarray(value)
 
     def make(box: Box) -> Buffer:
-        block = _memory.empty(box_shape(box), dtype, layout.mesh.device)
+        block = _memory.empty(box_shape(box), dtype, device_of(layout))
         block[...] = item if _backend.is_numpy(block) else item.item()
         return block
 
@@ -356,13 +357,12 @@ def _as_numpy(like: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(x: Any, *args: Any, order: str = "K", subok: bool = True, **options: Any) -> Any:
         del order, subok
+        given = list(args)
         if like is full_like:
-            fill_value, *args = args if args else (options.pop("fill_value"),)
-            args = [fill_value, *args]
-        given = 1 if like is full_like else 0
-        if len(args) > given:
-            options["dtype"] = args[given]
-        return like(x, *args[:given], **options)
+            options["fill_value"] = given.pop(0) if given else options["fill_value"]
+        if given:
+            options["dtype"] = given[0]
+        return like(x, **options)
 
     return call
 

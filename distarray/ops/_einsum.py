@@ -11,7 +11,7 @@ import numpy as np
 from distarray.core._registry import register_function
 from distarray.core._spec import Letters
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
-from distarray.ops._contraction import Contraction, Subscripts
+from distarray.ops._products import Contraction, Subscripts
 from distarray.typing import Shape
 
 
@@ -78,6 +78,9 @@ def _letters(shapes: Sequence[Shape], subscripts: str) -> Subscripts:
 
 def _local(*arguments: Any) -> Any:
     *blocks, subscripts = arguments
+    # Each product of a pair is in the final dtype: what it sums must not wrap or saturate earlier.
+    dtype = np.result_type(*[block.dtype for block in blocks])
+    blocks = [block.astype(dtype, copy=False) for block in blocks]
     return np.einsum(subscripts, *blocks, optimize=True)
 
 

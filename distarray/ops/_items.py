@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend, _memory
+from distarray.comm import _backend
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move
 from distarray.core._policy import permit, permit_exchange
 from distarray.errors import ArgumentError, DTypeError, ShapeError
 from distarray.layout import Layout, Partial, Replicate
 from distarray.layout._box import slices
+from distarray.ops._blocks import empty_block
 from distarray.ops._relabel import carry
 from distarray.ops._selection import Selection, select
 from distarray.ops._windows import mirror, mirrored, run
@@ -46,13 +47,8 @@ def getitem(x: Any, key: Any) -> Any:
     if not found.still:
         return x._new(_moved(x._local, found), found.output)
     if x._layout.mesh.coordinate is None:
-        return x._new(outside(found.output, x._local), found.output)
+        return x._new(empty_block(found.output, x._local.dtype), found.output)
     return x._new(x._local[found.key], found.output)
-
-
-def outside(layout: Layout, like: Buffer) -> Buffer:
-    """Return the empty block that a process outside the mesh holds."""
-    return _memory.empty(layout.local_shape(), like.dtype, layout.mesh.device)
 
 
 def _moved(block: Buffer, found: Selection) -> Buffer:
@@ -63,7 +59,7 @@ def _moved(block: Buffer, found: Selection) -> Buffer:
     if found.flipped:
         permit_exchange("indexing", found.kept, found.output, block.dtype)
     if not inside:
-        return outside(found.output, block)
+        return empty_block(found.output, block.dtype)
     block = block[found.key]
     if found.taken:
         block = redistribute_local(block, found.kept, found.cut)
@@ -80,7 +76,7 @@ def reverse(block: Buffer, layout: Layout, axes: Sequence[int]) -> Buffer:
     """Return the block of `mirrored(layout)` with some cut axes reversed across processes."""
     after = mirrored(layout, axes)
     exchange = mirror(layout, axes, f"reverse axes {tuple(axes)} of {layout!r}")
-    return run(exchange, block, _memory.empty(after.local_shape(), block.dtype))
+    return run(exchange, block, empty_block(after, block.dtype))
 
 
 def setitem(x: Any, key: Any, value: Any) -> None:
@@ -231,7 +227,7 @@ def _write_distributed(x: Any, found: Selection, value: Any) -> None:
     axes = dict(enumerate(places))
     layout = carry(layout, wide, axes)
     if layout.mesh.coordinate is None:
-        block = outside(layout, block)
+        block = empty_block(layout, block.dtype)
     else:
         block = block.reshape(layout.local_shape())
     flips = [axis - shift for axis in found.flipped if axis >= shift and wide[axis - shift] > 1]
@@ -274,7 +270,7 @@ def _stripped(value: Any, count: int) -> tuple[Buffer, Layout]:
     axes = {axis: axis - count for axis in range(count, layout.ndim)}
     after = carry(layout, layout.shape[count:], axes)
     if layout.mesh.coordinate is None:
-        return outside(after, block), after
+        return empty_block(after, block.dtype), after
     return block.reshape(after.local_shape()), after
 
 
@@ -289,7 +285,7 @@ def flipped(block: Buffer, layout: Layout, axes: Sequence[int]) -> tuple[Buffer,
     if cut:
         permit_exchange("flip", layout, after, block.dtype)
     if layout.mesh.coordinate is None:
-        return outside(after, block), after
+        return empty_block(after, block.dtype), after
     block = block[whole] if whole else block
     return (reverse(block, layout, cut) if cut else block), after
 

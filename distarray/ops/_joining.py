@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend, _memory
+from distarray.comm import _backend
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move
 from distarray.core._dtypes import keeps_sums
@@ -21,8 +21,9 @@ from distarray.core._policy import permit
 from distarray.core._registry import register_function
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import Layout, dimmap
+from distarray.ops._blocks import empty_block
 from distarray.ops._creation import checked_dtype, unreduced
-from distarray.ops._items import getitem, outside
+from distarray.ops._items import getitem
 from distarray.ops._relabel import carry
 from distarray.ops._reshape import reshape
 from distarray.ops._selection import select
@@ -90,8 +91,8 @@ def concat(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: Any = None)
         for (block, layout), target in zip(parts, targets, strict=True)
     ]
     if output.mesh.coordinate is None:
-        return first._new(outside(output, moved[0]), output)
-    out = _memory.empty(output.local_shape(), dtype, output.mesh.device)
+        return first._new(empty_block(output, moved[0].dtype), output)
+    out = empty_block(output, dtype)
     # A part's block lies next to that of the part before it, whether or not the axis is cut.
     start = 0
     for block in moved:
@@ -247,7 +248,7 @@ def _rolled(x: Any, shift: int, axis: int) -> Any:
     shift = shift % size if size else 0
     if not layout.sharding_axes(axis):
         if layout.mesh.coordinate is None:
-            return x._new(outside(layout, x._local), layout)
+            return x._new(empty_block(layout, x._local.dtype), layout)
         return x._new(_backend.namespace_of(x._local).roll(x._local, shift, axis), layout)
     before = (slice(None),) * axis
     parts = [
@@ -257,7 +258,7 @@ def _rolled(x: Any, shift: int, axis: int) -> Any:
     targets = [select(layout, key) for key in keys]
     for part, target in zip(parts, targets, strict=True):
         permit("roll", part._layout, target.kept, x.dtype)
-    out = _memory.empty(layout.local_shape(), x.dtype, layout.mesh.device)
+    out = empty_block(layout, x.dtype)
     for part, target in zip(parts, targets, strict=True):
         if layout.mesh.coordinate is not None:
             out[target.key] = redistribute_local(part._local, part._layout, target.kept)
@@ -310,7 +311,7 @@ def repeat(x: Any, /, repeats: Any, axis: int | None = None) -> Any:
     after = carry(layout, shape, {a: a for a in range(layout.ndim)}, offsets)
     box = layout.local_box()
     if box is None:
-        return x._new(outside(after, x._local), after)
+        return x._new(empty_block(after, x._local.dtype), after)
     own = counts[box[along][0] : box[along][1]]
     return x._new(_backend.namespace_of(x._local).repeat(x._local, own, along), after)
 

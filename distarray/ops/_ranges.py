@@ -191,7 +191,7 @@ def linspace(
         raise ArgumentError(f"linspace got num={num}; it must be 0 or more")
     divisions = num - 1 if endpoint else num
     # Two values at the same ends: NumPy's own choice of dtype, and checks of the arguments.
-    own = np.linspace(*ends, 2, endpoint=endpoint).dtype
+    own = np.linspace(ends[0], ends[1], 2).dtype
     kind = checked_dtype(dtype, own)
     if own.kind == "c" and np.issubdtype(kind, np.integer):
         raise DTypeError(

@@ -7,14 +7,16 @@ blocks end. Otherwise blocks must be cut anew, and no process ever holds much mo
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
-from distarray.comm import _backend, _memory
+from distarray.comm import _backend
 from distarray.core._dispatch import remember
 from distarray.core._policy import permit, permit_exchange
-from distarray.errors import ArgumentError
+from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, dimmap
+from distarray.ops._blocks import copied, empty_block
 from distarray.ops._relabel import transposed
 from distarray.ops._routes import route
 from distarray.typing import Buffer, Shape
@@ -41,7 +43,7 @@ class Program:
             (permit if planned else permit_exchange)("reshape", src, dst, block.dtype)
         shape = self.output.local_shape()
         if not self.inside:
-            return _memory.empty(shape, block.dtype, self.output.mesh.device)
+            return empty_block(self.output, block.dtype)
         for step in self.steps:
             block = step(block)
         return block.reshape(shape)
@@ -78,43 +80,53 @@ def reshape(
     """
     if order not in ("C", "F"):
         raise ArgumentError(f'reshape got order={order!r}; it takes "C" and "F"')
-    asked = (shape,) if hasattr(shape, "__index__") else tuple(shape)
-    sizes = dimmap.reshape(x.shape, asked).out_shape
     if order == "F":
-        backwards = tuple(reversed(range(x.ndim)))
-        turned = x._new(x._local.transpose(), transposed(x._layout, backwards))
-        result = reshape(turned, sizes[::-1], copy=copy)
-        backwards = tuple(reversed(range(len(sizes))))
-        after = transposed(result._layout, backwards)
-        if after.mesh.coordinate is None:
-            return x._new(_memory.empty(after.local_shape(), x.dtype, after.mesh.device), after)
-        return result._new(result._local.transpose(), after)
-    key = (x._layout, sizes)
+        return _column_major(x, shape, copy)
+    asked = _asked(shape)
+    key = (x._layout, asked)
     program = _programs.get(key)
     if program is None:
+        sizes = dimmap.reshape(x._layout.shape, asked).out_shape
         program = Program(x._layout, sizes)
         remember(_programs, key, program)
     if copy is False and program.moves:
         raise ArgumentError(
-            f"reshape of {x._layout} to {sizes} with copy=False: items must move to other "
+            f"reshape of {x._layout} to {asked} with copy=False: items must move to other "
             "processes; leave copy out, or redistribute first"
         )
     block = program.run(x._local)
     if copy is not None and copy is _shares(x._local, block):
         if not copy:
             raise ArgumentError(
-                f"reshape of {x._layout} to {sizes} with copy=False needs a copy of the block, "
+                f"reshape of {x._layout} to {asked} with copy=False needs a copy of the block, "
                 f"whose strides are {x._local.strides}; leave copy out"
             )
         block = copied(block)
     return x._new(block, program.output)
 
 
-def copied(block: Buffer) -> Buffer:
-    """Return a C-contiguous copy of a block, in memory of its own."""
-    out = _memory.empty(block.shape, block.dtype, _backend.device_of(block))
-    out[...] = block
-    return out
+def _asked(shape: Any) -> tuple[int, ...]:
+    """Return the sizes that `shape` (an integer or several) asks for, -1 among them."""
+    try:
+        if hasattr(shape, "__index__") and not hasattr(shape, "__len__"):
+            return (operator.index(shape),)
+        return tuple(map(operator.index, shape))
+    except TypeError:
+        raise ArgumentTypeError(
+            f"shape {shape!r} is not an integer or a sequence of integers; pass e.g. (512, -1)"
+        ) from None
+
+
+def _column_major(x: Any, shape: int | Sequence[int], copy: bool | None) -> Any:
+    """Reshape in column-major order: the transpose of the row-major reshape of the transpose."""
+    return _turned(reshape(_turned(x), _asked(shape)[::-1], copy=copy))
+
+
+def _turned(x: Any) -> Any:
+    after = transposed(x._layout, tuple(reversed(range(x._layout.ndim))))
+    if after.mesh.coordinate is None:
+        return x._new(empty_block(after, x.dtype), after)
+    return x._new(x._local.transpose(), after)
 
 
 def _shares(block: Buffer, result: Buffer) -> bool:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from distarray.comm import _memory
 from distarray.layout import DimMap, Layout, chunk, dimmap, propagate, stages
+from distarray.ops._blocks import empty_block
 from distarray.ops._relabel import Offsets, recut
 from distarray.ops._windows import from_flat, run, to_flat
 from distarray.redistribute._execute import redistribute_local
@@ -65,8 +65,8 @@ class Route:
                 found = to_flat(before, axes, after, what)
             else:
                 found = from_flat(before, after, axes, what)
-            shape, device = after.local_shape(), after.mesh.device
-            return lambda block: run(found, block, _memory.empty(shape, block.dtype, device))
+            assert found is not None  # only processes in the mesh bind
+            return lambda block: run(found, block, empty_block(after, block.dtype))
 
         self._steps.append(bound)
         self._arrive(after)

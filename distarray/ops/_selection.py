@@ -32,7 +32,7 @@ class Steps(NamedTuple):
 
     start: int
     step: int
-    count: int
+    number: int
 
 
 Item: TypeAlias = "int | Steps | None"
@@ -95,12 +95,14 @@ class Selection:
             else:
                 if item.step < 0:
                     self.flipped = (*self.flipped, len(shape))
-                    item = Steps(item.start + (item.count - 1) * item.step, -item.step, item.count)
+                    item = Steps(
+                        item.start + (item.number - 1) * item.step, -item.step, item.number
+                    )
                 offsets[len(shape)] = tuple(
                     _before(item, bound) for bound in layout.partition(axis).offsets
                 )
                 key.append(slice(0, 0) if box is None else _local(item, *box[axis]))
-            shape.append(item.count)
+            shape.append(item.number)
         if not shape:
             key.append(Ellipsis)  # so that the block is an array, not a scalar
         self.key = tuple(key)
@@ -232,13 +234,13 @@ def _shown(key: Any) -> str:
 
 def as_slice(item: Steps) -> slice:
     """Return the slice that selects these items."""
-    stop = item.start + item.count * item.step
+    stop = item.start + item.number * item.step
     return slice(item.start, stop if stop >= 0 else None, item.step)
 
 
 def _before(item: Steps, bound: int) -> int:
     """Return how many of the items (with a positive step) lie before a global index."""
-    return min(max(-(-(bound - item.start) // item.step), 0), item.count)
+    return min(max(-(-(bound - item.start) // item.step), 0), item.number)
 
 
 def _local(item: Steps, start: int, stop: int) -> slice:

@@ -18,9 +18,10 @@ from distarray.core._dispatch import move, remember
 from distarray.core._registry import register_function
 from distarray.errors import ArgumentTypeError, AxisError, ShapeError
 from distarray.layout import DimMap, Layout, Replicate, dimmap, propagate
+from distarray.ops._blocks import copied, empty_block
 from distarray.ops._creation import checked_shape
-from distarray.ops._items import flipped, outside
-from distarray.ops._reshape import copied, reshape
+from distarray.ops._items import flipped
+from distarray.ops._reshape import reshape
 from distarray.typing import Axes, Buffer, Shape
 
 Local = Callable[[Buffer], Buffer]
@@ -82,13 +83,25 @@ def rename(
         return x._new(found.local(x._local), found.output)
     block = move(name, x._local, x._layout, found.required)
     if not found.inside:
-        return x._new(outside(found.output, block), found.output)
+        return x._new(empty_block(found.output, block.dtype), found.output)
     return x._new(found.local(block), found.output)
 
 
 def _as_key(axes: Any) -> Any:
-    """Return an argument that names axes in a hashable form."""
-    return tuple(axes) if isinstance(axes, (list, tuple)) else axes
+    """Return an argument that names axes (None, one or several) as integers.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it names something else.
+    """
+    if axes is None or type(axes) is int:
+        return axes
+    try:
+        one = hasattr(axes, "__index__")
+        return operator.index(axes) if one else tuple(map(operator.index, axes))
+    except TypeError:
+        raise ArgumentTypeError(f"axis {axes!r}: axes are integers") from None
 
 
 # --- the order of the axes -----------------------------------------------------------------------
@@ -122,7 +135,7 @@ def transpose(x: Any, /, axes: Sequence[int] | None = None) -> Any:
     AxisError
         If `axes` is not a permutation of the axes.
     """
-    return rename("transpose", x, None if axes is None else tuple(axes), _transpose)
+    return rename("transpose", x, _as_key(axes), _transpose)
 
 
 def permute_dims(x: Any, /, axes: Sequence[int]) -> Any:
@@ -133,7 +146,7 @@ def permute_dims(x: Any, /, axes: Sequence[int]) -> Any:
     AxisError
         If `axes` is not a permutation of the axes.
     """
-    return rename("transpose", x, tuple(axes), _transpose)
+    return rename("transpose", x, _as_key(axes), _transpose)
 
 
 def matrix_transpose(x: Any, /) -> Any:
@@ -159,7 +172,7 @@ def swapaxes(x: Any, /, axis1: int, axis2: int) -> Any:
     AxisError
         If there is no such axis.
     """
-    return rename("swapaxes", x, (axis1, axis2), _swapaxes)
+    return rename("swapaxes", x, (_as_key(axis1), _as_key(axis2)), _swapaxes)
 
 
 def moveaxis(x: Any, /, source: Axes, destination: Axes) -> Any:
@@ -305,7 +318,7 @@ def _triangle(name: str, x: Any, k: int, lower: bool) -> Any:
     block = move(name, x._local, layout, whole)
     box = whole.local_box()
     if box is None:
-        return x._new(outside(whole, block), whole)
+        return x._new(empty_block(whole, block.dtype), whole)
     shift = operator.index(k) + box[-2][0] - box[-1][0]
     local = np.tril(block, shift) if lower else np.triu(block, shift)
     return x._new(local if local is not block else copied(block), whole)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from math import prod
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from distarray.comm import _memory
+from distarray.comm._log import record, recording, unrecorded
 from distarray.comm._packing import copy_box
 from distarray.layout import Layout
 from distarray.layout._box import intersect, shape, shift, slices
@@ -61,28 +63,39 @@ def run(exchange: Exchange, block: Buffer, out: Buffer) -> Buffer:
     """Fill `out` from the blocks of all processes and return it (collective)."""
     communicator = exchange.communicator
     if communicator.size == 1:
-        _copy_own(exchange, block, out)
-    elif communicator.reaches_all:
-        with communicator.views(block, _token(exchange.what), exchange.what) as views:
-            for pair in exchange.receives:
-                copy_box(pair.target.of(out), pair.source.of(views[pair.peer]))
-    else:
-        _through_the_wire(exchange, block, out)
+        _copy(exchange.receives, [block], out)
+        return out
+    if not recording():
+        _carry(exchange, block, out)
+        return out
+    started = perf_counter()
+    with unrecorded():
+        _carry(exchange, block, out)
+    own = communicator.rank
+    nbytes = sum(pair.target.of(out).nbytes for pair in exchange.receives if pair.peer != own)
+    record("exchange", communicator.name, nbytes, perf_counter() - started)
     return out
 
 
-def _copy_own(exchange: Exchange, block: Buffer, out: Buffer) -> None:
-    own = exchange.communicator.rank
-    for pair in exchange.receives:
-        if pair.peer == own:
-            copy_box(pair.target.of(out), pair.source.of(block))
-
-
-def _through_the_wire(exchange: Exchange, block: Buffer, out: Buffer) -> None:
+def _carry(exchange: Exchange, block: Buffer, out: Buffer) -> None:
     communicator = exchange.communicator
-    own = communicator.rank
-    leaving = [(pair.peer, pair.source.of(block)) for pair in exchange.sends if pair.peer != own]
-    arriving = [(pair.peer, pair.target.of(out)) for pair in exchange.receives if pair.peer != own]
+    with communicator.views(block, _token(exchange.what), exchange.what) as blocks:
+        far = {peer for peer, view in enumerate(blocks) if view is None}
+        if far:
+            _through_the_wire(exchange, far, block, out)
+        _copy([pair for pair in exchange.receives if pair.peer not in far], blocks, out)
+
+
+def _copy(pairs: Sequence[Pair], blocks: Sequence[Buffer], out: Buffer) -> None:
+    for pair in pairs:
+        copy_box(pair.target.of(out), pair.source.of(blocks[pair.peer]))
+
+
+def _through_the_wire(exchange: Exchange, far: set[int], block: Buffer, out: Buffer) -> None:
+    """Exchange the windows of processes whose blocks cannot be read in place, packed."""
+    communicator = exchange.communicator
+    leaving = [(pair.peer, pair.source.of(block)) for pair in exchange.sends if pair.peer in far]
+    arriving = [(pair.peer, pair.target.of(out)) for pair in exchange.receives if pair.peer in far]
     send_counts = _counts(leaving, communicator.size)
     recv_counts = _counts(arriving, communicator.size)
     send = _memory.empty((sum(send_counts),), block.dtype)
@@ -92,7 +105,6 @@ def _through_the_wire(exchange: Exchange, block: Buffer, out: Buffer) -> None:
     communicator.all_to_all(send, recv, send_counts, recv_counts)
     for part, view in _parts(recv, arriving, recv_counts):
         copy_box(view, part)
-    _copy_own(exchange, block, out)
 
 
 def _counts(views: Sequence[tuple[int, Buffer]], size: int) -> list[int]:
@@ -196,7 +208,7 @@ def from_flat(flat: Layout, layout: Layout, axes: range, what: str) -> Exchange 
 def _boxes_and_stretches(
     layout: Layout, axes: range, flat: Layout, gather: bool, what: str
 ) -> Exchange | None:
-    mesh = layout.mesh
+    mesh: Any = layout.mesh
     mine = mesh.coordinate
     if mine is None:
         return None
@@ -209,8 +221,11 @@ def _boxes_and_stretches(
 
     def pairs(here: Any, there: Any, peer: int, boxes_here: bool) -> Iterator[Pair]:
         """Windows from the block at one coordinate into the block at another."""
-        box = layout.local_box(here if boxes_here else there)[axes.start : axes.stop]
-        start, stop = flat.local_box(there if boxes_here else here)[axes.start]
+        box = layout.local_box(here if boxes_here else there)
+        line = flat.local_box(there if boxes_here else here)
+        assert box is not None  # both processes are in the mesh
+        assert line is not None
+        box, (start, stop) = box[axes.start : axes.stop], line[axes.start]
         for boxed, stretch in overlaps(box, sizes, start, stop, axes.start):
             yield Pair(peer, boxed, stretch) if boxes_here else Pair(peer, stretch, boxed)
 
@@ -238,7 +253,7 @@ def mirrored(layout: Layout, axes: Sequence[int]) -> Layout:
 
 def mirror(layout: Layout, axes: Sequence[int], what: str) -> Exchange:
     """Return the exchange that reverses the cut `axes` of `layout`, into `mirrored(layout)`."""
-    mesh = layout.mesh
+    mesh: Any = layout.mesh
     cutting = sorted({m for axis in axes for m in layout.sharding_axes(axis)})
     communicator = mesh.communicator(tuple(cutting))
     opposite = tuple(
