@@ -93,7 +93,7 @@ class MPICommunicator(Communicator):
             everyone = channel.exchange(send.tobytes(), token, "all_gather")
             recv.view(np.uint8)[:] = np.frombuffer(b"".join(everyone), np.uint8)  # type: ignore[arg-type]
             return DONE
-        if _mpi_large.exceeds(recv.size):
+        if _mpi_large.end_exceeds(recv.size):
             handle = _mpi_large.all_gather(self._group.mpi, send, recv, counts)
             return _started(handle, (send, recv), blocking)
         mpi = self._group.mpi
@@ -164,7 +164,7 @@ class MPICommunicator(Communicator):
         blocking: bool,
     ) -> Request:
         mpi = self._group.mpi
-        if _mpi_large.any_exceeds(mpi, max(send.size, recv.size)):
+        if _mpi_large.any_end_exceeds(mpi, max(send.size, recv.size)):
             handle = _mpi_large.all_to_all(mpi, send, recv, send_counts, recv_counts)
             return _started(handle, (send, recv), blocking)
         kind = moving_type(recv.itemsize)
@@ -185,7 +185,7 @@ class MPICommunicator(Communicator):
         self, send: np.ndarray | None, recv: np.ndarray, counts: Counts, root: int, blocking: bool
     ) -> Request:
         mpi = self._group.mpi
-        if _mpi_large.exceeds(sum(counts)):
+        if _mpi_large.end_exceeds(sum(counts)):
             handle = _mpi_large.scatter(mpi, send, recv, counts, root)
             return _started(handle, (send, recv), blocking)
         kind = moving_type(recv.itemsize)
@@ -197,7 +197,7 @@ class MPICommunicator(Communicator):
         self, send: np.ndarray, recv: np.ndarray | None, counts: Counts, root: int, blocking: bool
     ) -> Request:
         mpi = self._group.mpi
-        if _mpi_large.exceeds(sum(counts)):
+        if _mpi_large.end_exceeds(sum(counts)):
             handle = _mpi_large.gather(mpi, send, recv, counts, root)
             return _started(handle, (send, recv), blocking)
         kind = moving_type(send.itemsize)

@@ -1,9 +1,10 @@
-"""Counts that do not fit the library's integers: the same collectives in pieces.
+"""Counts past 2**31: the same collectives in pieces, where the library is not to be relied on.
 
-MPI before version 4 counts in 32-bit integers, and so do the displacements of its v-collectives.
-What exceeds them goes in pieces of at most ``limit()`` elements, each by an operation that has
-no displacements. From MPI 4 on the library takes any count, and nothing here is used but for
-point to point.
+Reductions, broadcasts and messages go in pieces of at most ``LIMIT`` elements over any library:
+it costs nothing, and a library may have large counts and still get them wrong (Intel MPI 2021.17
+claims MPI 4.1, and its all-reduce of 2**31 elements returns other values, without an error).
+The v-collectives need displacements as large, which MPI has from version 4 on; where the
+library has not, every part goes by itself.
 """
 
 from __future__ import annotations
@@ -21,33 +22,39 @@ from distarray.errors import ArgumentError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_INT_MAX: Final = 2**31 - 1
+LIMIT = 2**31 - 1
+"""Largest count of one operation in pieces."""
+
 _TAG: Final = 32767
 """Of our own messages; the largest tag that every MPI has."""
 
 
 @cache
-def limit() -> int | None:
-    """Return the largest count that the library takes; None where it takes any."""
+def library_displaces() -> bool:
+    """Tell whether the library's v-collectives take displacements past 2**31."""
     from mpi4py import MPI
 
-    # Both the library that runs and the one that mpi4py was built for must know large counts.
-    return None if min(MPI.VERSION, MPI.Get_version()[0]) >= 4 else _INT_MAX
+    # Both the library that runs and the one that mpi4py was built for must have them.
+    return min(MPI.VERSION, MPI.Get_version()[0]) >= 4 and "Intel" not in MPI.get_vendor()[0]
 
 
 def exceeds(count: int) -> bool:
-    """Tell whether a count, or an end of a displaced part, is too large for the library."""
-    largest = limit()
-    return largest is not None and count > largest
+    """Tell whether a count is too large for one operation."""
+    return count > LIMIT
 
 
-def any_exceeds(comm: MPI.Intracomm, count: int) -> bool:
-    """Tell whether a count is too large on any rank; collective where there is a limit."""
+def end_exceeds(count: int) -> bool:
+    """Tell whether the end of a displaced part is too large for the library."""
+    return count > LIMIT and not library_displaces()
+
+
+def any_end_exceeds(comm: MPI.Intracomm, count: int) -> bool:
+    """Tell whether one is on any rank; collective where the library has a limit."""
     from mpi4py import MPI
 
-    if limit() is None:
+    if library_displaces():
         return False
-    flag = np.array([exceeds(count)], np.int32)
+    flag = np.array([count > LIMIT], np.int32)
     comm.Allreduce(MPI.IN_PLACE, flag, MPI.MAX)
     return bool(flag[0])
 
@@ -81,7 +88,7 @@ class Several:
 
 def _pieces(array: np.ndarray) -> list[list[Any]]:
     """Return an array as messages, none longer than the limit."""
-    largest = limit() or max(array.size, 1)
+    largest = LIMIT
     kind = moving_type(array.itemsize)
     flat = carrier(array)
     per_item = flat.size // max(array.size, 1)
@@ -113,7 +120,7 @@ def broadcast(comm: MPI.Intracomm, array: np.ndarray, root: int) -> Several:
 def all_reduce(comm: MPI.Intracomm, send: Any, recv: np.ndarray, op: str) -> Several:
     """Reduce in pieces; ``send`` may be ``MPI.IN_PLACE``."""
     kind, how = reducing_type(recv.dtype, op)
-    largest = limit() or recv.size
+    largest = LIMIT
     requests = []
     for start in range(0, recv.size, largest):
         target = recv[start : start + largest]
@@ -129,7 +136,7 @@ def reduce_scatter(
 ) -> Several:
     """Reduce every rank's part to that rank, in pieces."""
     kind, how = reducing_type(recv.dtype, op)
-    largest = limit() or send.size
+    largest = LIMIT
     requests = []
     for root, part in enumerate(parts(send, counts)):
         for start in range(0, part.size, largest):

@@ -27,7 +27,8 @@ def through_the_library():
 @pytest.fixture
 def in_pieces(monkeypatch):
     """Make believe that the library counts to five at most, as MPI 3 does to 2**31 - 1."""
-    monkeypatch.setattr(_mpi_large, "limit", lambda: 5)
+    monkeypatch.setattr(_mpi_large, "LIMIT", 5)
+    monkeypatch.setattr(_mpi_large, "library_displaces", lambda: False)
 
 
 @BLOCKING
@@ -68,7 +69,7 @@ def test_transport_passes(check):
 
 @CHECKS
 def test_transport_passes_without_shared_memory(check, through_the_library):
-    assert not through_the_library.reaches_all
+    assert through_the_library.size == 1 or not through_the_library.reaches_all
     check(through_the_library)
 
 
@@ -97,12 +98,6 @@ def test_point_to_point_and_in_place_in_pieces(in_pieces, monkeypatch):
     checks.check_point_to_point(world())
     monkeypatch.setattr(_mpi.MPICommunicator, "_all_reduce_small", lambda *_: None)
     checks.check_all_reduce_in_place(world())
-
-
-def test_library_that_runs_needs_no_pieces_from_mpi_4_on():
-    from mpi4py import MPI
-
-    assert (_mpi_large.limit() is None) == (min(MPI.VERSION, MPI.Get_version()[0]) >= 4)
 
 
 def test_datatypes_are_made_once():
