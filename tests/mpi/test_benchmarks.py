@@ -1,0 +1,51 @@
+"""What the benchmarks time is right, so that they compare like with like."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from benchmarks import by_distarray, by_hand, cases, large, overhead
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+SIZE = 16
+COMM = MPI.COMM_WORLD
+
+
+def _even() -> None:
+    if SIZE % COMM.size:
+        pytest.skip(f"the benchmarks divide {SIZE} rows evenly, {COMM.size} ranks cannot")
+
+
+@pytest.mark.parametrize("module", [by_distarray, by_hand], ids=lambda module: module.NAME)
+def test_moves_give_every_rank_its_block(module) -> None:
+    _even()
+    for case in cases.moves(COMM.size, SIZE):
+        work = module.move(case, case.block(COMM.rank))
+        assert work is not None
+        for _ in range(2):
+            case.check(module.local(work()), COMM.rank)
+
+
+def test_small_and_large_operations_are_checked_before_they_are_timed(monkeypatch) -> None:
+    _even()
+    monkeypatch.setattr(cases, "LARGE_SIZE", SIZE * 8)
+    monkeypatch.setattr(cases, "MATMUL_SIZE", SIZE * 8)
+    rows = [overhead._measure(COMM, "x @ R", [by_distarray, by_hand], True)]
+    rows += [
+        large._measure(COMM, name, [by_distarray, by_hand], True) for name in cases.LARGE_OPERATIONS
+    ]
+    for row in rows:
+        assert by_distarray.NAME in row["seconds"]
+        assert all(seconds["median"] > 0 for seconds in row["seconds"].values())
+
+
+def test_wrong_block_is_not_timed() -> None:
+    _even()
+    case = cases.moves(COMM.size, SIZE)[0]
+    rows, columns = case.box(case.target, COMM.rank)
+    wrong = np.zeros((rows.stop - rows.start, columns.stop - columns.start))
+    with pytest.raises(ValueError, match="wrong values"):
+        case.check(wrong, COMM.rank)
