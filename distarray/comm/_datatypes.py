@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
 
 _CARRIERS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 """Values only move, so that any dtype of a size may travel as the unsigned integer of that size."""
-
-_lock = threading.Lock()
 
 
 def carrier(array: np.ndarray) -> np.ndarray:
@@ -54,7 +51,10 @@ _NATIVE_TYPES: Final = {
     "f8": "DOUBLE",
     "c8": "C_FLOAT_COMPLEX",
     "c16": "C_DOUBLE_COMPLEX",
+    "f16": "LONG_DOUBLE",
+    "c32": "C_LONG_DOUBLE_COMPLEX",
 }
+_FLOATS: Final = {np.dtype(c).str[1:] for c in "fdgFDG"}
 _NATIVE_OPS: Final = {
     ("sum", "iufc"): "SUM",
     ("prod", "iuf"): "PROD",
@@ -74,28 +74,34 @@ def reducing_type(dtype: np.dtype[Any], op: str) -> tuple[MPI.Datatype, MPI.Op]:
     """Return the MPI datatype and op that reduce values of a dtype as NumPy does.
 
     MPI's own where it has the op with NumPy's result. Elsewhere an op of ours, evaluated in rank
-    order: min and max of floats (MPI leaves NaN open), products of complex values (with fused
-    multiply-add their last bits depend on the order of the operands), long double.
+    order: min and max of floats (MPI leaves NaN open), and products of complex values (with fused
+    multiply-add their last bits depend on the order of the operands).
     """
     from mpi4py import MPI
 
-    name = _NATIVE_TYPES.get(f"{dtype.kind}{dtype.itemsize}")
-    if name is not None:
-        for (known, kinds), native in _NATIVE_OPS.items():
-            if known == op and dtype.kind in kinds:
-                return getattr(MPI, name), getattr(MPI, native)
-        return getattr(MPI, name), _custom_op(dtype, op)
-    return moving_type(dtype.itemsize), _custom_op(dtype, op)
+    datatype = getattr(MPI, _NATIVE_TYPES[f"{dtype.kind}{dtype.itemsize}"])
+    for (known, kinds), native in _NATIVE_OPS.items():
+        if known == op and dtype.kind in kinds:
+            return datatype, getattr(MPI, native)
+    return datatype, _custom_op(op)
 
 
-def _custom_op(dtype: np.dtype[Any], op: str) -> MPI.Op:
+@cache
+def _custom_op(op: str) -> MPI.Op:
+    """Return an MPI op that combines values as NumPy does, for all dtypes: mpi4py has few."""
     from mpi4py import MPI
 
-    def function(lower: Any, inout: Any, _: MPI.Datatype) -> None:
+    dtypes = [
+        (getattr(MPI, name), np.dtype(short))
+        for short, name in _NATIVE_TYPES.items()
+        if short in _FLOATS
+    ]
+
+    def function(lower: Any, inout: Any, datatype: MPI.Datatype) -> None:
+        dtype = next(dtype for known, dtype in dtypes if known == datatype)
         target = np.frombuffer(inout, dtype)
         result = np.frombuffer(lower, dtype).copy()
         combine(result, target, op)
         target[...] = result
 
-    with _lock:
-        return MPI.Op.Create(function, commute=False)
+    return MPI.Op.Create(function, commute=False)

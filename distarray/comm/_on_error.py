@@ -13,8 +13,10 @@ import builtins
 import contextlib
 import dis
 import errno
+import importlib
 import io
 import os
+import signal
 import socket
 import stat
 import sys
@@ -22,10 +24,7 @@ import threading
 import time
 from collections.abc import Iterator
 from types import CodeType, FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from typing import Any, NamedTuple, NoReturn
 
 _SECONDS_BEFORE_OTHERS_PRINT = 1.0
 _SECONDS_SILENT = 5.0
@@ -36,6 +35,8 @@ _SECONDS_TO_READ = 3.0
 """How long the launcher has at most to read what a rank wrote."""
 _SECONDS_TO_FORWARD = 0.2
 """How long it has then to pass it on."""
+_SECONDS_TO_JOIN = 10
+"""How long a rank that fails before MPI has started waits for the others to start it."""
 
 
 def install() -> None:
@@ -55,22 +56,61 @@ def install_at_exit() -> None:
     getattr(threading, "_register_atexit", atexit.register)(leaving.on_exit)
 
 
-def _world() -> MPI.Intracomm | None:
-    """Return all ranks, if MPI runs with several."""
+_LAUNCHED = (
+    ("PMI_RANK", "PMI_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+"""Where launchers say which rank of how many a process is."""
+
+
+class _Place(NamedTuple):
+    """Which of several ranks this is."""
+
+    rank: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.size}"
+
+
+def _place() -> _Place | None:
+    """Return which of several ranks this is; None where it is the only one, or is done with MPI."""
+    mpi = _mpi()
+    if mpi is not None:
+        if mpi.Is_finalized():
+            return None
+        comm = mpi.COMM_WORLD
+        place = _Place(comm.Get_rank(), comm.Get_size())
+        return place if place.size > 1 else None
+    for rank, size in _LAUNCHED:
+        told = os.environ.get(rank, ""), os.environ.get(size, "")
+        if all(map(str.isdecimal, told)) and int(told[1]) > 1:
+            return _Place(*map(int, told))
+    return None
+
+
+def _mpi() -> Any:
+    """Return ``mpi4py.MPI`` where it has started MPI."""
     mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
-        return None
-    comm: MPI.Intracomm = mpi.COMM_WORLD
-    return comm if comm.Get_size() > 1 else None
+    return mpi if getattr(mpi, "COMM_WORLD", None) is not None and mpi.Is_initialized() else None
 
 
-def _name(comm: MPI.Intracomm) -> str:
-    return f"rank {comm.Get_rank()} of {comm.Get_size()}"
-
-
-def _abort(comm: MPI.Intracomm, code: int) -> None:
+def _abort(code: int) -> None:
     _drain()
-    comm.Abort(code)
+    if _mpi() is None:
+        # The others may be starting MPI, and wait there for this rank: it joins, to end them.
+        # If they do not come, the alarm ends this one.
+        if threading.current_thread() is not threading.main_thread():
+            return
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(_SECONDS_TO_JOIN)
+        with contextlib.suppress(ImportError, RuntimeError):
+            importlib.import_module("mpi4py.MPI")
+        signal.alarm(0)
+    mpi = _mpi()
+    if mpi is not None and not mpi.Is_finalized():
+        mpi.COMM_WORLD.Abort(code)
 
 
 class _Leaving:
@@ -81,13 +121,13 @@ class _Leaving:
 
     def on_exit(self) -> None:
         """Abort where the program is leaving with a status other than zero."""
-        status, comm = self._status.get(), _world()
-        if status is None or status == 0 or comm is None:
+        status, place = self._status.get(), _place()
+        if status is None or status == 0 or place is None:
             return
         code = status if isinstance(status, int) else 1
-        sys.stderr.write(f"{_name(comm)} left with exit status {code}: ending all ranks\n")
+        sys.stderr.write(f"{place} left with exit status {code}: ending all ranks\n")
         time.sleep(_SECONDS_TO_LEAVE)
-        _abort(comm, code)
+        _abort(code)
 
 
 class _Ending:
@@ -105,32 +145,32 @@ class _Ending:
         traceback: TracebackType | None,
     ) -> None:
         """Take the place of ``sys.excepthook``."""
-        comm = _world()
-        if comm is None or hasattr(sys, "ps1"):  # at a prompt the program goes on
+        place = _place()
+        if place is None or hasattr(sys, "ps1"):  # at a prompt the program goes on
             self._previous(kind, error, traceback)
             return
         with _in_one_piece():
-            self._announce(comm)
+            self._announce(place)
             self._previous(kind, error, traceback)
-        _abort(comm, 1)
+        _abort(1)
 
     def on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
         """Take the place of ``threading.excepthook``."""
-        comm = _world()
-        if comm is None or issubclass(args.exc_type, SystemExit):
+        place = _place()
+        if place is None or issubclass(args.exc_type, SystemExit):
             self._previous_in_threads(args)
             return
         with _in_one_piece():
-            self._announce(comm)
+            self._announce(place)
             self._previous_in_threads(args)
-        _abort(comm, 1)
+        _abort(1)
 
-    def _announce(self, comm: MPI.Intracomm) -> None:
-        if comm.Get_rank() != 0:
+    def _announce(self, place: _Place) -> None:
+        if place.rank != 0:
             time.sleep(_SECONDS_BEFORE_OTHERS_PRINT)
         if not self._speaks():
             time.sleep(_SECONDS_SILENT)
-        sys.stderr.write(f"{_name(comm)} failed: ending all ranks\n")
+        sys.stderr.write(f"{place} failed: ending all ranks\n")
 
     def _speaks(self) -> bool:
         """Tell whether this rank is the first of its node to fail.

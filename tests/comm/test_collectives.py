@@ -42,6 +42,7 @@ def test_reductions_equal_numpys_for_every_dtype(op, blocking):
     [
         checks.check_all_reduce_in_place,
         checks.check_nan_and_infinity,
+        checks.check_roundoff_is_the_same_on_every_rank,
         checks.check_low_precision_sums,
         checks.check_point_to_point,
         checks.check_objects,

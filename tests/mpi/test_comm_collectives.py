@@ -52,6 +52,7 @@ CHECKS = pytest.mark.parametrize(
     [
         checks.check_all_reduce_in_place,
         checks.check_nan_and_infinity,
+        checks.check_roundoff_is_the_same_on_every_rank,
         checks.check_low_precision_sums,
         checks.check_point_to_point,
         checks.check_objects,
