@@ -35,6 +35,10 @@ class DTypeError(DistArrayError, TypeError):
     """A data type that cannot take part in what was asked."""
 
 
+class OutOfRangeError(DistArrayError, OverflowError):
+    """A number that the data type it must take cannot hold."""
+
+
 class ArgumentError(DistArrayError, ValueError):
     """An argument with a value outside what the function accepts."""
 

@@ -14,6 +14,7 @@ from distarray.array._protocols import Protocols
 from distarray.array._repr import Printing
 from distarray.array._scalars import Scalars
 from distarray.core._base import set_array_class
+from distarray.errors import ArgumentTypeError
 from distarray.layout import Layout, Placement
 from distarray.typing import Buffer
 
@@ -29,7 +30,7 @@ class DistArray(Operators, Products, Indexing, Methods, Scalars, Printing, Proto
     __slots__ = ()
 
     def __init__(self) -> None:
-        raise TypeError(
+        raise ArgumentTypeError(
             "DistArray is not built by calling it; use da.distribute_array(value, mesh, "
             "placements), da.DistArray.from_local(block, mesh, placements) or da.zeros(...)"
         )

@@ -23,7 +23,7 @@ from distarray.redistribute import estimate
 from distarray.redistribute._execute import redistribute_local
 from distarray.typing import Buffer, Shape
 
-CACHED = 4096
+CACHED = 1024
 """Most resolutions that one row remembers; a full cache is emptied."""
 
 _ITEMSIZE = 8  # costs are weighed for this item size, so that a resolution depends on layouts alone

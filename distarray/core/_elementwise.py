@@ -23,7 +23,14 @@ from distarray.core._operands import (
     spread,
 )
 from distarray.core._spec import Rule, pointwise
-from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
+from distarray.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DistArrayError,
+    DTypeError,
+    OutOfRangeError,
+    ShapeError,
+)
 from distarray.layout import Layout, Partial
 from distarray.typing import Buffer, Shape
 
@@ -76,6 +83,9 @@ class Elementwise:
 
     def __repr__(self) -> str:
         return f"<distarray function {self.name}>"
+
+    def __reduce__(self) -> str:
+        return self.__qualname__
 
     def __call__(self, *operands: Any, **options: Any) -> Any:
         """Apply the function; see the row's own documentation."""
@@ -222,7 +232,7 @@ class Elementwise:
                 local(*blocks, out=outs)
                 return self._wrap(first, outs, output)
             results = local(*blocks)
-        except TypeError as error:
+        except (TypeError, OverflowError) as error:
             raise self.refused(error, blocks) from error
         return self._wrap(first, results if self.nout > 1 else (results,), output)
 
@@ -253,16 +263,23 @@ class Elementwise:
                 return known
         try:
             results = local(*[stand_in(x) for x in operands])
-        except TypeError as error:
+        except (TypeError, OverflowError) as error:
             raise self.refused(error, operands) from error
         dtypes = tuple(r.dtype for r in (results if self.nout > 1 else (results,)))
         if local is self.local:
             remember(self.dtypes, key, dtypes)
         return dtypes
 
-    def refused(self, error: Exception, operands: Sequence[Any]) -> DTypeError:
+    def refused(self, error: Exception, operands: Sequence[Any]) -> DistArrayError:
         """Return the error for operands that the local function refused."""
+        if isinstance(error, DistArrayError):
+            return error
         kinds = ", ".join(str(getattr(x, "dtype", type(x).__name__)) for x in operands)
+        if isinstance(error, OverflowError):
+            return OutOfRangeError(
+                f"{self.name} of {kinds}: {error}; Python numbers take the dtype of the array they "
+                "meet, so convert that with astype, or pass an array"
+            )
         return DTypeError(f"{self.name} of {kinds}: {error}; convert the operands with astype")
 
     # --- into an existing array ------------------------------------------------------------------

@@ -35,7 +35,7 @@ def unary_path(row: Elementwise) -> Callable[[Any], Any]:
             return run((x,))
         try:
             result = local(block)
-        except TypeError as error:
+        except (TypeError, OverflowError) as error:
             raise row.refused(error, (x,)) from error
         if result.__class__ is not _ndarray and isinstance(result, np.generic):
             result = np.asarray(result)
@@ -69,7 +69,7 @@ def binary_path(row: Elementwise) -> Callable[[Any, Any], Any]:
             return run((x, y))
         try:
             result = local(block, other)
-        except TypeError as error:
+        except (TypeError, OverflowError) as error:
             raise row.refused(error, (x, y)) from error
         if result.__class__ is not _ndarray and isinstance(result, np.generic):
             result = np.asarray(result)
@@ -97,7 +97,7 @@ def inplace_path(row: Elementwise) -> Callable[[Any, Any], Any]:
             return into((x,), (x, y))
         try:
             local(x._local, other, out=x._local)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return into((x,), (x, y))  # finds the reason and says it
         return x
 

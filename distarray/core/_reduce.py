@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from distarray.comm import _backend
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import Resolution, as_block, move_all, remember, resolve
 from distarray.core._dtypes import keeps_sums
@@ -59,6 +61,7 @@ class Reduction:
         self.combine = combine
         self.positional = positional
         self.accepted = frozenset((*positional, "where"))
+        self.__signature__ = _signature(positional)
         self.ufunc = ufunc
         self.rules = rules
         self.initial = initial
@@ -66,6 +69,9 @@ class Reduction:
 
     def __repr__(self) -> str:
         return f"<distarray function {self.name}>"
+
+    def __reduce__(self) -> str:
+        return self.__qualname__
 
     def __call__(self, x: Any, /, *args: Any, **options: Any) -> Any:
         """Reduce; see the row's own documentation."""
@@ -170,7 +176,9 @@ class Reduction:
         out_shape = found.output.local_shape()
         if found.outside or 0 in shape:
             # Nothing here to reduce: what changes nothing when it is combined with the others.
-            return lambda _block: np.full(out_shape, self.identity(result, count), result)
+            return lambda block: _backend.namespace_of(block).full(
+                out_shape, self.identity(result, count), result
+            )
         local = self.local
 
         def call(block: Buffer) -> Buffer:
@@ -258,6 +266,18 @@ class Reduction:
             raise DTypeError(f"{self.name} gives {result.dtype}, but out= has {out.dtype}")
         assign(self.name, out, result)
         return out
+
+
+def _signature(positional: tuple[str, ...]) -> inspect.Signature:
+    defaults = {"keepdims": False, "initial": ABSENT}
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Signature(
+        [
+            inspect.Parameter("x", inspect.Parameter.POSITIONAL_ONLY),
+            *(inspect.Parameter(x, kind, default=defaults.get(x)) for x in positional),
+            inspect.Parameter("where", inspect.Parameter.KEYWORD_ONLY, default=True),
+        ]
+    )
 
 
 def normalised_axes(axis: Any, ndim: int) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from distarray.errors import (
     DTypeError,
     ImplicitCommunicationError,
     MeshError,
+    OutOfRangeError,
     ShapeError,
 )
 from distarray.layout import Layout, Partial, Replicate, Shard
@@ -277,7 +278,11 @@ def test_boundaries_and_shard_order_of_an_operand_are_kept() -> None:
         mesh = init_device_mesh((2, 2))
         value = np.arange(22.0).reshape(11, 2)
         odd = Layout(
-            mesh, [Shard(0), Shard(0)], (11, 2), shard_order=(1, 0), boundaries={0: (0, 1, 1, 9, 11)}
+            mesh,
+            [Shard(0), Shard(0)],
+            (11, 2),
+            shard_order=(1, 0),
+            boundaries={0: (0, 1, 1, 9, 11)},
         )
         template = distribute_array(value, mesh, [R, R])
         box = odd.local_box()
@@ -431,5 +436,61 @@ def test_in_place_with_a_shape_that_does_not_fit_raises() -> None:
         x = distribute_array(np.arange(6.0), init_device_mesh((4,)), [Shard(0)])
         with pytest.raises(ShapeError):
             x += np.ones((2, 6))
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("exponent", [2, 2.0, 0.5, 3, -1, 0, True, 2 + 0j, np.float32(2)])
+@pytest.mark.parametrize(
+    "dtype", [np.float64, np.float32, np.int32, np.uint8, np.complex64, np.bool_]
+)
+def test_powers_with_a_number_are_those_of_numpys_operator(dtype: Any, exponent: Any) -> None:
+    value = np.arange(7).astype(dtype)
+    try:
+        with np.errstate(all="ignore"):
+            expected = value**exponent
+    except (TypeError, ValueError, OverflowError):
+        return
+
+    def program() -> None:
+        x = distribute_array(value, init_device_mesh((4,)), [Shard(0)])
+        with np.errstate(all="ignore"):
+            agrees(x**exponent, expected, rtol=1e-6, atol=1e-6)
+            if expected.dtype == value.dtype:
+                x **= exponent
+                agrees(x, expected, rtol=1e-6, atol=1e-6)
+
+    on_ranks(program)
+
+
+def test_number_out_of_a_dtypes_range_raises_everywhere() -> None:
+    def program() -> str:
+        mesh = init_device_mesh((3,))  # one process is outside, and one block of two is empty
+        x = distribute_array(np.arange(2, dtype=np.uint8), mesh, [Shard(0)])
+        y = distribute_array(np.arange(2, dtype=np.uint8), mesh, [R])
+        messages = []
+        for call in (lambda: x + 300, lambda: 300 - x, lambda: y * -1, lambda: x.__iadd__(256)):
+            with pytest.raises(OutOfRangeError) as caught:
+                call()
+            messages.append(str(caught.value))
+        return "\n".join(messages)
+
+    assert len(set(on_ranks(program))) == 1
+
+
+@pytest.mark.parametrize(
+    "dtypes", [(np.float64, np.float64), (np.int32, np.float32), (np.float32, 2)]
+)
+def test_large_choice_agrees_with_numpy(dtypes: Any) -> None:
+    value = np.arange(300 * 400).reshape(300, 400)
+    a = value.astype(dtypes[0])
+    b = dtypes[1] if isinstance(dtypes[1], int) else -value.astype(dtypes[1])
+
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        x = distribute_array(a, mesh, [Shard(0)])
+        y = b if isinstance(b, int) else distribute_array(b, mesh, [Shard(0)])
+        agrees(np.where(x > 1000, x, y), np.where(a > 1000, a, b))
+        agrees(np.where(x, y, x), np.where(a, b, a))
 
     on_ranks(program)
