@@ -14,7 +14,7 @@ import numpy as np
 
 from distarray.comm import _backend
 from distarray.core._base import BaseArray
-from distarray.core._dispatch import move
+from distarray.core._dispatch import move, replicated
 from distarray.core._policy import permit, permit_exchange
 from distarray.errors import ArgumentError, DTypeError, ShapeError
 from distarray.layout import Layout, Partial, Replicate
@@ -113,11 +113,11 @@ def setitem(x: Any, key: Any, value: Any) -> None:
     if x._layout.has_partial:
         array = _cast(array, x._local.dtype)
     array = _aligned(array, found)
-    layout = _value_layout(found.kept, array.shape)
-    whole = layout.replace(placements=(Replicate(),) * layout.mesh.ndim, boundaries=None)
+    layout = found.value_layout(array.shape)
     if layout.mesh.coordinate is None:
         return
     if layout.has_partial:
+        whole = replicated(layout.mesh, layout.shape)
         block = redistribute_local(_on_device(array, x._local), whole, layout)
     else:
         box = layout.local_box()
@@ -201,18 +201,13 @@ def _aligned(array: Buffer, found: Selection) -> Buffer:
     return array[tuple(backwards)]
 
 
-def _value_layout(kept: Layout, shape: Shape) -> Layout:
-    """Return the layout of a value whose blocks broadcast to those of `kept`."""
-    shift = kept.ndim - len(shape)
-    axes = {
-        axis: axis - shift
-        for axis in range(shift, kept.ndim)
-        if shape[axis - shift] == kept.shape[axis]
-    }
-    return carry(kept, shape, axes)
-
-
 def _write_distributed(x: Any, found: Selection, value: Any) -> None:
+    fits = value._layout is found.output and found.still and value._local.dtype == x._local.dtype
+    if fits and value._layout.mesh.coordinate is not None:
+        view = x._local[found.key]
+        if not _same_memory(view, value._local):
+            view[...] = value._local
+        return
     kinds = (value.dtype.kind, x._local.dtype.kind)
     if kinds[0] != kinds[1] and not all(kind in _NUMERIC for kind in kinds):
         raise DTypeError(
@@ -222,7 +217,7 @@ def _write_distributed(x: Any, found: Selection, value: Any) -> None:
     shape = _fit(value.shape, found)
     wide, places = _widened(shape, found)
     shift = found.kept.ndim - len(wide)
-    target = _value_layout(found.kept, wide)
+    target = found.value_layout(wide)
     block, layout = _stripped(value, len(value.shape) - len(shape))
     axes = dict(enumerate(places))
     layout = carry(layout, wide, axes)
@@ -252,7 +247,7 @@ def _same_memory(a: Buffer, b: Buffer) -> bool:
         and a.dtype == b.dtype
         and a.strides == b.strides
         and _backend.is_numpy(a)
-        and a.ctypes.data == b.ctypes.data
+        and a.__array_interface__["data"] == b.__array_interface__["data"]
     )
 
 

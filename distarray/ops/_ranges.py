@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,9 @@ from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, Shape
 from distarray.layout import Placement
 from distarray.ops._creation import box_shape, build, checked_dtype, target_layout
 from distarray.typing import Box, Buffer
+
+PIECE = 32 * 1024
+"""Items computed at a time, so that what lies between index and value stays in the cache."""
 
 _REAL = (int, float, np.integer, np.floating, np.bool_)
 
@@ -122,24 +125,26 @@ def _counted(head: Buffer, start: int, stop: int) -> Buffer:
         block.real = _counted(head.real.copy(), start, stop)
         block.imag = _counted(head.imag.copy(), start, stop)
         return block
-    if head.dtype == np.float16:
-        wide = _line(head.astype(np.float32), start, stop)
-        block = wide.astype(np.float16)
-    else:
-        block = _line(head, start, stop)
+    wide = head.astype(np.float32) if head.dtype == np.float16 else head
+    block = _memory.empty((stop - start,), head.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        step = wide[1] - wide[0] if len(head) > 1 and head.dtype.kind != "b" else None
+        for part, index in pieces(block, start):
+            line = index.astype(wide.dtype)
+            if step is not None:
+                line *= step
+                line += wide[0]
+            part[...] = line
     for i in range(start, min(stop, len(head))):
         block[i - start] = head[i]
     return block
 
 
-def _line(head: Buffer, start: int, stop: int) -> Buffer:
-    block = _memory.empty((stop - start,), head.dtype)
-    block[...] = np.arange(start, stop)
-    if len(head) > 1 and head.dtype.kind != "b":
-        with np.errstate(over="ignore", invalid="ignore"):
-            block *= head[1] - head[0]
-            block += head[0]
-    return block
+def pieces(block: Buffer, start: int) -> Iterator[tuple[Buffer, Buffer]]:
+    """Yield pieces of a block that stay in the cache, and their items' global indices."""
+    for begin in range(0, len(block), PIECE):
+        part = block[begin : begin + PIECE]
+        yield part, np.arange(start + begin, start + begin + len(part))
 
 
 def linspace(
@@ -205,19 +210,19 @@ def linspace(
 
     def make(box: Box) -> Buffer:
         begin, end = box[0]
-        values = _memory.empty((end - begin,), own)
-        values[...] = np.arange(begin, end)
-        if divisions > 0 and step == 0:  # the interval is so short that the step underflows
-            values /= divisions
-            values *= delta
-        else:
-            values *= step if divisions > 0 else delta
-        values += first
-        if endpoint and begin < num == end and num > 1:
-            values[-1] = last
-        if np.issubdtype(kind, np.integer):
-            np.floor(values, out=values)
-        return values.astype(kind, copy=False)
+        block = _memory.empty((end - begin,), kind)
+        for part, index in pieces(block, begin):
+            values = index.astype(own)
+            if divisions > 0 and step == 0:  # the interval is so short that the step underflows
+                values /= divisions
+                values *= delta
+            else:
+                values *= step if divisions > 0 else delta
+            values += first
+            if endpoint and index[-1] == num - 1 > 0:
+                values[-1] = last
+            part[...] = np.floor(values) if np.issubdtype(kind, np.integer) else values
+        return block
 
     result = build(layout, kind, make)
     return (result, step) if retstep else result

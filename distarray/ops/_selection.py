@@ -44,7 +44,7 @@ _selections: dict[Any, Selection] = {}
 class Selection:
     """The outcome of applying one basic index to arrays of one layout on this process."""
 
-    __slots__ = ("cut", "expanded", "flipped", "kept", "key", "output", "shape", "still", "taken")
+    __slots__ = ("_values", "cut", "flipped", "kept", "key", "output", "shape", "still", "taken")
 
     def __init__(self, layout: Layout, key: Any) -> None:
         items = expand(key, layout.shape)
@@ -65,6 +65,7 @@ class Selection:
         self.shape = self.output.shape
         self.still = not self.taken and not self.flipped
         """The view itself is the result."""
+        self._values: dict[Shape, Layout] = {}
 
     def _keep(self, layout: Layout, items: Sequence[Item], box: Any) -> None:
         key: list[Any] = []
@@ -107,6 +108,19 @@ class Selection:
             key.append(Ellipsis)  # so that the block is an array, not a scalar
         self.key = tuple(key)
         self.kept = carry(layout, tuple(shape), axes, offsets)
+
+    def value_layout(self, shape: Shape) -> Layout:
+        """Return the layout of a value whose blocks broadcast to those of the view.
+
+        `shape` has the last axes of `kept`, each of its length or of length 1.
+        """
+        found = self._values.get(shape)
+        if found is None:
+            shift = self.kept.ndim - len(shape)
+            same = [a for a, size in enumerate(shape) if size == self.kept.shape[a + shift]]
+            found = carry(self.kept, shape, {axis + shift: axis for axis in same})
+            remember(self._values, shape, found)
+        return found
 
     def result_axes(self, axes: Sequence[int]) -> tuple[int, ...]:
         """Return the axes of the result that some axes of `kept` become."""
