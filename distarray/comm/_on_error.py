@@ -92,7 +92,7 @@ def _place() -> _Place | None:
 
 def _mpi() -> Any:
     """Return ``mpi4py.MPI`` where it has started MPI."""
-    mpi = sys.modules.get("mpi4py.MPI")
+    mpi: Any = sys.modules.get("mpi4py.MPI")
     return mpi if getattr(mpi, "COMM_WORLD", None) is not None and mpi.Is_initialized() else None
 
 
