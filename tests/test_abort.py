@@ -1,0 +1,195 @@
+"""Whole programs under mpiexec: a rank that fails ends all of them soon, and says why once.
+
+What each way of failing does while the others wait at a barrier stands in comm/test_on_error.py;
+here the others are busy with arrays.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+
+ROOT = Path(__file__).resolve().parents[1]
+SECONDS_TO_END = 20.0
+"""Much more than it takes, for a machine that has other work."""
+
+ARRAYS = """
+import os, signal, sys, threading, time
+import numpy as np
+import distarray as da
+
+mesh = da.init_device_mesh((3,))
+rank = mesh.rank
+small = da.distribute_array(np.arange(12.0).reshape(3, 4), mesh, [da.Shard(0)])
+large = da.ones((1536, 1024), mesh=mesh, placements=[da.Shard(0)])
+assert float(da.sum(large)) == 1536 * 1024
+"""
+BACKGROUND = """
+large.redistribute([da.Shard(1)], async_op=True).wait()
+if rank == 1:
+    handle = large.redistribute([da.Shard(1)], async_op=True)
+"""
+
+
+@dataclass
+class Ended:
+    """How a job ended."""
+
+    status: int
+    said: str
+    seconds: float
+
+
+def launch(program: str, **environment: str) -> Ended:
+    """Run a program on three ranks."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if mpiexec is None:
+        pytest.skip("no mpiexec beside this Python nor on PATH")
+    # Not under this process's own MPI, where there is one.
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYDI", "HYDRA"))}
+    started = time.monotonic()
+    done = subprocess.run(
+        [mpiexec, "-n", "3", sys.executable, "-c", program],
+        cwd=ROOT,
+        env=clean | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout + done.stderr, time.monotonic() - started)
+
+
+def assert_ended_by(ended: Ended, error: str, tracebacks: int = 1) -> None:
+    """Check that a job ended soon, by this error, told once."""
+    assert ended.status != 0, ended.said
+    assert ended.said.count("Traceback (most recent call last)") == tracebacks, ended.said
+    assert ended.said.count(error) == 1, ended.said
+    assert "came to its end" not in ended.said
+    assert ended.seconds < SECONDS_TO_END
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        "small.redistribute([da.Shard(1)])",
+        "large.redistribute([da.Shard(1)])",
+        "float(da.sum(small * small))",
+        "da.std(large).item()",
+        "while True: small + small",
+        "large.redistribute([da.Shard(1)], async_op=True).wait()",
+        "da.distribute_array(np.ones(3), mesh)",
+    ],
+)
+def test_exception_ends_ranks_that_are_inside(others: str) -> None:
+    ended = launch(
+        f"{ARRAYS}\nif rank == 1:\n    time.sleep(0.3)\n    raise ValueError('on purpose')\n"
+        f"{others}\nprint('came to its end')"
+    )
+    assert_ended_by(ended, "ValueError: on purpose")
+    assert "rank 1 of 3 failed" in ended.said
+
+
+def test_exception_ends_ranks_that_wait_for_another_node() -> None:
+    ended = launch(
+        f"{ARRAYS}\nif rank == 1:\n    raise ValueError('on purpose')\n"
+        "large.redistribute([da.Shard(1)])\nprint('came to its end')",
+        DISTARRAY_SHARED_MEMORY="0",
+    )
+    assert_ended_by(ended, "ValueError: on purpose")
+
+
+def test_exception_ends_ranks_while_the_failing_one_has_background_work() -> None:
+    ended = launch(
+        f"{ARRAYS}{BACKGROUND}"
+        "    raise ValueError('on purpose')\n"
+        "mesh.communicator().barrier()\nprint('came to its end')"
+    )
+    assert_ended_by(ended, "ValueError: on purpose")
+
+
+def test_exit_status_ends_ranks_while_the_leaving_one_has_background_work() -> None:
+    ended = launch(
+        f"{ARRAYS}{BACKGROUND}"
+        "    sys.exit(3)\n"
+        "mesh.communicator().barrier()\nprint('came to its end')"
+    )
+    assert ended.status != 0, ended.said
+    assert "rank 1 of 3 left with exit status 3" in ended.said
+    assert ended.seconds < SECONDS_TO_END
+
+
+def test_interrupt_of_one_rank_ends_all() -> None:
+    ended = launch(
+        f"{ARRAYS}\nif rank == 2:\n"
+        "    kill = lambda: os.kill(os.getpid(), signal.SIGINT)\n"
+        "    threading.Timer(0.5, kill).start()\n"
+        "if rank > 0:\n    small.redistribute([da.Shard(1)])\n"
+        "while True: time.sleep(0.1)"
+    )
+    assert_ended_by(ended, "KeyboardInterrupt")
+
+
+def test_error_that_all_ranks_raise_is_told_once() -> None:
+    ended = launch(f"{ARRAYS}\nda.sum(small, axis=5)\nprint('came to its end')")
+    assert_ended_by(ended, "axis 5 of an array with 2 axes")
+
+
+def test_ranks_that_make_different_calls_end_with_one_report_of_it() -> None:
+    ended = launch(
+        f"{ARRAYS}\nsmall.redistribute([da.Shard(1) if rank else da.Replicate()])\n"
+        "print('came to its end')"
+    )
+    assert_ended_by(ended, "MismatchError: ranks are about to do different things together")
+
+
+def test_exception_before_mpi_runs_ends_the_others() -> None:
+    ended = launch(
+        "import os\nimport distarray as da\n"
+        "rank = int(os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK', '0')))\n"
+        "if rank == 1:\n    raise ValueError('on purpose')\n"
+        "da.ones(3).full_array()\nprint('came to its end')"
+    )
+    assert_ended_by(ended, "ValueError: on purpose")
+
+
+def test_exception_before_the_first_mesh_ends_the_others() -> None:
+    ended = launch(
+        "from mpi4py import MPI\nimport distarray as da\n"
+        "if MPI.COMM_WORLD.rank == 1:\n    raise ValueError('on purpose')\n"
+        "da.ones(3).full_array()\nprint('came to its end')"
+    )
+    assert_ended_by(ended, "ValueError: on purpose")
+
+
+def test_rank_that_is_killed_ends_the_others() -> None:
+    ended = launch(
+        f"{ARRAYS}\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "small.redistribute([da.Shard(1)])\nprint('came to its end')"
+    )
+    assert ended.status != 0, ended.said
+    assert "came to its end" not in ended.said
+    assert ended.seconds < SECONDS_TO_END
+
+
+def test_program_without_errors_ends_with_status_zero_and_all_it_said() -> None:
+    ended = launch(
+        f"{ARRAYS}\nhandle = large.redistribute([da.Shard(1)], async_op=True)\n"
+        "try:\n    da.sum(small, axis=5)\nexcept da.errors.AxisError:\n    pass\n"
+        "assert handle.wait().shape == (1536, 1024)\n"
+        "print(f'rank {rank} came to its end', flush=True)"
+    )
+    assert ended.status == 0, ended.said
+    assert ended.said.count("came to its end") == 3
+    assert "ending all ranks" not in ended.said
+    assert "Traceback" not in ended.said
