@@ -255,9 +255,12 @@ class Elementwise:
         ------
         DTypeError
             If the function does not take these dtypes.
+        OutOfRangeError
+            If a Python integer does not fit the dtype that it takes.
         """
         key: Any = tuple(dtype_key(x) for x in operands)
-        if local is self.local:
+        kept = local is self.local and int not in key  # an integer's value matters, too
+        if kept:
             known = self.dtypes.get(key)
             if known is not None:
                 return known
@@ -266,7 +269,7 @@ class Elementwise:
         except (TypeError, OverflowError) as error:
             raise self.refused(error, operands) from error
         dtypes = tuple(r.dtype for r in (results if self.nout > 1 else (results,)))
-        if local is self.local:
+        if kept:
             remember(self.dtypes, key, dtypes)
         return dtypes
 
