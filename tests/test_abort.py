@@ -163,6 +163,11 @@ def test_exception_before_mpi_runs_ends_the_others() -> None:
     assert_ended_by(ended, "ValueError: on purpose")
 
 
+def test_error_of_all_ranks_before_mpi_runs_is_told_once() -> None:
+    ended = launch("import distarray as da\nda.Shard('x')\nprint('came to its end')")
+    assert_ended_by(ended, "the axis must be an integer")
+
+
 def test_exception_before_the_first_mesh_ends_the_others() -> None:
     ended = launch(
         "from mpi4py import MPI\nimport distarray as da\n"

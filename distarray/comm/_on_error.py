@@ -101,8 +101,6 @@ def _abort(code: int) -> None:
     if _mpi() is None:
         # The others may be starting MPI, and wait there for this rank: it joins, to end them.
         # If they do not come, the alarm ends this one.
-        if threading.current_thread() is not threading.main_thread():
-            return
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_SECONDS_TO_JOIN)
         with contextlib.suppress(ImportError, RuntimeError):
@@ -150,14 +148,14 @@ class _Ending:
             self._previous(kind, error, traceback)
             return
         with _in_one_piece():
-            self._announce(place)
-            self._previous(kind, error, traceback)
+            if self._announce(place):
+                self._previous(kind, error, traceback)
         _abort(1)
 
     def on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
         """Take the place of ``threading.excepthook``."""
         place = _place()
-        if place is None or issubclass(args.exc_type, SystemExit):
+        if place is None or _mpi() is None or issubclass(args.exc_type, SystemExit):
             self._previous_in_threads(args)
             return
         with _in_one_piece():
@@ -165,12 +163,16 @@ class _Ending:
             self._previous_in_threads(args)
         _abort(1)
 
-    def _announce(self, place: _Place) -> None:
+    def _announce(self, place: _Place) -> bool:
+        """Say that this rank fails; False where another one does, and waits for this to join."""
         if place.rank != 0:
             time.sleep(_SECONDS_BEFORE_OTHERS_PRINT)
         if not self._speaks():
+            if _mpi() is None:
+                return False
             time.sleep(_SECONDS_SILENT)
         sys.stderr.write(f"{place} failed: ending all ranks\n")
+        return True
 
     def _speaks(self) -> bool:
         """Tell whether this rank is the first of its node to fail.
