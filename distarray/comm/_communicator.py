@@ -298,6 +298,14 @@ class Communicator(Reducer):
         """Whether ``views`` yields any other rank's block, on any rank: the same on all of them."""
         return self.reaches_all
 
+    @property
+    @abstractmethod
+    def ranks_per_node(self) -> int | None:
+        """How many consecutive ranks share a node, the same answer on all; None on a single node.
+
+        1 where nodes hold unequal numbers of ranks. The first use is collective.
+        """
+
     # --- other communicators ---------------------------------------------------------------------
 
     @abstractmethod

@@ -277,6 +277,12 @@ class MPICommunicator(Communicator):
         return channel is not None and channel.is_complete
 
     @property
+    def ranks_per_node(self) -> int | None:
+        """How many consecutive ranks share a node; see the base class."""
+        self._group.attached()
+        return self._group.ranks_per_node
+
+    @property
     def concurrent(self) -> bool:
         """Whether MPI was started with ``MPI_THREAD_MULTIPLE``, as it is unless the user did it."""
         mpi = import_mpi()

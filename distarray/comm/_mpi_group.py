@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -118,6 +119,8 @@ class Group:
         This process's position among them.
     channel
         Shared memory with those on this node, once ``attached`` was called; None without.
+    ranks_per_node
+        How many consecutive ranks share a node, once ``attached`` was called; None on one node.
     """
 
     def __init__(self, base: Base, ranks: tuple[int, ...]) -> None:
@@ -125,6 +128,7 @@ class Group:
         self.ranks = ranks
         self.rank = ranks.index(base.rank)
         self.channel: _node_local.Channel | None = None
+        self.ranks_per_node: int | None = None
         self._asked = len(ranks) == 1
         self._own: MPI.Intracomm | None = None
         self._exported: MPI.Intracomm | None = None
@@ -163,6 +167,7 @@ class Group:
             world_rank = import_mpi().COMM_WORLD.Get_rank()
             colours = all_gather_object(mpi, node_colour(world_rank))
             mine = colours[self.rank]
+            self.ranks_per_node = _ranks_per_node(self.ranks, colours)
             if len(set(colours)) == len(colours):
                 return None
             members = tuple(i for i, colour in enumerate(colours) if colour == mine)
@@ -180,3 +185,19 @@ class Group:
                 comm.Free()
         self._own = self._exported = self._background = None
         self.channel, self._asked = None, len(self.ranks) == 1
+
+
+def _ranks_per_node(ranks: tuple[int, ...], colours: list[str]) -> int | None:
+    """Return into runs of how many consecutive ranks the nodes divide them.
+
+    None on a single node; 1 where no such number says it.
+    """
+    if len(set(colours)) == 1:
+        return None
+    for per_node in sorted(set(Counter(colours).values()), reverse=True):
+        runs: dict[int, set[str]] = {}
+        for rank, colour in zip(ranks, colours, strict=True):
+            runs.setdefault(rank // per_node, set()).add(colour)
+        if len(runs) == len(set(colours)) and all(len(found) == 1 for found in runs.values()):
+            return per_node
+    return 1

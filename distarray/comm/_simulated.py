@@ -197,6 +197,11 @@ class SimulatedCommunicator(Communicator):
         return per_node is None or len({rank // per_node for rank in self.ranks}) == 1
 
     @property
+    def ranks_per_node(self) -> int | None:
+        """How many consecutive ranks share a simulated node."""
+        return None if self.reaches_all else self._program.ranks_per_node
+
+    @property
     def reaches_some(self) -> bool:
         """Whether any two ranks are on one simulated node."""
         per_node = self._program.ranks_per_node

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -30,6 +31,7 @@ from distarray.comm._slots import INLINE_BYTES
 from distarray.layout import Layout
 from distarray.layout._partition import chunk
 from distarray.layout._reduction import REDUCTIONS
+from distarray.redistribute._cost import DEFAULT_MODEL, CostModel
 from distarray.redistribute._exchange import receives
 from distarray.redistribute._plan import plan
 from distarray.redistribute._steps import AllReduceStep, ExchangeStep, LocalStep, Step
@@ -87,7 +89,8 @@ def bound_steps(
     key = (src, dst, dtype, max_bytes, background)
     program = _programs.get(key)
     if program is None:
-        steps = plan(src.abstract, dst.abstract, dtype, max_bytes=max_bytes).steps
+        model = _model(src, dst)
+        steps = plan(src.abstract, dst.abstract, dtype, max_bytes=max_bytes, model=model).steps
         program = tuple(_bind(step, src, dst, background) for step in steps)
         with _programs_lock:
             if len(_programs) >= _PROGRAMS_KEPT:
@@ -112,6 +115,20 @@ def _bind(step: Step, src: Layout, dst: Layout, background: bool) -> BoundStep:
     if isinstance(step, AllReduceStep):
         return _AllReduce(step, communicator)
     return _Exchange(step, before.rank, shape, communicator)
+
+
+def _model(src: Layout, dst: Layout) -> CostModel:
+    """Return the cost model of the nodes that the ranks of both layouts run on."""
+    before, after = _mesh_behind(src, src, dst), _mesh_behind(dst, src, dst)
+    if before is not after:
+        communicator = before.communicator_with(after)
+    elif before.coordinate is not None:
+        communicator = before.communicator()
+    else:
+        communicator = None
+    if communicator is None or communicator.ranks_per_node is None:
+        return DEFAULT_MODEL
+    return replace(DEFAULT_MODEL, ranks_per_node=communicator.ranks_per_node)
 
 
 def _mesh_behind(layout: Layout, src: Layout, dst: Layout) -> DeviceMesh:
