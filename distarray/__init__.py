@@ -1,29 +1,29 @@
 """A distributed array over MPI: NumPy's interface, blocks on the processes of a mesh."""
 
-# ruff: noqa: A004 (the names are those of the Python array API standard)
+
 
 from numpy import (
     bool,
-    complex128,
     complex64,
+    complex128,
     e,
     float32,
     float64,
     inf,
+    int8,
     int16,
     int32,
     int64,
-    int8,
     nan,
     newaxis,
     pi,
+    uint8,
     uint16,
     uint32,
     uint64,
-    uint8,
 )
 
-from distarray import errors
+from distarray import errors, random
 from distarray.array._array import (
     DistArray,
     distribute_array,
@@ -175,9 +175,9 @@ from distarray.ops._elementwise_transcendental import (
     expm1,
     i0,
     log,
-    log10,
     log1p,
     log2,
+    log10,
     logaddexp,
     logaddexp2,
     rad2deg,
@@ -196,6 +196,7 @@ from distarray.ops._joining import (
     tile,
     unstack,
 )
+from distarray.ops._joining import concat as concatenate
 from distarray.ops._ranges import (
     arange,
     eye,
@@ -285,9 +286,10 @@ __all__ = [
     "ceil",
     "clip",
     "communication",
-    "complex128",
     "complex64",
+    "complex128",
     "concat",
+    "concatenate",
     "conj",
     "conjugate",
     "copy",
@@ -338,10 +340,10 @@ __all__ = [
     "inf",
     "init_device_mesh",
     "inner",
+    "int8",
     "int16",
     "int32",
     "int64",
-    "int8",
     "invert",
     "isclose",
     "iscomplex",
@@ -358,9 +360,9 @@ __all__ = [
     "less_equal",
     "linspace",
     "log",
-    "log10",
     "log1p",
     "log2",
+    "log10",
     "logaddexp",
     "logaddexp2",
     "logical_and",
@@ -396,6 +398,7 @@ __all__ = [
     "prod",
     "rad2deg",
     "radians",
+    "random",
     "ravel",
     "real",
     "reciprocal",
@@ -428,10 +431,10 @@ __all__ = [
     "triu",
     "true_divide",
     "trunc",
+    "uint8",
     "uint16",
     "uint32",
     "uint64",
-    "uint8",
     "unstack",
     "use_mesh",
     "var",
