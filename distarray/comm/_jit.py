@@ -20,7 +20,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -46,6 +46,11 @@ def kernels(name: str) -> Any:
             return _modules[name]
 
 
+def loaded(name: str) -> bool:
+    """Tell whether a module of kernels was loaded before, so that using it costs nothing more."""
+    return _modules.get(name) is not None
+
+
 def _usable() -> bool:
     if os.environ.get("DISTARRAY_NUMBA", "1") == "0":
         return False
@@ -65,13 +70,16 @@ class Kernel:
         What Numba compiles, without the interpreter lock. Its closure may hold constants.
     signature
         In Numba's notation.
+    uses
+        Modules from which it inlines functions: a change in them makes another kernel.
     """
 
-    __slots__ = ("_function", "_signature", "run")
+    __slots__ = ("_function", "_signature", "_uses", "run")
 
-    def __init__(self, function: Callable[..., Any], signature: str) -> None:
+    def __init__(self, function: Callable[..., Any], signature: str, *uses: ModuleType) -> None:
         self._function = function
         self._signature = signature
+        self._uses = uses
         self.run: Callable[..., Any] = self._compile_and_run
 
     def __call__(self, *arguments: Any) -> Any:
@@ -80,15 +88,15 @@ class Kernel:
     def _compile_and_run(self, *arguments: Any) -> Any:
         with _lock:
             if self.run == self._compile_and_run:
-                self.run = compiled(self._function, self._signature)
+                self.run = compiled(self._function, self._signature, *self._uses)
         return self.run(*arguments)
 
 
-def compiled(function: Callable[..., Any], signature: str) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any], signature: str, *uses: ModuleType) -> Callable[..., Any]:
     """Return ``function`` compiled for ``signature``, from disk where it was compiled before."""
     import numba
 
-    for folder in _folders(function, signature):
+    for folder in _folders(function, signature, uses):
         with contextlib.suppress(OSError, RuntimeError):  # not writable, full, or gone meanwhile
             folder.mkdir(parents=True, exist_ok=True)
             with _one_compiles(folder):
@@ -111,7 +119,9 @@ def _dispatcher(function: Callable[..., Any], signature: str, folder: str) -> Ca
     return dispatcher  # type: ignore[no-any-return]
 
 
-def _folders(function: Callable[..., Any], signature: str) -> list[Path]:
+def _folders(
+    function: Callable[..., Any], signature: str, uses: Sequence[ModuleType]
+) -> list[Path]:
     """Return where a kernel may be kept, best first."""
     import numba
     from llvmlite import binding
@@ -120,6 +130,7 @@ def _folders(function: Callable[..., Any], signature: str) -> list[Path]:
     closure = function.__closure__ or ()
     depends_on = (
         source.read_bytes(),
+        [inspect.getsource(module) for module in uses],
         function.__qualname__,
         [cell.cell_contents for cell in closure],
         signature,
@@ -135,7 +146,7 @@ def _folders(function: Callable[..., Any], signature: str) -> list[Path]:
     name = f"{source.stem.strip('_')}-{digest}"
     if numba.config.CACHE_DIR:
         return [Path(numba.config.CACHE_DIR) / name]
-    home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return [source.parent / "__pycache__" / name, Path(home) / "distarray" / name]
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import numba
 
+from distarray.comm import _intrinsics
 from distarray.comm._intrinsics import copy_bytes, fence, move, transpose_tile
 from distarray.comm._jit import Kernel
 
@@ -101,7 +102,7 @@ def _stream_rows(
     fence()
 
 
-stream_rows = Kernel(_stream_rows, f"void({', '.join(['int64'] * 12)})")
+stream_rows = Kernel(_stream_rows, f"void({', '.join(['int64'] * 12)})", _intrinsics)
 
 
 def _copy_short(
@@ -144,7 +145,7 @@ def _copy_short(
                     s += s0
 
 
-copy_short = Kernel(_copy_short, f"void({', '.join(['int64'] * 12)})")
+copy_short = Kernel(_copy_short, f"void({', '.join(['int64'] * 12)})", _intrinsics)
 
 
 def _transposing(itemsize: int, width: int, streaming: int) -> Kernel:
@@ -185,7 +186,7 @@ def _transposing(itemsize: int, width: int, streaming: int) -> Kernel:
         if streaming:
             fence()
 
-    return Kernel(transpose, f"void({', '.join(['int64'] * 6)})")
+    return Kernel(transpose, f"void({', '.join(['int64'] * 6)})", _intrinsics)
 
 
 TRANSPOSE: Final[dict[int, Kernel]] = {
@@ -208,4 +209,4 @@ def _memory_fence() -> None:
     fence()
 
 
-memory_fence: Callable[[], None] = Kernel(_memory_fence, "void()")
+memory_fence: Callable[[], None] = Kernel(_memory_fence, "void()", _intrinsics)

@@ -17,6 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from distarray.comm import _intrinsics
 from distarray.comm._intrinsics import LINE, fence, pointer_to, store
 from distarray.comm._jit import Kernel
 
@@ -202,4 +203,4 @@ def reducing(kind: str, op: str, streaming: int) -> Kernel:
         if streaming:
             fence()
 
-    return Kernel(reduce, f"void({', '.join(['int64'] * 6)})")
+    return Kernel(reduce, f"void({', '.join(['int64'] * 6)})", _intrinsics)

@@ -1,0 +1,287 @@
+"""The formulas compiled by Numba, for a range of the elements of a box.
+
+The elements of a row of the box are made in batches of counter blocks: first the random bits of a
+batch, then the numbers they stand for, each in a loop that the processor's vectors take, and
+last the numbers in their order. A batch stays in the nearest cache.
+"""
+
+# ruff: noqa: ARG001 - Numba prescribes the parameters of an intrinsic and of an overload
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Final
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, overload, register_jitable
+
+from distarray.comm._jit import Kernel
+from distarray.random import _formulas
+from distarray.random._formulas import normal_pair, philox, scaled, unit_double, unit_single
+
+_BATCH: Final = 256
+_u64 = np.uint64
+_ZERO: Final = _u64(0)
+_ATTEMPT: Final = _u64(1 << 16)
+
+# Each loop is a function of its own, with plain numbers as arguments: Numba vectorises it as it
+# stands. A division by zero must not raise for that (none is made here).
+_loop = numba.njit(nogil=True, error_model="numpy")
+
+
+@intrinsic
+def _bits_of(typing: Any, double: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.IntType(64))
+
+    return types.uint64(types.float64), generate
+
+
+@intrinsic
+def _double_of(typing: Any, bits: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.DoubleType())
+
+    return types.float64(types.uint64), generate
+
+
+# Numba wants an overload to have the parameters of what it returns: no annotations, a lambda.
+@overload(_formulas.bits_of, inline="always")
+def _compile_bits_of(doubles):  # type: ignore[no-untyped-def]
+    return lambda doubles: _bits_of(doubles)  # noqa: PLW0108
+
+
+@overload(_formulas.double_of, inline="always")
+def _compile_double_of(bits):  # type: ignore[no-untyped-def]
+    return lambda bits: _double_of(bits)  # noqa: PLW0108
+
+
+@overload(_formulas.either)
+def _compile_either(condition, a, b):  # type: ignore[no-untyped-def]
+    return lambda condition, a, b: a if condition else b
+
+
+for _formula in (
+    philox,
+    unit_double,
+    unit_single,
+    scaled,
+    normal_pair,
+    _formulas.logarithm,
+    _formulas.cosine_and_sine,
+):
+    register_jitable(error_model="numpy")(_formula)
+
+
+@_loop
+def _fill_bits(
+    x0: np.ndarray, x1: np.ndarray, count: int, block: int, c2: int, c3: int, k0: int, k1: int
+) -> None:
+    """Make the bits of ``count`` counter blocks."""
+    for j in range(count):
+        x0[j], x1[j] = philox(_u64(block + j), c2, c3, k0, k1)
+
+
+@_loop
+def _to_normal(
+    y0: np.ndarray,
+    y1: np.ndarray,
+    x0: np.ndarray,
+    x1: np.ndarray,
+    count: int,
+    loc: float,
+    scale: float,
+) -> None:
+    for j in range(count):
+        a, b = normal_pair(x0[j], x1[j])
+        y0[j] = loc + scale * a
+        y1[j] = loc + scale * b
+
+
+@_loop
+def _to_double(
+    y0: np.ndarray,
+    y1: np.ndarray,
+    x0: np.ndarray,
+    x1: np.ndarray,
+    count: int,
+    loc: float,
+    scale: float,
+) -> None:
+    for j in range(count):
+        y0[j] = loc + scale * unit_double(x0[j])
+        y1[j] = loc + scale * unit_double(x1[j])
+
+
+@_loop
+def _to_single(
+    y0: np.ndarray,
+    y1: np.ndarray,
+    x0: np.ndarray,
+    x1: np.ndarray,
+    count: int,
+    loc: float,
+    scale: float,
+) -> None:
+    for j in range(count):
+        y0[j] = loc + scale * unit_single(x0[j])
+        y1[j] = loc + scale * unit_single(x1[j])
+
+
+@_loop
+def _to_integer(
+    y0: np.ndarray, y1: np.ndarray, x0: np.ndarray, x1: np.ndarray, count: int,
+    least: int, among: int, bound: int,
+) -> int:  # fmt: skip
+    """Scale bits to integers, and return whether some must be drawn again."""
+    if among == _ZERO:
+        for j in range(count):
+            y0[j] = least + x0[j]
+            y1[j] = least + x1[j]
+        return 0
+    again = 0
+    for j in range(count):
+        a, low0 = scaled(x0[j], among)
+        b, low1 = scaled(x1[j], among)
+        y0[j] = least + a
+        y1[j] = least + b
+        again |= (low0 < bound) | (low1 < bound)
+    return again
+
+
+@_loop
+def _redraw(
+    y0: np.ndarray, y1: np.ndarray, x0: np.ndarray, x1: np.ndarray, count: int,
+    least: int, among: int, bound: int, block: int, c2: int, c3: int, k0: int, k1: int,
+) -> None:  # fmt: skip
+    """Draw again, each by itself, the integers whose bits came out below the bound."""
+    for j in range(count):
+        for half in range(2):
+            value, low = scaled(x1[j] if half else x0[j], among)
+            attempt = _u64(c3)
+            while low < bound:
+                attempt += _ATTEMPT
+                a, b = philox(_u64(block + j), c2, attempt, k0, k1)
+                value, low = scaled(b if half else a, among)
+            if half:
+                y1[j] = least + value
+            else:
+                y0[j] = least + value
+
+
+@_loop
+def _put(
+    out: np.ndarray, at: int, end: int, first: int, y0: np.ndarray, y1: np.ndarray, count: int
+) -> int:
+    """Write the two numbers of each block in turn, but for what lies outside; return the end."""
+    j = 0
+    if first:
+        out[at] = y1[0]
+        at += 1
+        j = 1
+    pairs = min(count - j, (end - at) >> 1)
+    for i in range(pairs):
+        out[at + 2 * i] = y0[j + i]
+        out[at + 2 * i + 1] = y1[j + i]
+    at += 2 * pairs
+    if at < end and j + pairs < count:
+        out[at] = y0[j + pairs]
+        at += 1
+    return at
+
+
+@_loop
+def _row_start(row: int, sizes: np.ndarray, strides: np.ndarray) -> int:
+    """Return the linear index, from that of the box on, at which a row of the box starts."""
+    index = 0
+    for axis in range(sizes.size - 2, -1, -1):
+        above = row // sizes[axis]
+        index += (row - above * sizes[axis]) * strides[axis]
+        row = above
+    return index
+
+
+@functools.cache
+def floats(kind: str, dtype: str) -> Kernel:
+    """Return the kernel for "uniform" or "normal" numbers of "float32" or "float64".
+
+    Its arguments: where to write; the first element, in C order of the box; the sizes and global
+    strides of the box; the linear index of its corner; the words of key and counter; the offset
+    and the scale of the numbers.
+    """
+    normal = int(kind == "normal")
+    single = int(dtype == "float32")
+
+    def fill(
+        out: np.ndarray, first: int, sizes: np.ndarray, strides: np.ndarray, corner: int,
+        words: np.ndarray, loc: float, scale: float,
+    ) -> None:  # fmt: skip
+        x0, x1 = np.empty(_BATCH, np.uint64), np.empty(_BATCH, np.uint64)
+        y0, y1 = np.empty(_BATCH, np.float64), np.empty(_BATCH, np.float64)
+        k0, k1, c2, c3 = words[0], words[1], words[2], words[3]
+        width = sizes[sizes.size - 1]
+        at = 0
+        while at < out.size:
+            row, column = divmod(first + at, width)
+            index = corner + _row_start(row, sizes, strides) + column
+            end = min(out.size, at + width - column)
+            while at < end:
+                odd = index & 1
+                count = min(_BATCH, (end - at + odd + 1) >> 1)
+                _fill_bits(x0, x1, count, index >> 1, c2, c3, k0, k1)
+                if normal:
+                    _to_normal(y0, y1, x0, x1, count, loc, scale)
+                elif single:
+                    _to_single(y0, y1, x0, x1, count, loc, scale)
+                else:
+                    _to_double(y0, y1, x0, x1, count, loc, scale)
+                before = at
+                at = _put(out, at, end, odd, y0, y1, count)
+                index += at - before
+
+    return Kernel(fill, _signature(dtype, "float64, float64"), _formulas)
+
+
+@functools.cache
+def integers(dtype: str) -> Kernel:
+    """Return the kernel for integers, written as "uint8", "uint16", "uint32" or "uint64".
+
+    Its arguments are those of ``floats``, but for the last three: the least number, how many there
+    are (0 for 2**64), and the bound below which the lower bits of a product are drawn again.
+    """
+
+    def fill(
+        out: np.ndarray, first: int, sizes: np.ndarray, strides: np.ndarray, corner: int,
+        words: np.ndarray, least: int, among: int, bound: int,
+    ) -> None:  # fmt: skip
+        x0, x1 = np.empty(_BATCH, np.uint64), np.empty(_BATCH, np.uint64)
+        y0, y1 = np.empty(_BATCH, np.uint64), np.empty(_BATCH, np.uint64)
+        k0, k1, c2, c3 = words[0], words[1], words[2], words[3]
+        width = sizes[sizes.size - 1]
+        at = 0
+        while at < out.size:
+            row, column = divmod(first + at, width)
+            index = corner + _row_start(row, sizes, strides) + column
+            end = min(out.size, at + width - column)
+            while at < end:
+                odd = index & 1
+                count = min(_BATCH, (end - at + odd + 1) >> 1)
+                block = index >> 1
+                _fill_bits(x0, x1, count, block, c2, c3, k0, k1)
+                if _to_integer(y0, y1, x0, x1, count, least, among, bound):
+                    _redraw(
+                        y0, y1, x0, x1, count, least, among, bound, block, c2, c3, k0, k1
+                    )  # fmt: skip
+                before = at
+                at = _put(out, at, end, odd, y0, y1, count)
+                index += at - before
+
+    return Kernel(fill, _signature(dtype, "uint64, uint64, uint64"), _formulas)
+
+
+def _signature(dtype: str, parameters: str) -> str:
+    geometry = "int64, int64[::1], int64[::1], int64, uint64[::1]"
+    return f"void({dtype}[::1], {geometry}, {parameters})"
