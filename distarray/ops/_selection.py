@@ -135,7 +135,8 @@ def select(layout: Layout, key: Any) -> Selection:
     IndexingError
         If the key is out of range, too long, or not made of integers, slices, `...` and None.
     """
-    signature = (layout, tuple([_atom(k) for k in key]) if type(key) is tuple else _atom(key))
+    entries = key if type(key) is tuple else (key,)
+    signature = (layout, tuple([_atom(entry) for entry in entries]))
     found = _selections.get(signature)
     if found is None:
         found = Selection(layout, key)
@@ -183,7 +184,7 @@ def _integer(key: Any) -> int:
             "join slices with da.concat, or index the plain array x.full_array()"
         )
     raise IndexingError(
-        f"an index holds {key!r} of type {type(key).__name__}; only integers, slices, ... and None "
+        f"an index holds a value of type {type(key).__name__}; only integers, slices, ... and None "
         "select items"
     )
 

@@ -189,6 +189,18 @@ def test_process_outside_the_mesh_gets_empty_blocks() -> None:
     on_ranks(program)
 
 
+def test_slice_and_tuple_with_the_same_numbers_stay_apart_once_remembered() -> None:
+    value = np.arange(60.0).reshape(3, 4, 5)
+
+    def program() -> None:
+        x = distribute_array(value, init_device_mesh((4,)), [Shard(1)], src=None)
+        for key in ((None, None, None), slice(None), (1, 2, 3), slice(1, 2, 3), (0, 2, None)):
+            agrees(x[key], value[key])
+        agrees(x[0:2], value[0:2])
+
+    on_ranks(program)
+
+
 def test_len_and_iteration_follow_axis_0() -> None:
     def program() -> None:
         whole = np.arange(12.0).reshape(4, 3)
