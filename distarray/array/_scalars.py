@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from distarray.core._base import BaseArray
@@ -53,6 +54,12 @@ def item(x: Any, *index: Any) -> Any:
 
 
 def _place(x: Any, flat: int) -> tuple[int, ...]:
+    try:
+        flat = operator.index(flat)
+    except TypeError:
+        raise ArgumentTypeError(
+            f"item({flat!r}): takes one index per axis, or one into the flat array"
+        ) from None
     if not -x.size <= flat < x.size:
         raise ArgumentError(f"item({flat}) of an array of {x.size} items")
     place = []
@@ -114,4 +121,9 @@ class Scalars(BaseArray):
     def __format__(self, spec: str) -> str:
         if spec and not self._layout.shape:
             return format(value(self), spec)
+        if spec:
+            raise ArgumentTypeError(
+                f"format {spec!r} of an array of shape {self.shape}: only 0-d arrays are formatted "
+                "as numbers; print(x), or take items first"
+            )
         return format(str(self), spec)

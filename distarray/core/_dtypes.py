@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from distarray.errors import ArgumentTypeError, DTypeError
+
 boolean = "b"
 integer = "biu"
 real = "biuf"
@@ -14,8 +16,34 @@ floating = "fc"
 """Integers are accepted and become floating point, as in NumPy."""
 anything = "biufcmMSUV"
 
+DEFAULT_DTYPE = np.dtype(np.float64)
+
 PLAIN_SCALARS = (bool, int, float, complex)
 """Python's own numbers take the dtype of the array they meet (NEP 50)."""
+
+
+def checked_dtype(dtype: Any, default: Any = DEFAULT_DTYPE) -> np.dtype[Any]:
+    """Return `dtype` as a NumPy dtype, `default` for None.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it names no data type.
+    DTypeError
+        If its items are Python objects.
+    """
+    try:
+        found = np.dtype(default if dtype is None else dtype)
+    except TypeError:
+        raise ArgumentTypeError(
+            f"dtype {dtype!r} is not a data type; pass e.g. distarray.float64"
+        ) from None
+    if found.hasobject:
+        raise DTypeError(
+            f"dtype {found} holds Python objects, which cannot be sent as memory; use a numeric, "
+            "boolean, fixed-width string or structured dtype"
+        )
+    return found
 
 
 def keeps_sums(before: Any, after: Any) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from distarray.comm import _backend
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import Resolution, align, as_block, move_all, remember, resolve
-from distarray.core._dtypes import dtype_key, keeps_sums, stand_in
+from distarray.core._dtypes import checked_dtype, dtype_key, keeps_sums, stand_in
 from distarray.core._operands import (
     LARGE,
     allocate,
@@ -33,6 +33,8 @@ from distarray.errors import (
 )
 from distarray.layout import Layout, Partial
 from distarray.typing import Buffer, Shape
+
+_CASTING = ("no", "equiv", "safe", "same_kind", "unsafe")
 
 Key = list[Any]
 """Per operand: the layout, the shape of a plain array, or None for a number."""
@@ -135,8 +137,12 @@ class Elementwise:
                 f"{self.name}() got {options or {'order': order}}; it takes out=, where=, dtype=, "
                 "casting= and order='K'"
             )
-        if extra.get("dtype", 0) is None:
-            del extra["dtype"]
+        if "dtype" in extra:
+            dtype = extra.pop("dtype")
+            if dtype is not None:
+                extra["dtype"] = checked_dtype(dtype)
+        if extra.get("casting", "no") not in _CASTING:
+            raise ArgumentError(f"{self.name}(casting={extra['casting']!r}): one of {_CASTING}")
         if (where is not True or extra) and not self.is_ufunc:
             raise ArgumentTypeError(
                 f"{self.name}() takes no where=, dtype= or casting=; use da.where or x.astype"
@@ -166,7 +172,10 @@ class Elementwise:
         operands = [x if isinstance(x, BaseArray) else plain(self.name, x) for x in operands]
         first = next((x for x in operands if isinstance(x, BaseArray)), None)
         if first is None:
-            return (self.local if local is None else local)(*operands)
+            try:
+                return (self.local if local is None else local)(*operands)
+            except (TypeError, OverflowError) as error:
+                raise self.refused(error, operands) from error
         key: Key = []
         partial = False
         for x in operands:

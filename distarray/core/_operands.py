@@ -12,7 +12,7 @@ from distarray.core._base import BaseArray
 from distarray.core._dispatch import Resolution, align, common_mesh, lift, replicated
 from distarray.core._dtypes import PLAIN_SCALARS
 from distarray.core._spec import pointwise
-from distarray.errors import ArgumentTypeError, ShapeError
+from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import Layout, Partial, Replicate
 from distarray.redistribute._execute import redistribute_local
 from distarray.typing import Buffer, Shape
@@ -31,10 +31,18 @@ def plain(name: str, value: Any) -> Any:
     ------
     ArgumentTypeError
         If it is neither, nor converts to one.
+    ArgumentError
+        If it is no regular array, as nested sequences of different lengths.
     """
     if isinstance(value, _SCALARS) or _backend.is_buffer(value):
         return value
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ArgumentError(
+            f"{name} got {type(value).__name__} that is no array: {error}; pass an array, numbers, "
+            "or nested sequences of equal lengths"
+        ) from None
     if array.dtype.hasobject:
         raise ArgumentTypeError(
             f"{name} does not take {type(value).__name__}; operands are DistArrays, arrays that "

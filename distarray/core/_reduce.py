@@ -12,7 +12,7 @@ import numpy as np
 from distarray.comm import _backend
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import Resolution, as_block, move_all, remember, resolve
-from distarray.core._dtypes import keeps_sums
+from distarray.core._dtypes import checked_dtype, keeps_sums
 from distarray.core._operands import assign, broadcast_shape, lifted_layouts, plain
 from distarray.core._spec import Rule, Spec, reduction
 from distarray.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError, ShapeError
@@ -197,8 +197,9 @@ class Reduction:
         Raises
         ------
         DTypeError
-            If NumPy has no such reduction for `dtype`.
+            If NumPy has no such reduction for `dtype`, or `wanted` holds Python objects.
         """
+        wanted = None if wanted is None else checked_dtype(wanted)
         try:
             return np.asarray(self.local(np.zeros((1,), dtype), (0,), wanted, False, 1)).dtype
         except TypeError as error:

@@ -13,7 +13,7 @@ import numpy as np
 from distarray.core._base import BaseArray
 from distarray.core._registry import register_function, register_ufunc
 from distarray.core._spec import Letters
-from distarray.errors import ArgumentError, ShapeError
+from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import dimmap
 from distarray.ops._products import Contraction, Subscripts
 from distarray.ops._reshape import reshape
@@ -214,7 +214,12 @@ def tensordot(x1: Any, x2: Any, /, axes: int | Sequence[Sequence[int]] = 2) -> A
             )
         pair = (tuple(range(left - count, left)), tuple(range(count)))
     else:
-        first, second = axes  # type: ignore[misc]
+        try:
+            first, second = axes  # type: ignore[misc]
+        except (TypeError, ValueError):
+            raise ArgumentTypeError(
+                f"tensordot got axes={axes!r}; pass an integer, or two sequences of axes"
+            ) from None
         pair = (dimmap.checked_axes(first, left), dimmap.checked_axes(second, right))
     if len(pair[0]) != len(pair[1]):
         raise ArgumentError(

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend, _memory
-from distarray.comm._device_mesh import default_mesh, default_placements
+from distarray.comm._device_mesh import default_placements
+from distarray.core._arguments import chosen_mesh
 from distarray.core._base import BaseArray, new_array
+from distarray.core._dtypes import checked_dtype
 from distarray.core._registry import register_function
-from distarray.errors import ArgumentError, ArgumentTypeError, DeviceError, DTypeError, ShapeError
+from distarray.errors import ArgumentError, ArgumentTypeError, DeviceError, ShapeError
 from distarray.layout import Layout, Placement, Replicate
 from distarray.ops._blocks import device_of, empty_block
 from distarray.redistribute._execute import redistribute_local
 from distarray.typing import Box, Buffer, Shape
-
-DEFAULT_DTYPE = np.dtype(np.float64)
 
 
 def checked_shape(shape: Any) -> Shape:
@@ -47,36 +47,11 @@ def checked_shape(shape: Any) -> Shape:
     return sizes
 
 
-def checked_dtype(dtype: Any, default: Any = DEFAULT_DTYPE) -> np.dtype[Any]:
-    """Return `dtype` as a NumPy dtype, `default` for None.
-
-    Raises
-    ------
-    ArgumentTypeError
-        If it names no data type.
-    DTypeError
-        If its items are Python objects.
-    """
-    try:
-        found = np.dtype(default if dtype is None else dtype)
-    except TypeError:
-        raise ArgumentTypeError(
-            f"dtype {dtype!r} is not a data type; pass e.g. distarray.float64"
-        ) from None
-    if found.hasobject:
-        raise DTypeError(
-            f"dtype {found} holds Python objects, which cannot be sent as memory; use a numeric, "
-            "boolean, fixed-width string or structured dtype"
-        )
-    return found
-
-
 def target_layout(
     shape: Shape, mesh: Any, placements: Sequence[Placement] | None, device: Any
 ) -> Layout:
     """Return the layout that creation arguments ask for, with the defaults filled in."""
-    if mesh is None:
-        mesh = default_mesh()
+    mesh = chosen_mesh(mesh)
     if device is not None and not _same_device(device, mesh.device):
         raise DeviceError(
             f"device={device!r} is not the mesh's, {mesh.device!r}; leave device out, or pass "
@@ -250,7 +225,12 @@ def as_scalar(value: Any) -> Any:
 def _filled(layout: Layout, dtype: np.dtype[Any], value: Any) -> Any:
     # Converted once, before any block exists: a value out of range fails on every rank alike.
     item = np.empty((), dtype)
-    item[...] = value if not isinstance(value, BaseArray) else np.asarray(value)
+    try:
+        item[...] = value if not isinstance(value, BaseArray) else np.asarray(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ArgumentError(
+            f"fill_value {value!r} does not become {dtype}: {error}; pass another dtype or value"
+        ) from None
 
     def make(box: Box) -> Buffer:
         block = _memory.empty(box_shape(box), dtype, device_of(layout))

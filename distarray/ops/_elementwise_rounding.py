@@ -9,7 +9,7 @@ import numpy as np
 
 from distarray.comm import _backend, _memory
 from distarray.core._base import BaseArray
-from distarray.core._dtypes import anything, keeps_sums, numeric, stand_in
+from distarray.core._dtypes import anything, checked_dtype, keeps_sums, numeric, stand_in
 from distarray.core._dtypes import real as real_kinds
 from distarray.core._families import nary, unary
 from distarray.core._operands import LARGE, reduced
@@ -197,8 +197,10 @@ def astype(
     ------
     ArgumentError
         If `casting` forbids the conversion.
+    DTypeError
+        If `dtype` holds Python objects.
     """
-    target = np.dtype(dtype)
+    target = checked_dtype(dtype)
     if not isinstance(x, BaseArray):
         return np.asarray(x).astype(target, casting=casting, copy=copy)
     mesh: Any = x._layout.mesh
@@ -207,7 +209,7 @@ def astype(
             f"astype(device={device!r}) of an array on {mesh.device!r}; move it with "
             "x.redistribute(mesh=...) first"
         )
-    if target.hasobject or not np.can_cast(x.dtype, target, casting):
+    if not np.can_cast(x.dtype, target, casting):
         raise ArgumentError(
             f"astype from {x.dtype} to {target} with casting={casting!r} is not allowed; choose "
             "another dtype, or casting='unsafe'"

@@ -224,9 +224,14 @@ def roll(x: Any, /, shift: int | Sequence[int], axis: Axes = None) -> Any:
         If there is no such axis.
     """
     checked("roll", x)
+    try:
+        several = [operator.index(by) for by in np.atleast_1d(shift)]
+    except TypeError:
+        raise ArgumentTypeError(
+            f"roll got shift={shift!r}; pass an integer, or one for each axis"
+        ) from None
     if axis is None:
-        if not isinstance(shift, int) and not hasattr(shift, "__index__"):
-            shift = sum(shift)
+        shift = sum(several)
         return reshape(roll(reshape(x, (-1,)), shift, 0), x.shape)
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
     shifts = shift if isinstance(shift, (tuple, list)) else (shift,) * len(axes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -240,6 +241,8 @@ def var(
                 f"ddof={ddof} and correction={correction} mean the same; pass one"
             )
         ddof = correction
+    if not isinstance(ddof, Real):
+        raise ArgumentTypeError(f"correction={ddof!r}: must be a number, 1 for the sample variance")
     if not isinstance(x, BaseArray):
         block = np.asarray(x)
         return np.var(block, axis, dtype, ddof=ddof, keepdims=keepdims, where=where)

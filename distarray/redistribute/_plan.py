@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.errors import MeshError, ShapeError
+from distarray.errors import ArgumentTypeError, DTypeError, MeshError, ShapeError
 from distarray.layout import REDUCTIONS, Layout, Partial
 from distarray.layout._box import volume
 from distarray.redistribute import _explain, _volumes
@@ -159,7 +159,28 @@ def plan(
     ArgumentError
         ``max_bytes`` is not positive.
     """
-    return _planned(src.abstract, dst.abstract, np.dtype(dtype), max_bytes, model)
+    for layout in (src, dst):
+        if not isinstance(layout, Layout):
+            raise ArgumentTypeError(
+                f"plan takes two layouts, not {type(layout).__name__}; make one by "
+                "Layout(mesh, placements, shape), or take x.layout"
+            )
+    return _planned(src.abstract, dst.abstract, _checked(dtype), max_bytes, model)
+
+
+def _checked(dtype: Any) -> np.dtype[Any]:
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        raise ArgumentTypeError(
+            f"dtype {dtype!r} is not a data type; pass for instance float or 'float32'"
+        ) from None
+    if found.hasobject:
+        raise DTypeError(
+            f"dtype {found} holds Python objects, which cannot be sent as memory; plan for a "
+            "numeric, string or structured dtype"
+        )
+    return found
 
 
 def estimate(src: Layout, dst: Layout, itemsize: int) -> float:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import prod
 
-from distarray.errors import ArgumentError
+from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, Shard
 from distarray.redistribute._blocks import is_explicit
 from distarray.redistribute._copies import RowRoute, route
@@ -24,6 +24,10 @@ def in_rounds(step: Step, max_bytes: int) -> Step:
         Bound on the bytes that one rank sends and receives in one round. With fewer bytes than
         one value per peer the rounds become as short as they can be: one value per peer.
     """
+    if not hasattr(max_bytes, "__index__"):
+        raise ArgumentTypeError(
+            f"max_bytes={max_bytes!r}: must be a number of bytes, or None for one round"
+        )
     if max_bytes < 1:
         raise ArgumentError(
             f"max_bytes={max_bytes}: the scratch of a redistribution needs at least one byte; "
