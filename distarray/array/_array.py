@@ -29,7 +29,7 @@ class DistArray(Operators, Products, Indexing, Methods, Scalars, Printing, Proto
 
     __slots__ = ()
 
-    def __init__(self) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         raise ArgumentTypeError(
             "DistArray is not built by calling it; use da.distribute_array(value, mesh, "
             "placements), da.DistArray.from_local(block, mesh, placements) or da.zeros(...)"
