@@ -1,59 +1,26 @@
-"""The one engine: normalise operands, resolve the rule, move what must move, call, wrap.
+"""What every operation does once its rule is resolved: move what must move, wrap the result.
 
-The engine knows no operation by name. A row of a family brings a `Spec` (rules for ONE mesh axis)
-and a function for local blocks; the engine expands the rules to all mesh axes, picks the cheapest
-redistribution of the inputs, and the row keeps the resulting `Resolution` in a dict on the
-layouts, which are interned, so that the second call is a lookup.
+The engine is one pipeline and knows no operation by name: normalise the operands (`_operands`),
+resolve the rule (`_spec`, `_resolution`), move the inputs (here), call the local function, wrap.
+A row keeps what it resolved in a dict on the layouts, which are interned, so that the second call
+is a lookup; `_paths` has the short ways for small blocks.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from distarray.core._base import BaseArray
 from distarray.core._policy import permit
-from distarray.core._spec import Rule, Spec
-from distarray.errors import DistArrayError, MeshError
-from distarray.layout import Layout, Replicate, Shard
-from distarray.redistribute import estimate
+from distarray.core._resolution import Resolution
+from distarray.layout import Layout
 from distarray.redistribute._execute import redistribute_local
-from distarray.typing import Buffer, Shape
+from distarray.typing import Buffer
 
 CACHED = 1024
 """Most resolutions that one row remembers; a full cache is emptied."""
-
-_ITEMSIZE = 8  # costs are weighed for this item size, so that a resolution depends on layouts alone
-_COMBINATIONS = 512  # beyond this many the mesh axes are decided one after another
-
-Choice = int | None | Rule
-Cuts = dict[int, tuple[tuple[int, ...], Any]]
-"""For each cut letter its mesh axes, first cut first, and its boundaries or None."""
-
-
-class Resolution:
-    """What to do with operands of known layouts: moves, the output's layout, the local call."""
-
-    __slots__ = ("local", "moves", "output", "outside", "still")
-
-    def __init__(
-        self,
-        moves: Sequence[tuple[Layout, Layout] | None],
-        output: Layout,
-        local: Callable[..., Any] | None = None,
-    ) -> None:
-        self.moves = tuple(moves)
-        """For each operand (layout it has, layout it must have), or None where it fits."""
-        self.output = output
-        self.local = local
-        """Function of the local blocks, for rows whose local call depends on the layouts."""
-        self.outside = output.mesh.coordinate is None
-        """This process is not in the mesh: blocks are empty and must not be broadcast."""
-        self.still = not self.outside and all(move is None for move in self.moves)
-        """Nothing moves and this process is in the mesh: call at once."""
 
 
 def move(name: str, block: Buffer, src: Layout, dst: Layout) -> Buffer:
@@ -81,46 +48,6 @@ def move_all(name: str, blocks: Sequence[Buffer], resolution: Resolution) -> lis
     ]
 
 
-def apply(
-    name: str,
-    cache: dict[Any, Resolution],
-    arrays: Sequence[BaseArray],
-    static: Any,
-    resolve_row: Callable[[Sequence[Layout], Any], Resolution],
-) -> Any:
-    """Run an operation on distributed arrays alone and wrap its result.
-
-    Parameters
-    ----------
-    name : str
-        For messages.
-    cache : dict
-        The row's own memory of resolutions.
-    arrays : sequence of BaseArray
-        At least one; the result has the class of the first.
-    static : hashable
-        The other arguments (axes, shapes), part of the cache key.
-    resolve_row : callable
-        `(layouts, static) -> Resolution` with `local` set; called once per key. Checks that
-        depend on shapes and arguments belong here: they come before any communication.
-    """
-    key = (static, *[array._layout for array in arrays])
-    found = cache.get(key)
-    if found is None:
-        found = resolve_row(key[1:], static)
-        remember(cache, key, found)
-    first = arrays[0]
-    if found.still:
-        blocks = [array._local for array in arrays]
-    else:
-        blocks = move_all(name, [array._local for array in arrays], found)
-    assert found.local is not None, "rows resolved through apply bring their local call"
-    if found.outside:
-        dtype = result_dtype(found.local, blocks)
-        return first._new(np.empty(found.output.local_shape(), dtype), found.output)
-    return first._new(as_block(found.local(*blocks)), found.output)
-
-
 def remember(cache: dict[Any, Any], key: Any, value: Any) -> None:
     """Keep `value`, emptying a cache that has grown too long."""
     if len(cache) >= CACHED:
@@ -131,231 +58,3 @@ def remember(cache: dict[Any, Any], key: Any, value: Any) -> None:
 def as_block(result: Any) -> Buffer:
     """Return `result` as an array: NumPy gives a scalar where every operand is 0-d."""
     return np.asarray(result) if isinstance(result, np.generic) else result
-
-
-def result_dtype(local: Callable[..., Any], blocks: Sequence[Buffer]) -> Any:
-    """Return the dtype that `local` gives, found by calling it on empty blocks."""
-    return local(*[np.empty((0,) * block.ndim, block.dtype) for block in blocks]).dtype
-
-
-def common_mesh(name: str, meshes: Sequence[Any]) -> Any:
-    """Return the mesh that operands on `meshes` are combined on.
-
-    Operands on a mesh and on its sub-meshes meet on the parent; two sub-meshes of one parent meet
-    on that parent.
-
-    Raises
-    ------
-    MeshError
-        If the meshes have no parent in common.
-    """
-    first = meshes[0]
-    if all(mesh is first for mesh in meshes):
-        return first
-    for mesh in itertools.chain.from_iterable(map(_ancestors, meshes)):
-        if all(mesh.axes_of(other) is not None for other in meshes):
-            return mesh
-    shown = " and ".join(dict.fromkeys(str(mesh) for mesh in meshes))
-    raise MeshError(
-        f"{name} got operands on different meshes: {shown}; all operands must live on one mesh "
-        "(or on sub-meshes of it); move one with x.redistribute(placements, mesh=other.mesh)"
-    )
-
-
-def _ancestors(mesh: Any) -> Iterator[Any]:
-    while mesh is not None:
-        yield mesh
-        mesh = mesh.parent
-
-
-def lift(layout: Layout, mesh: Any) -> Layout:
-    """Return `layout` as seen on a larger mesh: replicated on the axes that its own mesh lacks."""
-    if layout.mesh is mesh:
-        return layout
-    axes = mesh.axes_of(layout.mesh)
-    placements: list[Any] = [Replicate()] * mesh.ndim
-    for placement, axis in zip(layout.placements, axes, strict=True):
-        placements[axis] = placement
-    order = [axes[i] for i in layout.shard_order or range(len(axes))]
-    return Layout(mesh, placements, layout.shape, shard_order=order, boundaries=layout.boundaries)
-
-
-def replicated(mesh: Any, shape: Shape) -> Layout:
-    """Return the layout of a plain value that every rank has."""
-    return Layout(mesh, (Replicate(),) * mesh.ndim, shape)
-
-
-def resolve(
-    spec: Spec,
-    layouts: Sequence[Layout],
-    work: Callable[[Sequence[Layout]], float] | None = None,
-) -> Resolution:
-    """Return the cheapest way to run `spec` on operands of these layouts, all on one mesh.
-
-    Inputs that fit as they are stay as they are. Otherwise the redistribution of the inputs, and
-    of a Partial output that it would create, is weighed by `redistribute.estimate`, together with
-    the seconds of the local call that `work(input layouts)` gives.
-    """
-    mesh = layouts[0].mesh
-    per_axis = [_choices(spec, layouts, axis) for axis in range(mesh.ndim)]
-    count = 1
-    for choices in per_axis:
-        count *= len(choices)
-    if count > _COMBINATIONS:
-        per_axis = _narrowed(spec, layouts, per_axis)
-    best: tuple[float, list[Layout], Layout] | None = None
-    for combination in itertools.product(*per_axis):
-        for targets, output in _layouts(spec, layouts, combination):
-            cost = _cost(layouts, targets, output)
-            if cost and work is not None:
-                cost += work(targets)
-            if best is None or cost < best[0]:
-                best = (cost, targets, output)
-            if cost == 0.0:
-                break
-    assert best is not None, "replicating every operand always fits"
-    _, targets, output = best
-    moves = [
-        None if src is dst or src == dst else (src, dst)
-        for src, dst in zip(layouts, targets, strict=True)
-    ]
-    return Resolution(moves, output)
-
-
-def align(spec: Spec, layouts: Sequence[Layout], donor: int = 0) -> Resolution:
-    """Return the moves that bring every operand to the layout of operand `donor`, which stays."""
-    letters = spec.inputs[donor]
-    combination: list[Choice] = [
-        letters[placement.axis] if type(placement) is Shard else None
-        for placement in layouts[donor].placements
-    ]
-    cut: dict[int, list[int]] = {}
-    for axis, choice in enumerate(combination):
-        if isinstance(choice, int):
-            cut.setdefault(choice, []).append(axis)
-    targets, _ = _built(spec, layouts, combination, _cuts(spec, layouts, cut, donor))
-    targets[donor] = layouts[donor]
-    moves = [None if src == dst else (src, dst) for src, dst in zip(layouts, targets, strict=True)]
-    return Resolution(moves, layouts[donor])
-
-
-def _choices(spec: Spec, layouts: Sequence[Layout], axis: int) -> list[Choice]:
-    """Return what mesh axis `axis` may do: a matching Partial rule, a letter to cut, None."""
-    have = tuple(layout.placements[axis] for layout in layouts)
-    for rule in spec.partial:
-        if rule[1:] == have:
-            return [rule]
-    letters: dict[int, None] = {}
-    refused = False
-    for placement, carried in zip(have, spec.inputs, strict=True):
-        if type(placement) is Shard:
-            letter = carried[placement.axis]
-            if letter is None:
-                continue
-            if spec.may_cut(letter):
-                letters[letter] = None
-            else:
-                refused = True
-    if refused:  # the cut must go: exchanging it for a cut of a kept axis is cheaper than gathering
-        letters.update(dict.fromkeys(x for x in spec.output if x is not None))
-    return [*letters, None]
-
-
-def _narrowed(
-    spec: Spec, layouts: Sequence[Layout], per_axis: list[list[Choice]]
-) -> list[list[Choice]]:
-    """Decide one mesh axis after another, each with the others at their first choice."""
-    chosen: list[list[Choice]] = [[choices[0]] for choices in per_axis]
-    for axis, choices in enumerate(per_axis):
-        costs = []
-        for choice in choices:
-            combination = [kept[0] for kept in chosen]
-            combination[axis] = choice
-            options = [_cost(layouts, *built) for built in _layouts(spec, layouts, combination)]
-            costs.append(min(options, default=float("inf")))
-        chosen[axis] = [choices[costs.index(min(costs))]]
-    return chosen
-
-
-def _layouts(
-    spec: Spec, layouts: Sequence[Layout], combination: Sequence[Choice]
-) -> Iterator[tuple[list[Layout], Layout]]:
-    """Yield (input layouts, output layout) for one choice per mesh axis.
-
-    Cuts of one letter must agree in order and boundaries; each operand in turn may dictate them.
-    """
-    cut: dict[int, list[int]] = {}
-    for axis, choice in enumerate(combination):
-        if isinstance(choice, int):
-            cut.setdefault(choice, []).append(axis)
-    seen: list[Cuts] = []
-    for donor in range(len(layouts)):
-        cuts = _cuts(spec, layouts, cut, donor)
-        if cuts in seen:
-            continue
-        seen.append(cuts)
-        try:
-            built = _built(spec, layouts, combination, cuts)
-        except DistArrayError:
-            continue  # Partial kinds that cannot stand side by side in one layout
-        yield built
-
-
-def _built(
-    spec: Spec, layouts: Sequence[Layout], combination: Sequence[Choice], cuts: Cuts
-) -> tuple[list[Layout], Layout]:
-    mesh = layouts[0].mesh
-    rules = [
-        choice if isinstance(choice, tuple) else spec.placements(choice) for choice in combination
-    ]
-    order = [axis for axes, _ in cuts.values() for axis in axes]
-    order += [axis for axis in range(mesh.ndim) if axis not in order]
-    built = []
-    sizes: dict[int, int] = {}
-    for i, layout in enumerate(layouts):
-        placements = [rule[i + 1] for rule in rules]
-        built.append(_layout(mesh, placements, layout.shape, order, spec.inputs[i], cuts))
-        sizes |= {x: n for x, n in zip(spec.inputs[i], layout.shape, strict=True) if x is not None}
-    shape = tuple(1 if x is None else sizes[x] for x in spec.output)
-    output = _layout(mesh, [rule[0] for rule in rules], shape, order, spec.output, cuts)
-    return built, output
-
-
-def _cuts(spec: Spec, layouts: Sequence[Layout], cut: dict[int, list[int]], donor: int) -> Cuts:
-    """Return how each letter is cut, asking the operand `donor` first."""
-    asked = [donor, *(i for i in range(len(layouts)) if i != donor)]
-    cuts: Cuts = {}
-    for letter, axes in cut.items():
-        cuts[letter] = (tuple(axes), None)
-        for i in asked:
-            if letter not in spec.inputs[i]:
-                continue
-            own = spec.inputs[i].index(letter)
-            if set(layouts[i].sharding_axes(own)) == set(axes):
-                boundaries = layouts[i].boundaries or {}
-                cuts[letter] = (tuple(layouts[i].sharding_axes(own)), boundaries.get(own))
-                break
-    return cuts
-
-
-def _layout(
-    mesh: Any, placements: Any, shape: Shape, order: list[int], letters: Any, cuts: Cuts
-) -> Layout:
-    boundaries = {
-        own: cuts[letter][1]
-        for own, letter in enumerate(letters)
-        if letter in cuts and cuts[letter][1] is not None
-    }
-    return Layout(mesh, placements, shape, shard_order=order, boundaries=boundaries or None)
-
-
-def _cost(layouts: Sequence[Layout], targets: Sequence[Layout], output: Layout) -> float:
-    """Return the seconds that moving the inputs takes, and reducing what that leaves Partial."""
-    pairs = [(src, dst) for src, dst in zip(layouts, targets, strict=True) if src != dst]
-    if not pairs:
-        return 0.0
-    cost = sum(estimate(src, dst, _ITEMSIZE) for src, dst in pairs)
-    if output.has_partial:
-        whole = [Replicate() if p.is_partial() else p for p in output.placements]
-        cost += estimate(output, output.replace(placements=whole), _ITEMSIZE)
-    return max(cost, 1e-12)

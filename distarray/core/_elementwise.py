@@ -9,7 +9,7 @@ import numpy as np
 
 from distarray.comm import _backend
 from distarray.core._base import BaseArray
-from distarray.core._dispatch import Resolution, align, as_block, move_all, remember, resolve
+from distarray.core._dispatch import as_block, move_all, remember
 from distarray.core._dtypes import checked_dtype, dtype_key, keeps_sums, stand_in
 from distarray.core._operands import (
     LARGE,
@@ -22,6 +22,7 @@ from distarray.core._operands import (
     reduced,
     spread,
 )
+from distarray.core._resolution import Resolution, align, resolve
 from distarray.core._spec import Rule, pointwise
 from distarray.errors import (
     ArgumentError,

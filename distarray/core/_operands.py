@@ -9,8 +9,9 @@ import numpy as np
 
 from distarray.comm import _backend, _memory
 from distarray.core._base import BaseArray
-from distarray.core._dispatch import Resolution, align, common_mesh, lift, replicated
 from distarray.core._dtypes import PLAIN_SCALARS
+from distarray.core._meshes import common_mesh, lift, replicated
+from distarray.core._resolution import Resolution, align
 from distarray.core._spec import pointwise
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import Layout, Partial, Replicate

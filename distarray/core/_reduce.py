@@ -11,9 +11,10 @@ import numpy as np
 
 from distarray.comm import _backend
 from distarray.core._base import BaseArray
-from distarray.core._dispatch import Resolution, as_block, move_all, remember, resolve
+from distarray.core._dispatch import as_block, move_all, remember
 from distarray.core._dtypes import checked_dtype, keeps_sums
 from distarray.core._operands import assign, broadcast_shape, lifted_layouts, plain
+from distarray.core._resolution import Resolution, resolve
 from distarray.core._spec import Rule, Spec, reduction
 from distarray.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError, ShapeError
 from distarray.layout import REDUCTIONS, Layout, Partial

@@ -15,8 +15,9 @@ import numpy as np
 
 from distarray.comm import Communicator, _memory
 from distarray.core._base import BaseArray
-from distarray.core._dispatch import Resolution, move_all, remember, resolve
+from distarray.core._dispatch import move_all, remember
 from distarray.core._reduce import normalised_axes
+from distarray.core._resolution import Resolution, resolve
 from distarray.core._spec import reduction
 from distarray.layout import Layout, Partial, Replicate
 from distarray.typing import Box, Buffer, Shape

@@ -14,7 +14,8 @@ import numpy as np
 
 from distarray.comm import _backend
 from distarray.core._base import BaseArray
-from distarray.core._dispatch import move, replicated
+from distarray.core._dispatch import move
+from distarray.core._meshes import replicated
 from distarray.core._policy import permit, permit_exchange
 from distarray.errors import ArgumentError, DTypeError, ShapeError
 from distarray.layout import Layout, Partial, Replicate

@@ -17,18 +17,11 @@ import numpy as np
 
 from distarray.comm import _memory
 from distarray.core._base import BaseArray
-from distarray.core._dispatch import (
-    Resolution,
-    as_block,
-    common_mesh,
-    lift,
-    move_all,
-    remember,
-    replicated,
-    resolve,
-)
+from distarray.core._dispatch import as_block, move_all, remember
 from distarray.core._dtypes import keeps_sums
+from distarray.core._meshes import common_mesh, lift, replicated
 from distarray.core._operands import plain
+from distarray.core._resolution import Resolution, resolve
 from distarray.core._spec import Letters, Rule, Spec
 from distarray.errors import ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Layout, Partial, Replicate

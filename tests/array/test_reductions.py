@@ -64,6 +64,8 @@ def compare(name: str, case: Case, *, close: bool, **options: Any) -> None:
 def test_reduction_agrees_with_numpy_on_random_layouts(name: str, data: st.DataObject) -> None:
     case = data.draw(cases(NUMBERS, ("sum", "max", "avg", "prod")))
     axis = data.draw(axes_of(len(case.shape)))
+    if name == "prod":  # products of many items overflow, and where depends on their order
+        case.values[...] = np.sign(case.values.real.astype(np.float64))
     compare(name, case, close=case.op == "avg", axis=axis, keepdims=data.draw(st.booleans()))
 
 

@@ -1,0 +1,58 @@
+"""Where operands on different meshes meet: on the mesh that the others are sub-meshes of."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from distarray.errors import MeshError
+from distarray.layout import Layout, Replicate
+from distarray.typing import Shape
+
+
+def common_mesh(name: str, meshes: Sequence[Any]) -> Any:
+    """Return the mesh that operands on `meshes` are combined on.
+
+    Operands on a mesh and on its sub-meshes meet on the parent; two sub-meshes of one parent meet
+    on that parent.
+
+    Raises
+    ------
+    MeshError
+        If the meshes have no parent in common.
+    """
+    first = meshes[0]
+    if all(mesh is first for mesh in meshes):
+        return first
+    for mesh in itertools.chain.from_iterable(map(_ancestors, meshes)):
+        if all(mesh.axes_of(other) is not None for other in meshes):
+            return mesh
+    shown = " and ".join(dict.fromkeys(str(mesh) for mesh in meshes))
+    raise MeshError(
+        f"{name} got operands on different meshes: {shown}; all operands must live on one mesh "
+        "(or on sub-meshes of it); move one with x.redistribute(placements, mesh=other.mesh)"
+    )
+
+
+def _ancestors(mesh: Any) -> Iterator[Any]:
+    while mesh is not None:
+        yield mesh
+        mesh = mesh.parent
+
+
+def lift(layout: Layout, mesh: Any) -> Layout:
+    """Return `layout` as seen on a larger mesh: replicated on the axes that its own mesh lacks."""
+    if layout.mesh is mesh:
+        return layout
+    axes = mesh.axes_of(layout.mesh)
+    placements: list[Any] = [Replicate()] * mesh.ndim
+    for placement, axis in zip(layout.placements, axes, strict=True):
+        placements[axis] = placement
+    order = [axes[i] for i in layout.shard_order or range(len(axes))]
+    return Layout(mesh, placements, layout.shape, shard_order=order, boundaries=layout.boundaries)
+
+
+def replicated(mesh: Any, shape: Shape) -> Layout:
+    """Return the layout of a plain value that every rank has."""
+    return Layout(mesh, (Replicate(),) * mesh.ndim, shape)
