@@ -215,22 +215,26 @@ def _kernel_of(dtype: np.dtype[Any], op: str, bfloat16: bool) -> tuple[str, str,
 
 def _by_numpy(dst: Buffer, sources: Sequence[Buffer], op: str, bfloat16: bool) -> None:
     xp = _backend.namespace_of(dst)
-    wide = bfloat16 or (dst.dtype.kind == "f" and dst.dtype.itemsize == 2)
-    boxes = pieces(dst.shape, 4 if wide else dst.itemsize) if xp is np else iter([(...,)])
-    for where in boxes:
-        target = dst[where]
-        parts = [source[where] for source in sources]
-        with np.errstate(all="ignore"):
+    combine = getattr(xp, _UFUNCS[op])
+    wide = bfloat16 or dst.dtype.char == "e"
+    whole = dst.nbytes <= PIECE_BYTES or xp is not np
+    with np.errstate(all="ignore"):
+        if whole and not wide:
+            _combine(xp, combine, dst, sources, op)
+            return
+        for where in [(...,)] if whole else pieces(dst.shape, 4 if wide else dst.itemsize):
+            target = dst[where]
+            parts = [source[where] for source in sources]
             if wide:
                 values = xp.empty(target.shape, xp.float32)
-                _reduce_piece(xp, values, [_widen(xp, part, bfloat16) for part in parts], op)
+                _combine(xp, combine, values, [_widen(xp, part, bfloat16) for part in parts], op)
                 target[...] = _to_bfloat16(xp, values) if bfloat16 else values
             else:
-                _reduce_piece(xp, target, parts, op)
+                _combine(xp, combine, target, parts, op)
 
 
-def _reduce_piece(xp: Any, target: Buffer, parts: Sequence[Buffer], op: str) -> None:
-    combine = getattr(xp, _UFUNCS[op])
+def _combine(xp: Any, combine: Any, target: Buffer, parts: Sequence[Buffer], op: str) -> None:
+    """Reduce arrays into ``target``, whose dtype is the one in which to sum."""
     if len(parts) == 1:
         target[...] = parts[0]
     elif parts[0].dtype == target.dtype:
