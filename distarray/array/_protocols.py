@@ -14,6 +14,7 @@ from distarray.core._policy import permit
 from distarray.core._registry import functions, reductions, row_of, ufuncs
 from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
 from distarray.layout import Layout, Replicate
+from distarray.ops import _inspection  # noqa: F401 - its functions register themselves
 from distarray.ops._elementwise_logic import equal
 from distarray.ops._elementwise_rounding import copy
 from distarray.ops._reductions import any as any_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from typing import Any
 
 import numpy as np
@@ -346,48 +347,47 @@ def test_unrelated_meshes_raise_before_anything_is_sent() -> None:
     assert all(messages == results[0] for messages in results)
 
 
-@pytest.mark.parametrize("mode", ["raise", "warn"])
-def test_policy_reports_implicit_movement_with_the_operation_and_bytes(mode: str) -> None:
+def test_policy_refuses_implicit_movement_and_names_operation_and_bytes() -> None:
     def program() -> None:
         mesh = init_device_mesh((4,))
         x = distribute_array(np.ones((8, 8)), mesh, [Shard(0)])
         y = distribute_array(np.ones((8, 8)), mesh, [Shard(1)])
-        with communication(mode):
-            if mode == "raise":
-                with CommLog() as log, pytest.raises(ImplicitCommunicationError, match="add") as e:
-                    x + y
-                assert log.count() == 0
-                assert "bytes" in str(e.value)
-                with pytest.raises(ImplicitCommunicationError, match="asarray"):
-                    np.asarray(x)
-            else:
-                with pytest.warns(UserWarning, match="add would move"):
-                    x + y
+        with communication("raise"), CommLog() as log:
+            for name, call in (
+                ("add", lambda: x + y),
+                ("add", lambda: x.__iadd__(y)),
+                ("sqrt", lambda: np.sqrt(x.sum())),
+                ("asarray", lambda: np.asarray(x)),
+            ):
+                with pytest.raises(ImplicitCommunicationError, match=name) as caught:
+                    call()
+                assert "bytes" in str(caught.value)
+                assert "redistribute" in str(caught.value)
+        assert log.count() == 0
+        with communication("raise"):
             x.redistribute([Shard(1)])
             assert float(x.sum()) == 64
-        with communication(mode, min_bytes=10_000):
-            x + y
+            x.full_array()
+        with communication("raise", min_bytes=10_000):
+            agrees(x + y, np.full((8, 8), 2.0))
+        with communication("raise"), communication("allow"):
+            agrees(x + y, np.full((8, 8), 2.0))
 
-    on_ranks(program) if mode == "raise" else _on_one_thread(program)
+    on_ranks(program)
 
 
-def _on_one_thread(program: Any) -> None:
-    import warnings
+def test_policy_warns_of_implicit_movement_and_does_it() -> None:
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        x = distribute_array(np.ones((8, 8)), mesh, [Shard(0)])
+        y = distribute_array(np.ones((8, 8)), mesh, [Shard(1)])
+        with communication("warn"):
+            agrees(x + y, np.full((8, 8), 2.0))
 
-    with warnings.catch_warnings():  # pytest.warns is not made for threads
-        warnings.simplefilter("ignore")
-        results: list[str] = []
-
-        def quiet() -> None:
-            mesh = init_device_mesh((4,))
-            x = distribute_array(np.ones((8, 8)), mesh, [Shard(0)])
-            y = distribute_array(np.ones((8, 8)), mesh, [Shard(1)])
-            with communication("warn"):
-                agrees(x + y, np.full((8, 8), 2.0))
-            results.append("done")
-
-        on_ranks(quiet)
-        assert len(results) == 4
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        on_ranks(program)
+    assert any("add would move an operand" in str(one.message) for one in caught)
 
 
 def test_policy_refuses_unknown_modes() -> None:

@@ -1,0 +1,89 @@
+"""Questions about whole arrays are answered as NumPy answers them."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distarray.array._array import distribute_array
+from distarray.comm import CommLog, init_device_mesh
+from distarray.layout import Shard
+from tests.array.strategies import agrees, cases, on_ranks, pairs
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_shapes_and_dtypes_are_known_without_communication(data: st.DataObject) -> None:
+    case = data.draw(cases((np.float32, np.complex64, np.int8), ("sum",)))
+    value = case.value
+
+    def program() -> None:
+        x = case.build()
+        with CommLog() as log:
+            assert np.shape(x) == value.shape
+            assert np.ndim(x) == value.ndim
+            assert np.size(x) == value.size
+            if value.ndim:
+                assert np.size(x, 0) == value.shape[0]
+            assert np.iscomplexobj(x) == np.iscomplexobj(value)
+            assert np.isrealobj(x) == np.isrealobj(value)
+            assert np.result_type(x, np.float64) == np.result_type(value, np.float64)
+            assert np.result_type(x, 2.5) == np.result_type(value.dtype, 2.5)
+            assert np.can_cast(x, np.float64) == np.can_cast(value.dtype, np.float64)
+            assert np.array_repr(x[:0] if value.ndim else x).startswith("DistArray(")
+        assert log.count("all_gather") + log.count("all_reduce") <= 1
+
+    on_ranks(program)
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_equality_of_arrays_is_one_answer_on_every_rank(data: st.DataObject) -> None:
+    x, y = data.draw(pairs((np.float64,), ("sum",)))
+    twin = data.draw(cases((np.float64,), (), x.mesh_shape, x.shape))
+
+    def program() -> None:
+        a, b = x.build(), y.build()
+        if a.mesh.coordinate is None:
+            return
+        same = distribute_array(x.value, a.mesh, twin.layout().placements, src=None)
+        assert np.array_equal(a, same)
+        assert np.allclose(a, same)
+        assert np.array_equal(a, b) == np.array_equal(x.value, y.value)
+        assert np.array_equal(a, y.value) == np.array_equal(x.value, y.value)
+        assert np.array_equiv(a, b) == np.array_equiv(x.value, y.value)
+        assert np.allclose(a, b, atol=2) == np.allclose(x.value, y.value, atol=2)
+        assert not np.array_equal(a, np.ones((2, 2, 2, 2)))
+
+    on_ranks(program)
+
+
+def test_nan_is_equal_to_nan_only_where_asked() -> None:
+    def program() -> None:
+        x = distribute_array(np.array([1.0, np.nan, 3.0]), init_device_mesh((4,)), [Shard(0)])
+        assert not np.array_equal(x, x)
+        assert np.array_equal(x, x, equal_nan=True)
+
+    on_ranks(program)
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_copyto_and_range_agree_with_numpy(data: st.DataObject) -> None:
+    x, y = data.draw(pairs((np.float64,), ("sum", "max")))
+    shape = np.broadcast_shapes(x.shape, y.shape)
+    target = data.draw(cases((np.float64,), ("sum", "max"), x.mesh_shape, shape))
+    mask = data.draw(cases((np.bool_,), (), x.mesh_shape, shape))
+    masked = data.draw(st.booleans())
+    expected = target.value.copy()
+    np.copyto(expected, y.value, where=mask.value if masked else True)
+
+    def program() -> None:
+        out = target.build()
+        np.copyto(out, y.build(), where=mask.build() if masked else True)
+        agrees(out, expected)
+        if x.value.size:
+            agrees(np.ptp(x.build()), np.ptp(x.value))
+
+    on_ranks(program)
