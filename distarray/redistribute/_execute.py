@@ -249,11 +249,13 @@ class _Exchange:
 
     def _take(self, blocks: Sequence[Buffer], out: Buffer) -> None:
         op = self._op
+        total = out.nbytes
         for peers, source, target in self._takes:
             if op is None:
-                copy_box(out[target], blocks[peers[0]][source])
+                copy_box(out[target], blocks[peers[0]][source], total=total)
             else:
-                reduce_into(out[target], [blocks[peer][source] for peer in peers], op)
+                pieces = [blocks[peer][source] for peer in peers]
+                reduce_into(out[target], pieces, op, total=total)
 
 
 class _AllReduce:
@@ -298,12 +300,13 @@ class _AllReduce:
         parts = chunk(source.size, (communicator.size,))
         with communicator.views(source, self._token, self) as views:
             start, stop = parts.bounds(communicator.rank)
-            reduce_into(target[start:stop], [view[start:stop] for view in views], self._op)
+            pieces = [view[start:stop] for view in views]
+            reduce_into(target[start:stop], pieces, self._op, total=out.nbytes)
         with communicator.views(target, self._token + 1, self) as views:
             for peer, view in enumerate(views):
                 if peer != communicator.rank:
                     start, stop = parts.bounds(peer)
-                    copy_box(target[start:stop], view[start:stop])
+                    copy_box(target[start:stop], view[start:stop], total=out.nbytes)
         return out
 
 
