@@ -132,7 +132,11 @@ def _compared(mesh: Any, checked: Callable[[], _Given]) -> tuple[Buffer, Layout]
 
 
 def tiled_layout(
-    mesh: Any, placements: tuple[Placement, ...], shapes: list[Shape], told: Shape | None
+    mesh: Any,
+    placements: tuple[Placement, ...],
+    shapes: list[Shape],
+    told: Shape | None,
+    shard_order: tuple[int, ...] | None = None,
 ) -> Layout:
     """Return the layout that blocks of these shapes (by position in the mesh) tile.
 
@@ -144,7 +148,8 @@ def tiled_layout(
     ndim = len(shapes[0]) if told is None else len(told)
     if len(shapes[0]) != ndim:
         raise LayoutError(f"shape={told} has {ndim} axes, but the blocks have shapes {shapes}")
-    draft = Layout(mesh, placements, shapes[0])  # settles negative axes, and refuses bad ones
+    # Settles negative axes, and refuses bad ones.
+    draft = Layout(mesh, placements, shapes[0], shard_order=shard_order)
     sizes: list[int] = []
     boundaries: dict[int, tuple[int, ...]] = {}
     for axis in range(ndim):
@@ -170,7 +175,7 @@ def tiled_layout(
             f"the blocks add up to shape {tuple(sizes)}, not to shape={told} (shapes by rank "
             f"{shapes}, placements {placements})"
         )
-    return Layout(mesh, draft.placements, tuple(sizes), boundaries=boundaries or None)
+    return draft.replace(shape=tuple(sizes), boundaries=boundaries or None)
 
 
 # --- distributing a value ------------------------------------------------------------------------

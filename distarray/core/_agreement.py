@@ -7,10 +7,13 @@ or what is wrong with it: a rank that fails by itself would leave the others wai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from distarray.errors import CommunicationError, DistArrayError, MismatchError
+from distarray.comm._mismatch import differing, mismatch
+from distarray.errors import CommunicationError, DistArrayError
+
+__all__ = ["differing", "gathered"]
 
 Said = TypeVar("Said")
 
@@ -56,10 +59,7 @@ def gathered(mesh: Any, call: str, say: Callable[[], Said]) -> list[Said]:
     comm = mesh.communicator()
     calls, everyone = zip(*comm.all_gather_object((f"{call} on {mesh}", mine)), strict=True)
     if len(set(calls)) > 1:
-        raise MismatchError(
-            f"ranks are about to do different things together: {differing(calls, comm.ranks)}. "
-            "Every rank must make the same calls on the same mesh"
-        )
+        raise mismatch(calls, comm.ranks)
     failures = {
         rank: said
         for rank, said in zip(comm.ranks, everyone, strict=True)
@@ -72,26 +72,3 @@ def gathered(mesh: Any, call: str, say: Callable[[], Said]) -> list[Said]:
         raise failed
     rank, first = next(iter(failures.items()))
     raise first.kind(f"on rank {rank}: {first.message}") from failed
-
-
-def differing(said: Sequence[Any], ranks: tuple[int, ...]) -> str:
-    """Return what the ranks said, for a message: each distinct answer with the ranks that gave it.
-
-    Parameters
-    ----------
-    said : sequence
-        By position in the mesh.
-    ranks : tuple of int
-        The ranks at these positions.
-    """
-    groups: dict[str, list[int]] = {}
-    for rank, one in zip(ranks, said, strict=True):
-        groups.setdefault(str(one), []).append(rank)
-    return "; ".join(f"{text} on {_ranks(found)}" for text, found in groups.items())
-
-
-def _ranks(found: list[int]) -> str:
-    if len(found) == 1:
-        return f"rank {found[0]}"
-    shown = ", ".join(map(str, found[:8]))
-    return f"ranks {shown}" + (f" and {len(found) - 8} more" if len(found) > 8 else "")

@@ -13,7 +13,7 @@ from distarray.errors import ArgumentTypeError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-ufuncs: dict[np.ufunc, Elementwise] = {}
+ufuncs: dict[np.ufunc, Any] = {}
 """Row of each ufunc, for `__array_ufunc__`."""
 reductions: dict[np.ufunc, Callable[..., Any]] = {}
 """What `ufunc.reduce` of a distributed array calls."""
@@ -46,7 +46,7 @@ def register_function(*theirs: Callable[..., Any]) -> Callable[[F], F]:
     return register
 
 
-def row_of(ufunc: np.ufunc) -> Elementwise:
+def row_of(ufunc: np.ufunc) -> Any:
     """Return the row of a ufunc; any ufunc item by item gets one when it is first met.
 
     Raises

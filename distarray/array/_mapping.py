@@ -1,0 +1,111 @@
+"""Plain-array code on local blocks: `map_blocks`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from distarray.array._convert import tiled_layout
+from distarray.core._agreement import differing, gathered
+from distarray.core._arguments import checked_sizes, chosen_placements, plain_buffer
+from distarray.core._base import BaseArray, new_array
+from distarray.core._dispatch import move
+from distarray.core._meshes import common_mesh, lift
+from distarray.errors import ArgumentTypeError, DTypeError, LayoutError
+from distarray.layout import Layout, Partial, Placement, Replicate
+
+
+def map_blocks(
+    func: Callable[..., Any],
+    *arrays: Any,
+    out_placements: Sequence[Placement] | None = None,
+    out_shape: Sequence[int] | None = None,
+    **options: Any,
+) -> Any:
+    """Call a function of plain arrays with this process's blocks (collective over the mesh).
+
+    Parameters
+    ----------
+    func : callable
+        `func(*blocks, **options)` returns one array, this process's block of the result.
+    *arrays
+        Distributed arrays, at least one; whatever else is among them is passed on as it is.
+        Partial arrays are reduced first.
+    out_placements : sequence of Placement, optional
+        Of the result, one per mesh axis; default: those of the first array.
+    out_shape : sequence of int, optional
+        The global shape, checked; by default the blocks' lengths along each sharded axis add up.
+    **options
+        Passed on to `func`.
+
+    Returns
+    -------
+    DistArray
+
+    Raises
+    ------
+    ArgumentTypeError
+        Without a distributed array.
+    LayoutError, DTypeError
+        If the blocks do not fit together, on every rank alike.
+
+    Notes
+    -----
+    Shapes and dtypes of the blocks are compared by one small exchange, which also carries an
+    exception of `func` on one rank to all. A process outside the mesh does not call `func`; it
+    knows the shape of the result only from `out_shape`, else takes that of the first array.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from distarray.array._array import distribute_array
+    >>> from distarray.array._mapping import map_blocks
+    >>> x = distribute_array(np.arange(6.0))
+    >>> print(map_blocks(np.cumsum, x))  # of each block by itself; here there is one process
+    [ 0.  1.  3.  6. 10. 15.]
+    """
+    distributed = [x for x in arrays if isinstance(x, BaseArray)]
+    if not distributed:
+        raise ArgumentTypeError(
+            "map_blocks got no distributed array; call the function itself, or distribute one with "
+            "da.distribute_array"
+        )
+    mesh = common_mesh("map_blocks", [x._layout.mesh for x in distributed])
+    first = lift(distributed[0]._layout, mesh)
+    told = None if out_shape is None else checked_sizes(out_shape)
+    whole = tuple(Replicate() if type(p) is Partial else p for p in first.placements)
+    placed = whole if out_placements is None else chosen_placements(mesh, out_placements, 0)
+    blocks = [_reduced_block(x) if isinstance(x, BaseArray) else x for x in arrays]
+    if mesh.coordinate is None:
+        layout = (
+            first.replace(placements=whole)
+            if told is None and placed == whole
+            else Layout(mesh, placed, first.shape if told is None else told)
+        )
+        return new_array(np.empty(layout.local_shape(), blocks[0].dtype), layout)
+    result: list[Any] = []
+
+    def say() -> tuple[Any, ...]:
+        result.append(plain_buffer(func(*blocks, **options), "map_blocks", mesh.device))
+        return tuple(result[0].shape), result[0].dtype.str
+
+    shapes, dtypes = (list(x) for x in zip(*gathered(mesh, "map_blocks", say), strict=True))
+    ranks = mesh.communicator().ranks
+    if len({len(shape) for shape in shapes}) > 1:
+        raise LayoutError(
+            f"map_blocks: the results differ in their number of axes: {differing(shapes, ranks)}"
+        )
+    if len(set(dtypes)) > 1:
+        raise DTypeError(f"map_blocks: the results differ in dtype: {differing(dtypes, ranks)}")
+    order = first.shard_order if placed == whole else None
+    return new_array(result[0], tiled_layout(mesh, placed, shapes, told, order))
+
+
+def _reduced_block(x: BaseArray) -> Any:
+    layout = x._layout
+    if not layout.has_partial:
+        return x._local
+    placements = [Replicate() if type(p) is Partial else p for p in layout.placements]
+    return move("map_blocks", x._local, layout, layout.replace(placements=placements))
