@@ -115,6 +115,8 @@ def _dispatcher(function: Callable[..., Any], signature: str, folder: str) -> Ca
         dispatcher = numba.njit(nogil=True, cache=True)(function)
     finally:
         numba.config.CACHE_DIR = given
+    if not dispatcher.stats.cache_path.startswith(folder):
+        raise OSError(f"{folder} is not writable")
     dispatcher.compile(signature)
     return dispatcher  # type: ignore[no-any-return]
 
@@ -168,7 +170,7 @@ def _one_compiles(folder: Path) -> Iterator[None]:
         return
     with handle:
         end = time.monotonic() + _PATIENCE
-        while time.monotonic() < end:
+        while time.monotonic() < end and not any(folder.rglob("*.nbc")):
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

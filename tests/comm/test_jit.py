@@ -6,10 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from distarray.comm import _threads
+from distarray.comm import _jit, _threads
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,6 +67,30 @@ def test_kernels_work_where_nothing_can_be_kept() -> None:
 )
 def test_numpy_serves_where_numba_is_switched_off(environment: dict[str, str]) -> None:
     assert finish(start(**environment)) == str("NUMBA_DISABLE_JIT" in environment)
+
+
+def double(x: int) -> int:
+    return x + x
+
+
+def test_kernel_is_kept_in_the_first_folder_that_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [Path(os.devnull) / "nowhere", tmp_path / "kept", tmp_path / "not needed"]
+    monkeypatch.setattr(_jit, "_folders", lambda *args: folders)
+    assert _jit.compiled(double, "int64(int64)")(21) == 42
+    assert len(list(folders[1].rglob("*.nbc"))) == 1
+    assert not folders[2].exists()
+
+
+def test_kernel_with_another_closure_has_a_folder_of_its_own() -> None:
+    def adding(n: int) -> Any:
+        return lambda x: x + n
+
+    names = [_jit._folders(adding(n), "int64(int64)", ())[0].name for n in (1, 2, 1)]
+    assert names[0] == names[2] != names[1]
+    assert names[0] != _jit._folders(adding(1), "float64(float64)", ())[0].name
+    assert names[0] != _jit._folders(adding(1), "int64(int64)", (_jit,))[0].name
 
 
 @pytest.mark.parametrize(
