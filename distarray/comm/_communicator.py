@@ -32,6 +32,7 @@ from distarray.comm._requests import Completed, Request
 from distarray.errors import ArgumentError
 from distarray.typing import Buffer
 
+_NOTHING = np.empty(0, np.uint8)
 Views = AbstractContextManager[list[Buffer]]
 
 
@@ -287,6 +288,17 @@ class Communicator(Reducer):
         MismatchError
             On every rank, where they believe different things.
         """
+
+    def agree(self, token: int, what: object = "") -> None:
+        """Check that all ranks are about to do the same: a round of ``views`` without a block.
+
+        Raises
+        ------
+        MismatchError
+            On every rank, where they believe different things.
+        """
+        with self.views(_NOTHING, token, what):
+            pass
 
     @property
     @abstractmethod

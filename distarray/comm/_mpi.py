@@ -22,7 +22,7 @@ from distarray.comm._collectives import Counts
 from distarray.comm._communicator import Communicator
 from distarray.comm._datatypes import carrier, moving_type, reducing_type
 from distarray.comm._mpi_group import Base, Group, import_mpi
-from distarray.comm._mpi_objects import all_gather_bytes
+from distarray.comm._mpi_objects import all_gather_bytes, compare
 from distarray.comm._reducer import SMALL_BYTES
 from distarray.comm._reducing import divide, plain_ufunc
 from distarray.comm._requests import DONE, Pending, Request
@@ -81,7 +81,7 @@ class MPICommunicator(Communicator):
         if channel is not None and channel.is_complete:
             channel.barrier()
         else:
-            self._group.mpi.Barrier()
+            compare(self._group.mpi, _token("barrier"), "waiting at a barrier")
 
     def _all_gather(
         self, send: np.ndarray, recv: np.ndarray, counts: Counts, blocking: bool
@@ -238,6 +238,8 @@ class MPICommunicator(Communicator):
             ]
             if all(item[:1] == _FITS for item in told):
                 return [item[1:] for item in told]
+        else:
+            compare(self._group.mpi, _token("all_gather_object"), "all_gather_object")
         return all_gather_bytes(self._group.mpi, mine)
 
     def _broadcast_object(self, obj: Any, root: int) -> tuple[Any, int]:
@@ -258,6 +260,8 @@ class MPICommunicator(Communicator):
     ) -> contextlib.AbstractContextManager[list[np.ndarray | None]]:
         """Return a context that yields the blocks of the ranks on this node."""
         channel = self._group.attached()
+        if channel is None or not channel.is_complete:
+            compare(self._group.mpi, token, what)
         if channel is None:
             return self._own_view(block)
         return channel.views(block, token, what)
@@ -310,6 +314,9 @@ class MPICommunicator(Communicator):
 
     def background(self) -> MPICommunicator:
         """Return the duplicate that work in the background uses; the first call is collective."""
+        if not self._group.has_background:
+            # What makes it has no way to find out that another rank does something else.
+            self.agree(_token("background"), "the first work in the background")
         return MPICommunicator(self._group.background(), self.name)
 
     @property

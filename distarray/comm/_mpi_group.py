@@ -153,6 +153,11 @@ class Group:
         copy._own = self.base.create(self.ranks, _COPY)
         return copy
 
+    @property
+    def has_background(self) -> bool:
+        """Whether ``background`` has been called."""
+        return self._background is not None
+
     def background(self) -> Group:
         """Return the duplicate for work in the background; the first use is collective."""
         if self._background is None:

@@ -1,4 +1,4 @@
-"""Small Python objects over an mpi4py communicator."""
+"""Small Python objects over an mpi4py communicator, and whether all ranks do the same."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from distarray.comm._mismatch import mismatch
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -25,3 +27,22 @@ def all_gather_bytes(comm: MPI.Intracomm, mine: bytes) -> list[bytes]:
 def all_gather_object(comm: MPI.Intracomm, obj: Any) -> list[Any]:
     """Return every rank's object."""
     return [pickle.loads(item) for item in all_gather_bytes(comm, pickle.dumps(obj))]
+
+
+def compare(comm: MPI.Intracomm, token: int, what: object) -> None:
+    """Check that all ranks do the same: that they pass the same token, below 2**62.
+
+    A reduction of two numbers goes ahead of what the ranks then do, so that those that disagree
+    find out instead of taking each other's messages for what they are not.
+
+    Raises
+    ------
+    MismatchError
+        On every rank, if they do not; ``str(what)`` says what each was about to do.
+    """
+    from mpi4py import MPI
+
+    extremes = np.array([token, -token], np.int64)
+    comm.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
+    if extremes[0] != -extremes[1]:
+        raise mismatch(all_gather_object(comm, str(what)))

@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from distarray.comm import _memory
+from distarray.comm._mismatch import mismatch
 from distarray.comm._packing import copy_box
 from distarray.comm._slots import (
     BARRIER,
@@ -49,7 +50,7 @@ from distarray.comm._slots import (
     Slot,
     describe,
 )
-from distarray.errors import CommunicationError, MismatchError
+from distarray.errors import CommunicationError
 
 _SPINS = 200  # reads of a flag before the core is offered to others
 _SPINS_CROWDED = 10  # the same where the node has more ranks than this process has cores
@@ -201,11 +202,9 @@ class Channel:
         """Let every rank say what it was doing, and raise: all members, in the same round."""
         payload = str(what).encode()[:INLINE_BYTES]
         said = self.exchange(payload, MISMATCH)
-        doing = {r: bytes(text).decode(errors="replace") for r, text in enumerate(said) if text}
-        raise MismatchError(
-            "ranks are about to do different things together: "
-            + "; ".join(f"rank {rank}: {text}" for rank, text in doing.items())
-            + ". Every rank must make the same calls with the same layouts, shapes and dtypes"
+        raise mismatch(
+            [bytes(said[rank] or b"").decode(errors="replace") for rank in self.members],
+            self.members,
         )
 
     def _wait(self, words: memoryview, number: int) -> None:

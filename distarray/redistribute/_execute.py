@@ -289,6 +289,7 @@ class _AllReduce:
             reduce_into(out, [local], self._op)
             return out
         if not communicator.reaches_all:
+            communicator.agree(self._token, self)
             communicator.all_reduce(_contiguous(local), self._op, out=out)
             return out
         if local.nbytes <= INLINE_BYTES:

@@ -1,0 +1,43 @@
+"""The one error for ranks that are about to do different things together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from distarray.errors import MismatchError
+
+_SHOWN = 8  # ranks and answers that a message lists
+
+
+def mismatch(doing: Sequence[Any], ranks: Iterable[int] | None = None) -> MismatchError:
+    """Return the error to raise, alike on every rank.
+
+    Parameters
+    ----------
+    doing
+        What each rank is about to do.
+    ranks
+        Their numbers; default: 0, 1, ...
+    """
+    return MismatchError(
+        f"ranks are about to do different things together: {differing(doing, ranks)}. Every rank "
+        "must make the same calls, on the same mesh, with the same layouts, shapes and dtypes"
+    )
+
+
+def differing(said: Sequence[Any], ranks: Iterable[int] | None = None) -> str:
+    """Return each distinct answer with the ranks that gave it, for a message."""
+    groups: dict[str, list[int]] = {}
+    for rank, one in zip(range(len(said)) if ranks is None else ranks, said, strict=True):
+        groups.setdefault(str(one), []).append(rank)
+    parts = [f"{_ranks(found)}: {text}" for text, found in groups.items()]
+    more = [f"and {len(parts) - _SHOWN} others"] if len(parts) > _SHOWN else []
+    return "; ".join(parts[:_SHOWN] + more)
+
+
+def _ranks(found: list[int]) -> str:
+    if len(found) == 1:
+        return f"rank {found[0]}"
+    more = f" and {len(found) - _SHOWN} others" if len(found) > _SHOWN else ""
+    return f"ranks {', '.join(map(str, found[:_SHOWN]))}{more}"
