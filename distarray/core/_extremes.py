@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from distarray.core._base import BaseArray
+from distarray.core._dispatch import as_block
 from distarray.core._states import State, StateReduction, Step
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.layout import Layout
@@ -44,13 +45,13 @@ class Extreme(StateReduction):
         assert box is not None, "only processes of the mesh have items"
         if len(step.axes) == 1 and block.ndim > 1:
             axis = step.axes[0]
-            index = np.asarray(self.place(block, axis=axis, keepdims=True))
+            index = self.place(block, axis=axis, keepdims=True)
             return np.take_along_axis(block, index, axis), index + box[axis][0]
         flat = int(self.place(block))
         local = np.unravel_index(flat, block.shape) if block.ndim else ()
         place = tuple(start + int(i) for (start, _), i in zip(box, local, strict=True))
         first = np.ravel_multi_index(place, step.source.shape) if place else 0
-        value = np.asarray(block[local]).reshape(step.shape)
+        value = as_block(block[local]).reshape(step.shape)
         return value, np.full(step.shape, first, np.int64)
 
     def merge(self, states: Sequence[State], boxes: Sequence[Box], step: Step) -> State:

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from distarray.comm import _backend
 from distarray.typing import Buffer
 
 _NARROW = 256  # items of a row from which NumPy's own loop is as fast
@@ -33,7 +36,7 @@ def folded(block: Buffer, axes: tuple[int, ...]) -> tuple[Buffer, int, Buffer | 
         pay.
     """
     lead = len(axes)
-    if block.size < _SMALL or lead == block.ndim or axes[-1] != lead - 1:
+    if block.size < _SMALL or lead in (0, block.ndim) or axes[-1] != lead - 1:
         return None
     kept = 1
     for size in block.shape[lead:]:
@@ -50,10 +53,25 @@ def folded(block: Buffer, axes: tuple[int, ...]) -> tuple[Buffer, int, Buffer | 
     return wide, copies, rest if len(rest) else None
 
 
+_ON_DEVICE = {
+    np.add: "sum",
+    np.multiply: "prod",
+    np.minimum: "min",
+    np.maximum: "max",
+    np.logical_or: "any",
+    np.logical_and: "all",
+}
+"""CuPy's reductions, whose ufuncs reduce one axis at most."""
+
+
 def reduce_block(
     ufunc: Any, block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool
 ) -> Any:
     """Return `ufunc.reduce` of a block, folded where that is faster."""
+    if not _backend.is_numpy(block):
+        function = getattr(_backend.namespace_of(block), _ON_DEVICE[ufunc])
+        options = {"dtype": dtype} if ufunc in (np.add, np.multiply) else {}
+        return function(block, axis=axes, keepdims=keepdims, **options)
     if block.size < _SMALL:
         return ufunc.reduce(block, axes, dtype, None, keepdims)
     fold = folded(block, axes)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from distarray.comm import _backend
 from distarray.core._folding import folded
 from distarray.typing import Buffer, Shape
 
@@ -47,7 +48,7 @@ def merge(a: Moments, b: Moments) -> Moments:
 
 
 def _squared(x: Any) -> Any:
-    return (x.real * x.real + x.imag * x.imag) if np.iscomplexobj(x) else x * x
+    return x.real * x.real + x.imag * x.imag if x.dtype.kind == "c" else x * x
 
 
 def state_dtype(dtype: Any) -> Any:
@@ -73,6 +74,8 @@ def moments(block: Buffer, axes: tuple[int, ...]) -> Moments:
         Mean and m2 keep the reduced axes with size 1.
     """
     dtype = state_dtype(block.dtype)
+    if not _backend.is_numpy(block):
+        return _on_device(block, axes, dtype)
     count = int(np.prod([block.shape[axis] for axis in axes], dtype=np.int64))
     if len(axes) == block.ndim:
         flat = _flat(block)
@@ -101,6 +104,13 @@ def moments(block: Buffer, axes: tuple[int, ...]) -> Moments:
         found = _pairwise(tiles)
         mean[kept], m2[kept] = found.mean, found.m2
     return Moments(count, mean, m2)
+
+
+def _on_device(block: Buffer, axes: tuple[int, ...], dtype: Any) -> Moments:
+    """Return the moments of a CuPy block by whole-array functions: no cache to fit tiles into."""
+    mean = block.mean(axis=axes, dtype=dtype, keepdims=True)
+    squares = _squared(block.astype(dtype, copy=False) - mean)
+    return Moments(block.size // max(mean.size, 1), mean, squares.sum(axis=axes, keepdims=True))
 
 
 def _narrow(wide: Buffer, copies: int, rest: Buffer | None, kept_shape: Shape) -> Moments:

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import Communicator, _memory
+from distarray.comm import Communicator, _backend, _memory
+from distarray.comm._collectives import on_host
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move_all, remember
 from distarray.core._reduce import normalised_axes
@@ -115,7 +116,7 @@ class StateReduction(ABC):
         if not step.moves.still:
             (block,) = move_all(self.name, (block,), step.moves)
         if block.size and not step.moves.outside:
-            state = self.state(block, step)
+            state = tuple(on_host(part) for part in self.state(block, step))
         else:
             shape = step.output.local_shape() if step.moves.outside else step.shape
             state = tuple(np.zeros(shape, dtype) for dtype in self.state_dtypes(block.dtype))
@@ -124,7 +125,8 @@ class StateReduction(ABC):
             if step.filled:
                 state = self.merge([states[i] for i in step.filled], step.boxes, step)
         shape = step.output.local_shape()
-        return tuple(np.asarray(part).reshape(shape) for part in state), step
+        device = _backend.device_of(block)
+        return tuple(_backend.asarray(part, device).reshape(shape) for part in state), step
 
     def _step(self, x: BaseArray, axis: Any, keepdims: bool) -> Step:
         layout = x._layout
