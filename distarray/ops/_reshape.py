@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from distarray.comm import _backend
@@ -27,11 +28,13 @@ _programs: dict[Any, Program] = {}
 class Program:
     """How arrays of one layout become arrays of one shape on this process."""
 
-    __slots__ = ("inside", "moves", "output", "steps")
+    __slots__ = ("inside", "moves", "output", "steps", "varied")
 
     def __init__(self, layout: Layout, shape: Shape) -> None:
         found = route(layout, shape)
         self.moves = found.moves
+        self.varied = not found.moves and _merges_unalike(layout, shape)
+        """The blocks of some processes might be views where those of others must be copies."""
         self.output = found.reached
         self.inside = layout.mesh.coordinate is not None
         # In place, one relabelling does.
@@ -63,7 +66,7 @@ def reshape(
         Row-major or column-major order of the items.
     copy : bool, optional
         True: the result never shares memory with `x`. False: it must (an error where that takes a
-        copy or an exchange). Default: it shares where it can.
+        copy or an exchange). Default: it shares where it can on every process alike.
 
     Raises
     ------
@@ -94,6 +97,14 @@ def reshape(
             f"reshape of {x._layout} to {asked} with copy=False: items must move to other "
             "processes; leave copy out, or redistribute first"
         )
+    if program.varied:
+        if copy is False:
+            raise ArgumentError(
+                f"reshape of {x._layout} to {asked} with copy=False: some processes have fewer "
+                "than two items along an axis, so that blocks may not all share memory; leave copy "
+                "out"
+            )
+        copy = True
     block = program.run(x._local)
     if copy is not None and copy is _shares(x._local, block):
         if not copy:
@@ -103,6 +114,22 @@ def reshape(
             )
         block = copied(block)
     return x._new(block, program.output)
+
+
+def _merges_unalike(layout: Layout, shape: Shape) -> bool:
+    """Tell whether merging axes may take a copy of some blocks but not of others.
+
+    Axes merge in place where their strides fit, and along an axis with fewer than two items any
+    stride fits. Where that is so on some processes only, writing into the result would change `x`
+    there and nowhere else.
+    """
+    for group in dimmap.reshape(layout.shape, shape).groups:
+        if len(group.inputs) > 1:
+            for axis in group.inputs:
+                offsets = layout.partition(axis).offsets
+                if len({min(stop - start, 2) for start, stop in pairwise(offsets)}) > 1:
+                    return True
+    return False
 
 
 def _asked(shape: Any) -> tuple[int, ...]:

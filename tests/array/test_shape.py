@@ -102,7 +102,7 @@ def test_reshape_leaves_no_rank_with_much_more_than_its_share(data: st.DataObjec
         ((4, 3, 2), (Replicate(), Shard(0)), (6, 4), (Replicate(), Shard(0)), None),
         ((2, 6), (Shard(0), Shard(1)), (12,), (Shard(0), Shard(0)), None),
         ((12,), (Shard(0), Shard(0)), (2, 6), (Shard(0), Shard(1)), None),
-        ((3, 4, 5), (Shard(0), Shard(2)), (12, 5), (Shard(0), Shard(1)), {0: (0, 8, 12)}),
+        ((5, 4, 5), (Shard(0), Shard(2)), (20, 5), (Shard(0), Shard(1)), {0: (0, 12, 20)}),
     ],
 )
 def test_reshape_stays_in_place_where_blocks_stay_whole(
@@ -141,6 +141,31 @@ def test_reshape_that_fits_no_axis_moves_each_rank_its_own_part(
         y = reshape(x, after)
         agrees(y, whole.reshape(after))
         assert largest_block(y.layout) <= 1.5 * whole.size / 4
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("rows", [3, 7, 8])
+def test_writing_into_a_reshape_changes_all_of_the_array_or_nothing(rows: int) -> None:
+    whole = np.arange(5.0 * rows).reshape(rows, 5)
+
+    def program() -> None:
+        x = distribute_array(whole, init_device_mesh((4,)), [Shard(0)], src=None)
+        part = reshape(x[:, 1:3], -1)  # NumPy copies
+        part -= 100
+        agrees(x, whole)
+        flat = reshape(x, -1)
+        flat -= 100
+        agrees(x, whole - 100 if rows == 8 else whole)  # the last block is shorter, or empty
+
+    on_ranks(program)
+
+
+def test_reshape_without_copy_is_refused_alike_where_only_some_blocks_need_one() -> None:
+    def program() -> None:
+        x = distribute_array(np.ones((7, 5)), init_device_mesh((4,)), [Shard(0)], src=None)
+        with pytest.raises(ArgumentError, match="copy=False"):
+            reshape(x[:, 1:3], -1, copy=False)
 
     on_ranks(program)
 
