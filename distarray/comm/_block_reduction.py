@@ -23,12 +23,9 @@ import numpy as np
 
 from distarray.comm import _backend, _threads
 from distarray.comm._jit import kernels
-from distarray.comm._strided import Axis, joint_axes, offsets
+from distarray.comm._strided import STREAMING_BYTES, Axis, joint_axes, offsets
 from distarray.errors import ArgumentError
 from distarray.typing import Buffer, Shape
-
-STREAMING_BYTES: Final = 16 * 1024 * 1024
-"""Destinations of at least this size are written past the caches."""
 
 PIECE_BYTES: Final = 256 * 1024
 """NumPy reduces pieces of this size, so that the partial results stay in the cache."""

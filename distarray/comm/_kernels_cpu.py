@@ -105,6 +105,16 @@ def _stream_rows(
 stream_rows = Kernel(_stream_rows, f"void({', '.join(['int64'] * 12)})", _intrinsics)
 
 
+def _stream_fill(dst: int, line: int, nbytes: int) -> None:
+    """Write the line at ``line`` again and again, past the caches; ``dst`` is aligned to a line."""
+    for i in range(0, nbytes, 64):
+        move(dst + i, line, 64, 1)
+    fence()
+
+
+stream_fill = Kernel(_stream_fill, "void(int64, int64, int64)", _intrinsics)
+
+
 def _copy_short(
     dst: int, src: int, run: int,
     n0: int, d0: int, s0: int,

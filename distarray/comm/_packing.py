@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.comm import _backend, _memory, _threads
-from distarray.comm._block_reduction import STREAMING_BYTES, accumulate, reduce_into
-from distarray.comm._strided import copy_by_kernel
+from distarray.comm._block_reduction import accumulate, reduce_into
+from distarray.comm._strided import STREAMING_BYTES, copy_by_kernel, fill
 from distarray.errors import ShapeError
 from distarray.typing import Box, Buffer, Shape
 
@@ -61,11 +61,6 @@ def _plain(dst: Buffer, src: Buffer) -> bool:
         and dst.shape == src.shape
         and not dst.dtype.hasobject
     )
-
-
-def fill(dst: Buffer, value: Any) -> None:
-    """Set every element of ``dst`` to a scalar."""
-    dst[...] = value
 
 
 def pack(src: Buffer, boxes: Sequence[Box], out: Buffer) -> Buffer:

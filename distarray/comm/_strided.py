@@ -1,26 +1,31 @@
-"""How arrays lie in memory together, and which kernel copies between them.
+"""How arrays lie in memory together, and which kernel copies between them or fills one.
 
 When a kernel serves, and what it gains over NumPy, measured with float64 on one core of a server
 processor (2 MB of level-2 cache a core; the speed of one core in memory is what limits):
 
-=========================================  =======================================
-rows of at least 512 bytes, 16 MB or more  past the caches, 4 rows at a time: 1.6 to 1.9
-   the same below 16 MB                    NumPy: what stays in a cache is read again faster
-rows of 16 to 128 bytes                    two overlapping moves a row: 1.2 to 2
-transposed, items of 1 to 16 bytes         tiles in registers: 5 to 15
-any other strides, structured items        NumPy
-=========================================  =======================================
+=========================================  =========================================
+rows of at least 512 bytes, 16 MB or more  past the caches, 4 rows at a time: 1.3 to 1.9
+   the same below 16 MB                    NumPy: what stays in a cache is read again
+rows of 16 to 128 bytes                    two overlapping moves a row: 1.1 to 3
+transposed, items of 1 to 16 bytes         tiles in registers: 3 to 14
+filling, 16 MB or more                     past the caches: 2.2
+any other strides or sizes of item         NumPy
+=========================================  =========================================
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from distarray.comm import _threads
 from distarray.comm._jit import kernels
+
+STREAMING_BYTES: Final = 16 * 1024 * 1024
+"""Destinations of at least this size are written past the caches."""
 
 _LINE = 64
 _LONG_RUN = 512
@@ -62,6 +67,46 @@ def copy_by_kernel(dst: np.ndarray, src: np.ndarray, streaming: bool) -> bool:
     return _copy_transposed(kernels_cpu, d, s, axes, itemsize, streaming)
 
 
+def fill(dst: Any, value: Any) -> None:
+    """Set every element of a NumPy or CuPy array to a scalar, as an assignment would."""
+    if not (
+        dst.nbytes >= STREAMING_BYTES
+        and isinstance(dst, np.ndarray)
+        and dst.flags.c_contiguous
+        and _LINE % dst.itemsize == 0
+        and not dst.dtype.hasobject
+    ):
+        dst[...] = value
+        return
+    line = np.empty(_LINE // dst.itemsize, dst.dtype)
+    line[...] = value
+    flat = dst.reshape(-1)
+    address = _address(dst)
+    kernels_cpu = kernels("distarray.comm._kernels_cpu")
+    if kernels_cpu is None or address % dst.itemsize:
+        flat[...] = line[0]
+        return
+    head = -address % _LINE // dst.itemsize
+    whole = (flat.size - head) * dst.itemsize // _LINE * _LINE
+    flat[:head] = line[0]
+    flat[head + whole // dst.itemsize :] = line[0]
+    parts = _threads.wanted(whole)
+    cuts = [whole // _LINE * i // parts * _LINE for i in range(parts + 1)]
+    start, source = address + head * dst.itemsize, _address(line)
+
+    def part(cut: tuple[int, int]) -> None:
+        kernels_cpu.stream_fill(start + cut[0], source, cut[1] - cut[0])
+
+    if parts == 1:
+        part((0, whole))
+    else:
+        _threads.run(part, itertools.pairwise(cuts))
+
+
+def _address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
 def joint_axes(*arrays: np.ndarray) -> tuple[list[int], list[Axis]]:
     """Return the addresses of arrays of one shape, and the fewest axes that reach all elements.
 
@@ -69,7 +114,7 @@ def joint_axes(*arrays: np.ndarray) -> tuple[list[int], list[Axis]]:
     round in all, and axes that follow each other without a gap in every array become one. They
     are ordered by the first array's strides, largest first.
     """
-    addresses = [array.__array_interface__["data"][0] for array in arrays]
+    addresses = [_address(array) for array in arrays]
     axes = []
     for axis in zip(arrays[0].shape, *(array.strides for array in arrays), strict=True):
         n = axis[0]

@@ -153,3 +153,21 @@ def test_fill_sets_every_element_of_a_view() -> None:
     block = np.zeros((4, 6))
     fill(block[::2, 1:3], 7)
     assert block.sum() == 7 * 4
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", ["i1", "f2", "f4", "c16", "S3", "S32", "m8[s]", "f4,f4"])
+def test_fill_past_the_caches_sets_what_an_assignment_sets(
+    dtype: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_strided, "STREAMING_BYTES", 0)
+    monkeypatch.setattr(_threads, "_count", threads)
+    monkeypatch.setattr(_threads, "_BYTES_PER_THREAD", 256)
+    for size in (0, 1, 7, 63, 64, 65, 1000):
+        for start in (0, 1, 3):
+            whole = np.zeros(size + 10, dtype)
+            expected = whole.copy()
+            expected[start : start + size] = 5
+            fill(whole[start : start + size], 5)
+            np.testing.assert_array_equal(whole, expected)
+    _threads._forget_pool()
