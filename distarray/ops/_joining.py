@@ -21,7 +21,7 @@ from distarray.core._policy import permit
 from distarray.core._registry import register_function
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import Layout, dimmap
-from distarray.ops._blocks import empty_block
+from distarray.ops._blocks import copied, empty_block
 from distarray.ops._creation import checked_dtype, unreduced
 from distarray.ops._items import getitem
 from distarray.ops._relabel import carry
@@ -322,7 +322,7 @@ def repeat(x: Any, /, repeats: Any, axis: int | None = None) -> Any:
 
 
 def tile(x: Any, /, reps: int | Sequence[int]) -> Any:
-    """Return the array put side by side with itself along its axes.
+    """Return the array put side by side with itself along its axes, in memory of its own.
 
     Parameters
     ----------
@@ -348,6 +348,8 @@ def tile(x: Any, /, reps: int | Sequence[int]) -> Any:
     if len(times) > x.ndim:
         x = expand_dims(x, tuple(range(len(times) - x.ndim)))
     times = (1,) * (x.ndim - len(times)) + times
+    if all(n == 1 for n in times):
+        return x._new(copied(x._local), x._layout)
     for axis, n in enumerate(times):
         if n == 0:
             x = getitem(x, (*(slice(None),) * axis, slice(0)))

@@ -160,3 +160,17 @@ def test_bad_argument_raises_on_every_rank_and_sends_nothing(call: Any, error: A
         agrees(x, whole)
 
     on_ranks(program)
+
+
+@pytest.mark.parametrize("reps", [1, (1, 1), (1, 1, 1), ()])
+def test_tile_once_is_a_copy(reps: Any) -> None:
+    whole = np.arange(30.0).reshape(6, 5)
+
+    def program() -> None:
+        x = distribute_array(whole, init_device_mesh((4,)), [Shard(0)], src=None)
+        y = joining.tile(x, reps)
+        agrees(y, np.tile(whole, reps))
+        y[...] = 0
+        agrees(x, whole)
+
+    on_ranks(program)
