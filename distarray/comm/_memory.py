@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
+from distarray.comm._strided import fill
 from distarray.errors import OutOfMemoryError
 from distarray.typing import Buffer, Shape
 
@@ -284,7 +285,7 @@ def empty(shape: Shape, dtype: Any, device: str | None = None) -> Buffer:
 def full(shape: Shape, value: Any, dtype: Any, device: str | None = None) -> Buffer:
     """Return a C-contiguous block filled with ``value``."""
     block = empty(shape, dtype, device)
-    block[...] = value
+    fill(block, value)
     return block
 
 

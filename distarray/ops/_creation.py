@@ -10,6 +10,7 @@ import numpy as np
 
 from distarray.comm import _backend, _memory
 from distarray.comm._device_mesh import default_placements
+from distarray.comm._packing import fill
 from distarray.core._arguments import chosen_mesh
 from distarray.core._base import BaseArray, new_array
 from distarray.core._dtypes import checked_dtype
@@ -234,7 +235,7 @@ def _filled(layout: Layout, dtype: np.dtype[Any], value: Any) -> Any:
 
     def make(box: Box) -> Buffer:
         block = _memory.empty(box_shape(box), dtype, device_of(layout))
-        block[...] = item if _backend.is_numpy(block) else item.item()
+        fill(block, item if _backend.is_numpy(block) else item.item())
         return block
 
     return build(layout, dtype, make)

@@ -12,9 +12,10 @@ import numpy as np
 
 from distarray.comm import _memory
 from distarray.comm._world import world
+from distarray.core._dtypes import checked_dtype
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.layout import Placement
-from distarray.ops._creation import build, checked_dtype, checked_shape, target_layout
+from distarray.ops._creation import build, checked_shape, target_layout
 from distarray.random._blocks import fill_floats, fill_integers
 from distarray.random._seeding import checked_seed, key_of
 from distarray.typing import Box, Shape
