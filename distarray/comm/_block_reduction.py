@@ -177,7 +177,7 @@ def _by_kernel(
     ):
         return False
     kernels_reduce = kernels("distarray.comm._kernels_reduce")
-    if kernels_reduce is None:
+    if kernels_reduce is None or (kind == "f2" and not kernels_reduce.HALF):
         return False
     run = kernels_reduce.reducing(kind, way, int(streaming)).run
     table = np.array([addresses[1:], rows[2:]], np.int64).T.copy()

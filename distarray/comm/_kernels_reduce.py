@@ -10,9 +10,10 @@ same order, so that the results are equal to the last bit (but for which NaN of 
 from __future__ import annotations
 
 import functools
+import platform
 from typing import Any, Final
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -26,6 +27,11 @@ _UNROLL: Final = 4
 
 _FLOAT, _DOUBLE, _HALF = ir.FloatType(), ir.DoubleType(), ir.HalfType()
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
+
+HALF: Final = platform.machine() not in {"x86_64", "AMD64"} or binding.get_host_cpu_features().get(
+    "f16c", False
+)
+"""Whether the processor converts float16; where not, the code would call a library for it."""
 
 ITEMSIZE: Final = {"bf16": 2} | {
     f"{kind}{size}": size
