@@ -14,6 +14,7 @@ from distarray.redistribute._steps import (
     AllGatherStep,
     AllReduceStep,
     AllToAllStep,
+    DirectAllReduceStep,
     ExchangeStep,
     LocalStep,
     ReduceScatterStep,
@@ -153,7 +154,7 @@ def test_plan_takes_the_natural_steps(src, dst, expected):
 
 
 def test_small_reduction_takes_one_round_where_latency_wins():
-    assert kinds([P], [R], shape=(4, 4)) == [ExchangeStep]
+    assert kinds([P], [R], shape=(4, 4)) == [DirectAllReduceStep]
     mesh = AbstractMesh((4,))
     found = plan(Layout(mesh, [P], (4, 4)), Layout(mesh, [R], (4, 4)), "f8")
     assert "all-reduce first" in found.explain()
