@@ -26,7 +26,7 @@ def explain(plan: Plan, rank: int | None = None) -> str:
     others = [
         _comparison(plan, name, steps, rank)
         for name, steps in alternatives(plan.src, plan.dst, plan.dtype, plan.model)
-        if [(s.name, s.dst) for s in steps] != [(s.name, s.dst) for s in plan.steps]
+        if [(type(s), s.dst) for s in steps] != [(type(s), s.dst) for s in plan.steps]
     ]
     if others:
         columns = ("not taken", "time", "received", "sent", "why")
