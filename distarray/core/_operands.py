@@ -25,6 +25,22 @@ _SCALARS = (*PLAIN_SCALARS, np.generic, type(None))
 _R = Replicate()
 
 
+def checked(name: str, x: Any) -> Any:
+    """Return `x` if it is distributed.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is not.
+    """
+    if not isinstance(x, BaseArray):
+        raise ArgumentTypeError(
+            f"{name} got {type(x).__name__}; it takes a DistArray, which distarray.asarray(x) "
+            "makes of an array that every process has"
+        )
+    return x
+
+
 def plain(name: str, value: Any) -> Any:
     """Return `value` as an operand that every rank has: a number, or a NumPy or CuPy array.
 

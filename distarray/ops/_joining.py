@@ -16,7 +16,7 @@ from distarray.comm import _backend
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move
 from distarray.core._dtypes import keeps_sums
-from distarray.core._operands import lifted_layouts, plain
+from distarray.core._operands import checked, lifted_layouts, plain
 from distarray.core._policy import permit
 from distarray.core._registry import register_function
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -27,7 +27,7 @@ from distarray.ops._items import getitem
 from distarray.ops._relabel import carry
 from distarray.ops._reshape import reshape
 from distarray.ops._selection import select
-from distarray.ops._shape import checked, expand_dims
+from distarray.ops._shape import expand_dims
 from distarray.redistribute import estimate
 from distarray.redistribute._execute import redistribute_local
 from distarray.typing import Axes, Buffer, Shape
@@ -63,7 +63,9 @@ def concat(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: Any = None)
     ArgumentTypeError
         If none of them is distributed.
     """
-    given = [x if isinstance(x, BaseArray) else plain("concat", x) for x in arrays]
+    given = [
+        x if isinstance(x, BaseArray) else plain("concat", x) for x in _listed("concat", arrays)
+    ]
     if not given:
         raise ShapeError("concat got no arrays; pass at least one")
     first = checked("concat", next((x for x in given if isinstance(x, BaseArray)), given[0]))
@@ -100,6 +102,15 @@ def concat(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: Any = None)
         out[(*(slice(None),) * along, slice(start, stop))] = block
         start = stop
     return first._new(out, output)
+
+
+def _listed(name: str, arrays: Any) -> list[Any]:
+    try:
+        return list(arrays)
+    except TypeError:
+        raise ArgumentTypeError(
+            f"{name} got {type(arrays).__name__}; pass a sequence of arrays"
+        ) from None
 
 
 def cheapest(layouts: Sequence[Layout], axis: int, shape: Shape) -> tuple[Layout, list[Layout]]:
@@ -177,7 +188,7 @@ def stack(arrays: Sequence[Any], /, axis: int = 0) -> Any:
     AxisError
         If the result has no such axis.
     """
-    given = [x if isinstance(x, BaseArray) else np.asarray(x) for x in arrays]
+    given = [x if isinstance(x, BaseArray) else np.asarray(x) for x in _listed("stack", arrays)]
     shapes = [tuple(x.shape) for x in given]
     if len(set(shapes)) != 1:
         raise ShapeError(f"stack got shapes {tuple(shapes)}; pass arrays of one shape")
@@ -231,20 +242,16 @@ def roll(x: Any, /, shift: int | Sequence[int], axis: Axes = None) -> Any:
             f"roll got shift={shift!r}; pass an integer, or one for each axis"
         ) from None
     if axis is None:
-        shift = sum(several)
-        return reshape(roll(reshape(x, (-1,)), shift, 0), x.shape)
-    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
-    shifts = shift if isinstance(shift, (tuple, list)) else (shift,) * len(axes)
-    if len(shifts) == len(axes):
-        pass
-    elif len(axes) == 1:
-        axes = (axes[0],) * len(shifts)
-    else:
+        return reshape(roll(reshape(x, (-1,)), sum(several), 0), x.shape)
+    axes = list(axis) if isinstance(axis, (tuple, list, np.ndarray)) else [axis]
+    shifts = several * len(axes) if len(several) == 1 else several
+    axes = axes * len(shifts) if len(axes) == 1 else axes
+    if len(shifts) != len(axes):
         raise ArgumentError(
             f"roll got {len(shifts)} shifts for {len(axes)} axes; pass as many, or one"
         )
     for by, one in zip(shifts, axes, strict=True):
-        x = _rolled(x, operator.index(by), dimmap.checked_axes(one, x.ndim)[0])
+        x = _rolled(x, by, dimmap.checked_axes(one, x.ndim)[0])
     return x
 
 
@@ -338,8 +345,8 @@ def tile(x: Any, /, reps: int | Sequence[int]) -> Any:
         If a number is negative.
     """
     checked("tile", x)
-    listed = (reps,) if hasattr(reps, "__index__") else tuple(reps)
     try:
+        listed = (reps,) if hasattr(reps, "__index__") else tuple(reps)
         times = tuple(operator.index(n) for n in listed)
     except TypeError:
         raise ArgumentTypeError(f"tile got {reps!r}; pass integers") from None

@@ -14,6 +14,7 @@ from typing import Any
 
 from distarray.comm import _backend
 from distarray.core._dispatch import remember
+from distarray.core._operands import checked
 from distarray.core._policy import permit, permit_exchange
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, dimmap
@@ -81,6 +82,7 @@ def reshape(
     divided at block boundaries; `Partial` stays as it is. Otherwise the axes concerned take one
     exchange, in which each process receives its part of the flat order.
     """
+    checked("reshape", x)
     if order not in ("C", "F"):
         raise ArgumentError(f'reshape got order={order!r}; it takes "C" and "F"')
     if order == "F":

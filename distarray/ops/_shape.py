@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from distarray.core._base import BaseArray
 from distarray.core._dispatch import move, remember
+from distarray.core._operands import checked
 from distarray.core._registry import register_function
 from distarray.errors import ArgumentTypeError, AxisError, ShapeError
 from distarray.layout import DimMap, Layout, Replicate, dimmap, propagate
@@ -40,22 +40,6 @@ class _Resolved:
 
 
 _resolved: dict[Any, _Resolved] = {}
-
-
-def checked(name: str, x: Any) -> Any:
-    """Return `x` if it is distributed.
-
-    Raises
-    ------
-    ArgumentTypeError
-        If it is not.
-    """
-    if not isinstance(x, BaseArray):
-        raise ArgumentTypeError(
-            f"{name} got {type(x).__name__}; it takes a DistArray, which distarray.asarray(x) "
-            "makes of an array that every process has"
-        )
-    return x
 
 
 def rename(
@@ -314,12 +298,17 @@ def _triangle(name: str, x: Any, k: int, lower: bool) -> Any:
     layout = checked(name, x)._layout
     if layout.ndim < 2:
         raise AxisError(f"{name} got an array of shape {layout.shape}; it needs at least two axes")
+    rows, columns = layout.shape[-2:]
+    try:
+        diagonal = min(max(operator.index(k), -rows), columns)
+    except TypeError:
+        raise ArgumentTypeError(f"{name} got k={k!r}; a diagonal is an integer") from None
     whole = whole_reduced(layout)
     block = move(name, x._local, layout, whole)
     box = whole.local_box()
     if box is None:
         return x._new(empty_block(whole, block.dtype), whole)
-    shift = operator.index(k) + box[-2][0] - box[-1][0]
+    shift = diagonal + box[-2][0] - box[-1][0]
     local = np.tril(block, shift) if lower else np.triu(block, shift)
     return x._new(local if local is not block else copied(block), whole)
 

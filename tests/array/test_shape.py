@@ -365,6 +365,8 @@ def test_numpys_functions_reach_ours() -> None:
         (lambda x: shaping.flip(x, axis=2), AxisError),
         (lambda x: shaping.matrix_transpose(x[0]), AxisError),
         (lambda x: shaping.transpose(np.zeros(3)), ArgumentTypeError),
+        (lambda x: reshape(np.zeros(3), 3), ArgumentTypeError),
+        (lambda x: shaping.tril(x, k=1.5), ArgumentTypeError),
     ],
 )
 def test_bad_argument_raises_on_every_rank_and_sends_nothing(call: Any, error: Any) -> None:

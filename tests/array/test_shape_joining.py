@@ -146,7 +146,10 @@ def test_process_outside_the_mesh_takes_part_with_empty_blocks() -> None:
         (lambda x: joining.repeat(x, [1, 2], axis=0), ArgumentError),
         (lambda x: joining.repeat(x, 1.5, axis=0), ArgumentError),
         (lambda x: joining.tile(x, -1), ArgumentError),
-        (lambda x: joining.tile(x, 1.5), (ArgumentTypeError, TypeError)),
+        (lambda x: joining.tile(x, 1.5), ArgumentTypeError),
+        (lambda x: joining.concat(5), ArgumentTypeError),
+        (lambda x: joining.stack(5), ArgumentTypeError),
+        (lambda x: joining.roll(x, 1.5), ArgumentTypeError),
         (lambda x: joining.unstack(x, axis=3), AxisError),
     ],
 )
@@ -172,5 +175,18 @@ def test_tile_once_is_a_copy(reps: Any) -> None:
         agrees(y, np.tile(whole, reps))
         y[...] = 0
         agrees(x, whole)
+
+    on_ranks(program)
+
+
+def test_roll_takes_arrays_of_shifts_and_axes() -> None:
+    whole = np.arange(30.0).reshape(6, 5)
+
+    def program() -> None:
+        x = distribute_array(whole, init_device_mesh((4,)), [Shard(0)], src=None)
+        by = np.array([1, 7])
+        agrees(joining.roll(x, by, axis=(0, 1)), np.roll(whole, by, axis=(0, 1)))
+        agrees(joining.roll(x, by, axis=0), np.roll(whole, by, axis=0))
+        agrees(joining.roll(x, 2, axis=np.array([0, 1])), np.roll(whole, 2, axis=(0, 1)))
 
     on_ranks(program)
