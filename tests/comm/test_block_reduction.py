@@ -20,8 +20,8 @@ OPS = {
     "c": ("sum", "avg", "min", "max"),
 }
 OPS["u"] = OPS["i"]
-DTYPES = ["?", "f2", "f4", "f8", "c8", "c16", ">f8", "bf16"]
-DTYPES += [f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)]
+DTYPES = ["?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "c8", "c16", ">f8", "bf16"]
+STREAMED = ["?", "f8", "bf16"]  # each is one more kernel to compile
 UFUNCS = {
     "sum": np.add,
     "avg": np.add,
@@ -111,7 +111,7 @@ def assert_same(got: np.ndarray, expected: np.ndarray) -> None:
 def test_reduction_equals_numpy_operations_for_any_strides(
     streaming: bool, data: st.DataObject
 ) -> None:
-    name = data.draw(st.sampled_from(DTYPES))
+    name = data.draw(st.sampled_from(STREAMED if streaming else DTYPES))
     bfloat16 = name == "bf16"
     dtype = np.dtype("u2" if bfloat16 else name)
     op = data.draw(st.sampled_from(ops_of(dtype, bfloat16)))
@@ -148,7 +148,7 @@ def test_kernel_and_numpy_give_the_same_bits(name: str, count: int) -> None:
         shape, result = sources[0].shape, result_dtype(dtype, op, bfloat16)
         by_numpy, by_kernel = np.zeros(shape, result), np.zeros(shape, result)
         _block_reduction._by_numpy(by_numpy, sources, op, bfloat16)
-        if _block_reduction._by_kernel(by_kernel, sources, op, bfloat16, count % 2 == 0):
+        if _block_reduction._by_kernel(by_kernel, sources, op, bfloat16, name in STREAMED):
             served.append(op)
             if bfloat16:
                 by_kernel, by_numpy = from_bfloat16(by_kernel), from_bfloat16(by_numpy)
