@@ -26,7 +26,12 @@ ADDITIVE: tuple[Rule, ...] = tuple((p, p, p) for p in _SUMS)
 """Sums of sums. A replicated addend is none: added on every rank it would count many times."""
 
 BILINEAR: tuple[Rule, ...] = tuple(rule for p in _SUMS for rule in ((p, p, _R), (p, _R, p)))
-"""Products with a factor that every rank of the mesh axis has."""
+"""Products with a factor that every rank of the mesh axis has.
+
+Where such a factor is infinite, the parts of a sum may give NaN (0 times infinity, or infinities
+of both signs) where the product of the sum is infinite. Plain values are looked at for that, and
+the sum is reduced first; a distributed factor is not, as its items differ along other mesh axes.
+"""
 
 DIVIDING: tuple[Rule, ...] = tuple((p, p, _R) for p in _SUMS)
 """Linear in the first operand alone."""
