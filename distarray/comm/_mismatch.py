@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from distarray.errors import MismatchError
 
 _SHOWN = 8  # ranks and answers that a message lists
+
+
+def token(*doing: object) -> int:
+    """Return a number below 2**62 that names what a rank is doing, alike in every process.
+
+    Parameters
+    ----------
+    *doing
+        Objects whose ``repr`` is the same in every process.
+    """
+    digest = hashlib.blake2b(repr(doing).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 2
+
+
+class Purpose(NamedTuple):
+    """What an exchange is for, where its layouts do not tell it: ranks must agree on that, too."""
+
+    token: int
+    text: str
+
+    @classmethod
+    def of(cls, text: str) -> Purpose:
+        """Return the purpose that a text names."""
+        return cls(token("purpose", text), text)
 
 
 def mismatch(doing: Sequence[Any], ranks: Iterable[int] | None = None) -> MismatchError:

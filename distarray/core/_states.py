@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from distarray.comm import Communicator, _backend, _memory
 from distarray.comm._collectives import on_host
+from distarray.comm._log import record, unrecorded
+from distarray.comm._mismatch import token
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move_all, remember
 from distarray.core._reduce import normalised_axes
@@ -30,9 +33,25 @@ State = tuple[Buffer, ...]
 class Step:
     """What one rank needs to know of one reduction."""
 
-    __slots__ = ("axes", "boxes", "communicator", "filled", "moves", "output", "shape", "source")
+    __slots__ = (
+        "axes",
+        "boxes",
+        "communicator",
+        "filled",
+        "moves",
+        "name",
+        "output",
+        "shape",
+        "source",
+        "token",
+    )
 
-    def __init__(self, found: Resolution, source: Layout, axes: tuple[int, ...]) -> None:
+    def __init__(
+        self, name: str, found: Resolution, source: Layout, axes: tuple[int, ...], dtype: Any
+    ) -> None:
+        self.name = name
+        self.token = token(name, source.fingerprint, axes, dtype.str)
+        """What the ranks must agree on."""
         partial = found.output.partial_axes
         mesh: Any = source.mesh
         self.moves = found
@@ -54,6 +73,9 @@ class Step:
         """Positions in the communicator of ranks with items."""
         self.boxes = [boxes[i] for i in self.filled]
         """What they hold."""
+
+    def __str__(self) -> str:
+        return f"{self.name} over axes {self.axes} of {self.source}"
 
 
 def _boxes_along(layout: Layout, mesh_axes: Sequence[int]) -> list[Box]:
@@ -121,7 +143,7 @@ class StateReduction(ABC):
             shape = step.output.local_shape() if step.moves.outside else step.shape
             state = tuple(np.zeros(shape, dtype) for dtype in self.state_dtypes(block.dtype))
         if step.communicator is not None:
-            states = _exchanged(step.communicator, state)
+            states = _exchanged(step.communicator, state, step)
             if step.filled:
                 state = self.merge([states[i] for i in step.filled], step.boxes, step)
         shape = step.output.local_shape()
@@ -135,7 +157,7 @@ class StateReduction(ABC):
         # "sum" stands for any combination here: it marks the mesh axes that states cross.
         found = resolve(reduction(layout.ndim, axes, keepdims, "sum"), (layout,))
         source = found.moves[0][1] if found.moves[0] else layout
-        return Step(found, source, axes)
+        return Step(self.name, found, source, axes, x.dtype)
 
 
 def _volume(box: Box) -> int:
@@ -145,11 +167,20 @@ def _volume(box: Box) -> int:
     return volume
 
 
-def _exchanged(comm: Communicator, state: State) -> list[State]:
-    """Return the states of all ranks of a communicator."""
+def _exchanged(comm: Communicator, state: State, step: Step) -> list[State]:
+    """Return the states of all ranks of a communicator, once they agree on what these are of."""
+    started = perf_counter()
     mine = np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in state])
     everyone = _memory.empty((comm.size, mine.size), np.uint8)
-    comm.all_gather(mine, everyone.reshape(-1))
+    with unrecorded():
+        with comm.views(mine, step.token, step) as views:
+            far = any(view is None for view in views)
+            for row, view in zip(everyone, views, strict=True):
+                if view is not None:
+                    row[...] = view
+        if far:
+            comm.all_gather(mine, everyone.reshape(-1))
+    record("all_gather", comm.name, everyone.nbytes - mine.nbytes, perf_counter() - started)
     states = []
     for row in everyone:
         parts, start = [], 0

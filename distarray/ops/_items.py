@@ -63,7 +63,7 @@ def _moved(block: Buffer, found: Selection) -> Buffer:
         return empty_block(found.output, block.dtype)
     block = block[found.key]
     if found.taken:
-        block = redistribute_local(block, found.kept, found.cut)
+        block = redistribute_local(block, found.kept, found.cut, purpose=found.purpose)
         block = block[tuple([0 if a in found.taken else slice(None) for a in range(block.ndim)])]
         block = np.asarray(block) if isinstance(block, np.generic) else block
     if found.flipped:

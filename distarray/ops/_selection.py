@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from distarray.comm._mismatch import Purpose
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import remember
 from distarray.errors import IndexingError
@@ -44,7 +45,18 @@ _selections: dict[Any, Selection] = {}
 class Selection:
     """The outcome of applying one basic index to arrays of one layout on this process."""
 
-    __slots__ = ("_values", "cut", "flipped", "kept", "key", "output", "shape", "still", "taken")
+    __slots__ = (
+        "_values",
+        "cut",
+        "flipped",
+        "kept",
+        "key",
+        "output",
+        "purpose",
+        "shape",
+        "still",
+        "taken",
+    )
 
     def __init__(self, layout: Layout, key: Any) -> None:
         items = expand(key, layout.shape)
@@ -65,6 +77,8 @@ class Selection:
         self.shape = self.output.shape
         self.still = not self.taken and not self.flipped
         """The view itself is the result."""
+        self.purpose = Purpose.of(f"x[{', '.join(map(_told, items))}]")
+        """What ranks must agree on: other items of one block leave layouts that are the same."""
         self._values: dict[Shape, Layout] = {}
 
     def _keep(self, layout: Layout, items: Sequence[Item], box: Any) -> None:
@@ -142,6 +156,13 @@ def select(layout: Layout, key: Any) -> Selection:
         found = Selection(layout, key)
         remember(_selections, signature, found)
     return found
+
+
+def _told(item: Item) -> str:
+    if isinstance(item, Steps):
+        stop = item.start + item.number * item.step
+        return f"{item.start}:{stop}" + ("" if item.step == 1 else f":{item.step}")
+    return str(item)
 
 
 def _atom(key: Any) -> Any:

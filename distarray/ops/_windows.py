@@ -7,7 +7,6 @@ mirror image. Both are pairs of windows: what a peer's block is read through, an
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from math import prod
 from time import perf_counter
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 from distarray.comm import _memory
 from distarray.comm._log import record, recording, unrecorded
+from distarray.comm._mismatch import token
 from distarray.comm._packing import copy_box
 from distarray.layout import Layout
 from distarray.layout._box import intersect, shape, shift, slices
@@ -79,7 +79,7 @@ def run(exchange: Exchange, block: Buffer, out: Buffer) -> Buffer:
 
 def _carry(exchange: Exchange, block: Buffer, out: Buffer) -> None:
     communicator = exchange.communicator
-    with communicator.views(block, _token(exchange.what), exchange.what) as blocks:
+    with communicator.views(block, token(exchange.what), exchange.what) as blocks:
         far = {peer for peer, view in enumerate(blocks) if view is None}
         if far:
             _through_the_wire(exchange, far, block, out)
@@ -122,11 +122,6 @@ def _parts(
     for peer, view in views:
         yield buffer[at[peer] : at[peer] + view.size].reshape(view.shape), view
         at[peer] += view.size
-
-
-def _token(what: str) -> int:
-    """Return a number that names the exchange alike on every process."""
-    return int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest(), "little") >> 2
 
 
 # --- stretches of the flat order as boxes --------------------------------------------------------

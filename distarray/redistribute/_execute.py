@@ -13,7 +13,6 @@ which ``max_bytes`` bounds by exchanging in rounds.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,6 +25,7 @@ from distarray.comm import _memory
 from distarray.comm._communicator import Communicator
 from distarray.comm._device_mesh import DeviceMesh
 from distarray.comm._log import record, recording, unrecorded
+from distarray.comm._mismatch import Purpose, token
 from distarray.comm._packing import copy_box, fill, reduce_into
 from distarray.comm._slots import INLINE_BYTES
 from distarray.layout import Layout
@@ -38,7 +38,8 @@ from distarray.redistribute._steps import AllReduceStep, ExchangeStep, LocalStep
 from distarray.redistribute._wire import Wire, region
 from distarray.typing import Buffer, Shape
 
-BoundStep = Callable[[Buffer], Buffer]
+BoundStep = Callable[..., Buffer]
+"""Function of a block and, optionally, the purpose."""
 
 _PROGRAMS_KEPT = 4096
 _programs: dict[tuple[Layout, Layout, np.dtype[Any], int | None, bool], tuple[BoundStep, ...]] = {}
@@ -46,7 +47,12 @@ _programs_lock = threading.Lock()
 
 
 def redistribute_local(
-    local: Buffer, src: Layout, dst: Layout, *, max_bytes: int | None = None
+    local: Buffer,
+    src: Layout,
+    dst: Layout,
+    *,
+    max_bytes: int | None = None,
+    purpose: Purpose | None = None,
 ) -> Buffer:
     """Return this rank's block of ``dst``, given its block of ``src``.
 
@@ -61,16 +67,18 @@ def redistribute_local(
         Layouts over device meshes, of one global shape.
     max_bytes
         Bound on the packed bytes that a rank sends and receives at a time.
+    purpose
+        What else the ranks must agree on.
 
     Raises
     ------
     MismatchError
-        The ranks ask for different redistributions.
+        The ranks ask for different redistributions, or for different purposes.
     """
     if src is dst:
         return local
     for step in bound_steps(src, dst, local.dtype, max_bytes):
-        local = step(local)
+        local = step(local, purpose)
     return local
 
 
@@ -138,11 +146,28 @@ def _mesh_behind(layout: Layout, src: Layout, dst: Layout) -> DeviceMesh:
     return mesh
 
 
-def _token(step: Step) -> int:
-    """Return a number that names a step alike on every rank, and fits a signed word."""
-    parts = (step.name, step.src.fingerprint, step.dst.fingerprint, step.dtype.str)
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 2
+def _token(step: ExchangeStep | AllReduceStep) -> int:
+    """Return a number that names a step alike on every rank."""
+    rounds = step.rounds if isinstance(step, ExchangeStep) else 1
+    return token(step.name, step.src.fingerprint, step.dst.fingerprint, step.dtype.str, rounds)
+
+
+class _Doing:
+    """What a rank is doing, told only where ranks disagree."""
+
+    __slots__ = ("_purpose", "_step")
+
+    def __init__(self, purpose: Purpose, step: BoundStep) -> None:
+        self._purpose = purpose
+        self._step = step
+
+    def __str__(self) -> str:
+        return f"{self._purpose.text}: {self._step}"
+
+
+def _agreed(number: int, step: BoundStep, purpose: Purpose | None) -> tuple[int, object]:
+    """Return the token of a step for a purpose, and what says it."""
+    return (number, step) if purpose is None else (number ^ purpose.token, _Doing(purpose, step))
 
 
 def _recorded(
@@ -150,13 +175,14 @@ def _recorded(
     communicator: Communicator | None,
     run: BoundStep,
     local: Buffer,
+    purpose: Purpose | None,
 ) -> Buffer:
     """Run a step and record it as one communication, whatever transport carries it."""
     if communicator is None:
-        return run(local)
+        return run(local, purpose)
     started = perf_counter()
     with unrecorded():
-        result = run(local)
+        result = run(local, purpose)
     nbytes = step.bytes_received(communicator.ranks[communicator.rank])
     record(step.name.replace("-", "_"), communicator.name, nbytes, perf_counter() - started)
     return result
@@ -174,7 +200,7 @@ class _Local:
         self._source = None if source is None else region(source)
         self._target = () if target is None else region(target)
 
-    def __call__(self, local: Buffer) -> Buffer:
+    def __call__(self, local: Buffer, _: Purpose | None = None) -> Buffer:
         dtype = local.dtype
         out = _memory.empty(self._shape, dtype)
         if self._op is not None:
@@ -224,20 +250,23 @@ class _Exchange:
         self._wire: Wire | None = None
 
     def __str__(self) -> str:
-        return f"{self._step.name} of {self._step.dtype}: {self._step.src} -> {self._step.dst}"
+        step = self._step
+        rounds = f" in {step.rounds} rounds" if step.rounds > 1 else ""
+        return f"{step.name} of {step.dtype}: {step.src} -> {step.dst}{rounds}"
 
-    def __call__(self, local: Buffer) -> Buffer:
+    def __call__(self, local: Buffer, purpose: Purpose | None = None) -> Buffer:
         if recording():
-            return _recorded(self._step, self._communicator, self._run, local)
-        return self._run(local)
+            return _recorded(self._step, self._communicator, self._run, local, purpose)
+        return self._run(local, purpose)
 
-    def _run(self, local: Buffer) -> Buffer:
+    def _run(self, local: Buffer, purpose: Purpose | None) -> Buffer:
         out = _memory.empty(self._shape, self._dtype)
         communicator = self._communicator
         if communicator is None:
             self._take([local], out)
             return out
-        with communicator.views(local, self._token, self) as views:
+        number, what = _agreed(self._token, self, purpose)
+        with communicator.views(local, number, what) as views:
             if any(view is None for view in views):
                 if self._wire is None:
                     reached = [view is not None for view in views]
@@ -277,33 +306,34 @@ class _AllReduce:
     def __str__(self) -> str:
         return f"{self._step.name} of {self._step.dtype}: {self._step.src} -> {self._step.dst}"
 
-    def __call__(self, local: Buffer) -> Buffer:
+    def __call__(self, local: Buffer, purpose: Purpose | None = None) -> Buffer:
         if recording():
-            return _recorded(self._step, self._communicator, self._run, local)
-        return self._run(local)
+            return _recorded(self._step, self._communicator, self._run, local, purpose)
+        return self._run(local, purpose)
 
-    def _run(self, local: Buffer) -> Buffer:
+    def _run(self, local: Buffer, purpose: Purpose | None) -> Buffer:
         communicator = self._communicator
         out = _memory.empty(local.shape, self._dtype)
         if communicator is None:
             reduce_into(out, [local], self._op)
             return out
+        number, what = _agreed(self._token, self, purpose)
         if not communicator.reaches_all:
-            communicator.agree(self._token, self)
+            communicator.agree(number, what)
             communicator.all_reduce(_contiguous(local), self._op, out=out)
             return out
         if local.nbytes <= INLINE_BYTES:
-            with communicator.views(local, self._token, self) as views:
+            with communicator.views(local, number, what) as views:
                 reduce_into(out, views, self._op)
             return out
         source = _contiguous(local).reshape(-1)
         target = out.reshape(-1)
         parts = chunk(source.size, (communicator.size,))
-        with communicator.views(source, self._token, self) as views:
+        with communicator.views(source, number, what) as views:
             start, stop = parts.bounds(communicator.rank)
             pieces = [view[start:stop] for view in views]
             reduce_into(target[start:stop], pieces, self._op, total=out.nbytes)
-        with communicator.views(target, self._token + 1, self) as views:
+        with communicator.views(target, number + 1, what) as views:
             for peer, view in enumerate(views):
                 if peer != communicator.rank:
                     start, stop = parts.bounds(peer)
