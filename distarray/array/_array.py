@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distarray.array import _convert
@@ -16,7 +16,7 @@ from distarray.array._scalars import Scalars
 from distarray.core._base import set_array_class
 from distarray.errors import ArgumentTypeError
 from distarray.layout import Layout, Placement
-from distarray.typing import Buffer
+from distarray.typing import AxisName, Buffer
 
 
 class DistArray(Operators, Products, Indexing, Methods, Scalars, Printing, Protocols):
@@ -92,6 +92,8 @@ class DistArray(Operators, Products, Indexing, Methods, Scalars, Printing, Proto
         placements: Sequence[Placement] | None = None,
         *,
         mesh: Any = None,
+        shard_order: Sequence[AxisName] | None = None,
+        boundaries: Mapping[int, Sequence[int]] | None = None,
         async_op: bool = False,
         max_bytes: int | None = None,
     ) -> Any:
@@ -103,6 +105,10 @@ class DistArray(Operators, Products, Indexing, Methods, Scalars, Printing, Proto
             One per axis of the mesh; default: this array's own, on another mesh the default ones.
         mesh : DeviceMesh, optional
             Default: this array's mesh. Processes of both meshes take part.
+        shard_order : sequence of mesh axes, optional
+            Which cuts first where several mesh axes shard one array axis; default: mesh order.
+        boundaries : mapping of array axis to sequence of int, optional
+            Offsets of the blocks along that axis, from 0 to its length; default: an even split.
         async_op : bool
             Return at once a handle with `.wait()` (the array) and `.test()`.
         max_bytes : int, optional
@@ -112,8 +118,11 @@ class DistArray(Operators, Products, Indexing, Methods, Scalars, Printing, Proto
         ------
         PlacementError
             If the placements do not fit the mesh or the array.
+        LayoutError
+            If the boundaries do not split the axis into as many blocks as there are.
         """
-        return _convert.redistribute(self, placements, mesh, async_op, max_bytes)
+        cuts = (shard_order, boundaries)
+        return _convert.redistribute(self, placements, mesh, cuts, async_op, max_bytes)
 
     @property
     def mesh(self) -> Any:

@@ -312,11 +312,16 @@ def _shares(result: Buffer, block: Buffer) -> bool:
 
 
 def redistribute(
-    array: Any, placements: Any, mesh: Any, async_op: bool, max_bytes: int | None
+    array: Any,
+    placements: Any,
+    mesh: Any,
+    cuts: tuple[Any, Any],
+    async_op: bool,
+    max_bytes: int | None,
 ) -> Any:
     """Return `array` under other placements or on another mesh; see the public method."""
     src = array._layout
-    dst = target(src, placements, mesh)
+    dst = target(src, placements, mesh, cuts)
     block = averaged(array._local, dst)
     if async_op:
         return PendingArray(array, redistribute_async(block, src, dst, max_bytes=max_bytes), dst)
@@ -335,14 +340,19 @@ def own(result: Buffer, block: Buffer) -> Buffer:
     return copy_block(result) if result is not block and _shares(result, block) else result
 
 
-def target(src: Layout, placements: Any, mesh: Any) -> Layout:
-    """Return the layout that `redistribute(placements, mesh=mesh)` asks for."""
+def target(src: Layout, placements: Any, mesh: Any, cuts: tuple[Any, Any]) -> Layout:
+    """Return the layout that `redistribute` asks for; `cuts` are shard order and boundaries."""
+    order, boundaries = cuts
     if mesh is None or mesh is src.mesh:
+        mesh = src.mesh
         if placements is None:
-            return src
-        return Layout(src.mesh, placements, src.shape)
-    mesh = chosen_mesh(mesh)
-    return Layout(mesh, chosen_placements(mesh, placements, src.ndim), src.shape)
+            if order is None and boundaries is None:
+                return src
+            placements = src.placements
+    else:
+        mesh = chosen_mesh(mesh)
+        placements = chosen_placements(mesh, placements, src.ndim)
+    return Layout(mesh, placements, src.shape, shard_order=order, boundaries=boundaries)
 
 
 class PendingArray:

@@ -255,3 +255,24 @@ def test_attributes_are_told_without_communication() -> None:
         assert log.count() == 0
 
     on_ranks(program)
+
+
+def test_redistribute_takes_boundaries_and_shard_order():
+    value = np.arange(30.0).reshape(10, 3)
+
+    def program():
+        mesh = init_device_mesh((2, 2), ("a", "b"))
+        x = distribute_array(value, mesh, [Shard(0), Shard(0)])
+        uneven = x.redistribute(boundaries={0: (0, 1, 1, 7, 10)})
+        turned = x.redistribute(x.placements, shard_order=("b", "a"))
+        assert uneven.layout.boundaries == {0: (0, 1, 1, 7, 10)}
+        assert turned.layout.shard_order == (1, 0)
+        assert uneven.redistribute(x.placements).layout is x.layout
+        for y in (uneven, turned):
+            box = y.layout.local_box()
+            np.testing.assert_array_equal(y.to_local(), value[slice(*box[0])])
+            np.testing.assert_array_equal(y.full_array(), value)
+        with pytest.raises(LayoutError):
+            x.redistribute(boundaries={0: (0, 5, 10)})
+
+    on_ranks(program)
