@@ -372,7 +372,7 @@ class Elementwise:
                 f"{self.name}() takes where= with out= for one result only; compute the results "
                 "and combine each with da.where"
             )
-        whole = reduced(out[0])
+        whole = reduced(self.name, out[0])
         self.into((whole,), operands, local, True, casting)
         assign(self.name, out[0], whole)
         return out[0]

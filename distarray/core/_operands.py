@@ -9,6 +9,7 @@ import numpy as np
 
 from distarray.comm import _backend, _memory
 from distarray.core._base import BaseArray
+from distarray.core._dispatch import move
 from distarray.core._dtypes import PLAIN_SCALARS
 from distarray.core._meshes import common_mesh, lift, replicated
 from distarray.core._resolution import Resolution, align
@@ -120,11 +121,11 @@ def allocate(shape: Shape, dtype: Any, device: str, blocks: Sequence[Any]) -> Bu
     return _memory.empty(shape, dtype, device)
 
 
-def reduced(array: Any) -> Any:
+def reduced(name: str, array: Any) -> Any:
     """Return `array` with its Partial mesh axes replicated, in memory of its own."""
     layout = array._layout
     whole = layout.replace(placements=[_R if type(p) is Partial else p for p in layout.placements])
-    return array._new(redistribute_local(array._local, layout, whole), whole)
+    return array._new(move(name, array._local, layout, whole), whole)
 
 
 def assign(name: str, out: Any, result: Any) -> None:
@@ -132,13 +133,12 @@ def assign(name: str, out: Any, result: Any) -> None:
     layouts = lifted_layouts(name, [out._layout, result._layout])
     src, dst = layouts[1], layouts[0]
     if src.shape == dst.shape:
-        moved = redistribute_local(result._local, src, dst) if src != dst else result._local
+        moved = result._local if src == dst else move(name, result._local, src, dst)
     else:
         target = dst.replace(placements=[_R if type(p) is Partial else p for p in dst.placements])
         step = align(pointwise((dst.shape, src.shape), dst.shape), [target, src]).moves[1]
-        moved = result._local if step is None else redistribute_local(result._local, *step)
-        moved = redistribute_local(
-            np.ascontiguousarray(np.broadcast_to(moved, target.local_shape())), target, dst
-        )
+        moved = result._local if step is None else move(name, result._local, *step)
+        moved = np.ascontiguousarray(np.broadcast_to(moved, target.local_shape()))
+        moved = redistribute_local(moved, target, dst)  # splits it: nothing is sent
     if dst.mesh.coordinate is not None:
         np.copyto(out._local, moved, casting="same_kind")

@@ -219,7 +219,7 @@ def astype(
     if x._layout.has_partial and not (
         keeps_sums(x.dtype, target) and all(p.op in ("sum", "avg") for p in _partials(x._layout))
     ):
-        x = reduced(x)
+        x = reduced("astype", x)
     block = x._local
     out = _memory.empty(block.shape, target, _backend.device_of(block))
     _backend.namespace_of(block).copyto(out, block, casting="unsafe")

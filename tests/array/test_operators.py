@@ -352,9 +352,12 @@ def test_policy_refuses_implicit_movement_and_names_operation_and_bytes() -> Non
         mesh = init_device_mesh((4,))
         x = distribute_array(np.ones((8, 8)), mesh, [Shard(0)])
         y = distribute_array(np.ones((8, 8)), mesh, [Shard(1)])
+        outs = [distribute_array(np.ones((8, 8)), mesh, [Shard(1)]) for _ in range(2)]
         with communication("raise"), CommLog() as log:
             for name, call in (
                 ("add", lambda: x + y),
+                ("astype", lambda: x.sum(axis=0).astype(np.float32)),
+                ("divmod", lambda: np.divmod(x, 2.0, out=tuple(outs))),
                 ("add", lambda: x.__iadd__(y)),
                 ("sqrt", lambda: np.sqrt(x.sum())),
                 ("asarray", lambda: np.asarray(x)),
