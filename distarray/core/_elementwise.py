@@ -41,6 +41,10 @@ Key = list[Any]
 """Per operand: the layout, the shape of a plain array, or None for a number."""
 
 
+REFUSALS = (TypeError, ValueError, OverflowError)
+"""What NumPy's functions raise for dtypes and values that they do not take."""
+
+
 class Elementwise:
     """A function of the items at the same place; the row is the public callable.
 
@@ -59,6 +63,9 @@ class Elementwise:
     exact : callable, optional
         `exact(position, operand) -> bool`: whether the rules hold with this operand where they
         say Replicate (a factor must be finite, a divisor also known not to be zero).
+    check : callable, optional
+        `check(operands)` refuses values that every rank knows, and that the function would refuse
+        only where there are items.
     """
 
     __signature__: Any
@@ -72,6 +79,7 @@ class Elementwise:
         kinds: str,
         rules: tuple[Rule, ...],
         exact: Callable[[int, Any], bool] | None = None,
+        check: Callable[[Sequence[Any]], None] | None = None,
     ) -> None:
         self.name = self.__name__ = name
         self.local = local
@@ -80,6 +88,7 @@ class Elementwise:
         self.kinds = kinds
         self.rules = rules
         self.exact = exact
+        self.check = check
         self.is_ufunc = isinstance(local, np.ufunc)
         self.resolutions: dict[Any, Resolution] = {}
         self.dtypes: dict[Any, tuple[Any, ...]] = {}
@@ -171,11 +180,13 @@ class Elementwise:
         `local` replaces the row's function of blocks; Partial inputs are then reduced first.
         """
         operands = [x if isinstance(x, BaseArray) else plain(self.name, x) for x in operands]
+        if self.check is not None:
+            self.check(operands)
         first = next((x for x in operands if isinstance(x, BaseArray)), None)
         if first is None:
             try:
                 return (self.local if local is None else local)(*operands)
-            except (TypeError, OverflowError) as error:
+            except REFUSALS as error:
                 raise self.refused(error, operands) from error
         key: Key = []
         partial = False
@@ -242,7 +253,7 @@ class Elementwise:
                 local(*blocks, out=outs)
                 return self._wrap(first, outs, output)
             results = local(*blocks)
-        except (TypeError, OverflowError) as error:
+        except REFUSALS as error:
             raise self.refused(error, blocks) from error
         return self._wrap(first, results if self.nout > 1 else (results,), output)
 
@@ -276,7 +287,7 @@ class Elementwise:
                 return known
         try:
             results = local(*[stand_in(x) for x in operands])
-        except (TypeError, OverflowError) as error:
+        except REFUSALS as error:
             raise self.refused(error, operands) from error
         dtypes = tuple(r.dtype for r in (results if self.nout > 1 else (results,)))
         if kept:
@@ -293,6 +304,8 @@ class Elementwise:
                 f"{self.name} of {kinds}: {error}; Python numbers take the dtype of the array they "
                 "meet, so convert that with astype, or pass an array"
             )
+        if isinstance(error, ValueError):
+            return ArgumentError(f"{self.name} of {kinds}: {error}")
         return DTypeError(f"{self.name} of {kinds}: {error}; convert the operands with astype")
 
     # --- into an existing array ------------------------------------------------------------------
@@ -316,6 +329,8 @@ class Elementwise:
         """
         local = self.local if local is None else local
         operands = [x if isinstance(x, BaseArray) else plain(self.name, x) for x in operands]
+        if self.check is not None:
+            self.check(operands)
         self._check_out(out, operands, local, casting)
         if len(out) > 1 or out[0]._layout.has_partial:
             if masked:
@@ -340,7 +355,10 @@ class Elementwise:
         if not found.still:
             blocks = move_all(self.name, blocks, found)
         if not found.outside:
-            local(*blocks, out=out[0]._local, casting=casting)
+            try:
+                local(*blocks, out=out[0]._local, casting=casting)
+            except REFUSALS as error:
+                raise self.refused(error, blocks) from error
         return out[0]
 
     def _check_out(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -85,12 +85,14 @@ def binary(
     sentence: str,
     *,
     exact: Callable[[int, Any], bool] | None = None,
+    check: Callable[[Sequence[Any]], None] | None = None,
 ) -> Binary:
     """Return the row of a function of two operands; see `unary`.
 
-    `exact(position, operand)` tells whether the Partial rules hold with this replicated operand.
+    `exact(position, operand)` tells whether the Partial rules hold with this replicated operand;
+    `check(operands)` refuses values that every rank knows.
     """
-    return _described(Binary(name, local, 2, kinds, rules, exact), ("x1", "x2"), sentence)
+    return _described(Binary(name, local, 2, kinds, rules, exact, check), ("x1", "x2"), sentence)
 
 
 def nary(

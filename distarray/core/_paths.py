@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from distarray.core._base import BaseArray
-from distarray.core._elementwise import Elementwise
+from distarray.core._elementwise import REFUSALS, Elementwise
 from distarray.core._operands import LARGE
 
 _new = object.__new__
@@ -35,7 +35,7 @@ def unary_path(row: Elementwise) -> Callable[[Any], Any]:
             return run((x,))
         try:
             result = local(block)
-        except (TypeError, OverflowError) as error:
+        except REFUSALS as error:
             raise row.refused(error, (x,)) from error
         if result.__class__ is not _ndarray and isinstance(result, np.generic):
             result = np.asarray(result)
@@ -50,7 +50,7 @@ def unary_path(row: Elementwise) -> Callable[[Any], Any]:
 def binary_path(row: Elementwise) -> Callable[[Any, Any], Any]:
     """Return a function of two operands, the first distributed, that is quick for small blocks."""
     local, run = row.local, row.run
-    if row.nout > 1:
+    if row.nout > 1 or row.check is not None:
         return lambda x, y: run((x, y))
 
     def call(x: Any, y: Any) -> Any:
@@ -69,7 +69,7 @@ def binary_path(row: Elementwise) -> Callable[[Any, Any], Any]:
             return run((x, y))
         try:
             result = local(block, other)
-        except (TypeError, OverflowError) as error:
+        except REFUSALS as error:
             raise row.refused(error, (x, y)) from error
         if result.__class__ is not _ndarray and isinstance(result, np.generic):
             result = np.asarray(result)
@@ -84,6 +84,8 @@ def binary_path(row: Elementwise) -> Callable[[Any, Any], Any]:
 def inplace_path(row: Elementwise) -> Callable[[Any, Any], Any]:
     """Return `x op= y`, which keeps layout and dtype of `x`."""
     local, into = row.local, row.into
+    if row.check is not None:
+        return lambda x, y: into((x,), (x, y))
 
     def call(x: Any, y: Any) -> Any:
         layout = x._layout
@@ -97,7 +99,7 @@ def inplace_path(row: Elementwise) -> Callable[[Any, Any], Any]:
             return into((x,), (x, y))
         try:
             local(x._local, other, out=x._local)
-        except (TypeError, ValueError, OverflowError):
+        except REFUSALS:
             return into((x,), (x, y))  # finds the reason and says it
         return x
 

@@ -116,17 +116,52 @@ class Reduction:
             block = np.asarray(x)
             count = reduced_count(block.shape, axes)
             return self.local(block, axes, dtype, keepdims, count, **rest)
+        if dtype is None and self.ufunc is not None and "dtype" in self.positional:
+            dtype = self._accumulator(x.dtype, out)
+        if initial is None:
+            initial = ABSENT
+        if initial is not ABSENT:
+            initial = self._checked_initial(initial, self.result_dtype(x.dtype, dtype))
         if where is not True:
             result = self._masked(x, axis, dtype, keepdims, initial, where)
         else:
             result = self._plain(x, axis, dtype, keepdims, initial is ABSENT)
         if initial is not ABSENT:
-            if self.initial is None:
-                raise ArgumentTypeError(f"{self.name}() takes no initial=")
+            assert self.initial is not None
             result = self.initial(result, initial)
         if out is not None:
             return self._into(out, result)
         return result
+
+    def _accumulator(self, dtype: Any, out: Any) -> Any:
+        """Return the dtype of `out` to add up in, as NumPy does; None where it does not fit."""
+        if isinstance(out, BaseArray) and np.can_cast(
+            self.result_dtype(dtype, None), out.dtype, "same_kind"
+        ):
+            return out.dtype
+        return None
+
+    def _checked_initial(self, initial: Any, dtype: Any) -> Any:
+        """Return `initial` as an item of the result's dtype, as NumPy takes it.
+
+        Raises
+        ------
+        ArgumentTypeError
+            If the reduction takes none.
+        ArgumentError
+            If it is not one number that fits the dtype.
+        """
+        if self.initial is None:
+            raise ArgumentTypeError(f"{self.name}() takes no initial=")
+        item = np.empty((), dtype)
+        try:
+            item[...] = initial
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ArgumentError(
+                f"{self.name}(initial={initial!r}) of items of {dtype}: {error}; pass one number "
+                "that the result's dtype holds"
+            ) from error
+        return item[()]
 
     def _plain(self, x: BaseArray, axis: Any, dtype: Any, keepdims: bool, strict: bool) -> Any:
         layout, block = x._layout, x._local

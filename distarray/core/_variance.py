@@ -34,8 +34,8 @@ class Variance(StateReduction):
     def state(self, block: Buffer, step: Step) -> State:
         """Return mean and sum of squared deviations of a block."""
         if not step.axes:
-            mean, real = self.state_dtypes(block.dtype)
-            return block.astype(mean), np.zeros(block.shape, real)
+            mean = block.astype(state_dtype(block.dtype))
+            return mean, np.abs(mean - mean)  # not 0 where an item is not finite
         found = moments(block, step.axes)
         return found.mean, found.m2
 

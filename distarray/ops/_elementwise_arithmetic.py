@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from distarray.core._rules import (
     POINTWISE,
     joining,
 )
+from distarray.errors import ArgumentError
 
 
 def _finite(_position: int, operand: Any) -> bool:
@@ -30,6 +32,29 @@ def _divisor(_position: int, operand: Any) -> bool:
     if isinstance(operand, BaseArray):
         return False
     return bool(np.all(np.isfinite(operand)) and np.all(np.not_equal(operand, 0)))
+
+
+def _natural(operands: Sequence[Any]) -> None:
+    """Refuse a negative exponent of integers that every rank knows, not only where items are.
+
+    Raises
+    ------
+    ArgumentError
+        If NumPy refuses it.
+    """
+    base, exponent = operands[:2]
+    if isinstance(exponent, BaseArray) or not getattr(base, "size", 1) * np.size(exponent):
+        return
+    lowest = exponent if isinstance(exponent, int) else np.min(exponent)
+    if np.asarray(lowest).dtype.kind != "i" or lowest >= 0:
+        return
+    try:
+        np.power(np.ones((1,), base.dtype) if hasattr(base, "dtype") else base, lowest)
+    except ValueError as error:
+        raise ArgumentError(
+            f"pow of {getattr(base, 'dtype', base)} and exponent {lowest}: {error}; convert the "
+            "base with astype, or use float_power"
+        ) from error
 
 
 add = binary("add", numeric, ADDITIVE, np.add, "Add two arrays.")
@@ -48,7 +73,14 @@ remainder = binary(
 )
 fmod = binary("fmod", real, POINTWISE, np.fmod, "Return remainders with the dividend's sign.")
 divmod = binary("divmod", real, POINTWISE, np.divmod, "Return floor quotients and remainders.")
-pow = binary("pow", numeric, POINTWISE, np.power, "Raise to the powers of the second array.")
+pow = binary(
+    "pow",
+    numeric,
+    POINTWISE,
+    np.power,
+    "Raise to the powers of the second array.",
+    check=_natural,
+)
 float_power = binary(
     "float_power", floating, POINTWISE, np.float_power, "Raise to powers in float64 or wider."
 )

@@ -12,8 +12,15 @@ from distarray.core import _docstrings
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block
 from distarray.core._extremes import Extreme
+from distarray.core._dtypes import checked_dtype
 from distarray.core._folding import reduce_block
-from distarray.core._reduce import ABSENT, Reduction, partial_rules
+from distarray.core._reduce import (
+    ABSENT,
+    Reduction,
+    normalised_axes,
+    partial_rules,
+    reduced_count,
+)
 from distarray.core._registry import register_function, register_reduction
 from distarray.core._variance import Variance
 from distarray.errors import ArgumentTypeError
@@ -56,8 +63,8 @@ def _average(
         total = np.add.reduce(block, axis=axes, dtype=wide, keepdims=keepdims, **extra)
     else:
         total = reduce_block(np.add, block, axes, wide, keepdims)
-    total = np.true_divide(total, count) if result.kind in "fcm" else total // count
-    return total if total.dtype == result else np.asarray(total, result)
+    total = np.true_divide(total, count)
+    return total if total.dtype == result else total.astype(result)
 
 
 def _nonzero(
@@ -75,7 +82,8 @@ class _Mean(Reduction):
     def identity(self, dtype: Any, count: int) -> Any:
         if count == 0:
             warnings.warn("Mean of empty slice.", RuntimeWarning, stacklevel=5)
-            return np.nan if dtype.kind in "fc" else 0
+            return np.nan
+        del dtype
         return 0
 
 
@@ -164,12 +172,20 @@ def mean(
     The result is lazy like a sum: each block contributes its sum divided by the global count, and
     the result is `Partial("sum")` where a mesh axis cuts a reduced axis.
     """
-    if where is True:
+    if not isinstance(x, BaseArray):
+        return np.mean(x, axis, dtype, out, keepdims, where=where)
+    wanted = x.dtype if x.dtype.kind in "fc" else np.dtype(np.float64)
+    if dtype is not None:
+        wanted = checked_dtype(dtype)
+    if where is True and (dtype is None or wanted.kind in "fc"):
         return _mean.reduce(x, axis, dtype, out, keepdims)
     total = sum(x, axis=axis, dtype=_mean_dtype(x, dtype), keepdims=keepdims, where=where)
-    result = arithmetic.divide(total, _selected(x, axis, keepdims, where))
-    if dtype is None and np.dtype(x.dtype).kind in "fc":
-        result = astype(result, x.dtype, copy=False)
+    # Quotients rounded to integers do not add up: the sum is needed first.
+    if where is True:
+        count: Any = reduced_count(x.shape, normalised_axes(axis, x.ndim))
+    else:
+        count = _selected(x, axis, keepdims, where)
+    result = astype(arithmetic.divide(total, count), wanted, copy=False)
     return result if out is None else _put(out, result)
 
 
@@ -272,7 +288,7 @@ def _masked_variance(x: Any, axis: Any, ddof: float, keepdims: bool, mask: Any) 
     )
     divisor = arithmetic.subtract(count, ddof)
     result = arithmetic.divide(total, where(logic.greater(divisor, 0), divisor, 0))
-    return astype(result, np.float16) if x.dtype == np.float16 else result
+    return astype(result, deviation.dtype if x.dtype.kind in "fc" else np.float64, copy=False)
 
 
 @register_function(np.std)

@@ -497,3 +497,40 @@ def test_large_choice_agrees_with_numpy(dtypes: Any) -> None:
         agrees(np.where(x, y, x), np.where(a, b, a))
 
     on_ranks(program)
+
+
+def test_negative_power_of_integers_raises_also_on_ranks_without_items() -> None:
+    def program() -> list[str]:
+        x = distribute_array(np.arange(1, 3), init_device_mesh((4,)), [Shard(0)])
+        said = []
+        for call in (
+            lambda: x**-1,
+            lambda: arithmetic.pow(x, np.int8(-2)),
+            lambda: np.power(x, np.array([1, -1])),
+            lambda: operator.ipow(x, -3),
+        ):
+            with pytest.raises(ArgumentError, match="negative integer powers") as caught:
+                call()
+            said.append(str(caught.value))
+        agrees(x, np.arange(1, 3))
+        agrees(x.astype(np.float32) ** -1, np.array([1, 0.5], np.float32))
+        agrees(x.astype(np.uint64) ** np.int8(-1), np.array([1, 0.5]))
+        empty = distribute_array(np.arange(0), init_device_mesh((4,)), [Shard(0)])
+        agrees(empty**-1, np.arange(0))
+        return said
+
+    results = on_ranks(program)
+    assert all(said == results[0] for said in results)
+
+
+def test_negative_powers_that_one_rank_holds_raise_our_error_there() -> None:
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        x = distribute_array(np.array([1, 1, 1, -1]), mesh, [Shard(0)])
+        if mesh.rank == 3:
+            with pytest.raises(ArgumentError, match="negative integer powers"):
+                2**x
+        else:
+            2**x
+
+    on_ranks(program)

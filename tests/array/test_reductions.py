@@ -284,3 +284,74 @@ def test_result_goes_into_an_array_of_another_layout(data: st.DataObject) -> Non
         agrees(out, expected, rtol=1e-14, atol=0)
 
     on_ranks(program)
+
+
+def test_initial_takes_the_dtype_of_the_result_as_in_numpy() -> None:
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        for value in (np.arange(5), np.array([True, False]), np.arange(3, dtype=np.uint8)):
+            x = distribute_array(value, mesh, [Shard(0)])
+            for name in ("sum", "prod", "min", "max"):
+                for initial in (2.5, 3, True, None):
+                    expected = getattr(np, name)(value, initial=initial)
+                    agrees(getattr(ours, name)(x, initial=initial), expected)
+        with pytest.raises(ArgumentError):
+            ours.min(x, initial=1j)
+        with pytest.raises(ArgumentError):
+            ours.max(x, initial=300)
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int8, np.bool_])
+def test_mean_of_an_integer_dtype_divides_the_whole_sum(dtype: Any) -> None:
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        for value in (np.ones(4), np.array([-3.0, 2, -9, 1, 7]), np.ones((5, 3), np.uint8)):
+            for placements in ([Shard(0)], [Replicate()]):
+                x = distribute_array(value, mesh, placements)
+                agrees(ours.mean(x, dtype=dtype), value.mean(dtype=dtype))
+                agrees(ours.mean(x, axis=0, dtype=dtype), value.mean(0, dtype=dtype))
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("name", ["mean", "var", "std"])
+def test_moment_under_a_mask_has_numpys_dtype(name: str) -> None:
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        mask = np.array([True, False, True, True, True])
+        for dtype in (np.float16, np.float32, np.complex64, np.int8):
+            value = np.array([1, 2, 4, 3, 5], dtype)
+            x = distribute_array(value, mesh, [Shard(0)])
+            expected = getattr(np, name)(value, where=mask)
+            agrees(getattr(ours, name)(x, where=mask), expected, rtol=1e-3)
+            expected = getattr(np, name)(value, where=mask, dtype=np.complex64).real
+            result = getattr(ours, name)(x, where=mask, dtype=np.complex64)
+            assert result.dtype in (np.complex64, np.float32)
+            np.testing.assert_allclose(result.full_array().real, expected, rtol=1e-3)
+
+    on_ranks(program)
+
+
+def test_large_block_over_no_axes_is_as_it_was() -> None:
+    def program() -> None:
+        value = values_of(np.float64, (64, 1024), 3)
+        value[5, 7] = np.nan
+        x = distribute_array(value, init_device_mesh((2,)), [Shard(0)])
+        for name in ("sum", "prod", "min", "max", "mean", "var", "std"):
+            agrees(getattr(ours, name)(x, axis=()), getattr(np, name)(value, axis=()))
+
+    on_ranks(program)
+
+
+def test_sum_into_a_wider_array_adds_up_in_its_dtype() -> None:
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        value = np.full(5, 2**63, np.uint64)
+        x = distribute_array(value, mesh, [Shard(0)])
+        out = distribute_array(np.zeros((), np.float64), mesh, [Replicate()])
+        assert ours.sum(x, out=out) is out
+        agrees(out, 5 * 2.0**63)
+
+    on_ranks(program)
