@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend, _memory
+from distarray.core._arguments import check_travels
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move
 from distarray.core._dtypes import PLAIN_SCALARS
@@ -51,8 +52,13 @@ def plain(name: str, value: Any) -> Any:
         If it is neither, nor converts to one.
     ArgumentError
         If it is no regular array, as nested sequences of different lengths.
+    DTypeError
+        If it is an array of Python objects.
     """
-    if isinstance(value, _SCALARS) or _backend.is_buffer(value):
+    if isinstance(value, _SCALARS):
+        return value
+    if _backend.is_buffer(value):
+        check_travels(value.dtype)
         return value
     try:
         array = np.asarray(value)
