@@ -264,7 +264,7 @@ def var(
         return np.var(block, axis, dtype, ddof=ddof, keepdims=keepdims, where=where)
     result_dtype = None
     if dtype is not None:
-        result_dtype = np.empty(0, np.dtype(dtype)).real.dtype
+        result_dtype = np.empty(0, checked_dtype(dtype)).real.dtype
         x = astype(x, dtype, copy=False)
     if where is not True:
         result = _masked_variance(x, axis, ddof, keepdims, where)

@@ -253,6 +253,8 @@ def test_bad_arguments_raise_the_same_error_on_every_rank_and_the_next_call_work
             (AxisError, lambda: x.sum((0, -2))),
             (ArgumentTypeError, lambda: x.sum("0")),
             (ArgumentTypeError, lambda: x.min(dtype=np.float64)),
+            (ArgumentTypeError, lambda: x.var(dtype="no such dtype")),
+            (ArgumentTypeError, lambda: x.mean(dtype="no such dtype")),
             (ArgumentError, lambda: empty.min()),
             (ArgumentError, lambda: empty.argmax()),
             (ArgumentTypeError, lambda: x.argmax((0, 1, 1)[:2])),
