@@ -17,7 +17,6 @@ import importlib
 import io
 import os
 import signal
-import socket
 import stat
 import sys
 import threading
@@ -134,7 +133,7 @@ class _Ending:
     def __init__(self) -> None:
         self._previous = sys.excepthook
         self._previous_in_threads = threading.excepthook
-        self._voice: socket.socket | None = None
+        self._voice: Any = None
 
     def on_exception(
         self,
@@ -179,6 +178,8 @@ class _Ending:
 
         The first takes a name that the system gives to one process at a time, and frees with it.
         """
+        import socket
+
         name = f"\0distarray {os.getuid()} failing under {os.getppid()}"
         self._voice = socket.socket(socket.AF_UNIX)
         try:
