@@ -20,6 +20,7 @@ import threading
 from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ _PAGE = mmap.PAGESIZE
 _MAP_NORESERVE = 0x4000
 _MADV_REMOVE = 9
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; older kernels refuse it and pages are touched on first use
+_LARGE = 64 << 20  # blocks from this size on are asked for only where memory is left
 _POOLING = hasattr(os, "memfd_create")  # Linux; elsewhere every block comes from NumPy
 
 
@@ -79,11 +81,10 @@ class Arena:
 
     def __init__(self) -> None:
         physical = os.sysconf("SC_PHYS_PAGES") * _PAGE
-        self.capacity = _power_of_two(4 * physical)
         self.identity = int.from_bytes(os.urandom(7), "little")
         self.file = os.memfd_create("distarray", os.MFD_CLOEXEC)
-        os.ftruncate(self.file, self.capacity)
-        self.map = mmap.mmap(self.file, self.capacity, flags=mmap.MAP_SHARED | _MAP_NORESERVE)
+        self.map = _mapped(self.file, _power_of_two(4 * physical))
+        self.capacity = len(self.map)
         with contextlib.suppress(OSError):  # helps where the system allows shared huge pages
             self.map.madvise(mmap.MADV_HUGEPAGE)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
@@ -99,8 +100,11 @@ class Arena:
         self._peak = 0
         self.limit = _default_limit(physical)
 
-    def lease(self, nbytes: int) -> _Lease:
-        """Return a stretch of at least ``nbytes`` bytes, warm if one of that size was returned."""
+    def lease(self, nbytes: int) -> _Lease | None:
+        """Return a stretch of at least ``nbytes`` bytes, warm if one of that size was returned.
+
+        None where the addresses of the arena do not suffice.
+        """
         size = _size_class(nbytes)
         with self._lock:
             self._collect()
@@ -109,25 +113,10 @@ class Arena:
                 offset = offsets.pop()
                 del self._idle_at[offset]
                 self._idle_bytes -= size
+            elif (found := self._fresh(size, nbytes)) is None:
+                return None
             else:
-                offset = self._take_empty(size)
-                try:
-                    os.posix_fallocate(self.file, offset, size)
-                except OSError as error:
-                    self._give_empty(offset, size)
-                    self._trim(0)
-                    try:
-                        offset = self._take_empty(size)
-                        os.posix_fallocate(self.file, offset, size)
-                    except OSError:
-                        self._give_empty(offset, size)
-                        raise OutOfMemoryError(
-                            f"cannot have {nbytes} bytes for a local block ({error.strerror}): "
-                            f"{self._in_use} bytes are held by arrays that are alive; use more "
-                            "ranks, a smaller dtype, or drop arrays first"
-                        ) from None
-                with contextlib.suppress(OSError):
-                    self.map.madvise(_MADV_POPULATE_WRITE, offset, size)
+                offset = found
             self._in_use += size
             self._peak = max(self._peak, self._in_use)
         return _Lease(self, offset, nbytes)
@@ -175,7 +164,30 @@ class Arena:
             self.map.madvise(_MADV_REMOVE, offset, size)
             self._give_empty(offset, size)
 
-    def _take_empty(self, size: int) -> int:
+    def _fresh(self, size: int, nbytes: int) -> int | None:
+        """Return a stretch with new pages; None where the arena has no room for it."""
+        if size >= _LARGE and size > available():
+            self._trim(0)
+        offset = self._take_empty(size)
+        if offset is None:
+            return None
+        reason = "more than the system has left"
+        if size < _LARGE or size <= available():
+            try:
+                os.posix_fallocate(self.file, offset, size)
+            except OSError as error:
+                reason = str(error.strerror)
+            else:
+                with contextlib.suppress(OSError):
+                    self.map.madvise(_MADV_POPULATE_WRITE, offset, size)
+                return offset
+        self._give_empty(offset, size)
+        raise OutOfMemoryError(
+            f"cannot have {nbytes} bytes for a local block ({reason}): {self._in_use} bytes are "
+            "held by arrays that are alive; use more ranks, a smaller dtype, or drop arrays first"
+        )
+
+    def _take_empty(self, size: int) -> int | None:
         for i, (offset, length) in enumerate(self._empty):
             if length >= size:
                 if length == size:
@@ -184,10 +196,7 @@ class Arena:
                     self._empty[i] = (offset + size, length - size)
                 return offset
         if self._top + size > self.capacity:
-            raise OutOfMemoryError(
-                f"cannot have {size} bytes for a local block: {self._in_use} bytes are held by "
-                f"arrays that are alive, of the {self.capacity} this process can address"
-            )
+            return None
         offset = self._top
         self._top += size
         return offset
@@ -205,6 +214,44 @@ class Arena:
             self._top = offset
         else:
             insort(self._empty, (offset, size))
+
+
+def _mapped(file: int, capacity: int) -> mmap.mmap:
+    """Map a sparse file of this size, or of less where the address space is limited."""
+    while True:
+        os.ftruncate(file, capacity)
+        try:
+            return mmap.mmap(file, capacity, flags=mmap.MAP_SHARED | _MAP_NORESERVE)
+        except (OSError, ValueError):
+            if capacity <= _LARGE:
+                raise
+            # A quarter, so that the limit leaves room for everything else.
+            capacity //= 4
+
+
+def available() -> int:
+    """Return the bytes of memory that can still be had, by the system and by its control group."""
+    free = _numbers("/proc/meminfo").get("MemAvailable:", 1 << 52) * 1024
+    with contextlib.suppress(OSError, ValueError):
+        group = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip()
+        folder = Path("/sys/fs/cgroup") / group.lstrip("/")
+        limit = int((folder / "memory.max").read_text())
+        used = int((folder / "memory.current").read_text())
+        cached = _numbers(str(folder / "memory.stat"))
+        used -= cached.get("inactive_file", 0) + cached.get("active_file", 0)
+        free = min(free, limit - used)
+    return free
+
+
+def _numbers(path: str) -> dict[str, int]:
+    """Return the first number of every line of a file, by the line's first word."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for line in Path(path).read_text().splitlines():
+            words = line.split()
+            if len(words) > 1 and words[1].isdigit():
+                found[words[0]] = int(words[1])
+    return found
 
 
 def _power_of_two(n: int) -> int:
@@ -279,7 +326,16 @@ def empty(shape: Shape, dtype: Any, device: str | None = None) -> Buffer:
         nbytes *= n
     if nbytes < POOLED_BYTES or dtype.hasobject or not _POOLING:
         return np.empty(shape, dtype)
-    return np.asarray(arena().lease(nbytes)).view(dtype).reshape(shape)
+    lease = arena().lease(nbytes)
+    if lease is not None:
+        return np.asarray(lease).view(dtype).reshape(shape)
+    try:
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError):
+        raise OutOfMemoryError(
+            f"cannot have {nbytes} bytes for a local block of shape {shape} and dtype {dtype}; use "
+            "more ranks or a smaller dtype"
+        ) from None
 
 
 def full(shape: Shape, value: Any, dtype: Any, device: str | None = None) -> Buffer:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 from itertools import pairwise
 
 import numpy as np
@@ -101,6 +103,22 @@ def test_empty_raises_when_the_machine_has_not_that_much_memory():
     with pytest.raises(OutOfMemoryError, match="bytes for a local block"):
         _memory.empty((1 << 62,), np.uint8)
     assert _memory.empty((MEBIBYTE,), np.uint8).size == MEBIBYTE
+
+
+def test_more_than_the_memory_left_is_refused_before_any_of_it_is_touched():
+    with pytest.raises(OutOfMemoryError, match="more than the system has left"):
+        _memory.empty((_memory.available() + (1 << 30),), np.uint8)
+
+
+def test_blocks_can_be_had_where_the_address_space_is_limited():
+    program = (
+        "import resource, numpy as np\n"
+        "from distarray.comm import _memory\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
+        "blocks = [_memory.full((50 << 20,), i, np.uint8) for i in range(20)]\n"
+        "assert [int(b[-1]) for b in blocks] == list(range(20))\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_forked_child_does_not_write_into_the_parents_blocks():
