@@ -11,8 +11,8 @@ import numpy as np
 from distarray.core import _docstrings
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block
-from distarray.core._extremes import Extreme
 from distarray.core._dtypes import checked_dtype
+from distarray.core._extremes import Extreme
 from distarray.core._folding import reduce_block
 from distarray.core._reduce import (
     ABSENT,
@@ -179,8 +179,8 @@ def mean(
         wanted = checked_dtype(dtype)
     if where is True and (dtype is None or wanted.kind in "fc"):
         return _mean.reduce(x, axis, dtype, out, keepdims)
-    total = sum(x, axis=axis, dtype=_mean_dtype(x, dtype), keepdims=keepdims, where=where)
     # Quotients rounded to integers do not add up: the sum is needed first.
+    total = sum(x, axis=axis, dtype=_mean_dtype(x, dtype), keepdims=keepdims, where=where)
     if where is True:
         count: Any = reduced_count(x.shape, normalised_axes(axis, x.ndim))
     else:
