@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from distarray.core._spec import Rule
 
 _KINDS = {
@@ -44,8 +46,7 @@ Notes
 -----
 {kinds}
 
-Distribution: every cut of an operand stays if the others are cut alike or replicated (then they are
-sliced, without communication); otherwise the cheaper operand is redistributed. {partial}
+{distribution}
 """
 
 REDUCTION = """{sentence}
@@ -75,8 +76,19 @@ ArgumentError
 
 Notes
 -----
-Distribution: {distribution}
+{distribution}
 """
+
+
+_POINTWISE = (
+    "Distribution: every cut of an operand stays if the others are cut alike or replicated (then "
+    "they are sliced, without communication); otherwise the cheaper operand is redistributed. "
+)
+
+
+def paragraph(text: str) -> str:
+    """Return text broken into lines."""
+    return textwrap.fill(text, 98, break_on_hyphens=False)
 
 
 def operands(names: tuple[str, ...]) -> str:
@@ -91,9 +103,10 @@ def kinds(accepted: str) -> str:
     return "For " + ", ".join(_KINDS[kind] for kind in accepted if kind in _KINDS) + "."
 
 
-def partial(rules: tuple[Rule, ...]) -> str:
-    """Return the sentence that says which Partial inputs stay so."""
-    if not rules:
-        return "Partial operands are reduced first."
-    shown = "; ".join(f"{', '.join(map(str, rule[1:]))} -> {rule[0]}" for rule in rules)
-    return f"Partial operands are reduced first, but for {shown}."
+def pointwise(rules: tuple[Rule, ...]) -> str:
+    """Return the paragraph that says what becomes of cuts and which Partial inputs stay so."""
+    partial = "Partial operands are reduced first"
+    if rules:
+        shown = "; ".join(f"{', '.join(map(str, rule[1:]))} -> {rule[0]}" for rule in rules)
+        partial += f", but for {shown}"
+    return paragraph(f"{_POINTWISE}{partial}.")

@@ -113,7 +113,7 @@ def _described(row: Row, operands: tuple[str, ...], sentence: str) -> Row:
         sentence=sentence,
         operands=_docstrings.operands(operands),
         kinds=_docstrings.kinds(row.kinds),
-        partial=_docstrings.partial(row.rules),
+        distribution=_docstrings.pointwise(row.rules),
     )
     positional = [inspect.Parameter(x, inspect.Parameter.POSITIONAL_ONLY) for x in operands]
     row.__signature__ = inspect.Signature([*positional, *(_OPTIONS if row.is_ufunc else ())])

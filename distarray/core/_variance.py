@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from distarray.core._base import BaseArray
+from distarray.core._dispatch import as_block
 from distarray.core._moments import Moments, merge, moments, state_dtype
 from distarray.core._reduce import reduced_count
 from distarray.core._states import State, StateReduction, Step
@@ -57,5 +58,5 @@ class Variance(StateReduction):
             divisor = 0
         dtype = m2.dtype if x.dtype != np.float16 else np.dtype(np.float16)
         with np.errstate(divide="ignore", invalid="ignore"):
-            result = (m2 if count else np.full_like(m2, np.nan)) / m2.dtype.type(divisor)
-        return x._new(np.asarray(result, dtype), step.output)
+            result = (m2 if count else m2 * np.nan) / m2.dtype.type(divisor)
+        return x._new(as_block(result.astype(dtype, copy=False)), step.output)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from distarray.comm import _backend
 from distarray.core import _docstrings
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block
@@ -73,6 +74,8 @@ def _nonzero(
     del dtype, count
     if extra:
         block = np.logical_and(block, extra["where"])
+    if not _backend.is_numpy(block):
+        return (block != 0).sum(axis=axes, dtype=np.intp, keepdims=keepdims)
     return np.asarray(np.count_nonzero(block, axis=axes, keepdims=keepdims), np.intp)
 
 
@@ -80,10 +83,10 @@ class _Mean(Reduction):
     """The mean: an empty block adds nothing, but a mean of nothing is NaN."""
 
     def identity(self, dtype: Any, count: int) -> Any:
+        del dtype
         if count == 0:
             warnings.warn("Mean of empty slice.", RuntimeWarning, stacklevel=5)
             return np.nan
-        del dtype
         return 0
 
 
@@ -108,13 +111,9 @@ _first_smallest = Extreme("argmin", np.argmin, np.min)
 _first_largest = Extreme("argmax", np.argmax, np.max)
 
 _LAZY = (
-    "where a mesh axis cuts a reduced axis the result is Partial({op!r}): nothing is sent until "
-    "its value is needed. Kept axes stay cut. Partial inputs of the same kind stay so, others are "
-    "reduced first."
-)
-_STATES = (
-    "the states of all blocks along a cut reduced axis are exchanged at once and merged in rank "
-    "order; the result is replicated there. Kept axes stay cut."
+    "Distribution: where a mesh axis cuts a reduced axis the result is Partial({op!r}): nothing is "
+    "sent until its value is needed. Kept axes stay cut. Partial inputs of the same kind stay so, "
+    "others are reduced first."
 )
 
 
@@ -123,7 +122,9 @@ def _document(row: Reduction, sentence: str) -> None:
         "dtype : optional\n    Of the result and its sums." if "dtype" in row.positional else ""
     )
     row.__doc__ = _docstrings.REDUCTION.format(
-        sentence=sentence, options=options, distribution=_LAZY.format(op=row.combine)
+        sentence=sentence,
+        options=options,
+        distribution=_docstrings.paragraph(_LAZY.format(op=row.combine)),
     )
 
 
