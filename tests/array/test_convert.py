@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from distarray.array._array import DistArray, distribute_array
 from distarray.comm import CommLog, DeviceMesh, init_device_mesh, use_mesh
+from distarray.comm._simulated import simulate
 from distarray.errors import (
     ArgumentError,
     DTypeError,
@@ -18,7 +19,7 @@ from distarray.errors import (
     PlacementError,
 )
 from distarray.layout import Layout, Partial, Replicate, Shard
-from tests.array.strategies import agrees, cases, on_ranks
+from tests.array.strategies import RANKS, agrees, cases, on_ranks
 
 R = Replicate()
 OPS = ("sum", "avg", "prod", "min", "max")
@@ -276,3 +277,16 @@ def test_redistribute_takes_boundaries_and_shard_order():
             x.redistribute(boundaries={0: (0, 5, 10)})
 
     on_ranks(program)
+
+
+@pytest.mark.parametrize("ranks_per_node", [1, 2])
+def test_ranks_of_one_mesh_only_plan_a_move_to_another_alike_on_several_nodes(
+    ranks_per_node: int,
+) -> None:
+    value = np.arange(229 * 286.0).reshape(229, 286)  # large enough that nodes matter
+
+    def program() -> None:
+        x = distribute_array(value, DeviceMesh([3]), [Shard(0)], src=None)
+        agrees(x.redistribute([R], mesh=DeviceMesh([2, 0])), value)
+
+    simulate(RANKS, program, ranks_per_node=ranks_per_node, timeout=60)
