@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from distarray.comm import _mpi_large, _on_error
+from distarray.comm import _mpi_large, _on_error, _waiting
 from distarray.comm._collectives import Counts
 from distarray.comm._communicator import Communicator
 from distarray.comm._datatypes import carrier, moving_type, reducing_type
@@ -374,6 +374,10 @@ def world() -> MPICommunicator:
                 base = Base(mpi.COMM_WORLD)
                 if len(base.ranks) > 1:
                     _on_error.install_at_exit()
+                    place = f"rank {base.rank} of {len(base.ranks)}"
+                    _waiting.watch(place, mpi.COMM_WORLD.Abort)
+                else:
+                    _on_error.warn_if_alone()
                 _world = MPICommunicator(base.group(base.ranks), "world")
     return _world
 

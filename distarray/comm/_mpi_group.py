@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from distarray.comm import _node_local
 from distarray.comm._mpi_objects import all_gather_object
+from distarray.comm._waiting import waiting
 from distarray.errors import ArgumentError, CommunicationError
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ class Base:
         everyone = self._parent.Get_group()
         chosen = everyone.Incl([self._numbers[rank] for rank in ranks])
         try:
-            return self._parent.Create_group(chosen, tag)
+            with waiting("their first call together"):
+                return self._parent.Create_group(chosen, tag)
         finally:
             chosen.Free()
             everyone.Free()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distarray.comm._mismatch import mismatch
+from distarray.comm._waiting import waiting
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -43,6 +44,7 @@ def compare(comm: MPI.Intracomm, token: int, what: object) -> None:
     from mpi4py import MPI
 
     extremes = np.array([token, -token], np.int64)
-    comm.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
+    with waiting(what):
+        comm.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
     if extremes[0] != -extremes[1]:
         raise mismatch(all_gather_object(comm, str(what)))

@@ -18,7 +18,6 @@ maps every peer and reads a number that only the peer could have written there.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import platform
 import time
@@ -50,6 +49,7 @@ from distarray.comm._slots import (
     Slot,
     describe,
 )
+from distarray.comm._waiting import timeout, waiting
 from distarray.errors import CommunicationError
 
 _SPINS = 200  # reads of a flag before the core is offered to others
@@ -191,7 +191,7 @@ class Channel:
         for _, other in others:
             theirs = other.words
             if theirs[ROUND] != number:
-                self._wait(theirs, number)
+                self._wait(theirs, number, what)
         _fence()
         for _, other in others:
             if other.words[TOKEN] != token:
@@ -207,7 +207,7 @@ class Channel:
             self.members,
         )
 
-    def _wait(self, words: memoryview, number: int) -> None:
+    def _wait(self, words: memoryview, number: int, what: object) -> None:
         for _ in range(self._spins):
             if words[ROUND] == number:
                 return
@@ -215,16 +215,18 @@ class Channel:
             if words[ROUND] == number:
                 return
             os.sched_yield()
-        deadline = time.monotonic() + _timeout()
-        while words[ROUND] != number:
-            time.sleep(_SLEEP)
-            if time.monotonic() > deadline:
-                late = [r for r, o in self._others[(number - 1) & 1] if o.words[ROUND] != number]
-                raise CommunicationError(
-                    f"rank {self.me} has waited {_timeout():g} s for ranks {late} to join an "
-                    "operation; they are elsewhere in the program, or gone "
-                    "(DISTARRAY_TIMEOUT sets the limit)"
-                )
+        deadline = time.monotonic() + timeout()
+        with waiting(what):
+            while words[ROUND] != number:
+                time.sleep(_SLEEP)
+                if time.monotonic() > deadline:
+                    others = self._others[(number - 1) & 1]
+                    late = [r for r, other in others if other.words[ROUND] != number]
+                    raise CommunicationError(
+                        f"rank {self.me} has waited {timeout():g} s for ranks {late} to join an "
+                        "operation; they are elsewhere in the program, or gone "
+                        "(DISTARRAY_TIMEOUT sets the limit)"
+                    )
 
 
 class _Views:
@@ -335,10 +337,6 @@ def _stage(block: np.ndarray) -> np.ndarray:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-
-
-def _timeout() -> float:
-    return float(os.environ.get("DISTARRAY_TIMEOUT", math.inf))
 
 
 def _no_fence() -> None:

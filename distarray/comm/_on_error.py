@@ -21,6 +21,7 @@ import stat
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple, NoReturn
@@ -55,6 +56,23 @@ def install_at_exit() -> None:
     getattr(threading, "_register_atexit", atexit.register)(leaving.on_exit)
 
 
+def warn_if_alone() -> None:
+    """Warn that MPI has found one rank only, where the launcher has started several processes.
+
+    Each would run the whole program by itself, without an error.
+    """
+    told = _launched()
+    if told is not None:
+        warnings.warn(
+            f"the launcher started {told.size} processes, and MPI sees this one alone, as a "
+            "program of 1 rank: start with the mpiexec of the MPI that mpi4py uses, or under "
+            "Slurm with the PMI that it speaks (srun --mpi=pmi2 for MPICH, --mpi=pmix for Open "
+            "MPI)",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
 _LAUNCHED = (
     ("PMI_RANK", "PMI_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -82,6 +100,11 @@ def _place() -> _Place | None:
         comm = mpi.COMM_WORLD
         place = _Place(comm.Get_rank(), comm.Get_size())
         return place if place.size > 1 else None
+    return _launched()
+
+
+def _launched() -> _Place | None:
+    """Return which of several ranks the launcher says this is; None where it says nothing."""
     for rank, size in _LAUNCHED:
         told = os.environ.get(rank, ""), os.environ.get(size, "")
         if all(map(str.isdecimal, told)) and int(told[1]) > 1:

@@ -97,3 +97,19 @@ def test_leaving_without_an_error_ends_nobody_else(leaves):
     assert status == 0
     assert told.count("came to its end") >= 2
     assert "ending all ranks" not in told
+
+
+def test_processes_that_do_not_find_each_other_say_so():
+    alone = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4", "PYTHONPATH": str(ROOT)}
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYDI", "HYDRA"))}
+    program = "from distarray.comm import world; print(world().size)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=clean | alone,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.stdout == "1\n", done.stderr
+    assert "the launcher started 4 processes, and MPI sees this one alone" in done.stderr

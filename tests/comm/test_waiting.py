@@ -1,0 +1,51 @@
+"""A rank that waits in vain says where, and does not wait for ever where a limit is set."""
+
+from __future__ import annotations
+
+import pytest
+
+from distarray.comm import _waiting
+from distarray.errors import ArgumentError
+from tests.test_abort import launch
+
+pytestmark = pytest.mark.timeout(120)
+
+ARRAY = """
+import time
+import distarray as da
+from distarray.comm import _waiting
+
+x = da.arange(6.0)
+rank = x.mesh.rank
+"""
+
+
+@pytest.mark.parametrize("before", ["", "float(x.sum())"], ids=["first call", "later call"])
+@pytest.mark.parametrize("shared", ["0", "1"])
+def test_a_call_that_one_rank_makes_alone_ends_all_ranks_at_the_limit(before, shared):
+    program = f"{ARRAY}\n{before}\nif rank == 0:\n    print(x)\n"
+    ended = launch(program, DISTARRAY_TIMEOUT="1", DISTARRAY_SHARED_MEMORY=shared)
+    assert ended.status != 0
+    assert "rank 0 has waited 1 s for ranks [1, 2]" in ended.said or (
+        "rank 0 of 3 has waited" in ended.said and "line 11" in ended.said
+    ), ended.said
+
+
+def test_a_long_wait_is_told_once_and_ends_well():
+    program = (
+        f"{ARRAY}\n_waiting.SECONDS = 0.5\nfloat(x.sum())\n"
+        "if rank == 0:\n    time.sleep(4.5)\nprint(float(x.max()), 'at its end')\n"
+    )
+    ended = launch(program)
+    assert ended.status == 0, ended.said
+    assert ended.said.count("5.0 at its end") == 3
+    for rank in (1, 2):
+        assert ended.said.count(f"rank {rank} of 3 has waited") == 1, ended.said
+    assert "rank 0 of 3 has waited" not in ended.said
+
+
+@pytest.mark.parametrize("wrong", ["soon", "0", "-1", "nan"])
+def test_a_limit_that_is_no_time_is_refused(wrong, monkeypatch):
+    monkeypatch.setenv("DISTARRAY_TIMEOUT", wrong)
+    with pytest.raises(ArgumentError, match="DISTARRAY_TIMEOUT"):
+        _waiting.timeout()
