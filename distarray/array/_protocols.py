@@ -95,7 +95,7 @@ class Protocols(BaseArray):
     def __reduce__(self) -> NoReturn:
         raise ArgumentTypeError(
             "a DistArray cannot be pickled: this process holds one block of it; pickle "
-            "x.full_array(), or save it with da.save or da.checkpoint.save"
+            "x.full_array(), or x.to_local() and x.layout on every process"
         )
 
     def tolist(self) -> Any:

@@ -111,8 +111,8 @@ def _checked_placements(
             )
     if len(placed) != mesh.ndim:
         raise PlacementError(
-            f"{len(placed)} placements {placed} on the mesh {mesh}: it has {mesh.ndim} axes and "
-            f"needs one placement for each, {_EXAMPLE}"
+            f"{len(placed)} placements {placed} on the mesh {mesh}: it has {mesh.ndim} mesh "
+            f"axes and needs one placement for each, {_EXAMPLE}"
         )
     resolved = tuple([_resolved(placement, ndim) for placement in placed])
     _check_reductions(resolved)
