@@ -138,6 +138,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{rows.shape[0]} flights on {mesh.size} ranks, {int(result['iterations'])} rounds")
         for size, centre in zip(result["sizes"], result["centres"], strict=True):
             print(f"  {size:7d} around {np.array2string(centre, precision=3)}")
+        print(f"written to {options.out.resolve()}: flights.npz, flights.png")
 
 
 if __name__ == "__main__":
