@@ -28,6 +28,9 @@ from distarray.array._array import (
     DistArray,
     distribute_array,
 )
+from distarray.array._visualize import (
+    visualize,
+)
 from distarray.comm import (
     CommLog,
     DeviceMesh,
@@ -439,6 +442,7 @@ __all__ = [
     "use_mesh",
     "var",
     "vecdot",
+    "visualize",
     "where",
     "zeros",
     "zeros_like",

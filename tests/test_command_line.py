@@ -1,0 +1,107 @@
+"""``python -m distarray`` tells what it finds, also under mpiexec, and plans without MPI."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import distarray as da
+from distarray.__main__ import main
+
+pytestmark = pytest.mark.timeout(120)
+
+ROOT = Path(__file__).resolve().parents[1]
+NONE = "none: ranks exchange messages"
+
+
+def command(*arguments: str, ranks: int = 0, **environment: str) -> str:
+    """Return what the command line prints, in a process of its own."""
+    launcher = []
+    if ranks:
+        beside = Path(sys.executable).parent / "mpiexec"
+        mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
+        if mpiexec is None:
+            pytest.skip("no mpiexec beside this Python nor on PATH")
+        launcher = [mpiexec, "-n", str(ranks)]
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYDI", "HYDRA"))}
+    done = subprocess.run(
+        [*launcher, sys.executable, "-m", "distarray", *arguments],
+        cwd=ROOT,
+        env=clean | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_info_of_one_rank_tells_versions_mpi_and_packages():
+    told = command("info")
+    assert da.__version__ in told
+    assert "thread level" in told
+    assert "1 on 1 node" in told
+    assert all(name in told for name in ("NumPy", "mpi4py", "numba", "vendor", "cupy", "h5py"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "nodes", "memory"),
+    [
+        ({}, "3 on 1 node", "every rank reads every other"),
+        ({"DISTARRAY_RANKS_PER_NODE": "2"}, "3 on 2 nodes", "of 0 to 1 other ranks"),
+        ({"DISTARRAY_SHARED_MEMORY": "0"}, "3 on 1 node", NONE),
+    ],
+)
+def test_info_under_mpiexec_is_printed_once_and_finds_out_about_memory(environment, nodes, memory):
+    told = command("info", ranks=3, **environment)
+    assert told.count("thread level") == 1
+    assert nodes in told
+    allowed = "DISTARRAY_SHARED_MEMORY" not in environment
+    assert memory in told or (allowed and NONE in told)  # not every system allows it
+    assert all(f"{name}  {value}" in told for name, value in environment.items())
+
+
+def test_plan_is_printed_without_mpi(capsys):
+    assert main(["plan", "8192x8192", "4", "S0", "S1"]) == 0
+    told = capsys.readouterr().out
+    mesh = da.AbstractMesh((4,))
+    source, target = (da.Layout(mesh, [da.Shard(axis)], (8192, 8192)) for axis in (0, 1))
+    assert told == da.plan(source, target, "float64").explain() + "\n"
+
+
+def test_plan_takes_meshes_reductions_dtypes_and_bounds(capsys):
+    main(["plan", "64,48", "2x2", "P(max),S1", "R,S(-1)", "--dtype", "int16", "--max-bytes", "99"])
+    told = capsys.readouterr().out
+    assert "64x48 [axis0:P(max), axis1:S(1)]" in told
+    assert "64x48 [axis0:R, axis1:S(1)]" in told
+    assert "int16" in told
+
+
+def test_layout_is_drawn(capsys):
+    main(["layout", "10x6", "2x2", "S0,R"])
+    assert "| 0 1 |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["plan", "8xa", "4", "S0", "S1"], "is no shape"),
+        (["plan", "8x8", "4", "S0", "Q"], "is no placement"),
+        (["plan", "8x8", "4", "S0", "S5"], "Shard(axis=5)"),
+        (["plan", "8x8", "4", "S0", "S1", "--dtype", "nonsense"], "is not a data type"),
+        (["plan", "8x8", "4", "S0,R", "S1"], "2 placements"),
+        (["plan", "8x8", "4", "S0", "S1", "--max-bytes", "0"], "max_bytes=0"),
+        (["nonsense"], "invalid choice"),
+    ],
+)
+def test_wrong_arguments_are_explained(arguments, says, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2
+    assert says in capsys.readouterr().err
