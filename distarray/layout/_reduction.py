@@ -52,6 +52,9 @@ class Reduction:
         if kind not in self.kinds:
             return None
         match self.name:
+            case "sum" if kind in "fc":
+                # -0.0 + -0.0 is -0.0, while 0.0 + -0.0 is 0.0 (IEEE 754, 6.3).
+                return -0.0 if kind == "f" else complex(-0.0, -0.0)
             case "sum" | "any" | "bor" | "bxor":
                 return _number(0, kind)
             case "prod" | "all":

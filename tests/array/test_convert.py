@@ -290,3 +290,17 @@ def test_ranks_of_one_mesh_only_plan_a_move_to_another_alike_on_several_nodes(
         agrees(x.redistribute([R], mesh=DeviceMesh([2, 0])), value)
 
     simulate(RANKS, program, ranks_per_node=ranks_per_node, timeout=60)
+
+
+def test_negative_zero_keeps_its_sign_through_a_sum_yet_to_be_formed():
+    value = np.array([-0.0, 0.0, 1.0])
+
+    def program():
+        mesh = init_device_mesh((4,))
+        for start in (R, Shard(0)):
+            for dtype in (np.float32, np.float64, np.complex128):
+                x = distribute_array(value.astype(dtype) * 1, mesh, [start])
+                back = x.redistribute([Partial("sum")]).full_array()
+                np.testing.assert_array_equal(np.signbit(back.real), [True, False, False])
+
+    on_ranks(program)
