@@ -99,6 +99,8 @@ class DistArray(Operators, Products, Indexing, Methods, Scalars, Printing, Proto
     ) -> Any:
         """Return the same values under other placements or on another mesh (collective).
 
+        The result has memory of its own, except where nothing changes: then it shares this array's.
+
         Parameters
         ----------
         placements : sequence of Placement, optional
