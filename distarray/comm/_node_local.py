@@ -17,10 +17,12 @@ maps every peer and reads a number that only the peer could have written there.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import platform
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -34,6 +36,7 @@ from distarray.comm._slots import (
     BLOCK_IN_ARENA,
     BLOCK_INLINE,
     BYTES,
+    GONE,
     INLINE_BYTES,
     KIND,
     MAX_NDIM,
@@ -92,6 +95,7 @@ class Channel:
         self._round = 0
         self._spins = _SPINS if len(members) <= _cores() else _SPINS_CROWDED
         self._keep = own
+        self._process = os.getpid()
         self._memory = {rank: memory for rank, (memory, _) in peers.items()}
         mine = own.data
         self._mine = [Slot(mine, i * SLOT) for i in range(2)]
@@ -104,6 +108,11 @@ class Channel:
     def is_complete(self) -> bool:
         """Whether every rank of the communicator is on this node."""
         return len(self.members) == self.size
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process made it, and did not get it by being forked."""
+        return self._process == os.getpid()
 
     def exchange(
         self, payload: bytes | memoryview, token: int, what: object = ""
@@ -207,6 +216,23 @@ class Channel:
             self.members,
         )
 
+    def leave(self) -> None:
+        """Tell those who wait for this rank that it will not come."""
+        for slot in self._mine:
+            slot.words[GONE] = 1
+
+    def _raise_gone(self, number: int, what: object) -> None:
+        """Raise if ranks that have not joined a round will not join it."""
+        _fence()  # a rank that is gone has joined every round that it will join
+        others = self._others[(number - 1) & 1]
+        gone = [r for r, slot in others if slot.words[GONE] and slot.words[ROUND] != number]
+        if gone:
+            raise CommunicationError(
+                f"rank {self.me} waits for ranks {gone} ({what}), and they have come to the end of "
+                "the program. Every rank must make the same calls, and print(x), float(x), "
+                "np.asarray(x) and x.full_array() are such calls"
+            )
+
     def _wait(self, words: memoryview, number: int, what: object) -> None:
         for _ in range(self._spins):
             if words[ROUND] == number:
@@ -219,6 +245,8 @@ class Channel:
         with waiting(what):
             while words[ROUND] != number:
                 time.sleep(_SLEEP)
+                if words[GONE]:
+                    self._raise_gone(number, what)
                 if time.monotonic() > deadline:
                     others = self._others[(number - 1) & 1]
                     late = [r for r, other in others if other.words[ROUND] != number]
@@ -307,7 +335,20 @@ def attach(
             reached = False
     if not all(all_gather_object(reached)):
         return None
-    return Channel(members, me, size, own, peers)
+    channel = Channel(members, me, size, own, peers)
+    if not _channels:
+        atexit.register(_leave_all)
+    _channels.add(channel)
+    return channel
+
+
+_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    for channel in list(_channels):
+        if channel.is_own:
+            channel.leave()
 
 
 def _reach(offer: tuple[int, int, int, int, int]) -> tuple[PeerMemory, int]:
