@@ -10,7 +10,7 @@ import numpy as np
 from distarray.comm import _backend
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block, move_all, remember
-from distarray.core._dtypes import checked_dtype, dtype_key, keeps_sums, stand_in
+from distarray.core._dtypes import dtype_key, keeps_sums, stand_in
 from distarray.core._operands import (
     LARGE,
     allocate,
@@ -22,6 +22,7 @@ from distarray.core._operands import (
     reduced,
     spread,
 )
+from distarray.core._options import call_with, masked_call, ufunc_options
 from distarray.core._resolution import Resolution, align, resolve
 from distarray.core._spec import Rule, pointwise
 from distarray.errors import (
@@ -34,8 +35,6 @@ from distarray.errors import (
 )
 from distarray.layout import Layout, Partial
 from distarray.typing import Buffer, Shape
-
-_CASTING = ("no", "equiv", "safe", "same_kind", "unsafe")
 
 Key = list[Any]
 """Per operand: the layout, the shape of a plain array, or None for a number."""
@@ -122,53 +121,17 @@ class Elementwise:
             raise ArgumentTypeError(
                 f"{self.name}() takes {self.nin} operands, {len(operands)} were given"
             )
-        out, where, extra = self._options(dict(options))
+        out, where, extra = ufunc_options(self.name, self.nout, self.is_ufunc, options)
         local = self.local
         masked = where is not True
         if masked:
             operands = (*operands, where)
-            local = _masked(local, extra)
+            local = masked_call(local, extra)
         elif extra:
-            local = _with(local, extra)
+            local = call_with(local, extra)
         if out is None:
             return self.run(operands, None if local is self.local else local)
         return self.into(out, operands, local, masked, extra.get("casting", "same_kind"))
-
-    def _options(self, options: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-        """Return (out, where, what else the local call gets)."""
-        out = options.pop("out", None)
-        where = options.pop("where", True)
-        taken = ("dtype", "casting", "signature")
-        extra: dict[str, Any] = {name: options.pop(name) for name in taken if name in options}
-        options.pop("subok", None)
-        order = options.pop("order", "K")
-        if options or order not in ("K", "A", "C"):
-            raise ArgumentTypeError(
-                f"{self.name}() got {options or {'order': order}}; it takes out=, where=, dtype=, "
-                "casting= and order='K'"
-            )
-        if "dtype" in extra:
-            dtype = extra.pop("dtype")
-            if dtype is not None:
-                extra["dtype"] = checked_dtype(dtype)
-        if extra.get("casting", "no") not in _CASTING:
-            raise ArgumentError(f"{self.name}(casting={extra['casting']!r}): one of {_CASTING}")
-        if (where is not True or extra) and not self.is_ufunc:
-            raise ArgumentTypeError(
-                f"{self.name}() takes no where=, dtype= or casting=; use da.where or x.astype"
-            )
-        if out is not None:
-            out = out if isinstance(out, tuple) else (out,)
-            out = None if all(one is None for one in out) else out
-        if out is not None and (
-            len(out) != self.nout or not all(isinstance(one, BaseArray) for one in out)
-        ):
-            raise ArgumentTypeError(
-                f"{self.name}() with a distributed operand takes out= of {self.nout} DistArray, "
-                f"got {[type(one).__name__ for one in out]}; to fill a plain array, gather first: "
-                "x.full_array()"
-            )
-        return out, where, extra
 
     def run(
         self,
@@ -394,28 +357,3 @@ class Elementwise:
         self.into((whole,), operands, local, True, casting)
         assign(self.name, out[0], whole)
         return out[0]
-
-
-def _masked(local: Callable[..., Any], extra: dict[str, Any]) -> Callable[..., Any]:
-    """Return `local` under a mask, its last operand; without `out` the other items are 0.
-
-    NumPy leaves them as they come, which would make replicas differ.
-    """
-
-    def call(*blocks: Any, out: Any = None, **keywords: Any) -> Any:
-        inputs, mask = blocks[:-1], blocks[-1]
-        if out is None:
-            shape = np.broadcast_shapes(*(np.shape(block) for block in blocks))
-            results = local(*[stand_in(x) for x in inputs], **{**extra, **keywords})
-            results = results if isinstance(results, tuple) else (results,)
-            out = tuple(np.zeros(shape, result.dtype) for result in results)
-        return local(*inputs, where=mask, out=out, **{**extra, **keywords})
-
-    return call
-
-
-def _with(local: Callable[..., Any], extra: dict[str, Any]) -> Callable[..., Any]:
-    def call(*blocks: Any, **keywords: Any) -> Any:
-        return local(*blocks, **{**extra, **keywords})
-
-    return call

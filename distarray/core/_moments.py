@@ -24,6 +24,7 @@ PIECE_BYTES = 256 * 1024
 """Of a piece of one axis: it and its deviations fit into the second-level cache together."""
 TILE_BYTES = 512 * 1024
 """Of a tile with kept axes: deeper, because merging costs a pass over the kept items."""
+_DOTTED = 4096  # items of one dot product
 _DEPTH = 16  # least reduced items per kept item in a tile, where there are so many
 
 
@@ -156,13 +157,24 @@ def _tile(tile: Buffer, axes: tuple[int, ...], dtype: Any, scratch: Buffer) -> M
     deviation = scratch[: tile.size].reshape(tile.shape)
     np.subtract(tile, mean, out=deviation, dtype=dtype)
     if tile.ndim == 1 and dtype.itemsize // (1 + (dtype.kind == "c")) >= 8:
-        # A dot product adds up in a few lanes: quick, and in double precision accurate enough.
-        return Moments(count, mean, np.vdot(deviation, deviation).real[None])
+        return Moments(count, mean, np.asarray(_dot(deviation))[None])
     if dtype.kind == "c":
         squares = _squared(deviation)
     else:
         squares = np.multiply(deviation, deviation, out=deviation)
     return Moments(count, mean, np.add.reduce(squares, axis=axes, keepdims=True))
+
+
+def _dot(deviation: Buffer) -> Any:
+    """Return the sum of squares of a line in double precision.
+
+    Dot products add up in a few lanes: quick, and accurate enough in rows this short. Longer ones
+    would be given to the threads of the BLAS, which the other ranks of the node do not leave free.
+    """
+    whole = deviation.size // _DOTTED * _DOTTED
+    rows = deviation[:whole].reshape(-1, _DOTTED)
+    rest = deviation[whole:]
+    return (np.add.reduce(np.vecdot(rows, rows)) + np.vdot(rest, rest)).real
 
 
 def _pairwise(tiles: Iterator[Moments]) -> Moments:
