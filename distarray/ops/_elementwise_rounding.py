@@ -9,10 +9,10 @@ import numpy as np
 
 from distarray.comm import _backend, _memory
 from distarray.core._base import BaseArray
-from distarray.core._dtypes import anything, checked_dtype, keeps_sums, numeric, stand_in
+from distarray.core._dtypes import anything, checked_dtype, keeps_sums, numeric
 from distarray.core._dtypes import real as real_kinds
 from distarray.core._families import nary, unary
-from distarray.core._operands import LARGE, reduced
+from distarray.core._operands import reduced
 from distarray.core._registry import register_function
 from distarray.core._rules import KEEPING, LINEAR, POINTWISE, SELECTING
 from distarray.errors import ArgumentError, ArgumentTypeError, DeviceError
@@ -31,25 +31,8 @@ _rounded = unary("round", numeric, POINTWISE, np.round, "Round to the nearest, h
 _clipped = nary(
     "clip", ("x", "min", "max"), real_kinds, POINTWISE, np.clip, "Limit items to a range."
 )
-
-
-def _where(condition: Buffer, x1: Any, x2: Any) -> Buffer:
-    """Return NumPy's `where`, written into reused memory where the result is large."""
-    other = next((x for x in (condition, x1, x2) if _backend.is_cupy(x)), None)
-    if other is not None:
-        return _backend.namespace_of(other).where(condition, x1, x2)
-    if getattr(condition, "nbytes", 0) * 8 < LARGE:
-        return np.where(condition, x1, x2)
-    dtype = np.where(condition[:0].reshape(-1), stand_in(x1), stand_in(x2)).dtype
-    shape = np.broadcast_shapes(condition.shape, np.shape(x1), np.shape(x2))
-    out = _memory.empty(shape, dtype)
-    np.copyto(out, x2, casting="unsafe")
-    np.copyto(out, x1, casting="unsafe", where=condition.astype(np.bool_, copy=False))
-    return out
-
-
 _chosen = nary(
-    "where", ("condition", "x1", "x2"), anything, SELECTING, _where, "Choose item by item."
+    "where", ("condition", "x1", "x2"), anything, SELECTING, np.where, "Choose item by item."
 )
 _angle = unary("angle", numeric, POINTWISE, np.angle, "Return arguments of complex numbers.")
 _filled = unary("nan_to_num", numeric, POINTWISE, np.nan_to_num, "Replace NaN and infinities.")
