@@ -31,7 +31,6 @@ LEFT_UNDONE = [
     "NotImplemented" + "Error",
     "place" + "holder",
 ]
-IMPORT_SECONDS = 0.3  # of processor time: others may keep the cores busy
 MOST_LINES = 450  # past 400, look for the two modules inside
 
 
@@ -50,31 +49,23 @@ def test_no_module_imports_the_public_door() -> None:
     assert [str(path) for path in inside if door.search(path.read_text())] == []
 
 
-def test_import_is_quick_and_starts_nothing() -> None:
-    """``import distarray`` costs little, and loads neither MPI nor Numba."""
+def test_import_starts_nothing() -> None:
+    """``import distarray`` loads neither MPI nor Numba, nor anything optional."""
     program = (
-        "import sys, time; start = time.process_time(); import distarray;"
-        "seconds = time.process_time() - start;"
+        "import sys, distarray;"
         "heavy = ['mpi4py.MPI', 'numba', 'cupy', 'torch', 'h5py', 'zarr', 'matplotlib'];"
-        "print(seconds, *(name for name in heavy if name in sys.modules))"
+        "print(*(name for name in heavy if name in sys.modules))"
     )
-    best = None
-    for _ in range(5):
-        output = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-            env=dict(os.environ, PYTHONPATH=str(ROOT)),
-        ).stdout.split()
-        assert output[1:] == [], "import distarray loads these"
-        best = min(float(output[0]), best or 1e9)
-        if best < IMPORT_SECONDS:
-            break
-    assert best is not None
-    assert best < IMPORT_SECONDS
+    output = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+    ).stdout.split()
+    assert output == [], "import distarray loads these"
 
 
 def test_nothing_is_left_undone() -> None:
