@@ -1,7 +1,5 @@
 """A distributed array over MPI: NumPy's interface, blocks on the processes of a mesh."""
 
-
-
 from numpy import (
     bool,
     complex64,
@@ -28,6 +26,7 @@ from distarray.array._array import (
     DistArray,
     distribute_array,
 )
+from distarray.array._mapping import map_blocks
 from distarray.array._visualize import (
     visualize,
 )
@@ -41,6 +40,7 @@ from distarray.comm import (
 from distarray.core._policy import (
     communication,
 )
+from distarray.core._ruled import register_rule
 from distarray.layout import (
     AbstractMesh,
     Layout,
@@ -191,6 +191,21 @@ from distarray.ops._elementwise_transcendental import (
     tan,
     tanh,
 )
+from distarray.ops._inspection import (
+    allclose,
+    array_equal,
+    array_equiv,
+    can_cast,
+    common_type,
+    copyto,
+    iscomplexobj,
+    isrealobj,
+    ndim,
+    ptp,
+    result_type,
+    shape,
+    size,
+)
 from distarray.ops._joining import (
     concat,
     repeat,
@@ -207,6 +222,8 @@ from distarray.ops._ranges import (
 )
 from distarray.ops._reductions import (
     all,
+    amax,
+    amin,
     any,
     argmax,
     argmin,
@@ -262,11 +279,16 @@ __all__ = [
     "acosh",
     "add",
     "all",
+    "allclose",
+    "amax",
+    "amin",
     "angle",
     "any",
     "arange",
     "argmax",
     "argmin",
+    "array_equal",
+    "array_equiv",
     "asarray",
     "asin",
     "asinh",
@@ -285,9 +307,11 @@ __all__ = [
     "bool",
     "broadcast_arrays",
     "broadcast_to",
+    "can_cast",
     "cbrt",
     "ceil",
     "clip",
+    "common_type",
     "communication",
     "complex64",
     "complex128",
@@ -297,6 +321,7 @@ __all__ = [
     "conjugate",
     "copy",
     "copysign",
+    "copyto",
     "cos",
     "cosh",
     "count_nonzero",
@@ -350,6 +375,7 @@ __all__ = [
     "invert",
     "isclose",
     "iscomplex",
+    "iscomplexobj",
     "isfinite",
     "isinf",
     "isnan",
@@ -357,6 +383,7 @@ __all__ = [
     "isneginf",
     "isposinf",
     "isreal",
+    "isrealobj",
     "lcm",
     "ldexp",
     "less",
@@ -372,6 +399,7 @@ __all__ = [
     "logical_not",
     "logical_or",
     "logical_xor",
+    "map_blocks",
     "matmul",
     "matrix_transpose",
     "max",
@@ -385,6 +413,7 @@ __all__ = [
     "multiply",
     "nan",
     "nan_to_num",
+    "ndim",
     "negative",
     "newaxis",
     "nextafter",
@@ -399,23 +428,28 @@ __all__ = [
     "pow",
     "power",
     "prod",
+    "ptp",
     "rad2deg",
     "radians",
     "random",
     "ravel",
     "real",
     "reciprocal",
+    "register_rule",
     "remainder",
     "repeat",
     "reshape",
+    "result_type",
     "rint",
     "roll",
     "round",
+    "shape",
     "sign",
     "signbit",
     "sin",
     "sinc",
     "sinh",
+    "size",
     "spacing",
     "sqrt",
     "square",
