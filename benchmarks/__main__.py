@@ -27,12 +27,13 @@ def main() -> int:
     parser.add_argument("suites", nargs="*", choices=[[], *SUITES], help="default: all")
     parser.add_argument("--ranks", help="rank counts instead of the suites' own, such as 2,4")
     parser.add_argument("--quick", action="store_true", help="only see that everything runs")
+    parser.add_argument("--without", default="", help="contenders to leave out: heat,dtensor")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     for suite in options.suites or SUITES:
         ranks = [int(n) for n in options.ranks.split(",")] if options.ranks else SUITES[suite]
-        parts = [_run(suite, count, options.quick) for count in ranks]
+        parts = [_run(suite, count, options) for count in ranks]
         (options.out / f"{suite}.json").write_text(json.dumps(parts, indent=1) + "\n")
         (options.out / f"{suite}.md").write_text(report.tables(suite, parts))
         report.plot(suite, parts, options.out / f"{suite}.png")
@@ -40,7 +41,7 @@ def main() -> int:
     return 0
 
 
-def _run(suite: str, ranks: int, quick: bool) -> dict:
+def _run(suite: str, ranks: int, options: argparse.Namespace) -> dict:
     """Run one suite on `ranks` ranks, one thread each, and read what it measured."""
     beside = Path(sys.executable).parent / "mpiexec"
     launcher = str(beside) if beside.exists() else shutil.which("mpiexec")
@@ -49,7 +50,8 @@ def _run(suite: str, ranks: int, quick: bool) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "numbers.json"
         command = [launcher, "-n", str(ranks), sys.executable, "-m", f"benchmarks.{suite}"]
-        command += ["--out", str(out), *(["--quick"] if quick else [])]
+        command += ["--out", str(out), *(["--quick"] if options.quick else [])]
+        command += ["--without", options.without]
         threads = dict.fromkeys(
             ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
         )

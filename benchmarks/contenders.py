@@ -11,11 +11,13 @@ from benchmarks import by_distarray, by_dtensor, by_hand, by_heat
 ALL = (by_distarray, by_hand, by_dtensor, by_heat)
 
 
-def present(comm: MPI.Comm) -> tuple[list[ModuleType], dict[str, str]]:
+def present(comm: MPI.Comm, without: str = "") -> tuple[list[ModuleType], dict[str, str]]:
     """Start every contender; return those that run here, and why the others do not."""
     running, absent = [], {}
+    left_out = {f"benchmarks.by_{name}" for name in without.split(",")}
     for module in ALL:
-        reasons = [reason for reason in comm.allgather(module.start()) if reason]
+        reason = "left out" if module.__name__ in left_out else module.start()
+        reasons = [reason for reason in comm.allgather(reason) if reason]
         if reasons:
             absent[module.NAME] = reasons[0]
         else:

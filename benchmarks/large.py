@@ -23,7 +23,7 @@ def main() -> None:
     """Measure every large operation with every contender."""
     options = record.options()
     comm = MPI.COMM_WORLD
-    running, absent = contenders.present(comm)
+    running, absent = contenders.present(comm, options.without)
     rows = []
     for name in cases.LARGE_OPERATIONS:
         rows.append(_measure(comm, name, running, options.quick))

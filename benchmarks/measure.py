@@ -29,6 +29,7 @@ def in_turn(
     *,
     repeats: int,
     batch_seconds: float = 0.0,
+    seconds: float = 60.0,
 ) -> dict[str, list[float]]:
     """Time every work `repeats` times, one after another in each round.
 
@@ -40,6 +41,8 @@ def in_turn(
         Rounds. One more comes first and is not counted.
     batch_seconds
         Call a quick work again and again for about this long, and divide.
+    seconds
+        Fewer rounds, but three, where all of them take longer.
 
     Returns
     -------
@@ -52,9 +55,13 @@ def in_turn(
         first = _once(comm, work, 3 if batch_seconds else 1)
         calls[name] = max(1, min(20_000, int(batch_seconds / max(first, 1e-9))))
     samples: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(repeats):
+    spent = 0.0
+    for done in range(repeats):
+        if done >= 3 and spent > seconds:
+            break
         for name, work in works.items():
             samples[name].append(_once(comm, work, calls[name]))
+            spent += samples[name][-1] * calls[name]  # the same on every rank
     return samples
 
 

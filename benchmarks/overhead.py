@@ -20,7 +20,7 @@ def main() -> None:
     """Measure every small operation with every contender."""
     options = record.options()
     comm = MPI.COMM_WORLD
-    running, absent = contenders.present(comm)
+    running, absent = contenders.present(comm, options.without)
     rows = []
     for name in cases.SMALL_OPERATIONS:
         rows.append(_measure(comm, name, running, options.quick))

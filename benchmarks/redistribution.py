@@ -21,7 +21,7 @@ def main() -> None:
     """Measure every move at every size with every contender."""
     options = record.options()
     comm = MPI.COMM_WORLD
-    running, absent = contenders.present(comm)
+    running, absent = contenders.present(comm, options.without)
     rows = []
     for size in (*SMALL_SIZES, LARGE_SIZE // 8 if options.quick else LARGE_SIZE):
         for case in cases.moves(comm.size, size):

@@ -179,7 +179,8 @@ def test_exception_before_the_first_mesh_ends_the_others() -> None:
 
 def test_call_of_one_rank_alone_ends_with_an_error_once_the_others_are_through() -> None:
     ended = launch(f"{ARRAYS}\nif rank == 0:\n    print(small)")
-    assert_ended_by(ended, "CommunicationError: rank 0 waits for ranks [1, 2] (all-gather")
+    assert_ended_by(ended, "CommunicationError: rank 0 waits for ranks [")  # those already gone
+    assert "(all-gather" in ended.said
 
 
 def test_rank_that_is_killed_ends_the_others() -> None:

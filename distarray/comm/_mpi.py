@@ -105,7 +105,9 @@ class MPICommunicator(Communicator):
         callv = mpi.Allgatherv if blocking else mpi.Iallgatherv
         return _begun(callv([source, send.size, kind], [target, counts, None, kind]), send, recv)
 
-    def _all_reduce_small(self, array: Buffer, op: str) -> np.ndarray | None:
+    def all_reduce_small(
+        self, array: Buffer, op: str, token: int | None = None, what: object = ""
+    ) -> np.ndarray | None:
         exchange = self._exchange
         if exchange is None:
             if not self.reaches_all:
@@ -116,10 +118,12 @@ class MPICommunicator(Communicator):
         known = _small.get(key)
         if known is None:
             known = _small[key] = (_token("all_reduce", *key), plain_ufunc(op, dtype))
-        token, function = known
+        usual, function = known
         if function is None:
             return None
-        first, second, *others = exchange(array.tobytes(), token, key)
+        if token is None:
+            token, what = usual, key
+        first, second, *others = exchange(array.tobytes(), token, what)
         shape = array.shape
         # As NumPy does, the functions may warn: all ranks compute the same, and warn alike.
         value = function(np.ndarray(shape, dtype, first), np.ndarray(shape, dtype, second))
@@ -375,7 +379,7 @@ def world() -> MPICommunicator:
                 if len(base.ranks) > 1:
                     _on_error.install_at_exit()
                     place = f"rank {base.rank} of {len(base.ranks)}"
-                    _waiting.watch(place, mpi.COMM_WORLD.Abort)
+                    _waiting.watch(place, _on_error.abort)
                 else:
                     _on_error.warn_if_alone()
                 _world = MPICommunicator(base.group(base.ranks), "world")

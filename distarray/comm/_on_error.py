@@ -118,7 +118,8 @@ def _mpi() -> Any:
     return mpi if getattr(mpi, "COMM_WORLD", None) is not None and mpi.Is_initialized() else None
 
 
-def _abort(code: int) -> None:
+def abort(code: int) -> None:
+    """End all ranks with a status, once what this one wrote has left it."""
     _drain()
     if _mpi() is None:
         # The others may be starting MPI, and wait there for this rank: it joins, to end them.
@@ -147,7 +148,7 @@ class _Leaving:
         code = status if isinstance(status, int) else 1
         sys.stderr.write(f"{place} left with exit status {code}: ending all ranks\n")
         time.sleep(_SECONDS_TO_LEAVE)
-        _abort(code)
+        abort(code)
 
 
 class _Ending:
@@ -172,7 +173,7 @@ class _Ending:
         with _in_one_piece():
             if self._announce(place):
                 self._previous(kind, error, traceback)
-        _abort(1)
+        abort(1)
 
     def on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
         """Take the place of ``threading.excepthook``."""
@@ -183,7 +184,7 @@ class _Ending:
         with _in_one_piece():
             self._announce(place)
             self._previous_in_threads(args)
-        _abort(1)
+        abort(1)
 
     def _announce(self, place: _Place) -> bool:
         """Say that this rank fails; False where another one does, and waits for this to join."""

@@ -76,7 +76,7 @@ class Reducer(Transport):
         """
         if blocking and array.nbytes <= SMALL_BYTES and self.size > 1 and not bfloat16:
             started = perf_counter()
-            value = self._all_reduce_small(array, op)
+            value = self.all_reduce_small(array, op)
             if value is not None:
                 if _log.recording():
                     seconds = perf_counter() - started

@@ -51,12 +51,23 @@ class Transport(ABC):
         self, send: np.ndarray, recv: np.ndarray, op: str, blocking: bool
     ) -> Request: ...  # send may be recv
 
-    def _all_reduce_small(self, array: Buffer, op: str) -> np.ndarray | None:
-        """Reduce an array of any shape and dtype; None where that needs the way of all others.
+    def all_reduce_small(
+        self, array: Buffer, op: str, token: int | None = None, what: object = ""
+    ) -> np.ndarray | None:
+        """Reduce a short array of any shape; None where that needs the way of all others.
 
         Whether it does depends on nothing in which ranks differ.
+
+        Parameters
+        ----------
+        array
+            Of `SMALL_BYTES` at most.
+        op
+            As in ``all_reduce``.
+        token, what
+            What this rank believes it is doing, as in ``views``; by default this reduction.
         """
-        del array, op
+        del array, op, token, what
         return None
 
     @abstractmethod

@@ -144,7 +144,8 @@ def assign(name: str, out: Any, result: Any) -> None:
         target = dst.replace(placements=[_R if type(p) is Partial else p for p in dst.placements])
         step = align(pointwise((dst.shape, src.shape), dst.shape), [target, src]).moves[1]
         moved = result._local if step is None else move(name, result._local, *step)
-        moved = np.ascontiguousarray(np.broadcast_to(moved, target.local_shape()))
-        moved = redistribute_local(moved, target, dst)  # splits it: nothing is sent
+        if dst.mesh.coordinate is not None:
+            moved = np.ascontiguousarray(np.broadcast_to(moved, target.local_shape()))
+            moved = redistribute_local(moved, target, dst)  # splits it: nothing is sent
     if dst.mesh.coordinate is not None:
         np.copyto(out._local, moved, casting="same_kind")

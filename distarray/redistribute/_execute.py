@@ -16,6 +16,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from math import prod
 from time import perf_counter
 from typing import Any
 
@@ -27,6 +29,7 @@ from distarray.comm._device_mesh import DeviceMesh
 from distarray.comm._log import record, recording, unrecorded
 from distarray.comm._mismatch import Purpose, token
 from distarray.comm._packing import copy_box, fill, reduce_into
+from distarray.comm._reducer import SMALL_BYTES
 from distarray.comm._slots import INLINE_BYTES
 from distarray.layout import Layout
 from distarray.layout._partition import chunk
@@ -34,7 +37,13 @@ from distarray.layout._reduction import REDUCTIONS
 from distarray.redistribute._cost import DEFAULT_MODEL, CostModel
 from distarray.redistribute._exchange import receives
 from distarray.redistribute._plan import plan
-from distarray.redistribute._steps import AllReduceStep, ExchangeStep, LocalStep, Step
+from distarray.redistribute._steps import (
+    AllReduceStep,
+    DirectAllReduceStep,
+    ExchangeStep,
+    LocalStep,
+    Step,
+)
 from distarray.redistribute._wire import Wire, region
 from distarray.typing import Buffer, Shape
 
@@ -150,8 +159,7 @@ def _mesh_behind(layout: Layout, src: Layout, dst: Layout) -> DeviceMesh:
 
 def _token(step: ExchangeStep | AllReduceStep) -> int:
     """Return a number that names a step alike on every rank."""
-    rounds = step.rounds if isinstance(step, ExchangeStep) else 1
-    return token(step.name, step.src.fingerprint, step.dst.fingerprint, step.dtype.str, rounds)
+    return token(step.name, step.src.fingerprint, step.dst.fingerprint, step.dtype.str, step.rounds)
 
 
 class _Doing:
@@ -223,6 +231,7 @@ class _Exchange:
         "_step",
         "_takes",
         "_token",
+        "_whole",
         "_wire",
     )
 
@@ -249,7 +258,19 @@ class _Exchange:
             )
             for transfer in receives(step.src, step.dst, rank)
         ]
+        self._whole = isinstance(step, DirectAllReduceStep) and self._takes_whole(rank)
+        """Whether every rank takes all of all blocks."""
         self._wire: Wire | None = None
+
+    def _takes_whole(self, rank: int) -> bool:
+        size = 0 if self._communicator is None else self._communicator.size
+        takes = receives(self._step.src, self._step.dst, rank)
+        return (
+            size > 1
+            and len(takes) == 1
+            and len(takes[0].peers) == size
+            and takes[0].size == prod(self._shape)
+        )
 
     def __str__(self) -> str:
         step = self._step
@@ -262,12 +283,19 @@ class _Exchange:
         return self._run(local, purpose)
 
     def _run(self, local: Buffer, purpose: Purpose | None) -> Buffer:
-        out = _memory.empty(self._shape, self._dtype)
         communicator = self._communicator
         if communicator is None:
+            out = _memory.empty(self._shape, self._dtype)
             self._take([local], out)
             return out
         number, what = _agreed(self._token, self, purpose)
+        if self._whole and local.nbytes <= SMALL_BYTES:
+            op = self._op
+            assert op is not None  # it reduces
+            reduced = communicator.all_reduce_small(local, op, number, what)
+            if reduced is not None:
+                return reduced
+        out = _memory.empty(self._shape, self._dtype)
         with communicator.views(local, number, what) as views:
             if any(view is None for view in views):
                 if self._wire is None:
@@ -322,8 +350,14 @@ class _AllReduce:
         number, what = _agreed(self._token, self, purpose)
         if not communicator.reaches_all:
             communicator.agree(number, what)
-            communicator.all_reduce(_contiguous(local), self._op, out=out)
+            source, target = _contiguous(local).reshape(-1), out.reshape(-1)
+            for start, stop in pairwise(chunk(source.size, (self._step.rounds,)).offsets):
+                communicator.all_reduce(source[start:stop], self._op, out=target[start:stop])
             return out
+        if local.nbytes <= SMALL_BYTES:
+            reduced = communicator.all_reduce_small(local, self._op, number, what)
+            if reduced is not None:
+                return reduced
         if local.nbytes <= INLINE_BYTES:
             with communicator.views(local, number, what) as views:
                 reduce_into(out, views, self._op)

@@ -108,8 +108,8 @@ class Route(ABC):
         self.reduced = tuple(i for i in src.partial_axes if i not in kept)
         self.contributions = prod(src.mesh.shape[i] for i in self.reduced)
         # One block alone is its reduction by any operation (although "avg" changes its dtype).
-        ops = {_op(src, i) for i in self.reduced if src.mesh.shape[i] > 1}
-        ops = ops or {_op(src, i) for i in self.reduced}
+        ops = {op_of(src, i) for i in self.reduced if src.mesh.shape[i] > 1}
+        ops = ops or {op_of(src, i) for i in self.reduced}
         ops = {"avg"} if len(ops) > 1 and self.contributions == 1 else ops
         if src.shape != dst.shape or created or len(ops) > 1:
             raise LayoutError(
@@ -168,7 +168,8 @@ def _rank_at(mesh: Mesh) -> Callable[[Sequence[int]], int]:
     return lambda coordinate: ranks[sum(map(mul, coordinate, strides))]
 
 
-def _op(layout: Layout, mesh_axis: int) -> str:
+def op_of(layout: Layout, mesh_axis: int) -> str:
+    """Return the operation of a mesh axis that is ``Partial``."""
     placement = layout.placements[mesh_axis]
     assert type(placement) is Partial
     return placement.op

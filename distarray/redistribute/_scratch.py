@@ -10,7 +10,7 @@ from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, Shard
 from distarray.redistribute._blocks import is_explicit
 from distarray.redistribute._copies import RowRoute, route
-from distarray.redistribute._steps import ExchangeStep, Step
+from distarray.redistribute._steps import AllReduceStep, ExchangeStep, Step
 
 
 def in_rounds(step: Step, max_bytes: int) -> Step:
@@ -19,7 +19,7 @@ def in_rounds(step: Step, max_bytes: int) -> Step:
     Parameters
     ----------
     step
-        Others than exchanges are returned as they are: what they hold is bounded by themselves.
+        Local ones need no scratch, and are returned as they are.
     max_bytes
         Bound on the bytes that one rank sends and receives in one round. With fewer bytes than
         one value per peer the rounds become as short as they can be: one value per peer.
@@ -33,6 +33,11 @@ def in_rounds(step: Step, max_bytes: int) -> Step:
             f"max_bytes={max_bytes}: the scratch of a redistribution needs at least one byte; "
             "leave max_bytes out to do it in one round"
         )
+    if isinstance(step, AllReduceStep):
+        size = largest_block(step.src)
+        piece = -(-size // prod(step.src.mesh.shape[i] for i in step.mesh_axes))
+        values = max(max_bytes // max(step.dtype.itemsize, 1), 1)
+        return replace(step, rounds=max(-(-piece // values), 1))
     if not isinstance(step, ExchangeStep):
         return step
     src, dst, itemsize = step.src, step.dst, max(step.dtype.itemsize, 1)

@@ -239,6 +239,8 @@ class AllReduceStep:
         The mesh axes that are reduced together.
     dtype
         Of the values before.
+    rounds
+        Number of pieces in which the blocks are reduced one after another.
     """
 
     src: Layout
@@ -246,6 +248,7 @@ class AllReduceStep:
     op: str
     mesh_axes: tuple[int, ...]
     dtype: np.dtype[Any]
+    rounds: int = 1
 
     name: ClassVar[str] = "all-reduce"
 
@@ -283,9 +286,9 @@ class AllReduceStep:
         return (count - 1 if mine else 0) + pieces - (1 if mine else 0)
 
     def scratch_bytes(self, rank: int) -> int:
-        """Return the bytes of one received piece."""
-        size, mine, _ = self._pieces(rank)
-        return mine * self.dtype.itemsize if size else 0
+        """Return the bytes of the received piece of the largest round."""
+        _, mine, _ = self._pieces(rank)
+        return -(-mine // self.rounds) * self.dtype.itemsize
 
     @property
     def _reduced_itemsize(self) -> int:

@@ -14,7 +14,7 @@ from distarray.errors import DTypeError
 from distarray.layout import REDUCTIONS, Layout, Partial, Replicate
 from distarray.redistribute._cost import CostModel
 from distarray.redistribute._regular import step_between
-from distarray.redistribute._route import kept_partial, same_mesh
+from distarray.redistribute._route import kept_partial, op_of, same_mesh
 from distarray.redistribute._search import Search
 from distarray.redistribute._steps import (
     AllReduceStep,
@@ -54,8 +54,18 @@ def alternatives(
 
 
 def check_dtype(src: Layout, dst: Layout, dtype: np.dtype[Any]) -> None:
-    """Raise DTypeError if a ``Partial`` on the way has an operation that its values do not know."""
+    """Raise DTypeError if a ``Partial`` on the way has an operation that its values do not know.
+
+    Or if the result would depend on the order of the reductions: the sum of truth values is their
+    disjunction, and that of averages is not.
+    """
     kept = kept_partial(src, dst)
+    ops = {op_of(src, i) for i in src.partial_axes if i not in kept and src.mesh.shape[i] > 1}
+    if dtype.kind == "b" and len(ops) > 1 and "avg" in ops:
+        raise DTypeError(
+            f"{src} averages truth values along one mesh axis and reduces them otherwise along "
+            "another, whose order matters; redistribute in two steps, or convert the array first"
+        )
     for layout, kind in ((src, dtype), (dst, _reduced(src, dst, dtype))):
         for i in layout.partial_axes:
             placement = layout.placements[i]

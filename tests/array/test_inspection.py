@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distarray.array._array import distribute_array
-from distarray.comm import CommLog, init_device_mesh
-from distarray.layout import Shard
+from distarray.comm import CommLog, DeviceMesh, init_device_mesh
+from distarray.layout import Partial, Replicate, Shard
 from tests.array.strategies import agrees, cases, on_ranks, pairs
 
 
@@ -64,6 +64,16 @@ def test_nan_is_equal_to_nan_only_where_asked() -> None:
         x = distribute_array(np.array([1.0, np.nan, 3.0]), init_device_mesh((4,)), [Shard(0)])
         assert not np.array_equal(x, x)
         assert np.array_equal(x, x, equal_nan=True)
+
+    on_ranks(program)
+
+
+def test_copyto_of_a_broadcast_value_passes_ranks_outside_the_mesh() -> None:
+    def program() -> None:
+        mesh = DeviceMesh([0])
+        out = distribute_array(np.ones((1, 1, 1)), mesh, [Partial()])
+        np.copyto(out, distribute_array(np.array([4.0]), mesh, [Replicate()]))
+        agrees(out, np.full((1, 1, 1), 4.0))
 
     on_ranks(program)
 

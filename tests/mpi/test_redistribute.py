@@ -184,8 +184,13 @@ def test_large_blocks_private_strided_or_not(comm, src, dst, order):
 @pytest.mark.parametrize("max_bytes", [1000, 50_000])
 def test_rounds_give_the_same_values(comm, max_bytes):
     mesh = DeviceMesh(np.arange(comm.size), comm=comm)
-    for placed in ([Shard(1)], [Replicate()]):
-        src, dst = Layout(mesh, [Shard(0)], (101, 67)), Layout(mesh, placed, (101, 67))
+    for before, after in (
+        (Shard(0), Shard(1)),
+        (Shard(0), Replicate()),
+        (Partial("max"), Shard(0)),
+        (Partial("sum"), Replicate()),
+    ):
+        src, dst = Layout(mesh, [before], (101, 67)), Layout(mesh, [after], (101, 67))
         values, expected = contributions(src, np.float64)
         result = redistribute_local(block(src, values), src, dst, max_bytes=max_bytes)
         np.testing.assert_array_equal(gathered(comm, result, dst), expected)

@@ -287,6 +287,15 @@ def test_operation_that_the_dtype_lacks_is_refused():
         plan(Layout(mesh, [Partial("bor")], (4,)), Layout(mesh, [R], (4,)), "f8")
 
 
+def test_averages_of_truth_values_beside_other_reductions_are_refused():
+    layout = Layout(AbstractMesh((2, 2)), [Partial("sum"), Partial("avg")], (4,))
+    for dst in (layout.replace(placements=[R, R]), layout.replace(placements=[Shard(0), R])):
+        with pytest.raises(DTypeError, match="order matters"):
+            plan(layout, dst, "?")
+    assert plan(layout, layout.replace(placements=[R, layout.placements[1]]), "?").steps
+    assert plan(layout, layout.replace(placements=[R, R]), "i4").steps
+
+
 def test_rank_outside_both_meshes_is_refused():
     layout = Layout(AbstractMesh((4,)), [R], (4,))
     with pytest.raises(MeshError, match="rank 4"):

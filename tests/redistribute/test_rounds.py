@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distarray.layout import AbstractMesh, Layout, Partial, Shard
+from distarray.layout import AbstractMesh, Layout, Partial, Replicate, Shard
 from distarray.redistribute import plan
 from distarray.redistribute._rounds import cut
-from distarray.redistribute._steps import ExchangeStep
+from distarray.redistribute._steps import AllReduceStep, ExchangeStep
 from tests.redistribute.strategies import moves
 
 boxes = st.lists(
@@ -66,6 +66,15 @@ def test_packed_bytes_stay_within_the_bound(move, max_bytes):
                 messages = max(messages, len(peers) + len({t.peers for t in leaving}))
             assert largest * step.dtype.itemsize <= max(max_bytes, messages * step.dtype.itemsize)
             assert largest * step.dtype.itemsize <= ExchangeStep.scratch_bytes(step, rank)
+
+
+def test_all_reduce_in_pieces_stays_within_the_bound():
+    layout = Layout(AbstractMesh((4,)), [Partial()], (1001,))
+    found = plan(layout, layout.replace(placements=[Replicate()]), "f8", max_bytes=100)
+    (step,) = found.steps
+    assert isinstance(step, AllReduceStep)
+    assert max(step.scratch_bytes(rank) for rank in range(4)) == 96
+    assert "x21" in found.explain()
 
 
 def test_generous_bound_leaves_one_round():
