@@ -79,13 +79,7 @@ def moments(block: Buffer, axes: tuple[int, ...]) -> Moments:
         return _on_device(block, axes, dtype)
     count = int(np.prod([block.shape[axis] for axis in axes], dtype=np.int64))
     if len(axes) == block.ndim:
-        flat = _flat(block)
-        scratch = np.empty(min(flat.size, PIECE_BYTES // dtype.itemsize), dtype)
-        found = _pairwise(_tile(piece, (0,), dtype, scratch) for piece in _pieces(flat, dtype))
-        shape = (1,) * block.ndim
-        return Moments(
-            count, np.asarray(found.mean).reshape(shape), np.asarray(found.m2).reshape(shape)
-        )
+        return _reshaped(_line(_flat(block), dtype), (1,) * block.ndim)
     kept_shape = tuple(1 if i in axes else size for i, size in enumerate(block.shape))
     fold = folded(block, axes)
     if fold is not None:
@@ -141,10 +135,24 @@ def _flat(block: Buffer) -> Buffer:
     return block.reshape(-1)
 
 
-def _pieces(flat: Buffer, dtype: Any) -> Iterator[Buffer]:
-    step = PIECE_BYTES // dtype.itemsize
-    for start in range(0, flat.size, step):
-        yield flat[start : start + step]
+def _line(flat: Buffer, dtype: Any) -> Moments:
+    """Return the moments of one axis: those of its pieces, merged all at once."""
+    length = PIECE_BYTES // dtype.itemsize
+    pieces = [flat[start : start + length] for start in range(0, flat.size, length)]
+    scratch = np.empty(pieces[0].size, dtype)
+    counts = np.array([piece.size for piece in pieces])
+    means = np.empty(len(pieces), dtype)
+    squares = np.empty(len(pieces), scratch.real.dtype)
+    for i, piece in enumerate(pieces):
+        means[i] = mean = dtype.type(np.add.reduce(piece, dtype=dtype) / piece.size)
+        deviation = np.subtract(piece, mean, out=scratch[: piece.size], dtype=dtype)
+        squares[i] = _sum_of_squares(deviation)
+    if len(pieces) == 1:
+        return Moments(flat.size, means, squares)
+    total = np.add.reduce(means * (counts / flat.size), keepdims=True).astype(dtype)
+    between = np.add.reduce(_squared(means - total) * counts, keepdims=True)
+    within = np.add.reduce(squares, keepdims=True)
+    return Moments(flat.size, total, (within + between).astype(squares.dtype))
 
 
 def _tile(tile: Buffer, axes: tuple[int, ...], dtype: Any, scratch: Buffer) -> Moments:
@@ -156,8 +164,6 @@ def _tile(tile: Buffer, axes: tuple[int, ...], dtype: Any, scratch: Buffer) -> M
     mean /= dtype.type(count)
     deviation = scratch[: tile.size].reshape(tile.shape)
     np.subtract(tile, mean, out=deviation, dtype=dtype)
-    if tile.ndim == 1 and dtype.itemsize // (1 + (dtype.kind == "c")) >= 8:
-        return Moments(count, mean, np.asarray(_dot(deviation))[None])
     if dtype.kind == "c":
         squares = _squared(deviation)
     else:
@@ -165,16 +171,21 @@ def _tile(tile: Buffer, axes: tuple[int, ...], dtype: Any, scratch: Buffer) -> M
     return Moments(count, mean, np.add.reduce(squares, axis=axes, keepdims=True))
 
 
-def _dot(deviation: Buffer) -> Any:
-    """Return the sum of squares of a line in double precision.
+def _sum_of_squares(line: Buffer) -> Any:
+    """Return the sum of squares of a line, which may be overwritten.
 
-    Dot products add up in a few lanes: quick, and accurate enough in rows this short. Longer ones
-    would be given to the threads of the BLAS, which the other ranks of the node do not leave free.
+    Dot products add up in a few lanes: quick, and in double precision accurate enough in rows this
+    short. Longer ones would be given to the threads of the BLAS, which the other ranks of the node
+    do not leave free.
     """
-    whole = deviation.size // _DOTTED * _DOTTED
-    rows = deviation[:whole].reshape(-1, _DOTTED)
-    rest = deviation[whole:]
-    return (np.add.reduce(np.vecdot(rows, rows)) + np.vdot(rest, rest)).real
+    if line.real.itemsize < 8:
+        squares = _squared(line) if line.dtype.kind == "c" else np.multiply(line, line, out=line)
+        return np.add.reduce(squares)
+    whole = line.size // _DOTTED * _DOTTED
+    rows = line[:whole].reshape(-1, _DOTTED)
+    total = np.add.reduce(np.vecdot(rows, rows))
+    rest = line[whole:]
+    return (total + np.vdot(rest, rest) if rest.size else total).real
 
 
 def _pairwise(tiles: Iterator[Moments]) -> Moments:
