@@ -6,7 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ORDER = ("plain copy", "NumPy", "distarray", "by hand", "by hand, fresh memory", "NumPy alone")
-BASELINES = {"redistribution": "plain copy", "overhead": "NumPy", "large": "by hand"}
+BASELINES = {
+    "redistribution": "plain copy",
+    "overhead": "NumPy",
+    "large": "by hand",
+    "overlap": "one after the other",
+}
 
 
 def _ordered(names: Iterable[str]) -> list[str]:
