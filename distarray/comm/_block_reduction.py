@@ -23,6 +23,7 @@ import numpy as np
 
 from distarray.comm import _backend, _threads
 from distarray.comm._jit import kernels
+from distarray.comm._reducing import is_bfloat16
 from distarray.comm._strided import STREAMING_BYTES, Axis, joint_axes, offsets
 from distarray.errors import ArgumentError
 from distarray.typing import Buffer, Shape
@@ -110,7 +111,7 @@ def reduce_into(
             for source in sources[2:]:
                 combine(dst, source, out=dst)
         return
-    if dst.dtype.kind == "V" and dst.dtype.name == "bfloat16":
+    if dst.dtype.kind == "V" and is_bfloat16(dst.dtype):
         dst, sources = dst.view("u2"), [source.view("u2") for source in sources]
         bfloat16 = True
     nbytes = dst.nbytes

@@ -13,7 +13,6 @@ Smaller blocks come from NumPy, whose own allocator is faster there.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
 import threading
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
+from distarray.comm._mapping import Mapping, huge_page
 from distarray.comm._strided import fill
 from distarray.errors import OutOfMemoryError
 from distarray.typing import Buffer, Shape
@@ -34,9 +34,7 @@ POOLED_BYTES = 64 * 1024
 """Blocks of at least this many bytes come from the pool."""
 
 _PAGE = mmap.PAGESIZE
-_MAP_NORESERVE = 0x4000
 _MADV_REMOVE = 9
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; older kernels refuse it and pages are touched on first use
 _LARGE = 64 << 20  # blocks from this size on are asked for only where memory is left
 _POOLING = hasattr(os, "memfd_create")  # Linux; elsewhere every block comes from NumPy
 
@@ -84,10 +82,8 @@ class Arena:
         self.identity = int.from_bytes(os.urandom(7), "little")
         self.file = os.memfd_create("distarray", os.MFD_CLOEXEC)
         self.map = _mapped(self.file, _power_of_two(4 * physical))
-        self.capacity = len(self.map)
-        with contextlib.suppress(OSError):  # helps where the system allows shared huge pages
-            self.map.madvise(mmap.MADV_HUGEPAGE)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        self.capacity = len(self.map.bytes)
+        self.address = self.map.address
         self.returned: deque[tuple[int, int]] = deque()
         self._lock = threading.Lock()
         self._idle: dict[int, list[int]] = {}  # size -> offsets, last returned is used first
@@ -174,12 +170,10 @@ class Arena:
         reason = "more than the system has left"
         if size < _LARGE or size <= available():
             try:
-                os.posix_fallocate(self.file, offset, size)
+                self.map.populate(self.file, offset, size)
             except OSError as error:
                 reason = str(error.strerror)
             else:
-                with contextlib.suppress(OSError):
-                    self.map.madvise(_MADV_POPULATE_WRITE, offset, size)
                 return offset
         self._give_empty(offset, size)
         raise OutOfMemoryError(
@@ -188,17 +182,20 @@ class Arena:
         )
 
     def _take_empty(self, size: int) -> int | None:
-        for i, (offset, length) in enumerate(self._empty):
-            if length >= size:
-                if length == size:
-                    del self._empty[i]
-                else:
-                    self._empty[i] = (offset + size, length - size)
+        """Return a stretch without pages; one of several huge pages begins at one."""
+        unit = huge_page() if size >= 2 * huge_page() else _PAGE
+        for i, (start, length) in enumerate(self._empty):
+            offset = -(-start // unit) * unit
+            if start + length >= offset + size:
+                rest = ((start, offset - start), (offset + size, start + length - offset - size))
+                self._empty[i : i + 1] = [(first, left) for first, left in rest if left]
                 return offset
-        if self._top + size > self.capacity:
+        offset = -(-self._top // unit) * unit
+        if offset + size > self.capacity:
             return None
-        offset = self._top
-        self._top += size
+        skipped, self._top = self._top, offset + size
+        if skipped < offset:
+            self._give_empty(skipped, offset - skipped)
         return offset
 
     def _give_empty(self, offset: int, size: int) -> None:
@@ -216,12 +213,12 @@ class Arena:
             insort(self._empty, (offset, size))
 
 
-def _mapped(file: int, capacity: int) -> mmap.mmap:
+def _mapped(file: int, capacity: int) -> Mapping:
     """Map a sparse file of this size, or of less where the address space is limited."""
     while True:
         os.ftruncate(file, capacity)
         try:
-            return mmap.mmap(file, capacity, flags=mmap.MAP_SHARED | _MAP_NORESERVE)
+            return Mapping(file, capacity, writable=True)
         except (OSError, ValueError):
             if capacity <= _LARGE:
                 raise

@@ -164,9 +164,13 @@ def _narrow(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
         return values.astype(dtype)
 
 
+BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
+"""bfloat16 without a package that registers it: the bits, in a structure of that name."""
+
+
 def is_bfloat16(dtype: np.dtype[Any]) -> bool:
-    """Tell whether a dtype is the bfloat16 that ``ml_dtypes`` registers with NumPy."""
-    return dtype.kind == "V" and dtype.name == "bfloat16"
+    """Tell whether a dtype is `BFLOAT16`, or the one that ``ml_dtypes`` registers with NumPy."""
+    return dtype.kind == "V" and (dtype.name == "bfloat16" or dtype == BFLOAT16)
 
 
 def widen_bfloat16(bits: np.ndarray) -> np.ndarray:

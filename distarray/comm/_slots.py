@@ -7,11 +7,12 @@ axes, offset in the owner's arena, shape and strides.
 
 from __future__ import annotations
 
-import mmap
 import os
 from typing import Any
 
 import numpy as np
+
+from distarray.comm._mapping import Mapping
 
 INLINE_BYTES = 32 * 1024
 """Payloads up to this size travel inside the slot."""
@@ -79,19 +80,19 @@ class PeerMemory:
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._length = os.fstat(self._file).st_size
-        self._map: mmap.mmap | None = None
+        self._bytes = memoryview(b"")
 
-    def upto(self, end: int) -> mmap.mmap:
-        """Return a mapping that covers the first ``end`` bytes."""
-        if self._map is None or len(self._map) < end:
+    def upto(self, end: int) -> memoryview:
+        """Return memory that covers the first ``end`` bytes."""
+        if len(self._bytes) < end:
             length = min(self._length, max(256 << 20, 1 << (end - 1).bit_length()))
             # The shorter mapping lives on while views of it do.
-            self._map = mmap.mmap(self._file, length, prot=mmap.PROT_READ)
-        return self._map
+            self._bytes = Mapping(self._file, length, writable=False).bytes
+        return self._bytes
 
     def slot(self, offset: int, i: int) -> Slot:
         """Return slot ``i`` of the pair at ``offset``."""
-        return Slot(memoryview(self.upto(offset + 2 * SLOT)), offset + i * SLOT)
+        return Slot(self.upto(offset + 2 * SLOT), offset + i * SLOT)
 
 
 def describe(words: memoryview, kind: int, block: np.ndarray, offset: int) -> None:

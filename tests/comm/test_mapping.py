@@ -1,0 +1,53 @@
+"""Mapped memory files lie alike in file and addresses, and are one memory wherever they are mapped."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from distarray.comm._mapping import Mapping, huge_page
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory files")
+
+
+@pytest.fixture
+def file():
+    made = os.memfd_create("mapping")
+    yield made
+    os.close(made)
+
+
+def test_what_one_mapping_writes_another_reads_after_pages_became_huge(file):
+    length = 4 * huge_page()
+    os.ftruncate(file, length)
+    mine, other = Mapping(file, length, writable=True), Mapping(file, length, writable=False)
+    assert mine.address % huge_page() == other.address % huge_page() == 0
+    seen = np.frombuffer(other.bytes, np.uint8)
+    mine.populate(file, 4096, length - 4096)
+    written = np.frombuffer(mine.bytes, np.uint8)
+    assert not written.flags.writeable  # blocks are made from the address
+    os.pwrite(file, b"\x07" * 3, length - 3)
+    assert seen[-3:].tolist() == written[-3:].tolist() == [7, 7, 7]
+    assert not seen[:-3].any()
+    assert os.fstat(file).st_blocks * 512 >= length - 4096
+
+
+def test_memory_outlives_the_mapping_while_somebody_looks(file):
+    os.ftruncate(file, 8192)
+    os.pwrite(file, b"\x05", 8191)
+    view = Mapping(file, 8192, writable=False).bytes[8000:]
+    assert view[191] == 5
+
+
+def test_stretches_of_several_huge_pages_begin_at_one():
+    from distarray.comm import _memory
+
+    small = _memory.empty((70_000,), np.uint8)
+    large = _memory.empty((3 * huge_page(),), np.uint8)
+    assert (large.ctypes.data % huge_page()) == 0
+    assert _memory.arena().offset_of(large) % huge_page() == 0
+    del small, large
+    _memory.trim()
+    assert _memory.empty((2 * huge_page(),), np.uint8).ctypes.data % huge_page() == 0
