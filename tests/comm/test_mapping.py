@@ -1,4 +1,4 @@
-"""Mapped memory files lie alike in file and addresses, and are one memory wherever they are mapped."""
+"""Mapped memory files are aligned, and one memory wherever they are mapped."""
 
 from __future__ import annotations
 
