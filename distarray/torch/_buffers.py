@@ -1,0 +1,91 @@
+"""Tensors and the buffers that travel are the same memory; nothing here copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from distarray.comm import _backend
+from distarray.comm._reducing import BFLOAT16
+from distarray.errors import ArgumentTypeError, DTypeError
+from distarray.typing import Buffer
+
+_HOST_DTYPES = frozenset(
+    (
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
+    )
+)
+
+
+def buffer_of(tensor: torch.Tensor) -> Buffer:
+    """Return the memory of a tensor as a NumPy array (CuPy for CUDA), outside autograd.
+
+    bfloat16, which NumPy lacks, has a dtype of its own that reductions know.
+
+    Raises
+    ------
+    ArgumentTypeError
+        It is no dense tensor, or has no memory (the meta device).
+    DTypeError
+        Its dtype cannot travel.
+    """
+    check_travels(tensor)
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    if tensor.device.type == "cuda":
+        return _on_device(plain)
+    if tensor.dtype is torch.bfloat16:
+        bits: np.ndarray = plain.view(torch.int16).numpy()
+        return bits.view(BFLOAT16)
+    return plain.numpy()
+
+
+def check_travels(tensor: Any) -> None:
+    """Raise what `buffer_of` would raise; a meta tensor may not travel either."""
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+        kind = tensor.layout if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise ArgumentTypeError(f"expected a dense torch tensor, not {kind}; convert it first")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise ArgumentTypeError(
+            f"a tensor on device {tensor.device} has no memory that MPI could send; move it to the "
+            "CPU or to CUDA first (module.to_empty(device='cpu') for modules on meta)"
+        )
+    if tensor.dtype not in _HOST_DTYPES:
+        raise DTypeError(
+            f"tensors of {tensor.dtype} cannot be sent; convert to one of "
+            f"{', '.join(sorted(str(d) for d in _HOST_DTYPES))}"
+        )
+
+
+def _on_device(tensor: torch.Tensor) -> Buffer:
+    cupy: Any = _backend.module("cuda")
+    stream = torch.cuda.current_stream(tensor.device).cuda_stream
+    with cupy.cuda.Device(tensor.device.index), cupy.cuda.ExternalStream(stream):
+        if tensor.dtype is torch.bfloat16:
+            return cupy.from_dlpack(tensor.view(torch.int16)).view(cupy.uint16)
+        return cupy.from_dlpack(tensor)
+
+
+def tensor_of(buffer: Buffer, like: torch.Tensor) -> torch.Tensor:
+    """Return a tensor over the memory of a buffer, which came of a tensor of this dtype.
+
+    The memory is the tensor's from now on: nobody else may hold the buffer.
+    """
+    if not _backend.is_numpy(buffer):
+        found: torch.Tensor = torch.from_dlpack(buffer)
+        return found.view(torch.bfloat16) if like.dtype is torch.bfloat16 else found
+    if buffer.dtype == BFLOAT16:
+        return torch.from_numpy(buffer.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(buffer)

@@ -1,0 +1,98 @@
+"""Which layout a tensor has: beside the tensor, never in it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+
+from distarray.layout import Layout
+
+
+class Placed(NamedTuple):
+    """How a tensor is one block of a global one.
+
+    Attributes
+    ----------
+    layout
+        Of the global tensor.
+    parts
+        Empty, or the sizes into which ``axis`` of the full tensor is cut before each part is cut
+        among the ranks (fused query, key and value weights); see `distarray.torch._fused`.
+    axis
+        The axis that consists of parts.
+    """
+
+    layout: Layout
+    parts: tuple[int, ...] = ()
+    axis: int = 0
+
+
+class _Beside:
+    """A dictionary with tensors as keys, by identity, that does not keep them alive."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[weakref.ref[torch.Tensor], Placed]] = {}
+
+    def __getitem__(self, tensor: torch.Tensor) -> Placed:
+        return self._found[id(tensor)][1]
+
+    def get(self, tensor: torch.Tensor) -> Placed | None:
+        entry = self._found.get(id(tensor))
+        return None if entry is None or entry[0]() is not tensor else entry[1]
+
+    def set(self, tensor: torch.Tensor, placed: Placed) -> None:
+        key = id(tensor)
+
+        def forget(reference: Any) -> None:
+            entry = self._found.get(key)
+            if entry is not None and entry[0] is reference:
+                del self._found[key]
+
+        self._found[key] = (weakref.ref(tensor, forget), placed)
+
+    def tensors(self) -> list[tuple[torch.Tensor, Placed]]:
+        entries = list(self._found.values())
+        return [(t, placed) for reference, placed in entries if (t := reference()) is not None]
+
+
+_beside = _Beside()
+
+
+def placed_of(tensor: torch.Tensor) -> Placed | None:
+    """Return how a tensor is a block of a global one; None where nothing is known.
+
+    A gradient is placed as its parameter.
+    """
+    found = _beside.get(tensor)
+    if found is None and not tensor.requires_grad:
+        for parameter, placed in _beside.tensors():
+            if parameter.is_leaf and parameter.grad is tensor:
+                return placed
+    if found is not None and tuple(tensor.shape) != found.layout.local_shape():
+        return None  # it has been resized since
+    return found
+
+
+def layout_of(tensor: torch.Tensor) -> Layout | None:
+    """Return the layout of a parameter, a gradient or an output that this library made.
+
+    Parameters
+    ----------
+    tensor
+        A plain tensor: this rank's block.
+
+    Returns
+    -------
+    Layout or None
+        Of the global tensor; None for a tensor that has none. What torch computes from tensors
+        with a layout has none.
+    """
+    placed = placed_of(tensor)
+    return None if placed is None else placed.layout
+
+
+def place(tensor: torch.Tensor, layout: Layout, parts: tuple[int, ...] = (), axis: int = 0) -> None:
+    """Say that a tensor is this rank's block of a layout."""
+    _beside.set(tensor, Placed(layout, parts, axis))

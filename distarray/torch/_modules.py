@@ -1,0 +1,134 @@
+"""What a parallelized module knows of itself, and hooks that tell which module an error is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from distarray.errors import DistArrayError
+from distarray.torch._layouts import Placed, place, placed_of
+
+_NAME = "_distarray"
+
+
+@dataclass(slots=True)
+class State:
+    """Beside a module, in its ``__dict__``: it is copied with the module.
+
+    Attributes
+    ----------
+    path
+        The module's name in the model that was parallelized; "" for the model itself.
+    placed
+        How its own parameters are placed, by name.
+    substituted
+        Parameters that were replaced for calls of ``forward`` under way, innermost last.
+    """
+
+    path: str = ""
+    placed: dict[str, Placed] = field(default_factory=dict)
+    substituted: list[dict[str, Any]] = field(default_factory=list)
+
+    def __deepcopy__(self, _: dict[int, Any]) -> State:
+        return State(self.path, dict(self.placed))  # layouts are values
+
+
+def state_of(module: nn.Module) -> State:
+    """Return what is known beside a module, nothing at first."""
+    found = module.__dict__.get(_NAME)
+    if found is None:
+        found = module.__dict__[_NAME] = State()
+    assert isinstance(found, State)
+    return found
+
+
+def place_parameters(module: nn.Module) -> None:
+    """Say again how the module's parameters are placed, should they be new tensors.
+
+    Copies of a module have such, and modules that were materialised or loaded with ``assign=True``.
+    """
+    for name, placed in state_of(module).placed.items():
+        parameter = module._parameters.get(name)
+        if parameter is None or placed_of(parameter) is not None:
+            continue
+        if tuple(parameter.shape) == placed.layout.local_shape():
+            place(parameter, *placed)
+
+
+@contextmanager
+def located(module: nn.Module) -> Iterator[None]:
+    """Begin the message of an error from inside with the module's path and class."""
+    try:
+        yield
+    except DistArrayError as error:
+        if not getattr(error, "located", False) and error.args:
+            where = f"{state_of(module).path or 'the module'} ({type(module).__name__})"
+            error.args = (f"{where}: {error.args[0]}", *error.args[1:])
+            error.located = True  # type: ignore[attr-defined]
+        raise
+
+
+def on_input(
+    module: nn.Module, function: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+) -> None:
+    """Call ``function(module, args, kwargs)`` before forward; it returns new args and kwargs."""
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with located(module):
+            place_parameters(module)
+            return function(module, args, kwargs)
+
+    module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def map_inputs(
+    args: tuple[Any, ...], kwargs: dict[str, Any], count: int, function: Callable[[Any], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments with a function of the first `count`, however they are passed."""
+    args = (*map(function, args[:count]), *args[count:])
+    named = list(kwargs)[: max(count - len(args), 0)]
+    return args, {k: function(v) if k in named else v for k, v in kwargs.items()}
+
+
+def on_output(module: nn.Module, function: Callable[[nn.Module, Any], Any]) -> None:
+    """Call ``function(module, output)`` after forward; it returns the new output."""
+
+    def hook(module: nn.Module, _: Any, output: Any) -> Any:
+        with located(module):
+            return function(module, output)
+
+    module.register_forward_hook(hook)
+
+
+def substitute(
+    module: nn.Module,
+    values: Callable[[nn.Module], Mapping[str, torch.Tensor | None]],
+) -> None:
+    """Let forward see other values of the module's own parameters, and put these back after it.
+
+    Parameters
+    ----------
+    values
+        Function of the module: parameters by name, and what ``forward`` finds there instead.
+    """
+
+    def before(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any]) -> None:
+        with located(module):
+            place_parameters(module)
+            found = values(module)
+            parameters: dict[str, Any] = module._parameters
+            state_of(module).substituted.append({name: parameters[name] for name in found})
+            parameters.update(found)
+
+    def after(module: nn.Module, _: Any, __: Any) -> None:
+        stack = state_of(module).substituted
+        if stack:  # empty where an error came before the substitution
+            module._parameters.update(stack.pop())
+
+    module.register_forward_pre_hook(before, with_kwargs=True)
+    module.register_forward_hook(after, always_call=True)

@@ -1,0 +1,133 @@
+"""Apply parallel styles to modules by the names they have in a model."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from distarray.comm import DeviceMesh
+from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
+from distarray.torch._layouts import placed_of
+from distarray.torch._modules import located, state_of
+from distarray.torch._moves import check_mesh
+from distarray.torch._parameters import is_sharded, values_from
+from distarray.torch._style import ParallelStyle
+
+Plan = ParallelStyle | Mapping[str, ParallelStyle]
+
+
+def parallelize_module(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    plan: Plan,
+    *,
+    src_data_rank: int | None = 0,
+) -> nn.Module:
+    """Distribute a model's modules over a mesh, in place (collective over the mesh).
+
+    Parameters
+    ----------
+    module
+        The same on every rank. Parameters on the meta device stay there, as blocks: materialise
+        them by ``module.to_empty(device="cpu")``, then load a state dict.
+    mesh
+        Usually of one axis; ``mesh["tp"]`` takes one out of a larger mesh.
+    plan
+        A style for the module itself, or styles by module name. A name is compared part by part
+        between dots and may hold the wildcards of ``fnmatch``: ``"layers.*.mlp.up"``. A later entry
+        adds to an earlier one that matches the same module.
+    src_data_rank
+        Position in the mesh of the rank whose parameters all take. With None nothing is sent:
+        the ranks have the same parameters already, which is checked.
+
+    Returns
+    -------
+    torch.nn.Module
+        ``module`` itself. All its parameters and outputs are plain tensors; `layout_of` knows how
+        a parameter is placed.
+
+    Raises
+    ------
+    ArgumentError
+        A name matches no module.
+    LayoutError
+        Modules that share a parameter would place it differently, or one of them is not in
+        the plan.
+    """
+    check_mesh(mesh)
+    if not isinstance(module, nn.Module):
+        raise ArgumentTypeError(f"expected a torch.nn.Module, not {type(module).__name__}")
+    if src_data_rank is not None and not 0 <= src_data_rank < mesh.size:
+        raise ArgumentError(
+            f"src_data_rank={src_data_rank}: {mesh} has the positions 0 to {mesh.size - 1}; or None"
+        )
+    for name, child in module.named_modules():
+        state = state_of(child)
+        state.path = state.path or name
+    chosen = list(_matches(module, plan))
+    with values_from(src_data_rank):
+        for _, child, style in chosen:
+            with located(child):
+                style.apply(child, mesh)
+    _check_shared(module)
+    return module
+
+
+def _matches(module: nn.Module, plan: Any) -> Iterator[tuple[str, nn.Module, ParallelStyle]]:
+    """Yield the modules of a plan, in the order of its entries; all of it is checked first."""
+    if isinstance(plan, ParallelStyle):
+        yield "", module, plan
+        return
+    if not isinstance(plan, Mapping):
+        raise ArgumentTypeError(
+            f"plan is a ParallelStyle, or a mapping of module names to such, not "
+            f"{type(plan).__name__}"
+        )
+    names = dict(module.named_modules(remove_duplicate=False))
+    found = []
+    for pattern, style in plan.items():
+        if not isinstance(style, ParallelStyle):
+            raise ArgumentTypeError(
+                f"plan[{pattern!r}] is a {type(style).__name__}; it must be a ParallelStyle, "
+                "such as dt.ColwiseParallel()"
+            )
+        matched = [name for name in names if _fits(name, pattern)]
+        if not matched:
+            near = difflib.get_close_matches(pattern, names, 3, 0.5) or list(names)[1:6]
+            raise ArgumentError(
+                f"plan[{pattern!r}] matches no module of the {type(module).__name__}; it has for "
+                f"instance {', '.join(map(repr, near))}"
+            )
+        seen: set[int] = set()
+        for name in matched:
+            if id(names[name]) not in seen:  # a module that is there under two names
+                seen.add(id(names[name]))
+                found.append((name, names[name], style))
+    if not found:
+        warnings.warn("parallelize_module was given an empty plan", stacklevel=3)
+    yield from found
+
+
+def _fits(name: str, pattern: str) -> bool:
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+
+
+def _check_shared(module: nn.Module) -> None:
+    """Raise where a module holds a block of a parameter that it does not know to be cut."""
+    for name, child in module.named_modules():
+        for key, parameter in child.named_parameters(recurse=False):
+            placed = placed_of(parameter)
+            if placed is None or not is_sharded(placed.layout):
+                continue
+            if key not in state_of(child).placed:
+                raise LayoutError(
+                    f"{name or 'the module'} ({type(child).__name__}) shares its parameter "
+                    f"{key!r}, which is placed as {placed.layout}, but has no style in the plan; "
+                    "give it one that places the parameter alike"
+                )

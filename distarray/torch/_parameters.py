@@ -1,0 +1,195 @@
+"""Parameters that become this rank's block of themselves, in place: whoever holds one, sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from itertools import accumulate
+
+import torch
+from torch import nn
+
+from distarray.comm import DeviceMesh
+from distarray.errors import ArgumentError, LayoutError, MismatchError
+from distarray.layout import Layout, Placement, Shard
+from distarray.layout._partition import chunk
+from distarray.torch._buffers import buffer_of
+from distarray.torch._layouts import Placed, place, placed_of
+from distarray.torch._modules import state_of
+from distarray.torch._moves import check_mesh
+
+_source: ContextVar[int | None] = ContextVar("source of parameters", default=0)
+
+
+@contextlib.contextmanager
+def values_from(rank: int | None) -> Iterator[None]:
+    """Set which rank's values parameters take: a position in their mesh, or each its own (None)."""
+    token = _source.set(rank)
+    try:
+        yield
+    finally:
+        _source.reset(token)
+
+
+def distribute_parameter(
+    module: nn.Module,
+    name: str,
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    *,
+    parts: Sequence[int] = (),
+    axis: int = 0,
+) -> Layout:
+    """Turn a module's parameter into this rank's block of it (collective over the mesh).
+
+    The parameter stays the same object, so that modules which share it and optimizers which hold
+    it see the block. A parameter on the meta device becomes a block there, and nothing is sent.
+
+    Parameters
+    ----------
+    module, name
+        The module that holds it, and under which name.
+    mesh, placements
+        How it is placed: ``Shard`` and ``Replicate``.
+    parts
+        Sizes of the parts that the full parameter consists of along ``axis``, each of which is
+        cut by itself: every rank holds its share of each, one after another. For fused query,
+        key and value weights, for instance.
+    axis
+        See ``parts``; one mesh axis at most may shard it.
+
+    Returns
+    -------
+    Layout
+        Of the full parameter. With ``parts`` its items along ``axis`` are in the order of the
+        ranks.
+
+    Raises
+    ------
+    LayoutError
+        The parameter is placed otherwise already, by another module that shares it.
+    MismatchError
+        Each rank shall keep its own values (``src_data_rank=None``), and these differ.
+    """
+    check_mesh(mesh)
+    parameter = getattr(module, name, None)
+    if not isinstance(parameter, nn.Parameter):
+        raise ArgumentError(f"{type(module).__name__} has no parameter {name!r} to distribute")
+    known = placed_of(parameter)
+    shape = tuple(parameter.shape) if known is None else known.layout.shape
+    placed = placed_as(mesh, placements, shape, parts, axis)
+    if known is not None and known != placed:
+        raise LayoutError(
+            f"parameter {name!r} is placed as {known.layout} already, by a module that shares it, "
+            f"and cannot be {placed.layout} as well; give both modules styles that place it alike"
+        )
+    if known is None:
+        if parameter.grad is not None:
+            raise ArgumentError(
+                f"parameter {name!r} has a gradient already, of the full shape; parallelize before "
+                "the first backward pass, or after zero_grad()"
+            )
+        if parameter.device.type != "meta":
+            _agree_on_values(parameter, mesh, name)
+        parameter.data = block_of(parameter.detach(), placed).clone(
+            memory_format=torch.contiguous_format
+        )
+        place(parameter, *placed)
+    state_of(module).placed[name] = placed
+    return placed.layout
+
+
+def placed_as(
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    shape: Sequence[int],
+    parts: Sequence[int] = (),
+    axis: int = 0,
+) -> Placed:
+    """Return how a parameter of this shape is placed, with the boundaries that parts make."""
+    layout = Layout(mesh, placements, shape)
+    if not parts:
+        return Placed(layout)
+    axis %= layout.ndim
+    if sum(parts) != layout.shape[axis]:
+        raise LayoutError(
+            f"parts {tuple(parts)} add up to {sum(parts)}, but axis {axis} of the parameter has "
+            f"{layout.shape[axis]} items"
+        )
+    cutting = layout.sharding_axes(axis)
+    if len(cutting) > 1:
+        raise LayoutError(f"{layout}: an axis that consists of parts is cut by one mesh axis only")
+    if not cutting:
+        return Placed(layout)
+    count = mesh.shape[cutting[0]]
+    bounds = [[chunk(part, (count,)).bounds(i) for part in parts] for i in range(count)]
+    lengths = [sum(stop - start for start, stop in one) for one in bounds]
+    offsets = (0, *accumulate(lengths))
+    return Placed(layout.replace(boundaries={axis: offsets}), tuple(parts), axis)
+
+
+def block_of(full: torch.Tensor, placed: Placed) -> torch.Tensor:
+    """Return this rank's block of a full tensor, which shares its memory where it can."""
+    layout, parts, axis = placed
+    box = layout.local_box()
+    assert box is not None  # this rank is in the mesh
+    for i, (start, stop) in enumerate(box):
+        if not (parts and i == axis):
+            full = full.narrow(i, start, stop - start)
+    if not parts:
+        return full
+    (cutting,) = layout.sharding_axes(axis)
+    coordinate = layout.mesh.coordinate
+    assert coordinate is not None
+    pieces, first = [], 0
+    for part in parts:
+        start, stop = chunk(part, (layout.mesh.shape[cutting],)).bounds(coordinate[cutting])
+        pieces.append(full.narrow(axis, first + start, stop - start))
+        first += part
+    return torch.cat(pieces, axis)
+
+
+def in_full_order(gathered: torch.Tensor, placed: Placed) -> torch.Tensor:
+    """Return a full tensor whose parts, gathered in the order of the ranks, are whole again."""
+    layout, parts, axis = placed
+    if not parts:
+        return gathered
+    (cutting,) = layout.sharding_axes(axis)
+    count = layout.mesh.shape[cutting]
+    lengths = [
+        [stop - start for start, stop in (chunk(part, (count,)).bounds(i) for part in parts)]
+        for i in range(count)
+    ]
+    pieces = iter(gathered.split([length for one in lengths for length in one], axis))
+    by_rank = [[next(pieces) for _ in parts] for _ in range(count)]
+    return torch.cat([by_rank[i][k] for k in range(len(parts)) for i in range(count)], axis)
+
+
+def _agree_on_values(parameter: nn.Parameter, mesh: DeviceMesh, name: str) -> None:
+    """Give all ranks the values of one, or check that they have the same."""
+    source = _source.get()
+    comm = mesh.communicator()
+    whole = parameter.detach().contiguous()
+    buffer = buffer_of(whole)
+    if source is None:
+        digest = hashlib.blake2b(buffer.tobytes(), digest_size=16).hexdigest()
+        told = comm.all_gather_object((tuple(parameter.shape), str(parameter.dtype), digest))
+        if len(set(told)) > 1:
+            raise MismatchError(
+                f"parameter {name!r} differs between the ranks of {mesh}: {told}; start from the "
+                "same values, or let src_data_rank=0 give its own to all"
+            )
+        return
+    comm.broadcast(buffer.reshape(-1), root=source)
+    if whole.data_ptr() != parameter.data_ptr():
+        parameter.data.copy_(whole)
+
+
+def is_sharded(layout: Layout) -> bool:
+    """Tell whether ranks hold different blocks."""
+    return any(
+        type(p) is Shard and size > 1
+        for p, size in zip(layout.placements, layout.mesh.shape, strict=True)
+    )
