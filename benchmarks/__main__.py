@@ -17,7 +17,13 @@ from pathlib import Path
 
 from benchmarks import report
 
-SUITES = {"redistribution": (2, 4), "overhead": (1, 2), "large": (2,), "overlap": (2,)}
+SUITES = {
+    "redistribution": (2, 4),
+    "overhead": (1, 2),
+    "large": (2,),
+    "overlap": (2,),
+    "transformer": (2,),
+}
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -74,3 +74,13 @@ def summary(samples: list[float]) -> dict[str, float]:
         return {"median": ordered[0], "low": ordered[0], "high": ordered[0]}
     low, _, high = statistics.quantiles(ordered, n=4)
     return {"median": statistics.median(ordered), "low": low, "high": high}
+
+
+def ratios(samples: Mapping[str, list[float]], baseline: str) -> dict[str, dict[str, float]]:
+    """Divide by the baseline round by round, so that what slows a whole round down cancels."""
+    base = samples[baseline]
+    return {
+        name: summary([one / unit for one, unit in zip(values, base, strict=True)])
+        for name, values in samples.items()
+        if name != baseline
+    }

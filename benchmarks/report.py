@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-ORDER = ("plain copy", "NumPy", "distarray", "by hand", "by hand, fresh memory", "NumPy alone")
+ORDER = (
+    "plain copy",
+    "NumPy",
+    "without communication",
+    "distarray",
+    "by hand",
+    "by hand, fresh memory",
+    "NumPy alone",
+)
 BASELINES = {
     "redistribution": "plain copy",
     "overhead": "NumPy",
     "large": "by hand",
     "overlap": "one after the other",
+    "transformer": "without communication",
 }
 
 
@@ -56,10 +65,19 @@ def _cells(row: dict, names: list[str], baseline: str) -> str:
             cells.append("-")
             continue
         seconds = row["seconds"][name]["median"]
-        ratio = seconds / row["seconds"][baseline]["median"] if baseline in row["seconds"] else None
+        ratio = _multiple(row, name, baseline)
         told = name == baseline or ratio is None
         cells.append(_time(seconds) if told else f"{_time(seconds)} ({_ratio(ratio)})")
     return " | ".join(cells)
+
+
+def _multiple(row: dict, name: str, baseline: str) -> float | None:
+    """Return the multiple of the baseline: the median over rounds, where these were recorded."""
+    if baseline not in row["seconds"]:
+        return None
+    if name in row.get("ratios", {}):
+        return row["ratios"][name]["median"]
+    return row["seconds"][name]["median"] / row["seconds"][baseline]["median"]
 
 
 def plot(suite: str, parts: list[dict], path: Path) -> None:
@@ -69,6 +87,8 @@ def plot(suite: str, parts: list[dict], path: Path) -> None:
 
     baseline = BASELINES[suite]
     rows = [row for part in parts for row in part["rows"] if baseline in row["seconds"]]
+    if not rows:
+        return
     groups: dict[tuple[int, str], list[dict]] = {}
     for row in rows:
         groups.setdefault((row["ranks"], row["size"]), []).append(row)
@@ -83,9 +103,8 @@ def plot(suite: str, parts: list[dict], path: Path) -> None:
             places, values = [], []
             for line, row in enumerate(group):
                 if name in row["seconds"]:
-                    unit = row["seconds"][baseline]["median"]
                     places.append(line + (index - (len(names) - 1) / 2) * width)
-                    values.append(row["seconds"][name]["median"] / unit)
+                    values.append(_multiple(row, name, baseline))
             panel.barh(places, values, width, color=f"C{index}", label=name)
         panel.set_yticks(range(len(group)), [row["case"] for row in group])
         panel.invert_yaxis()
