@@ -22,11 +22,14 @@ class Placed(NamedTuple):
         among the ranks (fused query, key and value weights); see `distarray.torch._fused`.
     axis
         The axis that consists of parts.
+    units
+        What each part is made of: whole units of so many items are not torn apart.
     """
 
     layout: Layout
     parts: tuple[int, ...] = ()
     axis: int = 0
+    units: tuple[int, ...] = ()
 
 
 class _Beside:
@@ -93,6 +96,12 @@ def layout_of(tensor: torch.Tensor) -> Layout | None:
     return None if placed is None else placed.layout
 
 
-def place(tensor: torch.Tensor, layout: Layout, parts: tuple[int, ...] = (), axis: int = 0) -> None:
+def place(
+    tensor: torch.Tensor,
+    layout: Layout,
+    parts: tuple[int, ...] = (),
+    axis: int = 0,
+    units: tuple[int, ...] = (),
+) -> None:
     """Say that a tensor is this rank's block of a layout."""
-    _beside.set(tensor, Placed(layout, parts, axis))
+    _beside.set(tensor, Placed(layout, parts, axis, units))

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
-from itertools import accumulate
 
 import torch
 from torch import nn
@@ -14,7 +13,7 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, LayoutError, MismatchError
 from distarray.layout import Layout, Placement, Shard
-from distarray.layout._partition import chunk
+from distarray.torch import _fused
 from distarray.torch._buffers import buffer_of
 from distarray.torch._layouts import Placed, place, placed_of
 from distarray.torch._modules import state_of
@@ -40,6 +39,7 @@ def distribute_parameter(
     placements: Sequence[Placement],
     *,
     parts: Sequence[int] = (),
+    unit: int | Sequence[int] = 1,
     axis: int = 0,
 ) -> Layout:
     """Turn a module's parameter into this rank's block of it (collective over the mesh).
@@ -57,8 +57,11 @@ def distribute_parameter(
         Sizes of the parts that the full parameter consists of along ``axis``, each of which is
         cut by itself: every rank holds its share of each, one after another. For fused query,
         key and value weights, for instance.
+    unit
+        How many items along ``axis`` must stay together, such as the features of a head; one
+        number, or one for each part.
     axis
-        See ``parts``; one mesh axis at most may shard it.
+        See ``parts`` and ``unit``; one mesh axis at most may shard it.
 
     Returns
     -------
@@ -79,7 +82,7 @@ def distribute_parameter(
         raise ArgumentError(f"{type(module).__name__} has no parameter {name!r} to distribute")
     known = placed_of(parameter)
     shape = tuple(parameter.shape) if known is None else known.layout.shape
-    placed = placed_as(mesh, placements, shape, parts, axis)
+    placed = placed_as(mesh, placements, shape, parts, axis, unit)
     if known is not None and known != placed:
         raise LayoutError(
             f"parameter {name!r} is placed as {known.layout} already, by a module that shares it, "
@@ -107,32 +110,29 @@ def placed_as(
     shape: Sequence[int],
     parts: Sequence[int] = (),
     axis: int = 0,
+    unit: int | Sequence[int] = 1,
 ) -> Placed:
     """Return how a parameter of this shape is placed, with the boundaries that parts make."""
     layout = Layout(mesh, placements, shape)
-    if not parts:
+    if not parts and unit == 1:
         return Placed(layout)
     axis %= layout.ndim
-    if sum(parts) != layout.shape[axis]:
-        raise LayoutError(
-            f"parts {tuple(parts)} add up to {sum(parts)}, but axis {axis} of the parameter has "
-            f"{layout.shape[axis]} items"
-        )
+    sizes, units = _fused.checked_parts(layout.shape[axis], parts, unit)
     cutting = layout.sharding_axes(axis)
     if len(cutting) > 1:
-        raise LayoutError(f"{layout}: an axis that consists of parts is cut by one mesh axis only")
+        raise LayoutError(
+            f"{layout}: an axis that consists of parts or units is cut by one mesh axis only"
+        )
     if not cutting:
         return Placed(layout)
-    count = mesh.shape[cutting[0]]
-    bounds = [[chunk(part, (count,)).bounds(i) for part in parts] for i in range(count)]
-    lengths = [sum(stop - start for start, stop in one) for one in bounds]
-    offsets = (0, *accumulate(lengths))
-    return Placed(layout.replace(boundaries={axis: offsets}), tuple(parts), axis)
+    offsets = _fused.boundaries(sizes, units, mesh.shape[cutting[0]])
+    layout = layout.replace(boundaries={axis: offsets})
+    return Placed(layout) if len(sizes) == 1 else Placed(layout, sizes, axis, units)
 
 
 def block_of(full: torch.Tensor, placed: Placed) -> torch.Tensor:
     """Return this rank's block of a full tensor, which shares its memory where it can."""
-    layout, parts, axis = placed
+    layout, parts, axis, units = placed
     box = layout.local_box()
     assert box is not None  # this rank is in the mesh
     for i, (start, stop) in enumerate(box):
@@ -143,28 +143,17 @@ def block_of(full: torch.Tensor, placed: Placed) -> torch.Tensor:
     (cutting,) = layout.sharding_axes(axis)
     coordinate = layout.mesh.coordinate
     assert coordinate is not None
-    pieces, first = [], 0
-    for part in parts:
-        start, stop = chunk(part, (layout.mesh.shape[cutting],)).bounds(coordinate[cutting])
-        pieces.append(full.narrow(axis, first + start, stop - start))
-        first += part
-    return torch.cat(pieces, axis)
+    count = layout.mesh.shape[cutting]
+    return _fused.own_share(full, parts, units, count, coordinate[cutting], axis)
 
 
 def in_full_order(gathered: torch.Tensor, placed: Placed) -> torch.Tensor:
     """Return a full tensor whose parts, gathered in the order of the ranks, are whole again."""
-    layout, parts, axis = placed
+    layout, parts, axis, units = placed
     if not parts:
         return gathered
     (cutting,) = layout.sharding_axes(axis)
-    count = layout.mesh.shape[cutting]
-    lengths = [
-        [stop - start for start, stop in (chunk(part, (count,)).bounds(i) for part in parts)]
-        for i in range(count)
-    ]
-    pieces = iter(gathered.split([length for one in lengths for length in one], axis))
-    by_rank = [[next(pieces) for _ in parts] for _ in range(count)]
-    return torch.cat([by_rank[i][k] for k in range(len(parts)) for i in range(count)], axis)
+    return _fused.by_parts(gathered, parts, units, layout.mesh.shape[cutting], axis)
 
 
 def _agree_on_values(parameter: nn.Parameter, mesh: DeviceMesh, name: str) -> None:

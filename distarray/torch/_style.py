@@ -46,12 +46,13 @@ class ParallelStyle(ABC):
         placements: Sequence[Placement],
         *,
         parts: Sequence[int] = (),
+        unit: int | Sequence[int] = 1,
         axis: int = 0,
     ) -> Layout:
         """Turn a parameter into this rank's block of it; see `distribute_parameter`."""
         with _modules.located(module):
             return _parameters.distribute_parameter(
-                module, name, mesh, placements, parts=parts, axis=axis
+                module, name, mesh, placements, parts=parts, unit=unit, axis=axis
             )
 
     @staticmethod
