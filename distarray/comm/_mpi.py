@@ -8,7 +8,6 @@ not take part, and made when it is first used.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import pickle
 import threading
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from distarray.comm import _mpi_large, _on_error, _waiting
+from distarray.comm import _mismatch, _mpi_large, _on_error, _waiting
 from distarray.comm._collectives import Counts
 from distarray.comm._communicator import Communicator
 from distarray.comm._datatypes import carrier, moving_type, reducing_type
@@ -81,7 +80,7 @@ class MPICommunicator(Communicator):
         if channel is not None and channel.is_complete:
             channel.barrier()
         else:
-            compare(self._group.mpi, _token("barrier"), "waiting at a barrier")
+            compare(self._group.mpi, _mismatch.token("barrier"), "waiting at a barrier")
 
     def _all_gather(
         self, send: np.ndarray, recv: np.ndarray, counts: Counts, blocking: bool
@@ -89,7 +88,7 @@ class MPICommunicator(Communicator):
         if blocking and recv.nbytes <= SMALL_BYTES and self.reaches_all:
             channel = self._group.channel
             assert channel is not None  # it reaches all
-            token = _token("all_gather", recv.dtype, counts)
+            token = _mismatch.token("all_gather", recv.dtype, counts)
             everyone = channel.exchange(send.tobytes(), token, "all_gather")
             recv.view(np.uint8)[:] = np.frombuffer(b"".join(everyone), np.uint8)  # type: ignore[arg-type]
             return DONE
@@ -117,7 +116,7 @@ class MPICommunicator(Communicator):
         key = (op, dtype, array.size)
         known = _small.get(key)
         if known is None:
-            known = _small[key] = (_token("all_reduce", *key), plain_ufunc(op, dtype))
+            known = _small[key] = (_mismatch.token("all_reduce", *key), plain_ufunc(op, dtype))
         usual, function = known
         if function is None:
             return None
@@ -236,14 +235,14 @@ class MPICommunicator(Communicator):
             told = [
                 bytes(item)
                 for item in self._group.channel.exchange(
-                    payload, _token("all_gather_object"), "all_gather_object"
+                    payload, _mismatch.token("all_gather_object"), "all_gather_object"
                 )
                 if item is not None
             ]
             if all(item[:1] == _FITS for item in told):
                 return [item[1:] for item in told]
         else:
-            compare(self._group.mpi, _token("all_gather_object"), "all_gather_object")
+            compare(self._group.mpi, _mismatch.token("all_gather_object"), "all_gather_object")
         return all_gather_bytes(self._group.mpi, mine)
 
     def _broadcast_object(self, obj: Any, root: int) -> tuple[Any, int]:
@@ -320,7 +319,7 @@ class MPICommunicator(Communicator):
         """Return the duplicate that work in the background uses; the first call is collective."""
         if not self._group.has_background:
             # What makes it has no way to find out that another rank does something else.
-            self.agree(_token("background"), "the first work in the background")
+            self.agree(_mismatch.token("background"), "the first work in the background")
         return MPICommunicator(self._group.background(), self.name)
 
     @property
@@ -354,12 +353,6 @@ def _started(handle: _mpi_large.Several, buffers: Sequence[Any], blocking: bool)
 
 
 @lru_cache(maxsize=4096)
-def _token(*doing: object) -> int:
-    """Return a number below 2**62 that names what a rank is doing, alike in every process."""
-    digest = hashlib.blake2b(repr(doing).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 2
-
-
 _world: MPICommunicator | None = None
 _lock = threading.Lock()
 _keyval: int | None = None
