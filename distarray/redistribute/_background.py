@@ -12,6 +12,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from distarray.comm._mismatch import Purpose
 from distarray.comm._world import world
 from distarray.layout import Layout
 from distarray.redistribute._execute import BoundStep, bound_steps, redistribute_local
@@ -40,27 +41,33 @@ _workers_lock = threading.Lock()
 
 
 def redistribute_async(
-    local: Buffer, src: Layout, dst: Layout, *, max_bytes: int | None = None
+    local: Buffer,
+    src: Layout,
+    dst: Layout,
+    *,
+    max_bytes: int | None = None,
+    purpose: Purpose | None = None,
 ) -> Handle:
     """Start `redistribute_local` in the background and return at once.
 
     Collective, like the redistribution itself: every rank of both meshes calls it at the same
-    place among its calls. ``local`` must not change until the result is there. Where MPI was
+    place among its calls, for the same ``purpose``. ``local`` must not change until the result is
+    there. Where MPI was
     started without ``MPI_THREAD_MULTIPLE`` nothing may run in the background: the redistribution
     is complete on return.
     """
     if src is dst or not world().concurrent:
         done: Future[Buffer] = Future()
-        done.set_result(redistribute_local(local, src, dst, max_bytes=max_bytes))
+        done.set_result(redistribute_local(local, src, dst, max_bytes=max_bytes, purpose=purpose))
         return Handle(done)
     steps = bound_steps(src, dst, local.dtype, max_bytes, background=True)
     # The caller's context goes along, so that its CommLog records what the thread sends.
-    return Handle(_worker().submit(contextvars.copy_context().run, _run, steps, local))
+    return Handle(_worker().submit(contextvars.copy_context().run, _run, steps, local, purpose))
 
 
-def _run(steps: tuple[BoundStep, ...], local: Buffer) -> Buffer:
+def _run(steps: tuple[BoundStep, ...], local: Buffer, purpose: Purpose | None) -> Buffer:
     for step in steps:
-        local = step(local)
+        local = step(local, purpose)
     return local
 
 
