@@ -52,9 +52,8 @@ def redistribute_async(
 
     Collective, like the redistribution itself: every rank of both meshes calls it at the same
     place among its calls, for the same ``purpose``. ``local`` must not change until the result is
-    there. Where MPI was
-    started without ``MPI_THREAD_MULTIPLE`` nothing may run in the background: the redistribution
-    is complete on return.
+    there. Where MPI was started without ``MPI_THREAD_MULTIPLE`` nothing may run in the background:
+    the redistribution is complete on return.
     """
     if src is dst or not world().concurrent:
         done: Future[Buffer] = Future()
