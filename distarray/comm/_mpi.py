@@ -11,7 +11,6 @@ import contextlib
 import pickle
 import threading
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -352,7 +351,6 @@ def _started(handle: _mpi_large.Several, buffers: Sequence[Any], blocking: bool)
     return Pending(handle, buffers)
 
 
-@lru_cache(maxsize=4096)
 _world: MPICommunicator | None = None
 _lock = threading.Lock()
 _keyval: int | None = None
