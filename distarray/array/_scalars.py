@@ -118,6 +118,14 @@ class Scalars(BaseArray):
             )
         return bool(value(self))
 
+    def __round__(self, digits: int | None = None) -> Any:
+        if self._layout.shape:
+            raise ArgumentTypeError(
+                f"round(x) of an array of shape {self.shape}: Python's round() is for 0-d arrays "
+                "here; use x.round(decimals)"
+            )
+        return round(value(self), digits)
+
     def __format__(self, spec: str) -> str:
         if spec and not self._layout.shape:
             return format(value(self), spec)

@@ -77,6 +77,36 @@ def asarray(
     return build(layout, kind, make)
 
 
+def array(
+    obj: Any,
+    /,
+    dtype: Any = None,
+    *,
+    copy: bool | None = True,
+    device: Any = None,
+    mesh: Any = None,
+    placements: Sequence[Placement] | None = None,
+) -> Any:
+    """Return a value as a new distributed array: `asarray`, but always a copy.
+
+    Parameters
+    ----------
+    obj : array_like or DistArray
+        A plain value must be the same on every process: each takes its block of it and nothing is
+        sent (for a value that one process has, see `distribute_array`).
+    dtype : data type, optional
+        Default: the value's own.
+    copy, device, mesh, placements
+        As for `asarray`.
+
+    Raises
+    ------
+    DTypeError
+        If the value holds Python objects.
+    """
+    return asarray(obj, dtype=dtype, device=device, copy=copy, mesh=mesh, placements=placements)
+
+
 def _from_python(obj: Any, dtype: Any) -> np.ndarray:
     try:
         # NumPy decides what a list of numbers is; the wanted dtype decides how large ones fit.

@@ -50,6 +50,9 @@ def round(x: Any, /, decimals: int = 0, out: Any = None) -> Any:
     return _rounded.run((x,), local)
 
 
+around = round
+
+
 @register_function(np.fix)
 def fix(x: Any, /) -> Any:
     """Round towards zero."""
@@ -96,7 +99,9 @@ def where(condition: Any, x1: Any = None, x2: Any = None, /) -> Any:
     """
     if x1 is None or x2 is None:
         raise ArgumentTypeError(
-            "where(condition) without values is nonzero(condition); pass where(condition, x1, x2)"
+            "where(condition) without values asks for the places of true items, which has no "
+            "distributed form; pass where(condition, x1, x2), or gather with "
+            "np.nonzero(condition.full_array())"
         )
     return _chosen.run((condition, x1, x2))
 

@@ -161,6 +161,9 @@ def test_numbers_are_the_global_value_on_every_rank(data: st.DataObject) -> None
         if dtype != np.complex128:
             assert float(x) == float(value)
             assert int(x) == int(value)
+            assert round(x) == round(value.item())
+            assert type(round(x)) is int
+            assert round(x, 1) == round(value.item(), 1)
         assert f"{x:>8}" == f"{x.item():>8}"
 
     on_ranks(program)
@@ -187,6 +190,8 @@ def test_items_by_index_come_from_their_owner() -> None:
         for call in (float, int, complex):
             with pytest.raises(TypeError, match="0-d"):
                 call(x)
+        with pytest.raises(TypeError, match=r"x\.round"):
+            round(x)
         assert float(x[1, 1]) == 7
 
     on_ranks(program)

@@ -1,0 +1,44 @@
+"""The public names: those of NumPy mean what they mean there."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+import distarray as da
+from distarray.testing import simulate
+
+ALIASES = {
+    name: [other for other in dir(np) if getattr(np, other) is function]
+    for name in dir(np)
+    if callable(function := getattr(np, name)) and not isinstance(function, type)
+}
+
+
+def test_all_names_exist_once() -> None:
+    assert len(set(da.__all__)) == len(da.__all__)
+    assert [name for name in da.__all__ if not hasattr(da, name)] == []
+
+
+@pytest.mark.parametrize("name", [name for name in da.__all__ if len(ALIASES.get(name, ())) > 1])
+def test_other_names_of_a_numpy_function_are_there_as_well(name: str) -> None:
+    assert [other for other in ALIASES[name] if other not in da.__all__] == []
+
+
+def test_array_is_the_function_and_always_copies() -> None:
+    def program() -> None:
+        x = da.array([[1, 2], [3, 4]], np.float32)
+        assert x.dtype == np.float32
+        assert np.array_equal(x.full_array(), [[1, 2], [3, 4]])
+        assert da.asarray(x) is x
+        y = da.array(x)
+        y[0, 0] = 7
+        assert x[0, 0] == 1
+        assert da.array(x, placements=[da.Replicate()]).placements == (da.Replicate(),)
+
+    simulate(2, program)
+    # The package of the same name stays importable.
+    assert sys.modules["distarray.array"].__name__ == "distarray.array"
+    assert sys.modules["distarray.array._array"].DistArray is da.DistArray
