@@ -13,6 +13,7 @@ which ``max_bytes`` bounds by exchanging in rounds.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ from distarray.comm._mismatch import Purpose, token
 from distarray.comm._packing import copy_box, fill, reduce_into
 from distarray.comm._reducer import SMALL_BYTES
 from distarray.comm._slots import INLINE_BYTES
+from distarray.errors import MismatchError
 from distarray.layout import Layout
 from distarray.layout._partition import chunk
 from distarray.layout._reduction import REDUCTIONS
@@ -115,6 +117,19 @@ def bound_steps(
                     del _programs[old]
             _programs[key] = program
     return program
+
+
+def refuse(src: Layout, dst: Layout, dtype: np.dtype[Any], reason: str) -> None:
+    """Join a redistribution only to say that this rank cannot take part in it.
+
+    The ranks that do take part raise MismatchError with the reason, instead of waiting.
+    """
+    for step in bound_steps(src, dst, dtype):
+        communicator = getattr(step, "_communicator", None)
+        if communicator is not None:
+            with contextlib.suppress(MismatchError):
+                communicator.agree(token("refused", reason), f"refused: {reason}")
+            return
 
 
 def _bind(step: Step, src: Layout, dst: Layout, background: bool) -> BoundStep:

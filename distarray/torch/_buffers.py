@@ -43,10 +43,12 @@ def buffer_of(tensor: torch.Tensor) -> Buffer:
         Its dtype cannot travel.
     """
     check_travels(tensor)
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    if tensor.device.type == "cuda":
+    plain = tensor.detach()
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    if not plain.is_cpu:
         return _on_device(plain)
-    if tensor.dtype is torch.bfloat16:
+    if plain.dtype is torch.bfloat16:
         bits: np.ndarray = plain.view(torch.int16).numpy()
         return bits.view(BFLOAT16)
     return plain.numpy()
@@ -57,7 +59,7 @@ def check_travels(tensor: Any) -> None:
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         kind = tensor.layout if isinstance(tensor, torch.Tensor) else type(tensor).__name__
         raise ArgumentTypeError(f"expected a dense torch tensor, not {kind}; convert it first")
-    if tensor.device.type not in ("cpu", "cuda"):
+    if not (tensor.is_cpu or tensor.is_cuda):
         raise ArgumentTypeError(
             f"a tensor on device {tensor.device} has no memory that MPI could send; move it to the "
             "CPU or to CUDA first (module.to_empty(device='cpu') for modules on meta)"

@@ -96,6 +96,11 @@ def layout_of(tensor: torch.Tensor) -> Layout | None:
     return None if placed is None else placed.layout
 
 
+def is_placed(tensor: torch.Tensor) -> bool:
+    """Tell whether it is known how a tensor itself is placed."""
+    return _beside.get(tensor) is not None
+
+
 def place(
     tensor: torch.Tensor,
     layout: Layout,

@@ -13,32 +13,34 @@ second derivatives need nothing of their own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any
 
-import numpy as np
 import torch
 
-from distarray.array._convert import tiled_layout
 from distarray.comm import DeviceMesh
-from distarray.comm._log import unrecorded
-from distarray.errors import ArgumentTypeError, DTypeError, LayoutError, MeshError
-from distarray.layout import Layout, Partial, Placement, Replicate
+from distarray.errors import ArgumentError, DistArrayError
+from distarray.layout import Layout, Placement
 from distarray.redistribute._background import Handle, redistribute_async
-from distarray.redistribute._execute import redistribute_local
+from distarray.redistribute._execute import redistribute_local, refuse
+from distarray.redistribute._route import kept_partial
 from distarray.redistribute._ways import check_dtype
 from distarray.torch._buffers import buffer_of, check_travels, tensor_of
-from distarray.torch._layouts import place
+from distarray.torch._layouts import is_placed, place
+from distarray.torch._legs import Leg, dual, legs_between
+from distarray.torch._shapes import check_block, check_mesh, layout_from
 
-_R = Replicate()
-
-
-class Leg(NamedTuple):
-    """One way of a move: between layouts, and what its values are multiplied by."""
-
-    src: Layout
-    dst: Layout
-    scale: float = 1.0
+__all__ = [
+    "Leg",
+    "PendingTensor",
+    "check_mesh",
+    "dual",
+    "layout_from",
+    "legs",
+    "legs_between",
+    "moved",
+    "redistribute",
+]
 
 
 class _Move(torch.autograd.Function):
@@ -47,11 +49,16 @@ class _Move(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, there: Leg, back: Leg) -> torch.Tensor:
         ctx.legs = back, there
-        return _run(tensor, there)
+        return _run(tensor, there, ctx.needs_input_grad[0])
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
         return _Move.apply(gradient, *ctx.legs), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, *_: None) -> torch.Tensor:  # type: ignore[override]
+        result: torch.Tensor = _Move.apply(tangent, *reversed(ctx.legs))
+        return result
 
 
 class _Arrival(torch.autograd.Function):
@@ -68,15 +75,22 @@ class _Arrival(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
         return _Move.apply(gradient, *ctx.legs), None, None, None
 
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, *_: None) -> torch.Tensor:  # type: ignore[override]
+        result: torch.Tensor = _Move.apply(tangent, *reversed(ctx.legs))
+        return result
+
 
 class PendingTensor:
     """A tensor that is on its way; the source must not change before it is there."""
 
-    __slots__ = ("_handle", "_legs", "_result", "_tensor")
+    __slots__ = ("_differentiable", "_handle", "_legs", "_result", "_tensor", "_version")
 
     def __init__(self, tensor: torch.Tensor, there: Leg, back: Leg) -> None:
         self._tensor = tensor
         self._legs = there, back
+        self._differentiable = torch.is_grad_enabled()
+        self._version = None if tensor.is_inference() else tensor._version
         self._handle = redistribute_async(_source(tensor, there), there.src, there.dst)
         self._result: torch.Tensor | None = None
 
@@ -85,11 +99,33 @@ class PendingTensor:
         return self._result is not None or self._handle.test()
 
     def wait(self) -> torch.Tensor:
-        """Return the tensor, differentiable as if it had not been moved in the background."""
+        """Return the tensor, differentiable as if it had not been moved in the background.
+
+        Raises
+        ------
+        ArgumentError
+            The source has been changed while it was on its way.
+        """
         if self._result is None:
-            self._result = _Arrival.apply(self._tensor, self._handle, *self._legs)
-            place(self._result, self._legs[0].dst)
+            there, back = self._legs
+            with torch.set_grad_enabled(self._differentiable):
+                if self._is_still:
+                    self._result = moved(self._tensor, there, back)
+                else:
+                    self._result = _Arrival.apply(self._tensor, self._handle, there, back)
+                    place(self._result, there.dst)
+            if self._version is not None and self._tensor._version != self._version:
+                self._result = None
+                raise ArgumentError(
+                    f"the tensor that is on its way {there.src} -> {there.dst} was changed in "
+                    "place before wait(): what arrived is neither the old nor the new one; wait "
+                    "first, or redistribute a clone"
+                )
         return self._result
+
+    @property
+    def _is_still(self) -> bool:
+        return self._legs[0].is_still
 
 
 def redistribute(
@@ -126,34 +162,37 @@ def redistribute(
     Returns
     -------
     torch.Tensor
-        Plain; `layout_of` knows its layout. Where nothing moves it shares the memory of ``tensor``.
+        Plain; `layout_of` knows its layout. Where nothing moves it is ``tensor`` itself, or (if the
+        gradient moves) shares its memory; otherwise its memory is its own.
 
     Raises
     ------
+    LayoutError
+        The block does not fit ``shape``, or the blocks of the ranks do not fit each other.
     DTypeError
         A tensor that requires a gradient is reduced by another operation than sum or average.
     MismatchError
-        The ranks ask for different moves.
+        The ranks ask for different moves, or only some need a gradient that all must send back.
     """
     there, back = legs(tensor, mesh, src_placements, dst_placements, shape, grad_placements)
     if async_op:
-        return PendingTensor(tensor, there, back)
+        return _pending(tensor, there, back)
     return moved(tensor, there, back)
 
 
-@torch._disable_dynamo
 def moved(tensor: torch.Tensor, there: Leg, back: Leg) -> torch.Tensor:
     """Return a tensor moved by one leg, whose gradient moves by the other."""
-    if there.src is there.dst and there.scale == 1:
-        unmoved = back.src is back.dst and back.scale == 1
-        if unmoved or not (tensor.requires_grad and torch.is_grad_enabled()):
-            return tensor
+    if torch.compiler.is_compiling():
+        return _moved_apart(tensor, there, back)
+    if there.is_still and (back.is_still or not _needs_gradient(tensor)):
+        if not is_placed(tensor):
+            place(tensor, there.dst)
+        return tensor
     result: torch.Tensor = _Move.apply(tensor, there, back)
     place(result, there.dst)
     return result
 
 
-@torch._disable_dynamo
 def legs(
     tensor: torch.Tensor,
     mesh: DeviceMesh,
@@ -163,101 +202,67 @@ def legs(
     grad_placements: Sequence[Placement] | None = None,
 ) -> tuple[Leg, Leg]:
     """Return the ways of a tensor and of its gradient, checked; collective without ``shape``."""
+    if torch.compiler.is_compiling():
+        found: tuple[Leg, Leg] = _legs_apart(
+            tensor, mesh, src_placements, dst_placements, shape, grad_placements
+        )
+        return found
     check_mesh(mesh)
     check_travels(tensor)
-    src = layout_from(tensor, mesh, src_placements, shape)
+    if shape is None:
+        src = layout_from(tensor, mesh, src_placements)
+    else:
+        src = Layout(mesh, src_placements, shape)
     dst = Layout(mesh, dst_placements, src.shape)
     if src.placements == dst.placements:
         dst = src  # whatever the blocks' sizes are, they stay
-    return legs_between(src, dst, grad_placements, tensor.requires_grad)
+    try:
+        if shape is not None:
+            check_block(tuple(tensor.shape), src)
+        return legs_between(src, dst, grad_placements, _needs_gradient(tensor))
+    except DistArrayError as error:
+        # Only this rank may know it: the others must not wait for it.
+        empty = buffer_of(tensor.detach().new_empty(0))
+        refuse(src, dst, empty.dtype, str(error))
+        raise
 
 
-def legs_between(
-    src: Layout,
-    dst: Layout,
-    grad_placements: Sequence[Placement] | None = None,
-    requires_grad: bool = True,
-) -> tuple[Leg, Leg]:
-    """Return the ways between layouts, of values and of gradients."""
-    arriving = dual(dst)
-    if grad_placements is not None:
-        arriving = dst.replace(placements=grad_placements)
-        for given, own in zip(arriving.placements, dst.placements, strict=True):
-            if given is not own and not isinstance(given, Partial | Replicate):
-                raise LayoutError(
-                    f"the gradient of {dst} cannot arrive as {arriving}: it is cut where the "
-                    "tensor is; only Replicate and Partial may take each other's place"
-                )
-    returning = dual(src)
-    ops = {p.op for layout in (src, dst, arriving) for p in layout.placements if type(p) is Partial}
-    if requires_grad and not ops <= {"sum", "avg"}:
-        raise DTypeError(
-            f"{src} -> {dst} has no gradient: only sums and averages have. Detach the tensor, or "
-            "reduce it by Partial('sum') or Partial('avg')"
-        )
-    scale = _averaged_over(dst) / _averaged_over(src)
-    return Leg(src, dst), Leg(arriving, returning, scale)
+# A graph of torch.compile ends where one of these is called.
+_moved_apart: Any = torch._disable_dynamo(moved)
+_legs_apart: Any = torch._disable_dynamo(legs)
+_pending: Any = torch._disable_dynamo(PendingTensor)
 
 
-def dual(layout: Layout) -> Layout:
-    """Return the layout of the gradient: that of the tensor, with Replicate for Partial."""
-    if not layout.has_partial:
-        return layout
-    return layout.replace(placements=[_R if type(p) is Partial else p for p in layout.placements])
-
-
-def layout_from(
-    tensor: torch.Tensor,
-    mesh: DeviceMesh,
-    placements: Sequence[Placement],
-    shape: Sequence[int] | None = None,
-) -> Layout:
-    """Return the layout of a block; collective where an axis is sharded and no shape is given."""
-    local = tuple(tensor.shape)
-    if shape is not None:
-        layout = Layout(mesh, placements, shape)
-        if layout.local_shape() != local:
-            raise LayoutError(
-                f"a block of shape {local} was passed where {layout} gives this rank "
-                f"{layout.local_shape()}; leave shape= out for blocks of other sizes"
-            )
-        return layout
-    draft = Layout(mesh, placements, local)
-    if all(not draft.sharding_axes(axis) for axis in range(draft.ndim)):
-        return draft
-    told = np.array(local, np.int64)
-    everyone = np.empty(mesh.size * len(local), np.int64)
-    with unrecorded():
-        mesh.communicator().all_gather(told, everyone)
-    shapes = [tuple(map(int, row)) for row in everyone.reshape(mesh.size, -1)]
-    return tiled_layout(mesh, draft.placements, shapes, None)
-
-
-def check_mesh(mesh: Any) -> None:
-    """Raise if this is no mesh of processes, or holds not this one."""
-    if not isinstance(mesh, DeviceMesh):
-        raise ArgumentTypeError(
-            f"expected a DeviceMesh, not {type(mesh).__name__}; make one by da.init_device_mesh"
-        )
-    if mesh.coordinate is None:
-        raise MeshError(f"this process is not in {mesh}; call this on the ranks of the mesh alone")
+def _needs_gradient(tensor: torch.Tensor) -> bool:
+    return tensor.requires_grad and torch.is_grad_enabled()
 
 
 # --- running -------------------------------------------------------------------------------------
 
 
-def _run(tensor: torch.Tensor, leg: Leg) -> torch.Tensor:
-    return _arrived(redistribute_local(_source(tensor, leg), leg.src, leg.dst), tensor, leg)
+def _run(tensor: torch.Tensor, leg: Leg, requires_grad: bool) -> torch.Tensor:
+    if leg.src is leg.dst:
+        return _arrived(None, tensor, leg)
+    purpose = leg.purpose if requires_grad else None
+    source = _source(tensor, leg)
+    return _arrived(redistribute_local(source, leg.src, leg.dst, purpose=purpose), tensor, leg)
 
 
 def _source(tensor: torch.Tensor, leg: Leg) -> Any:
     """Return the buffer to move: bfloat16 becomes float32 where a Partial is made of something."""
-    kept = set(leg.src.partial_axes)
-    if tensor.dtype is torch.bfloat16 and not kept.issuperset(leg.dst.partial_axes):
+    if tensor.dtype is torch.bfloat16 and _creates_partial(leg.src, leg.dst):
         tensor = tensor.detach().float()
     source = buffer_of(tensor)
-    check_dtype(leg.src, leg.dst, source.dtype)
+    _check_dtype(leg.src, leg.dst, source.dtype)
     return source
+
+
+@lru_cache(maxsize=4096)
+def _creates_partial(src: Layout, dst: Layout) -> bool:
+    return not set(kept_partial(src, dst)).issuperset(dst.partial_axes)
+
+
+_check_dtype = lru_cache(maxsize=4096)(check_dtype)
 
 
 def _arrived(buffer: Any, tensor: torch.Tensor, leg: Leg) -> torch.Tensor:
@@ -268,11 +273,3 @@ def _arrived(buffer: Any, tensor: torch.Tensor, leg: Leg) -> torch.Tensor:
         if result.dtype is not tensor.dtype and tensor.is_floating_point():
             result = result.to(tensor.dtype)
     return result if leg.scale == 1 else result * leg.scale
-
-
-def _averaged_over(layout: Layout) -> int:
-    return prod(
-        size
-        for size, p in zip(layout.mesh.shape, layout.placements, strict=True)
-        if type(p) is Partial and p.op == "avg"
-    )

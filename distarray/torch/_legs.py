@@ -1,0 +1,126 @@
+"""Which way values take, and which way their gradients: layouts alone, nothing moves here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+from distarray.comm._mismatch import Purpose
+from distarray.errors import DTypeError, LayoutError
+from distarray.layout import Layout, Partial, Placement, Replicate
+
+_R = Replicate()
+_LINEAR = frozenset(("sum", "avg"))
+
+
+class Leg(NamedTuple):
+    """One way of a move.
+
+    Attributes
+    ----------
+    src, dst
+        Layouts before and after.
+    scale
+        What the values are multiplied by.
+    purpose
+        What the ranks must agree on before values that require a gradient leave: the way back,
+        where that communicates. None where it does not.
+    """
+
+    src: Layout
+    dst: Layout
+    scale: float = 1.0
+    purpose: Purpose | None = None
+
+    @property
+    def is_still(self) -> bool:
+        """Whether values stay as they are."""
+        return self.src is self.dst and self.scale == 1
+
+
+class _Ways(NamedTuple):
+    """The ways of values and gradients, and why a gradient has none, where it has none."""
+
+    there: Leg
+    back: Leg
+    refusal: str
+
+
+def legs_between(
+    src: Layout,
+    dst: Layout,
+    grad_placements: Sequence[Placement] | None = None,
+    requires_grad: bool = True,
+) -> tuple[Leg, Leg]:
+    """Return the ways between layouts, of values and of gradients.
+
+    Raises
+    ------
+    LayoutError
+        The gradient would arrive cut otherwise than the tensor.
+    DTypeError
+        Values that require a gradient are reduced by other operations than sum and average.
+    """
+    told = None if grad_placements is None else tuple(grad_placements)
+    there, back, refusal = _ways(src, dst, told)
+    if refusal and requires_grad:
+        raise DTypeError(refusal)
+    return there, back
+
+
+@lru_cache(maxsize=4096)
+def _ways(src: Layout, dst: Layout, grad_placements: tuple[Placement, ...] | None) -> _Ways:
+    arriving = dual(dst)
+    if grad_placements is not None:
+        arriving = _arriving(dst, grad_placements)
+    returning = dual(src)
+    ops = {p.op for layout in (src, dst, arriving) for p in layout.placements if type(p) is Partial}
+    refusal = ""
+    if not ops <= _LINEAR:
+        refusal = (
+            f"{src} -> {dst} has no gradient: only sums and averages have. Detach the tensor, or "
+            "reduce it by Partial('sum') or Partial('avg')"
+        )
+    back = Leg(arriving, returning, _averaged_over(dst) / _averaged_over(src))
+    purpose = None
+    if _communicates(arriving, returning):
+        purpose = Purpose.of(f"of a tensor whose gradient goes {arriving} -> {returning}")
+    return _Ways(Leg(src, dst, 1.0, purpose), back, refusal)
+
+
+def _arriving(dst: Layout, placements: tuple[Placement, ...]) -> Layout:
+    """Return how a gradient arrives that is not placed as the tensor."""
+    arriving = dst.replace(placements=placements)
+    for given, own in zip(arriving.placements, dst.placements, strict=True):
+        swapped = isinstance(given, Partial | Replicate) and isinstance(own, Partial | Replicate)
+        if given is not own and not swapped:
+            raise LayoutError(
+                f"the gradient of {dst} cannot arrive as {arriving}: it is cut where the "
+                "tensor is; only Replicate and Partial may take each other's place"
+            )
+    return arriving
+
+
+def dual(layout: Layout) -> Layout:
+    """Return the layout of the gradient: that of the tensor, with Replicate for Partial."""
+    if not layout.has_partial:
+        return layout
+    return layout.replace(placements=[_R if type(p) is Partial else p for p in layout.placements])
+
+
+def _communicates(src: Layout, dst: Layout) -> bool:
+    """Tell whether values move between ranks, for moves that are certain to."""
+    return any(
+        before is not after and type(before) is not Replicate and size > 1
+        for before, after, size in zip(src.placements, dst.placements, src.mesh.shape, strict=True)
+    )
+
+
+def _averaged_over(layout: Layout) -> Any:
+    return prod(
+        size
+        for size, p in zip(layout.mesh.shape, layout.placements, strict=True)
+        if type(p) is Partial and p.op == "avg"
+    )
