@@ -9,33 +9,48 @@ import torch
 from torch import nn
 
 from distarray.comm import DeviceMesh
-from distarray.layout import Layout, Partial, Placement, Replicate, Shard
-from distarray.torch import _moves
-from distarray.torch._cuts import COLUMNS, Cut, cut_of
-from distarray.torch._layouts import place
-from distarray.torch._modules import map_inputs, state_of
+from distarray.layout import Placement, Replicate, Shard
+from distarray.torch import _vacant
+from distarray.torch._attention import cut_heads
+from distarray.torch._cuts import COLUMNS, Cut, cut_of, map_arguments
+from distarray.torch._embeddings import cut_vectors
+from distarray.torch._features import Features, shared
+from distarray.torch._groups import cut_groups, is_grouped
+from distarray.torch._modules import state_of
 from distarray.torch._style import ParallelStyle, one_axis, placement
 
-_R, _P = Replicate(), Partial()
+_R = Replicate()
 
 
 class ColwiseParallel(ParallelStyle):
     """Cut a module by its output features.
 
-    For `Linear`, `Bilinear`, `Embedding` and `EmbeddingBag` (by the width of the vectors) and
-    convolutions (by output channels). The number of features need not be a multiple of the ranks.
+    For `Linear`, `Bilinear`, `Embedding` and `EmbeddingBag` (by the width of the vectors),
+    convolutions (by output channels; with groups, by whole groups) and `MultiheadAttention` (by
+    heads). The number of features need not be a multiple of the ranks.
 
     Parameters
     ----------
     input_layouts
-        How the input arrives; default: ``Replicate()``. It is brought to every rank.
+        How the input arrives; default: ``Replicate()``. It is brought to every rank, except for
+        convolutions with groups, where each rank takes the channels of its groups.
     output_layouts
-        How the output leaves; default: cut along its features, as it is computed.
+        How the output leaves; default: cut along its features, as it is computed. That of a
+        `MultiheadAttention` leaves as ``Replicate()`` by default.
     use_local_output
         For compatibility: outputs are plain tensors always.
     parts
         Sizes of several weights that are fused into one along the output features, such as
-        query, key and value: each is cut by itself.
+        query, key and value: each is cut by itself, and the output of a rank is its share of each,
+        one after another.
+    unit
+        How many output features must stay together: the size of a head, for instance. One number,
+        or one for each part. Where ``g`` query heads share one key and value,
+        ``parts=(g * heads * size, heads * size, heads * size), unit=(g * size, size, size)``.
+
+    Notes
+    -----
+    The `RowwiseParallel` that takes an output cut in units is given the same ``unit``.
     """
 
     def __init__(
@@ -45,57 +60,43 @@ class ColwiseParallel(ParallelStyle):
         output_layouts: Placement | None = None,
         use_local_output: bool = True,
         parts: Sequence[int] = (),
+        unit: int | Sequence[int] = 1,
     ) -> None:
         del use_local_output
-        self.input_layouts = placement(input_layouts, "input_layouts", Replicate())
+        self.input_layouts = placement(input_layouts, "input_layouts", _R)
         self.output_layouts = (
             None if output_layouts is None else placement(output_layouts, "output_layouts", _R)
         )
         self.parts = tuple(parts)
+        self.unit = unit
 
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
         """Cut the module's parameters, and hook it."""
         one_axis(mesh, "ColwiseParallel")
-        cut: Cut = cut_of(COLUMNS, module, "ColwiseParallel")
+        if isinstance(module, nn.MultiheadAttention):
+            cut_heads(self, module, mesh, self.input_layouts, self.output_layouts or _R)
+        elif is_grouped(module):
+            cut_groups(self, module, mesh, self.input_layouts, self.output_layouts)
+        elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            cut_vectors(self, module, mesh)
+        else:
+            self._cut(module, mesh, cut_of(COLUMNS, module, "ColwiseParallel"))
+
+    def _cut(self, module: nn.Module, mesh: DeviceMesh, cut: Cut) -> None:
         for name, axis in cut.parameters.items():
             if getattr(module, name, None) is not None:
-                self.distribute(module, name, mesh, [Shard(axis)], parts=self.parts, axis=axis)
-
-        features = cut.features
+                self.distribute(
+                    module, name, mesh, [Shard(axis)], parts=self.parts, unit=self.unit, axis=axis
+                )
+        features = Features.of(state_of(module).placed["weight"], mesh)
 
         def gather(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return map_inputs(args, kwargs, cut.inputs, whole)
+            def whole(x: torch.Tensor) -> torch.Tensor:
+                return shared(x, mesh, self.input_layouts)
 
-        def whole(x: torch.Tensor) -> torch.Tensor:
-            # Every rank computes other outputs of it: the gradients of all of them are added.
-            ways = _moves.legs(x, mesh, [self.input_layouts], [_R], grad_placements=[_P])
-            return _moves.moved(x, *ways)
-
-        def leave(module: nn.Module, y: torch.Tensor) -> torch.Tensor:
-            computed = self._computed(module, mesh, features, y)
-            if self.output_layouts is None:
-                place(y, computed)
-                return y
-            target = Layout(mesh, [self.output_layouts], computed.shape)
-            if target.placements == computed.placements:
-                target = computed  # whatever its boundaries
-            return _moves.moved(y, *_moves.legs_between(computed, target))
+            return map_arguments(args, kwargs, dict.fromkeys(cut.inputs, whole))
 
         self.on_input(module, gather)
-        self.on_output(module, leave)
-
-    @staticmethod
-    def _computed(module: nn.Module, mesh: DeviceMesh, features: int, y: torch.Tensor) -> Layout:
-        """Return the layout of the output: cut along the features as the weight is."""
-        placed = state_of(module).placed["weight"]
-        (cut,) = (p.axis for p in placed.layout.placements if type(p) is Shard)
-        shape = list(y.shape)
-        shape[features] = placed.layout.shape[cut]
-        boundaries = placed.layout.boundaries
-        axis = features % y.ndim
-        return Layout(
-            mesh,
-            [Shard(axis)],
-            shape,
-            boundaries=None if boundaries is None else {axis: boundaries[cut]},
-        )
+        if cut.fills and features.own == 0:
+            _vacant.fill(self, module, cut.parameters, outputs=cut.features)
+        self.on_output(module, lambda _, y: features.leave(y, self.output_layouts, cut.features))

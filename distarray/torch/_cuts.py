@@ -7,13 +7,13 @@ are added (M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from distarray.errors import ArgumentTypeError
+from distarray.errors import ArgumentError, ArgumentTypeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,35 +28,39 @@ class Cut:
         The axis, from the end, that has the features: of the output where columns are cut, of the
         input where rows are.
     inputs
-        How many of the first arguments are inputs.
+        The names of the arguments that are tensors, in the order of ``forward``. Where rows are cut
+        the first of them is.
+    fills
+        Whether torch needs help where a rank has nothing of the weight.
     """
 
     parameters: Mapping[str, int]
     features: int
-    inputs: int = 1
+    inputs: tuple[str, ...] = ("input",)
+    fills: bool = False
 
 
 COLUMNS: dict[type[nn.Module], Cut] = {
     nn.Linear: Cut({"weight": 0, "bias": 0}, -1),
-    nn.Bilinear: Cut({"weight": 0, "bias": 0}, -1, inputs=2),
+    nn.Bilinear: Cut({"weight": 0, "bias": 0}, -1, ("input1", "input2")),
     nn.Embedding: Cut({"weight": 1}, -1),
     nn.EmbeddingBag: Cut({"weight": 1}, -1),
-    nn.Conv1d: Cut({"weight": 0, "bias": 0}, -2),
-    nn.Conv2d: Cut({"weight": 0, "bias": 0}, -3),
-    nn.Conv3d: Cut({"weight": 0, "bias": 0}, -4),
-    nn.ConvTranspose1d: Cut({"weight": 1, "bias": 0}, -2),
-    nn.ConvTranspose2d: Cut({"weight": 1, "bias": 0}, -3),
-    nn.ConvTranspose3d: Cut({"weight": 1, "bias": 0}, -4),
+    nn.Conv1d: Cut({"weight": 0, "bias": 0}, -2, fills=True),
+    nn.Conv2d: Cut({"weight": 0, "bias": 0}, -3, fills=True),
+    nn.Conv3d: Cut({"weight": 0, "bias": 0}, -4, fills=True),
+    nn.ConvTranspose1d: Cut({"weight": 1, "bias": 0}, -2, fills=True),
+    nn.ConvTranspose2d: Cut({"weight": 1, "bias": 0}, -3, fills=True),
+    nn.ConvTranspose3d: Cut({"weight": 1, "bias": 0}, -4, fills=True),
 }
 ROWS: dict[type[nn.Module], Cut] = {
     nn.Linear: Cut({"weight": 1}, -1),
-    nn.Bilinear: Cut({"weight": 1}, -1),
-    nn.Conv1d: Cut({"weight": 1}, -2),
-    nn.Conv2d: Cut({"weight": 1}, -3),
-    nn.Conv3d: Cut({"weight": 1}, -4),
-    nn.ConvTranspose1d: Cut({"weight": 0}, -2),
-    nn.ConvTranspose2d: Cut({"weight": 0}, -3),
-    nn.ConvTranspose3d: Cut({"weight": 0}, -4),
+    nn.Bilinear: Cut({"weight": 1}, -1, ("input1", "input2"), fills=True),
+    nn.Conv1d: Cut({"weight": 1}, -2, fills=True),
+    nn.Conv2d: Cut({"weight": 1}, -3, fills=True),
+    nn.Conv3d: Cut({"weight": 1}, -4, fills=True),
+    nn.ConvTranspose1d: Cut({"weight": 0}, -2, fills=True),
+    nn.ConvTranspose2d: Cut({"weight": 0}, -3, fills=True),
+    nn.ConvTranspose3d: Cut({"weight": 0}, -4, fills=True),
 }
 
 
@@ -70,3 +74,29 @@ def cut_of(table: Mapping[type[nn.Module], Any], module: nn.Module, style: str) 
         f"{style} knows no way to cut a {type(module).__name__}; it takes {known} and what derives "
         "from them, and a ParallelStyle of your own takes everything else"
     )
+
+
+def map_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], functions: Mapping[str, Callable[[Any], Any]]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments with a function of each of the first ones, however they are passed.
+
+    Parameters
+    ----------
+    functions
+        By the arguments' names, in the order of ``forward``. Arguments that are None, or not
+        there, are left alone; the first must be there.
+    """
+    first = next(iter(functions))
+    if not args and first not in kwargs:
+        raise ArgumentError(
+            f"forward was called with {sorted(kwargs) or 'nothing'} and without {first!r}; pass "
+            "the input first, or by this name"
+        )
+    told = list(args)
+    for i, (name, function) in enumerate(functions.items()):
+        if i < len(told):
+            told[i] = None if told[i] is None else function(told[i])
+        elif kwargs.get(name) is not None:
+            kwargs = {**kwargs, name: function(kwargs[name])}
+    return tuple(told), kwargs

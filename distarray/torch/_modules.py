@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any
 
 import torch
@@ -103,6 +104,26 @@ def on_output(module: nn.Module, function: Callable[[nn.Module, Any], Any]) -> N
             return function(module, output)
 
     module.register_forward_hook(hook)
+
+
+def around(module: nn.Module, function: Callable[..., Any]) -> None:
+    """Run ``function(module, forward, *args, **kwargs)`` in the place of forward.
+
+    For what one call has to remember between its beginning and its end: it lives in the call, so
+    that errors and calls within calls leave nothing behind. Copies of the module have it too.
+    """
+    found = module.__dict__.get("forward")
+    inner = found.__func__ if isinstance(found, MethodType) else found
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        forward: Any = inner
+        if inner is None or inner is not found:
+            forward = MethodType(inner or type(module).forward, module)
+        with located(module):
+            place_parameters(module)
+            return function(module, forward, *args, **kwargs)
+
+    module.__dict__["forward"] = MethodType(call, module)
 
 
 def substitute(

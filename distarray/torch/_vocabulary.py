@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,16 +12,8 @@ from distarray.comm import DeviceMesh
 from distarray.errors import IndexingError
 from distarray.layout import Replicate, Shard
 from distarray.torch import _moves
-from distarray.torch._modules import map_inputs
-
-_CALLS = "_distarray_words"
-
-
-class _Words(NamedTuple):
-    """Where in the input the words of this rank are."""
-
-    shape: tuple[int, ...]
-    here: torch.Tensor
+from distarray.torch._features import summed
+from distarray.torch._modules import around
 
 
 def cut_vocabulary(style: Any, module: nn.Embedding, mesh: DeviceMesh) -> None:
@@ -33,34 +26,32 @@ def cut_vocabulary(style: Any, module: nn.Embedding, mesh: DeviceMesh) -> None:
     given = Replicate() if style.input_layouts is None else style.input_layouts
     padding = module.padding_idx
     layout = style.distribute(module, "weight", mesh, [Shard(0)])
-    box = layout.local_box()
-    assert box is not None  # this rank is in the mesh
-    start, stop = box[0]
+    start, stop = layout.local_box()[0]  # type: ignore[index]
     if padding is not None:
         module.padding_idx = padding - start if start <= padding < stop else None  # type: ignore[assignment]
 
-    def look_up(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        def own_words(words: torch.Tensor) -> torch.Tensor:
-            ways = _moves.legs(words, mesh, [given], [Replicate()])
-            words = _moves.moved(words, *ways)
-            size = layout.shape[0]
-            if words.numel() and not (int(words.min()) >= 0 and int(words.max()) < size):
-                raise IndexingError(
-                    f"word {int(words.min())} or {int(words.max())} of the input is not in a "
-                    f"vocabulary of {size} (0 to {size - 1})"
-                )
-            here = (words >= start) & (words < stop)
-            module.__dict__.setdefault(_CALLS, []).append(_Words(tuple(words.shape), here))
-            return words[here] - start
+    @torch._disable_dynamo
+    def look_up(
+        _: nn.Module, forward: Callable[..., torch.Tensor], input: torch.Tensor, **kwargs: Any
+    ) -> torch.Tensor:
+        words = _moves.moved(input, *_moves.legs(input, mesh, [given], [Replicate()]))
+        _check_words(words, layout.shape[0])
+        here = (words >= start) & (words < stop)
+        vectors = forward(words[here] - start, **kwargs)
+        full = vectors.new_zeros((*words.shape, vectors.shape[-1]))
+        full[here] = vectors
+        return summed(full, mesh, style.output_layouts)
 
-        return map_inputs(args, kwargs, 1, own_words)
+    around(module, look_up)
 
-    def spread(module: nn.Module, vectors: torch.Tensor) -> torch.Tensor:
-        shape, here = module.__dict__[_CALLS].pop()
-        full = vectors.new_zeros((*shape, vectors.shape[-1]))
-        full = full.masked_scatter(here.unsqueeze(-1), vectors)
-        reduced: torch.Tensor = style.reduced(mesh, full)
-        return reduced
 
-    style.on_input(module, look_up)
-    style.on_output(module, spread)
+def _check_words(words: torch.Tensor, size: int) -> None:
+    """Raise if a word is not in the vocabulary, on all ranks alike, since all have all words."""
+    if not words.numel():
+        return
+    least, most = map(int, torch.aminmax(words))
+    if least < 0 or most >= size:
+        raise IndexingError(
+            f"words {least} to {most} of the input are not all in a vocabulary of {size} "
+            f"(0 to {size - 1})"
+        )

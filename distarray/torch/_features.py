@@ -1,0 +1,145 @@
+"""Activations whose features are cut as a weight is cut along one of its axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from distarray.comm import DeviceMesh
+from distarray.errors import LayoutError
+from distarray.layout import Layout, Partial, Placement, Replicate, Shard
+from distarray.torch import _fused, _moves
+from distarray.torch._layouts import Placed, place
+
+_R, _P = Replicate(), Partial()
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """How features are cut.
+
+    Attributes
+    ----------
+    mesh
+        Of one axis.
+    size
+        How many there are on all ranks.
+    boundaries
+        Where the blocks begin and end; None for the default split.
+    parts, units
+        As in `Placed`.
+    """
+
+    mesh: DeviceMesh
+    size: int
+    boundaries: tuple[int, ...] | None = None
+    parts: tuple[int, ...] = ()
+    units: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, placed: Placed, mesh: DeviceMesh) -> Features:
+        """Return how the features are cut that belong to the axis of a weight that is cut."""
+        layout = placed.layout
+        (axis,) = (p.axis for p in layout.placements if type(p) is Shard)
+        split = (layout.boundaries or {}).get(axis)
+        return cls(mesh, layout.shape[axis], split, placed.parts, placed.units)
+
+    @classmethod
+    def in_units(cls, mesh: DeviceMesh, size: int, unit: int) -> Features:
+        """Return how features are cut in whole units."""
+        return cls(mesh, size, _fused.boundaries((size,), (unit,), mesh.size))
+
+    @property
+    def own(self) -> int:
+        """How many features this rank has."""
+        return self.layout((self.size,), 0).local_shape()[0]
+
+    def layout(self, shape: Any, axis: int) -> Layout:
+        """Return the layout of an activation of a full shape whose features are along ``axis``."""
+        boundaries = None if self.boundaries is None else {axis: self.boundaries}
+        return Layout(self.mesh, [Shard(axis)], shape, boundaries=boundaries)
+
+    @torch._disable_dynamo
+    def take(self, x: torch.Tensor, given: Placement | None, axis: int) -> torch.Tensor:
+        """Return this rank's share of the features of an input, which arrives as ``given``."""
+        _moves.check_travels(x)
+        axis %= x.ndim
+        wanted = Shard(axis)
+        src = Layout(self.mesh, [wanted if given is None else given], x.shape)
+        if src.placements[0] is wanted:
+            if x.shape[axis] != self.own:
+                raise LayoutError(
+                    f"the input has {x.shape[axis]} features on this rank along axis {axis}, where "
+                    f"the weight takes {self.own} of {self._split()}: it must be cut as {wanted} "
+                    "with the weight's split (unit= and parts= of the style that cut it say how); "
+                    "or pass input_layouts= as it arrives, such as da.Replicate()"
+                )
+            return x
+        src = _moves.layout_from(x, self.mesh, src.placements)
+        if src.shape[axis] != self.size:
+            raise LayoutError(
+                f"the input {src} has {src.shape[axis]} features, where the weight takes "
+                f"{self.size}"
+            )
+        if self.parts:
+            x = _fused.by_ranks(x, self.parts, self.units, self.mesh.size, axis)
+        return _moves.moved(x, *_moves.legs_between(src, self.layout(src.shape, axis)))
+
+    @torch._disable_dynamo
+    def leave(self, y: torch.Tensor, target: Placement | None, axis: int) -> torch.Tensor:
+        """Return an output, of which this rank computed its features, as ``target`` has it."""
+        axis %= y.ndim
+        shape = list(y.shape)
+        shape[axis] = self.size
+        computed = self.layout(shape, axis)
+        wanted = computed if target is None else Layout(self.mesh, [target], shape)
+        if wanted.placements == computed.placements:
+            place(y, computed, self.parts, axis, self.units)  # whatever its boundaries
+            return y
+        y = _moves.moved(y, *_moves.legs_between(computed, wanted))
+        if self.parts:
+            y = _fused.by_parts(y, self.parts, self.units, self.mesh.size, axis)
+            place(y, wanted)
+        return y
+
+    def _split(self) -> str:
+        offsets = self.layout((self.size,), 0).partition(0).offsets
+        lengths = [stop - start for start, stop in pairwise(offsets)]
+        return f"{self.size} ({', '.join(map(str, lengths))} by rank)"
+
+
+@torch._disable_dynamo
+def shared(x: torch.Tensor, mesh: DeviceMesh, given: Placement = _R) -> torch.Tensor:
+    """Return an input whole on every rank, where each computes something else of it.
+
+    The gradients of all of them are added.
+    """
+    return _moves.moved(x, *_moves.legs(x, mesh, [given], [_R], grad_placements=[_P]))
+
+
+@torch._disable_dynamo
+def summed(y: torch.Tensor, mesh: DeviceMesh, target: Placement) -> torch.Tensor:
+    """Return the sum of what all ranks computed, placed as it leaves."""
+    layout = Layout(mesh, [_P], y.shape)
+    return _moves.moved(y, *_moves.legs_between(layout, layout.replace(placements=[target])))
+
+
+@torch._disable_dynamo
+def addend(
+    bias: torch.Tensor, mesh: DeviceMesh, target: Placement, axis: int, y: torch.Tensor
+) -> torch.Tensor:
+    """Return what of a bias, whole on every rank, to add to an output that has left.
+
+    ``axis`` is that of the output's features, counted from its end.
+    """
+    whole = Layout(mesh, [_R], bias.shape)
+    leaving = Layout(mesh, [target], y.shape).placements[0]
+    if type(leaving) is Shard and leaving.axis == axis % y.ndim:
+        bias = _moves.moved(bias, *_moves.legs_between(whole, whole.replace(placements=[Shard(0)])))
+    elif type(leaving) is Shard:
+        # Each rank adds it to other items: the gradients of all of them are added.
+        bias = _moves.moved(bias, *_moves.legs_between(whole, whole, [_P]))
+    return bias.reshape(-1, *[1] * (-1 - axis))

@@ -1,0 +1,77 @@
+"""Convolutions with groups: every rank has whole groups, of the input and of the output channels.
+
+Nothing is added between ranks, so that columns and rows are the same cut: a depthwise convolution
+between a column- and a row-parallel one moves nothing at all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from distarray.comm import DeviceMesh
+from distarray.errors import ArgumentError
+from distarray.layout import Placement, Shard
+from distarray.torch import _vacant
+from distarray.torch._cuts import map_arguments
+from distarray.torch._features import Features
+
+
+def is_grouped(module: nn.Module) -> bool:
+    """Tell whether a module is a convolution with several groups."""
+    return isinstance(module, _ConvNd) and module.groups > 1
+
+
+def cut_groups(
+    style: Any,
+    module: Any,
+    mesh: DeviceMesh,
+    given: Placement | None,
+    target: Placement | None,
+) -> None:
+    """Cut a convolution by groups and hook it.
+
+    Parameters
+    ----------
+    given, target
+        How the input arrives and the output leaves; None: cut along the channels, by whole groups.
+    """
+    if style.parts or style.unit != 1:
+        raise ArgumentError(
+            f"parts={style.parts}, unit={style.unit}: a convolution with {module.groups} groups is "
+            "cut by whole groups; leave both out"
+        )
+    per_input = module.in_channels // module.groups
+    per_output = module.out_channels // module.groups
+    entering = Features.in_units(mesh, module.in_channels, per_input)
+    leaving = Features.in_units(mesh, module.out_channels, per_output)
+    transposed = isinstance(module, _ConvTransposeNd)
+    axis = -1 - len(module.kernel_size)
+    unit = per_input if transposed else per_output
+    style.distribute(module, "weight", mesh, [Shard(0)], unit=unit)
+    if module.bias is not None:
+        style.distribute(module, "bias", mesh, [Shard(0)], unit=per_output)
+    own = entering.own // per_input
+    module.groups = max(own, 1)
+
+    def gather(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def channels(x: torch.Tensor) -> torch.Tensor:
+            return entering.take(x, given, axis)
+
+        return map_arguments(args, kwargs, {"input": channels})
+
+    style.on_input(module, gather)
+    if own == 0:
+        width = 1 if transposed else per_input
+        empty = {"weight": 0} if transposed else {"weight": 0, "bias": 0}
+        _vacant.fill(style, module, empty, inputs=axis, outputs=axis, width=width)
+        if transposed and module.bias is not None:
+            style.substitute(module, lambda m: {"bias": _whole_group(m.bias, per_output)})
+    style.on_output(module, lambda _, y: leaving.leave(y, target, axis))
+
+
+def _whole_group(bias: torch.Tensor, size: int) -> torch.Tensor:
+    return torch.cat([bias, bias.new_zeros(size)])
