@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from mpi4py import MPI
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 HEAD = 64
 COLUMNS, ROWS = ("attention.qkv", "up"), ("attention.out", "down")
@@ -28,7 +28,7 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         qkv = self.qkv(x).unflatten(-1, (-1, 3, HEAD)).permute(3, 0, 2, 1, 4)
-        y = F.scaled_dot_product_attention(*qkv.unbind(), is_causal=True)
+        y = functional.scaled_dot_product_attention(*qkv.unbind(), is_causal=True)
         return self.out(y.transpose(1, 2).flatten(2))
 
 
@@ -108,12 +108,12 @@ class _Leave(torch.autograd.Function):
     """Add up the output of rows; pass its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, y: torch.Tensor, comm: MPI.Comm, total: torch.Tensor) -> torch.Tensor:
+    def forward(_: Any, y: torch.Tensor, comm: MPI.Comm, total: torch.Tensor) -> torch.Tensor:
         comm.Allreduce(y.detach().numpy(), total.numpy())
         return total.view_as(total)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(_: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
         return gradient, None, None
 
 
@@ -124,12 +124,12 @@ class _Columns(nn.Module):
         self.comm, self.total = comm, total
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(_Enter.apply(x, self.comm, self.total), self.weight, self.bias)
+        return functional.linear(_Enter.apply(x, self.comm, self.total), self.weight, self.bias)
 
 
 class _Rows(_Columns):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = _Leave.apply(F.linear(x, self.weight), self.comm, self.total)
+        y: torch.Tensor = _Leave.apply(functional.linear(x, self.weight), self.comm, self.total)
         return y + self.bias
 
 

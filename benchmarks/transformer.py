@@ -98,9 +98,7 @@ def _step(module: nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> None:
         parameter.grad = None
 
 
-def _outcome(
-    module: nn.Module, x: torch.Tensor, gradient: torch.Tensor
-) -> dict[str, torch.Tensor]:
+def _outcome(module: nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return output and all gradients."""
     y = module(x)
     y.backward(gradient)
