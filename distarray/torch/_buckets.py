@@ -1,0 +1,143 @@
+"""Buckets: parameters whose gradients travel together, packed one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import nn
+
+from distarray.comm import _memory
+from distarray.torch._buffers import buffer_of, tensor_of
+from distarray.typing import Buffer
+
+FIRST_BYTES = 1 << 20
+"""Most bytes of the first bucket: a small one starts early, when there is much left to hide it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Parameters of one dtype and device.
+
+    Attributes
+    ----------
+    members
+        Their positions among all parameters, in the order in which they are packed.
+    starts
+        Where each is packed, in elements, and where the last one ends.
+    dtype
+        In which the gradients are packed.
+    """
+
+    members: tuple[int, ...]
+    starts: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def size(self) -> int:
+        """Number of elements of all members."""
+        return self.starts[-1]
+
+
+def arrange(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> tuple[Bucket, ...]:
+    """Return the buckets of some parameters, in the order in which they are likely to be complete.
+
+    The backward pass meets the last parameters first, so that the buckets are filled from the end.
+
+    Parameters
+    ----------
+    parameters
+        In the order of their registration.
+    bucket_bytes
+        A bucket is closed before it would exceed this; a larger parameter has its own.
+    """
+    found: list[list[int]] = []
+    filling: dict[tuple[torch.dtype, torch.device], tuple[list[int], int]] = {}
+    for position in reversed(range(len(parameters))):
+        parameter = parameters[position]
+        kind = parameter.dtype, parameter.device
+        nbytes = parameter.numel() * _wire_dtype(parameter).itemsize
+        members, filled = filling.get(kind, ([], 0))
+        limit = min(FIRST_BYTES, bucket_bytes) if members and members is found[0] else bucket_bytes
+        if not members or filled + nbytes > limit:
+            members, filled = [], 0
+            found.append(members)
+        members.append(position)
+        filling[kind] = members, filled + nbytes
+    # A bucket is complete when its last parameter is, the one that was registered first.
+    found.sort(key=lambda members: -members[-1])
+    return tuple(
+        Bucket(
+            tuple(members),
+            (0, *accumulate(parameters[i].numel() for i in members)),
+            _wire_dtype(parameters[members[0]]),
+        )
+        for members in found
+    )
+
+
+def packed(
+    bucket: Bucket, parameters: Sequence[nn.Parameter], flags: Sequence[bool] = ()
+) -> tuple[Buffer, list[torch.Tensor]]:
+    """Return a new buffer with the gradients of a bucket, zeros where there is none, then flags.
+
+    The second result are views of the gradients in it, each of the shape of its parameter.
+    """
+    like = torch.empty(0, dtype=bucket.dtype, device=parameters[bucket.members[0]].device)
+    buffer = _memory.empty((bucket.size + len(flags),), buffer_of(like).dtype, like.device.type)
+    views = sections(bucket, parameters, buffer)
+    for position, view in zip(bucket.members, views, strict=True):
+        gradient = parameters[position].grad
+        if gradient is None:
+            view.zero_()
+        else:
+            view.copy_(gradient.detach())
+    if flags:
+        tail = tensor_of(buffer[bucket.size :], like)
+        tail.copy_(torch.from_numpy(np.array(flags)))
+    return buffer, views
+
+
+def sections(
+    bucket: Bucket, parameters: Sequence[nn.Parameter], buffer: Buffer
+) -> list[torch.Tensor]:
+    """Return the members' parts of a packed buffer: shaped as the parameters, in its memory.
+
+    They lie as the parameters do where these are dense, as optimizers like it.
+    """
+    found = []
+    for position, start in zip(bucket.members, bucket.starts[:-1], strict=True):
+        parameter = parameters[position]
+        part = buffer[start : start + parameter.numel()]
+        like = parameter.detach()
+        if parameter.dtype is not bucket.dtype:
+            like = like.new_empty(0, dtype=bucket.dtype)
+        if parameter.is_contiguous() or not _is_dense(parameter):
+            view = tensor_of(part.reshape(parameter.shape), like)
+        else:
+            view = tensor_of(part, like).as_strided(parameter.shape, parameter.stride())
+        found.append(view)
+    return found
+
+
+def flags_of(bucket: Bucket, buffer: Buffer) -> list[bool]:
+    """Return the flags behind a reduced bucket: whether any rank has set them."""
+    like = torch.empty(0, dtype=bucket.dtype, device="cpu")
+    if not isinstance(buffer, np.ndarray):
+        like = like.cuda()
+    found: list[bool] = (tensor_of(buffer[bucket.size :], like) != 0).tolist()
+    return found
+
+
+def _wire_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """Return in which dtype a gradient travels; device reductions know no bfloat16."""
+    if parameter.dtype is torch.bfloat16 and parameter.device.type == "cuda":
+        return torch.float32
+    return parameter.dtype
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor.detach()))
