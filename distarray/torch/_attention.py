@@ -14,6 +14,7 @@ from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Placement, Replicate, Shard
 from distarray.torch._features import Features, addend, shared, summed
 from distarray.torch._heads import attend
+from distarray.torch._layouts import hand_on
 from distarray.torch._modules import around, on_input, place_parameters
 
 _R = Replicate()
@@ -92,7 +93,7 @@ def cut_heads(
             y = y.transpose(0, 1)
         y = summed(y.contiguous(), mesh, target)
         if module.out_proj.bias is not None:
-            y = y + addend(module.out_proj.bias, mesh, target, -1, y)
+            y = hand_on(y, y + addend(module.out_proj.bias, mesh, target, -1, y))
         if weights is None:
             return y, None
         if average_attn_weights:

@@ -15,6 +15,7 @@ from distarray.torch import _vacant
 from distarray.torch._cuts import ROWS, Cut, cut_of, map_arguments
 from distarray.torch._features import Features, addend, shared, summed
 from distarray.torch._groups import cut_groups, is_grouped
+from distarray.torch._layouts import hand_on
 from distarray.torch._modules import state_of
 from distarray.torch._style import ParallelStyle, one_axis, placement
 from distarray.torch._vocabulary import cut_vocabulary
@@ -98,7 +99,9 @@ class RowwiseParallel(ParallelStyle):
         def leave(module: Any, y: torch.Tensor) -> torch.Tensor:
             target = self.output_layouts
             y = summed(y, mesh, target)
-            return y + addend(module.bias, mesh, target, cut.features, y) if biased else y
+            if not biased:
+                return y
+            return hand_on(y, y + addend(module.bias, mesh, target, cut.features, y))
 
         self.on_input(module, scatter)
         if cut.fills and features.own == 0:
