@@ -110,3 +110,12 @@ def place(
 ) -> None:
     """Say that a tensor is this rank's block of a layout."""
     _beside.set(tensor, Placed(layout, parts, axis, units))
+
+
+@torch._disable_dynamo
+def hand_on(source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """Return a result that was computed item by item, placed as its source where that is known."""
+    placed = placed_of(source) if is_placed(source) else None
+    if placed is not None and result.shape == source.shape and not is_placed(result):
+        place(result, *placed)
+    return result
