@@ -11,6 +11,7 @@ import contextlib
 import pickle
 import threading
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 _FITS, _TOO_LARGE = b"\0", b"\1"
 _small: dict[tuple[str, np.dtype[Any], int], tuple[int, np.ufunc | None]] = {}
 """Of (op, dtype, size): the token of its exchange, and the function where NumPy's dtype serves."""
+
+
+_token = lru_cache(maxsize=4096)(_mismatch.token)
 
 
 class _Exchange(Protocol):
@@ -79,7 +83,7 @@ class MPICommunicator(Communicator):
         if channel is not None and channel.is_complete:
             channel.barrier()
         else:
-            compare(self._group.mpi, _mismatch.token("barrier"), "waiting at a barrier")
+            compare(self._group.mpi, _token("barrier"), "waiting at a barrier")
 
     def _all_gather(
         self, send: np.ndarray, recv: np.ndarray, counts: Counts, blocking: bool
@@ -87,7 +91,7 @@ class MPICommunicator(Communicator):
         if blocking and recv.nbytes <= SMALL_BYTES and self.reaches_all:
             channel = self._group.channel
             assert channel is not None  # it reaches all
-            token = _mismatch.token("all_gather", recv.dtype, counts)
+            token = _token("all_gather", recv.dtype, counts)
             everyone = channel.exchange(send.tobytes(), token, "all_gather")
             recv.view(np.uint8)[:] = np.frombuffer(b"".join(everyone), np.uint8)  # type: ignore[arg-type]
             return DONE
@@ -115,7 +119,7 @@ class MPICommunicator(Communicator):
         key = (op, dtype, array.size)
         known = _small.get(key)
         if known is None:
-            known = _small[key] = (_mismatch.token("all_reduce", *key), plain_ufunc(op, dtype))
+            known = _small[key] = (_token("all_reduce", *key), plain_ufunc(op, dtype))
         usual, function = known
         if function is None:
             return None
@@ -234,14 +238,14 @@ class MPICommunicator(Communicator):
             told = [
                 bytes(item)
                 for item in self._group.channel.exchange(
-                    payload, _mismatch.token("all_gather_object"), "all_gather_object"
+                    payload, _token("all_gather_object"), "all_gather_object"
                 )
                 if item is not None
             ]
             if all(item[:1] == _FITS for item in told):
                 return [item[1:] for item in told]
         else:
-            compare(self._group.mpi, _mismatch.token("all_gather_object"), "all_gather_object")
+            compare(self._group.mpi, _token("all_gather_object"), "all_gather_object")
         return all_gather_bytes(self._group.mpi, mine)
 
     def _broadcast_object(self, obj: Any, root: int) -> tuple[Any, int]:
@@ -318,7 +322,7 @@ class MPICommunicator(Communicator):
         """Return the duplicate that work in the background uses; the first call is collective."""
         if not self._group.has_background:
             # What makes it has no way to find out that another rank does something else.
-            self.agree(_mismatch.token("background"), "the first work in the background")
+            self.agree(_token("background"), "the first work in the background")
         return MPICommunicator(self._group.background(), self.name)
 
     @property
