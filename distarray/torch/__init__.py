@@ -1,23 +1,43 @@
 """Tensor parallelism for torch modules over MPI, with plain tensors at every seam."""
 
 from distarray.torch._colwise import ColwiseParallel
+from distarray.torch._cross_entropy import vocab_parallel_cross_entropy
+from distarray.torch._dropout import dropout
 from distarray.torch._layouts import layout_of
+from distarray.torch._low_rank import LowRankParallel
 from distarray.torch._moves import PendingTensor, redistribute
 from distarray.torch._parallelize import parallelize_module
 from distarray.torch._parameters import distribute_parameter
+from distarray.torch._random import (
+    get_random_state,
+    manual_seed,
+    random_state,
+    set_random_state,
+)
 from distarray.torch._replicate import no_sync, replicate
 from distarray.torch._rowwise import RowwiseParallel
+from distarray.torch._sequence import SequenceParallel
 from distarray.torch._style import ParallelStyle
+from distarray.torch._transformer import TransformerLayerParallel
 
 __all__ = [
     "ColwiseParallel",
+    "LowRankParallel",
     "ParallelStyle",
     "PendingTensor",
     "RowwiseParallel",
+    "SequenceParallel",
+    "TransformerLayerParallel",
     "distribute_parameter",
+    "dropout",
+    "get_random_state",
     "layout_of",
+    "manual_seed",
     "no_sync",
     "parallelize_module",
+    "random_state",
     "redistribute",
     "replicate",
+    "set_random_state",
+    "vocab_parallel_cross_entropy",
 ]

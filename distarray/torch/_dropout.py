@@ -1,0 +1,160 @@
+"""Dropout whose mask follows from a key and the global index: the same for any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from distarray.comm._log import unrecorded
+from distarray.errors import ArgumentError, MismatchError
+from distarray.layout import Layout
+from distarray.random._blocks import fill_floats
+from distarray.torch._layouts import is_placed, layout_of, place
+from distarray.torch._random import Key, draw_key
+from distarray.typing import Box, Shape
+
+_DROPPED = -1.7580993408473766
+"""What alpha dropout puts in: the limit of SELU at minus infinity, -scale * alpha (Klambauer et
+al., "Self-normalizing neural networks", arXiv:1706.02515)."""
+
+
+def dropout(
+    x: torch.Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    *,
+    layout: Layout | None = None,
+) -> torch.Tensor:
+    """Zero items at random with a mask that does not depend on how the tensor is distributed.
+
+    Whether an item is kept is a function of its index in the global tensor and of a key, which
+    every rank draws from torch's default generator (by Philox, as in `distarray.random`). Ranks
+    that were seeded alike thus drop what one process drops, in all its shards differently; and
+    activation checkpointing, which restores torch's generator, drops the same again.
+
+    Ranks whose generators differ draw different keys. Where each has other items, the mask is as
+    random as with one key, but depends on the number of ranks. Items that several ranks hold would
+    differ between them: seed by `manual_seed`, and draw what shall differ in `random_state`.
+
+    Parameters
+    ----------
+    x
+        This rank's block.
+    p
+        Probability of an item to be zeroed; the others are divided by 1 - p.
+    training
+        With False ``x`` is returned as it is, and no key is drawn.
+    inplace
+        Change ``x`` itself.
+    layout
+        Of the global tensor: by default what `layout_of` knows, or else ``x`` is all of it.
+
+    Returns
+    -------
+    torch.Tensor
+        With the layout of ``x``.
+    """
+    if not training or p == 0:
+        return x
+    if layout is None and is_placed(x):
+        layout = layout_of(x)
+    return _dropped(x, p, inplace, layout, x.ndim, draw_key(), alpha=False)
+
+
+def drop(module: Any, x: torch.Tensor, layout: Layout | None) -> torch.Tensor:
+    """Return what a dropout module makes of a block in training.
+
+    Raises
+    ------
+    MismatchError
+        Ranks hold shares of the same channels, which are zeroed as a whole, but drew other keys.
+    """
+    if module.p == 0:
+        return x
+    axes = _masked_axes(module, x.ndim)
+    key = draw_key()
+    if layout is not None and any(layout.sharding_axes(axis) for axis in range(axes, x.ndim)):
+        _check_alike(layout, key)
+    alpha = isinstance(module, nn.AlphaDropout | nn.FeatureAlphaDropout)
+    return _dropped(x, module.p, module.inplace, layout, axes, key, alpha)
+
+
+def kept(shape: Shape, box: Box, key: Key, p: float) -> np.ndarray:
+    """Return which items of a box of the global tensor are kept.
+
+    Parameters
+    ----------
+    shape, box
+        Of the global tensor, and the part of it.
+    key
+        Two words of 32 bits.
+    p
+        Probability of an item to be zeroed.
+    """
+    drawn = np.empty([stop - start for start, stop in box], np.float32)
+    fill_floats(drawn, "uniform", key, 0, shape, box)
+    return drawn >= np.float32(p)
+
+
+def _masked_axes(module: nn.Module, ndim: int) -> int:
+    """Return how many of the first axes the mask has; along the others it is the same."""
+    if isinstance(module, nn.Dropout | nn.AlphaDropout):
+        return ndim
+    unbatched = 2 if isinstance(module, nn.Dropout1d) else 4
+    plain = isinstance(module, nn.Dropout1d | nn.Dropout3d) and ndim == unbatched
+    return min(1 if plain else 2, ndim)
+
+
+def _dropped(
+    x: torch.Tensor,
+    p: float,
+    inplace: bool,
+    layout: Layout | None,
+    axes: int,
+    key: Key,
+    alpha: bool,
+) -> torch.Tensor:
+    if not 0 <= p <= 1:
+        raise ArgumentError(f"p={p} is no probability; it must be between 0 and 1")
+    mask = _mask(x, layout, axes, key, p)
+    if not alpha or p == 1:
+        scale = 0.0 if p == 1 else 1 / (1 - p)
+        result = x.mul_(mask).mul_(scale) if inplace else x * mask * scale
+    else:
+        # An affine map of the result restores the mean and the variance: arXiv:1706.02515.
+        scale = ((1 - p) * (1 + p * _DROPPED**2)) ** -0.5
+        shift = (~mask).to(x.dtype).mul_(_DROPPED).sub_(p * _DROPPED).mul_(scale)
+        result = x.mul_(mask).mul_(scale).add_(shift) if inplace else x * mask * scale + shift
+    if layout is not None:
+        place(result, layout)
+    return result
+
+
+def _mask(x: torch.Tensor, layout: Layout | None, axes: int, key: Key, p: float) -> torch.Tensor:
+    """Return the mask of a block, to be broadcast along the axes from ``axes`` on."""
+    shape: Sequence[int] = x.shape if layout is None else layout.shape
+    box = tuple((0, n) for n in x.shape) if layout is None else layout.local_box()
+    assert box is not None  # this rank is in the mesh
+    rest = x.ndim - axes
+    mask = kept((*shape[:axes], *[1] * rest), (*box[:axes], *[(0, 1)] * rest), key, p)
+    return torch.from_numpy(mask).to(x.device)
+
+
+def _check_alike(layout: Layout, key: Key) -> None:
+    """Raise where ranks drew other keys."""
+    mesh: Any = layout.mesh
+    comm = mesh.communicator()
+    told = np.empty(2 * comm.size, np.int64)
+    with unrecorded():
+        comm.all_gather(np.array(key, np.int64), told)
+    if (told.reshape(-1, 2) != key).any():
+        raise MismatchError(
+            f"channels of {layout} are zeroed as a whole, but the ranks that share them drew other "
+            "random numbers; seed all alike by dt.manual_seed(seed, mesh), and leave "
+            "dt.random_state regions that differ along this mesh axis"
+        )

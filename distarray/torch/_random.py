@@ -1,0 +1,228 @@
+"""Random state by mesh axis: which ranks draw alike, and which draw differently.
+
+There is no state besides that of torch's own generators. A region of `random_state` seeds them from
+a number that it draws from torch's default generator, and from this rank's place on the axes along
+which ranks differ; after it they go on from where that number was drawn. Hence
+
+- what a region draws follows from the state of the default generator before it: activation
+  checkpointing, which restores that state before it computes again, gets the same numbers again,
+  and a training run is resumed by restoring it (`get_random_state`, `set_random_state`);
+- ranks whose generators were alike before a region are alike after it, whatever they drew inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from distarray.comm import DeviceMesh
+from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError
+from distarray.torch._shapes import check_mesh
+
+_generator: ContextVar[torch.Generator | None] = ContextVar("source of keys", default=None)
+
+Key = tuple[int, int]
+
+
+def manual_seed(seed: int, mesh: DeviceMesh, *, differ: Sequence[str] | str = ()) -> int:
+    """Seed torch's generators, alike on all ranks or differently along some mesh axes.
+
+    Parameters
+    ----------
+    seed
+        The same on every rank; 0 or more.
+    mesh
+        That holds this process.
+    differ
+        Names of the axes along which ranks shall draw different numbers: usually those of data
+        parallelism. Along the others, such as those of tensor parallelism, ranks draw alike, as
+        initialisation, dropout of replicated activations and `dropout` need.
+
+    Returns
+    -------
+    int
+        What torch was seeded with here: ``seed`` itself where ``differ`` is empty.
+
+    Examples
+    --------
+    >>> mesh = da.init_device_mesh((2, 2), ("dp", "tp"))
+    >>> dt.manual_seed(0, mesh, differ="dp")
+    """
+    names = _axes(mesh, differ)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ArgumentTypeError(f"seed={seed!r} is a {type(seed).__name__}; pass an int")
+    if not 0 <= seed < 2**63:
+        raise ArgumentError(f"seed={seed} must be 0 or more and below 2**63; use abs() or a hash")
+    own = _seed_here(seed, mesh, names) if names else seed
+    torch.manual_seed(own)
+    return own
+
+
+@contextlib.contextmanager
+def random_state(mesh: DeviceMesh, *, differ: Sequence[str] | str) -> Iterator[None]:
+    """Draw differently along some mesh axes inside, and go on as if nothing had been drawn.
+
+    For random functions of sharded tensors, such as dropout of attention weights whose heads are
+    cut: every rank needs other numbers there. Inside, torch's generators (that of the CPU, and of
+    the current CUDA device) are seeded by the next number of the default generator and this rank's
+    place on the axes. After it, also after an exception, they are as they were before, but for
+    that one number; so what follows is alike again on ranks that were alike.
+
+    Nothing is sent, and nothing need be saved: see this module's description. Regions may be
+    nested. Also a decorator of functions.
+
+    Parameters
+    ----------
+    mesh
+        That holds this process.
+    differ
+        Names of the axes along which numbers differ. Along the others they are as alike as the
+        ranks' generators were.
+
+    Examples
+    --------
+    >>> with dt.random_state(mesh, differ="tp"):
+    ...     weights = F.dropout(weights, 0.1)
+    """
+    names = _axes(mesh, differ)
+    own = _seed_here(_joined(draw_key()), mesh, names)
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(own)
+        if devices:
+            torch.cuda.manual_seed(own)
+        yield
+
+
+def get_random_state(mesh: DeviceMesh, *, differ: Sequence[str] | str = ()) -> dict[str, Any]:
+    """Return the states of torch's generators on all ranks, for a checkpoint (collective).
+
+    Parameters
+    ----------
+    mesh
+        That holds this process.
+    differ
+        Names of the axes along which the ranks' generators differ. Along the others they are alike,
+        of which one is kept: the result serves for any size of these axes.
+
+    Returns
+    -------
+    dict
+        The same on every rank; of what ``torch.save`` writes and loads with ``weights_only=True``.
+
+    Raises
+    ------
+    MismatchError
+        The generators of the CPU are not alike along an axis that is not in ``differ``.
+    """
+    names = _axes(mesh, differ)
+    own: dict[str, torch.Tensor] = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        own["cuda"] = torch.cuda.get_rng_state()
+    digest = hashlib.blake2b(own["cpu"].numpy().tobytes(), digest_size=8).hexdigest()
+    place = _place(mesh, names)
+    assert mesh.coordinate is not None
+    first = all(
+        i == 0
+        for name, i in zip(mesh.axis_names, mesh.coordinate, strict=True)
+        if name not in names
+    )
+    kept = {kind: state.numpy().tobytes() for kind, state in own.items()} if first else None
+    states: dict[tuple[int, ...], dict[str, torch.Tensor]] = {}
+    digests: dict[tuple[int, ...], str] = {}
+    told = mesh.communicator().all_gather_object((place, digest, kept))
+    for rank, (where, digest, found) in enumerate(told):
+        if digests.setdefault(where, digest) != digest:
+            raise MismatchError(
+                f"differ={names}: the random states of ranks with the coordinates {where} on these "
+                f"axes of {mesh} are not alike (position {rank} has another one than those before "
+                "it): name all axes along which they differ, or seed by dt.manual_seed and draw "
+                "what differs inside of dt.random_state"
+            )
+        if found is not None:
+            states[where] = {
+                kind: torch.frombuffer(bytearray(state), dtype=torch.uint8)
+                for kind, state in found.items()
+            }
+    sizes = tuple(mesh.shape[mesh.axis_names.index(name)] for name in names)
+    return {"differ": names, "sizes": sizes, "states": states}
+
+
+def set_random_state(state: Mapping[str, Any], mesh: DeviceMesh) -> None:
+    """Restore what `get_random_state` returned: each rank takes the states of its place.
+
+    Parameters
+    ----------
+    state
+        The same on every rank.
+    mesh
+        With the axes along which states differ, of the sizes they had; others are free.
+
+    Raises
+    ------
+    ArgumentError
+        An axis is missing, or has another size.
+    """
+    names = _axes(mesh, tuple(state["differ"]))
+    sizes = tuple(mesh.shape[mesh.axis_names.index(name)] for name in names)
+    if sizes != tuple(state["sizes"]):
+        raise ArgumentError(
+            f"the random states were saved with sizes {tuple(state['sizes'])} of the axes {names}, "
+            f"and {mesh} has {sizes}; seed anew by dt.manual_seed(seed, mesh, differ={names})"
+        )
+    own = state["states"][_place(mesh, names)]
+    torch.set_rng_state(own["cpu"])
+    if "cuda" in own and torch.cuda.is_available():
+        torch.cuda.set_rng_state(own["cuda"])
+
+
+# --- keys ----------------------------------------------------------------------------------------
+
+
+def draw_key() -> Key:
+    """Return two words of 32 bits, drawn from torch's default generator."""
+    low, high = torch.randint(2**32, (2,), generator=_generator.get()).tolist()
+    return low, high
+
+
+@contextlib.contextmanager
+def keys_from(generator: torch.Generator) -> Iterator[None]:
+    """Draw keys from another generator inside; threads, which share torch's own, need this."""
+    token = _generator.set(generator)
+    try:
+        yield
+    finally:
+        _generator.reset(token)
+
+
+def _joined(key: Key) -> int:
+    return key[0] | key[1] << 32
+
+
+def _axes(mesh: DeviceMesh, differ: Sequence[str] | str) -> tuple[str, ...]:
+    """Return the names of axes, checked, in the order of the mesh."""
+    check_mesh(mesh)
+    given = (differ,) if isinstance(differ, str) else tuple(differ)
+    for name in given:
+        if name not in mesh.axis_names:
+            raise ArgumentError(
+                f"differ={differ!r}: {mesh} has no axis {name!r}; it has {mesh.axis_names}"
+            )
+    return tuple(name for name in mesh.axis_names if name in given)
+
+
+def _place(mesh: DeviceMesh, names: Sequence[str]) -> tuple[int, ...]:
+    assert mesh.coordinate is not None
+    return tuple(mesh.coordinate[mesh.axis_names.index(name)] for name in names)
+
+
+def _seed_here(seed: int, mesh: DeviceMesh, names: Sequence[str]) -> int:
+    """Return a seed for this rank's place on some axes, unlike those of other places and seeds."""
+    spelled = repr((seed, list(zip(names, _place(mesh, names), strict=True)))).encode()
+    digest = hashlib.blake2b(spelled, digest_size=8, person=b"distarray.torch").digest()
+    return int.from_bytes(digest, "little") >> 1

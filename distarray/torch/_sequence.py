@@ -1,0 +1,153 @@
+"""Sequence-parallel modules: every rank computes some of the positions, with all parameters."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from distarray.comm import DeviceMesh
+from distarray.errors import ArgumentTypeError, AxisError, LayoutError
+from distarray.layout import Layout, Replicate, Shard
+from distarray.torch import _moves
+from distarray.torch._dropout import drop
+from distarray.torch._layouts import hand_on, is_placed, layout_of, placed_of
+from distarray.torch._modules import around, map_inputs, state_of
+from distarray.torch._positions import check_axis, check_module
+from distarray.torch._statistics import normalized
+from distarray.torch._style import ParallelStyle, one_axis
+from distarray.torch._summed import summed_parameters
+
+_DROPOUT = nn.modules.dropout._DropoutNd
+_REPLACED = (_DROPOUT, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
+"""Modules that compute something else for a share than forward does."""
+
+
+class SequenceParallel(ParallelStyle):
+    """Run a module on this rank's share of the sequence.
+
+    For modules that work position by position: `LayerNorm`, `RMSNorm`, `Dropout` and its kin,
+    activations, `Linear`, and single modules of your own. `GroupNorm` and `InstanceNorm` also work
+    where the statistics run over the axis that is cut; these are merged, exactly, by one all-gather
+    of three numbers for each group forward and one reduce-scatter of their gradients backward.
+
+    Parameters are whole on every rank and need not be ones or zeros: all take those of one rank, or
+    they are compared (``src_data_rank`` of `parallelize_module`). Their gradients are summed over
+    the ranks in the backward pass, those of one module together in one all-reduce.
+
+    Dropout masks follow from a key, drawn from torch's generator, and the index in the whole
+    sequence: see `dropout`. Seeded alike, any number of ranks drops the same items.
+
+    Parameters
+    ----------
+    sequence_dim
+        Axis of the input that is cut, 1 by default; may count from the end. Blocks of any sizes,
+        also empty ones, are taken. An input whose layout is known and different (the replicated
+        output of `RowwiseParallel`, for instance) is brought there; any other is taken as a
+        share of the sequence already.
+    use_local_output
+        For compatibility: outputs are plain tensors always.
+
+    Notes
+    -----
+    Where several column-parallel modules follow (query, key and value), let
+    `PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())` of the module
+    that holds them gather their input once. ``ColwiseParallel(input_layouts=Shard(1))`` on each
+    gathers it for each.
+    """
+
+    def __init__(self, *, sequence_dim: int = 1, use_local_output: bool = False) -> None:
+        del use_local_output
+        try:
+            self.sequence_dim = operator.index(sequence_dim)
+        except TypeError:
+            raise ArgumentTypeError(f"sequence_dim={sequence_dim!r} must be an integer") from None
+
+    def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
+        """Give all ranks the module's parameters, and hook it."""
+        one_axis(mesh, "SequenceParallel")
+        check_module(module)
+        names = [name for name, p in module.named_parameters(recurse=False) if p is not None]
+        for name in names:
+            placed = state_of(module).placed.get(name)
+            if placed is not None:
+                raise LayoutError(
+                    f"parameter {name!r} has a style already ({placed.layout}), and "
+                    "SequenceParallel would add up its gradients once more; give the module one "
+                    "style that distributes parameters"
+                )
+        for name in names:
+            self.distribute(module, name, mesh, [Replicate()])
+        if names:
+            self.substitute(module, lambda module: summed_parameters(module, mesh))
+
+        def take(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return map_inputs(args, kwargs, 1, lambda x: self._share(module, mesh, x))
+
+        def run(module: nn.Module, forward: Callable[..., Any], x: Any) -> Any:
+            if isinstance(module, _DROPOUT):
+                if not module.training or module.p == 0:
+                    return forward(x)
+                return drop(module, x, self._layout(x, mesh))
+            merged = check_axis(module, self.sequence_dim % x.ndim, x.ndim)
+            return forward(x) if merged is None else normalized(module, x, mesh, *merged)
+
+        self.on_input(module, take)
+        if isinstance(module, _REPLACED):
+            around(module, torch._disable_dynamo(run))
+        module.register_forward_hook(_keep_layout, with_kwargs=True)
+
+    @torch._disable_dynamo
+    def _share(self, module: nn.Module, mesh: DeviceMesh, x: Any) -> Any:
+        """Return this rank's share of an input."""
+        if not isinstance(x, torch.Tensor):
+            return x
+        if not -x.ndim <= self.sequence_dim < x.ndim:
+            raise AxisError(
+                f"sequence_dim={self.sequence_dim}, but its input of shape {tuple(x.shape)} has "
+                f"{x.ndim} axes"
+            )
+        axis = self.sequence_dim % x.ndim
+        check_axis(module, axis, x.ndim)
+        placed = placed_of(x) if is_placed(x) else None
+        own = None if placed is None else _axis_of(placed.layout, mesh)
+        if placed is None or own is None:
+            return x
+        known = placed.layout
+        wanted = known.replace(
+            placements=[Shard(axis) if i == own else p for i, p in enumerate(known.placements)]
+        )
+        if wanted.placements == known.placements:
+            return x
+        if placed.parts:
+            raise LayoutError(
+                f"its input {known} has features of {len(placed.parts)} parts, each cut by itself, "
+                f"and cannot be cut along axis {axis} instead; pass "
+                f"output_layouts={Shard(axis)!r} to the style that it comes from"
+            )
+        return _moves.moved(x, *_moves.legs_between(known, wanted))
+
+    def _layout(self, x: torch.Tensor, mesh: DeviceMesh) -> Layout:
+        """Return the layout of a share; collective where it is not known."""
+        known = layout_of(x) if is_placed(x) else None
+        if known is not None and _axis_of(known, mesh) is not None:
+            return known
+        return _moves.layout_from(x, mesh, [Shard(self.sequence_dim % x.ndim)])
+
+
+@torch._disable_dynamo
+def _keep_layout(_: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any) -> None:
+    """Say that the output is placed as the input, where that is known and has the same shape."""
+    x = next(iter((*args, *kwargs.values())), None)
+    if isinstance(x, torch.Tensor) and isinstance(output, torch.Tensor):
+        hand_on(x, output)
+
+
+def _axis_of(layout: Layout, mesh: DeviceMesh) -> int | None:
+    """Return which axis of a layout's mesh a mesh is; None where it is none of them."""
+    whole = layout.mesh
+    axes = whole.axes_of(mesh) if isinstance(whole, DeviceMesh) else None
+    return None if axes is None else axes[0]
