@@ -7,12 +7,15 @@ import io
 import re
 from pathlib import Path
 
+import pytest
+
 from distarray.testing import simulate
 
 TUTORIAL = Path(__file__).resolve().parent.parent / "docs" / "tutorial.md"
 
 
-def test_tutorial_prints_what_it_says() -> None:
+def test_tutorial_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # it writes files
     text = TUTORIAL.read_text()
     program = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     expected = "".join(re.findall(r"```text\n(.*?)```", text, re.DOTALL))

@@ -47,7 +47,8 @@ def mismatch(doing: Sequence[Any], ranks: Iterable[int] | None = None) -> Mismat
     """
     return MismatchError(
         f"ranks are about to do different things together: {differing(doing, ranks)}. Every rank "
-        "must make the same calls, on the same mesh, with the same layouts, shapes and dtypes"
+        "must make the same calls, on the same mesh, with the same layouts, shapes and dtypes; "
+        "print(x), float(x), np.asarray(x) and x.full_array() are such calls"
     )
 
 

@@ -36,7 +36,7 @@ def import_mpi() -> Any:
     except (ImportError, RuntimeError) as error:
         raise CommunicationError(
             f"MPI does not start: {error}; install one with pip install 'distarray-mpi[mpich]', or "
-            "build mpi4py for the MPI of this machine"
+            "load the module of this machine's MPI (and build mpi4py for it where it finds none)"
         ) from error
     if MPI.Is_finalized():
         raise CommunicationError(

@@ -173,7 +173,8 @@ def _disagreement(ranks: tuple[int, ...], said: Sequence[str | None]) -> str:
     return (
         "ranks are about to do different things together: "
         + "; ".join(f"ranks {who}: {line}" for line, who in doing.items())
-        + ". Every rank must make the same calls with the same layouts, shapes and dtypes"
+        + ". Every rank must make the same calls with the same layouts, shapes and dtypes; "
+        "print(x), float(x), np.asarray(x) and x.full_array() are such calls"
     )
 
 
