@@ -15,7 +15,7 @@ from distarray.layout import Placement, Replicate, Shard
 from distarray.torch._features import Features, addend, shared, summed
 from distarray.torch._heads import attend
 from distarray.torch._layouts import hand_on
-from distarray.torch._modules import around, on_input, place_parameters
+from distarray.torch._modules import around, keep_placed, place_parameters
 
 _R = Replicate()
 
@@ -104,7 +104,7 @@ def cut_heads(
 
     around(module, run)
     # torch's own fused layers call no forward; they leave modules with hooks alone.
-    on_input(module, lambda _, args, kwargs: (args, kwargs))
+    keep_placed(module)
 
 
 def _cut_parameters(style: Any, module: nn.MultiheadAttention, mesh: DeviceMesh) -> None:

@@ -87,6 +87,11 @@ def on_input(
     module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
+def keep_placed(module: nn.Module) -> None:
+    """Let `layout_of` know the parameters also of copies of the module, once they have run."""
+    on_input(module, lambda _, args, kwargs: (args, kwargs))
+
+
 def map_inputs(
     args: tuple[Any, ...], kwargs: dict[str, Any], count: int, function: Callable[[Any], Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
