@@ -39,6 +39,10 @@ class OutOfRangeError(DistArrayError, OverflowError):
     """A number that the data type it must take cannot hold."""
 
 
+class NonFiniteError(DistArrayError, RuntimeError, ArithmeticError):
+    """A number that is infinite or not one, where a finite one is needed."""
+
+
 class ArgumentError(DistArrayError, ValueError):
     """An argument with a value outside what the function accepts."""
 

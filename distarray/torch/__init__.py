@@ -1,8 +1,10 @@
 """Tensor parallelism for torch modules over MPI, with plain tensors at every seam."""
 
+from distarray.torch._clip import clip_grad_norm_, get_total_norm
 from distarray.torch._colwise import ColwiseParallel
 from distarray.torch._cross_entropy import vocab_parallel_cross_entropy
 from distarray.torch._dropout import dropout
+from distarray.torch._full import distribute_tensor, from_torch, full_tensor, to_torch
 from distarray.torch._layouts import layout_of
 from distarray.torch._low_rank import LowRankParallel
 from distarray.torch._moves import PendingTensor, redistribute
@@ -28,9 +30,14 @@ __all__ = [
     "RowwiseParallel",
     "SequenceParallel",
     "TransformerLayerParallel",
+    "clip_grad_norm_",
     "distribute_parameter",
+    "distribute_tensor",
     "dropout",
+    "from_torch",
+    "full_tensor",
     "get_random_state",
+    "get_total_norm",
     "layout_of",
     "manual_seed",
     "no_sync",
@@ -39,5 +46,6 @@ __all__ = [
     "redistribute",
     "replicate",
     "set_random_state",
+    "to_torch",
     "vocab_parallel_cross_entropy",
 ]
