@@ -128,6 +128,7 @@ class PendingTensor:
         return self._legs[0].is_still
 
 
+@torch._disable_dynamo  # a graph of torch.compile ends where it is called
 def redistribute(
     tensor: torch.Tensor,
     mesh: DeviceMesh,
@@ -176,7 +177,7 @@ def redistribute(
     """
     there, back = legs(tensor, mesh, src_placements, dst_placements, shape, grad_placements)
     if async_op:
-        return _pending(tensor, there, back)
+        return PendingTensor(tensor, there, back)
     return moved(tensor, there, back)
 
 
@@ -227,10 +228,9 @@ def legs(
         raise
 
 
-# A graph of torch.compile ends where one of these is called.
+# Outside of compiled code the check costs less than a wrapper.
 _moved_apart: Any = torch._disable_dynamo(moved)
 _legs_apart: Any = torch._disable_dynamo(legs)
-_pending: Any = torch._disable_dynamo(PendingTensor)
 
 
 def _needs_gradient(tensor: torch.Tensor) -> bool:
