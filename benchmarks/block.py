@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 HEAD = 64
-COLUMNS, ROWS = ("attention.qkv", "up"), ("attention.out", "down")
+NORMS, COLUMNS, ROWS = ("norm1", "norm2"), ("attention.qkv", "up"), ("attention.out", "down")
 
 
 class Attention(nn.Module):
@@ -57,87 +57,38 @@ def share(full: torch.Tensor, name: str, comm: MPI.Comm) -> torch.Tensor:
     return full
 
 
-def without_communication(block: Block, comm: MPI.Comm) -> Block:
-    """Cut the layers and leave it at that: the same work, and wrong sums."""
+def cut(block: Block, comm: MPI.Comm) -> Block:
+    """Return a copy whose layers hold this rank's part."""
     block = copy.deepcopy(block)
     for name, parameter in block.named_parameters():
         parameter.data = share(parameter.detach(), name, comm).clone()
     return block
 
 
-def by_distarray(block: Block, comm: MPI.Comm) -> nn.Module:
+def by_distarray(block: Block, comm: MPI.Comm, sequence: bool) -> nn.Module:
     """Let this library cut and hook the layers."""
     import distarray as da
     import distarray.torch as dt
 
-    plan = {name: dt.ColwiseParallel() for name in COLUMNS}
-    plan |= {name: dt.RowwiseParallel() for name in ROWS}
     mesh = da.init_device_mesh((comm.size,), ("tp",))
-    return dt.parallelize_module(copy.deepcopy(block), mesh, plan)
+    return dt.parallelize_module(copy.deepcopy(block), mesh, _plan(dt, da.Shard(1), sequence))
 
 
-def by_dtensor(block: Block, comm: MPI.Comm) -> nn.Module:
+def by_dtensor(block: Block, comm: MPI.Comm, sequence: bool) -> nn.Module:
     """Let torch's own styles do it; its process group runs already."""
-    from torch.distributed.tensor import init_device_mesh
-    from torch.distributed.tensor import parallel as tp
+    from torch.distributed.tensor import Shard, init_device_mesh, parallel
 
-    plan = {name: tp.ColwiseParallel() for name in COLUMNS}
-    plan |= {name: tp.RowwiseParallel() for name in ROWS}
     mesh = init_device_mesh("cpu", (comm.size,))
-    return tp.parallelize_module(copy.deepcopy(block), mesh, plan)
+    plan = _plan(parallel, Shard(1), sequence)
+    return parallel.parallelize_module(copy.deepcopy(block), mesh, plan)
 
 
-# --- by hand -------------------------------------------------------------------------------------
-
-
-class _Enter(torch.autograd.Function):
-    """Pass the input of columns; add up its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, comm: MPI.Comm, total: torch.Tensor) -> torch.Tensor:
-        ctx.comm, ctx.total = comm, total
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
-        ctx.comm.Allreduce(gradient.contiguous().numpy(), ctx.total.numpy())
-        return ctx.total, None, None
-
-
-class _Leave(torch.autograd.Function):
-    """Add up the output of rows; pass its gradient."""
-
-    @staticmethod
-    def forward(_: Any, y: torch.Tensor, comm: MPI.Comm, total: torch.Tensor) -> torch.Tensor:
-        comm.Allreduce(y.detach().numpy(), total.numpy())
-        return total.view_as(total)
-
-    @staticmethod
-    def backward(_: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
-        return gradient, None, None
-
-
-class _Columns(nn.Module):
-    def __init__(self, layer: nn.Linear, comm: MPI.Comm, total: torch.Tensor) -> None:
-        super().__init__()
-        self.weight, self.bias = layer.weight, layer.bias
-        self.comm, self.total = comm, total
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(_Enter.apply(x, self.comm, self.total), self.weight, self.bias)
-
-
-class _Rows(_Columns):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = _Leave.apply(functional.linear(x, self.weight), self.comm, self.total)
-        return y + self.bias
-
-
-def by_hand(block: Block, comm: MPI.Comm, like: torch.Tensor) -> Block:
-    """Write it with mpi4py, for inputs of one shape: one buffer serves all four sums."""
-    block = without_communication(block, comm)
-    total = torch.empty_like(like, requires_grad=False)
-    for names, kind in ((COLUMNS, _Columns), (ROWS, _Rows)):
-        for name in names:
-            block.set_submodule(name, kind(block.get_submodule(name), comm, total))
-    return block
+def _plan(styles: Any, cut: Any, sequence: bool) -> dict[str, Any]:
+    """Return the plan, which is written alike for both."""
+    columns = {"input_layouts": cut} if sequence else {}
+    rows = {"output_layouts": cut} if sequence else {}
+    plan = {name: styles.ColwiseParallel(**columns) for name in COLUMNS}
+    plan |= {name: styles.RowwiseParallel(**rows) for name in ROWS}
+    if sequence:
+        plan |= {name: styles.SequenceParallel() for name in NORMS}
+    return plan

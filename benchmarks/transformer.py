@@ -46,44 +46,51 @@ def main() -> None:
     for width, length in SIZES:
         if options.quick:
             width, length = width // 4, length // 8
-        rows.append(_measure(comm, width, length, dtensor, options.quick))
-        record.say(comm, rows[-1])
+        for sequence in (False, True):
+            rows.append(_measure(comm, width, length, sequence, dtensor, options.quick))
+            record.say(comm, rows[-1])
     record.write(comm, options.out, "transformer", rows, absent)
     comm.Barrier()
     if dtensor:
         by_dtensor.stop()
 
 
-def _measure(comm: MPI.Comm, width: int, length: int, dtensor: bool, quick: bool) -> dict:
+def _measure(
+    comm: MPI.Comm, width: int, length: int, sequence: bool, dtensor: bool, quick: bool
+) -> dict:
     import torch
 
     from benchmarks import block as ways
+    from benchmarks import block_by_hand as hand
 
     values = torch.Generator().manual_seed(1)
     torch.manual_seed(0)
     block = ways.Block(width)
-    x = torch.randn(BATCH, length, width, generator=values).requires_grad_()
-    gradient = torch.randn(BATCH, length, width, generator=values)
-    expected = _outcome(block, x, gradient)
-    baseline = ways.without_communication(block, comm)
-    others = {
-        by_distarray.NAME: ways.by_distarray(block, comm),
-        by_hand.NAME: ways.by_hand(block, comm, x),
+    whole = torch.randn(2, BATCH, length, width, generator=values)
+    expected = _outcome(block, whole[0], whole[1])
+    # Between layers every rank has all of the sequence, or its share.
+    x, gradient = whole.chunk(comm.size, 2)[comm.rank] if sequence else whole
+    baseline = hand.by_hand(block, comm, whole.shape[1:], sequence, silent=True)
+    others: dict[str, nn.Module] = {
+        by_distarray.NAME: ways.by_distarray(block, comm, sequence),
+        by_hand.NAME: hand.by_hand(block, comm, whole.shape[1:], sequence),
     }
     if dtensor:
-        others[by_dtensor.NAME] = ways.by_dtensor(block, comm)
+        others[by_dtensor.NAME] = ways.by_dtensor(block, comm, sequence)
     for name, contender in others.items():
         _check(name, _outcome(contender, x, gradient), expected, comm)
     del expected
     gc.collect()
+    x = x.clone().requires_grad_()
+    gradient = gradient.clone()
     works = {
         name: lambda contender=contender: _step(contender, x, gradient)
         for name, contender in {BASELINE: baseline, **others}.items()
     }
-    samples = measure.in_turn(comm, works, repeats=3 if quick else 41, seconds=240)
+    samples = measure.in_turn(comm, works, repeats=3 if quick else 41, seconds=180)
     return {
         "ranks": comm.size,
-        "case": "forward + backward",
+        "case": "tensor and sequence parallel" if sequence else "tensor parallel",
         "size": f"width {width}, sequence {length}, batch {BATCH}, float32",
         "seconds": {name: measure.summary(values) for name, values in samples.items()},
         "ratios": measure.ratios(samples, BASELINE),
@@ -100,15 +107,22 @@ def _step(module: nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> None:
 
 def _outcome(module: nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return output and all gradients."""
+    x = x.clone().requires_grad_()
     y = module(x)
     y.backward(gradient)
-    found = {"output": y.detach().clone(), "input": x.grad.clone()}
+    found = {"output": y.detach().clone(), "input": x.grad}
     for name, parameter in module.named_parameters():
-        own = parameter.grad
-        found[name] = own.to_local() if hasattr(own, "to_local") else own
+        found[name] = _plain(parameter.grad)
         parameter.grad = None
-    x.grad = None
     return found
+
+
+def _plain(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the block of a DTensor, with partial sums added up."""
+    if hasattr(gradient, "to_local"):
+        sharded = any(placement.is_shard() for placement in gradient.placements)
+        return gradient.to_local() if sharded else gradient.full_tensor()
+    return gradient
 
 
 def _check(
@@ -121,7 +135,11 @@ def _check(
     from benchmarks import block as ways
 
     for name, value in expected.items():
-        part = value if name in ("output", "input") else ways.share(value, name, comm)
+        part = value
+        if name not in ("output", "input"):
+            part = ways.share(value, name, comm)
+        elif found[name].shape != value.shape:
+            part = value.chunk(comm.size, 1)[comm.rank]
         error = float((found[name] - part).abs().max() / part.abs().max())
         if not error < 1e-4:
             raise ValueError(f"{who}: {name} is off by {error:.1e} of its largest value")
