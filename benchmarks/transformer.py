@@ -87,7 +87,7 @@ def _measure(
         name: lambda contender=contender: _step(contender, x, gradient)
         for name, contender in {BASELINE: baseline, **others}.items()
     }
-    samples = measure.in_turn(comm, works, repeats=3 if quick else 41, seconds=180)
+    samples = measure.in_turn(comm, works, repeats=3 if quick else 41, seconds=60)
     return {
         "ranks": comm.size,
         "case": "tensor and sequence parallel" if sequence else "tensor parallel",

@@ -26,13 +26,14 @@ def distribute(model: GPT, mesh: da.DeviceMesh, size: Size) -> None:
     the copies that ``dp`` has of everything in step.
     """
     passages = da.Shard(1)  # of (batch, length, width)
-    qkv = [size.width] * 3
+    head = size.width // size.heads  # is never torn apart
+    qkv = {"parts": [size.width] * 3, "unit": head}
     plan = {
         "words": dt.RowwiseParallel(output_layouts=passages),
         "positions": dt.ColwiseParallel(output_layouts=passages),
         "blocks.*.norm?": dt.SequenceParallel(),
-        "blocks.*.attention.qkv": dt.ColwiseParallel(input_layouts=passages, parts=qkv),
-        "blocks.*.attention.out": dt.RowwiseParallel(output_layouts=passages),
+        "blocks.*.attention.qkv": dt.ColwiseParallel(input_layouts=passages, **qkv),
+        "blocks.*.attention.out": dt.RowwiseParallel(output_layouts=passages, unit=head),
         "blocks.*.up": dt.ColwiseParallel(input_layouts=passages),
         "blocks.*.down": dt.RowwiseParallel(output_layouts=passages),
         "norm": dt.SequenceParallel(),
