@@ -183,7 +183,7 @@ def redistribute(
 
 def moved(tensor: torch.Tensor, there: Leg, back: Leg) -> torch.Tensor:
     """Return a tensor moved by one leg, whose gradient moves by the other."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return _moved_apart(tensor, there, back)
     if there.is_still and (back.is_still or not _needs_gradient(tensor)):
         if not is_placed(tensor):
@@ -203,7 +203,7 @@ def legs(
     grad_placements: Sequence[Placement] | None = None,
 ) -> tuple[Leg, Leg]:
     """Return the ways of a tensor and of its gradient, checked; collective without ``shape``."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         found: tuple[Leg, Leg] = _legs_apart(
             tensor, mesh, src_placements, dst_placements, shape, grad_placements
         )
