@@ -122,7 +122,7 @@ class Search:
     def _edges(self, layout: Layout, dtype: np.dtype[Any]) -> Iterator[Step]:
         """Yield the steps that may be taken from a layout."""
         pending = self._pending(layout)
-        ops = {op for _, op in pending}
+        ops = dict.fromkeys(op for _, op in pending)  # in one order, on every rank
         arrived = self._one_mesh or layout.mesh is self._goal.mesh
         if len(ops) < 2:
             yield step_between(layout, self._goal, dtype)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import currently_in_test_context, given, note, settings
 
+import distarray.errors
 from distarray.errors import ArgumentError, DTypeError, MeshError, ShapeError
 from distarray.layout import AbstractMesh, Layout, Partial, Replicate, Shard
 from distarray.layout._box import slices
@@ -273,6 +279,27 @@ def test_plan_is_cached():
     mesh = AbstractMesh((4,))
     src, dst = Layout(mesh, [Shard(0)], (10, 10)), Layout(mesh, [Shard(1)], (10, 10))
     assert plan(src, dst, "f8") is plan(src, dst, np.float64)
+
+
+def test_every_process_finds_the_same_plan_whatever_its_hashes():
+    program = (
+        "import distarray as da\n"
+        "src = da.Layout(da.AbstractMesh((2, 2)), [da.Partial('sum'), da.Partial('avg')], (6,))\n"
+        "dst = src.replace(placements=[da.Replicate()] * 2)\n"
+        "print(*da.plan(src, dst, 'f8').steps)\n"
+    )
+    root = str(Path(distarray.errors.__file__).parents[1])
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            check=True,
+            timeout=60,
+            env={**os.environ, "PYTHONPATH": root, "PYTHONHASHSEED": str(seed)},
+        ).stdout
+        for seed in range(6)
+    }
+    assert len(found) == 1
 
 
 def test_different_shapes_are_refused():
