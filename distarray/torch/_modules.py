@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 
 from distarray.errors import DistArrayError
-from distarray.torch._layouts import Placed, place, placed_of
+from distarray.torch._layouts import Placed, is_placed, place
 
 _NAME = "_distarray"
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(slots=True)
@@ -27,24 +29,39 @@ class State:
         The module's name in the model that was parallelized; "" for the model itself.
     placed
         How its own parameters are placed, by name.
+    styles
+        What has been applied to the module, and over which mesh.
     substituted
         Parameters that were replaced for calls of ``forward`` under way, innermost last.
+    owner
+        The module.
     """
 
     path: str = ""
     placed: dict[str, Placed] = field(default_factory=dict)
+    styles: list[tuple[Any, Any]] = field(default_factory=list)
     substituted: list[dict[str, Any]] = field(default_factory=list)
+    owner: weakref.ref[nn.Module] | None = None
 
-    def __deepcopy__(self, _: dict[int, Any]) -> State:
-        return State(self.path, dict(self.placed))  # layouts are values
+    def __deepcopy__(self, memo: dict[int, Any]) -> State:
+        owner = None if self.owner is None else self.owner()
+        for name, placed in self.placed.items():
+            copied = None if owner is None else memo.get(id(owner._parameters.get(name)))
+            if isinstance(copied, torch.Tensor):
+                place(copied, *placed)
+        return State(self.path, dict(self.placed), list(self.styles))  # layouts are values
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return State, (self.path, dict(self.placed), list(self.styles))
 
 
 def state_of(module: nn.Module) -> State:
     """Return what is known beside a module, nothing at first."""
-    found = module.__dict__.get(_NAME)
+    found: State | None = module.__dict__.get(_NAME)
     if found is None:
         found = module.__dict__[_NAME] = State()
-    assert isinstance(found, State)
+    if found.owner is None:
+        found.owner = weakref.ref(module)
     return found
 
 
@@ -55,7 +72,7 @@ def place_parameters(module: nn.Module) -> None:
     """
     for name, placed in state_of(module).placed.items():
         parameter = module._parameters.get(name)
-        if parameter is None or placed_of(parameter) is not None:
+        if parameter is None or is_placed(parameter):
             continue
         if tuple(parameter.shape) == placed.layout.local_shape():
             place(parameter, *placed)
@@ -67,11 +84,22 @@ def located(module: nn.Module) -> Iterator[None]:
     try:
         yield
     except DistArrayError as error:
-        if not getattr(error, "located", False) and error.args:
-            where = f"{state_of(module).path or 'the module'} ({type(module).__name__})"
-            error.args = (f"{where}: {error.args[0]}", *error.args[1:])
-            error.located = True  # type: ignore[attr-defined]
+        _locate(error, module)
         raise
+
+
+def _locate(error: DistArrayError, module: nn.Module) -> None:
+    """Begin an error's message with the innermost module that it comes from."""
+    if not getattr(error, "located", False) and error.args:
+        where = f"{state_of(module).path or 'the module'} ({type(module).__name__})"
+        error.args = (f"{where}: {error.args[0]}", *error.args[1:])
+        error.located = True  # type: ignore[attr-defined]
+
+
+def untraced(function: F) -> F:
+    """Keep torch.compile out of a function: its graphs end before it, and begin again after it."""
+    apart: Any = torch._disable_dynamo(function)
+    return cast("F", apart)
 
 
 def on_input(
@@ -79,10 +107,14 @@ def on_input(
 ) -> None:
     """Call ``function(module, args, kwargs)`` before forward; it returns new args and kwargs."""
 
+    @untraced
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with located(module):
+        try:
             place_parameters(module)
             return function(module, args, kwargs)
+        except DistArrayError as error:
+            _locate(error, module)
+            raise
 
     module.register_forward_pre_hook(hook, with_kwargs=True)
 
@@ -104,9 +136,13 @@ def map_inputs(
 def on_output(module: nn.Module, function: Callable[[nn.Module, Any], Any]) -> None:
     """Call ``function(module, output)`` after forward; it returns the new output."""
 
+    @untraced
     def hook(module: nn.Module, _: Any, output: Any) -> Any:
-        with located(module):
+        try:
             return function(module, output)
+        except DistArrayError as error:
+            _locate(error, module)
+            raise
 
     module.register_forward_hook(hook)
 
@@ -143,6 +179,7 @@ def substitute(
         Function of the module: parameters by name, and what ``forward`` finds there instead.
     """
 
+    @untraced
     def before(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any]) -> None:
         with located(module):
             place_parameters(module)
@@ -151,6 +188,7 @@ def substitute(
             state_of(module).substituted.append({name: parameters[name] for name in found})
             parameters.update(found)
 
+    @untraced
     def after(module: nn.Module, _: Any, __: Any) -> None:
         stack = state_of(module).substituted
         if stack:  # empty where an error came before the substitution

@@ -56,8 +56,9 @@ def parallelize_module(
     ArgumentError
         A name matches no module.
     LayoutError
-        Modules that share a parameter would place it differently, or one of them is not in
-        the plan.
+        A module is parallelized a second time in the same way, or two styles distribute one
+        parameter. Modules that share a parameter would place it differently, or one of them is
+        not in the plan.
     """
     check_mesh(mesh)
     if not isinstance(module, nn.Module):
@@ -73,7 +74,9 @@ def parallelize_module(
     with values_from(src_data_rank):
         for _, child, style in chosen:
             with located(child):
+                _check_new(child, style, mesh)
                 style.apply(child, mesh)
+                state_of(child).styles.append((style, mesh))
     _check_shared(module)
     return module
 
@@ -111,6 +114,25 @@ def _matches(module: nn.Module, plan: Any) -> Iterator[tuple[str, nn.Module, Par
     if not found:
         warnings.warn("parallelize_module was given an empty plan", stacklevel=3)
     yield from found
+
+
+def _check_new(module: nn.Module, style: ParallelStyle, mesh: DeviceMesh) -> None:
+    """Raise if a style would move again what it moves already."""
+    for applied, over in state_of(module).styles:
+        if over is mesh and (applied is style or _are_alike(applied, style)):
+            raise LayoutError(
+                f"{type(style).__name__} was applied over {mesh} before: twice, it would "
+                "move or reduce everything twice; parallelize a module once"
+            )
+
+
+def _are_alike(one: ParallelStyle, other: ParallelStyle) -> bool:
+    if type(one) is not type(other):
+        return False
+    try:
+        return bool(vars(one) == vars(other))
+    except (RuntimeError, ValueError, TypeError):  # they hold tensors or arrays
+        return False
 
 
 def _fits(name: str, pattern: str) -> bool:

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, LayoutError, MismatchError
@@ -77,9 +78,12 @@ def distribute_parameter(
         Each rank shall keep its own values (``src_data_rank=None``), and these differ.
     """
     check_mesh(mesh)
-    parameter = getattr(module, name, None)
-    if not isinstance(parameter, nn.Parameter):
-        raise ArgumentError(f"{type(module).__name__} has no parameter {name!r} to distribute")
+    parameter = _parameter(module, name)
+    if name in state_of(module).placed:
+        raise LayoutError(
+            f"parameter {name!r} is distributed already, as {state_of(module).placed[name].layout}"
+            ": apply one style that distributes it, once"
+        )
     known = placed_of(parameter)
     shape = tuple(parameter.shape) if known is None else known.layout.shape
     placed = placed_as(mesh, placements, shape, parts, axis, unit)
@@ -96,12 +100,41 @@ def distribute_parameter(
             )
         if parameter.device.type != "meta":
             _agree_on_values(parameter, mesh, name)
-        parameter.data = block_of(parameter.detach(), placed).clone(
-            memory_format=torch.contiguous_format
-        )
+        block = block_of(parameter.detach(), placed).clone(memory_format=torch.contiguous_format)
+        _forget_graphs(parameter)
+        parameter.data = block
         place(parameter, *placed)
     state_of(module).placed[name] = placed
     return placed.layout
+
+
+def _forget_graphs(parameter: nn.Parameter) -> None:
+    """Let new graphs take gradients of a shape that those which are still alive did not know.
+
+    While the result of an earlier call lives, torch goes on using that graph's entry for the
+    parameter, shape and all. A change of dtype makes it begin a new one.
+    """
+    other = torch.float16 if parameter.dtype is not torch.float16 else torch.float32
+    parameter.data = torch.empty(0, dtype=other, device=parameter.device)
+
+
+def _parameter(module: nn.Module, name: str) -> nn.Parameter:
+    """Return a parameter that can be cut, or raise and say why there is none."""
+    parameter = getattr(module, name, None)
+    kind = type(module).__name__
+    if isinstance(parameter, UninitializedParameter):
+        raise ArgumentError(
+            f"parameter {name!r} of {kind} has no shape yet; run the module once beforehand"
+        )
+    if isinstance(parameter, nn.Parameter) and name in module._parameters:
+        return parameter
+    if isinstance(parameter, torch.Tensor):
+        raise ArgumentError(
+            f"{name!r} of {kind} is no parameter but computed from others (a parametrization, "
+            "weight_norm, spectral_norm): its parts cannot be cut. Remove that beforehand, by "
+            "torch.nn.utils.parametrize.remove_parametrizations or remove_weight_norm"
+        )
+    raise ArgumentError(f"{kind} has no parameter {name!r} to distribute")
 
 
 def placed_as(
