@@ -69,3 +69,7 @@ class ImplicitCommunicationError(CommunicationError):
 
 class OutOfMemoryError(DistArrayError, MemoryError):
     """A buffer that could not be had; the message says how much and what holds the rest."""
+
+
+class ModifiedError(DistArrayError, RuntimeError):
+    """A tensor that was changed in place before the backward pass, which needs it as it was."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -62,6 +64,10 @@ class _Beside:
 
 _beside = _Beside()
 
+watched: ContextVar[Callable[[torch.Tensor], None] | None] = ContextVar(
+    "what hears of every tensor that is placed", default=None
+)
+
 
 def placed_of(tensor: torch.Tensor) -> Placed | None:
     """Return how a tensor is a block of a global one; None where nothing is known.
@@ -110,6 +116,9 @@ def place(
 ) -> None:
     """Say that a tensor is this rank's block of a layout."""
     _beside.set(tensor, Placed(layout, parts, axis, units))
+    watcher = watched.get()
+    if watcher is not None:
+        watcher(tensor)
 
 
 @torch._disable_dynamo
