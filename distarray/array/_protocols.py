@@ -76,8 +76,8 @@ class Protocols(BaseArray):
             module = getattr(func, "__module__", "numpy")
             raise ArgumentTypeError(
                 f"{module}.{func.__name__} has no distributed form, and distarray does not gather "
-                f"silently; gather yourself with {func.__name__}(x.full_array()), work on blocks "
-                "with x.to_local(), or look for a function of the distarray namespace"
+                "silently; call it on x.full_array(), which gathers on every rank, on blocks with "
+                "da.map_blocks or x.to_local(), or look for a function of the distarray namespace"
             )
         if not all(issubclass(t, (BaseArray, np.ndarray, np.generic)) for t in types):
             return NotImplemented

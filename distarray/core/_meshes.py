@@ -31,7 +31,8 @@ def common_mesh(name: str, meshes: Sequence[Any]) -> Any:
     shown = " and ".join(dict.fromkeys(str(mesh) for mesh in meshes))
     raise MeshError(
         f"{name} got operands on different meshes: {shown}; all operands must live on one mesh "
-        "(or on sub-meshes of it); move one with x.redistribute(placements, mesh=other.mesh)"
+        "(or on sub-meshes of it); make them there with mesh=, or inside of da.use_mesh(mesh), or "
+        "move one with x.redistribute(placements, mesh=other.mesh)"
     )
 
 
