@@ -53,10 +53,10 @@ def _squared(x: Any) -> Any:
 
 
 def state_dtype(dtype: Any) -> Any:
-    """Return the dtype of the mean: float64 for integers, at least float32."""
+    """Return the dtype of the mean: float64 for integers, at least float32, in native order."""
     if dtype.kind in "biu":
         return np.dtype(np.float64)
-    return np.dtype(np.float32) if dtype == np.float16 else dtype
+    return np.dtype(np.float32) if dtype.char == "e" else dtype.newbyteorder("=")
 
 
 def moments(block: Buffer, axes: tuple[int, ...]) -> Moments:

@@ -56,7 +56,7 @@ class Variance(StateReduction):
         if divisor <= 0:
             warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=4)
             divisor = 0
-        dtype = m2.dtype if x.dtype != np.float16 else np.dtype(np.float16)
+        dtype = m2.dtype if x.dtype.char != "e" else np.dtype(np.float16)
         with np.errstate(divide="ignore", invalid="ignore"):
             result = (m2 if count else m2 * np.nan) / m2.dtype.type(divisor)
         return x._new(as_block(result.astype(dtype, copy=False)), step.output)

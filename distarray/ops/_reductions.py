@@ -55,8 +55,8 @@ def _average(
 ) -> Buffer:
     """Return what a block contributes to a mean of `count` items."""
     if dtype is None:
-        kind, result = block.dtype.kind, block.dtype
-        wide = np.float64 if kind in "biu" else np.float32 if result == np.float16 else None
+        kind, result = block.dtype.kind, block.dtype.newbyteorder("=")
+        wide = np.float64 if kind in "biu" else np.float32 if result.char == "e" else None
         result = np.dtype(np.float64) if kind in "biu" else result
     else:
         wide = result = np.dtype(dtype)
@@ -194,7 +194,7 @@ def _mean_dtype(x: Any, dtype: Any) -> Any:
     if dtype is not None:
         return dtype
     kind = np.dtype(x.dtype)
-    return np.float64 if kind.kind in "biu" else np.float32 if kind == np.float16 else kind
+    return np.float64 if kind.kind in "biu" else np.float32 if kind.char == "e" else kind
 
 
 def _selected(x: Any, axis: Any, keepdims: bool, mask: Any) -> Any:
