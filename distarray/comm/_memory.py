@@ -27,7 +27,7 @@ import numpy as np
 from distarray.comm import _backend
 from distarray.comm._mapping import Mapping, huge_page
 from distarray.comm._strided import fill
-from distarray.errors import OutOfMemoryError
+from distarray.errors import ArgumentError, OutOfMemoryError
 from distarray.typing import Buffer, Shape
 
 POOLED_BYTES = 64 * 1024
@@ -35,7 +35,7 @@ POOLED_BYTES = 64 * 1024
 
 _PAGE = mmap.PAGESIZE
 _MADV_REMOVE = 9
-_LARGE = 64 << 20  # blocks from this size on are asked for only where memory is left
+_LARGE = 64 << 20  # of so many fresh bytes at once or in sum the system is asked first
 _POOLING = hasattr(os, "memfd_create")  # Linux; elsewhere every block comes from NumPy
 
 
@@ -93,6 +93,7 @@ class Arena:
         self._top = 0
         self._in_use = 0
         self._idle_bytes = 0
+        self._unasked = 0  # bytes of fresh pages since the system was asked what it has left
         self._peak = 0
         self.limit = _default_limit(physical)
 
@@ -162,8 +163,11 @@ class Arena:
 
     def _fresh(self, size: int, nbytes: int) -> int | None:
         """Return a stretch with new pages; None where the arena has no room for it."""
-        if size >= _LARGE and size > available():
-            self._trim(0)
+        self._unasked += size
+        if self._unasked >= _LARGE:
+            self._unasked = 0
+            if size + _LARGE > available():
+                self._trim(0)
         offset = self._take_empty(size)
         if offset is None:
             return None
@@ -173,6 +177,7 @@ class Arena:
                 self.map.populate(self.file, offset, size)
             except OSError as error:
                 reason = str(error.strerror)
+                self.map.madvise(_MADV_REMOVE, offset, size)  # what it did get
             else:
                 return offset
         self._give_empty(offset, size)
@@ -264,6 +269,11 @@ def _size_class(nbytes: int) -> int:
 def _default_limit(physical: int) -> int:
     configured = os.environ.get("DISTARRAY_POOL_LIMIT")
     if configured:
+        if not configured.isdecimal():
+            raise ArgumentError(
+                f"DISTARRAY_POOL_LIMIT={configured!r} is not a number of bytes; set an integer "
+                "such as 4000000000, or unset it"
+            )
         return int(configured)
     local_ranks = 1
     for name in ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"):

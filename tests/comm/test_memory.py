@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import subprocess
@@ -14,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distarray.comm import _memory
-from distarray.errors import OutOfMemoryError
+from distarray.comm._mapping import Mapping
+from distarray.errors import ArgumentError, OutOfMemoryError
 
 MEBIBYTE = 1 << 20
 
@@ -90,6 +92,39 @@ def test_limit_bounds_the_idle_memory():
         assert _memory.stats().idle <= 3 * MEBIBYTE
     finally:
         _memory.set_limit(limit)
+
+
+def test_limit_from_the_environment_is_a_number_of_bytes(monkeypatch):
+    monkeypatch.setenv("DISTARRAY_POOL_LIMIT", "5000000")
+    assert _memory.Arena().limit == 5_000_000
+    for wrong in ("4G", "1e9", "-1"):
+        monkeypatch.setenv("DISTARRAY_POOL_LIMIT", wrong)
+        with pytest.raises(ArgumentError, match="not a number of bytes"):
+            _memory.Arena()
+
+
+def test_idle_memory_makes_room_for_many_small_blocks(monkeypatch):
+    arena = _memory.Arena()
+    leases = [arena.lease(MEBIBYTE) for _ in range(8)]
+    del leases
+    assert arena.stats().idle == 8 * MEBIBYTE
+    monkeypatch.setattr(_memory, "available", lambda: 16 * MEBIBYTE)
+    leases = [arena.lease(2 * MEBIBYTE) for _ in range(36)]
+    assert arena.stats().idle == 0
+    assert arena.stats().in_use == 2 * MEBIBYTE * len(leases)
+
+
+def test_pages_of_a_block_that_could_not_be_had_go_back(monkeypatch):
+    arena = _memory.Arena()
+
+    def populate(self, file, offset, length):
+        os.posix_fallocate(file, offset, length // 2)
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(Mapping, "populate", populate)
+    with pytest.raises(OutOfMemoryError, match="Cannot allocate memory"):
+        arena.lease(8 * MEBIBYTE)
+    assert os.fstat(arena.file).st_blocks == 0
 
 
 def test_full_and_zeros_hold_their_value_in_reused_memory():
