@@ -365,6 +365,11 @@ class Communicator(Reducer):
         """Whether threads of this process may communicate at the same time."""
         return True
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the program of these ranks has ended while the process goes on."""
+        return False
+
     @abstractmethod
     def abort(self, code: int = 1) -> None:
         """End all ranks of the program."""

@@ -209,6 +209,11 @@ class SimulatedCommunicator(Communicator):
             return self.size > 1
         return len({rank // per_node for rank in self.ranks}) < self.size
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the function has returned on all ranks."""
+        return len(self._program.finished) == self._program.size
+
     # --- other communicators ---------------------------------------------------------------------
 
     def subgroup(

@@ -76,5 +76,7 @@ def _worker() -> ThreadPoolExecutor:
     with _workers_lock:
         worker = _workers.get(rank)
         if worker is None:
+            for old in [other for other in _workers if other.is_over]:
+                del _workers[old]  # its thread ends
             worker = _workers[rank] = ThreadPoolExecutor(1, "distarray background")
         return worker
