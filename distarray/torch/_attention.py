@@ -67,7 +67,7 @@ def cut_heads(
                 "is_causal=True says what attn_mask is, but there is none; pass one, made for "
                 "instance by nn.Transformer.generate_square_subsequent_mask"
             )
-        query, key, value = _whole((query, key, value), mesh, given)
+        query, key, value = _whole(query, key, value, mesh, given)
         batched = query.ndim == 3
         q, k, v = _projected(module, *(_batch_first(module, x) for x in (query, key, value)))
         q, k, v = (_by_heads(x, module.head_dim) for x in (q, k, v))
@@ -125,14 +125,18 @@ def _cut_parameters(style: Any, module: nn.MultiheadAttention, mesh: DeviceMesh)
 
 
 def _whole(
-    inputs: tuple[torch.Tensor, ...], mesh: DeviceMesh, given: Placement
-) -> list[torch.Tensor]:
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mesh: DeviceMesh,
+    given: Placement,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Bring the inputs to every rank; one that is passed several times is moved once."""
-    moved: dict[int, torch.Tensor] = {}
-    for x in inputs:
-        if id(x) not in moved:
-            moved[id(x)] = shared(x, mesh, given)
-    return [moved[id(x)] for x in inputs]
+    q = shared(query, mesh, given)
+    k = q if key is query else shared(key, mesh, given)
+    if value is query:
+        return q, k, q
+    return q, k, k if value is key else shared(value, mesh, given)
 
 
 def _batch_first(module: nn.MultiheadAttention, x: torch.Tensor) -> torch.Tensor:

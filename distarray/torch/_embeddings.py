@@ -14,7 +14,7 @@ from distarray.layout import Layout, Partial, Replicate, Shard
 from distarray.torch import _moves
 from distarray.torch._cuts import map_arguments
 from distarray.torch._features import Features, shared
-from distarray.torch._modules import state_of
+from distarray.torch._modules import state_of, untraced
 
 _R = Replicate()
 
@@ -54,7 +54,7 @@ def cut_vectors(style: Any, module: nn.Embedding | nn.EmbeddingBag, mesh: Device
     style.on_output(module, lambda _, y: features.leave(y, style.output_layouts, -1))
 
 
-@torch._disable_dynamo
+@untraced
 @torch.no_grad()
 def _renormalise(module: Any, mesh: DeviceMesh, words: torch.Tensor, largest: float) -> None:
     """Scale the vectors that are looked up down to the largest norm; each rank has a part of it."""

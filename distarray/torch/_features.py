@@ -12,7 +12,9 @@ from distarray.comm import DeviceMesh
 from distarray.errors import LayoutError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.torch import _fused, _moves
+from distarray.torch._joint import used_apart
 from distarray.torch._layouts import Placed, place
+from distarray.torch._modules import untraced
 
 _R, _P = Replicate(), Partial()
 
@@ -62,7 +64,7 @@ class Features:
         boundaries = None if self.boundaries is None else {axis: self.boundaries}
         return Layout(self.mesh, [Shard(axis)], shape, boundaries=boundaries)
 
-    @torch._disable_dynamo
+    @untraced
     def take(self, x: torch.Tensor, given: Placement | None, axis: int) -> torch.Tensor:
         """Return this rank's share of the features of an input, which arrives as ``given``."""
         _moves.check_travels(x)
@@ -88,7 +90,7 @@ class Features:
             x = _fused.by_ranks(x, self.parts, self.units, self.mesh.size, axis)
         return _moves.moved(x, *_moves.legs_between(src, self.layout(src.shape, axis)))
 
-    @torch._disable_dynamo
+    @untraced
     def leave(self, y: torch.Tensor, target: Placement | None, axis: int) -> torch.Tensor:
         """Return an output, of which this rank computed its features, as ``target`` has it."""
         axis %= y.ndim
@@ -111,23 +113,27 @@ class Features:
         return f"{self.size} ({', '.join(map(str, lengths))} by rank)"
 
 
-@torch._disable_dynamo
+@untraced
 def shared(x: torch.Tensor, mesh: DeviceMesh, given: Placement = _R) -> torch.Tensor:
     """Return an input whole on every rank, where each computes something else of it.
 
-    The gradients of all of them are added.
+    The gradients of all of them are added; at once with those of other uses of an input that
+    `PrepareModuleInput` brought there.
     """
+    prepared = used_apart(x, mesh) if given is _R else None
+    if prepared is not None:
+        return prepared
     return _moves.moved(x, *_moves.legs(x, mesh, [given], [_R], grad_placements=[_P]))
 
 
-@torch._disable_dynamo
+@untraced
 def summed(y: torch.Tensor, mesh: DeviceMesh, target: Placement) -> torch.Tensor:
     """Return the sum of what all ranks computed, placed as it leaves."""
     layout = Layout(mesh, [_P], y.shape)
     return _moves.moved(y, *_moves.legs_between(layout, layout.replace(placements=[target])))
 
 
-@torch._disable_dynamo
+@untraced
 def addend(
     bias: torch.Tensor, mesh: DeviceMesh, target: Placement, axis: int, y: torch.Tensor
 ) -> torch.Tensor:

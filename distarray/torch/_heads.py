@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from distarray.torch._dropout import dropout
 from distarray.torch._features import Features
+from distarray.torch._modules import untraced
 
 
 def attend(
@@ -51,6 +52,11 @@ def attend(
         # Queries that see nothing get zeros from fused kernels, not NaN.
         weights = weights.masked_fill((scores == float("-inf")).all(-1, keepdim=True), 0)
     if p > 0:
-        batch, _, *pairs = weights.shape
-        weights = dropout(weights, p, layout=heads.layout((batch, heads.size, *pairs), 1))
+        weights = _thinned(weights, p, heads)
     return weights @ v, weights if need_weights else None
+
+
+@untraced
+def _thinned(weights: torch.Tensor, p: float, heads: Features) -> torch.Tensor:
+    batch, _, *pairs = weights.shape
+    return dropout(weights, p, layout=heads.layout((batch, heads.size, *pairs), 1))

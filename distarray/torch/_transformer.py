@@ -14,7 +14,7 @@ from distarray.layout import Replicate
 from distarray.torch._colwise import ColwiseParallel
 from distarray.torch._dropout import drop
 from distarray.torch._features import Features
-from distarray.torch._modules import around, keep_placed, state_of
+from distarray.torch._modules import around, keep_placed, state_of, untraced
 from distarray.torch._rowwise import RowwiseParallel
 from distarray.torch._style import ParallelStyle, one_axis
 
@@ -63,10 +63,11 @@ class TransformerLayerParallel(ParallelStyle):
                 keep_placed(child)
         hidden = Features.of(state_of(module.linear1).placed["weight"], mesh)
 
+        @untraced
         def left_out(
             module: nn.Module, forward: Callable[[torch.Tensor], Any], input: torch.Tensor
         ) -> Any:
-            if not module.training:
+            if not module.training or module.p == 0:
                 return forward(input)
             shape = (*input.shape[:-1], hidden.size)
             return drop(module, input, hidden.layout(shape, input.ndim - 1))

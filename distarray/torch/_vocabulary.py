@@ -13,7 +13,7 @@ from distarray.errors import IndexingError
 from distarray.layout import Replicate, Shard
 from distarray.torch import _moves
 from distarray.torch._features import summed
-from distarray.torch._modules import around
+from distarray.torch._modules import around, untraced
 
 
 def cut_vocabulary(style: Any, module: nn.Embedding, mesh: DeviceMesh) -> None:
@@ -30,7 +30,7 @@ def cut_vocabulary(style: Any, module: nn.Embedding, mesh: DeviceMesh) -> None:
     if padding is not None:
         module.padding_idx = padding - start if start <= padding < stop else None  # type: ignore[assignment]
 
-    @torch._disable_dynamo
+    @untraced
     def look_up(
         _: nn.Module, forward: Callable[..., torch.Tensor], input: torch.Tensor, **kwargs: Any
     ) -> torch.Tensor:
