@@ -10,6 +10,11 @@ from distarray.torch._low_rank import LowRankParallel
 from distarray.torch._moves import PendingTensor, redistribute
 from distarray.torch._parallelize import parallelize_module
 from distarray.torch._parameters import distribute_parameter
+from distarray.torch._prepare import (
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    PrepareModuleOutput,
+)
 from distarray.torch._random import (
     get_random_state,
     manual_seed,
@@ -27,6 +32,9 @@ __all__ = [
     "LowRankParallel",
     "ParallelStyle",
     "PendingTensor",
+    "PrepareModuleInput",
+    "PrepareModuleInputOutput",
+    "PrepareModuleOutput",
     "RowwiseParallel",
     "SequenceParallel",
     "TransformerLayerParallel",

@@ -5,11 +5,17 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
 from distarray.layout import Layout
+
+T = TypeVar("T")
+
+
+LINEAGE = "distarray.layout"
+"""Under which autograd's nodes know the layouts of what they made, by output: views outlive it."""
 
 
 class Placed(NamedTuple):
@@ -34,20 +40,22 @@ class Placed(NamedTuple):
     units: tuple[int, ...] = ()
 
 
-class _Beside:
+class Beside(Generic[T]):
     """A dictionary with tensors as keys, by identity, that does not keep them alive."""
 
     def __init__(self) -> None:
-        self._found: dict[int, tuple[weakref.ref[torch.Tensor], Placed]] = {}
+        self._found: dict[int, tuple[weakref.ref[torch.Tensor], T]] = {}
 
-    def __getitem__(self, tensor: torch.Tensor) -> Placed:
+    def __getitem__(self, tensor: torch.Tensor) -> T:
         return self._found[id(tensor)][1]
 
-    def get(self, tensor: torch.Tensor) -> Placed | None:
+    def get(self, tensor: torch.Tensor) -> T | None:
+        """Return what stands beside a tensor, None if nothing does."""
         entry = self._found.get(id(tensor))
         return None if entry is None or entry[0]() is not tensor else entry[1]
 
-    def set(self, tensor: torch.Tensor, placed: Placed) -> None:
+    def set(self, tensor: torch.Tensor, value: T) -> None:
+        """Put something beside a tensor, in the place of what was there."""
         key = id(tensor)
 
         def forget(reference: Any) -> None:
@@ -55,14 +63,15 @@ class _Beside:
             if entry is not None and entry[0] is reference:
                 del self._found[key]
 
-        self._found[key] = (weakref.ref(tensor, forget), placed)
+        self._found[key] = (weakref.ref(tensor, forget), value)
 
-    def tensors(self) -> list[tuple[torch.Tensor, Placed]]:
+    def tensors(self) -> list[tuple[torch.Tensor, T]]:
+        """Return the tensors that are alive, and what stands beside them."""
         entries = list(self._found.values())
-        return [(t, placed) for reference, placed in entries if (t := reference()) is not None]
+        return [(t, value) for reference, value in entries if (t := reference()) is not None]
 
 
-_beside = _Beside()
+_beside: Beside[Placed] = Beside()
 
 watched: ContextVar[Callable[[torch.Tensor], None] | None] = ContextVar(
     "what hears of every tensor that is placed", default=None
@@ -116,6 +125,9 @@ def place(
 ) -> None:
     """Say that a tensor is this rank's block of a layout."""
     _beside.set(tensor, Placed(layout, parts, axis, units))
+    if tensor.grad_fn is not None and not parts:
+        metadata: dict[str, dict[int, Layout]] = tensor.grad_fn.metadata
+        metadata.setdefault(LINEAGE, {})[tensor.output_nr] = layout
     watcher = watched.get()
     if watcher is not None:
         watcher(tensor)

@@ -15,7 +15,7 @@ from distarray.layout import Layout, Replicate, Shard
 from distarray.torch import _moves
 from distarray.torch._dropout import drop
 from distarray.torch._layouts import hand_on, is_placed, layout_of, placed_of
-from distarray.torch._modules import around, map_inputs, state_of
+from distarray.torch._modules import around, map_inputs, state_of, untraced
 from distarray.torch._positions import check_axis, check_module
 from distarray.torch._statistics import normalized
 from distarray.torch._style import ParallelStyle, one_axis
@@ -97,10 +97,10 @@ class SequenceParallel(ParallelStyle):
 
         self.on_input(module, take)
         if isinstance(module, _REPLACED):
-            around(module, torch._disable_dynamo(run))
+            around(module, untraced(run))
         module.register_forward_hook(_keep_layout, with_kwargs=True)
 
-    @torch._disable_dynamo
+    @untraced
     def _share(self, module: nn.Module, mesh: DeviceMesh, x: Any) -> Any:
         """Return this rank's share of an input."""
         if not isinstance(x, torch.Tensor):
@@ -138,7 +138,7 @@ class SequenceParallel(ParallelStyle):
         return _moves.layout_from(x, mesh, [Shard(self.sequence_dim % x.ndim)])
 
 
-@torch._disable_dynamo
+@untraced
 def _keep_layout(_: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any) -> None:
     """Say that the output is placed as the input, where that is known and has the same shape."""
     x = next(iter((*args, *kwargs.values())), None)

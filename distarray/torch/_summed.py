@@ -10,6 +10,7 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.layout import Layout, Partial, Replicate
 from distarray.torch import _moves
+from distarray.torch._modules import untraced
 
 _R, _P = Replicate(), Partial()
 
@@ -42,7 +43,7 @@ def _totals(mesh: DeviceMesh, tensors: tuple[torch.Tensor, ...]) -> list[torch.T
     return totals
 
 
-@torch._disable_dynamo
+@untraced
 def summed_parameters(module: nn.Module, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
     """Return what stands for a module's own parameters in a forward over this rank's items.
 
