@@ -155,9 +155,9 @@ def main(arguments: list[str] | None = None) -> None:
     torch.manual_seed(0)
     model = GPT(size).to(torch.float64 if options.double else torch.float32)
     count = sum(p.numel() for p in model.parameters())
-    distribute(model, mesh, size)
     if options.start_from:
-        dt.load_state_dict(model, torch.load(options.start_from))
+        model.load_state_dict(torch.load(options.start_from))
+    distribute(model, mesh, size)
 
     first = mesh.rank == 0
     if first:
@@ -183,7 +183,9 @@ def main(arguments: list[str] | None = None) -> None:
     with torch.no_grad():
         held_out = float(cross_entropy(model, words, following, mesh))
     written = sample(model, mesh, text.encode("def "), options.samples, size)
-    state = dt.state_dict(model)
+    named = model.named_parameters(remove_duplicate=False)
+    with torch.no_grad():
+        state = {name: dt.full_tensor(parameter) for name, parameter in named}
     if first:
         options.out.mkdir(parents=True, exist_ok=True)
         torch.save(state, options.out / "gpt.pt")

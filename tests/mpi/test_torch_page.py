@@ -1,0 +1,27 @@
+"""The page on torch modules is one program, and prints what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+import distarray as da
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.mpi(min_size=4)
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "torch.md"
+
+
+def test_page_prints_what_it_says() -> None:
+    text = PAGE.read_text()
+    program = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    expected = "".join(re.findall(r"```text\n(.*?)```", text, re.DOTALL))
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(compile(program, "the page", "exec"), {"__name__": "__main__"})
+    assert output.getvalue() == (expected if da.default_mesh().rank == 0 else "")
