@@ -105,5 +105,5 @@ class RowwiseParallel(ParallelStyle):
 
         self.on_input(module, scatter)
         if cut.fills and features.own == 0:
-            _vacant.fill(self, module, cut.parameters, inputs=cut.features)
+            _vacant.fill(self, module, cut.parameters, inputs=cut.features, name=cut.inputs[0])
         self.on_output(module, leave)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from distarray.torch._modules import map_inputs
+from distarray.torch._cuts import map_arguments
 from distarray.torch._style import ParallelStyle
 
 
@@ -24,6 +24,7 @@ def fill(
     *,
     inputs: int | None = None,
     outputs: int | None = None,
+    name: str = "input",
     width: int = 1,
 ) -> None:
     """Let a module run whose parameters are empty along an axis.
@@ -38,21 +39,23 @@ def fill(
     inputs, outputs
         The axis, from the end, of the features of the first input and of the output, where these
         are empty as well.
+    name
+        Of the first input.
     width
         How many features of the input one channel of zeros takes.
     """
 
     def padded(module: nn.Module) -> dict[str, torch.Tensor | None]:
         found: dict[str, torch.Tensor | None] = {}
-        for name, axis in parameters.items():
-            parameter = getattr(module, name)
+        for key, axis in parameters.items():
+            parameter = getattr(module, key)
             if parameter is not None:
-                found[name] = _one_more(parameter, axis, 1)
+                found[key] = _one_more(parameter, axis, 1)
         return found
 
     def widen(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert inputs is not None
-        return map_inputs(args, kwargs, 1, lambda x: _one_more(x, inputs, width))
+        return map_arguments(args, kwargs, {name: lambda x: _one_more(x, inputs, width)})
 
     style.substitute(module, padded)
     if inputs is not None:
