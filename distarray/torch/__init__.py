@@ -5,6 +5,7 @@ from distarray.torch._colwise import ColwiseParallel
 from distarray.torch._cross_entropy import vocab_parallel_cross_entropy
 from distarray.torch._dropout import dropout
 from distarray.torch._full import distribute_tensor, from_torch, full_tensor, to_torch
+from distarray.torch._input_reshard import input_reshard
 from distarray.torch._layouts import layout_of
 from distarray.torch._low_rank import LowRankParallel
 from distarray.torch._moves import PendingTensor, redistribute
@@ -46,6 +47,7 @@ __all__ = [
     "full_tensor",
     "get_random_state",
     "get_total_norm",
+    "input_reshard",
     "layout_of",
     "manual_seed",
     "no_sync",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree
 
 from distarray.comm import DeviceMesh
@@ -163,7 +163,7 @@ def _described(module: nn.Module) -> list[tuple[Any, ...]]:
         ("buffer", module.named_buffers(remove_duplicate=False)),
     ):
         for name, tensor in tensors:
-            if isinstance(tensor, UninitializedTensorMixin):
+            if is_lazy(tensor):
                 raise ArgumentError(
                     f"parameter {name!r} has no shape yet; call the module once before replicating"
                 )

@@ -1,0 +1,290 @@
+"""What torch saves for the backward pass inside a call: slices of what all ranks have alike.
+
+torch hands every tensor that it saves to `Call.pack`. One whose values lie inside a tensor that is
+known to be replicated is saved as a view of that: the rank keeps a slice of the replicated tensor,
+once for all its views, and gathers it when the first of them is needed again. So it does not matter
+which view of it a rank takes, and nothing is cut that is not known to be the same on all ranks.
+
+A tensor is known by its memory, the version of what is in it (in-place changes count it up), and
+the stretch that it takes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from distarray.comm import DeviceMesh
+from distarray.comm._mismatch import Purpose
+from distarray.errors import ModifiedError
+from distarray.layout import Layout, Replicate, Shard
+from distarray.redistribute._execute import redistribute_local
+from distarray.torch._buffers import buffer_of, tensor_of
+from distarray.torch._layouts import is_placed, placed_of, watched
+
+
+class Geometry(NamedTuple):
+    """Where the items of a tensor are in its memory."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Geometry:
+        """Return that of a tensor."""
+        return cls(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+    @property
+    def end(self) -> int:
+        """One past the last item."""
+        steps = zip(self.size, self.stride, strict=True)
+        return self.offset + sum((length - 1) * step for length, step in steps) + 1
+
+    @property
+    def repeats(self) -> bool:
+        """Whether an item is there several times, as ``expand`` makes it."""
+        steps = zip(self.size, self.stride, strict=True)
+        return any(length > 1 and not step for length, step in steps)
+
+
+class Slice:
+    """A rank's part of a replicated tensor, and the whole where it is needed again."""
+
+    def __init__(self, whole: torch.Tensor, layout: Layout, purpose: Purpose) -> None:
+        box = layout.local_box()
+        assert box is not None  # this rank is in the mesh
+        for axis, (start, stop) in enumerate(box):
+            whole = whole.narrow(axis, start, stop - start)
+        self.part = whole.clone(memory_format=torch.contiguous_format)
+        self.uses = 0
+        self._layout = layout
+        self._purpose = purpose
+        self._whole: torch.Tensor | None = None
+        self._left = 0
+
+    def gathered(self, geometry: Geometry) -> torch.Tensor:
+        """Return the tensor, laid out as it was; kept until each of its uses has had it."""
+        if self._whole is None:
+            whole = self._layout.replace(placements=[Replicate()])
+            local = buffer_of(self.part)
+            buffer = redistribute_local(local, self._layout, whole, purpose=self._purpose)
+            found = tensor_of(buffer, self.part)
+            if found.stride() != geometry.stride and found.numel():
+                laid = torch.empty_strided(
+                    geometry.size, geometry.stride, dtype=found.dtype, device=found.device
+                )
+                found = laid.copy_(found)
+            self._whole = found
+            self._left = self.uses
+        result = self._whole
+        self._left -= 1
+        if self._left <= 0:
+            self._whole = None
+        return result
+
+
+@dataclass(slots=True)
+class _Known:
+    """A tensor that all ranks have alike."""
+
+    memory: StorageWeakRef
+    version: int
+    dtype: torch.dtype
+    geometry: Geometry
+    dense: bool
+    slice: Slice | None = None
+
+    def covers(self, tensor: torch.Tensor, geometry: Geometry) -> bool:
+        """Tell whether all items of a tensor in the same memory are items of this one."""
+        if tensor.dtype is not self.dtype or tensor._version != self.version:
+            return False
+        if geometry == self.geometry:
+            return True
+        own = self.geometry
+        return self.dense and own.offset <= geometry.offset and geometry.end <= own.end
+
+
+class _Cut(NamedTuple):
+    """A saved view of a replicated tensor."""
+
+    slice: Slice
+    source: Geometry
+    geometry: Geometry
+
+    def restored(self) -> torch.Tensor:
+        whole = self.slice.gathered(self.source)
+        if self.geometry == self.source:
+            return whole
+        start = self.geometry.offset - self.source.offset
+        return whole.as_strided(self.geometry.size, self.geometry.stride, start)
+
+
+class _Kept(NamedTuple):
+    """A saved tensor as it is; hooks take the place of torch's own check of its version."""
+
+    tensor: torch.Tensor
+    version: int
+
+    def restored(self) -> torch.Tensor:
+        if self.tensor._version != self.version:
+            raise ModifiedError(
+                f"a tensor of shape {tuple(self.tensor.shape)} that the backward pass needs has "
+                f"been modified by an inplace operation: it is at version {self.tensor._version}, "
+                f"saved was version {self.version}; change a clone of it instead"
+            )
+        return self.tensor
+
+
+class Call:
+    """One call of a module, during which what torch saves is looked at.
+
+    Parameters
+    ----------
+    module
+        Its parameters and buffers stay whole: they are there anyway.
+    mesh, dim
+        Among whose ranks replicated tensors are cut, and along which axis.
+    name
+        What the ranks must agree on when they gather.
+    """
+
+    def __init__(self, module: nn.Module, mesh: DeviceMesh, dim: int, name: str) -> None:
+        self._module = module
+        self._mesh = mesh
+        self._dim = dim
+        self._name = name
+        self._known: dict[int, list[_Known]] = {}
+        self._cuts = 0
+
+    def note(self, tensor: torch.Tensor) -> None:
+        """Take a tensor to be replicated, unless it is known to be placed otherwise."""
+        if isinstance(tensor, nn.Parameter) or not _has_memory(tensor):
+            return
+        if is_placed(tensor) and not self._replicated(tensor):
+            return
+        geometry = Geometry.of(tensor)
+        if not -len(geometry.size) <= self._dim < len(geometry.size) or geometry.repeats:
+            return
+        storage = tensor.untyped_storage()
+        entries = self._known.setdefault(storage._cdata, [])
+        if entries and entries[0].memory.expired():
+            entries.clear()
+        if any(entry.covers(tensor, geometry) for entry in entries):
+            return
+        dense = bool(torch.ops.aten.is_non_overlapping_and_dense(tensor.detach()))
+        memory = entries[0].memory if entries else StorageWeakRef(storage)
+        entries.append(_Known(memory, tensor._version, tensor.dtype, geometry, dense))
+
+    def note_placed(self, tensor: torch.Tensor) -> bool:
+        """Take note of a tensor that is known to be replicated on this mesh; tell whether it is."""
+        if not self._replicated(tensor):
+            return False
+        self.note(tensor)
+        return True
+
+    def cut(self, tensor: torch.Tensor) -> _Cut | None:
+        """Return a tensor as a view of a slice; None where it is not known to be replicated."""
+        if not _has_memory(tensor):
+            return None
+        entries = self._known.get(tensor.untyped_storage()._cdata)
+        if not entries or entries[0].memory.expired():
+            return None
+        geometry = Geometry.of(tensor)
+        known = next((entry for entry in entries if entry.covers(tensor, geometry)), None)
+        if known is None or known.memory.cdata in self._own_memory:
+            return None
+        if known.slice is None:
+            known.slice = self._slice(tensor.detach().as_strided(*known.geometry))
+        known.slice.uses += 1
+        return _Cut(known.slice, known.geometry, geometry)
+
+    @cached_property
+    def _own_memory(self) -> frozenset[int]:
+        """The memory of parameters and buffers."""
+        tensors = (*self._module.parameters(), *self._module.buffers())
+        return frozenset(t.untyped_storage()._cdata for t in tensors)
+
+    def _slice(self, whole: torch.Tensor) -> Slice:
+        self._cuts += 1
+        axis = self._dim % whole.ndim
+        purpose = Purpose.of(f"tensor {self._cuts} saved in {self._name}")
+        return Slice(whole, Layout(self._mesh, [Shard(axis)], whole.shape), purpose)
+
+    def _replicated(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor's layout says that it is the same on all ranks of the mesh."""
+        placed = placed_of(tensor) if is_placed(tensor) else None
+        if placed is None or not isinstance(placed.layout.mesh, DeviceMesh):
+            return False
+        axes = placed.layout.mesh.axes_of(self._mesh)
+        if axes is None:
+            return False
+        return all(type(placed.layout.placements[axis]) is Replicate for axis in axes)
+
+
+_calls: ContextVar[tuple[Call, ...]] = ContextVar("calls that reshard", default=())
+
+
+@contextmanager
+def resharding(call: Call) -> Iterator[None]:
+    """Let torch hand over what it saves, to this call and those around it."""
+    token = _calls.set((*_calls.get(), call))
+    watching = watched.set(_note_placed)
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(_pack, _unpack):
+            yield
+    finally:
+        watched.reset(watching)
+        _calls.reset(token)
+
+
+def may_decide() -> bool:
+    """Tell whether this is the place to decide what is saved.
+
+    It is not inside other hooks for saved tensors, such as those of torch's checkpoints, nor where
+    a backward pass computes something again only to use it at once.
+    """
+    if torch._C._current_graph_task_id() != -1:
+        return False
+    outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return outer is None or outer[0] is _pack
+
+
+def _pack(tensor: torch.Tensor) -> _Cut | _Kept:
+    # The outermost call that knows a tensor cuts it, so that inner ones share its slice.
+    for call in _calls.get():
+        found = call.cut(tensor)
+        if found is not None:
+            return found
+    return _Kept(tensor, tensor._version)
+
+
+def _unpack(saved: _Cut | _Kept) -> torch.Tensor:
+    return saved.restored()
+
+
+def _note_placed(tensor: torch.Tensor) -> None:
+    for call in _calls.get():
+        if call.note_placed(tensor):
+            return
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor's memory and version can be looked at, and its values can travel."""
+    return (
+        not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and tensor.layout is torch.strided
+        and tensor.device.type in ("cpu", "cuda")
+        and tensor.numel() > 0
+        and not tensor.is_inference()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
