@@ -300,7 +300,7 @@ class Elementwise:
                 return self._into_reduced(out, operands, local, casting)
             results = self.run(operands, None if local is self.local else local)
             for one, result in zip(out, results if len(out) > 1 else (results,), strict=True):
-                assign(self.name, one, result)
+                assign(self.name, one, result, casting)
             return out if len(out) > 1 else out[0]
         key = [
             x._layout if isinstance(x, BaseArray) else getattr(x, "shape", ()) or None

@@ -134,7 +134,7 @@ def reduced(name: str, array: Any) -> Any:
     return array._new(move(name, array._local, layout, whole), whole)
 
 
-def assign(name: str, out: Any, result: Any) -> None:
+def assign(name: str, out: Any, result: Any, casting: Any = "same_kind") -> None:
     """Copy `result` into `out`, broadcast and redistributed to its layout."""
     layouts = lifted_layouts(name, [out._layout, result._layout])
     src, dst = layouts[1], layouts[0]
@@ -148,4 +148,4 @@ def assign(name: str, out: Any, result: Any) -> None:
             moved = np.ascontiguousarray(np.broadcast_to(moved, target.local_shape()))
             moved = redistribute_local(moved, target, dst)  # splits it: nothing is sent
     if dst.mesh.coordinate is not None:
-        np.copyto(out._local, moved, casting="same_kind")
+        np.copyto(out._local, moved, casting=casting)

@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distarray.array._array import distribute_array
+from distarray.comm import init_device_mesh
 from distarray.core._elementwise import Elementwise
+from distarray.layout import Partial, Replicate, Shard
 from distarray.ops import _elementwise_arithmetic as arithmetic
 from distarray.ops import _elementwise_logic as logic
 from distarray.ops import _elementwise_rounding as rounding
@@ -153,3 +156,22 @@ def test_linear_functions_of_sums_agree_whatever_stays_partial(data: st.DataObje
     x, y = data.draw(pairs(dtypes, ops))
     with np.errstate(all="ignore"):
         compare(row, x, y)
+
+
+def test_unsafe_casting_holds_for_pending_and_for_several_results() -> None:
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        value = np.array([1.5, -2.5, 7.25])
+        x = distribute_array(value, mesh, [Shard(0)])
+        for pending in (False, True):
+            placements = [Partial("sum") if pending else Replicate()]
+            out, parts = (
+                distribute_array(np.ones(3, np.int32), mesh).redistribute(placements)
+                for _ in range(2)
+            )
+            agrees(np.add(out, x, out=out, casting="unsafe"), np.int32([2, -1, 8]))
+            np.modf(x, out=(out, parts), casting="unsafe")
+            agrees(out, np.zeros(3, np.int32))
+            agrees(parts, np.int32([1, -2, 7]))
+
+    on_ranks(program)
