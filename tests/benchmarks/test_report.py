@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import report
+from benchmarks import measure, report
 
 
 @pytest.fixture
@@ -36,6 +36,19 @@ def test_table_shows_times_with_multiples_of_the_baseline(parts: list[dict]) -> 
     assert "| S0 -> S1 | 200 ns | 3.3 us (16) | 250 ms (1250000) |" in lines
     assert "| P -> R | 1 ms | - | - |" in lines
     assert "| DTensor | not here: not found |" in lines
+
+
+def test_multiples_are_those_of_the_rounds_where_these_are_known(parts: list[dict]) -> None:
+    samples = {"plain copy": [1.0, 2.0, 4.0], "distarray": [3.0, 4.0, 16.0]}
+    row = parts[0]["rows"][0]
+    row["ratios"] = measure.ratios(samples, "plain copy")
+    assert row["ratios"]["distarray"]["median"] == 3.0
+    assert "| 3.3 us (3.00) |" in report.tables("redistribution", parts)
+
+
+def test_plot_of_nothing_is_left_out(parts: list[dict], tmp_path: Path) -> None:
+    report.plot("transformer", [{**parts[0], "rows": []}], tmp_path / "plot.png")
+    assert not (tmp_path / "plot.png").exists()
 
 
 def test_plot_is_a_picture(parts: list[dict], tmp_path: Path) -> None:
