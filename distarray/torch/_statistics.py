@@ -36,13 +36,13 @@ def normalized(
     items = x.reshape(rows, x.numel() // rows if rows else 0)
     if x.dtype in (torch.float16, torch.bfloat16):
         items = items.float()
-    result = _standardized(items, mesh, module.eps).to(x.dtype).reshape(x.shape)
+    result = _standardized(items, mesh, module.eps).reshape(x.shape)
     shape = (-1, *[1] * (x.ndim - channels - 1))
     if module.weight is not None:
         result = result * module.weight.reshape(shape)
     if module.bias is not None:
         result = result + module.bias.reshape(shape)
-    return result
+    return result if torch.is_autocast_enabled(x.device.type) else result.to(x.dtype)
 
 
 def _standardized(items: torch.Tensor, mesh: DeviceMesh, eps: float) -> torch.Tensor:
