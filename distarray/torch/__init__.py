@@ -7,6 +7,8 @@ from distarray.torch._dropout import dropout
 from distarray.torch._full import distribute_tensor, from_torch, full_tensor, to_torch
 from distarray.torch._input_reshard import input_reshard
 from distarray.torch._layouts import layout_of
+from distarray.torch._load_state_dict import load_state_dict
+from distarray.torch._loss_parallel import loss_parallel
 from distarray.torch._low_rank import LowRankParallel
 from distarray.torch._moves import PendingTensor, redistribute
 from distarray.torch._parallelize import parallelize_module
@@ -25,6 +27,7 @@ from distarray.torch._random import (
 from distarray.torch._replicate import no_sync, replicate
 from distarray.torch._rowwise import RowwiseParallel
 from distarray.torch._sequence import SequenceParallel
+from distarray.torch._state_dict import state_dict
 from distarray.torch._style import ParallelStyle
 from distarray.torch._transformer import TransformerLayerParallel
 
@@ -49,6 +52,8 @@ __all__ = [
     "get_total_norm",
     "input_reshard",
     "layout_of",
+    "load_state_dict",
+    "loss_parallel",
     "manual_seed",
     "no_sync",
     "parallelize_module",
@@ -56,6 +61,7 @@ __all__ = [
     "redistribute",
     "replicate",
     "set_random_state",
+    "state_dict",
     "to_torch",
     "vocab_parallel_cross_entropy",
 ]

@@ -125,9 +125,9 @@ def place(
 ) -> None:
     """Say that a tensor is this rank's block of a layout."""
     _beside.set(tensor, Placed(layout, parts, axis, units))
-    if tensor.grad_fn is not None and not parts:
-        metadata: dict[str, dict[int, Layout]] = tensor.grad_fn.metadata
-        metadata.setdefault(LINEAGE, {})[tensor.output_nr] = layout
+    node: Any = tensor.grad_fn
+    if node is not None and not parts:
+        node.metadata.setdefault(LINEAGE, {})[tensor.output_nr] = layout
     watcher = watched.get()
     if watcher is not None:
         watcher(tensor)

@@ -18,7 +18,7 @@ from distarray.errors import (
 )
 from distarray.layout import Layout, Shard
 from distarray.torch import _moves
-from distarray.torch._layouts import layout_of
+from distarray.torch._layouts import is_placed, layout_of, placed_of
 
 
 def class_axis(logits: torch.Tensor, axis: int | None) -> int:
@@ -38,6 +38,12 @@ def takes_classes(logits: torch.Tensor, target: torch.Tensor, axis: int) -> bool
     """Tell whether a target has class numbers, rather than probabilities."""
     if not isinstance(target, torch.Tensor):
         raise ArgumentTypeError(f"expected a tensor as target, not {type(target).__name__}")
+    placed = layout_of(target) if is_placed(target) else None
+    if target.ndim < logits.ndim and placed is not None and not placed.is_replicated:
+        raise LayoutError(
+            f"the target is placed as {placed}; every rank needs the class numbers of all rows of "
+            "its logits: dt.full_tensor(target)"
+        )
     if target.device != logits.device:
         raise ArgumentTypeError(
             f"logits are on {logits.device} and the target on {target.device}; move one to the "
@@ -74,13 +80,20 @@ def layout_of_classes(
     logits: torch.Tensor, mesh: DeviceMesh, axis: int, vocab_size: int | None
 ) -> Layout:
     """Return how the classes are cut; collective where it is not known."""
-    known = layout_of(logits)
-    if known is None:
+    placed = placed_of(logits)
+    if placed is None:
         shape = None
         if vocab_size is not None:
             shape = list(logits.shape)
             shape[axis] = vocab_size
         return _moves.layout_from(logits, mesh, [Shard(axis)], shape)
+    known = placed.layout
+    if placed.parts:
+        raise LayoutError(
+            f"the logits {known} consist of parts {placed.parts} along axis {placed.axis} that are "
+            "cut each by itself, so that classes are not in the order of the ranks; pass what "
+            "dt.full_tensor(logits) returns to torch's cross_entropy"
+        )
     over: Any = known.mesh
     along = over.axes_of(mesh)
     if along is None or known.has_partial or known.sharding_axes(axis) != along:

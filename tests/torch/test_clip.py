@@ -222,7 +222,7 @@ def test_what_is_refused():
     block = torch.nn.Parameter(torch.ones(4))
     with pytest.raises(ArgumentError, match="norm_type=0"):
         clip_grad_norm_([block], 1.0, 0)
-    with pytest.raises(ArgumentTypeError, match="model.parameters"):
+    with pytest.raises(ArgumentTypeError, match=r"model\.parameters"):
         clip_grad_norm_(["weight"], 1.0)
     block.grad = torch.ones(4).to_sparse()
     with pytest.raises(ArgumentTypeError, match="dense"):

@@ -1,0 +1,187 @@
+"""Cross entropy by its usual name, on logits that are cut along their classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn import _reduction, functional
+from torch.overrides import TorchFunctionMode
+
+from distarray.comm import DeviceMesh
+from distarray.errors import LayoutError
+from distarray.layout import Layout
+from distarray.torch._carried import carry, cut_axes, known
+from distarray.torch._cross_entropy import vocab_parallel_cross_entropy
+from distarray.torch._lineage import layout_by_lineage
+from distarray.torch._parameters import is_sharded
+from distarray.torch._shapes import check_mesh
+from distarray.torch._style import one_axis
+
+_COMPARES_CLASSES = {
+    "softmax": 1,
+    "log_softmax": 1,
+    "softmin": 1,
+    "logsumexp": 1,
+    "argmax": 1,
+    "argmin": 1,
+    "topk": 2,
+    "nll_loss": None,
+    "linear_cross_entropy": None,
+}
+"""Functions that would see a share only, and which argument names the axis that they work along."""
+
+
+@contextmanager
+def loss_parallel(mesh: DeviceMesh | None = None) -> Iterator[None]:
+    """Let `torch.nn.functional.cross_entropy` work on logits that are cut along their classes.
+
+    Inside, ``F.cross_entropy`` and ``nn.CrossEntropyLoss`` take each rank's share of the classes,
+    as `ColwiseParallel` returns it, and give every rank the loss of the full logits, which are
+    never gathered (`vocab_parallel_cross_entropy`). Replicated logits give torch's own loss.
+
+    Parameters
+    ----------
+    mesh
+        Of one axis. With it, logits that no layout is known of are taken as cut along their
+        classes by that axis. Without it they are an error.
+
+    Raises
+    ------
+    LayoutError
+        No layout is known of the logits, or another one than such a cut.
+
+    Notes
+    -----
+    Functions inside that keep the classes together leave the layout known: ``view``, ``flatten``,
+    ``transpose``, ``float``, slices of other axes, products with numbers and the like. Before the
+    context, autograd's record of a tensor tells the same of reshapes and conversions (but nothing
+    under ``torch.no_grad``).
+
+    Outside, ``F.cross_entropy`` sees a plain tensor with fewer classes, and nothing can tell it
+    that these are a share: the loss would be wrong, or a class number out of range. The same holds
+    for a checkpoint whose recomputation runs outside: open the context inside the checkpointed
+    function, or run ``backward`` inside the context too.
+
+    The context holds for the thread that opens it. Contexts may be nested; the innermost one's mesh
+    counts.
+
+    Examples
+    --------
+    >>> with dt.loss_parallel():
+    ...     loss = F.cross_entropy(model(words).flatten(0, 1), target.flatten())
+    ...     loss.backward()
+    """
+    if mesh is not None:
+        check_mesh(mesh)
+        one_axis(mesh, "loss_parallel")
+    with _LossParallel(mesh):
+        yield
+
+
+class _LossParallel(TorchFunctionMode):
+    """Sees torch's functions called in this thread."""
+
+    def __init__(self, mesh: DeviceMesh | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._mesh = mesh
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is functional.cross_entropy:
+            return self._cross_entropy(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name in _COMPARES_CLASSES:
+            _check_whole(name, args, kwargs)
+        result = func(*args, **kwargs)
+        carry(func, args, kwargs, result)
+        return result
+
+    def _cross_entropy(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        size_average: bool | None = None,
+        ignore_index: int = -100,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> torch.Tensor:
+        """Take the arguments of torch's function."""
+        if size_average is not None or reduce is not None:
+            reduction = _reduction.legacy_get_string(size_average, reduce)
+        options: dict[str, Any] = {
+            "weight": weight,
+            "ignore_index": ignore_index,
+            "reduction": reduction,
+            "label_smoothing": label_smoothing,
+        }
+        mesh = self._mesh_of(input)
+        if mesh is None:
+            return functional.cross_entropy(input, target, **options)
+        return vocab_parallel_cross_entropy(input, target, mesh, **options)
+
+    def _mesh_of(self, logits: torch.Tensor) -> DeviceMesh | None:
+        """Return the mesh axis that cuts the classes; None where every rank has them all."""
+        layout = known(logits) or layout_by_lineage(logits)
+        if layout is not None:
+            return _cutting(layout, 1 if logits.ndim > 1 else 0, self._mesh)
+        if self._mesh is None:
+            raise LayoutError(
+                f"nothing is known of how the logits of shape {tuple(logits.shape)} are placed, as "
+                "of what torch has computed from tensors with a layout outside loss_parallel. "
+                "loss_parallel(mesh) says that they are cut along their classes by that mesh of "
+                "one axis; a loss of full logits belongs outside"
+            )
+        return self._mesh
+
+
+def _cutting(layout: Layout, axis: int, mesh: DeviceMesh | None) -> DeviceMesh | None:
+    over: Any = layout.mesh
+    if layout.has_partial:
+        raise LayoutError(
+            f"the logits are placed as {layout}, and not summed yet; redistribute them to "
+            "Shard or Replicate first"
+        )
+    if not is_sharded(layout):
+        return None
+    cutting = layout.sharding_axes(axis)
+    rest = [other for other in cut_axes(layout) if other != axis]
+    if rest or len(cutting) != 1:
+        raise LayoutError(
+            f"the logits are placed as {layout}; cross_entropy has its classes on axis {axis}, "
+            "which one mesh axis must cut, and none the others. Transpose or flatten them, "
+            "dt.redistribute them, or pass the rows of this rank and a mesh of one axis to "
+            "dt.vocab_parallel_cross_entropy(logits, target, mesh, axis=...)"
+        )
+    own: DeviceMesh = over if over.ndim == 1 else over[over.axis_names[cutting[0]]]
+    if mesh is not None and mesh is not own:
+        raise LayoutError(
+            f"the logits are placed as {layout}, cut by {own}, and loss_parallel was given {mesh}; "
+            "leave the mesh out"
+        )
+    return own
+
+
+def _check_whole(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise where a function that compares all classes would get a share of them."""
+    for value in (*args[:2], *kwargs.values()):
+        layout = known(value)
+        if layout is None or not is_sharded(layout):
+            continue
+        position = _COMPARES_CLASSES[name]
+        if position is not None:
+            along = args[position] if len(args) > position else kwargs.get("dim")
+            along = range(layout.ndim) if along is None else along
+            along = (along,) if isinstance(along, int) else along
+            if not {axis % layout.ndim for axis in along} & set(cut_axes(layout)):
+                continue
+        raise LayoutError(
+            f"{name} inside loss_parallel would see this rank's share only of a tensor placed as "
+            f"{layout}; take cross_entropy for a loss, or the whole tensor, dt.full_tensor(x)"
+        )
