@@ -73,3 +73,7 @@ class OutOfMemoryError(DistArrayError, MemoryError):
 
 class ModifiedError(DistArrayError, RuntimeError):
     """A tensor that was changed in place before the backward pass, which needs it as it was."""
+
+
+class StateDictError(DistArrayError, RuntimeError):
+    """A state dict whose names or shapes are not those of the module."""
