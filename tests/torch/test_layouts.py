@@ -1,0 +1,54 @@
+"""Layouts ride beside tensors, and go when they go."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import distarray.torch as dt  # noqa: E402
+from distarray.layout import AbstractMesh, Layout, Shard  # noqa: E402
+from distarray.torch import _layouts  # noqa: E402
+
+LAYOUT = Layout(AbstractMesh((1,)), [Shard(0)], (0, 2))
+
+
+def test_a_layout_does_not_keep_a_tensor_alive():
+    tensor = torch.ones(0, 2)
+    _layouts.place(tensor, LAYOUT)
+    assert dt.layout_of(tensor) is LAYOUT
+    known = len(_layouts._beside._found)
+    alive = weakref.ref(tensor)
+    del tensor
+    gc.collect()
+    assert alive() is None
+    assert len(_layouts._beside._found) < known
+
+
+def test_a_layout_outlives_the_name_of_a_tensor_in_a_graph():
+    x = torch.ones(0, 2, requires_grad=True)
+    _layouts.place(x, LAYOUT)
+    y = x * 2
+    del x
+    gc.collect()
+    found = y.grad_fn.next_functions[0][0].variable
+    assert dt.layout_of(found) is LAYOUT
+
+
+def test_a_gradient_has_the_layout_of_its_parameter():
+    x = torch.nn.Parameter(torch.ones(0, 2))
+    _layouts.place(x, LAYOUT)
+    x.sum().backward()
+    assert dt.layout_of(x.grad) is LAYOUT
+    assert dt.layout_of(x * 2) is None
+    assert dt.layout_of(torch.ones(0, 2)) is None
+
+
+def test_a_tensor_that_was_resized_has_none():
+    x = torch.ones(0, 2)
+    _layouts.place(x, LAYOUT)
+    x.resize_(3, 2)
+    assert dt.layout_of(x) is None
