@@ -1,0 +1,164 @@
+"""Replicas, torch's own among them, and resharded activations under real MPI."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from datetime import timedelta
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import distarray as da  # noqa: E402
+import distarray.torch as dt  # noqa: E402
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(100)]
+
+PLAN = {"0": dt.ColwiseParallel(), "2": dt.RowwiseParallel()}
+
+
+def values(*shape, seed=7):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+def mlp(width=6, hidden=9):
+    layers = nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, width), nn.Linear(width, 3)
+    model = nn.Sequential(*layers).double()
+    for i, parameter in enumerate(model.parameters()):
+        parameter.data.copy_(values(*parameter.shape, seed=i) / 3)
+    return model
+
+
+@pytest.fixture(scope="module")
+def world():
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD.Dup()
+    yield comm
+    comm.Barrier()
+
+
+@pytest.fixture(scope="module", params=["all", "rows and columns"])
+def mesh(request, world):
+    columns = 2 if request.param != "all" and world.size % 2 == 0 else 1
+    return da.init_device_mesh((world.size // columns, columns), ("dp", "tp"))
+
+
+def single_process(model, x, steps):
+    twin = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(twin.parameters(), 0.03)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        twin(x).square().mean().backward()
+        optimizer.step()
+    return twin
+
+
+def check(mine, twin):
+    for (name, p), q in zip(mine.named_parameters(), twin.parameters(), strict=True):
+        wanted, layout = q.detach(), dt.layout_of(p)
+        if layout is not None:
+            wanted = wanted[tuple(slice(a, b) for a, b in layout.local_box())]
+        torch.testing.assert_close(
+            p.detach(), wanted, rtol=1e-11, atol=1e-11, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+@pytest.mark.parametrize("width", [6, 300])  # the larger one's buckets are read in place
+@pytest.mark.parametrize("bucket_bytes", [400, 25 << 20])
+def test_training_is_that_of_one_process(mesh, width, bucket_bytes):
+    model, x = mlp(width, width + 1), values(mesh["dp"].size * 4, 3, width)
+    twin = single_process(model, x, 4)
+    mine = dt.parallelize_module(copy.deepcopy(model), mesh["tp"], PLAN)
+    dt.replicate(mine, mesh["dp"], bucket_bytes=bucket_bytes)
+    dt.input_reshard(mine, mesh["tp"], 1)
+    optimizer = torch.optim.AdamW(mine.parameters(), 0.03)
+    part = x.chunk(mesh["dp"].size)[mesh.coordinate[0]]
+    for step in range(4):
+        optimizer.zero_grad(set_to_none=bool(step % 2))
+        if step == 2:  # in two halves
+            with dt.no_sync(mine):
+                (mine(part[:2]).square().mean() / 2).backward()
+            (mine(part[2:]).square().mean() / 2).backward()
+        else:
+            mine(part).square().mean().backward()
+        optimizer.step()
+    check(mine, twin)
+
+
+def test_replicas_out_of_step_hear_of_it(mesh):
+    axis = mesh["dp"]
+    if axis.size == 1:
+        pytest.skip("one replica agrees with itself")
+    mine = dt.replicate(mlp(), axis)
+    x = values(2, 6)
+    if axis.coordinate[0] == 0:
+        mine(x)
+    with pytest.raises(da.errors.MismatchError, match="forward call"):
+        mine(x).sum().backward()
+    mine = dt.replicate(mlp(), axis)
+    mine(x).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler itself
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled(mesh, backend):
+    model, x = mlp(), values(mesh["dp"].size * 4, 3, 6)
+    twin = single_process(model, x, 2)
+    mine = dt.parallelize_module(copy.deepcopy(model), mesh["tp"], PLAN)
+    dt.replicate(mine, mesh["dp"], bucket_bytes=300)
+    dt.input_reshard(mine, mesh["tp"], 1)
+    run = torch.compile(mine, backend=backend)
+    optimizer = torch.optim.AdamW(mine.parameters(), 0.03)
+    part = x.chunk(mesh["dp"].size)[mesh.coordinate[0]]
+    for _ in range(2):
+        optimizer.zero_grad()
+        run(part).square().mean().backward()
+        optimizer.step()
+    check(mine, twin)
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def gloo(mesh, world, tmp_path_factory):
+    """Let the replicas of one column be a group of torch's own; skip where there is no gloo."""
+    from torch import distributed
+
+    folder = world.bcast(str(tmp_path_factory.mktemp("gloo")) if world.rank == 0 else None)
+    failure = None
+    try:
+        distributed.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/column{mesh.coordinate[1]}",
+            rank=mesh.coordinate[0],
+            world_size=mesh.shape[0],
+            timeout=timedelta(seconds=20),
+        )
+    except Exception as error:
+        failure = str(error)
+    failures = [one for one in world.allgather(failure) if one]
+    if failures:
+        with contextlib.suppress(Exception):
+            distributed.destroy_process_group()
+        pytest.skip(f"gloo cannot start: {failures[0]}")
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own
+def test_torch_s_own_data_parallelism_takes_parallelized_modules(gloo, mesh):
+    model, x = mlp(), values(mesh.shape[0] * 4, 3, 6)
+    twin = single_process(model, x, 3)
+    mine = dt.parallelize_module(copy.deepcopy(model), mesh["tp"], PLAN)
+    wrapped = nn.parallel.DistributedDataParallel(mine)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), 0.03)
+    part = x.chunk(mesh.shape[0])[mesh.coordinate[0]]
+    for _ in range(3):
+        optimizer.zero_grad()
+        wrapped(part).square().mean().backward()
+        optimizer.step()
+    check(mine, twin)
