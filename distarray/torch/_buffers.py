@@ -59,6 +59,11 @@ def check_travels(tensor: Any) -> None:
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         kind = tensor.layout if isinstance(tensor, torch.Tensor) else type(tensor).__name__
         raise ArgumentTypeError(f"expected a dense torch tensor, not {kind}; convert it first")
+    if tensor.is_nested:
+        raise ArgumentTypeError(
+            "expected a dense torch tensor, not a nested one; pad it (nn.TransformerEncoder makes "
+            "nested tensors of padded batches unless it has enable_nested_tensor=False)"
+        )
     if not (tensor.is_cpu or tensor.is_cuda):
         raise ArgumentTypeError(
             f"a tensor on device {tensor.device} has no memory that MPI could send; move it to the "
