@@ -11,7 +11,9 @@ import torch
 from distarray.comm import DeviceMesh
 from distarray.errors import LayoutError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
+from distarray.redistribute._execute import refuse
 from distarray.torch import _fused, _moves
+from distarray.torch._buffers import buffer_of
 from distarray.torch._joint import used_apart
 from distarray.torch._layouts import Placed, place
 from distarray.torch._modules import untraced
@@ -73,12 +75,14 @@ class Features:
         src = Layout(self.mesh, [wanted if given is None else given], x.shape)
         if src.placements[0] is wanted:
             if x.shape[axis] != self.own:
-                raise LayoutError(
+                message = (
                     f"the input has {x.shape[axis]} features on this rank along axis {axis}, where "
                     f"the weight takes {self.own} of {self._split()}: it must be cut as {wanted} "
                     "with the weight's split (unit= and parts= of the style that cut it say how); "
                     "or pass input_layouts= as it arrives, such as da.Replicate()"
                 )
+                self._refuse(x, message)
+                raise LayoutError(message)
             return x
         src = _moves.layout_from(x, self.mesh, src.placements)
         if src.shape[axis] != self.size:
@@ -106,6 +110,12 @@ class Features:
             y = _fused.by_parts(y, self.parts, self.units, self.mesh.size, axis)
             place(y, wanted)
         return y
+
+    def _refuse(self, x: torch.Tensor, message: str) -> None:
+        """Tell the ranks whose input fits, and who go on to what comes next."""
+        partial = Layout(self.mesh, [_P], (1,))
+        dtype = buffer_of(x.detach().new_empty(0)).dtype
+        refuse(partial, partial.replace(placements=[_R]), dtype, message)
 
     def _split(self) -> str:
         offsets = self.layout((self.size,), 0).partition(0).offsets

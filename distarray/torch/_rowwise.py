@@ -12,6 +12,7 @@ from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError
 from distarray.layout import Placement, Replicate, Shard
 from distarray.torch import _vacant
+from distarray.torch._bags import cut_bags
 from distarray.torch._cuts import ROWS, Cut, cut_of, map_arguments
 from distarray.torch._features import Features, addend, shared, summed
 from distarray.torch._groups import cut_groups, is_grouped
@@ -24,16 +25,16 @@ _R = Replicate()
 
 
 class RowwiseParallel(ParallelStyle):
-    """Cut a module by its input features, or an `Embedding` by its vocabulary.
+    """Cut a module by its input features, or an embedding by its vocabulary.
 
-    For `Linear`, `Bilinear` (by the first input), `Embedding` and convolutions (by input channels;
-    with groups, by whole groups). A bias is added once. The number of features need not be a
-    multiple of the ranks.
+    For `Linear`, `Bilinear` (by the first input), `Embedding`, `EmbeddingBag` and convolutions (by
+    input channels; with groups, by whole groups). A bias is added once. The number of features need
+    not be a multiple of the ranks.
 
     Parameters
     ----------
     input_layouts
-        How the input arrives; default: cut along its features (of an `Embedding`: ``Replicate()``).
+        How the input arrives; default: cut along its features (of embeddings: ``Replicate()``).
         The second input of a `Bilinear` is ``Replicate()`` always.
     output_layouts
         How the output leaves; default: ``Replicate()`` (one all-reduce). ``Shard(1)`` leaves it cut
@@ -64,12 +65,15 @@ class RowwiseParallel(ParallelStyle):
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
         """Cut the module's parameters, and hook it."""
         one_axis(mesh, "RowwiseParallel")
-        if isinstance(module, nn.Embedding):
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             if self.parts or self.unit != 1:
                 raise ArgumentError(
                     f"parts={self.parts}, unit={self.unit}: a vocabulary has none; leave both out"
                 )
-            cut_vocabulary(self, module, mesh)
+            if isinstance(module, nn.Embedding):
+                cut_vocabulary(self, module, mesh)
+            else:
+                cut_bags(self, module, mesh)
         elif is_grouped(module):
             cut_groups(self, module, mesh, self.input_layouts, self.output_layouts)
         else:

@@ -27,15 +27,14 @@ def cut_vocabulary(style: Any, module: nn.Embedding, mesh: DeviceMesh) -> None:
     padding = module.padding_idx
     layout = style.distribute(module, "weight", mesh, [Shard(0)])
     start, stop = layout.local_box()[0]  # type: ignore[index]
-    if padding is not None:
-        module.padding_idx = padding - start if start <= padding < stop else None  # type: ignore[assignment]
+    module.padding_idx = local_padding(padding, start, stop)  # type: ignore[assignment]
 
     @untraced
     def look_up(
         _: nn.Module, forward: Callable[..., torch.Tensor], input: torch.Tensor, **kwargs: Any
     ) -> torch.Tensor:
         words = _moves.moved(input, *_moves.legs(input, mesh, [given], [Replicate()]))
-        _check_words(words, layout.shape[0])
+        check_words(words, layout.shape[0])
         here = (words >= start) & (words < stop)
         vectors = forward(words[here] - start, **kwargs)
         full = vectors.new_zeros((*words.shape, vectors.shape[-1]))
@@ -45,7 +44,12 @@ def cut_vocabulary(style: Any, module: nn.Embedding, mesh: DeviceMesh) -> None:
     around(module, look_up)
 
 
-def _check_words(words: torch.Tensor, size: int) -> None:
+def local_padding(padding: int | None, start: int, stop: int) -> int | None:
+    """Return the place of the word for padding among a rank's words; None if it is elsewhere."""
+    return padding - start if padding is not None and start <= padding < stop else None
+
+
+def check_words(words: torch.Tensor, size: int) -> None:
     """Raise if a word is not in the vocabulary, on all ranks alike, since all have all words."""
     if not words.numel():
         return

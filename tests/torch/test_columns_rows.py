@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
-from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError  # noqa: E402
+from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError, MismatchError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from tests.torch.twins import check_gradient, compare  # noqa: E402
 
@@ -301,6 +301,33 @@ def test_an_error_in_forward_puts_the_bias_back():
     simulate(2, program)
 
 
+def test_an_input_that_fits_on_some_ranks_alone_is_an_error_on_all():
+    def program():
+        mesh = da.init_device_mesh((3,), ("tp",))
+        layer = nn.Sequential(nn.Linear(6, 3))
+        dt.parallelize_module(layer, mesh, {"0": dt.RowwiseParallel()})
+        width = (2, 3, 1)[mesh.coordinate[0]]
+        fits = width == 2
+        with pytest.raises(MismatchError if fits else LayoutError, match="features on this rank"):
+            layer(torch.ones(4, width))
+        assert layer(torch.ones(4, 2)).shape == (4, 3)  # in step again
+
+    simulate(3, program)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_an_error():
+    def program():
+        mesh = da.init_device_mesh((2,), ("tp",))
+        model = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, batch_first=True), 1).eval()
+        dt.parallelize_module(model, mesh, {"layers.*": dt.TransformerLayerParallel()})
+        padded = torch.tensor([[False, False], [False, True]])
+        with torch.no_grad(), pytest.raises(ArgumentTypeError, match="enable_nested_tensor=False"):
+            model(torch.ones(2, 2, 4), src_key_padding_mask=padded)
+
+    simulate(2, program)
+
+
 def test_errors_say_what_to_do():
     def program():
         mesh = da.init_device_mesh((2, 1), ("a", "b"))
@@ -308,8 +335,6 @@ def test_errors_say_what_to_do():
         with da.CommLog() as log:
             with pytest.raises(ArgumentTypeError, match=r"^1 \(LayerNorm\): .*Linear, Bilinear"):
                 dt.parallelize_module(model, mesh["a"], {"1": dt.ColwiseParallel()})
-            with pytest.raises(ArgumentTypeError, match="EmbeddingBag"):
-                dt.parallelize_module(nn.EmbeddingBag(4, 4), mesh["a"], dt.RowwiseParallel())
             with pytest.raises(ArgumentError, match=r"^0 \(Linear\): .*mesh\['b'\]"):
                 dt.parallelize_module(model, mesh, {"0": dt.ColwiseParallel()})
         assert log.count() == 0

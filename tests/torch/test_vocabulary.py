@@ -124,41 +124,89 @@ def test_a_forward_of_its_own_that_calls_itself():
 class Bags(nn.Module):
     """Bags in every way that they may be told."""
 
-    def __init__(self, mode, flat):
+    def __init__(self, mode, flat, **keywords):
         super().__init__()
-        self.table = nn.EmbeddingBag(7, 5, mode=mode, padding_idx=1)
+        self.table = nn.EmbeddingBag(7, 5, mode=mode, padding_idx=1, **keywords)
         self.flat = flat
 
     def forward(self, words, weights=None):
         if self.flat:
-            offsets = torch.tensor([0, 3])
+            offsets = torch.tensor([0, 3, 3, 8][: 4 if self.table.include_last_offset else 3])
             weights = None if weights is None else weights.reshape(-1)
             return self.table(words.reshape(-1), offsets, per_sample_weights=weights)
         return self.table(words, None, weights)
 
 
-@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize(
+    ("mode", "style"),
+    [
+        (mode, style)
+        for style in (dt.ColwiseParallel, dt.RowwiseParallel)
+        for mode in ("sum", "mean", "max")
+        if (mode, style) != ("max", dt.RowwiseParallel)  # an error, see below
+    ],
+)
 @pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_bags_cut_by_columns(mode, flat, ranks):
+def test_bags(mode, flat, last, ranks, style):
     weights = torch.linspace(-1, 1, 8, dtype=torch.float64).reshape(2, 4)
     inputs = (WORDS, weights) if mode == "sum" else (WORDS,)
 
     def parallel(twin, mesh):
-        styled = dt.ColwiseParallel(output_layouts=da.Replicate())
-        dt.parallelize_module(twin, mesh, {"table": styled})
-        return twin
+        styled = style(output_layouts=da.Replicate())
+        return dt.parallelize_module(twin, mesh, {"table": styled})
 
-    compare(ranks, Bags(mode, flat).double(), inputs, parallel)
+    model = Bags(mode, flat, include_last_offset=last and flat).double()
+    for log in compare(ranks, model, inputs, parallel):
+        assert log.count() == 1 + (mode == "sum")  # the gradient of the weights
+
+
+@pytest.mark.parametrize(
+    ("keywords", "style"),
+    [
+        ({"max_norm": 1.0}, dt.ColwiseParallel),
+        ({"max_norm": 1.0}, dt.RowwiseParallel),
+        ({"scale_grad_by_freq": True}, dt.ColwiseParallel),
+    ],
+)
+def test_bags_with_options(keywords, style):
+    def parallel(twin, mesh):
+        styled = style(output_layouts=da.Shard(0), input_layouts=da.Shard(1))
+        dt.parallelize_module(twin, mesh, {"table": styled})
+
+        def run(words):
+            words = dt.redistribute(words, mesh, [da.Replicate()], [da.Shard(1)])
+            return dt.redistribute(twin(words), mesh, [da.Shard(0)], [da.Replicate()])
+
+        return run
+
+    compare(3, Bags("mean", False, **keywords).double(), (WORDS,), parallel)
 
 
 def test_bags_that_would_be_torn_apart_and_norms_that_cannot_be_had_are_errors():
     def program():
         mesh = da.init_device_mesh((2,), ("tp",))
-        bags = nn.EmbeddingBag(7, 4)
-        dt.parallelize_module(bags, mesh, dt.ColwiseParallel(input_layouts=da.Shard(0)))
-        with pytest.raises(LayoutError, match="torn apart"):
-            bags(torch.tensor([1, 2, 3]), torch.tensor([0, 1]))
+        for style in (dt.ColwiseParallel, dt.RowwiseParallel):
+            bags = nn.EmbeddingBag(7, 4)
+            dt.parallelize_module(bags, mesh, style(input_layouts=da.Shard(0)))
+            with pytest.raises(LayoutError, match="torn apart"):
+                bags(torch.tensor([1, 2, 3]), torch.tensor([0, 1]))
+        with pytest.raises(ArgumentError, match="use ColwiseParallel"):
+            dt.parallelize_module(nn.EmbeddingBag(7, 4, mode="max"), mesh, dt.RowwiseParallel())
+        with pytest.raises(ArgumentError, match="scale_grad_by_freq"):
+            dt.parallelize_module(
+                nn.EmbeddingBag(7, 4, scale_grad_by_freq=True), mesh, dt.RowwiseParallel()
+            )
+        bags = dt.parallelize_module(nn.EmbeddingBag(7, 4), mesh, dt.RowwiseParallel())
+        with pytest.raises(ArgumentError, match="begin at 1"):
+            bags(torch.tensor([1, 2, 3]), torch.tensor([1, 2]))
+        with pytest.raises(ArgumentError, match="rows are bags"):
+            bags(torch.tensor([[1, 2, 3]]), torch.tensor([0, 2]))
+        with pytest.raises(IndexingError, match="vocabulary of 7"):
+            bags(torch.tensor([[1, 2, 7]]))
+        with pytest.raises(ArgumentError, match="alone"):
+            bags(torch.tensor([[1, 2, 3]]), per_sample_weights=torch.ones(1, 3))
         with pytest.raises(ArgumentError, match="norm_type=0"):
             dt.parallelize_module(
                 nn.Embedding(7, 4, max_norm=1, norm_type=0), mesh, dt.ColwiseParallel()
