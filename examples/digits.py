@@ -81,7 +81,7 @@ def accuracy(model: nn.Module) -> float:
 def main(arguments: list[str] | None = None) -> None:
     """Train, and tell how well it reads."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--one", action="store_true", help="do not distribute")
     options = parser.parse_args(arguments)
     mesh = da.default_mesh()

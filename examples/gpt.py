@@ -15,6 +15,7 @@ from pathlib import Path
 import gpt_text
 import torch
 from gpt_model import GPT, Size
+from torch.nn import functional
 from tqdm import tqdm
 
 import distarray as da
@@ -85,7 +86,8 @@ def cross_entropy(
     model: GPT, words: torch.Tensor, following: torch.Tensor, mesh: da.DeviceMesh
 ) -> torch.Tensor:
     """Return the mean loss of this group's passages; no rank sees the scores of all words."""
-    return dt.vocab_parallel_cross_entropy(model(words), following, mesh["tp"], axis=-1)
+    with dt.loss_parallel(mesh["tp"]):
+        return functional.cross_entropy(model(words).flatten(0, 1), following.flatten())
 
 
 def mean(loss: torch.Tensor, mesh: da.DeviceMesh) -> float:
@@ -155,11 +157,11 @@ def main(arguments: list[str] | None = None) -> None:
     torch.manual_seed(0)
     model = GPT(size).to(torch.float64 if options.double else torch.float32)
     count = sum(p.numel() for p in model.parameters())
-    if options.start_from:
-        model.load_state_dict(torch.load(options.start_from))
     distribute(model, mesh, size)
-
     first = mesh.rank == 0
+    if options.start_from:
+        state = torch.load(options.start_from) if first else None
+        dt.load_state_dict(model, state, src_data_rank=0, mesh=mesh)
     if first:
         held = sum(p.numel() for p in model.parameters())
         print(f"{count} parameters, {held} on rank 0 of {mesh.size}; {size}")
@@ -183,9 +185,7 @@ def main(arguments: list[str] | None = None) -> None:
     with torch.no_grad():
         held_out = float(cross_entropy(model, words, following, mesh))
     written = sample(model, mesh, text.encode("def "), options.samples, size)
-    named = model.named_parameters(remove_duplicate=False)
-    with torch.no_grad():
-        state = {name: dt.full_tensor(parameter) for name, parameter in named}
+    state = dt.state_dict(model, ranks=0, mesh=mesh)  # of whole tensors, on rank 0 alone
     if first:
         options.out.mkdir(parents=True, exist_ok=True)
         torch.save(state, options.out / "gpt.pt")
