@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -63,8 +65,7 @@ class Features:
 
     def layout(self, shape: Any, axis: int) -> Layout:
         """Return the layout of an activation of a full shape whose features are along ``axis``."""
-        boundaries = None if self.boundaries is None else {axis: self.boundaries}
-        return Layout(self.mesh, [Shard(axis)], shape, boundaries=boundaries)
+        return _layout(self.mesh, self.boundaries, tuple(shape), axis)
 
     @untraced
     def take(self, x: torch.Tensor, given: Placement | None, axis: int) -> torch.Tensor:
@@ -72,8 +73,8 @@ class Features:
         _moves.check_travels(x)
         axis %= x.ndim
         wanted = Shard(axis)
-        src = Layout(self.mesh, [wanted if given is None else given], x.shape)
-        if src.placements[0] is wanted:
+        arriving = wanted if given is None else _resolved(given, x.ndim)
+        if arriving is wanted:
             if x.shape[axis] != self.own:
                 message = (
                     f"the input has {x.shape[axis]} features on this rank along axis {axis}, where "
@@ -84,7 +85,7 @@ class Features:
                 self._refuse(x, message)
                 raise LayoutError(message)
             return x
-        src = _moves.layout_from(x, self.mesh, src.placements)
+        src = _moves.layout_from(x, self.mesh, [arriving])
         if src.shape[axis] != self.size:
             raise LayoutError(
                 f"the input {src} has {src.shape[axis]} features, where the weight takes "
@@ -101,7 +102,7 @@ class Features:
         shape = list(y.shape)
         shape[axis] = self.size
         computed = self.layout(shape, axis)
-        wanted = computed if target is None else Layout(self.mesh, [target], shape)
+        wanted = computed if target is None else _layout(self.mesh, target, tuple(shape))
         if wanted.placements == computed.placements:
             place(y, computed, self.parts, axis, self.units)  # whatever its boundaries
             return y
@@ -113,7 +114,7 @@ class Features:
 
     def _refuse(self, x: torch.Tensor, message: str) -> None:
         """Tell the ranks whose input fits, and who go on to what comes next."""
-        partial = Layout(self.mesh, [_P], (1,))
+        partial = _layout(self.mesh, _P, (1,))
         dtype = buffer_of(x.detach().new_empty(0)).dtype
         refuse(partial, partial.replace(placements=[_R]), dtype, message)
 
@@ -139,8 +140,9 @@ def shared(x: torch.Tensor, mesh: DeviceMesh, given: Placement = _R) -> torch.Te
 @untraced
 def summed(y: torch.Tensor, mesh: DeviceMesh, target: Placement) -> torch.Tensor:
     """Return the sum of what all ranks computed, placed as it leaves."""
-    layout = Layout(mesh, [_P], y.shape)
-    return _moves.moved(y, *_moves.legs_between(layout, layout.replace(placements=[target])))
+    shape = tuple(y.shape)
+    ways = _moves.legs_between(_layout(mesh, _P, shape), _layout(mesh, target, shape))
+    return _moves.moved(y, *ways)
 
 
 @untraced
@@ -151,11 +153,39 @@ def addend(
 
     ``axis`` is that of the output's features, counted from its end.
     """
-    whole = Layout(mesh, [_R], bias.shape)
-    leaving = Layout(mesh, [target], y.shape).placements[0]
+    shape = tuple(bias.shape)
+    whole = _layout(mesh, _R, shape)
+    leaving = _resolved(target, y.ndim)
     if type(leaving) is Shard and leaving.axis == axis % y.ndim:
-        bias = _moves.moved(bias, *_moves.legs_between(whole, whole.replace(placements=[Shard(0)])))
+        ways = _moves.legs_between(whole, _layout(mesh, Shard(0), shape))
+        bias = _moves.moved(bias, *ways)
     elif type(leaving) is Shard:
         # Each rank adds it to other items: the gradients of all of them are added.
         bias = _moves.moved(bias, *_moves.legs_between(whole, whole, [_P]))
     return bias.reshape(-1, *[1] * (-1 - axis))
+
+
+@lru_cache(maxsize=4096)
+def _layout(
+    mesh: DeviceMesh, split: tuple[int, ...] | None, shape: tuple[int, ...], axis: int
+) -> Layout:
+    boundaries = None if split is None else {axis: split}
+    return Layout(mesh, [Shard(axis)], shape, boundaries=boundaries)
+
+
+def _resolved(given: Placement, ndim: int) -> Placement:
+    """Return a placement with its axis counted from the first."""
+    return Shard(given.axis % ndim) if type(given) is Shard and given.axis < 0 else given
+
+
+@lru_cache(maxsize=4096)
+def _layout(
+    mesh: DeviceMesh,
+    placed: Placement,
+    shape: tuple[int, ...],
+    boundaries: tuple[int, ...] | None = None,
+) -> Layout:
+    """Return a layout over a mesh of one axis; those of activations come again in every step."""
+    if boundaries is None or type(placed) is not Shard:
+        return Layout(mesh, [placed], shape)
+    return Layout(mesh, [placed], shape, boundaries={placed.axis: boundaries})
