@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,14 +15,12 @@ from distarray.torch import _moves
 from distarray.torch._dropout import drop
 from distarray.torch._layouts import hand_on, is_placed, layout_of, placed_of
 from distarray.torch._modules import around, map_inputs, state_of, untraced
-from distarray.torch._positions import check_axis, check_module
+from distarray.torch._positions import Merged, check_axis, check_module
 from distarray.torch._statistics import normalized
 from distarray.torch._style import ParallelStyle, one_axis
-from distarray.torch._summed import summed_parameters
+from distarray.torch._summed import with_summed_parameters
 
 _DROPOUT = nn.modules.dropout._DropoutNd
-_REPLACED = (_DROPOUT, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
-"""Modules that compute something else for a share than forward does."""
 
 
 class SequenceParallel(ParallelStyle):
@@ -81,42 +78,44 @@ class SequenceParallel(ParallelStyle):
                 )
         for name in names:
             self.distribute(module, name, mesh, [Replicate()])
-        if names:
-            self.substitute(module, lambda module: summed_parameters(module, mesh))
 
-        def take(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return map_inputs(args, kwargs, 1, lambda x: self._share(module, mesh, x))
+        @untraced
+        def run(module: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
+            x: Any = next(iter((*args, *kwargs.values())), None)
+            if not isinstance(x, torch.Tensor):
+                with with_summed_parameters(module, mesh):
+                    return forward(*args, **kwargs)
+            merged = self._merged(module, x)
+            x = self._share(mesh, x)
+            with with_summed_parameters(module, mesh):
+                if merged is not None:
+                    output: Any = normalized(module, x, mesh, *merged)
+                elif isinstance(module, _DROPOUT) and module.training and module.p > 0:
+                    output = drop(module, x, self._layout(x, mesh))
+                else:
+                    args, kwargs = map_inputs(args, kwargs, 1, lambda _: x)
+                    output = forward(*args, **kwargs)
+            return hand_on(x, output) if isinstance(output, torch.Tensor) else output
 
-        def run(module: nn.Module, forward: Callable[..., Any], x: Any) -> Any:
-            if isinstance(module, _DROPOUT):
-                if not module.training or module.p == 0:
-                    return forward(x)
-                return drop(module, x, self._layout(x, mesh))
-            merged = check_axis(module, self.sequence_dim % x.ndim, x.ndim)
-            return forward(x) if merged is None else normalized(module, x, mesh, *merged)
+        around(module, run)
 
-        self.on_input(module, take)
-        if isinstance(module, _REPLACED):
-            around(module, untraced(run))
-        module.register_forward_hook(_keep_layout, with_kwargs=True)
-
-    @untraced
-    def _share(self, module: nn.Module, mesh: DeviceMesh, x: Any) -> Any:
-        """Return this rank's share of an input."""
-        if not isinstance(x, torch.Tensor):
-            return x
+    def _merged(self, module: nn.Module, x: torch.Tensor) -> Merged | None:
+        """Return how the module's statistics must be merged, or raise what is wrong."""
         if not -x.ndim <= self.sequence_dim < x.ndim:
             raise AxisError(
                 f"sequence_dim={self.sequence_dim}, but its input of shape {tuple(x.shape)} has "
                 f"{x.ndim} axes"
             )
-        axis = self.sequence_dim % x.ndim
-        check_axis(module, axis, x.ndim)
+        return check_axis(module, self.sequence_dim % x.ndim, x.ndim)
+
+    def _share(self, mesh: DeviceMesh, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's share of an input."""
         placed = placed_of(x) if is_placed(x) else None
         own = None if placed is None else _axis_of(placed.layout, mesh)
         if placed is None or own is None:
             return x
         known = placed.layout
+        axis = self.sequence_dim % x.ndim
         wanted = known.replace(
             placements=[Shard(axis) if i == own else p for i, p in enumerate(known.placements)]
         )
@@ -136,14 +135,6 @@ class SequenceParallel(ParallelStyle):
         if known is not None and _axis_of(known, mesh) is not None:
             return known
         return _moves.layout_from(x, mesh, [Shard(self.sequence_dim % x.ndim)])
-
-
-@untraced
-def _keep_layout(_: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any) -> None:
-    """Say that the output is placed as the input, where that is known and has the same shape."""
-    x = next(iter((*args, *kwargs.values())), None)
-    if isinstance(x, torch.Tensor) and isinstance(output, torch.Tensor):
-        hand_on(x, output)
 
 
 def _axis_of(layout: Layout, mesh: DeviceMesh) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,7 +12,6 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.layout import Layout, Partial, Replicate
 from distarray.torch import _moves
-from distarray.torch._modules import untraced
 
 _R, _P = Replicate(), Partial()
 
@@ -43,9 +44,8 @@ def _totals(mesh: DeviceMesh, tensors: tuple[torch.Tensor, ...]) -> list[torch.T
     return totals
 
 
-@untraced
 def summed_parameters(module: nn.Module, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
-    """Return what stands for a module's own parameters in a forward over this rank's items.
+    """Return what stands for a module's own parameters where it computes this rank's items.
 
     The gradients of the parameters are then those of all ranks' items: one all-reduce of all of
     them together, in the backward pass. Parameters that require no gradient are left out.
@@ -53,8 +53,21 @@ def summed_parameters(module: nn.Module, mesh: DeviceMesh) -> dict[str, torch.Te
     found = {
         name: parameter
         for name, parameter in module._parameters.items()
-        if parameter is not None and parameter.requires_grad
+        if parameter is not None and parameter.requires_grad and parameter.is_leaf
     }
     if not found or mesh.size == 1 or not torch.is_grad_enabled():
         return {}
     return dict(zip(found, _Summed.apply(mesh, *found.values()), strict=True))
+
+
+@contextlib.contextmanager
+def with_summed_parameters(module: nn.Module, mesh: DeviceMesh) -> Iterator[None]:
+    """Let a module find `summed_parameters` in the place of its own inside."""
+    parameters: dict[str, Any] = module._parameters
+    found = summed_parameters(module, mesh)
+    own = {name: parameters[name] for name in found}
+    parameters.update(found)
+    try:
+        yield
+    finally:
+        parameters.update(own)
