@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -65,7 +64,7 @@ class Features:
 
     def layout(self, shape: Any, axis: int) -> Layout:
         """Return the layout of an activation of a full shape whose features are along ``axis``."""
-        return _layout(self.mesh, self.boundaries, tuple(shape), axis)
+        return _layout(self.mesh, Shard(axis), tuple(shape), self.boundaries)
 
     @untraced
     def take(self, x: torch.Tensor, given: Placement | None, axis: int) -> torch.Tensor:
@@ -163,14 +162,6 @@ def addend(
         # Each rank adds it to other items: the gradients of all of them are added.
         bias = _moves.moved(bias, *_moves.legs_between(whole, whole, [_P]))
     return bias.reshape(-1, *[1] * (-1 - axis))
-
-
-@lru_cache(maxsize=4096)
-def _layout(
-    mesh: DeviceMesh, split: tuple[int, ...] | None, shape: tuple[int, ...], axis: int
-) -> Layout:
-    boundaries = None if split is None else {axis: split}
-    return Layout(mesh, [Shard(axis)], shape, boundaries=boundaries)
 
 
 def _resolved(given: Placement, ndim: int) -> Placement:
