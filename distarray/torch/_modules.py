@@ -181,12 +181,15 @@ def substitute(
 
     @untraced
     def before(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any]) -> None:
-        with located(module):
+        try:
             place_parameters(module)
             found = values(module)
-            parameters: dict[str, Any] = module._parameters
-            state_of(module).substituted.append({name: parameters[name] for name in found})
-            parameters.update(found)
+        except DistArrayError as error:
+            _locate(error, module)
+            raise
+        parameters: dict[str, Any] = module._parameters
+        state_of(module).substituted.append({name: parameters[name] for name in found})
+        parameters.update(found)
 
     @untraced
     def after(module: nn.Module, _: Any, __: Any) -> None:
