@@ -20,6 +20,7 @@ from distarray.errors import (  # noqa: E402
     ArgumentTypeError,
     AxisError,
     LayoutError,
+    MismatchError,
 )
 from distarray.testing import simulate  # noqa: E402
 from tests.torch.twins import compare  # noqa: E402
@@ -189,6 +190,54 @@ def test_gradient_of_the_prepared_tensor_itself_is_whole():
         return lambda x: twin(dt.redistribute(x, mesh, [R], [da.Shard(1)]))
 
     compare(2, model, (values(2, 4, 6),), parallel)
+
+
+@pytest.mark.parametrize("by", ["grad", "inputs"])
+def test_gradients_of_chosen_tensors(by):
+    model = Attention(torch.add).double()
+    x = values(2, 4, 6)
+
+    def wanted(run, parameter, x):
+        loss = run(x).square().sum()
+        if by == "grad":
+            return torch.autograd.grad(loss, [parameter, x])
+        loss.backward(inputs=[parameter, x])
+        return parameter.grad, x.grad
+
+    expected = wanted(model, model.wk.weight, x.clone().requires_grad_())
+    model.zero_grad()
+
+    def program():
+        mesh = da.init_device_mesh((2,))
+        twin = copy.deepcopy(model)
+        p = plan()
+        p["wo"] = dt.RowwiseParallel()
+        dt.parallelize_module(twin, mesh, p)
+
+        def run(x):
+            return twin(dt.redistribute(x, mesh, [R], [da.Shard(1)]))
+
+        weight, whole = wanted(run, twin.wk.weight, x.clone().requires_grad_())
+        torch.testing.assert_close(whole, expected[1])
+        torch.testing.assert_close(weight, expected[0].chunk(2)[mesh.rank])
+
+    simulate(2, program, timeout=60)
+
+
+def test_hook_on_some_ranks_is_an_error():
+    def program():
+        mesh = da.init_device_mesh((2,))
+        twin = dt.parallelize_module(Attention(), mesh, plan())
+        twin.wq.register_forward_pre_hook(
+            lambda _, args: None if mesh.rank else args[0].register_hook(torch.neg) and None,
+            prepend=True,
+        )
+        share = torch.ones(2, 3, 6, requires_grad=True)
+        loss = twin(share).sum()
+        with pytest.raises(MismatchError):
+            loss.backward()
+
+    simulate(2, program, timeout=60)
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
