@@ -11,6 +11,7 @@ from distarray.torch._load_state_dict import load_state_dict
 from distarray.torch._loss_parallel import loss_parallel
 from distarray.torch._low_rank import LowRankParallel
 from distarray.torch._moves import PendingTensor, redistribute
+from distarray.torch._optimizer_state import load_optimizer_state_dict, optimizer_state_dict
 from distarray.torch._parallelize import parallelize_module
 from distarray.torch._parameters import distribute_parameter
 from distarray.torch._prepare import (
@@ -52,10 +53,12 @@ __all__ = [
     "get_total_norm",
     "input_reshard",
     "layout_of",
+    "load_optimizer_state_dict",
     "load_state_dict",
     "loss_parallel",
     "manual_seed",
     "no_sync",
+    "optimizer_state_dict",
     "parallelize_module",
     "random_state",
     "redistribute",

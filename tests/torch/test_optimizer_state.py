@@ -1,0 +1,131 @@
+"""A run goes on with another number of ranks as if nothing had happened."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import distarray as da  # noqa: E402
+import distarray.torch as dt  # noqa: E402
+from distarray.errors import ArgumentError, StateDictError  # noqa: E402
+from distarray.testing import simulate  # noqa: E402
+
+PLAN = {
+    "0": dt.ColwiseParallel(parts=(4, 3), output_layouts=da.Replicate()),
+    "2": dt.RowwiseParallel(input_layouts=da.Replicate()),
+}
+MODEL = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+X = torch.linspace(-1, 1, 20).double().reshape(4, 5)
+ADAM = {"lr": 0.1, "weight_decay": 0.01}
+MAKE = {
+    "adam": lambda groups: torch.optim.AdamW(groups, **ADAM),
+    "momentum": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
+    "plain": lambda groups: torch.optim.SGD(groups, lr=0.1),
+}
+
+
+def start(model, kind):
+    groups = [
+        {"params": [model[0].weight, model[2].bias]},
+        {"params": [model[2].weight], "lr": 0.3},
+    ]
+    groups[0]["params"].append(model[0].bias)
+    return MAKE[kind](groups)
+
+
+def steps(model, optimizer, count):
+    for _ in range(count):
+        optimizer.zero_grad()
+        (model(X) ** 2).sum().backward()
+        optimizer.step()
+
+
+def reference(kind, count):
+    model = copy.deepcopy(MODEL)
+    optimizer = start(model, kind)
+    steps(model, optimizer, count)
+    return model, optimizer
+
+
+def parallel(mesh, model=MODEL):
+    model = copy.deepcopy(model)
+    return dt.parallelize_module(model, mesh if mesh.ndim == 1 else mesh["tp"], PLAN)
+
+
+def each(shape, program):
+    names = ("tp",) if len(shape) == 1 else ("dp", "tp")
+    size = shape[0] * (shape[1] if len(shape) == 2 else 1)
+    return simulate(size, lambda: program(da.init_device_mesh(shape, names)), timeout=60)
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("source", [None, 0])
+@pytest.mark.parametrize(
+    ("first", "second"), [((2,), (3,)), ((3,), (1,)), ((1,), (2, 2)), ((2, 2), (2,))], ids=str
+)
+def test_a_run_goes_on_with_other_ranks(first, second, source, kind):
+    def begin(mesh):
+        model = parallel(mesh)
+        optimizer = start(model, kind)
+        steps(model, optimizer, 2)
+        if source is None:
+            return dt.state_dict(model), dt.optimizer_state_dict(model, optimizer)
+        options = {"ranks": 0, "mesh": mesh}
+        found = (
+            dt.state_dict(model, **options),
+            dt.optimizer_state_dict(model, optimizer, **options),
+        )
+        assert mesh.rank == 0 or not any(found)
+        return found
+
+    saved = copy.deepcopy(each(first, begin)[0])
+    middle, _ = reference(kind, 2)
+    expected, reached = reference(kind, 4)
+    for name, value in middle.state_dict().items():
+        torch.testing.assert_close(saved[0][name], value)
+
+    def go_on(mesh):
+        model = parallel(mesh)
+        optimizer = start(model, kind)
+        given = saved if source is None or mesh.rank == 0 else (None, None)
+        options = {} if source is None else {"src_data_rank": 0, "mesh": mesh}
+        dt.load_state_dict(model, given[0], **options)
+        dt.load_optimizer_state_dict(model, optimizer, given[1], **options)
+        steps(model, optimizer, 2)
+        found = dt.state_dict(model)
+        for name, value in expected.state_dict().items():
+            torch.testing.assert_close(found[name], value)
+        whole = dt.optimizer_state_dict(model, optimizer)
+        assert [g["lr"] for g in whole["param_groups"]] == [0.1, 0.3]
+        for name, parameter in expected.named_parameters():
+            for key, value in reached.state[parameter].items():
+                torch.testing.assert_close(whole["state"][name][key], value)
+
+    each(second, go_on)
+
+
+def test_what_does_not_fit_is_an_error():
+    def program(mesh):
+        model = parallel(mesh)
+        optimizer = start(model, "adam")
+        steps(model, optimizer, 1)
+        state = dt.optimizer_state_dict(model, optimizer)
+        with pytest.raises(ArgumentError, match="none of the Linear's"):
+            dt.optimizer_state_dict(model[2], optimizer)
+        with pytest.raises(StateDictError, match="optimizer_state_dict returned"):
+            dt.load_optimizer_state_dict(model, optimizer, {"state": {}})
+        with pytest.raises(StateDictError, match="parameter groups"):
+            dt.load_optimizer_state_dict(model, torch.optim.SGD(model.parameters()), state)
+        state["state"]["0.weight"]["exp_avg"] = torch.ones(4, 5)
+        with pytest.raises(StateDictError, match=r"'exp_avg' of 0\.weight has shape \(4, 5\)"):
+            dt.load_optimizer_state_dict(model, optimizer, state)
+        optimizer.state[model[0].weight]["rows"] = torch.ones(3)
+        with pytest.raises(ArgumentError, match="how it is cut is not known"):
+            dt.optimizer_state_dict(model, optimizer)
+
+    each((2,), program)
