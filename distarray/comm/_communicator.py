@@ -268,7 +268,9 @@ class Communicator(Reducer):
     # --- shared memory ---------------------------------------------------------------------------
 
     @abstractmethod
-    def views(self, block: np.ndarray, token: int, what: object = "") -> Views:
+    def views(
+        self, block: np.ndarray, token: int, what: object = "", *, closing: bool = True
+    ) -> Views:
         """Return a context that yields every rank's block, readable in place.
 
         None stands for ranks whose memory this one cannot reach. The blocks may differ in shape
@@ -282,6 +284,10 @@ class Communicator(Reducer):
         token
             What this rank believes it is doing, as a number below 2**62; ``str(what)`` says it in
             errors.
+        closing
+            Whether leaving waits until all have read. False where another round of the same
+            communicator follows at once, which then says so: until that has been entered the block
+            must neither change nor go away.
 
         Raises
         ------

@@ -357,6 +357,11 @@ def zeros(shape: Shape, dtype: Any, device: str | None = None) -> Buffer:
     return full(shape, 0, dtype, device)
 
 
+def is_shared(array: np.ndarray) -> bool:
+    """Tell whether other processes of the node can map an array's memory."""
+    return _arena is not None and _arena.offset_of(array) is not None
+
+
 def stats() -> MemoryStats:
     """Return what this process's pool holds."""
     return arena().stats() if _POOLING else MemoryStats(0, 0, 0, 0)

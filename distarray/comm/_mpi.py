@@ -262,7 +262,7 @@ class MPICommunicator(Communicator):
     # --- shared memory ---------------------------------------------------------------------------
 
     def views(
-        self, block: np.ndarray, token: int, what: object = ""
+        self, block: np.ndarray, token: int, what: object = "", *, closing: bool = True
     ) -> contextlib.AbstractContextManager[list[np.ndarray | None]]:
         """Return a context that yields the blocks of the ranks on this node."""
         channel = self._group.attached()
@@ -270,7 +270,7 @@ class MPICommunicator(Communicator):
             compare(self._group.mpi, token, what)
         if channel is None:
             return self._own_view(block)
-        return channel.views(block, token, what)
+        return channel.views(block, token, what, closing=closing)
 
     @contextlib.contextmanager
     def _own_view(self, block: np.ndarray) -> Iterator[list[np.ndarray | None]]:

@@ -146,7 +146,9 @@ class Channel:
         words[SIZE] = 0
         self._complete_round(words, BARRIER, "waiting at a barrier")
 
-    def views(self, block: np.ndarray, token: int, what: object = "") -> _Views:
+    def views(
+        self, block: np.ndarray, token: int, what: object = "", *, closing: bool = True
+    ) -> _Views:
         """Return a context that yields every member's block, readable in place.
 
         It yields a list with None for ranks of other nodes. The blocks stay unchanged inside the
@@ -157,7 +159,7 @@ class Channel:
         MismatchError
             On entering: the ranks passed different tokens.
         """
-        return _Views(self, block, token, what)
+        return _Views(self, block, token, what, closing)
 
     def _offer(self, block: np.ndarray) -> np.ndarray | None:
         """Put a block into the own slot, or say there where it lies in the own arena.
@@ -260,13 +262,16 @@ class Channel:
 class _Views:
     """Every member's block, from entering to leaving; leaving waits until all have read."""
 
-    __slots__ = ("_block", "_channel", "_lent", "_open", "_token", "_what")
+    __slots__ = ("_block", "_channel", "_closing", "_lent", "_open", "_token", "_what")
 
-    def __init__(self, channel: Channel, block: np.ndarray, token: int, what: object) -> None:
+    def __init__(
+        self, channel: Channel, block: np.ndarray, token: int, what: object, closing: bool
+    ) -> None:
         self._channel = channel
         self._block = block
         self._token = token
         self._what = what
+        self._closing = closing
         self._lent: np.ndarray | None = None
         self._open = False
 
@@ -280,7 +285,7 @@ class _Views:
         for rank, other in channel._complete_round(words, self._token, self._what):
             lent = lent or other.words[KIND] == BLOCK_IN_ARENA
             views[rank] = channel._block(rank, other, block.dtype)
-        self._open = lent
+        self._open = lent and self._closing
         return views
 
     def __exit__(self, *_: object) -> None:
@@ -364,7 +369,7 @@ def _reach(offer: tuple[int, int, int, int, int]) -> tuple[PeerMemory, int]:
 
 
 def _in_arena(block: np.ndarray) -> bool:
-    return block.ndim <= MAX_NDIM and _memory.arena().offset_of(block) is not None
+    return block.ndim <= MAX_NDIM and _memory.is_shared(block)
 
 
 def _stage(block: np.ndarray) -> np.ndarray:

@@ -52,6 +52,9 @@ from distarray.typing import Buffer, Shape
 BoundStep = Callable[..., Buffer]
 """Function of a block and, optionally, the purpose."""
 
+_READ_BY_ALL = 512 * 1024
+"""Blocks that are reduced together and have no more bytes: every rank reads all of all."""
+
 _PROGRAMS_KEPT = 4096
 _programs: dict[tuple[Layout, Layout, np.dtype[Any], int | None, bool], tuple[BoundStep, ...]] = {}
 _programs_lock = threading.Lock()
@@ -373,15 +376,22 @@ class _AllReduce:
             reduced = communicator.all_reduce_small(local, self._op, number, what)
             if reduced is not None:
                 return reduced
-        if local.nbytes <= INLINE_BYTES:
+        if local.nbytes * communicator.size <= max(INLINE_BYTES, _READ_BY_ALL):
             with communicator.views(local, number, what) as views:
                 reduce_into(out, views, self._op)
             return out
         source = _contiguous(local).reshape(-1)
         target = out.reshape(-1)
         parts = chunk(source.size, (communicator.size,))
-        with communicator.views(source, number, what) as views:
-            start, stop = parts.bounds(communicator.rank)
+        start, stop = parts.bounds(communicator.rank)
+        offered = source
+        if source.dtype == target.dtype and not _memory.is_shared(source):
+            # What the others read of it fits where their parts of the result come later.
+            copy_box(target[:start], source[:start], total=out.nbytes)
+            copy_box(target[stop:], source[stop:], total=out.nbytes)
+            offered = target
+        with communicator.views(offered, number, what, closing=False) as views:
+            views[communicator.rank] = source
             pieces = [view[start:stop] for view in views]
             reduce_into(target[start:stop], pieces, self._op, total=out.nbytes)
         with communicator.views(target, number + 1, what) as views:
