@@ -1,6 +1,6 @@
 """Tensor parallelism for torch modules over MPI, with plain tensors at every seam."""
 
-from distarray.torch._clip import clip_grad_norm_, get_total_norm
+from distarray.torch._clip import clip_grad_norm_
 from distarray.torch._colwise import ColwiseParallel
 from distarray.torch._cross_entropy import vocab_parallel_cross_entropy
 from distarray.torch._dropout import dropout
@@ -11,6 +11,7 @@ from distarray.torch._load_state_dict import load_state_dict
 from distarray.torch._loss_parallel import loss_parallel
 from distarray.torch._low_rank import LowRankParallel
 from distarray.torch._moves import PendingTensor, redistribute
+from distarray.torch._norms import get_total_norm
 from distarray.torch._optimizer_state import load_optimizer_state_dict, optimizer_state_dict
 from distarray.torch._parallelize import parallelize_module
 from distarray.torch._parameters import distribute_parameter
