@@ -133,7 +133,8 @@ def _over(mesh: Any, blocks: Sequence[Block], p: float, foreach: bool | None, as
         if all(mesh.coordinate[axis] == 0 for axis in axes - cut)
     ]
     value = np.array(_powers(counted, p, foreach))
-    placed = [(_shape(b), sorted(cut)) for b, cut in zip(blocks, cuts, strict=True)]
+    shapes = [() if b.layout is None else b.layout.shape for b in blocks]
+    placed = [(shape, sorted(cut)) for shape, cut in zip(shapes, cuts, strict=True)]
     digest = hashlib.blake2b(repr(placed).encode(), digest_size=8).hexdigest()
     purpose = Purpose.of(f"{asked}, norm_type={p}, {len(blocks)} tensors, placed as {digest}")
     op = "sum" if math.isfinite(p) else "max" if p > 0 else "min"
@@ -154,13 +155,6 @@ def _cutting(mesh: Any, block: Block) -> frozenset[int]:
         return frozenset()
     placements = lift(block.layout, mesh).placements
     return frozenset(axis for axis, one in enumerate(placements) if type(one) is Shard)
-
-
-def _shape(block: Block) -> tuple[int, ...]:
-    """Return the global shape; empty where only a missing gradient would tell."""
-    if block.layout is not None:
-        return block.layout.shape
-    return () if block.values is None else tuple(block.values.shape)
 
 
 def _powers(tensors: Sequence[torch.Tensor | None], p: float, foreach: bool | None) -> float:

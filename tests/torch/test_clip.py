@@ -135,9 +135,12 @@ def test_a_rank_may_lack_gradients_that_others_have():
     def program():
         mesh = da.init_device_mesh((2,))
         block = _parameter(_values(4), _values(4), mesh, [S(0)])
+        plain = torch.nn.Parameter(torch.zeros(3))  # on rank 0 alone, whose values count
         if mesh.rank == 1:
             block.grad = None
-        total = clip_grad_norm_([block], 1e9)
+        else:
+            plain.grad = torch.zeros(3)
+        total = clip_grad_norm_([block, plain], 1e9)
         torch.testing.assert_close(
             total, _values(4)[:2].norm(), check_dtype=False, rtol=1e-6, atol=0
         )
