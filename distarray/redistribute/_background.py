@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import contextvars
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+
+import numpy as np
 
 from distarray.comm._mismatch import Purpose
 from distarray.comm._world import world
 from distarray.layout import Layout
-from distarray.redistribute._execute import BoundStep, bound_steps, redistribute_local
+from distarray.redistribute._execute import BoundStep, bound_steps, redistribute_local, refuse
 from distarray.typing import Buffer
 
 
@@ -47,24 +50,44 @@ def redistribute_async(
     *,
     max_bytes: int | None = None,
     purpose: Purpose | None = None,
+    prepare: Callable[[], None] | None = None,
 ) -> Handle:
     """Start `redistribute_local` in the background and return at once.
 
     Collective, like the redistribution itself: every rank of both meshes calls it at the same
     place among its calls, for the same ``purpose``. ``local`` must not change until the result is
-    there. Where MPI was started without ``MPI_THREAD_MULTIPLE`` nothing may run in the background:
-    the redistribution is complete on return.
+    there; ``prepare``, where given, is called in the background before, and may fill it. Where MPI
+    was started without ``MPI_THREAD_MULTIPLE`` nothing may run in the background: the
+    redistribution is complete on return.
     """
     if src is dst or not world().concurrent:
+        if prepare is not None:
+            prepare()
         done: Future[Buffer] = Future()
         done.set_result(redistribute_local(local, src, dst, max_bytes=max_bytes, purpose=purpose))
         return Handle(done)
     steps = bound_steps(src, dst, local.dtype, max_bytes, background=True)
     # The caller's context goes along, so that its CommLog records what the thread sends.
-    return Handle(_worker().submit(contextvars.copy_context().run, _run, steps, local, purpose))
+    context = contextvars.copy_context()
+    return Handle(_worker().submit(context.run, _run, steps, local, purpose, prepare))
 
 
-def _run(steps: tuple[BoundStep, ...], local: Buffer, purpose: Purpose | None) -> Buffer:
+def refuse_async(src: Layout, dst: Layout, dtype: np.dtype[Any], reason: str) -> None:
+    """Join a redistribution in the background only to say that this rank cannot take part."""
+    if world().concurrent:
+        _worker().submit(refuse, src, dst, dtype, reason, background=True).result()
+    else:
+        refuse(src, dst, dtype, reason)
+
+
+def _run(
+    steps: tuple[BoundStep, ...],
+    local: Buffer,
+    purpose: Purpose | None,
+    prepare: Callable[[], None] | None,
+) -> Buffer:
+    if prepare is not None:
+        prepare()
     for step in steps:
         local = step(local, purpose)
     return local

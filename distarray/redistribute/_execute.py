@@ -122,12 +122,14 @@ def bound_steps(
     return program
 
 
-def refuse(src: Layout, dst: Layout, dtype: np.dtype[Any], reason: str) -> None:
+def refuse(
+    src: Layout, dst: Layout, dtype: np.dtype[Any], reason: str, *, background: bool = False
+) -> None:
     """Join a redistribution only to say that this rank cannot take part in it.
 
     The ranks that do take part raise MismatchError with the reason, instead of waiting.
     """
-    for step in bound_steps(src, dst, dtype):
+    for step in bound_steps(src, dst, dtype, background=background):
         communicator = getattr(step, "_communicator", None)
         if communicator is not None:
             with contextlib.suppress(MismatchError):

@@ -21,7 +21,7 @@ import torch
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, DistArrayError
 from distarray.layout import Layout, Placement
-from distarray.redistribute._background import Handle, redistribute_async
+from distarray.redistribute._background import Handle, redistribute_async, refuse_async
 from distarray.redistribute._execute import redistribute_local, refuse
 from distarray.redistribute._route import kept_partial
 from distarray.redistribute._ways import check_dtype
@@ -91,7 +91,10 @@ class PendingTensor:
         self._legs = there, back
         self._differentiable = torch.is_grad_enabled()
         self._version = None if tensor.is_inference() else tensor._version
-        self._handle = redistribute_async(_source(tensor, there), there.src, there.dst)
+        purpose = there.purpose if _needs_gradient(tensor) else None
+        self._handle = redistribute_async(
+            _source(tensor, there), there.src, there.dst, purpose=purpose
+        )
         self._result: torch.Tensor | None = None
 
     def test(self) -> bool:
@@ -175,7 +178,9 @@ def redistribute(
     MismatchError
         The ranks ask for different moves, or only some need a gradient that all must send back.
     """
-    there, back = legs(tensor, mesh, src_placements, dst_placements, shape, grad_placements)
+    there, back = legs(
+        tensor, mesh, src_placements, dst_placements, shape, grad_placements, async_op
+    )
     if async_op:
         return PendingTensor(tensor, there, back)
     return moved(tensor, there, back)
@@ -201,11 +206,12 @@ def legs(
     dst_placements: Sequence[Placement],
     shape: Sequence[int] | None = None,
     grad_placements: Sequence[Placement] | None = None,
+    background: bool = False,
 ) -> tuple[Leg, Leg]:
     """Return the ways of a tensor and of its gradient, checked; collective without ``shape``."""
     if torch.compiler.is_dynamo_compiling():
         found: tuple[Leg, Leg] = _legs_apart(
-            tensor, mesh, src_placements, dst_placements, shape, grad_placements
+            tensor, mesh, src_placements, dst_placements, shape, grad_placements, background
         )
         return found
     check_mesh(mesh)
@@ -224,7 +230,7 @@ def legs(
     except DistArrayError as error:
         # Only this rank may know it: the others must not wait for it.
         empty = buffer_of(tensor.detach().new_empty(0))
-        refuse(src, dst, empty.dtype, str(error))
+        (refuse_async if background else refuse)(src, dst, empty.dtype, str(error))
         raise
 
 

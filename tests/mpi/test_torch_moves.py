@@ -11,7 +11,7 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import DTypeError, LayoutError, MismatchError  # noqa: E402
 from distarray.layout import Layout  # noqa: E402
-from tests.torch.test_moves import DIFFERENT  # noqa: E402
+from tests.torch.test_moves import DIFFERENT, here  # noqa: E402
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 R, P, S = da.Replicate(), da.Partial(), da.Shard
@@ -127,16 +127,17 @@ def test_the_background_serves_another_thread_of_autograd(mesh):
     assert torch.equal(x.grad, torch.full_like(x, 3))
 
 
-@pytest.mark.parametrize("what", [name for name in DIFFERENT if name != "source"])
-def test_ranks_that_differ_all_raise_and_go_on(mesh, what):
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_ranks_that_differ_all_raise_and_go_on(mesh, what, background):
     if mesh.size == 1:
         pytest.skip("one rank agrees with itself")
     odd = mesh.rank == mesh.size - 1
     (x, src, dst), options = DIFFERENT[what](odd)
     if "shape" in options:
-        options = {"shape": (4 * mesh.size, 2)}
+        options = {"shape": (4 * mesh.size if src == [S(0)] else 4, 2)}
     with pytest.raises((MismatchError, LayoutError, DTypeError)):
-        dt.redistribute(x, mesh, src, dst, **options)
+        here(x, mesh, src, dst, background, options)
     # They are in step again.
     y = dt.redistribute(torch.full((3,), float(mesh.rank)), mesh, [P], [R])
     assert torch.equal(y, torch.full((3,), sum(range(mesh.size)) * 1.0))

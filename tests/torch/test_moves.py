@@ -547,7 +547,7 @@ DIFFERENT = {
         (torch.ones(4, 2, dtype=(torch.float32, torch.int32)[odd]), [S(0)], [R]),
         {},
     ),
-    "source": lambda odd: ((torch.ones(4, 2), [(P, R)[odd]], [S(0)]), {}),
+    "source": lambda odd: ((torch.ones(4, 2), [(P, S(0))[odd]], [R]), {"shape": (4 + 4 * odd, 2)}),
     "target": lambda odd: ((torch.ones(4, 2), [P], [(R, S(0))[odd]]), {}),
     "target of shards": lambda odd: ((torch.ones(4, 2), [S(0)], [(R, S(1))[odd]]), {}),
     "shape told": lambda odd: ((torch.ones(4 + odd, 2), [S(0)], [R]), {"shape": (8, 2)}),
@@ -562,13 +562,18 @@ DIFFERENT = {
 }
 
 
+def here(x, mesh, src, dst, background, options):
+    """Redistribute, and wait for it where it runs in the background."""
+    found = dt.redistribute(x, mesh, src, dst, **options, async_op=background)
+    return found.wait() if background else found
+
+
+@pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("what", DIFFERENT)
-def test_ranks_that_differ_all_raise(what):
+def test_ranks_that_differ_all_raise(what, background):
     def program(mesh):
         (x, src, dst), options = DIFFERENT[what](mesh.rank == 1)
         with pytest.raises((MismatchError, LayoutError, DTypeError)):
-            dt.redistribute(x, mesh, src, dst, **options)
+            here(x, mesh, src, dst, background, options)
 
-    if what == "source":
-        pytest.skip("replicated blocks are cut without a word to the others")
     simulate(2, lambda: program(da.init_device_mesh((2,))), timeout=60)
