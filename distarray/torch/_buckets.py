@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -14,8 +14,8 @@ from distarray.comm import _memory
 from distarray.torch._buffers import buffer_of, tensor_of
 from distarray.typing import Buffer
 
-FIRST_BYTES = 1 << 20
-"""Most bytes of the first bucket: a small one starts early, when there is much left to hide it."""
+END_BYTES = 1 << 20
+"""Most bytes of the first bucket, which starts early, and of the last, which nothing hides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +52,28 @@ def arrange(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> tuple[Buck
     parameters
         In the order of their registration.
     bucket_bytes
-        A bucket is closed before it would exceed this; a larger parameter has its own.
+        A bucket is closed before it would exceed this, the first and the last one at 1 MiB
+        already; a larger parameter has its own.
     """
+    sizes = [p.numel() * _wire_dtype(p).itemsize for p in parameters]
+    end_bytes = min(END_BYTES, bucket_bytes)
     found: list[list[int]] = []
     filling: dict[tuple[torch.dtype, torch.device], tuple[list[int], int]] = {}
     for position in reversed(range(len(parameters))):
-        parameter = parameters[position]
-        kind = parameter.dtype, parameter.device
-        nbytes = parameter.numel() * _wire_dtype(parameter).itemsize
+        kind = parameters[position].dtype, parameters[position].device
         members, filled = filling.get(kind, ([], 0))
-        limit = min(FIRST_BYTES, bucket_bytes) if members and members is found[0] else bucket_bytes
-        if not members or filled + nbytes > limit:
+        limit = end_bytes if members and members is found[0] else bucket_bytes
+        if not members or filled + sizes[position] > limit:
             members, filled = [], 0
             found.append(members)
         members.append(position)
-        filling[kind] = members, filled + nbytes
+        filling[kind] = members, filled + sizes[position]
     # A bucket is complete when its last parameter is, the one that was registered first.
     found.sort(key=lambda members: -members[-1])
+    if found and sum(sizes[i] for i in found[-1]) > end_bytes:
+        last = found.pop()
+        kept = max(1, sum(total <= end_bytes for total in accumulate(sizes[i] for i in last[::-1])))
+        found += [part for part in (last[:-kept], last[-kept:]) if part]
     return tuple(
         Bucket(
             tuple(members),
@@ -79,26 +84,28 @@ def arrange(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> tuple[Buck
     )
 
 
-def packed(
+def packing(
     bucket: Bucket, parameters: Sequence[nn.Parameter], flags: Sequence[bool] = ()
-) -> tuple[Buffer, list[torch.Tensor]]:
-    """Return a new buffer with the gradients of a bucket, zeros where there is none, then flags.
+) -> tuple[Buffer, Callable[[], None]]:
+    """Return a new buffer for the gradients of a bucket and flags, and what fills it.
 
-    The second result are views of the gradients in it, each of the shape of its parameter.
+    Where there is no gradient it is filled with zeros. Until then gradients must stay as they are.
     """
     like = torch.empty(0, dtype=bucket.dtype, device=parameters[bucket.members[0]].device)
     buffer = _memory.empty((bucket.size + len(flags),), buffer_of(like).dtype, like.device.type)
+    gradients = [parameters[position].grad for position in bucket.members]
     views = sections(bucket, parameters, buffer)
-    for position, view in zip(bucket.members, views, strict=True):
-        gradient = parameters[position].grad
-        if gradient is None:
-            view.zero_()
-        else:
-            view.copy_(gradient.detach())
-    if flags:
-        tail = tensor_of(buffer[bucket.size :], like)
-        tail.copy_(torch.from_numpy(np.array(flags)))
-    return buffer, views
+
+    def fill() -> None:
+        for gradient, view in zip(gradients, views, strict=True):
+            if gradient is None:
+                view.zero_()
+            else:
+                view.copy_(gradient.detach())
+        if flags:
+            tensor_of(buffer[bucket.size :], like).copy_(torch.tensor(flags))
+
+    return buffer, fill
 
 
 def sections(

@@ -6,8 +6,8 @@ ranks start them in one order. At the end of the backward pass the engine calls 
 incomplete goes with zeros, and the last bucket brings along which parameters had a gradient at
 all, so that those that no rank used stay without.
 
-A gradient becomes a view of its packed bucket when that starts, and of the averaged one when it
-is there: no gradient is copied back, and few are held twice.
+Gradients are packed in the background, too, and become views of the averaged bucket when it is
+there: none is copied back, and few are held twice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from distarray.comm._mismatch import Purpose
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, Partial, Replicate
 from distarray.redistribute._background import Handle, redistribute_async
-from distarray.torch._buckets import Bucket, arrange, flags_of, packed, sections
+from distarray.torch._buckets import Bucket, arrange, flags_of, packing, sections
 
 
 @dataclass(slots=True)
@@ -207,22 +207,23 @@ class _Pass:
             replica.end()
 
     def _start(self, k: int, flags: list[bool] | None = None) -> None:
-        """Send a bucket on its way; the gradients in it become views of it."""
+        """Send a bucket on its way."""
         replica = self._replica
         bucket = replica.buckets[k]
         self._started = max(self._started, k + 1)
         parameters = [m.parameter for m in replica.members]
-        buffer, views = packed(bucket, parameters, flags or ())
-        for position, view in zip(bucket.members, views, strict=True):
-            member = replica.members[position]
-            if member.accumulated and member.parameter.grad is not None:
-                _set(member.parameter, view)
+        buffer, fill = packing(bucket, parameters, flags or ())
+        here = parameters[bucket.members[0]].device.type != "cpu"
+        if here:
+            fill()  # in this thread's stream
         src = Layout(replica.mesh, [Partial("avg")] * replica.mesh.ndim, buffer.shape)
         dst = src.replace(placements=[Replicate()] * replica.mesh.ndim)
         purpose = Purpose.of(
             f"gradients {k + 1} of {len(replica.buckets)} after forward call {replica.calls}"
         )
-        self._flights[k] = redistribute_async(buffer, src, dst, purpose=purpose)
+        self._flights[k] = redistribute_async(
+            buffer, src, dst, purpose=purpose, prepare=None if here else fill
+        )
 
     def _take(self, k: int, buffer: Any, used: list[bool] | None) -> None:
         """Let averaged gradients be those of their parameters, where any rank has some."""

@@ -49,7 +49,7 @@ def replicate(
         "avg", or "sum": where the loss is a sum over items, not their mean. Until it is
         averaged, a gradient counts n times then, on a mesh of n ranks.
     bucket_bytes
-        Gradients travel in pieces of about this size, the first of at most 1 MiB.
+        Gradients travel in pieces of about this size, the first and the last of at most 1 MiB.
     broadcast_buffers
         Whether every call takes the buffers of the mesh's first rank, such as the statistics of
         batches. Then all ranks make the same calls, also for evaluation (or call inside

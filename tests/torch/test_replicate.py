@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
+from distarray.torch._buckets import arrange  # noqa: E402
 
 
 def values(*shape, seed=0, dtype=torch.float64):
@@ -119,6 +120,13 @@ def test_one_all_reduce_for_each_bucket(bucket_bytes, buckets):
         assert log.bytes() == 2 * (items + flags) * 8 // 2
 
     on_ranks(2, program)
+
+
+def test_the_first_bucket_starts_early_and_the_last_is_short():
+    sizes = [100_000, 100_000, 1_000_000, 2_000_000, 1_000_000, 3_000_000, 200_000, 50_000]
+    parameters = [nn.Parameter(torch.empty(size)) for size in sizes]
+    found = [bucket.members for bucket in arrange(parameters, 12_000_000)]
+    assert found == [(7, 6), (5,), (4, 3), (2,), (1, 0)]
 
 
 @pytest.mark.parametrize("op", ["avg", "sum"])
