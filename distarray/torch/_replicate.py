@@ -73,6 +73,10 @@ def replicate(
     reaches keeps ``grad`` as it is. Every rank's pass must reach one parameter at least.
     ``torch.autograd.grad`` averages nothing. Gradients are complete when ``backward`` returns.
 
+    A bucket is hidden behind what the backward pass still has to do once its gradients are there.
+    Where ranks share memory a bucket costs little by itself, and smaller ones than the default
+    hide more: the one before the last ends sooner.
+
     References
     ----------
     S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
