@@ -161,7 +161,7 @@ def addend(
     elif type(leaving) is Shard:
         # Each rank adds it to other items: the gradients of all of them are added.
         bias = _moves.moved(bias, *_moves.legs_between(whole, whole, [_P]))
-    return bias.reshape(-1, *[1] * (-1 - axis))
+    return bias.to(y.dtype).reshape(-1, *[1] * (-1 - axis))  # another one under autocast
 
 
 def _resolved(given: Placement, ndim: int) -> Placement:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
+from distarray.testing import simulate  # noqa: E402
 from tests.torch.twins import compare  # noqa: E402
 
 
@@ -31,6 +34,24 @@ def test_column_then_row_needs_one_all_reduce_each_way(ranks, hidden, bias):
 
     for log in compare(ranks, model, (_values(3, 4, 5),), parallel):
         assert log.count() == log.count("all_reduce") == 2
+
+
+def test_row_parallel_output_has_the_dtype_of_autocast():
+    model = torch.nn.Linear(8, 6)
+    x = _values(4, 8, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = model(x)
+
+    def program():
+        twin = copy.deepcopy(model)
+        style = dt.RowwiseParallel(input_layouts=da.Replicate())
+        dt.parallelize_module(twin, da.init_device_mesh((2,)), style)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = twin(x)
+        assert found.dtype is expected.dtype is torch.bfloat16
+        torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+
+    simulate(2, program)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
