@@ -40,7 +40,7 @@ class Mapping:
     Parameters
     ----------
     file
-        Descriptor.
+        Descriptor, which stays open.
     length
         Bytes, from the beginning of the file.
     writable
@@ -59,11 +59,12 @@ class Mapping:
         There is no room for it.
     """
 
-    __slots__ = ("_head", "_reserved", "address", "bytes")
+    __slots__ = ("_file", "_head", "_reserved", "address", "bytes")
 
     def __init__(self, file: int, length: int, *, writable: bool) -> None:
         # Addresses are reserved first, with room to begin at a huge page, then the file is laid
         # over them: they are given back with the reservation.
+        self._file = file
         room = huge_page()
         self._reserved = mmap.mmap(
             -1,
@@ -85,7 +86,7 @@ class Mapping:
         """Advise the system about a stretch."""
         self._reserved.madvise(advice, self._head + offset, length)
 
-    def populate(self, file: int, offset: int, length: int) -> None:
+    def populate(self, offset: int, length: int) -> None:
         """Give a stretch of the file pages, huge ones where that is possible.
 
         Raises
@@ -97,10 +98,10 @@ class Mapping:
         start, stop = -(-offset // huge) * huge, (offset + length) // huge * huge
         if huge > mmap.PAGESIZE and start < stop:
             for first in range(start, stop, huge):
-                os.posix_fallocate(file, first, mmap.PAGESIZE)
+                os.posix_fallocate(self._file, first, mmap.PAGESIZE)
             with contextlib.suppress(OSError):  # the rest of them comes as small pages
                 self.madvise(_MADV_COLLAPSE, start, stop - start)
-        os.posix_fallocate(file, offset, length)
+        os.posix_fallocate(self._file, offset, length)
         with contextlib.suppress(OSError):
             self.madvise(_MADV_POPULATE_WRITE, offset, length)
 

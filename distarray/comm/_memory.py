@@ -174,7 +174,7 @@ class Arena:
         reason = "more than the system has left"
         if size < _LARGE or size <= available():
             try:
-                self.map.populate(self.file, offset, size)
+                self.map.populate(offset, size)
             except OSError as error:
                 reason = str(error.strerror)
                 self.map.madvise(_MADV_REMOVE, offset, size)  # what it did get

@@ -95,6 +95,8 @@ class Channel:
         self._round = 0
         self._spins = _SPINS if len(members) <= _cores() else _SPINS_CROWDED
         self._keep = own
+        self._unread: np.ndarray | None = None
+        """A copy that others may read until the next round has begun."""
         self._process = os.getpid()
         self._memory = {rank: memory for rank, (memory, _) in peers.items()}
         mine = own.data
@@ -282,7 +284,9 @@ class _Views:
         views: list[np.ndarray | None] = [None] * channel.size
         views[channel.me] = block
         lent = self._lent is not None
-        for rank, other in channel._complete_round(words, self._token, self._what):
+        others = channel._complete_round(words, self._token, self._what)
+        channel._unread = None  # everybody has left the round before
+        for rank, other in others:
             lent = lent or other.words[KIND] == BLOCK_IN_ARENA
             views[rank] = channel._block(rank, other, block.dtype)
         self._open = lent and self._closing
@@ -292,6 +296,8 @@ class _Views:
         # What travelled inside the slots was copied there: nobody needs to wait for the readers.
         if self._open:
             self._channel.barrier()
+        elif not self._closing:
+            self._channel._unread = self._lent
         self._lent = None
 
 

@@ -31,7 +31,6 @@ from distarray.comm._log import record, recording, unrecorded
 from distarray.comm._mismatch import Purpose, token
 from distarray.comm._packing import copy_box, fill, reduce_into
 from distarray.comm._reducer import SMALL_BYTES
-from distarray.comm._slots import INLINE_BYTES
 from distarray.errors import MismatchError
 from distarray.layout import Layout
 from distarray.layout._partition import chunk
@@ -378,7 +377,7 @@ class _AllReduce:
             reduced = communicator.all_reduce_small(local, self._op, number, what)
             if reduced is not None:
                 return reduced
-        if local.nbytes * communicator.size <= max(INLINE_BYTES, _READ_BY_ALL):
+        if local.nbytes * communicator.size <= _READ_BY_ALL:
             with communicator.views(local, number, what) as views:
                 reduce_into(out, views, self._op)
             return out

@@ -25,7 +25,7 @@ def test_what_one_mapping_writes_another_reads_after_pages_became_huge(file):
     mine, other = Mapping(file, length, writable=True), Mapping(file, length, writable=False)
     assert mine.address % huge_page() == other.address % huge_page() == 0
     seen = np.frombuffer(other.bytes, np.uint8)
-    mine.populate(file, 4096, length - 4096)
+    mine.populate(4096, length - 4096)
     written = np.frombuffer(mine.bytes, np.uint8)
     assert not written.flags.writeable  # blocks are made from the address
     os.pwrite(file, b"\x07" * 3, length - 3)

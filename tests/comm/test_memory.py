@@ -117,8 +117,8 @@ def test_idle_memory_makes_room_for_many_small_blocks(monkeypatch):
 def test_pages_of_a_block_that_could_not_be_had_go_back(monkeypatch):
     arena = _memory.Arena()
 
-    def populate(self, file, offset, length):
-        os.posix_fallocate(file, offset, length // 2)
+    def populate(self, offset, length):
+        os.posix_fallocate(arena.file, offset, length // 2)
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     monkeypatch.setattr(Mapping, "populate", populate)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -22,6 +24,17 @@ def channel():
     yield made
     comm.Barrier()
     comm.Free()
+
+
+def test_a_staged_copy_lasts_until_the_next_round_where_leaving_does_not_wait(channel):
+    private = np.full(60_000, float(channel.me))
+    with channel.views(private, 1, closing=False) as views:
+        if channel.me:
+            time.sleep(0.3)  # the first rank has left by now
+        assert [float(view[-1]) for view in views] == [float(r) for r in range(channel.size)]
+    reused = [_memory.full(private.shape, np.nan, np.float64) for _ in range(4)]
+    channel.barrier()
+    assert len(reused) == 4
 
 
 def test_exchange_gives_every_payload_to_every_rank_over_many_rounds(channel):
