@@ -15,7 +15,8 @@ from distarray.layout import Placement, Replicate, Shard
 from distarray.torch._features import Features, addend, shared, summed
 from distarray.torch._heads import attend
 from distarray.torch._layouts import hand_on
-from distarray.torch._modules import around, keep_placed, place_parameters
+from distarray.torch._modules import place_parameters
+from distarray.torch._passage import around, keep_placed
 
 _R = Replicate()
 

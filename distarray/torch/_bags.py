@@ -13,7 +13,8 @@ from distarray.errors import ArgumentError, LayoutError
 from distarray.layout import Replicate, Shard
 from distarray.torch import _moves
 from distarray.torch._features import shared, summed
-from distarray.torch._modules import around, untraced
+from distarray.torch._modules import untraced
+from distarray.torch._passage import around
 from distarray.torch._vocabulary import check_words, local_padding
 
 _R = Replicate()

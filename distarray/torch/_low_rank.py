@@ -20,7 +20,8 @@ from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Replicate, Shard
 from distarray.torch._colwise import ColwiseParallel
 from distarray.torch._features import Features, addend, shared, summed
-from distarray.torch._modules import keep_placed, map_inputs, state_of
+from distarray.torch._modules import map_inputs, state_of
+from distarray.torch._passage import keep_placed
 from distarray.torch._rowwise import RowwiseParallel
 from distarray.torch._style import ParallelStyle, one_axis
 from distarray.torch._summed import summed_parameters

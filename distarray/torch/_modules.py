@@ -1,12 +1,11 @@
-"""What a parallelized module knows of itself, and hooks that tell which module an error is in."""
+"""What a parallelized module knows of itself, and which module an error is in."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import MethodType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -31,8 +30,6 @@ class State:
         How its own parameters are placed, by name.
     styles
         What has been applied to the module, and over which mesh.
-    substituted
-        Parameters that were replaced for calls of ``forward`` under way, innermost last.
     owner
         The module.
     """
@@ -40,7 +37,6 @@ class State:
     path: str = ""
     placed: dict[str, Placed] = field(default_factory=dict)
     styles: list[tuple[Any, Any]] = field(default_factory=list)
-    substituted: list[dict[str, Any]] = field(default_factory=list)
     owner: weakref.ref[nn.Module] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> State:
@@ -84,11 +80,11 @@ def located(module: nn.Module) -> Iterator[None]:
     try:
         yield
     except DistArrayError as error:
-        _locate(error, module)
+        locate(error, module)
         raise
 
 
-def _locate(error: DistArrayError, module: nn.Module) -> None:
+def locate(error: DistArrayError, module: nn.Module) -> None:
     """Begin an error's message with the innermost module that it comes from."""
     if not getattr(error, "located", False) and error.args:
         where = f"{state_of(module).path or 'the module'} ({type(module).__name__})"
@@ -102,28 +98,6 @@ def untraced(function: F) -> F:
     return cast("F", apart)
 
 
-def on_input(
-    module: nn.Module, function: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
-) -> None:
-    """Call ``function(module, args, kwargs)`` before forward; it returns new args and kwargs."""
-
-    @untraced
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            place_parameters(module)
-            return function(module, args, kwargs)
-        except DistArrayError as error:
-            _locate(error, module)
-            raise
-
-    module.register_forward_pre_hook(hook, with_kwargs=True)
-
-
-def keep_placed(module: nn.Module) -> None:
-    """Let `layout_of` know the parameters also of copies of the module, once they have run."""
-    on_input(module, lambda _, args, kwargs: (args, kwargs))
-
-
 def map_inputs(
     args: tuple[Any, ...], kwargs: dict[str, Any], count: int, function: Callable[[Any], Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -131,71 +105,3 @@ def map_inputs(
     args = (*map(function, args[:count]), *args[count:])
     named = list(kwargs)[: max(count - len(args), 0)]
     return args, {k: function(v) if k in named else v for k, v in kwargs.items()}
-
-
-def on_output(module: nn.Module, function: Callable[[nn.Module, Any], Any]) -> None:
-    """Call ``function(module, output)`` after forward; it returns the new output."""
-
-    @untraced
-    def hook(module: nn.Module, _: Any, output: Any) -> Any:
-        try:
-            return function(module, output)
-        except DistArrayError as error:
-            _locate(error, module)
-            raise
-
-    module.register_forward_hook(hook)
-
-
-def around(module: nn.Module, function: Callable[..., Any]) -> None:
-    """Run ``function(module, forward, *args, **kwargs)`` in the place of forward.
-
-    For what one call has to remember between its beginning and its end: it lives in the call, so
-    that errors and calls within calls leave nothing behind. Copies of the module have it too.
-    """
-    found = module.__dict__.get("forward")
-    inner = found.__func__ if isinstance(found, MethodType) else found
-
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        forward: Any = inner
-        if inner is None or inner is not found:
-            forward = MethodType(inner or type(module).forward, module)
-        with located(module):
-            place_parameters(module)
-            return function(module, forward, *args, **kwargs)
-
-    module.__dict__["forward"] = MethodType(call, module)
-
-
-def substitute(
-    module: nn.Module,
-    values: Callable[[nn.Module], Mapping[str, torch.Tensor | None]],
-) -> None:
-    """Let forward see other values of the module's own parameters, and put these back after it.
-
-    Parameters
-    ----------
-    values
-        Function of the module: parameters by name, and what ``forward`` finds there instead.
-    """
-
-    @untraced
-    def before(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any]) -> None:
-        try:
-            place_parameters(module)
-            found = values(module)
-        except DistArrayError as error:
-            _locate(error, module)
-            raise
-        parameters: dict[str, Any] = module._parameters
-        state_of(module).substituted.append({name: parameters[name] for name in found})
-        parameters.update(found)
-
-    @untraced
-    def after(module: nn.Module, _: Any, __: Any) -> None:
-        stack = state_of(module).substituted
-        if stack:  # empty where an error came before the substitution
-            module._parameters.update(stack.pop())
-
-    module.register_forward_pre_hook(before, with_kwargs=True)
-    module.register_forward_hook(after, always_call=True)

@@ -14,7 +14,8 @@ from distarray.layout import Layout, Replicate, Shard
 from distarray.torch import _moves
 from distarray.torch._dropout import drop
 from distarray.torch._layouts import hand_on, is_placed, layout_of, placed_of
-from distarray.torch._modules import around, map_inputs, state_of, untraced
+from distarray.torch._modules import map_inputs, state_of, untraced
+from distarray.torch._passage import around
 from distarray.torch._positions import Merged, check_axis, check_module
 from distarray.torch._statistics import normalized
 from distarray.torch._style import ParallelStyle, one_axis

@@ -12,7 +12,7 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, Placement
-from distarray.torch import _modules, _parameters
+from distarray.torch import _modules, _parameters, _passage
 
 
 class ParallelStyle(ABC):
@@ -60,19 +60,19 @@ class ParallelStyle(ABC):
         module: nn.Module, function: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
     ) -> None:
         """Call ``function(module, args, kwargs)`` before forward; it returns both anew."""
-        _modules.on_input(module, function)
+        _passage.on_input(module, function)
 
     @staticmethod
     def on_output(module: nn.Module, function: Callable[[nn.Module, Any], Any]) -> None:
         """Call ``function(module, output)`` after forward: it returns the new output."""
-        _modules.on_output(module, function)
+        _passage.on_output(module, function)
 
     @staticmethod
     def substitute(
         module: nn.Module, values: Callable[[nn.Module], Mapping[str, torch.Tensor | None]]
     ) -> None:
         """Let forward see ``values(module)`` in the place of parameters of these names."""
-        _modules.substitute(module, values)
+        _passage.substitute(module, values)
 
 
 def one_axis(mesh: DeviceMesh, style: str) -> int:

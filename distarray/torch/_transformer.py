@@ -14,7 +14,8 @@ from distarray.layout import Replicate
 from distarray.torch._colwise import ColwiseParallel
 from distarray.torch._dropout import drop
 from distarray.torch._features import Features
-from distarray.torch._modules import around, keep_placed, state_of, untraced
+from distarray.torch._modules import state_of, untraced
+from distarray.torch._passage import around, keep_placed
 from distarray.torch._rowwise import RowwiseParallel
 from distarray.torch._style import ParallelStyle, one_axis
 

@@ -13,7 +13,8 @@ from distarray.errors import IndexingError
 from distarray.layout import Replicate, Shard
 from distarray.torch import _moves
 from distarray.torch._features import summed
-from distarray.torch._modules import around, untraced
+from distarray.torch._modules import untraced
+from distarray.torch._passage import around
 
 
 def cut_vocabulary(style: Any, module: nn.Embedding, mesh: DeviceMesh) -> None:
