@@ -5,6 +5,7 @@ from distarray.torch._colwise import ColwiseParallel
 from distarray.torch._cross_entropy import vocab_parallel_cross_entropy
 from distarray.torch._dropout import dropout
 from distarray.torch._full import distribute_tensor, from_torch, full_tensor, to_torch
+from distarray.torch._grad_scaler import GradScaler
 from distarray.torch._input_reshard import input_reshard
 from distarray.torch._layouts import layout_of
 from distarray.torch._load_state_dict import load_state_dict
@@ -35,6 +36,7 @@ from distarray.torch._transformer import TransformerLayerParallel
 
 __all__ = [
     "ColwiseParallel",
+    "GradScaler",
     "LowRankParallel",
     "ParallelStyle",
     "PendingTensor",
