@@ -61,15 +61,36 @@ def redistribute_async(
     redistribution is complete on return.
     """
     if src is dst or not world().concurrent:
-        if prepare is not None:
-            prepare()
-        done: Future[Buffer] = Future()
-        done.set_result(redistribute_local(local, src, dst, max_bytes=max_bytes, purpose=purpose))
-        return Handle(done)
+
+        def now(_: bool) -> Buffer:
+            if prepare is not None:
+                prepare()
+            return redistribute_local(local, src, dst, max_bytes=max_bytes, purpose=purpose)
+
+        return done_by(now)
     steps = bound_steps(src, dst, local.dtype, max_bytes, background=True)
+    return in_background(lambda _: _run(steps, local, purpose, prepare))
+
+
+def in_background(work: Callable[[bool], Buffer]) -> Handle:
+    """Start collective work in the background and return at once.
+
+    Every rank calls this at the same place among its calls. ``work`` is told whether it runs in the
+    background, with communicators of its own. Where MPI was started without
+    ``MPI_THREAD_MULTIPLE`` it does not: it is done on return.
+    """
+    if not world().concurrent:
+        return done_by(work)
     # The caller's context goes along, so that its CommLog records what the thread sends.
     context = contextvars.copy_context()
-    return Handle(_worker().submit(context.run, _run, steps, local, purpose, prepare))
+    return Handle(_worker().submit(context.run, work, True))
+
+
+def done_by(work: Callable[[bool], Buffer]) -> Handle:
+    """Return the handle of work that is done here and now, in the foreground."""
+    done: Future[Buffer] = Future()
+    done.set_result(work(False))
+    return Handle(done)
 
 
 def refuse_async(src: Layout, dst: Layout, dtype: np.dtype[Any], reason: str) -> None:

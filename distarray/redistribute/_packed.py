@@ -1,0 +1,223 @@
+"""Blocks of many tensors that travel together: one all-gather, or one reduce-scatter, for all.
+
+A rank's blocks lie one after another in one flat buffer, its own; the whole tensors lie one after
+another in another, the full one. Within a node every block is copied once, from its owner's buffer
+to its place in the whole tensor, and sums are formed while they are read. Between nodes the flat
+buffers travel by one collective of variable counts, and are unpacked.
+
+Peak memory beyond the buffers of both ends: none within a node; a second full buffer between nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import prod
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from distarray.comm import _backend, _memory
+from distarray.comm._communicator import Communicator
+from distarray.comm._device_mesh import DeviceMesh
+from distarray.comm._log import record, recording, unrecorded
+from distarray.comm._mismatch import Purpose
+from distarray.comm._packing import copy_box, reduce_into
+from distarray.layout import Layout, Partial, Replicate, Shard
+from distarray.redistribute._execute import bound_steps
+from distarray.redistribute._wire import region
+from distarray.typing import Buffer, Shape
+
+
+class _Piece(NamedTuple):
+    """One rank's block of one tensor.
+
+    Attributes
+    ----------
+    tensor
+        Number of the tensor.
+    region
+        Where the block is in it.
+    start, stop
+        Where the block is in the rank's flat buffer.
+    shape
+        Of the block.
+    """
+
+    tensor: int
+    region: tuple[Any, ...]
+    start: int
+    stop: int
+    shape: Shape
+
+
+class Packed:
+    """Tensors of one dtype whose blocks travel together along the last axis of a mesh.
+
+    Parameters
+    ----------
+    mesh
+        The tensors are cut along its last axis alone.
+    layouts
+        Of each tensor, over the mesh; ``Shard`` of any axis, or ``Replicate``.
+    strides
+        Of each whole tensor in the full buffer, in elements: a permutation of C order.
+
+    Attributes
+    ----------
+    starts
+        Where each whole tensor is in the full buffer, in elements.
+    total
+        Elements of the full buffer.
+    count
+        Elements of this rank's flat buffer.
+    """
+
+    def __init__(
+        self, mesh: DeviceMesh, layouts: Sequence[Layout], strides: Sequence[Sequence[int]]
+    ) -> None:
+        self._mesh = mesh
+        self._shapes = [layout.shape for layout in layouts]
+        self._strides = [tuple(steps) for steps in strides]
+        *starts, self.total = accumulate((layout.size for layout in layouts), initial=0)
+        self.starts = tuple(starts)
+        coordinate = mesh.coordinate
+        assert coordinate is not None  # this rank is in the mesh
+        self._own = coordinate[-1]
+        ranks = range(mesh.shape[-1])
+        self._pieces = [_pieces(layouts, (*coordinate[:-1], rank)) for rank in ranks]
+        self.counts = tuple(pieces[-1].stop if pieces else 0 for pieces in self._pieces)
+        self.count = self.counts[self._own]
+        self._cut = [type(layout.placements[-1]) is Shard for layout in layouts]
+        self._line = Layout(
+            mesh,
+            [Replicate()] * (mesh.ndim - 1) + [Shard(0)],
+            (sum(self.counts),),
+            boundaries={0: (0, *accumulate(self.counts))},
+        )
+
+    def blocks(self, own: Buffer) -> list[Buffer]:
+        """Return the blocks in this rank's flat buffer, each in its shape."""
+        return [own[p.start : p.stop].reshape(p.shape) for p in self._pieces[self._own]]
+
+    def wholes(self, full: Buffer) -> list[Buffer]:
+        """Return the whole tensors in a full buffer, each in its shape and strides."""
+        found = []
+        for start, shape, strides in zip(self.starts, self._shapes, self._strides, strict=True):
+            flat = full[start : start + prod(shape)]
+            lib: Any = _backend.namespace_of(flat).lib.stride_tricks
+            steps = [step * flat.itemsize for step in strides]
+            found.append(lib.as_strided(flat, shape, steps) if flat.size else flat.reshape(shape))
+        return found
+
+    def gather(self, own: Buffer, purpose: Purpose, *, background: bool = False) -> Buffer:
+        """Return a new full buffer, of the flat buffers of all ranks (collective)."""
+        full = _memory.empty((self.total,), own.dtype, _backend.device_of(own))
+        communicator = self._communicator(background)
+        started = perf_counter()
+        with unrecorded():
+            if communicator.size == 1:
+                self._place([own], full)
+            elif _backend.is_numpy(own) and communicator.reaches_all:
+                with communicator.views(own, purpose.token, purpose.text) as views:
+                    self._place(views, full)
+            else:
+                lined = self._through(own, self._line, self._whole, purpose, background)
+                self._place(np.split(lined, np.cumsum(self.counts)[:-1]), full)
+        self._record("all_gather", communicator, (self.total - self.count) * own.itemsize, started)
+        return full
+
+    def reduce(
+        self, full: Buffer, op: str, purpose: Purpose, *, background: bool = False
+    ) -> Buffer:
+        """Return a new flat buffer: this rank's blocks of the sums of full buffers (collective).
+
+        Parameters
+        ----------
+        full
+            This rank's contribution.
+        op
+            "sum" or "avg".
+        """
+        communicator = self._communicator(background)
+        started = perf_counter()
+        with unrecorded():
+            if communicator.size == 1:
+                own = self._own_blocks([full], op)
+            elif _backend.is_numpy(full) and communicator.reaches_all:
+                with communicator.views(full, purpose.token, purpose.text) as views:
+                    own = self._own_blocks(views, op)
+            else:
+                partial = [Replicate()] * (self._mesh.ndim - 1) + [Partial(op)]
+                src = self._whole.replace(placements=partial)
+                lined = self._in_line(full)
+                own = self._through(lined, src, self._line, purpose, background)
+        nbytes = (communicator.size - 1) * self.count * full.itemsize
+        self._record("reduce_scatter", communicator, nbytes, started)
+        return own
+
+    @property
+    def _whole(self) -> Layout:
+        replicated = [Replicate()] * self._mesh.ndim
+        return self._line.replace(placements=replicated, boundaries=None)
+
+    def _communicator(self, background: bool) -> Communicator:
+        communicator = self._mesh.communicator((self._mesh.ndim - 1,))
+        return communicator.background() if background else communicator
+
+    def _through(
+        self, buffer: Buffer, src: Layout, dst: Layout, purpose: Purpose, background: bool
+    ) -> Buffer:
+        for step in bound_steps(src, dst, buffer.dtype, background=background):
+            buffer = step(buffer, purpose)
+        return buffer
+
+    def _record(self, kind: str, communicator: Communicator, nbytes: int, started: float) -> None:
+        if recording() and communicator.size > 1:
+            record(kind, communicator.name, nbytes, perf_counter() - started)
+
+    def _place(self, flats: Sequence[Buffer], full: Buffer) -> None:
+        """Copy the blocks of all ranks to their places in the whole tensors."""
+        wholes = self.wholes(full)
+        for rank, (pieces, flat) in enumerate(zip(self._pieces, flats, strict=False)):
+            for piece in pieces:
+                if piece.start < piece.stop and (self._cut[piece.tensor] or rank == self._own):
+                    block = flat[piece.start : piece.stop].reshape(piece.shape)
+                    copy_box(wholes[piece.tensor][piece.region], block, total=full.nbytes)
+
+    def _own_blocks(self, fulls: Sequence[Buffer], op: str) -> Buffer:
+        """Reduce this rank's blocks out of the contributions of all ranks."""
+        own = _memory.empty((self.count,), fulls[0].dtype, _backend.device_of(fulls[0]))
+        contributions = [self.wholes(full) for full in fulls]
+        for piece, block in zip(self._pieces[self._own], self.blocks(own), strict=True):
+            if block.size:
+                parts = [wholes[piece.tensor][piece.region] for wholes in contributions]
+                reduce_into(block, parts, op, total=own.nbytes)
+        return own
+
+    def _in_line(self, full: Buffer) -> Buffer:
+        """Return the blocks of all ranks one after another, out of whole tensors."""
+        lined = _memory.empty(self._line.shape, full.dtype, _backend.device_of(full))
+        wholes = self.wholes(full)
+        at = 0
+        for pieces, count in zip(self._pieces, self.counts, strict=True):
+            for piece in pieces:
+                block = lined[at + piece.start : at + piece.stop].reshape(piece.shape)
+                copy_box(block, wholes[piece.tensor][piece.region], total=lined.nbytes)
+            at += count
+        return lined
+
+
+def _pieces(layouts: Sequence[Layout], coordinate: tuple[int, ...]) -> list[_Piece]:
+    """Return the blocks of a rank, one after another."""
+    found = []
+    start = 0
+    for tensor, layout in enumerate(layouts):
+        shape = layout.local_shape(coordinate)
+        box = layout.local_box(coordinate)
+        assert box is not None  # the coordinate is one of the mesh
+        stop = start + prod(shape)
+        found.append(_Piece(tensor, region(box), start, stop, shape))
+        start = stop
+    return found
