@@ -101,14 +101,14 @@ def distribute_parameter(
         if parameter.device.type != "meta":
             _agree_on_values(parameter, mesh, name)
         block = block_of(parameter.detach(), placed).clone(memory_format=torch.contiguous_format)
-        _forget_graphs(parameter)
+        forget_graphs(parameter)
         parameter.data = block
         place(parameter, *placed)
     state_of(module).placed[name] = placed
     return placed.layout
 
 
-def _forget_graphs(parameter: nn.Parameter) -> None:
+def forget_graphs(parameter: nn.Parameter) -> None:
     """Let new graphs take gradients of a shape that those which are still alive did not know.
 
     While the result of an earlier call lives, torch goes on using that graph's entry for the
@@ -168,16 +168,27 @@ def block_of(full: torch.Tensor, placed: Placed) -> torch.Tensor:
     layout, parts, axis, units = placed
     box = layout.local_box()
     assert box is not None  # this rank is in the mesh
+    cutting = layout.sharding_axes(axis) if parts else ()
+    if len(cutting) > 1:  # a share of the parts is cut again
+        full, parts = in_order_of_ranks(full, placed), ()
     for i, (start, stop) in enumerate(box):
         if not (parts and i == axis):
             full = full.narrow(i, start, stop - start)
     if not parts:
         return full
-    (cutting,) = layout.sharding_axes(axis)
     coordinate = layout.mesh.coordinate
     assert coordinate is not None
-    count = layout.mesh.shape[cutting]
-    return _fused.own_share(full, parts, units, count, coordinate[cutting], axis)
+    count = layout.mesh.shape[cutting[0]]
+    return _fused.own_share(full, parts, units, count, coordinate[cutting[0]], axis)
+
+
+def in_order_of_ranks(full: torch.Tensor, placed: Placed) -> torch.Tensor:
+    """Return a full tensor whose parts have been torn apart, as the ranks hold them."""
+    layout, parts, axis, units = placed
+    if not parts:
+        return full
+    cutting = layout.sharding_axes(axis)[0]
+    return _fused.by_ranks(full, parts, units, layout.mesh.shape[cutting], axis)
 
 
 def in_full_order(gathered: torch.Tensor, placed: Placed) -> torch.Tensor:
@@ -185,7 +196,7 @@ def in_full_order(gathered: torch.Tensor, placed: Placed) -> torch.Tensor:
     layout, parts, axis, units = placed
     if not parts:
         return gathered
-    (cutting,) = layout.sharding_axes(axis)
+    cutting = layout.sharding_axes(axis)[0]
     return _fused.by_parts(gathered, parts, units, layout.mesh.shape[cutting], axis)
 
 

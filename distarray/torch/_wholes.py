@@ -13,10 +13,10 @@ import torch
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, MeshError
 from distarray.layout import Layout, Replicate, Shard
-from distarray.torch import _fused, _moves
+from distarray.torch import _moves
 from distarray.torch._buffers import buffer_of
 from distarray.torch._layouts import Placed
-from distarray.torch._parameters import in_full_order, is_sharded
+from distarray.torch._parameters import in_full_order, in_order_of_ranks, is_sharded
 
 _R = Replicate()
 
@@ -90,7 +90,7 @@ def handed_out(
     )
     copying = tuple(i for i in range(mesh.ndim) if i not in cutting and mesh.shape[i] > 1)
     if whole is not None:
-        whole = _in_order_of_ranks(whole.detach().to(like.device, like.dtype), placed)
+        whole = in_order_of_ranks(whole.detach().to(like.device, like.dtype), placed)
         block.copy_(_cut(whole, layout.local_box() or ()))
     if cutting and _is_copy_of(coordinate, root, layout):
         comm = mesh.communicator(cutting)
@@ -152,14 +152,6 @@ def _is_copy_of(coordinate: Any, root: Any, layout: Layout) -> bool:
         type(p) is Shard or a == b
         for p, a, b in zip(layout.placements, coordinate, root, strict=True)
     )
-
-
-def _in_order_of_ranks(whole: torch.Tensor, placed: Placed) -> torch.Tensor:
-    layout, parts, axis, units = placed
-    if not parts:
-        return whole
-    (cutting,) = layout.sharding_axes(axis)
-    return _fused.by_ranks(whole, parts, units, layout.mesh.shape[cutting], axis)
 
 
 def _cut(whole: torch.Tensor, box: Any) -> torch.Tensor:
