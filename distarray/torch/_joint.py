@@ -27,12 +27,9 @@ import torch
 from distarray.comm import DeviceMesh
 from distarray.layout import Layout, Partial
 from distarray.torch import _moves
+from distarray.torch._anchor import ANCHOR, is_for_all_leaves
 from distarray.torch._layouts import Beside
 from distarray.torch._legs import Leg
-
-_ANCHOR = torch.zeros((), requires_grad=True)
-"""A leaf that every handle hangs on: only ``backward()`` for all leaves reaches it."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Joint:
@@ -50,8 +47,7 @@ class _Joint:
 
     def is_unseen(self) -> bool:
         """Whether nobody can tell in this backward pass what the tensor receives."""
-        anchor = torch.autograd.graph.get_gradient_edge(_ANCHOR).node
-        if not torch._C._will_engine_execute_node(anchor):
+        if not is_for_all_leaves():
             return False
         tensor = self.tensor()
         return not len(self.hooks) and (tensor is None or not tensor.retains_grad)
@@ -104,7 +100,7 @@ def prepared(tensor: torch.Tensor, there: Leg, back: Leg) -> torch.Tensor:
     if result is tensor:
         result = _moves.moved(tensor.view_as(tensor), there, back)
     _, together = _moves.legs_between(there.src, there.dst, [Partial()])
-    handle = _Handle.apply(tensor, _ANCHOR, result.shape, there, together)
+    handle = _Handle.apply(tensor, ANCHOR, result.shape, there, together)
     result.register_hook(_nothing).remove()  # so that there is a dictionary of hooks to watch
     hooks: Any = result._backward_hooks
     joint = _Joint(there.dst, handle, weakref.ref(result), result._version, hooks)

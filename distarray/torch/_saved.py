@@ -128,7 +128,7 @@ class _Cut(NamedTuple):
         return whole.as_strided(self.geometry.size, self.geometry.stride, start)
 
 
-class _Kept(NamedTuple):
+class Kept(NamedTuple):
     """A saved tensor as it is; hooks take the place of torch's own check of its version."""
 
     tensor: torch.Tensor
@@ -258,16 +258,16 @@ def may_decide() -> bool:
     return outer is None or outer[0] is _pack
 
 
-def _pack(tensor: torch.Tensor) -> _Cut | _Kept:
+def _pack(tensor: torch.Tensor) -> _Cut | Kept:
     # The outermost call that knows a tensor cuts it, so that inner ones share its slice.
     for call in _calls.get():
         found = call.cut(tensor)
         if found is not None:
             return found
-    return _Kept(tensor, tensor._version)
+    return Kept(tensor, tensor._version)
 
 
-def _unpack(saved: _Cut | _Kept) -> torch.Tensor:
+def _unpack(saved: _Cut | Kept) -> torch.Tensor:
     return saved.restored()
 
 
