@@ -157,7 +157,7 @@ def held_bytes(model, x):
                 raw = getattr(node, name)
                 for one in raw if isinstance(raw, tuple) else (raw,):
                     held = one.data
-                    if isinstance(held, _saved._Kept):
+                    if isinstance(held, _saved.Kept):
                         held = held.tensor
                     elif isinstance(held, _saved._Cut):
                         held = held.slice.part
