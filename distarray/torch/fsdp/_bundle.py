@@ -1,0 +1,168 @@
+"""Parameters of one dtype that are gathered together: their shares, and the wholes while needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from distarray.comm import DeviceMesh, _memory
+from distarray.comm._mismatch import Purpose
+from distarray.layout import Layout, Replicate, Shard
+from distarray.redistribute._background import Handle, done_by, in_background
+from distarray.redistribute._execute import bound_steps
+from distarray.redistribute._packed import Packed
+from distarray.torch._buffers import buffer_of, tensor_of
+from distarray.torch._saved import Geometry
+from distarray.torch.fsdp._parameter import ShardedParameter
+from distarray.typing import Buffer
+
+
+class Bundle:
+    """Shares of parameters of one dtype, one after another in one flat tensor.
+
+    Attributes
+    ----------
+    members
+        The parameters.
+    full
+        The gathered wholes, one after another in one flat tensor; None while there are none.
+    revision
+        Counts how often the shares' values have changed between gatherings.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[ShardedParameter],
+        mesh: DeviceMesh,
+        smaller: DeviceMesh | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.members = list(members)
+        self.packed = Packed(mesh, [m.layout for m in members], [m.stride for m in members])
+        self._dtype = dtype
+        self._device = device
+        self._smaller = smaller
+        first = members[0].parameter.detach()
+        self._kind = first.dtype, first.device
+        self._home = _flat(self.packed.count, first)
+        self._blocks = self._cut(self._home)
+        self._like = torch.empty(0, dtype=dtype, device=device)
+        self.full: torch.Tensor | None = None
+        self._piece: torch.Tensor | None = None
+        self._versions: tuple[int, ...] | None = None
+        self.revision = 0
+
+    @property
+    def fits(self) -> bool:
+        """Whether the parameters still have the dtype and device that they had."""
+        kinds = {(m.parameter.dtype, m.parameter.device) for m in self.members}
+        return kinds == {self._kind}
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the shares have not changed since they were gathered."""
+        return self._versions == tuple(m.parameter._version for m in self.members)
+
+    def gather(self, what: str, *, background: bool) -> Handle:
+        """Start to gather the wholes (collective); `arrive` takes what comes."""
+        if not self.is_current:
+            self.revision += 1
+            self._piece = None
+        self._versions = tuple(m.parameter._version for m in self.members)
+        start = in_background if background else done_by
+        if self._piece is not None:
+            return start(self._gathering_pieces(self._piece, what))
+        self._settle()
+        source = buffer_of(self._travelling())
+        purpose = Purpose.of(f"unshard {what}: {self.packed.total} elements of {self._dtype}")
+        return start(lambda behind: self.packed.gather(source, purpose, background=behind))
+
+    def arrive(self, buffer: Buffer) -> list[torch.Tensor]:
+        """Take a full buffer; return the wholes in it."""
+        self.full = tensor_of(buffer, self._like)
+        self._piece = None
+        return self.wholes()
+
+    def wholes(self) -> list[torch.Tensor]:
+        """Return the wholes, anew."""
+        assert self.full is not None  # it has been gathered
+        storage = self.full.untyped_storage()
+        starts = self.packed.starts
+        return [
+            m.whole_of(storage, at, self._like) for m, at in zip(self.members, starts, strict=True)
+        ]
+
+    def free(self, *, keep_piece: bool) -> None:
+        """Let go of the wholes; those that still hold one keep its memory."""
+        if self.full is not None and keep_piece and self._smaller is not None:
+            start, stop = self._line.local_box()[0]  # type: ignore[index]
+            piece = _flat(stop - start, self._like)
+            self._piece = piece.copy_(self.full[start:stop])
+        self.full = None
+
+    def view(self, dtype: torch.dtype, geometry: Geometry) -> torch.Tensor:
+        """Return a view of the gathered memory as it was saved."""
+        assert self.full is not None  # it has been gathered again
+        storage = self.full.untyped_storage()
+        like = torch.empty(0, dtype=dtype, device=self._device)
+        return like.set_(storage, geometry.offset, geometry.size, geometry.stride)  # type: ignore[call-overload, no-any-return]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the shares take up."""
+        return self._home.numel() * self._home.element_size()
+
+    def _cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        blocks = self.packed.blocks(buffer_of(flat))
+        at, found = 0, []
+        for block in blocks:
+            found.append(flat[at : at + block.size].view(block.shape))
+            at += block.size
+        return found
+
+    def _settle(self) -> None:
+        """Bring parameters home whose memory was replaced."""
+        for member, block in zip(self.members, self._blocks, strict=True):
+            parameter = member.parameter
+            if parameter.data_ptr() != block.data_ptr() or not parameter.is_contiguous():
+                block.copy_(parameter.detach())
+                parameter.data = block
+
+    def _travelling(self) -> torch.Tensor:
+        """Return the shares in the dtype and on the device in which they are gathered."""
+        home = self._home
+        if home.device != self._device:
+            home = home.to(self._device, non_blocking=True)
+        if home.dtype is not self._dtype:
+            home = _flat(home.numel(), self._like).copy_(home)
+        return home
+
+    @property
+    def _line(self) -> Layout:
+        """How the gathered memory is shared among the ranks of a smaller group."""
+        assert self._smaller is not None
+        return Layout(self._smaller, [Shard(0)], (self.packed.total,))
+
+    def _gathering_pieces(self, piece: torch.Tensor, what: str):  # type: ignore[no-untyped-def]
+        line = self._line
+        whole = line.replace(placements=[Replicate()])
+        purpose = Purpose.of(f"unshard {what} from a smaller group")
+        buffer = buffer_of(piece)
+
+        def gather(background: bool) -> Buffer:
+            found = buffer
+            if line.mesh.size == 1:
+                return found
+            for step in bound_steps(line, whole, buffer.dtype, background=background):
+                found = step(found, purpose)
+            return found
+
+        return gather
+
+
+def _flat(size: int, like: torch.Tensor) -> torch.Tensor:
+    """Return a new flat tensor in memory that the ranks of the node can read."""
+    template = buffer_of(like.new_empty(0))
+    return tensor_of(_memory.empty((size,), template.dtype, like.device.type), like)

@@ -1,0 +1,166 @@
+"""Gradients of wholes become gradients of shares: packed, reduced, added to what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from distarray.comm import DeviceMesh, _memory
+from distarray.comm._mismatch import Purpose
+from distarray.layout import Layout, Partial, Replicate
+from distarray.redistribute._background import Handle, done_by, in_background
+from distarray.redistribute._execute import bound_steps
+from distarray.redistribute._packed import Packed
+from distarray.torch._buffers import buffer_of, tensor_of
+from distarray.torch._layouts import place
+from distarray.torch.fsdp._parameter import ShardedParameter
+from distarray.typing import Buffer
+
+Gradients = Sequence[torch.Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """How gradients are reduced.
+
+    Attributes
+    ----------
+    factor
+        What sums are divided by; None for the number of ranks.
+    replicas
+        Whether to reduce among the ranks that have the same shares, too.
+    """
+
+    factor: float | None = None
+    replicas: bool = True
+
+
+class GradientBundle:
+    """Parameters whose gradients travel together, in one dtype."""
+
+    def __init__(
+        self, members: Sequence[ShardedParameter], mesh: DeviceMesh, dtype: torch.dtype, device: Any
+    ) -> None:
+        self.members = list(members)
+        self._mesh = mesh
+        self._packed = Packed(mesh, [m.layout for m in members], [m.stride for m in members])
+        self._like = torch.empty(0, dtype=dtype, device=device)
+        self._carried: torch.Tensor | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which dtype gradients are reduced."""
+        return self._like.dtype
+
+    def start(self, gradients: Gradients, how: Reduction, what: str, *, background: bool) -> Flight:
+        """Start to reduce the gradients of wholes (collective); they must stay as they are.
+
+        A member whose gradient is None on all ranks stays without; the others know by ``what``.
+        """
+        given = "".join("-" if g is None else "x" for g in gradients)
+        purpose = Purpose.of(f"gradients {given} of {what}")
+        op = "avg" if how.factor is None else "sum"
+        wire = buffer_of(self._like).dtype
+        held = list(gradients)
+
+        def work(behind: bool) -> Buffer:
+            full = _memory.empty((self._packed.total,), wire, self._like.device.type)
+            for gradient, target in zip(held, self._packed.wholes(full), strict=True):
+                if target.size == 0:
+                    continue
+                into = tensor_of(target, self._like)
+                into.zero_() if gradient is None else into.copy_(gradient.detach())
+            held.clear()
+            own = self._packed.reduce(full, op, purpose, background=behind)
+            del full
+            if self._carried is not None:
+                tensor_of(own, self._like).add_(self._carried)
+            return self._among_replicas(own, op, purpose, behind) if how.replicas else own
+
+        return Flight(
+            self,
+            [g is not None for g in gradients],
+            (in_background if background else done_by)(work),
+            how,
+        )
+
+    def landed(self, own: torch.Tensor, how: Reduction) -> list[torch.Tensor] | None:
+        """Return the gradients of the shares in a reduced buffer; None where it is carried on."""
+        if not how.replicas and self._mesh.ndim > 1:
+            self._carried = own
+            return None
+        self._carried = None
+        if how.factor is not None:
+            own = own.mul_(1 / how.factor)
+        at, found = 0, []
+        for member in self.members:
+            shape = member.layout.local_shape()
+            block = own[at : at + _size(shape)].view(shape)
+            at += block.numel()
+            parameter = member.parameter
+            found.append(block.to(parameter.device, parameter.dtype))
+        return found
+
+    def _among_replicas(self, own: Buffer, op: str, purpose: Purpose, background: bool) -> Buffer:
+        """Reduce among the ranks that have the same shares."""
+        mesh = self._mesh
+        if mesh.ndim == 1:
+            return own
+        across = mesh[mesh.axis_names[:-1]]
+        src = Layout(across, [Partial(op)] * across.ndim, own.shape)
+        dst = src.replace(placements=[Replicate()] * across.ndim)
+        for step in bound_steps(src, dst, own.dtype, background=background):
+            own = step(own, purpose)
+        return own
+
+
+class Flight:
+    """Gradients on their way."""
+
+    def __init__(
+        self, bundle: GradientBundle, given: list[bool], handle: Handle, how: Reduction
+    ) -> None:
+        self._bundle = bundle
+        self._given = given
+        self._handle = handle
+        self._how = how
+
+    @property
+    def is_there(self) -> bool:
+        """Whether `land` would not wait."""
+        return self._handle.test()
+
+    def land(self) -> list[torch.Tensor | None]:
+        """Return the gradients of the members' shares, None where there are none."""
+        own = tensor_of(self._handle.wait(), self._bundle._like)
+        found = self._bundle.landed(own, self._how)
+        if found is None:
+            return [None] * len(self._given)
+        return [g if given else None for g, given in zip(found, self._given, strict=True)]
+
+    def accumulate(self) -> None:
+        """Add the gradients to those of the parameters."""
+        for member, gradient in zip(self._bundle.members, self.land(), strict=True):
+            if gradient is not None:
+                _accumulate(member, gradient)
+
+
+def _accumulate(member: ShardedParameter, gradient: torch.Tensor) -> None:
+    parameter: Any = member.parameter
+    if parameter.grad is None:
+        parameter.grad = gradient
+        place(gradient, *member.placed)
+    else:
+        parameter.grad.add_(gradient)
+    for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+        hook(parameter)
+
+
+def _size(shape: Sequence[int]) -> int:
+    size = 1
+    for length in shape:
+        size *= length
+    return size

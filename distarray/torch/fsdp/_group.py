@@ -1,0 +1,318 @@
+"""Parameters that are gathered and reduced together: those of one call of `fully_shard`.
+
+Its states: *sharded*; *on its way*, while a gathering runs in the background; *unsharded*. After
+the forward pass what is kept may be the share of a smaller group of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from distarray.comm import DeviceMesh
+from distarray.errors import ArgumentError
+from distarray.redistribute._background import Handle
+from distarray.torch._anchor import is_for_all_leaves
+from distarray.torch.fsdp import _node
+from distarray.torch.fsdp._bundle import Bundle
+from distarray.torch.fsdp._context import Context
+from distarray.torch.fsdp._gradients import Flight, GradientBundle, Gradients, Reduction
+from distarray.torch.fsdp._parameter import ShardedParameter
+from distarray.torch.fsdp._policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from distarray.torch.fsdp._saved_wholes import gathered
+
+
+class Group:
+    """Sharded parameters that come and go together.
+
+    Attributes
+    ----------
+    name
+        The path of the module, for errors.
+    reshard_after_forward, reshard_after_backward
+        Whether the wholes go then.
+    unshard_in_backward
+        Whether they come at the beginning of the backward pass, or when first needed.
+    syncing, replicas_sync
+        Whether gradients are reduced, and among replicas too, or kept for a later pass.
+    factor
+        What sums of gradients are divided by; None for the number of ranks.
+    forward_prefetch, backward_prefetch
+        Groups to gather while this one computes; None for those that came next the last time.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[ShardedParameter],
+        mesh: DeviceMesh,
+        policy: MixedPrecisionPolicy,
+        offload: OffloadPolicy,
+        reshard_after_forward: bool | int,
+        device: torch.device,
+        name: str,
+    ) -> None:
+        self.members = list(members)
+        self.mesh = mesh
+        self.policy = policy
+        self.name = name
+        self.context: Context | None = None
+        self._offload = offload
+        self._device = device
+        self.set_reshard_after_forward(reshard_after_forward)
+        self.reshard_after_backward = True
+        self.unshard_in_backward = True
+        self.syncing = True
+        self.replicas_sync = True
+        self.factor: float | None = None
+        self.forward_prefetch: list[Group] | None = None
+        self.backward_prefetch: list[Group] | None = None
+        self._bundles: list[Bundle] = []
+        self._reducing: tuple[Any, list[tuple[GradientBundle, list[int]]]] | None = None
+        self._handles: list[Handle] | None = None
+        self._is_whole = False
+        self._shown: list[torch.Tensor] | None = None
+        self._traced: list[torch.Tensor] | None = None
+        """The wholes as autograd knows them, until their gradients are there."""
+        self._traced_for: tuple[bool, ...] = ()
+        self._emptied = False
+        self._kept: list[torch.Tensor | None] = []
+        """Gradients of wholes that have not been reduced."""
+        self._passes = 0
+
+    def set_reshard_after_forward(self, value: bool | int) -> None:
+        """Set what is kept after forward: nothing more, all, or the share of a smaller group."""
+        size = self.mesh.shape[-1]
+        self.reshard_after_forward = bool(value)
+        self._smaller: DeviceMesh | None = None
+        if not isinstance(value, bool):
+            if value < 1:
+                raise ArgumentError(
+                    f"reshard_after_forward={value}: True, False, or how many ranks share the "
+                    "parameters after forward, at least 1"
+                )
+            if value < size:
+                self._smaller = _smaller(self.mesh, value)
+
+    # --- gathering -------------------------------------------------------------------------------
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the wholes are there."""
+        return self._is_whole
+
+    def start(self) -> None:
+        """Begin to gather the wholes in the background, unless they are there or on their way."""
+        self._refresh()
+        if not self._is_whole and self._handles is None:
+            self._handles = [b.gather(self.name, background=True) for b in self._bundles]
+
+    def renew(self) -> None:
+        """Gather the wholes unless they are there, of the values that the shares have now."""
+        self._refresh()
+        self.ensure()
+
+    def ensure(self) -> None:
+        """Gather the wholes unless they are there."""
+        if self._is_whole:
+            return
+        handles = self._handles
+        if handles is None:
+            self._refresh()
+            handles = [b.gather(self.name, background=False) for b in self._bundles]
+        self._handles = None
+        wholes: list[torch.Tensor] = []
+        for bundle, handle in zip(self._bundles, handles, strict=True):
+            wholes += bundle.arrive(handle.wait())
+            assert bundle.full is not None  # it has arrived
+            gathered[bundle.full.untyped_storage()._cdata] = self, bundle
+        self._is_whole = True
+        if self._traced is not None and self._emptied:
+            for traced, whole in zip(self._traced, wholes, strict=True):
+                traced.data = whole
+            self._emptied = False
+        if self.context is not None:
+            self.context.noticed(self)
+
+    def free(self, *, after_forward: bool = False) -> None:
+        """Let the wholes go."""
+        if self._handles is not None:  # gathered for nothing
+            self.ensure()
+        if not self._is_whole:
+            return
+        self.hide()
+        for bundle in self._bundles:
+            assert bundle.full is not None  # the group is whole
+            gathered.pop(bundle.full.untyped_storage()._cdata, None)
+            bundle.free(keep_piece=after_forward)
+        self._is_whole = False
+        if self._traced is None:
+            return
+        if after_forward:
+            for traced in self._traced:
+                traced.data = traced.new_empty(0)
+            self._emptied = True
+        else:
+            self._traced = None
+
+    def _refresh(self) -> None:
+        """Follow parameters that have been replaced, converted or changed in value."""
+        if self._shown is None:
+            for member in self.members:
+                member.adopt()
+        if not self._bundles or not all(b.fits for b in self._bundles):
+            self._bundles = self._bundled()
+            self.members = [m for b in self._bundles for m in b.members]
+            self._reducing = None
+        elif self._is_whole and not all(b.is_current for b in self._bundles):
+            self.free()
+
+    def _bundled(self) -> list[Bundle]:
+        kinds: dict[Any, list[ShardedParameter]] = {}
+        for member in self.members:
+            kinds.setdefault(member.parameter.dtype, []).append(member)
+        return [
+            Bundle(found, self.mesh, self._smaller, self.policy.dtype_of(dtype), self._device)
+            for dtype, found in kinds.items()
+        ]
+
+    # --- what modules see ------------------------------------------------------------------------
+
+    def show(self) -> None:
+        """Let modules hold the wholes, as autograd is to know them."""
+        if not torch.is_grad_enabled():
+            shown = self.wholes() if self._traced is None else [t.detach() for t in self._traced]
+        else:
+            shown = self._traced_wholes()
+        for member, whole in zip(self.members, shown, strict=True):
+            member.show(whole)
+        self._shown = shown
+
+    def hide(self) -> None:
+        """Let modules hold the shares again."""
+        if self._shown is not None:
+            for member in self.members:
+                member.show(member.parameter)
+            self._shown = None
+
+    def wholes(self) -> list[torch.Tensor]:
+        """Return the wholes, anew."""
+        return [whole for bundle in self._bundles for whole in bundle.wholes()]
+
+    def _traced_wholes(self) -> list[torch.Tensor]:
+        needed = tuple(m.parameter.requires_grad for m in self.members)
+        if self._traced is None or self._traced_for != needed:
+            self._traced = _node.unsharded(self, [m.parameter for m in self.members])
+            self._traced_for = needed
+        return self._traced
+
+    # --- gradients -------------------------------------------------------------------------------
+
+    def receive(self, gradients: Gradients) -> Gradients:
+        """Take the gradients of the wholes; return those of the shares, None for later ones."""
+        if torch.is_grad_enabled():
+            raise ArgumentError(
+                f"{self.name}: gradients of sharded parameters cannot be differentiated again "
+                "(create_graph=True); use replicate, or unsharded parameters, for that"
+            )
+        nothing: Gradients = [None] * len(gradients)
+        context = self.context
+        assert context is not None  # it has been used in forward
+        if not is_for_all_leaves():
+            return self._reduced_now(gradients)
+        backward = context.backward()
+        backward.met(self)
+        self._keep(gradients)
+        if not self.syncing or backward.is_nested:
+            return nothing
+        gradients, self._kept = self._kept, []
+        if any(m.parameter._backward_hooks for m in self.members):
+            found = self._reduced_now(gradients)
+            backward.done(self)
+            return found
+        self._send(gradients)
+        backward.done(self)
+        return nothing
+
+    def flush(self) -> None:
+        """Reduce what has been kept (collective), unless it is for a later pass."""
+        if self._kept and self.syncing:
+            gradients, self._kept = self._kept, []
+            self._send(gradients)
+
+    def _keep(self, gradients: Gradients) -> None:
+        """Add gradients to those that were kept, in the dtype in which they are reduced."""
+        if not self._kept:
+            self._kept = [self._as_reduced(g) for g in gradients]
+            return
+        for i, gradient in enumerate(gradients):
+            if gradient is not None:
+                kept = self._kept[i]
+                self._kept[i] = gradient if kept is None else kept + gradient.to(kept.dtype)
+
+    def _as_reduced(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        dtype = self.policy.reduce_dtype
+        if gradient is None or dtype is None or self.syncing:
+            return gradient  # converted while it is packed
+        return gradient.to(dtype)
+
+    def _send(self, gradients: Gradients) -> None:
+        assert self.context is not None  # it has been used in forward
+        for flight in self._flights(gradients, background=True):
+            self.context.take_off(flight)
+
+    def _reduced_now(self, gradients: Gradients) -> Gradients:
+        """Return the gradients of the shares."""
+        found: list[torch.Tensor | None] = [None] * len(gradients)
+        for (_, positions), flight in zip(
+            self._gradient_bundles(), self._flights(gradients, background=False), strict=True
+        ):
+            for position, gradient in zip(positions, flight.land(), strict=True):
+                found[position] = gradient
+        return found
+
+    def _flights(self, gradients: Gradients, *, background: bool) -> list[Flight]:
+        self._passes += 1
+        what = f"{self.name}, backward {self._passes}"
+        how = Reduction(self.factor, self.replicas_sync)
+        return [
+            bundle.start([gradients[i] for i in positions], how, what, background=background)
+            for bundle, positions in self._gradient_bundles()
+        ]
+
+    def _gradient_bundles(self) -> list[tuple[GradientBundle, list[int]]]:
+        """Return the parameters that require gradients by the dtype in which these travel."""
+        needed = tuple(m.parameter.requires_grad for m in self.members)
+        if self._reducing is None or self._reducing[0] != needed:
+            kinds: dict[torch.dtype, list[int]] = {}
+            for i, member in enumerate(self.members):
+                if needed[i]:
+                    dtype = self.policy.reduce_dtype
+                    if dtype is None or not member.parameter.dtype.is_floating_point:
+                        dtype = self.policy.dtype_of(member.parameter.dtype)
+                    kinds.setdefault(dtype, []).append(i)
+            found = [
+                (
+                    GradientBundle([self.members[i] for i in at], self.mesh, dtype, self._device),
+                    at,
+                )
+                for dtype, at in kinds.items()
+            ]
+            self._reducing = needed, found
+        return self._reducing[1]
+
+    @property
+    def offloads(self) -> bool:
+        """Whether shares are kept in host memory."""
+        return isinstance(self._offload, CPUOffloadPolicy)
+
+
+def _smaller(mesh: DeviceMesh, size: int) -> DeviceMesh:
+    """Return the consecutive ranks along the last mesh axis that this one shares with."""
+    coordinate = mesh.coordinate
+    assert coordinate is not None  # this rank is in the mesh
+    first = coordinate[-1] // size * size
+    positions = range(first, min(first + size, mesh.shape[-1]))
+    ranks = [mesh.rank_at((*coordinate[:-1], position)) for position in positions]
+    return DeviceMesh(ranks, ("after_forward",), comm=mesh._base, device=mesh.device)

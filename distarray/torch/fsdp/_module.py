@@ -1,0 +1,175 @@
+"""What a module can do that `fully_shard` was applied to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+from torch import nn
+
+from distarray.errors import ArgumentError
+from distarray.torch._modules import located
+from distarray.torch.fsdp._group import Group
+from distarray.torch.fsdp._state import State, state_beside
+
+
+class UnshardHandle:
+    """Parameters that are being gathered."""
+
+    def __init__(self, group: Group | None) -> None:
+        self._group = group
+
+    def wait(self) -> None:
+        """Return when the module's parameters are whole."""
+        if self._group is not None:
+            self._group.ensure()
+            self._group.show()
+            self._group = None
+
+
+class FSDPModule:
+    """Mixed into the class of every module that `fully_shard` is applied to.
+
+    Methods with ``recurse`` also apply to the sharded modules inside.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module with whole parameters."""
+        return called(cast("nn.Module", self), super().__call__, args, kwargs)  # type: ignore[misc]
+
+    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
+        """Gather the parameters of this module (collective); modules inside keep their own.
+
+        Parameters
+        ----------
+        async_op
+            Return at once; the handle's ``wait()`` returns when they are whole.
+        """
+        state = self._state
+        group = state.group
+        handle = UnshardHandle(group)
+        with located(cast("nn.Module", self)):
+            if group is not None:
+                group.start() if async_op else group.renew()
+            if async_op:
+                return handle
+            handle.wait()
+        return None
+
+    def reshard(self) -> None:
+        """Let this module's whole parameters go; changes that were made to them are lost."""
+        group = self._state.group
+        if group is not None:
+            group.free()
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Say whether the end of a backward pass waits for the gradients; True at first.
+
+        With False they go on their way, and the next pass that is the last one waits for them.
+        """
+        self._state.own.last_backward = is_last_backward
+
+    def set_requires_gradient_sync(
+        self, requires_gradient_sync: bool, *, recurse: bool = True
+    ) -> None:
+        """Say whether backward passes reduce gradients, or keep them whole for a later one."""
+        for group in self._groups(recurse):
+            group.syncing = requires_gradient_sync
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """Say whether gradients are reduced among replicas, too, or kept for a later pass.
+
+        On meshes of several axes: the last one shards, the others hold replicas.
+        """
+        for group in self._groups(recurse):
+            group.replicas_sync = requires_all_reduce
+
+    def set_reshard_after_forward(
+        self, reshard_after_forward: bool | int, *, recurse: bool = True
+    ) -> None:
+        """Set it as `fully_shard` does."""
+        for group in self._groups(recurse):
+            group.set_reshard_after_forward(reshard_after_forward)
+
+    def set_reshard_after_backward(
+        self, reshard_after_backward: bool, *, recurse: bool = True
+    ) -> None:
+        """Say whether whole parameters go after backward, or stay for the next forward pass."""
+        for group in self._groups(recurse):
+            group.reshard_after_backward = reshard_after_backward
+
+    def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
+        """Say whether the parameters come at the start of this module's backward pass.
+
+        False for those that it does not need, of an embedding for instance. Parameters that
+        turn out to be needed are gathered nevertheless.
+        """
+        for group in self._groups(False):
+            group.unshard_in_backward = unshard_in_backward
+
+    def set_modules_to_forward_prefetch(self, modules: Sequence[FSDPModule]) -> None:
+        """Name the modules to gather while this one computes, in the place of the usual next."""
+        for group in self._groups(False):
+            group.forward_prefetch = _groups_of(modules)
+
+    def set_modules_to_backward_prefetch(self, modules: Sequence[FSDPModule]) -> None:
+        """Name the modules to gather while this one computes its gradients."""
+        for group in self._groups(False):
+            group.backward_prefetch = _groups_of(modules)
+
+    def set_gradient_divide_factor(self, factor: float | None, *, recurse: bool = True) -> None:
+        """Set what the sums of gradients over all ranks are divided by; None: their number."""
+        if factor is not None and not factor > 0:
+            raise ArgumentError(f"factor={factor}: must be a positive number, or None")
+        for group in self._groups(recurse):
+            group.factor = factor
+
+    @property
+    def _state(self) -> State:
+        state = state_beside(cast("nn.Module", self))
+        if state is None:
+            raise ArgumentError(
+                f"this {type(self).__name__} was made from a sharded module and is not sharded "
+                "itself; call fully_shard on it"
+            )
+        return state
+
+    def _groups(self, recurse: bool) -> Iterator[Group]:
+        module = cast("nn.Module", self)
+        for child in module.modules() if recurse else (module,):
+            state = state_beside(child)
+            if state is not None and state.group is not None:
+                yield state.group
+
+
+def called(module: nn.Module, function: Any, args: Any, kwargs: Any) -> Any:
+    """Return what a function of a sharded module returns, called with whole parameters."""
+    state = state_beside(module)
+    if state is None:
+        return function(*args, **kwargs)
+    with state.calling(module):
+        args, kwargs = state.received(args, kwargs)
+        return state.returned(function(*args, **kwargs))
+
+
+_classes: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+def mix_in(module: nn.Module) -> None:
+    """Let a module be of its class and an `FSDPModule`."""
+    kind = type(module)
+    found = _classes.get(kind)
+    if found is None:
+        found = _classes[kind] = type(f"FSDP{kind.__name__}", (FSDPModule, kind), {})
+    module.__class__ = found
+
+
+def _groups_of(modules: Sequence[FSDPModule]) -> list[Group]:
+    found: list[Group] = []
+    for module in modules:
+        if not isinstance(module, FSDPModule):
+            raise ArgumentError(
+                f"cannot prefetch a {type(module).__name__}, to which fully_shard was not applied"
+            )
+        found += module._groups(False)
+    return found

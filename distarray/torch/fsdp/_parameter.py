@@ -1,0 +1,166 @@
+"""One sharded parameter: the share that stays, and the whole that modules see while they run.
+
+Its forms: the *original* tensor, which is replaced in place by this rank's block, the *shard*;
+*gathered*, where blocks of all ranks have been put together; and *unsharded*, what modules hold
+instead of the parameter meanwhile. Blocks are of any size, so that none is padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from distarray.comm import DeviceMesh
+from distarray.core._meshes import common_mesh, lift
+from distarray.errors import ArgumentError, ArgumentTypeError
+from distarray.layout import Layout, Replicate, Shard
+from distarray.layout._partition import chunk
+from distarray.torch._layouts import Placed, is_placed, place, placed_of
+from distarray.torch._modules import state_of
+from distarray.torch._parameters import forget_graphs
+from distarray.torch._wholes import handed_out
+
+Placement = Callable[[nn.Parameter], Shard | None]
+
+
+class ShardedParameter:
+    """A parameter of a sharded module.
+
+    Attributes
+    ----------
+    slots
+        The modules that hold it, and under which names; the first one names it.
+    parameter
+        What optimizers and ``module.parameters()`` see: this rank's block.
+    layout
+        How the tensor that this rank has of a tensor-parallel parameter (the parameter itself
+        without such) is cut along the last axis of the mesh.
+    stride
+        Of the whole, in elements; a permutation of C order.
+    inner
+        How tensor parallelism places the whole; None without.
+    placed
+        How the block is a part of the global parameter.
+    """
+
+    def __init__(
+        self,
+        slots: list[tuple[nn.Module, str]],
+        parameter: nn.Parameter,
+        mesh: DeviceMesh,
+        wanted: Shard | None,
+        path: str,
+    ) -> None:
+        self.slots = slots
+        self.parameter = parameter
+        self.path = path
+        self.inner = placed_of(parameter) if is_placed(parameter) else None
+        shape = tuple(parameter.shape)
+        self.layout = _layout(shape, mesh, wanted, path)
+        dense = torch.ops.aten.is_non_overlapping_and_dense(parameter.detach())
+        self.stride = parameter.stride() if dense else torch.empty(shape, device="meta").stride()
+        self.placed = _nested(self.inner, self.layout)
+
+    def cut(self, device: torch.device) -> None:
+        """Turn the original into this rank's block of it, as the mesh's first rank has it."""
+        parameter = self.parameter
+        mesh: Any = self.layout.mesh
+        like = parameter.detach()
+        if parameter.device.type == "meta":
+            block = like.new_empty(self.layout.local_shape())
+        else:
+            like = like.to(device)
+            root = mesh.flat_ranks[0]
+            whole = like if mesh.rank == root else None
+            block = handed_out(whole, Placed(self.layout), root, like.new_empty(0))
+        forget_graphs(parameter)
+        parameter.data = block
+        self._place()
+
+    def adopt(self) -> None:
+        """Take the parameter that modules hold, should it be another one by now.
+
+        Materialising a module that was on the meta device makes new ones, and so does loading a
+        state dict with ``assign=True``.
+        """
+        module, name = self.slots[0]
+        found = module._parameters.get(name)
+        if found is self.parameter:
+            return
+        if not isinstance(found, nn.Parameter):
+            raise ArgumentError(
+                f"{self.path}: the parameter has been replaced by {type(found).__name__}; sharded "
+                "parameters are replaced by parameters only"
+            )
+        if tuple(found.shape) != self.layout.local_shape():
+            raise ArgumentError(
+                f"{self.path}: the parameter has been replaced by one of shape "
+                f"{tuple(found.shape)}, where this rank's block is {self.layout.local_shape()}; "
+                "load whole tensors by dt.load_state_dict"
+            )
+        self.parameter = found
+        for module, name in self.slots[1:]:
+            module._parameters[name] = found
+        self._place()
+
+    def show(self, tensor: torch.Tensor) -> None:
+        """Let modules hold a tensor in the place of the parameter."""
+        for module, name in self.slots:
+            module._parameters[name] = tensor  # type: ignore[assignment]
+            if isinstance(module, nn.RNNBase):
+                names = module._flat_weights_names
+                module._flat_weights = [module._parameters.get(n) for n in names]
+
+    def whole_of(self, storage: torch.UntypedStorage, start: int, like: torch.Tensor) -> Any:
+        """Return the unsharded form: a view of gathered memory, from an element on."""
+        whole = like.new_empty(0).set_(storage, start, self.layout.shape, self.stride)  # type: ignore[call-overload]
+        if self.inner is not None:
+            place(whole, *self.inner)
+        return whole
+
+    def _place(self) -> None:
+        place(self.parameter, *self.placed)
+        for module, name in self.slots:
+            state_of(module).placed[name] = self.placed
+
+
+def _layout(shape: tuple[int, ...], mesh: DeviceMesh, wanted: Any, path: str) -> Layout:
+    """Return how the whole is cut along the last mesh axis: by default along its axis 0."""
+    if wanted is None:
+        wanted = Shard(0)
+    if type(wanted) is not Shard:
+        raise ArgumentTypeError(
+            f"{path}: shard_placement_fn returned {wanted!r}; return da.Shard(axis), or None for "
+            "da.Shard(0)"
+        )
+    last = wanted if shape else Replicate()
+    return Layout(mesh, [Replicate()] * (mesh.ndim - 1) + [last], shape)
+
+
+def _nested(inner: Placed | None, layout: Layout) -> Placed:
+    """Return how a block of a block is a block of the global parameter."""
+    if inner is None:
+        return Placed(layout)
+    outer: Any = layout.mesh
+    mesh = common_mesh("fully_shard", [outer, inner.layout.mesh])
+    lifted = lift(inner.layout, mesh)
+    (*_, cut), (*_, position) = layout.placements, mesh.axes_of(outer)
+    placements = list(lifted.placements)
+    placements[position] = cut
+    order = [*(i for i in lifted.shard_order or range(mesh.ndim) if i != position), position]
+    boundaries = dict(lifted.boundaries or {})
+    if type(cut) is Shard and lifted.sharding_axes(cut.axis):
+        count = mesh.shape[position]
+        offsets = [0]
+        blocks = lifted.partition(cut.axis)
+        for index in range(blocks.count):
+            start, stop = blocks.bounds(index)
+            offsets += [start + end for end in chunk(stop - start, (count,)).offsets[1:]]
+        boundaries[cut.axis] = tuple(offsets)
+    nested = Layout(
+        mesh, placements, lifted.shape, shard_order=order, boundaries=boundaries or None
+    )
+    return inner._replace(layout=nested)

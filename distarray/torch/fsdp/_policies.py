@@ -1,0 +1,53 @@
+"""In which dtypes sharded modules compute and reduce, and where their shares are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class MixedPrecisionPolicy:
+    """Dtypes of a sharded module; parameters, their gradients and optimizers keep their own.
+
+    Attributes
+    ----------
+    param_dtype
+        In which floating-point parameters are gathered and used; None: their own.
+    reduce_dtype
+        In which gradients are accumulated and reduced; None: that in which they are computed.
+    output_dtype
+        To which floating-point outputs are converted; None: they stay.
+    cast_forward_inputs
+        Whether floating-point inputs are converted to ``param_dtype``.
+    """
+
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    output_dtype: torch.dtype | None = None
+    cast_forward_inputs: bool = True
+
+    def dtype_of(self, own: torch.dtype) -> torch.dtype:
+        """Return in which dtype a parameter is gathered."""
+        if self.param_dtype is None or not own.is_floating_point:
+            return own
+        return self.param_dtype
+
+
+@dataclass(frozen=True)
+class OffloadPolicy:
+    """Keep shares on the device where the module computes."""
+
+
+@dataclass(frozen=True)
+class CPUOffloadPolicy(OffloadPolicy):
+    """Keep shares, gradients and so the optimizer's state in host memory.
+
+    Attributes
+    ----------
+    pin_memory
+        Whether that memory is page-locked, so that copies to and from a GPU are fast.
+    """
+
+    pin_memory: bool = True

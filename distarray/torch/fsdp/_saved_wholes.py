@@ -1,0 +1,95 @@
+"""What autograd saves of gathered parameters: where they are, not the memory.
+
+So that the wholes can go after the forward pass and come again for the backward pass. Whoever else
+holds one keeps its memory alive, and never finds it gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from distarray.errors import ModifiedError
+from distarray.torch._saved import Geometry, Kept
+from distarray.torch.fsdp._bundle import Bundle
+
+
+class Source(Protocol):
+    """What can gather a bundle again."""
+
+    def ensure(self) -> None:
+        """Gather the wholes unless they are there."""
+
+
+gathered: dict[int, tuple[Source, Bundle]] = {}
+"""The memory of all wholes that are there, of this process."""
+
+
+class _Saved(NamedTuple):
+    """A view of a whole."""
+
+    source: Source
+    bundle: Bundle
+    dtype: torch.dtype
+    geometry: Geometry
+    revision: int
+
+    def restored(self) -> torch.Tensor:
+        self.source.ensure()
+        if self.bundle.revision != self.revision:
+            names = ", ".join(m.path for m in self.bundle.members[:4])
+            raise ModifiedError(
+                f"parameters that the backward pass needs have changed since the forward pass "
+                f"(among {names}, ...): call backward before optimizer.step()"
+            )
+        return self.bundle.view(self.dtype, self.geometry)
+
+
+class _Handed(NamedTuple):
+    """What other hooks, which were there before, have made of a tensor."""
+
+    packed: Any
+    unpack: Callable[[Any], torch.Tensor]
+
+    def restored(self) -> torch.Tensor:
+        return self.unpack(self.packed)
+
+
+class _Hooks:
+    """The hooks of one call, which hand on to those outside of it what is no parameter."""
+
+    def __init__(self, outer: tuple[Any, Any] | None) -> None:
+        self._outer = outer
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        """Return what is saved in the place of a tensor."""
+        if tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(
+            tensor
+        ):
+            found = gathered.get(tensor.untyped_storage()._cdata)
+            if found is not None:
+                source, bundle = found
+                return _Saved(source, bundle, tensor.dtype, Geometry.of(tensor), bundle.revision)
+        if self._outer is not None:
+            return _Handed(self._outer[0](tensor), self._outer[1])
+        return Kept(tensor, tensor._version)
+
+    def unpack(self, saved: Any) -> torch.Tensor:
+        """Return a saved tensor."""
+        found: torch.Tensor = saved.restored()
+        return found
+
+
+@contextlib.contextmanager
+def saving() -> Iterator[None]:
+    """Let torch hand over what it saves, unless it does so already."""
+    outer: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if outer is not None and isinstance(getattr(outer[0], "__self__", None), _Hooks):
+        yield
+        return
+    hooks = _Hooks(outer)
+    with torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):
+        yield

@@ -1,0 +1,150 @@
+"""What happens around the calls of a sharded module."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree
+
+from distarray.errors import ArgumentTypeError
+from distarray.torch._modules import located, untraced
+from distarray.torch.fsdp._context import Context
+from distarray.torch.fsdp._group import Group
+from distarray.torch.fsdp._saved_wholes import saving
+
+NAME = "_distarray_fsdp"
+"""Under which a module's ``__dict__`` has its state."""
+
+_running: ContextVar[Context | None] = ContextVar("the model that runs", default=None)
+
+
+class State:
+    """Beside a sharded module.
+
+    Attributes
+    ----------
+    group
+        Its parameters; None where modules inside have all of them.
+    is_last
+        Whether the group is done with after this module, of those that share it.
+    own
+        The context of the calls where this module is the outermost one.
+    """
+
+    def __init__(self, group: Group | None, is_last: bool) -> None:
+        self.group = group
+        self.is_last = is_last
+        self.own = Context()
+        self._depth = 0
+
+    def __deepcopy__(self, _: dict[int, Any]) -> State:
+        raise _no_copy("copied")
+
+    def __reduce__(self) -> Any:
+        raise _no_copy("pickled")
+
+    @contextlib.contextmanager
+    def calling(self, module: nn.Module) -> Iterator[None]:
+        """Make the parameters whole during a call, and let them go after it."""
+        recomputing = torch._C._current_graph_task_id() != -1
+        outer = _running.get()
+        context = outer or (self.group.context if recomputing and self.group else None) or self.own
+        outermost = outer is None and not recomputing
+        token = _running.set(context)
+        if outermost:
+            context.begin()
+        try:
+            with self._whole(module, context, recomputing), self._hooks():
+                yield
+        finally:
+            _running.reset(token)
+            if outermost:
+                context.end()
+
+    @contextlib.contextmanager
+    def _whole(self, module: nn.Module, context: Context, recomputing: bool) -> Iterator[None]:
+        group = self.group
+        if group is None:
+            yield
+            return
+        with located(module):
+            group.context = context
+            self._depth += 1
+            group.renew()
+            group.show()
+            if not recomputing:
+                context.entered(group)
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if not self._depth and not recomputing and self.is_last:
+                group.hide()
+                context.left(group)
+                if group.reshard_after_forward or not torch.is_grad_enabled():
+                    group.free(after_forward=True)
+
+    @contextlib.contextmanager
+    def _hooks(self) -> Iterator[None]:
+        if not torch.is_grad_enabled():
+            yield
+            return
+        with saving():
+            yield
+
+    @untraced
+    def received(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the arguments of a call, converted as the policy has it."""
+        policy = None if self.group is None else self.group.policy
+        if policy is None or policy.param_dtype is None or not policy.cast_forward_inputs:
+            return args, kwargs
+        return _converted((args, kwargs), policy.param_dtype)
+
+    @untraced
+    def returned(self, output: Any) -> Any:
+        """Return the output of a call, converted; its gradient will announce the backward pass."""
+        group = self.group
+        if group is None:
+            return output
+        if group.policy.output_dtype is not None:
+            output = _converted(output, group.policy.output_dtype)
+        if torch.is_grad_enabled():
+            for tensor in _pytree.tree_leaves(output):
+                if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
+                    tensor.register_hook(_announcing(group))
+        return output
+
+
+def state_beside(module: nn.Module) -> State | None:
+    """Return the state of a sharded module; None for another one."""
+    found: State | None = module.__dict__.get(NAME)
+    return found
+
+
+def _announcing(group: Group) -> Any:
+    def reached(_: torch.Tensor) -> None:
+        if group.context is not None:
+            group.context.backward().reached(group)
+
+    return reached
+
+
+def _converted(values: Any, dtype: torch.dtype) -> Any:
+    def convert(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            return value.to(dtype)
+        return value
+
+    return _pytree.tree_map(convert, values)
+
+
+def _no_copy(done: str) -> TypeError:
+    return ArgumentTypeError(
+        f"a sharded module cannot be {done}; copy it before fully_shard, or save and load it by "
+        "dt.state_dict and dt.load_state_dict"
+    )
