@@ -33,11 +33,24 @@ from distarray.torch._sequence import SequenceParallel
 from distarray.torch._state_dict import state_dict
 from distarray.torch._style import ParallelStyle
 from distarray.torch._transformer import TransformerLayerParallel
+from distarray.torch.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    UnshardHandle,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 
 __all__ = [
+    "CPUOffloadPolicy",
     "ColwiseParallel",
+    "FSDPModule",
     "GradScaler",
     "LowRankParallel",
+    "MixedPrecisionPolicy",
+    "OffloadPolicy",
     "ParallelStyle",
     "PendingTensor",
     "PrepareModuleInput",
@@ -46,12 +59,14 @@ __all__ = [
     "RowwiseParallel",
     "SequenceParallel",
     "TransformerLayerParallel",
+    "UnshardHandle",
     "clip_grad_norm_",
     "distribute_parameter",
     "distribute_tensor",
     "dropout",
     "from_torch",
     "full_tensor",
+    "fully_shard",
     "get_random_state",
     "get_total_norm",
     "input_reshard",
@@ -65,6 +80,7 @@ __all__ = [
     "parallelize_module",
     "random_state",
     "redistribute",
+    "register_fsdp_forward_method",
     "replicate",
     "set_random_state",
     "state_dict",

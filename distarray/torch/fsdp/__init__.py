@@ -1,6 +1,6 @@
 """Fully sharded parameters: a rank keeps its share of each, and the whole while it is used."""
 
-from distarray.torch.fsdp._fully_shard import fully_shard, register_forward_method
+from distarray.torch.fsdp._fully_shard import fully_shard, register_fsdp_forward_method
 from distarray.torch.fsdp._module import FSDPModule, UnshardHandle
 from distarray.torch.fsdp._policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
@@ -11,5 +11,5 @@ __all__ = [
     "OffloadPolicy",
     "UnshardHandle",
     "fully_shard",
-    "register_forward_method",
+    "register_fsdp_forward_method",
 ]

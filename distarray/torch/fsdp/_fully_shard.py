@@ -119,7 +119,7 @@ def fully_shard(
     return module
 
 
-def register_forward_method(module: nn.Module, name: str) -> None:
+def register_fsdp_forward_method(module: nn.Module, name: str) -> None:
     """Let a method gather a sharded module's parameters as ``forward`` does.
 
     Parameters
