@@ -25,7 +25,7 @@ from numpy import (
     uint64,
 )
 
-from distarray import errors, random
+from distarray import checkpoint, errors, random
 from distarray.array._array import (
     DistArray,
     distribute_array,
@@ -334,6 +334,7 @@ __all__ = [
     "can_cast",
     "cbrt",
     "ceil",
+    "checkpoint",
     "clip",
     "common_type",
     "communication",

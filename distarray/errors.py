@@ -77,3 +77,7 @@ class ModifiedError(DistArrayError, RuntimeError):
 
 class StateDictError(DistArrayError, RuntimeError):
     """A state dict whose names or shapes are not those of the module."""
+
+
+class CheckpointError(DistArrayError, OSError):
+    """A checkpoint that is missing, damaged, of a newer format, or could not be written."""

@@ -1,0 +1,88 @@
+"""What this rank holds of an array that is saved or loaded, in memory of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from distarray.checkpoint._boxes import whole
+from distarray.checkpoint._dtypes import Spec
+from distarray.comm import _backend
+from distarray.layout import box as boxes
+from distarray.typing import Box, Shape
+
+
+def within(array: Any, box: Box) -> Any:
+    """Return a view of the items in a box of local indices; of 0-d arrays as well."""
+    return array[(*boxes.slices(box), ...)]
+
+
+class Piece:
+    """A box of a global array and the memory, NumPy's or CuPy's, in which this rank holds it."""
+
+    __slots__ = ("array", "box")
+
+    def __init__(self, box: Box, array: Any) -> None:
+        self.box = box
+        self.array = array
+
+    def part(self, box: Box) -> np.ndarray:
+        """Return the values of a box within this one, in host memory; a view where it can be."""
+        found = within(self.array, boxes.shift(box, self.box))
+        return found if _backend.is_numpy(found) else found.get()
+
+    def opened(self) -> np.ndarray:
+        """Return memory of the host to be filled."""
+        if _backend.is_numpy(self.array):
+            return self.array
+        return np.empty(self.array.shape, self.array.dtype)
+
+    def close(self, filled: np.ndarray) -> None:
+        """Take what was filled."""
+        if filled is not self.array:
+            self.array.set(filled)
+
+
+class Block:
+    """What this rank holds of one array.
+
+    Attributes
+    ----------
+    spec
+        The dtype of its items; the pieces have items of the same size.
+    shape
+        The global shape.
+    pieces
+        None of them empty, and no index in two of them.
+    layout
+        How it is placed, for people who read a manifest.
+    is_same
+        Whether every rank passes a whole array of its own, which must be the same everywhere.
+    is_outside
+        Whether this rank is not in the mesh of the array, and need not know its dtype.
+    """
+
+    __slots__ = ("is_outside", "is_same", "layout", "pieces", "shape", "spec")
+
+    def __init__(
+        self,
+        spec: Spec,
+        shape: Sequence[int],
+        pieces: Sequence[Piece],
+        layout: str = "",
+        is_same: bool = False,
+        is_outside: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.shape: Shape = tuple(shape)
+        self.pieces = [piece for piece in pieces if not boxes.is_empty(piece.box)]
+        self.layout = layout
+        self.is_same = is_same
+        self.is_outside = is_outside
+
+    @classmethod
+    def of_whole(cls, spec: Spec, array: Any) -> Block:
+        """Return the block of an array that every rank holds."""
+        return cls(spec, array.shape, [Piece(whole(array.shape), array)], is_same=True)

@@ -1,0 +1,189 @@
+"""Directories that appear, are replaced and go away by one step each, whatever happens meanwhile.
+
+A checkpoint is written into a hidden sibling, ``.name.tmp-<id>``. When all of it is on the device
+the sibling gets the name. Where a checkpoint has that name already the two are exchanged by one
+system call. A file system that cannot do so (NFS, some versions of Lustre and GPFS) has the old one
+renamed to ``.name.old-<id>`` first; should the program end between the two steps, the name is
+missing, and readers take the old one from there (`found`), until the next save gives it the name
+back.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from contextlib import suppress
+
+from distarray.checkpoint import _files
+from distarray.errors import ArgumentError, CheckpointError
+
+MANIFEST = "manifest.json"
+_STEP = re.compile(r"step-(\d{8,})")
+_HIDDEN = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old|gone)-[0-9a-f]+")
+
+
+class Place:
+    """Where one checkpoint goes.
+
+    Parameters
+    ----------
+    path
+        The name that it is to have.
+    numbered
+        Whether it is one of several steps: `prepare` looks after what was left of all of them.
+    """
+
+    def __init__(self, path: str, numbered: bool = False) -> None:
+        self.path = os.path.abspath(path)
+        self.parent, self._name = os.path.split(self.path)
+        self._numbered = numbered
+
+    def prepare(self, id: str) -> str:
+        """Return a new empty directory beside the place; remove what crashed saves left there.
+
+        Raises
+        ------
+        CheckpointError
+            Something else has that name.
+        """
+        if (
+            os.path.lexists(self.path)
+            and not _is_checkpoint(self.path)
+            and not _is_empty(self.path)
+        ):
+            raise CheckpointError(
+                f"{self.path} exists and is no checkpoint, which a save could replace; choose "
+                "another name, or remove it"
+            )
+        _files.ensure_directory(self.parent)
+        for name, kind, hidden in self._left():
+            if kind == "old" and not os.path.lexists(name):
+                _files.rename(hidden, name)
+            else:
+                _files.remove_tree(hidden)
+        made = self._sibling("tmp", id)
+        _files.make_directory(made)
+        return made
+
+    def publish(self, made: str) -> None:
+        """Give a prepared directory, which is complete, the name."""
+        _files.settle_directory(made)
+        if not os.path.lexists(self.path):
+            _files.rename(made, self.path)
+        elif _files.exchange(made, self.path):
+            _files.settle_directory(self.parent)
+            _files.remove_tree(made)  # it has the old one now
+            return
+        else:
+            old = self._sibling("old", secrets.token_hex(4))
+            _files.rename(self.path, old)
+            _files.settle_directory(self.parent)
+            try:
+                _files.rename(made, self.path)
+            except OSError:
+                _files.rename(old, self.path)
+                raise
+            _files.settle_directory(self.parent)
+            _files.remove_tree(old)
+            return
+        _files.settle_directory(self.parent)
+
+    def remove(self) -> None:
+        """Remove the checkpoint: it is there whole, or not at all."""
+        gone = self._sibling("gone", secrets.token_hex(4))
+        _files.rename(self.path, gone)
+        _files.remove_tree(gone)
+
+    def found(self) -> str:
+        """Return the directory to read, see the description of this module."""
+        if not os.path.lexists(self.path):
+            for name, kind, hidden in self._left():
+                if kind == "old" and name == self.path:
+                    return hidden
+        return self.path
+
+    def _sibling(self, kind: str, id: str) -> str:
+        return os.path.join(self.parent, f".{self._name}.{kind}-{id}")
+
+    def _left(self) -> list[tuple[str, str, str]]:
+        """Return hidden siblings: the name that each was to have, its kind and its path."""
+        found = []
+        for entry in _entries(self.parent):
+            match = _HIDDEN.fullmatch(entry)
+            if match is None:
+                continue
+            name = match["name"]
+            if name == self._name or (self._numbered and _STEP.fullmatch(name)):
+                path = os.path.join(self.parent, entry)
+                found.append((os.path.join(self.parent, name), match["kind"], path))
+        return found
+
+
+def _entries(path: str) -> list[str]:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return sorted(os.listdir(path))
+    return []
+
+
+def _is_checkpoint(path: str) -> bool:
+    return os.path.isfile(os.path.join(path, MANIFEST))
+
+
+def _is_empty(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path) and not os.listdir(path)
+
+
+# --- numbered steps ------------------------------------------------------------------------------
+
+
+def step_path(path: str, step: int) -> str:
+    """Return where the checkpoint of a step is."""
+    return os.path.join(path, f"step-{step:08d}")
+
+
+def steps(path: str | os.PathLike[str]) -> list[int]:
+    """Return the steps of which there is a checkpoint, in increasing order.
+
+    Parameters
+    ----------
+    path
+        As passed to `save` together with ``step=``.
+    """
+    path = os.fspath(path)
+    found = set()
+    for entry in _entries(path):
+        match = _HIDDEN.fullmatch(entry)
+        name = match["name"] if match is not None and match["kind"] == "old" else entry
+        step = _STEP.fullmatch(name)
+        if step is not None and _is_checkpoint(os.path.join(path, entry)):
+            found.add(int(step[1]))
+    return sorted(found)
+
+
+def latest(path: str | os.PathLike[str]) -> int | None:
+    """Return the largest step of which there is a checkpoint; None without any."""
+    found = steps(path)
+    return found[-1] if found else None
+
+
+def remove_steps(path: str, keep_last: int, saved: int) -> None:
+    """Remove all checkpoints but those of the largest steps, and but the one just saved."""
+    kept = {saved, *[step for step in steps(path) if step != saved][::-1][: keep_last - 1]}
+    for step in steps(path):
+        if step not in kept:
+            Place(step_path(path, step), numbered=True).remove()
+
+
+def checked_step(step: object, keep_last: object) -> None:
+    """Raise unless a step and how many to keep are what they can be."""
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+        raise ArgumentError(f"step={step!r}: must be an integer, 0 or more, or None")
+    if keep_last is None:
+        return
+    if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1:
+        raise ArgumentError(f"keep_last={keep_last!r}: must be an integer, 1 or more, or None")
+    if step is None:
+        raise ArgumentError(
+            f"keep_last={keep_last} keeps the checkpoints of so many steps, and no step= was given"
+        )

@@ -1,0 +1,151 @@
+"""Operations on files, each of which may fail or be the last: tests stop a save at any of them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+hook: Callable[[str, str], None] | None = None
+"""Called before each operation with its name and path; tests let it raise, or end the process."""
+
+_SECONDS_TO_APPEAR = 10.0
+"""How long a directory that another rank made may take to be seen on a network file system."""
+_UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM)
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+def _about_to(operation: str, path: str) -> None:
+    if hook is not None:
+        hook(operation, path)
+
+
+def make_directory(path: str) -> None:
+    """Make a directory, and those above it where they are missing."""
+    _about_to("make directory", path)
+    os.makedirs(path)
+
+
+def ensure_directory(path: str) -> None:
+    """Make a directory that others may be making as well."""
+    _about_to("ensure directory", path)
+    os.makedirs(path, exist_ok=True)
+
+
+def create(path: str) -> int:
+    """Return a descriptor of a new file, in a directory that may be slow to appear here."""
+    limit = time.monotonic() + _SECONDS_TO_APPEAR
+    while True:
+        _about_to("create", path)
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:
+            if time.monotonic() > limit:
+                raise
+            time.sleep(0.05)
+
+
+def write(file: int, data: Any, path: str) -> None:
+    """Write all bytes of a contiguous buffer at the file's position."""
+    view = memoryview(data).cast("B")
+    while view:
+        _about_to("write", path)
+        view = view[os.write(file, view) :]
+
+
+def write_at(file: int, data: Any, offset: int, path: str) -> None:
+    """Write all bytes of a contiguous buffer at an offset."""
+    view = memoryview(data).cast("B")
+    while view:
+        _about_to("write", path)
+        done = os.pwrite(file, view, offset)
+        view, offset = view[done:], offset + done
+
+
+def read_at(file: int, target: Any, offset: int) -> int:
+    """Fill a contiguous buffer with the bytes at an offset; return how many there were."""
+    view = memoryview(target).cast("B")
+    total = 0
+    while view:
+        done = os.preadv(file, [view], offset)
+        if not done:
+            break
+        view, offset, total = view[done:], offset + done, total + done
+    return total
+
+
+def settle(file: int, path: str) -> None:
+    """Wait until what was written to a file is on the device."""
+    _about_to("settle", path)
+    os.fsync(file)
+
+
+def settle_directory(path: str) -> None:
+    """Wait until the entries of a directory are on the device, where its file system can."""
+    _about_to("settle directory", path)
+    file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+    finally:
+        os.close(file)
+
+
+def rename(source: str, target: str) -> None:
+    """Give a file or directory another name; a directory of that name must not exist."""
+    _about_to("rename", target)
+    os.rename(source, target)
+
+
+def exchange(first: str, second: str) -> bool:
+    """Exchange two names in one step; False where the system or file system cannot."""
+    _about_to("exchange", second)
+    call = _renameat2()
+    if call is None:
+        return False
+    if call(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _UNSUPPORTED:
+        return False
+    raise OSError(number, os.strerror(number), first, None, second)
+
+
+def _renameat2() -> Any:
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError, TypeError):
+        return None
+    call.argtypes = (
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_uint,
+    )
+    return call
+
+
+def remove_tree(path: str) -> None:
+    """Remove a directory and what is in it, as far as that is possible."""
+    _about_to("remove", path)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def new_file(path: str) -> Iterator[int]:
+    """Yield a descriptor of a new file; it is on the device when the context ends."""
+    file = create(path)
+    try:
+        yield file
+        settle(file, path)
+    finally:
+        os.close(file)

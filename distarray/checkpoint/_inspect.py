@@ -1,0 +1,141 @@
+"""Look into a checkpoint from one process, such as a notebook; arrays are read when indexed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from distarray.checkpoint._dtypes import shown
+from distarray.checkpoint._load import read_manifest
+from distarray.checkpoint._loading import Loading
+from distarray.checkpoint._manifest import Entry, Manifest
+from distarray.checkpoint._reading import Reader
+from distarray.errors import IndexingError
+
+
+class StoredArray:
+    """An array in a checkpoint, of which indexing reads what it asks for.
+
+    Attributes
+    ----------
+    name
+        Under which it was saved first.
+    shape, dtype
+        bfloat16 and float8 have a structured dtype of that name, which holds their bits.
+    layout
+        How it was placed, as text; "" for plain arrays.
+    """
+
+    def __init__(self, manifest: Manifest, entry: Entry) -> None:
+        self._manifest = manifest
+        self._entry = entry
+        self.name = entry.name
+        self.shape = entry.shape
+        self.dtype = entry.dtype
+        self.layout = entry.layout
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d array")
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        """Read what integers and slices ask for; other indices act on what was read."""
+        given = index if isinstance(index, tuple) else (index,)
+        if any(one is Ellipsis for one in given):
+            at = next(i for i, one in enumerate(given) if one is Ellipsis)
+            filling = (slice(None),) * (self.ndim - len(given) + 1)
+            given = (*given[:at], *filling, *given[at + 1 :])
+        if len(given) > self.ndim:
+            raise IndexingError(f"{len(given)} indices for {self.name} of shape {self.shape}")
+        box: list[tuple[int, int]] = []
+        rest: list[Any] = []
+        for size, one in zip(self.shape, (*given, *(slice(None),) * self.ndim), strict=False):
+            if isinstance(one, (int, np.integer)):
+                at = int(one) + (size if one < 0 else 0)
+                if not 0 <= at < size:
+                    raise IndexingError(f"index {one} of {self.name} of shape {self.shape}")
+                box.append((at, at + 1))
+                rest.append(0)
+            elif isinstance(one, slice) and (one.step is None or one.step > 0):
+                start, stop, step = one.indices(size)
+                box.append((start, max(start, stop)))
+                rest.append(slice(None, None, step))
+            else:
+                box.append((0, size))
+                rest.append(one)
+        values = np.empty(tuple(b - a for a, b in box), self.dtype)
+        if values.size:
+            with Reader(self._manifest) as reader:
+                reader.read(self._entry, tuple(box), values)
+        return values[tuple(rest)]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        values = self[...]
+        return values if dtype is None else values.astype(dtype)
+
+    def __repr__(self) -> str:
+        placed = f", was {self.layout}" if self.layout else ""
+        return f"<{self.name}: {shown(self._entry.spec)} {self.shape}{placed}>"
+
+
+class Opened(Mapping[str, Any]):
+    """The values of a checkpoint by name: `StoredArray` for arrays, plain values as they are.
+
+    Attributes
+    ----------
+    path
+        Where it is.
+    saved
+        When it was written (UTC), as text.
+    world_size
+        How many ranks wrote it.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._loading = Loading(manifest, None, 0, manifest.world_size, casts=False)
+        self.path = manifest.directory
+        self.saved = manifest.saved
+        self.world_size = manifest.world_size
+
+    def __getitem__(self, name: str) -> Any:
+        found = self._loading.value(name)
+        return StoredArray(self._manifest, found) if isinstance(found, Entry) else found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._loading.names(""))
+
+    def __len__(self) -> int:
+        return len(self._loading.names(""))
+
+    def __repr__(self) -> str:
+        return (
+            f"<checkpoint {self.path}, saved {self.saved} by {self.world_size}: {len(self)} values>"
+        )
+
+
+def open(path: str | os.PathLike[str], *, step: int | None = None) -> Opened:
+    """Return the values of a checkpoint by name, read when they are used (not collective).
+
+    Parameters
+    ----------
+    path, step
+        As for `load`.
+
+    Examples
+    --------
+    >>> with_weights = da.checkpoint.open("run/ckpt")
+    >>> list(with_weights)[:2]
+    ['model.up.weight', 'model.up.bias']
+    >>> with_weights["model.up.weight"][:10].mean()
+    """
+    return Opened(read_manifest(path, step))

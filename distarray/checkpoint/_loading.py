@@ -1,0 +1,356 @@
+"""From a template and a manifest: what is to be read where, before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from distarray.checkpoint._adapters import Made, adapter_of, maker_of
+from distarray.checkpoint._blocks import Piece, within
+from distarray.checkpoint._casting import can_cast, cast
+from distarray.checkpoint._dtypes import Spec, shown
+from distarray.checkpoint._manifest import Entry, Manifest
+from distarray.checkpoint._reading import Reader
+from distarray.checkpoint._saving import PerRank, joined
+from distarray.checkpoint._values import Node, decoded
+from distarray.errors import CheckpointError, StateDictError
+from distarray.layout import box as boxes
+from distarray.typing import Shape
+
+_SHOWN = 8  # names that a message lists
+_CAST_BYTES = 16 << 20
+
+
+class Unlike(NamedTuple):
+    """How a checkpoint and what it shall be loaded into differ.
+
+    Attributes
+    ----------
+    missing
+        Names that the template has, and the checkpoint lacks.
+    unexpected
+        Names that the checkpoint has, and the template lacks.
+    wrong
+        What has the same name and does not fit, in words.
+    """
+
+    missing: list[str]
+    unexpected: list[str]
+    wrong: list[str]
+
+
+class _Target(NamedTuple):
+    entry: Entry
+    spec: Spec
+    pieces: Sequence[Piece]
+
+
+class Loading:
+    """Collects what a template wants.
+
+    Attributes
+    ----------
+    state
+        All of the template; adapters look there for what belongs together.
+    manifest
+        Of the checkpoint.
+    rank, size
+        This rank, and how many load.
+    """
+
+    def __init__(self, manifest: Manifest, state: Any, rank: int, size: int, casts: bool) -> None:
+        self.state = state
+        self.manifest = manifest
+        self.rank, self.size = rank, size
+        self._casts = casts
+        self._nodes = dict(_named(manifest.tree, ""))
+        self._leaves = [name for name, node in self._nodes.items() if not _children(node)]
+        self._used: set[str] = set()
+        self._targets: list[_Target] = []
+        self._missing: list[str] = []
+        self._wrong: list[str] = []
+        self._left_out: tuple[str, ...] = ()
+
+    # --- for adapters ----------------------------------------------------------------------------
+
+    def has(self, name: str) -> bool:
+        """Tell whether the checkpoint has something of this name."""
+        return name in self._nodes
+
+    def names(self, name: str) -> list[str]:
+        """Return the names of what a container of the checkpoint has, without its own."""
+        start = f"{name}." if name else ""
+        return [leaf[len(start) :] for leaf in self._leaves if leaf.startswith(start)]
+
+    def miss(self, name: str) -> None:
+        """Take note of a name that the checkpoint lacks."""
+        self._missing.append(name)
+
+    def refuse(self, why: str) -> None:
+        """Take note of something that does not fit."""
+        self._wrong.append(why)
+
+    def entry(self, name: str) -> Entry | None:
+        """Return the array of a name; None, of which note is taken, where there is none."""
+        node = self._nodes.get(name)
+        if node is None:
+            self.miss(name)
+            return None
+        self._used.add(name)
+        if not _is_array(node):
+            self.refuse(f"{name} is no array in the checkpoint, but {_described(node)}")
+            return None
+        return self._array(node)
+
+    def fill(
+        self, name: str, spec: Spec, shape: Shape, pieces: Callable[[], Sequence[Piece]]
+    ) -> bool:
+        """Let an array be read into pieces of memory; False where it does not fit.
+
+        Parameters
+        ----------
+        spec, shape
+            The dtype and the global shape of what is filled.
+        pieces
+            Returns the boxes that this rank wants, and memory for them.
+        """
+        entry = self.entry(name)
+        if entry is None:
+            return False
+        if entry.shape != tuple(shape):
+            self.refuse(
+                f"{name} has shape {entry.shape} in the checkpoint, and {tuple(shape)} here"
+            )
+            return False
+        if entry.spec != spec and not (self._casts and can_cast(entry.spec, spec)):
+            hint = "" if self._casts else " (cast=True converts)"
+            self.refuse(
+                f"{name} has dtype {shown(entry.spec)} in the checkpoint, and {shown(spec)} here"
+                f"{hint}"
+            )
+            return False
+        self.fill_from(entry, spec, pieces())
+        return True
+
+    def fill_from(self, entry: Entry, spec: Spec, pieces: Sequence[Piece]) -> None:
+        """Let an array, that fits, be read into pieces of memory."""
+        self._targets.append(_Target(entry, spec, pieces))
+
+    def value(self, name: str) -> Any:
+        """Return the array of a name, or the plain value.
+
+        Raises
+        ------
+        KeyError
+            There is none.
+        """
+        node = self._nodes[name]
+        if _is_array(node):
+            return self._array(node)
+        if isinstance(node, dict) and "per_rank" in node:
+            return list(map(decoded, node["per_rank"]))
+        return decoded(node) if not _children(node) else self._made(node, name)()
+
+    def stored(self, name: str) -> Made | None:
+        """Return what makes the value that was saved under a name; None where there is none."""
+        node = self._nodes.get(name)
+        if node is None:
+            self.miss(name)
+            return None
+        for leaf in self._leaves:
+            if leaf == name or not name or leaf.startswith(f"{name}."):
+                self._used.add(leaf)
+        return self._made(node, name)
+
+    # --- templates -------------------------------------------------------------------------------
+
+    def plan(self, template: Any) -> Made:
+        """Return what makes the result of a whole template."""
+        if isinstance(template, Mapping) and template and adapter_of(template) is None:
+            children = [joined("", key) for key, _ in _children(self.manifest.tree)]
+            asked = {joined("", key) for key in template}
+            self._left_out = tuple(
+                name
+                for name in children
+                if name not in asked and not any(one.startswith(f"{name}.") for one in asked)
+            )
+            made = {key: self._planned(value, joined("", key)) for key, value in template.items()}
+            return lambda: _like(template, {key: one() for key, one in made.items()})
+        return self._planned(template, "")
+
+    def _planned(self, template: Any, name: str) -> Made:
+        adapter = adapter_of(template)
+        if adapter is not None:
+            return adapter.load(template, self, name)
+        if not isinstance(template, PerRank) and _is_active(template):
+            if isinstance(template, Mapping):
+                made = {k: self._planned(v, joined(name, k)) for k, v in template.items()}
+                return lambda: _like(template, {key: one() for key, one in made.items()})
+            items = [self._planned(v, joined(name, i)) for i, v in enumerate(template)]
+            return lambda: _like(template, [one() for one in items])
+        found = self.stored(name)
+        return found if found is not None else lambda: template
+
+    def unlike(self) -> Unlike:
+        """Return how the checkpoint and the template differ."""
+        unexpected = [
+            name
+            for name in self._leaves
+            if name not in self._used
+            and not any(name == one or name.startswith(f"{one}.") for one in self._left_out)
+        ]
+        return Unlike(self._missing, unexpected, self._wrong)
+
+    def check(self, strict: bool) -> Unlike:
+        """Raise where the template does not fit, before anything is changed.
+
+        Raises
+        ------
+        StateDictError
+            Naming what is missing, unexpected or of another shape or dtype.
+        """
+        unlike = self.unlike()
+        wrong = list(unlike.wrong)
+        if strict and unlike.unexpected:
+            wrong.insert(0, f"the checkpoint has and the state lacks {_listed(unlike.unexpected)}")
+        if strict and unlike.missing:
+            wrong.insert(0, f"the checkpoint lacks {_listed(unlike.missing)}")
+        if wrong:
+            more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+            hint = ", or strict=False for names that differ" if strict and not unlike.wrong else ""
+            raise StateDictError(
+                f"{self.manifest.directory} does not fit the state: {'; '.join(wrong[:_SHOWN])}"
+                f"{more}. Pass the state that was saved, in any layout{hint}"
+            )
+        return unlike
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def read(self, reader: Reader) -> None:
+        """Read all that is wanted."""
+        for entry, spec, pieces in self._targets:
+            for piece in pieces:
+                memory = piece.opened()
+                if entry.spec == spec:
+                    reader.read(entry, piece.box, memory)
+                else:
+                    _read_cast(reader, entry, spec, piece, memory)
+                piece.close(memory)
+
+    # --- what was stored -------------------------------------------------------------------------
+
+    def _array(self, node: Node) -> Entry:
+        try:
+            return self.manifest.arrays[node["array"]]
+        except (KeyError, TypeError):
+            raise CheckpointError(
+                f"{self.manifest.path} has no array {node['array']!r}, which its tree names"
+            ) from None
+
+    def _made(self, node: Node, name: str) -> Made:
+        if _is_array(node):
+            entry = self._array(node)
+            otherwise = "distarray" if node.get("kind") == "tensor block" else "numpy"
+            return maker_of(node.get("kind"), otherwise)(entry, self)
+        if isinstance(node, dict):
+            kind = next(iter(node), None)
+            if kind == "per_rank":
+                return self._own(node[kind], name)
+            if kind == "object":
+                return self._made(node["of"], name)
+            if kind == "dict":
+                keys = [decoded(key) for key, _ in node[kind]]
+                pairs = [
+                    (key, self._made(child, joined(name, key)))
+                    for key, (_, child) in zip(keys, node[kind], strict=True)
+                ]
+                return lambda: {key: made() for key, made in pairs}
+            if kind in ("list", "tuple"):
+                items = [self._made(one, joined(name, i)) for i, one in enumerate(node[kind])]
+                build = list if kind == "list" else tuple
+                return lambda: build(made() for made in items)
+        return lambda: decoded(node)
+
+    def _own(self, values: list[Node], name: str) -> Made:
+        if len(values) != self.size and self.state is None:
+            return lambda: PerRank(list(map(decoded, values)))
+        if len(values) != self.size:
+            self.refuse(
+                f"{name} was saved for each of {len(values)} ranks by itself, and {self.size} load "
+                "it; leave it out of the state, and make it anew"
+            )
+            return lambda: None
+        return lambda: decoded(values[self.rank])
+
+
+def _read_cast(reader: Reader, entry: Entry, spec: Spec, piece: Piece, memory: np.ndarray) -> None:
+    """Read a piece in parts, and convert each."""
+    rows = boxes.shape(piece.box)[0] if piece.box else 1
+    row_bytes = max(1, boxes.volume(piece.box) // max(rows, 1) * entry.dtype.itemsize)
+    step = max(1, _CAST_BYTES // row_bytes)
+    for low in range(0, rows, step):
+        box = piece.box
+        if box:
+            start, stop = box[0]
+            box = ((start + low, min(start + low + step, stop)), *box[1:])
+        values = np.empty(boxes.shape(box), entry.dtype)
+        reader.read(entry, box, values)
+        target = within(memory, boxes.shift(box, piece.box))
+        if values.dtype.names:
+            values = values.view(f"u{values.itemsize}")
+        cast(values, entry.spec, target, spec)
+
+
+def _like(template: Any, values: Any) -> Any:
+    """Return values in a container of the template's type."""
+    kind = type(template)
+    if isinstance(template, Mapping):
+        return values if kind is dict else kind(values) if issubclass(kind, dict) else values
+    return kind(*values) if hasattr(template, "_fields") else kind(values)
+
+
+def _is_active(template: Any) -> bool:
+    """Tell whether a container has something that says how it is to be loaded."""
+    if isinstance(template, Mapping):
+        items: Any = template.values()
+    elif isinstance(template, (list, tuple)):
+        items = template
+    else:
+        return False
+    return any(
+        adapter_of(item) is not None or isinstance(item, PerRank) or _is_active(item)
+        for item in items
+    )
+
+
+def _children(node: Node) -> Iterator[tuple[Any, Node]] | list[tuple[Any, Node]]:
+    if isinstance(node, dict):
+        kind = next(iter(node), None)
+        if kind == "object":
+            return _children(node["of"])
+        if kind == "dict":
+            return [(decoded(key), child) for key, child in node[kind]]
+        if kind in ("list", "tuple"):
+            return list(enumerate(node[kind]))
+    return []
+
+
+def _named(node: Node, name: str) -> Iterator[tuple[str, Node]]:
+    yield name, node
+    for key, child in _children(node):
+        yield from _named(child, joined(name, key))
+
+
+def _is_array(node: Node) -> bool:
+    return isinstance(node, dict) and next(iter(node), None) == "array"
+
+
+def _described(node: Node) -> str:
+    return f"a {next(iter(node), 'dict')}" if isinstance(node, dict) else repr(node)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,100 @@
+"""Who writes what: every item once, and what several ranks hold is shared out among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+from distarray.checkpoint._boxes import cut, tiles
+from distarray.checkpoint._dtypes import Spec, parsed, shown
+from distarray.errors import LayoutError, MismatchError
+from distarray.layout import box as boxes
+from distarray.typing import Box, Shape
+
+_LEAST_BYTES = 1 << 20
+"""Boxes that several ranks hold are not cut into smaller pieces than this."""
+
+
+class Told(NamedTuple):
+    """What a rank holds of an array."""
+
+    spec: Spec
+    shape: Shape
+    boxes: tuple[Box, ...]
+    checksum: int | None
+    """Of an array of which each rank passes all, to compare."""
+    layout: str = ""
+    """How it is placed, for people who read a manifest."""
+    is_outside: bool = False
+    """Whether this rank has no part in the array, and need not know what it is."""
+
+
+class Plan(NamedTuple):
+    """Which arrays there are, and which boxes of each a rank writes."""
+
+    arrays: dict[str, Told]
+    mine: dict[str, list[Box]]
+
+
+def shares(everyone: Sequence[Mapping[str, Told]], rank: int) -> Plan:
+    """Return who writes what, the same on every rank but for what is its own.
+
+    Parameters
+    ----------
+    everyone
+        What each rank holds of the same arrays.
+
+    Raises
+    ------
+    MismatchError
+        Ranks differ in the arrays, their shapes, dtypes or values.
+    LayoutError
+        What they hold does not make up an array.
+    """
+    found: dict[str, list[Box]] = {}
+    arrays: dict[str, Told] = {}
+    load = [0] * len(everyone)
+    for name in everyone[0]:
+        held = {r: told[name] for r, told in enumerate(everyone) if not told[name].is_outside}
+        if not held:
+            raise LayoutError(
+                f"{name} is on a mesh that has none of the ranks that save; pass comm= with them"
+            )
+        first = arrays[name] = next(iter(held.values()))
+        holders: dict[Box, list[int]] = {}
+        for other, one in held.items():
+            _compare(name, first, one, next(iter(held)), other)
+            for box in one.boxes:
+                holders.setdefault(box, []).append(other)
+        if prod(first.shape) and not tiles(first.shape, list(holders)):
+            raise LayoutError(
+                f"the blocks of {name} that the ranks hold do not make up an array of shape "
+                f"{first.shape}: {str(list(holders))[:200]}; some belong to another layout, or to "
+                "ranks that do not take part (comm=)"
+            )
+        mine: list[Box] = []
+        for box, ranks in holders.items():
+            nbytes = boxes.volume(box) * parsed(first.spec).itemsize
+            pieces = cut(box, max(1, min(len(ranks), nbytes // _LEAST_BYTES)))
+            writers = sorted(ranks, key=load.__getitem__)
+            for piece, writer in zip(pieces, writers, strict=False):
+                load[writer] += nbytes // len(pieces) + 1
+                if writer == rank:
+                    mine.append(piece)
+        found[name] = mine
+    return Plan(arrays, found)
+
+
+def _compare(name: str, first: Told, one: Told, reference: int, rank: int) -> None:
+    if (one.spec, one.shape) != (first.spec, first.shape):
+        raise MismatchError(
+            f"{name} has dtype {shown(first.spec)} and shape {first.shape} on rank {reference}, "
+            f"and {shown(one.spec)} and {one.shape} on rank {rank}; save the same everywhere"
+        )
+    if one.checksum != first.checksum:
+        raise MismatchError(
+            f"{name} is a plain array or tensor, of which every rank passes all, but ranks "
+            f"{reference} and {rank} have different values; make it the same everywhere, "
+            "distribute it, or wrap it in da.checkpoint.PerRank"
+        )

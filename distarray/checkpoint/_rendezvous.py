@@ -1,0 +1,111 @@
+"""How ranks tell each other how something went, waiting without keeping a core busy.
+
+A rank that fails alone would leave the others waiting; here every rank says how it went, and all
+raise the same. The waits look now and then whether the others have come: writing may take long, and
+a thread in the background must leave the processor to the foreground.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from distarray.comm import Communicator
+from distarray.errors import CheckpointError, DistArrayError
+
+T = TypeVar("T")
+_LONGEST_PAUSE = 0.02
+
+
+def each(comm: Communicator, say: Callable[[], T]) -> list[T]:
+    """Return what ``say()`` returns on every rank (collective).
+
+    Raises
+    ------
+    DistArrayError
+        On every rank, if ``say()`` fails on any: of the same kind, and saying which.
+    """
+    mine, error = _outcome(say)
+    told = [pickle.loads(item) for item in _gathered(comm, pickle.dumps(mine))]
+    _raise_if_any(told, error, comm)
+    return [one[1] for one in told]
+
+
+def first(comm: Communicator, say: Callable[[], T]) -> T:
+    """Return what ``say()`` returns on rank 0, where alone it is called (collective).
+
+    Raises
+    ------
+    DistArrayError
+        On every rank, if it fails.
+    """
+    mine, error = _outcome(say) if comm.rank == 0 else ((None, None), None)
+    item = pickle.dumps(mine)
+    size = np.array([len(item)], np.int64)
+    _wait(comm.broadcast(size, 0, blocking=False))
+    data = np.frombuffer(item, np.uint8) if comm.rank == 0 else np.empty(int(size[0]), np.uint8)
+    data = data.copy() if comm.rank == 0 else data
+    _wait(comm.broadcast(data, 0, blocking=False))
+    told = pickle.loads(data.tobytes())
+    _raise_if_any([told], error, comm)
+    found: T = told[1]
+    return found
+
+
+def collected(comm: Communicator, mine: bytes) -> list[bytes]:
+    """Return every rank's bytes on rank 0, and nothing elsewhere (collective)."""
+    sizes = np.empty(comm.size, np.int64)
+    _wait(comm.all_gather(np.array([len(mine)], np.int64), sizes, blocking=False))
+    counts = sizes.tolist()
+    here = np.empty(sum(counts), np.uint8) if comm.rank == 0 else None
+    _wait(comm.gather(np.frombuffer(mine, np.uint8), here, counts, 0, blocking=False))
+    return [] if here is None else _split(here, counts)
+
+
+def _gathered(comm: Communicator, mine: bytes) -> list[bytes]:
+    sizes = np.empty(comm.size, np.int64)
+    _wait(comm.all_gather(np.array([len(mine)], np.int64), sizes, blocking=False))
+    counts = sizes.tolist()
+    everyone = np.empty(sum(counts), np.uint8)
+    _wait(comm.all_gather(np.frombuffer(mine, np.uint8), everyone, counts, blocking=False))
+    return _split(everyone, counts)
+
+
+def _split(everyone: np.ndarray, counts: list[int]) -> list[bytes]:
+    ends = np.cumsum(counts).tolist()
+    return [everyone[b - n : b].tobytes() for b, n in zip(ends, counts, strict=True)]
+
+
+def _wait(request: Any) -> None:
+    pause = 2e-5
+    while not request.test():
+        time.sleep(pause)
+        pause = min(pause * 1.5, _LONGEST_PAUSE)
+    request.wait()
+
+
+_Outcome = tuple[tuple[type[DistArrayError], str] | None, Any]
+
+
+def _outcome(say: Callable[[], Any]) -> tuple[_Outcome, BaseException | None]:
+    try:
+        return (None, say()), None
+    except DistArrayError as error:
+        return ((type(error), str(error)), None), error
+    except Exception as error:
+        return ((CheckpointError, f"{type(error).__name__}: {error}"), None), error
+
+
+def _raise_if_any(told: list[_Outcome], own: BaseException | None, comm: Communicator) -> None:
+    failures = {rank: one[0] for rank, one in enumerate(told) if one[0] is not None}
+    if not failures:
+        return
+    if own is not None and isinstance(own, DistArrayError) and len(set(failures.values())) == 1:
+        raise own
+    rank, (kind, message) = next(iter(failures.items()))
+    where = f"rank {comm.ranks[rank]}: " if comm.size > 1 else ""
+    raise kind(f"{where}{message}") from own

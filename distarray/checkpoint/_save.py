@@ -1,0 +1,271 @@
+"""Save a state: who writes what, files, manifest, and the one step that makes them visible."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+from zlib import crc32
+
+from distarray.checkpoint import _background, _files, _rendezvous
+from distarray.checkpoint._blocks import Block
+from distarray.checkpoint._directory import (
+    MANIFEST,
+    Place,
+    checked_step,
+    remove_steps,
+    step_path,
+)
+from distarray.checkpoint._manifest import BLOCK_BYTES, chunk_row, compose, header
+from distarray.checkpoint._ownership import Plan, Told, shares
+from distarray.checkpoint._saving import Saving
+from distarray.checkpoint._values import Node
+from distarray.checkpoint._writing import Part, parts_of, pieces_of, write_parts
+from distarray.comm import Communicator
+from distarray.comm._world import base_of
+from distarray.core._agreement import differing
+from distarray.errors import MismatchError
+
+
+def save(
+    path: str | os.PathLike[str],
+    state: Any,
+    *,
+    step: int | None = None,
+    keep_last: int | None = None,
+    async_op: bool = False,
+    comm: Any = None,
+) -> _background.Handle | None:
+    """Write a checkpoint, which any number of ranks can load in any layout (collective).
+
+    Every rank writes what it holds, once: what several ranks hold is shared out among them. The
+    files are on the device, and known to be whole on all ranks, before they get their name by one
+    step: at every moment the previous checkpoint of that name or the new one is there, whole.
+
+    Parameters
+    ----------
+    path
+        A directory, on a file system that all ranks share. One that has a checkpoint is replaced.
+    state
+        A tree of dictionaries, lists and tuples, the same on every rank, of distributed arrays,
+        NumPy arrays, numbers, text, bytes, None, random generators, objects with ``state_dict()``
+        and ``load_state_dict()``, and, once `distarray.torch` is imported, tensors, modules and
+        optimizers, parallelized or not. Plain arrays and tensors must be the same on every rank;
+        `PerRank` holds values that are not. What is ``Partial`` is reduced first.
+    step
+        Save as one of several checkpoints: to ``path/step-00000100`` for 100.
+    keep_last
+        With ``step``: how many checkpoints, those of the largest steps, stay; older ones are
+        removed after the new one is there.
+    async_op
+        Return a handle with ``wait()`` and ``test()`` as soon as the values are copied; the files
+        are written in the background. A further save waits for it, and raises its error unless
+        ``wait()`` did. Where MPI was started without ``MPI_THREAD_MULTIPLE`` the save is complete
+        on return.
+    comm
+        The ranks that take part, as for meshes. Default: all.
+
+    Returns
+    -------
+    Handle or None
+        None unless ``async_op``.
+
+    Raises
+    ------
+    CheckpointError
+        A rank could not write (a full disk, say), on all ranks; what was written is removed, and
+        the previous checkpoint is there.
+    MismatchError
+        The ranks pass different states.
+    ArgumentTypeError
+        The state has something in it that cannot be saved.
+
+    Notes
+    -----
+    Memory: 8 MiB for writing; with ``async_op`` also a copy of what this rank writes, that is of
+    its blocks, and of its share of what is replicated, until the save is complete.
+    """
+    base = base_of(comm)
+    _background.finish(base)
+    request = _prepared(os.fspath(path), state, step, keep_last, base, copied=async_op)
+    if async_op:
+        return _background.start(base, request)
+    request.run(base)
+    return None
+
+
+@dataclass
+class Request:
+    """A save of which only the writing is left; it needs no more of the state."""
+
+    path: str
+    step: int | None
+    keep_last: int | None
+    tree: Node
+    arrays: dict[str, Told]
+    parts: list[Part]
+
+    def run(self, comm: Communicator) -> None:
+        """Write, together with the other ranks."""
+        target = self.path if self.step is None else step_path(self.path, self.step)
+        place = Place(target, numbered=self.step is not None)
+        id = _rendezvous.first(comm, lambda: secrets.token_hex(8))
+        made = _rendezvous.first(comm, lambda: place.prepare(id))
+        table = b""
+
+        def write() -> None:
+            nonlocal table
+            table = self._write(made, id, comm)
+
+        try:
+            _rendezvous.each(comm, write)
+            tables = _rendezvous.collected(comm, table)
+            _rendezvous.first(comm, lambda: self._publish(place, made, id, tables))
+        except BaseException:
+            if comm.rank == 0 and os.path.isdir(made) and not _is_published(place, id):
+                _files.remove_tree(made)
+            raise
+        _rendezvous.first(comm, self._remove_old)
+
+    def _write(self, made: str, id: str, comm: Communicator) -> bytes:
+        if not self.parts:
+            return b"[]"
+        name = f"data-{id}-{comm.rank:05d}.safetensors"
+        size, chunks = write_parts(os.path.join(made, name), self.parts, id)
+        return json.dumps([name, size, chunks]).encode()
+
+    def _publish(self, place: Place, made: str, id: str, tables: list[bytes]) -> None:
+        arrays: dict[str, dict[str, Any]] = {
+            name: {
+                "dtype": told.spec,
+                "shape": list(told.shape),
+                "layout": told.layout,
+                "chunks": [],
+            }
+            for name, told in self.arrays.items()
+        }
+        files: list[list[Any]] = []
+        for table in map(json.loads, tables):
+            if not table:
+                continue
+            name, size, chunks = table
+            for array, offset, box, checksums in chunks:
+                arrays[array]["chunks"].append(chunk_row(len(files), offset, box, checksums))
+            files.append([name, size])
+        told = {**header(id, len(tables)), "files": files, "arrays": arrays, "tree": self.tree}
+        path = os.path.join(made, MANIFEST)
+        with _files.new_file(path) as file:
+            _files.write(file, compose(told), path)
+        place.publish(made)
+
+    def _remove_old(self) -> None:
+        if self.keep_last is not None and self.step is not None:
+            remove_steps(self.path, self.keep_last, self.step)
+
+
+def _is_published(place: Place, id: str) -> bool:
+    """Tell whether the directory of a save has its name, so that what is left is not its own."""
+    return any(id in name for name in _names(place.path))
+
+
+def _names(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+# --- before anything is written ------------------------------------------------------------------
+
+
+def _prepared(
+    path: str, state: Any, step: Any, keep_last: Any, comm: Communicator, copied: bool
+) -> Request:
+    """Return what is to be written, once all ranks have found that they save the same."""
+    saving = Saving(state)
+    tree: Node = None
+    told: dict[str, Told] = {}
+
+    def say() -> tuple[Any, ...]:
+        nonlocal tree, told
+        checked_step(step, keep_last)
+        tree = saving.node(state, "")
+        told = {name: _told(block, comm.size) for name, block in saving.blocks.items()}
+        asked = os.path.abspath(path), step, keep_last, copied
+        held = [one._replace(checksum=None) for one in told.values()]
+        sums = [one.checksum for one in told.values()]
+        return asked, _digest(tree), _digest((list(told), held)), _digest(sums), saving.own
+
+    asked, trees, digests, sums, own = zip(*_rendezvous.each(comm, say), strict=True)
+    _compare("paths or options", asked, asked, comm)
+    if len(set(trees)) > 1:
+        everyone = _rendezvous.each(comm, lambda: tree)
+        _compare("names or values", [_unlike(everyone[0], one) for one in everyone], trees, comm)
+    for reduce in saving.later:
+        reduce()
+    key = _digest(digests)
+    known = _plans.setdefault(comm, {})
+    if key not in known or len(set(sums)) > 1:
+        known.clear()
+        known[key] = shares(_rendezvous.each(comm, lambda: told), comm.rank)
+    plan = known[key]
+    parts: list[Part] = []
+    _rendezvous.each(comm, lambda: parts.extend(parts_of(saving.blocks, plan.mine, copied)))
+    return Request(path, step, keep_last, _with_own(tree, own), plan.arrays, parts)
+
+
+_plans: weakref.WeakKeyDictionary[Communicator, dict[bytes, Plan]] = weakref.WeakKeyDictionary()
+"""Who wrote what in the last save of a communicator: the next one is mostly alike."""
+
+
+def _compare(what: str, shown: Sequence[Any], values: Sequence[Any], comm: Communicator) -> None:
+    if any(value != values[0] for value in values):
+        raise MismatchError(
+            f"{what} of a checkpoint differ between ranks: {differing(shown, comm.ranks)}; pass "
+            "the same everywhere, and wrap values that differ in da.checkpoint.PerRank"
+        )
+
+
+def _digest(value: Any) -> bytes:
+    return blake2b(repr(value).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _told(block: Block, ranks: int) -> Told:
+    checksum = None
+    if block.is_same and ranks > 1:
+        checksum = 0  # one pass over what every rank has
+        for piece in block.pieces:
+            for data in pieces_of(piece.part(piece.box), BLOCK_BYTES):
+                checksum = crc32(data, checksum)
+    held = tuple(piece.box for piece in block.pieces)
+    return Told(block.spec, block.shape, held, checksum, block.layout, block.is_outside)
+
+
+def _unlike(first: Any, other: Any) -> str:
+    """Return, of a tree or options, the part that is not as on rank 0."""
+    if isinstance(first, (list, tuple)) and isinstance(other, (list, tuple)):
+        if len(first) == len(other):
+            for a, b in zip(first, other, strict=True):
+                if a != b:
+                    return _unlike(a, b)
+    elif isinstance(first, dict) and isinstance(other, dict) and list(first) == list(other):
+        for key in first:
+            if first[key] != other[key]:
+                return _unlike(first[key], other[key])
+    return str(other)[:200]
+
+
+def _with_own(tree: Node, own: tuple[list[Node], ...]) -> Node:
+    """Return a tree with the values of all ranks where each has its own."""
+    if isinstance(tree, dict):
+        if "per_rank" in tree and len(tree) == 1:
+            return {"per_rank": [values[tree["per_rank"]] for values in own]}
+        return {key: _with_own(value, own) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_with_own(value, own) for value in tree]
+    return tree

@@ -1,0 +1,125 @@
+"""Plain Python values as JSON and back, exactly: nothing is pickled, so loading runs no code."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from distarray.checkpoint._dtypes import parsed, spelled
+from distarray.errors import ArgumentTypeError, CheckpointError
+
+Node = Any
+"""A value or a tree in the form of JSON; a dictionary says by its first key what it is."""
+
+
+def is_plain(value: Any) -> bool:
+    """Tell whether a value is no container and is written as it is."""
+    return value is None or isinstance(
+        value, (bool, int, float, complex, str, bytes, bytearray, np.generic)
+    )
+
+
+def encoded(value: Any, name: str) -> Node:
+    """Return a value, or a container of such, as JSON.
+
+    Raises
+    ------
+    ArgumentTypeError
+        It has something else in it.
+    """
+    if isinstance(value, np.generic):
+        return {"scalar": spelled(value.dtype), "bytes": _text(value.tobytes())}
+    if isinstance(value, np.ndarray):
+        data = _text(np.ascontiguousarray(value).tobytes())
+        return {"values": spelled(value.dtype), "shape": list(value.shape), "bytes": data}
+    if value is None or isinstance(value, (bool, str)):
+        return _string(value) if isinstance(value, str) else value
+    if isinstance(value, int):
+        return int(value) if abs(value) < 2**63 else {"int": hex(value)}
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"float": repr(float(value))}
+    if isinstance(value, complex):
+        return {"complex": [encoded(value.real, name), encoded(value.imag, name)]}
+    if isinstance(value, (bytes, bytearray)):
+        return {"data": _text(bytes(value))}
+    if isinstance(value, Mapping):
+        return {"dict": [[encoded(k, name), encoded(v, name)] for k, v in value.items()]}
+    if isinstance(value, (list, tuple)):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [encoded(item, name) for item in value]}
+    raise unknown(value, name)
+
+
+def unknown(value: Any, name: str) -> ArgumentTypeError:
+    """Return the error of a value that cannot be saved."""
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    hint = ""
+    if type(value).__module__.partition(".")[0] == "torch":
+        hint = "; import distarray.torch, which knows modules, optimizers and tensors"
+    return ArgumentTypeError(
+        f"{name or 'the state'} is a {kind}, which a checkpoint cannot hold: it takes arrays, "
+        "tensors, modules, optimizers, numbers, text, bytes, None, dictionaries, lists and tuples "
+        f"of these, and objects with state_dict() and load_state_dict(){hint}"
+    )
+
+
+def decoded(node: Node) -> Any:
+    """Return the value that was encoded.
+
+    Raises
+    ------
+    CheckpointError
+        It is nothing that `encoded` returns.
+    """
+    if not isinstance(node, dict):
+        if isinstance(node, list):
+            raise CheckpointError(f"a value of the manifest is not known: {str(node)[:80]}")
+        return node
+    try:
+        return _decoded(node)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"a value of the manifest cannot be read ({error!r}): {str(node)[:80]}"
+        ) from None
+
+
+def _decoded(node: dict[str, Any]) -> Any:
+    kind = next(iter(node))
+    told = node[kind]
+    if kind == "dict":
+        return {decoded(key): decoded(value) for key, value in told}
+    if kind in ("list", "tuple"):
+        return (list if kind == "list" else tuple)(map(decoded, told))
+    if kind == "float":
+        return float(told)
+    if kind == "int":
+        return int(told, 16)
+    if kind == "text":
+        return base64.b64decode(told).decode("utf-8", "surrogatepass")
+    if kind == "complex":
+        real, imaginary = map(decoded, told)
+        return complex(real, imaginary)
+    if kind == "data":
+        return base64.b64decode(told)
+    if kind == "scalar":
+        return np.frombuffer(base64.b64decode(node["bytes"]), parsed(told))[0]
+    if kind == "values":
+        flat = np.frombuffer(base64.b64decode(node["bytes"]), parsed(told))
+        return flat.reshape(node["shape"]).copy()
+    raise CheckpointError(f"a value of the manifest is of a kind not known here: {kind!r}")
+
+
+def _string(text: str) -> Node:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return {"text": _text(text.encode("utf-8", "surrogatepass"))}
+    return str(text)
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
