@@ -133,11 +133,11 @@ def _whole(
     given: Placement,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Bring the inputs to every rank; one that is passed several times is moved once."""
-    q = shared(query, mesh, given)
-    k = q if key is query else shared(key, mesh, given)
+    q = shared(query, mesh, given, "the query")
+    k = q if key is query else shared(key, mesh, given, "the key")
     if value is query:
         return q, k, q
-    return q, k, k if value is key else shared(value, mesh, given)
+    return q, k, k if value is key else shared(value, mesh, given, "the value")
 
 
 def _batch_first(module: nn.MultiheadAttention, x: torch.Tensor) -> torch.Tensor:

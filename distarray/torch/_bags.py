@@ -11,8 +11,7 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, LayoutError
 from distarray.layout import Replicate, Shard
-from distarray.torch import _moves
-from distarray.torch._features import shared, summed
+from distarray.torch._features import everywhere, shared, summed
 from distarray.torch._modules import untraced
 from distarray.torch._passage import around
 from distarray.torch._vocabulary import check_words, local_padding
@@ -62,7 +61,7 @@ def cut_bags(style: Any, module: nn.EmbeddingBag, mesh: DeviceMesh) -> None:
             raise ArgumentError(
                 "per_sample_weights are for mode='sum' alone; multiply and divide what it gives"
             )
-        words = _moves.moved(input, *_moves.legs(input, mesh, [given], [_R]))
+        words = everywhere(input, mesh, given)
         check_words(words, layout.shape[0])
         count, bags = _bags(words, offsets, module.include_last_offset)
         words = words.reshape(-1)

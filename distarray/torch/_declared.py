@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from distarray.comm import DeviceMesh
-from distarray.errors import DistArrayError, LayoutError
+from distarray.errors import DistArrayError
 from distarray.layout import Layout, Replicate
 from distarray.torch import _moves
+from distarray.torch._arrivals import arrived, found
 from distarray.torch._joint import prepared
-from distarray.torch._layouts import is_placed, placed_of
 from distarray.torch._nested import placements
 
 
@@ -28,20 +28,9 @@ class Checking:
             _moves.check_travels(x)
             declared = Layout(self.mesh, placements(given, self.mesh), x.shape)
             target = Layout(self.mesh, placements(wanted, self.mesh), x.shape)
-            placed = placed_of(x) if is_placed(x) else None
-            if placed is None or placed.layout.mesh is not self.mesh:
-                return x
-            if placed.layout.placements != declared.placements:
-                raise LayoutError(
-                    f"it is placed as {placed.layout}, but declared as {given!r}; declare it as it "
-                    "arrives, or let the module that it comes from place it so (output_layouts=)"
-                )
-            if placed.parts and target.placements != declared.placements:
-                raise LayoutError(
-                    f"it is placed as {placed.layout}, with features of {len(placed.parts)} parts "
-                    f"that are cut each by itself, and cannot become {wanted!r}; pass "
-                    f"output_layouts={wanted!r} to the style that it comes from"
-                )
+            moves = target.placements != declared.placements
+            keyword = _keyword(where)
+            arrived(x, self.mesh, declared.placements, moves=moves, name="", keyword=keyword)
         return x
 
 
@@ -53,7 +42,7 @@ class Moving:
 
     def __call__(self, x: torch.Tensor, given: Any, wanted: Any, where: str) -> torch.Tensor:
         with _named(where):
-            placed = placed_of(x) if is_placed(x) else None
+            placed = found(x)
             if placed is not None and placed.layout.mesh is self.mesh:
                 src = placed.layout
             else:
@@ -65,6 +54,13 @@ class Moving:
             if self.mesh.ndim == 1 and isinstance(dst.placements[0], Replicate):
                 return prepared(x, there, back)
             return _moves.moved(x, there, back)
+
+
+def _keyword(where: str) -> str:
+    """Return the keyword argument that declares a tensor."""
+    if where.startswith("input '"):
+        return "input_kwarg_layouts"
+    return "input_layouts" if where.startswith("input") else "output_layouts"
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from distarray.errors import ArgumentError, LayoutError
 from distarray.layout import Layout, Partial, Replicate, Shard
 from distarray.torch import _moves
 from distarray.torch._cuts import map_arguments
-from distarray.torch._features import Features, shared
+from distarray.torch._features import Features, everywhere, shared
 from distarray.torch._modules import state_of, untraced
 
 _R = Replicate()
@@ -39,7 +39,7 @@ def cut_vectors(style: Any, module: nn.Embedding | nn.EmbeddingBag, mesh: Device
                     f"bags of a flat input that arrives as {given} may be torn apart; pass the "
                     "words and offsets of all bags on every rank (input_layouts=da.Replicate())"
                 )
-            x = _moves.moved(x, *_moves.legs(x, mesh, [given], [_R]))
+            x = everywhere(x, mesh, given)
             if largest is not None:
                 _renormalise(module, mesh, x, largest)
             return x

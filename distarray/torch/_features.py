@@ -14,12 +14,14 @@ from distarray.errors import LayoutError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.redistribute._execute import refuse
 from distarray.torch import _fused, _moves
+from distarray.torch._arrivals import arrived
 from distarray.torch._buffers import buffer_of
 from distarray.torch._joint import used_apart
 from distarray.torch._layouts import Placed, place
 from distarray.torch._modules import untraced
 
 _R, _P = Replicate(), Partial()
+_WHOLE = (_R,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +70,21 @@ class Features:
 
     @untraced
     def take(self, x: torch.Tensor, given: Placement | None, axis: int) -> torch.Tensor:
-        """Return this rank's share of the features of an input, which arrives as ``given``."""
+        """Return this rank's share of the features of an input, which arrives as ``given``.
+
+        Raises
+        ------
+        LayoutError
+            It is known to arrive otherwise, or cut where the weight is not.
+        """
         _moves.check_travels(x)
         axis %= x.ndim
         wanted = Shard(axis)
         arriving = wanted if given is None else _resolved(given, x.ndim)
+        placed = arrived(x, self.mesh, (arriving,), moves=arriving is not wanted)
         if arriving is wanted:
+            if placed is not None:
+                self._check_cut(placed, axis)
             if x.shape[axis] != self.own:
                 message = (
                     f"the input has {x.shape[axis]} features on this rank along axis {axis}, where "
@@ -84,7 +95,7 @@ class Features:
                 self._refuse(x, message)
                 raise LayoutError(message)
             return x
-        src = _moves.layout_from(x, self.mesh, [arriving])
+        src = _moves.layout_from(x, self.mesh, [arriving]) if placed is None else placed.layout
         if src.shape[axis] != self.size:
             raise LayoutError(
                 f"the input {src} has {src.shape[axis]} features, where the weight takes "
@@ -111,6 +122,34 @@ class Features:
             place(y, wanted)
         return y
 
+    def _check_cut(self, placed: Placed, axis: int) -> None:
+        """Raise unless features that are cut are cut as the weight is: all ranks know alike."""
+        layout = placed.layout
+        theirs = Features(
+            self.mesh,
+            layout.shape[axis],
+            layout.partition(axis).offsets,
+            placed.parts,
+            placed.units,
+        )
+        if theirs._order() != self._order():
+            raise LayoutError(
+                f"the input {layout} has {theirs._split()}{theirs._told()} along axis {axis}, "
+                f"where the weight takes {self._split()}{self._told()}; give this style the parts= "
+                "and unit= of the style that cut it, or pass output_layouts=da.Replicate() there "
+                "and input_layouts=da.Replicate() here"
+            )
+
+    def _order(self) -> tuple[tuple[slice, ...], ...]:
+        """Return which features each rank has, in the order in which it has them."""
+        if self.parts:
+            return _fused.order(self.parts, self.units, self.mesh.size)
+        offsets = self.layout((self.size,), 0).partition(0).offsets
+        return tuple((slice(*ends),) if ends[0] < ends[1] else () for ends in pairwise(offsets))
+
+    def _told(self) -> str:
+        return f" in parts {self.parts} of units {self.units}" if self.parts else ""
+
     def _refuse(self, x: torch.Tensor, message: str) -> None:
         """Tell the ranks whose input fits, and who go on to what comes next."""
         partial = _layout(self.mesh, _P, (1,))
@@ -124,16 +163,44 @@ class Features:
 
 
 @untraced
-def shared(x: torch.Tensor, mesh: DeviceMesh, given: Placement = _R) -> torch.Tensor:
+def shared(
+    x: torch.Tensor, mesh: DeviceMesh, given: Placement = _R, name: str = "the input"
+) -> torch.Tensor:
     """Return an input whole on every rank, where each computes something else of it.
 
     The gradients of all of them are added; at once with those of other uses of an input that
     `PrepareModuleInput` brought there.
+
+    Raises
+    ------
+    LayoutError
+        It is known to arrive otherwise than as ``given``.
     """
-    prepared = used_apart(x, mesh) if given is _R else None
-    if prepared is not None:
-        return prepared
-    return _moves.moved(x, *_moves.legs(x, mesh, [given], [_R], grad_placements=[_P]))
+    return _everywhere(x, mesh, given, name, [_P])
+
+
+@untraced
+def everywhere(x: torch.Tensor, mesh: DeviceMesh, given: Placement) -> torch.Tensor:
+    """Return an input, which arrives as ``given``, whole on every rank."""
+    return _everywhere(x, mesh, given, "the input", None)
+
+
+def _everywhere(
+    x: torch.Tensor, mesh: DeviceMesh, given: Placement, name: str, gradients: Any
+) -> torch.Tensor:
+    if given is _R:
+        arrived(x, mesh, _WHOLE, moves=False, name=name)
+        prepared = used_apart(x, mesh) if gradients else None
+        if prepared is not None:
+            return prepared
+    else:
+        _moves.check_travels(x)
+        placed = arrived(x, mesh, (_resolved(given, x.ndim),), name=name)
+        if placed is not None:
+            src = placed.layout
+            dst = _layout(mesh, _R, src.shape)
+            return _moves.moved(x, *_moves.legs_between(src, dst, gradients, x.requires_grad))
+    return _moves.moved(x, *_moves.legs(x, mesh, [given], [_R], grad_placements=gradients))
 
 
 @untraced

@@ -11,6 +11,7 @@ key. Units are dealt out as `torch.chunk` deals out items.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 import torch
@@ -58,6 +59,23 @@ def share(parts: Sequence[int], units: Sequence[int], count: int, rank: int) -> 
         found.append(slice(first + start * unit, first + stop * unit))
         first += part
     return found
+
+
+@lru_cache(maxsize=1024)
+def order(
+    parts: tuple[int, ...], units: tuple[int, ...], count: int
+) -> tuple[tuple[slice, ...], ...]:
+    """Return which items each rank has, in its order: slices that do not continue each other."""
+    found = []
+    for rank in range(count):
+        own: list[slice] = []
+        for piece in share(parts, units, count, rank):
+            if own and own[-1].stop == piece.start:
+                own[-1] = slice(own[-1].start, piece.stop)
+            elif piece.start < piece.stop:
+                own.append(piece)
+        found.append(tuple(own))
+    return tuple(found)
 
 
 def boundaries(parts: Sequence[int], units: Sequence[int], count: int) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 LINEAGE = "distarray.layout"
-"""Under which autograd's nodes know the layouts of what they made, by output: views outlive it."""
+"""Under which autograd's nodes know how what they made is placed, by output: views outlive it."""
 
 
 class Placed(NamedTuple):
@@ -83,14 +83,11 @@ def placed_of(tensor: torch.Tensor) -> Placed | None:
 
     A gradient is placed as its parameter.
     """
-    found = _beside.get(tensor)
-    if found is None and not tensor.requires_grad:
+    if _beside.get(tensor) is None and not tensor.requires_grad:
         for parameter, placed in _beside.tensors():
             if parameter.is_leaf and parameter.grad is tensor:
                 return placed
-    if found is not None and tuple(tensor.shape) != found.layout.local_shape():
-        return None  # it has been resized since
-    return found
+    return own_placed(tensor)
 
 
 def layout_of(tensor: torch.Tensor) -> Layout | None:
@@ -111,6 +108,14 @@ def layout_of(tensor: torch.Tensor) -> Layout | None:
     return None if placed is None else placed.layout
 
 
+def own_placed(tensor: torch.Tensor) -> Placed | None:
+    """Return how a tensor itself is placed; None where nothing is known, also for a gradient."""
+    found = _beside.get(tensor)
+    if found is not None and tuple(tensor.shape) != found.layout.local_shape():
+        return None  # it has been resized since
+    return found
+
+
 def is_placed(tensor: torch.Tensor) -> bool:
     """Tell whether it is known how a tensor itself is placed."""
     return _beside.get(tensor) is not None
@@ -124,10 +129,11 @@ def place(
     units: tuple[int, ...] = (),
 ) -> None:
     """Say that a tensor is this rank's block of a layout."""
-    _beside.set(tensor, Placed(layout, parts, axis, units))
+    placed = Placed(layout, parts, axis, units)
+    _beside.set(tensor, placed)
     node: Any = tensor.grad_fn
-    if node is not None and not parts:
-        node.metadata.setdefault(LINEAGE, {})[tensor.output_nr] = layout
+    if node is not None:
+        node.metadata.setdefault(LINEAGE, {})[tensor.output_nr] = placed
     watcher = watched.get()
     if watcher is not None:
         watcher(tensor)
@@ -136,7 +142,7 @@ def place(
 @torch._disable_dynamo
 def hand_on(source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     """Return a result that was computed item by item, placed as its source where that is known."""
-    placed = placed_of(source) if is_placed(source) else None
+    placed = own_placed(source)
     if placed is not None and result.shape == source.shape and not is_placed(result):
         place(result, *placed)
     return result

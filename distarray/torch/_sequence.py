@@ -12,8 +12,9 @@ from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentTypeError, AxisError, LayoutError
 from distarray.layout import Layout, Replicate, Shard
 from distarray.torch import _moves
+from distarray.torch._arrivals import found
 from distarray.torch._dropout import drop
-from distarray.torch._layouts import hand_on, is_placed, layout_of, placed_of
+from distarray.torch._layouts import hand_on
 from distarray.torch._modules import map_inputs, state_of, untraced
 from distarray.torch._passage import around
 from distarray.torch._positions import Merged, check_axis, check_module
@@ -111,7 +112,7 @@ class SequenceParallel(ParallelStyle):
 
     def _share(self, mesh: DeviceMesh, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's share of an input."""
-        placed = placed_of(x) if is_placed(x) else None
+        placed = found(x)
         own = None if placed is None else _axis_of(placed.layout, mesh)
         if placed is None or own is None:
             return x
@@ -132,9 +133,9 @@ class SequenceParallel(ParallelStyle):
 
     def _layout(self, x: torch.Tensor, mesh: DeviceMesh) -> Layout:
         """Return the layout of a share; collective where it is not known."""
-        known = layout_of(x) if is_placed(x) else None
-        if known is not None and _axis_of(known, mesh) is not None:
-            return known
+        placed = found(x)
+        if placed is not None and _axis_of(placed.layout, mesh) is not None:
+            return placed.layout
         return _moves.layout_from(x, mesh, [Shard(self.sequence_dim % x.ndim)])
 
 

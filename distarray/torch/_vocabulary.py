@@ -11,8 +11,7 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.errors import IndexingError
 from distarray.layout import Replicate, Shard
-from distarray.torch import _moves
-from distarray.torch._features import summed
+from distarray.torch._features import everywhere, summed
 from distarray.torch._modules import untraced
 from distarray.torch._passage import around
 
@@ -34,7 +33,7 @@ def cut_vocabulary(style: Any, module: nn.Embedding, mesh: DeviceMesh) -> None:
     def look_up(
         _: nn.Module, forward: Callable[..., torch.Tensor], input: torch.Tensor, **kwargs: Any
     ) -> torch.Tensor:
-        words = _moves.moved(input, *_moves.legs(input, mesh, [given], [Replicate()]))
+        words = everywhere(input, mesh, given)
         check_words(words, layout.shape[0])
         here = (words >= start) & (words < stop)
         vectors = forward(words[here] - start, **kwargs)

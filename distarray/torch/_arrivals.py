@@ -1,0 +1,91 @@
+"""How an input arrives: what is known of it, against what a style says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from distarray.comm import DeviceMesh
+from distarray.errors import LayoutError
+from distarray.layout import Layout, Placement
+from distarray.torch._layouts import Placed, own_placed
+from distarray.torch._lineage import placed_by_lineage
+
+Placements = tuple[Placement, ...]
+
+
+def found(x: torch.Tensor) -> Placed | None:
+    """Return how a tensor is placed, by itself or by its way from one that is; None if unknown."""
+    placed = own_placed(x)
+    if placed is not None or x.grad_fn is None:
+        return placed
+    return placed_by_lineage(x)
+
+
+def placements_over(layout: Layout, mesh: DeviceMesh) -> Placements | None:
+    """Return a layout's placements over a mesh, or a sub-mesh of its own; None for any other."""
+    whole: Any = layout.mesh
+    if whole is mesh:
+        return layout.placements
+    axes = whole.axes_of(mesh) if isinstance(whole, DeviceMesh) else None
+    return None if axes is None else tuple(layout.placements[axis] for axis in axes)
+
+
+def arrived(
+    x: torch.Tensor,
+    mesh: DeviceMesh,
+    declared: Placements,
+    *,
+    moves: bool = True,
+    name: str = "the input",
+    keyword: str = "input_layouts",
+) -> Placed | None:
+    """Return how an input is known to be placed over a mesh; None where nothing is known.
+
+    All ranks know the same: where one raises, all do, and nothing has been sent.
+
+    Parameters
+    ----------
+    declared
+        How it is said to arrive, with axes from the first.
+    moves
+        Whether it goes on placed otherwise.
+    name
+        Which input, for the message; "" where that is said already.
+    keyword
+        By which the style takes what is declared.
+
+    Returns
+    -------
+    Placed or None
+        Over this very mesh; None as well for a tensor over a larger one.
+
+    Raises
+    ------
+    LayoutError
+        It is placed otherwise than declared, or consists of parts and cannot move.
+    """
+    placed = found(x)
+    known = None if placed is None else placements_over(placed.layout, mesh)
+    if placed is None or known is None:
+        return None
+    subject = f"{name} is" if name else "it is"
+    if known != declared:
+        there, wanted = _spelled(known), _spelled(declared)
+        raise LayoutError(
+            f"{subject} placed as {placed.layout}, but declared as {wanted}; pass "
+            f"{keyword}={there} to this style, or output_layouts={wanted} to the style that the "
+            "tensor comes from"
+        )
+    if placed.parts and moves:
+        raise LayoutError(
+            f"{subject} placed as {placed.layout}, with features of {len(placed.parts)} parts that "
+            "are cut each by itself, and cannot be moved so; pass output_layouts= as it is "
+            "needed to the style that it comes from, which knows the parts"
+        )
+    return placed if placed.layout.mesh is mesh else None
+
+
+def _spelled(placements: Placements) -> str:
+    return repr(placements[0] if len(placements) == 1 else placements)
