@@ -22,7 +22,8 @@ import numpy as np
 
 import distarray as da
 from distarray.comm import Communicator, _memory, world
-from distarray.comm._mpi_group import import_mpi, node_colour
+from distarray.comm._mpi_group import import_mpi
+from distarray.comm._presence import node_colour
 from distarray.layout._format import bytes_text, table
 
 _OPTIONAL = ("cupy", "torch", "h5py", "zarr", "matplotlib")

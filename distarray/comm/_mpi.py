@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from distarray.comm import _mismatch, _mpi_large, _on_error, _waiting
+from distarray.comm import _mismatch, _mpi_large, _on_error
 from distarray.comm._collectives import Counts
 from distarray.comm._communicator import Communicator
 from distarray.comm._datatypes import carrier, moving_type, reducing_type
@@ -79,7 +79,7 @@ class MPICommunicator(Communicator):
     # --- collectives -----------------------------------------------------------------------------
 
     def _barrier(self) -> None:
-        channel = self._group.channel
+        channel = self._group.attached()
         if channel is not None and channel.is_complete:
             channel.barrier()
         else:
@@ -373,8 +373,7 @@ def world() -> MPICommunicator:
                 base = Base(mpi.COMM_WORLD)
                 if len(base.ranks) > 1:
                     _on_error.install_at_exit()
-                    place = f"rank {base.rank} of {len(base.ranks)}"
-                    _waiting.watch(place, _on_error.abort)
+                    _on_error.watch()
                 else:
                     _on_error.warn_if_alone()
                 _world = MPICommunicator(base.group(base.ranks), "world")

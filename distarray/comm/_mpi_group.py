@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from distarray.comm import _node_local
+from distarray.comm import _node_local, _presence
 from distarray.comm._mpi_objects import all_gather_object
+from distarray.comm._presence import node_colour
 from distarray.comm._waiting import waiting
-from distarray.errors import ArgumentError, CommunicationError
+from distarray.errors import CommunicationError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 _OWN, _EXPORTED, _COPY = 1, 2, 3
 """Tags that keep apart the making of communicators for the same ranks."""
 
-_NOT_ASKED: Final = object()
+_SHOWN: Final = 8  # ranks that a message lists
 
 
 def import_mpi() -> Any:
@@ -48,27 +46,6 @@ def import_mpi() -> Any:
     return MPI
 
 
-def node_colour(world_rank: int) -> str:
-    """Return what tells the node of this process: equal on the ranks that may share memory.
-
-    ``DISTARRAY_RANKS_PER_NODE=k`` makes believe, for tests, that every k consecutive ranks of
-    the MPI world are a node.
-    """
-    pretended = os.environ.get("DISTARRAY_RANKS_PER_NODE", "")
-    if pretended and not (pretended.isdecimal() and int(pretended)):
-        raise ArgumentError(
-            f"DISTARRAY_RANKS_PER_NODE={pretended!r} is not a number of ranks; set a positive "
-            "integer, or unset it"
-        )
-    node = f"{world_rank // int(pretended)} " if pretended else ""
-    try:
-        node += Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        # Containers on one machine do not see each other's processes.
-        return f"{node} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return f"{node} {socket.gethostname()}"
-
-
 class Base:
     """The ranks of an MPI communicator, which groups are made from; nothing is sent through it.
 
@@ -84,7 +61,7 @@ class Base:
         self._lock = threading.Lock()
         group, world = comm.Get_group(), mpi.COMM_WORLD.Get_group()
         numbers = group.Translate_ranks(None, world)
-        known = mpi.UNDEFINED not in numbers
+        known = self._in_world = mpi.UNDEFINED not in numbers
         self._parent: MPI.Intracomm = mpi.COMM_WORLD if known else comm
         self._numbers = numbers if known else list(self.ranks)
         group.Free()
@@ -98,16 +75,33 @@ class Base:
                 group = self._groups[ranks] = Group(self, ranks)
             return group
 
-    def create(self, ranks: tuple[int, ...], tag: int) -> MPI.Intracomm:
-        """Return a new communicator of some ranks; collective over these."""
+    def create(self, ranks: tuple[int, ...], tag: int) -> tuple[MPI.Intracomm, str]:
+        """Return a new communicator of some ranks, and its name; collective over these."""
         everyone = self._parent.Get_group()
         chosen = everyone.Incl([self._numbers[rank] for rank in ranks])
+        meeting = self.meeting(ranks, f"communicator {tag}")
+        name = f"{tag}.{meeting.number}" if meeting is not None else ""
         try:
-            with waiting("their first call together"):
-                return self._parent.Create_group(chosen, tag)
+            with waiting(self.first_call(ranks), meeting):
+                return self._parent.Create_group(chosen, tag), name
         finally:
             chosen.Free()
             everyone.Free()
+
+    def meeting(self, ranks: tuple[int, ...], what: str) -> _presence.Meeting | None:
+        """Return the next meeting of some ranks for something, which this rank joins now.
+
+        None where the MPI world does not have all the ranks.
+        """
+        if not self._in_world:
+            return None
+        members = tuple(self._numbers[rank] for rank in ranks)
+        return _presence.joining(f"{what} of ranks {members}", members)
+
+    def first_call(self, ranks: tuple[int, ...]) -> str:
+        """Return what some ranks do in a meeting, for messages."""
+        shown = ", ".join(str(self._numbers[rank]) for rank in ranks[:_SHOWN])
+        return f"the first call of ranks {shown}{', ...' * (len(ranks) > _SHOWN)} together"
 
 
 class Group:
@@ -133,26 +127,31 @@ class Group:
         self.ranks_per_node: int | None = None
         self._asked = len(ranks) == 1
         self._own: MPI.Intracomm | None = None
+        self._name = ""
         self._exported: MPI.Intracomm | None = None
         self._background: Group | None = None
 
     @property
     def mpi(self) -> MPI.Intracomm:
         """The communicator that the library sends through; the first use is collective."""
+        self.attached()
+        return self._made()
+
+    def _made(self) -> MPI.Intracomm:
         if self._own is None:
-            self._own = self.base.create(self.ranks, _OWN)
+            self._own, self._name = self.base.create(self.ranks, _OWN)
         return self._own
 
     def exported(self) -> MPI.Intracomm:
         """Return a communicator for the user; the first use is collective."""
         if self._exported is None:
-            self._exported = self.base.create(self.ranks, _EXPORTED)
+            self._exported, _ = self.base.create(self.ranks, _EXPORTED)
         return self._exported
 
     def duplicate(self) -> Group:
         """Return another group of the same ranks with communicators of its own; collective."""
         copy = Group(self.base, self.ranks)
-        copy._own = self.base.create(self.ranks, _COPY)
+        copy._own, copy._name = self.base.create(self.ranks, _COPY)
         return copy
 
     @property
@@ -170,17 +169,21 @@ class Group:
         """Return the channel through shared memory; the first use is collective."""
         if not self._asked:
             self._asked = True
-            mpi = self.mpi
+            mpi = self._made()
             world_rank = import_mpi().COMM_WORLD.Get_rank()
-            colours = all_gather_object(mpi, node_colour(world_rank))
-            mine = colours[self.rank]
-            self.ranks_per_node = _ranks_per_node(self.ranks, colours)
-            if len(set(colours)) == len(colours):
-                return None
-            members = tuple(i for i, colour in enumerate(colours) if colour == mine)
-            self.channel = _node_local.attach(
-                members, self.rank, len(self.ranks), lambda obj: all_gather_object(mpi, obj)
-            )
+            meeting = self.base.meeting(self.ranks, f"share of {self._name}")
+            with waiting(self.base.first_call(self.ranks), meeting):
+                colours = all_gather_object(mpi, node_colour(world_rank))
+                mine = colours[self.rank]
+                self.ranks_per_node = _ranks_per_node(self.ranks, colours)
+                if len(set(colours)) == len(colours):
+                    return None
+                members = tuple(i for i, colour in enumerate(colours) if colour == mine)
+                self.channel = _node_local.attach(
+                    members, self.rank, len(self.ranks), lambda obj: all_gather_object(mpi, obj)
+                )
+            if self.channel is not None and meeting is not None:
+                self.channel.meets(f"round of {meeting.place}", meeting.ranks)
         return self.channel
 
     def free(self) -> None:

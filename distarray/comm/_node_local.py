@@ -31,6 +31,7 @@ import numpy as np
 from distarray.comm import _memory
 from distarray.comm._mismatch import mismatch
 from distarray.comm._packing import copy_box
+from distarray.comm._presence import Meeting, counted_by, message_of_gone
 from distarray.comm._slots import (
     BARRIER,
     BLOCK_IN_ARENA,
@@ -93,6 +94,9 @@ class Channel:
         self.me = me
         self.size = size
         self._round = 0
+        self._place = ""
+        self._number = me
+        self._ranks: tuple[int, ...] = ()
         self._spins = _SPINS if len(members) <= _cores() else _SPINS_CROWDED
         self._keep = own
         self._unread: np.ndarray | None = None
@@ -115,6 +119,26 @@ class Channel:
     def is_own(self) -> bool:
         """Whether this process made it, and did not get it by being forked."""
         return self._process == os.getpid()
+
+    @property
+    def joined(self) -> int:
+        """How many rounds this rank has joined."""
+        return self._round
+
+    def meets(self, place: str, ranks: tuple[int, ...]) -> None:
+        """Let others be told of long waits for rounds.
+
+        Parameters
+        ----------
+        place
+            What names the rounds of this channel, alike on all its ranks.
+        ranks
+            The numbers in the MPI world of all ranks of the communicator.
+        """
+        self._place = place
+        self._number = ranks[self.me]
+        self._ranks = tuple(ranks[rank] for rank in self.members)
+        counted_by(place, self)
 
     def exchange(
         self, payload: bytes | memoryview, token: int, what: object = ""
@@ -231,11 +255,9 @@ class Channel:
         others = self._others[(number - 1) & 1]
         gone = [r for r, slot in others if slot.words[GONE] and slot.words[ROUND] != number]
         if gone:
-            raise CommunicationError(
-                f"rank {self.me} waits for ranks {gone} ({what}), and they have come to the end of "
-                "the program. Every rank must make the same calls, and print(x), float(x), "
-                "np.asarray(x) and x.full_array() are such calls"
-            )
+            if self._ranks:  # as the program counts them
+                gone = [self._ranks[self.members.index(rank)] for rank in gone]
+            raise CommunicationError(message_of_gone(self._number, gone, what))
 
     def _wait(self, words: memoryview, number: int, what: object) -> None:
         for _ in range(self._spins):
@@ -246,7 +268,8 @@ class Channel:
                 return
             os.sched_yield()
         deadline = time.monotonic() + timeout()
-        with waiting(what):
+        meeting = Meeting(self._place, number, self._ranks) if self._place else None
+        with waiting(what, meeting):
             while words[ROUND] != number:
                 time.sleep(_SLEEP)
                 if words[GONE]:

@@ -21,10 +21,14 @@ import stat
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Iterator
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple, NoReturn
+
+from distarray.comm import _presence, _waiting
+from distarray.errors import CommunicationError
 
 _SECONDS_BEFORE_OTHERS_PRINT = 1.0
 _SECONDS_SILENT = 5.0
@@ -44,9 +48,48 @@ def install() -> None:
 
     Done when the library is imported: MPI may run already, and be what the others wait in.
     """
-    ending = _Ending()
-    sys.excepthook = ending.on_exception
-    threading.excepthook = ending.on_thread_exception
+    global _ending
+    _ending = _Ending()
+    sys.excepthook = _ending.on_exception
+    threading.excepthook = _ending.on_thread_exception
+    atexit.register(_say_that_gone, os.getpid())
+
+
+def end(message: str, frame: FrameType | None) -> None:
+    """End all ranks because one waits in vain, in a call that cannot be ended otherwise.
+
+    Parameters
+    ----------
+    message
+        Why.
+    frame
+        Where it waits.
+    """
+    if _ending is not None:
+        _ending.on_wait_in_vain(message, frame)
+
+
+def watch() -> None:
+    """Look from now on for long waits of this rank, and for those in vain."""
+    place = _place()
+    if place is not None:
+        others = None if _is_spawned() else _presence.Watch(_presence.Presence(place.rank))
+        _waiting.watch(str(place), abort, others, end)
+
+
+def _say_that_gone(process: int) -> None:
+    """Tell those who wait for this rank that it has come to the end of the program."""
+    place = _place()
+    if place is None or process != os.getpid() or _is_spawned():
+        return
+    _presence.Presence(place.rank).go()
+
+
+def _is_spawned() -> bool:
+    """Tell whether another job of MPI started this one: these cannot be told apart here."""
+    mpi = _mpi()
+    told = os.environ.get("PMI_SPAWNED", "0") != "0"
+    return told or (mpi is not None and mpi.Comm.Get_parent() != mpi.COMM_NULL)
 
 
 def install_at_exit() -> None:
@@ -186,6 +229,20 @@ class _Ending:
             self._previous_in_threads(args)
         abort(1)
 
+    def on_wait_in_vain(self, message: str, frame: FrameType | None) -> None:
+        """Print as an uncaught error what a thread would raise if it could, and end all ranks."""
+        place = _place()
+        if place is None:
+            return
+        with _in_one_piece():
+            if self._announce(place):
+                stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+                sys.stderr.write(
+                    f"Traceback (most recent call last):\n{stack}"
+                    f"{CommunicationError.__module__}.CommunicationError: {message}\n"
+                )
+        abort(1)
+
     def _announce(self, place: _Place) -> bool:
         """Say that this rank fails; False where another one does, and waits for this to join."""
         if place.rank != 0:
@@ -211,6 +268,9 @@ class _Ending:
         except OSError as error:
             return error.errno != errno.EADDRINUSE
         return True
+
+
+_ending: _Ending | None = None
 
 
 # --- what was written ----------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """Say where this rank waits for others, when it waits for long: no program hangs without a word.
 
-A wait is noted before it begins and forgotten when it ends; a thread looks every second how long
-the oldest has lasted. After `SECONDS` it tells the line of the program that waits, once; after
-``DISTARRAY_TIMEOUT`` seconds, where that is set, it ends all ranks.
+A wait is noted before it begins and forgotten when it ends; a thread looks twice a second how
+long the oldest has lasted. After `SECONDS` it tells the line of the program that waits, once; after
+``DISTARRAY_TIMEOUT`` seconds, where that is set, it ends all ranks. It ends them at once where the
+ranks of this node are known to wait in vain (`_presence`).
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from distarray.comm._presence import Meeting, Watch
 from distarray.errors import ArgumentError
 
 SECONDS = 30.0
 """How long a rank waits before it says so."""
 
-_EVERY = 1.0  # seconds between looks
+_EVERY = 0.5  # seconds between looks
+_GRACE = 2.0  # for those who watch the time themselves
+_SOON = 0.25  # seconds after which it is asked whether a wait is in vain
 _LIBRARIES = ("distarray", "numpy")  # whose lines say nothing about the program
 
 
@@ -32,6 +36,7 @@ class _Wait(NamedTuple):
 
     since: float
     what: object
+    meeting: Meeting | None
 
 
 _waits: dict[int, _Wait] = {}  # by thread
@@ -44,15 +49,18 @@ class waiting:  # noqa: N801 - reads as a verb: with waiting("for a communicator
     ----------
     what
         ``str(what)`` says what it is about to do with them.
+    meeting
+        Where, if others can be told so.
     """
 
-    __slots__ = ("_what",)
+    __slots__ = ("_meeting", "_what")
 
-    def __init__(self, what: object) -> None:
+    def __init__(self, what: object, meeting: Meeting | None = None) -> None:
         self._what = what
+        self._meeting = meeting
 
     def __enter__(self) -> None:
-        _waits[threading.get_ident()] = _Wait(time.monotonic(), self._what)
+        _waits[threading.get_ident()] = _Wait(time.monotonic(), self._what, self._meeting)
 
     def __exit__(self, *_: object) -> None:
         _waits.pop(threading.get_ident(), None)
@@ -79,8 +87,16 @@ def timeout() -> float:
     return seconds
 
 
-def watch(place: str, abort: Callable[[int], None]) -> None:
-    """Start to look for long waits.
+class End(Protocol):
+    """Ends all ranks because of an error."""
+
+    def __call__(self, message: str, frame: FrameType | None) -> None: ...
+
+
+def watch(
+    place: str, abort: Callable[[int], None], others: Watch | None = None, end: End | None = None
+) -> None:
+    """Start to look for long waits, and for those in vain.
 
     Parameters
     ----------
@@ -88,29 +104,77 @@ def watch(place: str, abort: Callable[[int], None]) -> None:
         Which rank this is, for messages.
     abort
         Ends all ranks, with a status.
+    others, end
+        What the others are known to do, and what ends all ranks where they will not come.
     """
     timeout()  # a wrong setting is an error at once, and here
-    threading.Thread(target=_look, args=(place, abort), daemon=True, name="distarray waits").start()
+    looking = _Looking(place, abort, others, end)
+    threading.Thread(target=looking.run, daemon=True, name="distarray waits").start()
 
 
-def _look(place: str, abort: Callable[[int], None]) -> None:
-    told: set[_Wait] = set()
-    while True:
-        time.sleep(_EVERY)
-        now = list(_waits.items())
-        told.intersection_update(wait for _, wait in now)
+class _Looking:
+    """Looks at the waits of this rank; see `watch`."""
+
+    def __init__(
+        self, place: str, abort: Callable[[int], None], others: Watch | None, end: End | None
+    ) -> None:
+        self._place = place
+        self._abort = abort
+        self._others = others
+        self._end = end
+        self._told: set[_Wait] = set()
+
+    def run(self) -> None:
+        """Look every now and then, until the program ends."""
+        while True:
+            time.sleep(_EVERY)
+            now = list(_waits.items())
+            self._look_for_long(now)
+            if self._others is not None:
+                self._look_for_vain(dict(now), self._others)
+
+    def _look_for_long(self, now: list[tuple[int, _Wait]]) -> None:
+        self._told.intersection_update(wait for _, wait in now)
         for thread, wait in now:
             seconds = time.monotonic() - wait.since
             # Those who watch the time themselves raise an error first, where the program can see.
-            late = seconds > timeout() + 2 * _EVERY
-            if not late and (seconds < SECONDS or wait in told):
+            late = seconds > timeout() + _GRACE
+            if not late and (seconds < SECONDS or wait in self._told):
                 continue
-            told.add(wait)
+            self._told.add(wait)
             frame = sys._current_frames().get(thread)
-            sys.stderr.write(_message(f"{place} has waited {seconds:.0f} s", frame, wait.what))
+            sys.stderr.write(
+                _message(f"{self._place} has waited {seconds:.0f} s", frame, wait.what)
+            )
             sys.stderr.flush()
             if late:
-                abort(1)
+                self._abort(1)
+
+    def _look_for_vain(self, now: dict[int, _Wait], others: Watch) -> None:
+        main = threading.main_thread().ident or 0
+        soon = time.monotonic() - _SOON
+        for thread, wait in now.items():
+            if wait.meeting is not None and wait.since < soon:
+                self._end_if(others.gone(wait.meeting, wait.what), thread)
+        if main in now and now[main].since < soon and not _other_threads():
+            wait = now[main]
+            seconds = time.monotonic() - wait.since
+            self._end_if(others.elsewhere(wait.meeting, wait.what, seconds), main)
+        else:
+            others.elsewhere(None, "", 0)
+
+    def _end_if(self, why: str, thread: int) -> None:
+        if why and self._end is not None:
+            self._end(why, sys._current_frames().get(thread))
+
+
+def _other_threads() -> bool:
+    """Tell whether the program has threads that may communicate as well."""
+    main = threading.main_thread()
+    return any(
+        t is not main and not t.daemon and not t.name.startswith("distarray")
+        for t in threading.enumerate()
+    )
 
 
 def _message(who: str, frame: FrameType | None, what: object) -> str:

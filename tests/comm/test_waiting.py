@@ -24,9 +24,11 @@ rank = x.mesh.rank
 @pytest.mark.parametrize("shared", ["0", "1"])
 def test_a_call_that_one_rank_makes_alone_ends_all_ranks_at_the_limit(before, shared):
     program = f"{ARRAY}\n{before}\nif rank == 0:\n    print(x)\n"
-    ended = launch(program, DISTARRAY_TIMEOUT="1", DISTARRAY_SHARED_MEMORY=shared)
+    # On the same node they would say that they have gone.
+    nodes = {} if before else {"DISTARRAY_RANKS_PER_NODE": "1"}
+    ended = launch(program, DISTARRAY_TIMEOUT="1", DISTARRAY_SHARED_MEMORY=shared, **nodes)
     assert ended.status != 0
-    if before and shared == "1":  # the others can say that they have gone
+    if before and shared == "1":
         assert "rank 0 waits for ranks [" in ended.said, ended.said
     else:
         assert "rank 0 of 3 has waited" in ended.said, ended.said
