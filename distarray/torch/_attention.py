@@ -13,6 +13,7 @@ from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Placement, Replicate, Shard
 from distarray.torch._features import Features, addend, shared, summed
+from distarray.torch._forwards import check_stock
 from distarray.torch._heads import attend
 from distarray.torch._layouts import hand_on
 from distarray.torch._modules import place_parameters
@@ -42,11 +43,8 @@ def cut_heads(
             f"parts={style.parts}, unit={style.unit}: a MultiheadAttention knows its parts and "
             f"heads ({module.num_heads} of {module.head_dim}); leave both out"
         )
-    if type(module).forward is not nn.MultiheadAttention.forward:
-        raise ArgumentTypeError(
-            f"{type(module).__name__} has a forward of its own, which knows nothing of cut heads; "
-            "cut its projections by styles of their own, with unit= the size of a head"
-        )
+    remedy = "cut its projections by styles of their own, with unit= the size of a head"
+    check_stock(module, nn.MultiheadAttention, "ColwiseParallel", remedy)
     _cut_parameters(style, module, mesh)
     heads = Features.in_units(mesh, module.num_heads, 1)
 

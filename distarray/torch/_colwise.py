@@ -47,6 +47,9 @@ class ColwiseParallel(ParallelStyle):
         How many output features must stay together: the size of a head, for instance. One number,
         or one for each part. Where ``g`` query heads share one key and value,
         ``parts=(g * heads * size, heads * size, heads * size), unit=(g * size, size, size)``.
+    own_forward
+        Whether a ``forward`` that a class derived from torch's has of its own is right on a rank's
+        share of the features; others are refused.
 
     Notes
     -----
@@ -61,6 +64,7 @@ class ColwiseParallel(ParallelStyle):
         use_local_output: bool = True,
         parts: Sequence[int] = (),
         unit: int | Sequence[int] = 1,
+        own_forward: bool = False,
     ) -> None:
         del use_local_output
         self.input_layouts = placement(input_layouts, "input_layouts", _R)
@@ -69,18 +73,21 @@ class ColwiseParallel(ParallelStyle):
         )
         self.parts = tuple(parts)
         self.unit = unit
+        self.own_forward = own_forward
 
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
         """Cut the module's parameters, and hook it."""
         one_axis(mesh, "ColwiseParallel")
         if isinstance(module, nn.MultiheadAttention):
             cut_heads(self, module, mesh, self.input_layouts, self.output_layouts or _R)
-        elif is_grouped(module):
+            return
+        cut = cut_of(COLUMNS, module, "ColwiseParallel", self.own_forward)
+        if is_grouped(module):
             cut_groups(self, module, mesh, self.input_layouts, self.output_layouts)
         elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
             cut_vectors(self, module, mesh)
         else:
-            self._cut(module, mesh, cut_of(COLUMNS, module, "ColwiseParallel"))
+            self._cut(module, mesh, cut)
 
     def _cut(self, module: nn.Module, mesh: DeviceMesh, cut: Cut) -> None:
         for name, axis in cut.parameters.items():

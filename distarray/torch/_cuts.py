@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from distarray.errors import ArgumentError, ArgumentTypeError
+from distarray.torch._forwards import check_stock
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ COLUMNS: dict[type[nn.Module], Cut] = {
 }
 ROWS: dict[type[nn.Module], Cut] = {
     nn.Linear: Cut({"weight": 1}, -1),
+    nn.Embedding: Cut({"weight": 0}, -1),
+    nn.EmbeddingBag: Cut({"weight": 0}, -1),
     nn.Bilinear: Cut({"weight": 1}, -1, ("input1", "input2"), fills=True),
     nn.Conv1d: Cut({"weight": 1}, -2, fills=True),
     nn.Conv2d: Cut({"weight": 1}, -3, fills=True),
@@ -64,10 +67,25 @@ ROWS: dict[type[nn.Module], Cut] = {
 }
 
 
-def cut_of(table: Mapping[type[nn.Module], Any], module: nn.Module, style: str) -> Any:
-    """Return the entry of a module's class, or of the nearest class that it derives from."""
+_REMEDY = (
+    "pass own_forward=True if it is, or write a ParallelStyle of your own. What derives from a "
+    "class of torch's may otherwise differ in __init__, reset_parameters and extra_repr"
+)
+
+
+def cut_of(
+    table: Mapping[type[nn.Module], Cut], module: nn.Module, style: str, own_forward: bool = False
+) -> Cut:
+    """Return the entry of a module's class, or of the nearest class that it derives from.
+
+    Raises
+    ------
+    ArgumentTypeError
+        There is none, or the module has a forward of its own without the user's consent.
+    """
     for kind in type(module).__mro__:
         if kind in table:
+            check_stock(module, kind, style, _REMEDY, own_forward)
             return table[kind]
     known = ", ".join(kind.__name__ for kind in table)
     raise ArgumentTypeError(

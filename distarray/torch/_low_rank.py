@@ -20,6 +20,7 @@ from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Replicate, Shard
 from distarray.torch._colwise import ColwiseParallel
 from distarray.torch._features import Features, addend, shared, summed
+from distarray.torch._forwards import check_stock
 from distarray.torch._modules import map_inputs, state_of
 from distarray.torch._passage import keep_placed
 from distarray.torch._rowwise import RowwiseParallel
@@ -77,7 +78,9 @@ class LowRankParallel(ParallelStyle):
             raise ArgumentError(
                 f"base={self.names['base']!r} matches {1 + len(others)} layers; name the only one"
             )
+        remedy = "pass own_forward=True to the style inside if it is"
         for layer in (base, *downs, *ups):
+            check_stock(layer, nn.Linear, "LowRankParallel", remedy, self.style.own_forward)
             keep_placed(layer)
         if isinstance(self.style, ColwiseParallel):
             self._columns(self.style, module, mesh, base, downs, ups)

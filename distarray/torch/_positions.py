@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.modules import instancenorm
 
 from distarray.errors import ArgumentTypeError, LayoutError
+from distarray.torch._forwards import own_method
 
 
 class Merged(NamedTuple):
@@ -49,7 +50,7 @@ def check_module(module: nn.Module) -> None:
             f"a {type(module).__name__} with track_running_stats=True would keep statistics of "
             "this rank's items; gather its input by dt.PrepareModuleInput"
         )
-    if has_own_forward(module, nn.modules.dropout._DropoutNd):
+    if isinstance(module, nn.modules.dropout._DropoutNd) and own_method(module):
         raise ArgumentTypeError(
             f"{type(module).__name__} replaces the forward of torch's dropout, whose masks "
             "SequenceParallel makes; call dt.dropout in a module of your own instead"
@@ -85,16 +86,8 @@ def check_axis(module: nn.Module, axis: int, ndim: int) -> Merged | None:
     return None
 
 
-def has_own_forward(module: Any, base: Any) -> bool:
-    """Tell whether a module of a class of torch's computes something else than that."""
-    if not isinstance(module, base):
-        return False
-    kind: Any = next(k for k in type(module).__mro__ if k.__module__.startswith("torch.nn."))
-    return bool(type(module).forward is not kind.forward)
-
-
 def _check_stock(module: Any, axis: int) -> None:
-    if has_own_forward(module, (nn.GroupNorm, instancenorm._InstanceNorm)):
+    if own_method(module):
         raise LayoutError(
             f"its input is cut along axis {axis}, of which {type(module).__name__} takes "
             "statistics in a forward of its own; gather the input by dt.PrepareModuleInput"

@@ -43,6 +43,10 @@ class RowwiseParallel(ParallelStyle):
         For compatibility: outputs are plain tensors always.
     parts, unit
         How the input features are cut, as in the `ColwiseParallel` that computes them.
+    own_forward
+        Whether a ``forward`` that a class derived from torch's has of its own is right where it is
+        given a rank's share of the input and no bias, and the outputs are added; others are
+        refused.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class RowwiseParallel(ParallelStyle):
         use_local_output: bool = True,
         parts: Sequence[int] = (),
         unit: int | Sequence[int] = 1,
+        own_forward: bool = False,
     ) -> None:
         del use_local_output
         self.input_layouts = (
@@ -61,10 +66,12 @@ class RowwiseParallel(ParallelStyle):
         self.output_layouts = placement(output_layouts, "output_layouts", _R)
         self.parts = tuple(parts)
         self.unit = unit
+        self.own_forward = own_forward
 
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
         """Cut the module's parameters, and hook it."""
         one_axis(mesh, "RowwiseParallel")
+        cut = cut_of(ROWS, module, "RowwiseParallel", self.own_forward)
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             if self.parts or self.unit != 1:
                 raise ArgumentError(
@@ -77,7 +84,7 @@ class RowwiseParallel(ParallelStyle):
         elif is_grouped(module):
             cut_groups(self, module, mesh, self.input_layouts, self.output_layouts)
         else:
-            self._cut(module, mesh, cut_of(ROWS, module, "RowwiseParallel"))
+            self._cut(module, mesh, cut)
 
     def _cut(self, module: nn.Module, mesh: DeviceMesh, cut: Cut) -> None:
         for name, axis in cut.parameters.items():

@@ -14,11 +14,13 @@ from distarray.layout import Replicate
 from distarray.torch._colwise import ColwiseParallel
 from distarray.torch._dropout import drop
 from distarray.torch._features import Features
+from distarray.torch._forwards import check_stock
 from distarray.torch._modules import state_of, untraced
 from distarray.torch._passage import around, keep_placed
 from distarray.torch._rowwise import RowwiseParallel
 from distarray.torch._style import ParallelStyle, one_axis
 
+_LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 _CHILDREN: dict[str, type[ParallelStyle]] = {
     "self_attn": ColwiseParallel,
     "multihead_attn": ColwiseParallel,
@@ -46,12 +48,16 @@ class TransformerLayerParallel(ParallelStyle):
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
         """Cut the layer's parts, and hook them."""
         one_axis(mesh, "TransformerLayerParallel")
-        if not isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+        if not isinstance(module, _LAYERS):
             raise ArgumentTypeError(
                 f"TransformerLayerParallel takes nn.TransformerEncoderLayer and "
                 f"nn.TransformerDecoderLayer, not a {type(module).__name__}; plan styles for its "
                 "parts instead"
             )
+        kind = next(k for k in _LAYERS if isinstance(module, k))
+        remedy = "plan styles for its parts instead"
+        check_stock(module, kind, "TransformerLayerParallel", remedy)
+        check_stock(module.dropout, nn.Dropout, "TransformerLayerParallel", remedy)
         for name, style in _CHILDREN.items():
             child = getattr(module, name, None)
             if child is not None:

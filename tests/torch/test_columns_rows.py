@@ -288,7 +288,7 @@ def test_an_error_in_forward_puts_the_bias_back():
     def program():
         mesh = da.init_device_mesh((2,), ("tp",))
         layer = Failing(4, 3)
-        dt.parallelize_module(layer, mesh, dt.RowwiseParallel())
+        dt.parallelize_module(layer, mesh, dt.RowwiseParallel(own_forward=True))
         bias = layer.bias
         with pytest.raises(RuntimeError, match="no numbers"):
             layer(torch.full((2, 2), torch.nan))

@@ -155,7 +155,7 @@ def test_channels_that_do_not_fit_the_groups_are_an_error_before_anything_is_sen
             "1": dt.ColwiseParallel(input_layouts=da.Shard(1)),
         }
         dt.parallelize_module(model, mesh, plan)
-        with da.CommLog() as log, pytest.raises(LayoutError, match=r"1 \(Conv1d\): .* 3 features"):
+        with da.CommLog() as log, pytest.raises(LayoutError, match=r"1 \(Conv1d\): .* 6 \(3, 3"):
             model(torch.ones(2, 3, 5))
         assert log.count() == 0
         model[1].groups = 3

@@ -115,7 +115,7 @@ def test_a_forward_of_its_own_that_calls_itself():
     def parallel(twin, mesh):
         scaled = Scaled(7, 3, _weight=twin.table.weight.detach())
         scaled.weight = twin.table.weight
-        dt.parallelize_module(scaled, mesh, dt.RowwiseParallel())
+        dt.parallelize_module(scaled, mesh, dt.RowwiseParallel(own_forward=True))
         return lambda words: scaled(words, deeper=False)
 
     compare(2, Reference(), (WORDS,), parallel)
