@@ -12,13 +12,24 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from distarray.comm import DeviceMesh
+from distarray.comm._mismatch import differing, token
 from distarray.errors import ArgumentError, LayoutError, MismatchError
-from distarray.layout import Layout, Placement, Shard
-from distarray.torch import _fused
+from distarray.layout import Layout, Placement
 from distarray.torch._buffers import buffer_of
 from distarray.torch._layouts import Placed, place, placed_of
 from distarray.torch._modules import state_of
 from distarray.torch._moves import check_mesh
+from distarray.torch._shares import block_of, in_full_order, is_sharded, placed_as
+from distarray.torch._wholes import handed_out
+
+__all__ = [
+    "block_of",
+    "distribute_parameter",
+    "in_full_order",
+    "is_sharded",
+    "placed_as",
+    "values_from",
+]
 
 _source: ContextVar[int | None] = ContextVar("source of parameters", default=0)
 
@@ -98,9 +109,10 @@ def distribute_parameter(
                 f"parameter {name!r} has a gradient already, of the full shape; parallelize before "
                 "the first backward pass, or after zero_grad()"
             )
-        if parameter.device.type != "meta":
-            _agree_on_values(parameter, mesh, name)
-        block = block_of(parameter.detach(), placed).clone(memory_format=torch.contiguous_format)
+        if parameter.device.type == "meta":
+            block = torch.empty_like(block_of(parameter.detach(), placed).contiguous())
+        else:
+            block = _agreed_block(parameter, name, mesh, placed)
         forget_graphs(parameter)
         parameter.data = block
         place(parameter, *placed)
@@ -137,92 +149,26 @@ def _parameter(module: nn.Module, name: str) -> nn.Parameter:
     raise ArgumentError(f"{kind} has no parameter {name!r} to distribute")
 
 
-def placed_as(
-    mesh: DeviceMesh,
-    placements: Sequence[Placement],
-    shape: Sequence[int],
-    parts: Sequence[int] = (),
-    axis: int = 0,
-    unit: int | Sequence[int] = 1,
-) -> Placed:
-    """Return how a parameter of this shape is placed, with the boundaries that parts make."""
-    layout = Layout(mesh, placements, shape)
-    if not parts and unit == 1:
-        return Placed(layout)
-    axis %= layout.ndim
-    sizes, units = _fused.checked_parts(layout.shape[axis], parts, unit)
-    cutting = layout.sharding_axes(axis)
-    if len(cutting) > 1:
-        raise LayoutError(
-            f"{layout}: an axis that consists of parts or units is cut by one mesh axis only"
-        )
-    if not cutting:
-        return Placed(layout)
-    offsets = _fused.boundaries(sizes, units, mesh.shape[cutting[0]])
-    layout = layout.replace(boundaries={axis: offsets})
-    return Placed(layout) if len(sizes) == 1 else Placed(layout, sizes, axis, units)
-
-
-def block_of(full: torch.Tensor, placed: Placed) -> torch.Tensor:
-    """Return this rank's block of a full tensor, which shares its memory where it can."""
-    layout, parts, axis, units = placed
-    box = layout.local_box()
-    assert box is not None  # this rank is in the mesh
-    cutting = layout.sharding_axes(axis) if parts else ()
-    if len(cutting) > 1:  # a share of the parts is cut again
-        full, parts = in_order_of_ranks(full, placed), ()
-    for i, (start, stop) in enumerate(box):
-        if not (parts and i == axis):
-            full = full.narrow(i, start, stop - start)
-    if not parts:
-        return full
-    coordinate = layout.mesh.coordinate
-    assert coordinate is not None
-    count = layout.mesh.shape[cutting[0]]
-    return _fused.own_share(full, parts, units, count, coordinate[cutting[0]], axis)
-
-
-def in_order_of_ranks(full: torch.Tensor, placed: Placed) -> torch.Tensor:
-    """Return a full tensor whose parts have been torn apart, as the ranks hold them."""
-    layout, parts, axis, units = placed
-    if not parts:
-        return full
-    cutting = layout.sharding_axes(axis)[0]
-    return _fused.by_ranks(full, parts, units, layout.mesh.shape[cutting], axis)
-
-
-def in_full_order(gathered: torch.Tensor, placed: Placed) -> torch.Tensor:
-    """Return a full tensor whose parts, gathered in the order of the ranks, are whole again."""
-    layout, parts, axis, units = placed
-    if not parts:
-        return gathered
-    cutting = layout.sharding_axes(axis)[0]
-    return _fused.by_parts(gathered, parts, units, layout.mesh.shape[cutting], axis)
-
-
-def _agree_on_values(parameter: nn.Parameter, mesh: DeviceMesh, name: str) -> None:
-    """Give all ranks the values of one, or check that they have the same."""
+def _agreed_block(
+    parameter: nn.Parameter, name: str, mesh: DeviceMesh, placed: Placed
+) -> torch.Tensor:
+    """Return this rank's block of what one rank has, or of what all have, which is checked."""
     source = _source.get()
     comm = mesh.communicator()
-    whole = parameter.detach().contiguous()
-    buffer = buffer_of(whole)
+    whole = parameter.detach()
+    parts = f" in parts {placed.parts}" if placed.parts else ""
+    taken = "its own values" if source is None else f"those of position {source}"
+    doing = f"parameter {name!r} of {whole.dtype} becomes {placed.layout}{parts} of {taken}"
+    comm.agree(token(doing), doing)
     if source is None:
-        digest = hashlib.blake2b(buffer.tobytes(), digest_size=16).hexdigest()
-        told = comm.all_gather_object((tuple(parameter.shape), str(parameter.dtype), digest))
+        values = buffer_of(whole.contiguous()).tobytes()
+        told = comm.all_gather_object(hashlib.blake2b(values, digest_size=16).hexdigest())
         if len(set(told)) > 1:
             raise MismatchError(
-                f"parameter {name!r} differs between the ranks of {mesh}: {told}; start from the "
-                "same values, or let src_data_rank=0 give its own to all"
+                f"parameter {name!r} differs between the ranks of {mesh}: digests of it are "
+                f"{differing(told)}; start from the same values, or let src_data_rank=0 give its "
+                "own to all"
             )
-        return
-    comm.broadcast(buffer.reshape(-1), root=source)
-    if whole.data_ptr() != parameter.data_ptr():
-        parameter.data.copy_(whole)
-
-
-def is_sharded(layout: Layout) -> bool:
-    """Tell whether ranks hold different blocks."""
-    return any(
-        type(p) is Shard and size > 1
-        for p, size in zip(layout.placements, layout.mesh.shape, strict=True)
-    )
+        return block_of(whole, placed).clone(memory_format=torch.contiguous_format)
+    rank = mesh.flat_ranks[source]
+    return handed_out(whole if mesh.rank == rank else None, placed, rank, whole)

@@ -16,7 +16,7 @@ from distarray.layout import Layout, Replicate, Shard
 from distarray.torch import _moves
 from distarray.torch._buffers import buffer_of
 from distarray.torch._layouts import Placed
-from distarray.torch._parameters import in_full_order, in_order_of_ranks, is_sharded
+from distarray.torch._shares import in_full_order, in_order_of_ranks, is_sharded
 
 _R = Replicate()
 
