@@ -70,8 +70,10 @@ class Packed:
         Where each whole tensor is in the full buffer, in elements.
     total
         Elements of the full buffer.
-    count
-        Elements of this rank's flat buffer.
+    rank
+        This process's position along the axis.
+    count, counts
+        Elements of this rank's flat buffer, and of everybody's.
     """
 
     def __init__(
@@ -84,11 +86,11 @@ class Packed:
         self.starts = tuple(starts)
         coordinate = mesh.coordinate
         assert coordinate is not None  # this rank is in the mesh
-        self._own = coordinate[-1]
+        self.rank = coordinate[-1]
         ranks = range(mesh.shape[-1])
         self._pieces = [_pieces(layouts, (*coordinate[:-1], rank)) for rank in ranks]
         self.counts = tuple(pieces[-1].stop if pieces else 0 for pieces in self._pieces)
-        self.count = self.counts[self._own]
+        self.count = self.counts[self.rank]
         self._cut = [type(layout.placements[-1]) is Shard for layout in layouts]
         self._line = Layout(
             mesh,
@@ -99,7 +101,7 @@ class Packed:
 
     def blocks(self, own: Buffer) -> list[Buffer]:
         """Return the blocks in this rank's flat buffer, each in its shape."""
-        return [own[p.start : p.stop].reshape(p.shape) for p in self._pieces[self._own]]
+        return [own[p.start : p.stop].reshape(p.shape) for p in self._pieces[self.rank]]
 
     def wholes(self, full: Buffer) -> list[Buffer]:
         """Return the whole tensors in a full buffer, each in its shape and strides."""
@@ -114,7 +116,7 @@ class Packed:
     def gather(self, own: Buffer, purpose: Purpose, *, background: bool = False) -> Buffer:
         """Return a new full buffer, of the flat buffers of all ranks (collective)."""
         full = _memory.empty((self.total,), own.dtype, _backend.device_of(own))
-        communicator = self._communicator(background)
+        communicator = self.communicator(background)
         started = perf_counter()
         with unrecorded():
             if communicator.size == 1:
@@ -140,7 +142,7 @@ class Packed:
         op
             "sum" or "avg".
         """
-        communicator = self._communicator(background)
+        communicator = self.communicator(background)
         started = perf_counter()
         with unrecorded():
             if communicator.size == 1:
@@ -162,7 +164,8 @@ class Packed:
         replicated = [Replicate()] * self._mesh.ndim
         return self._line.replace(placements=replicated, boundaries=None)
 
-    def _communicator(self, background: bool) -> Communicator:
+    def communicator(self, background: bool) -> Communicator:
+        """Return the communicator of the ranks whose blocks travel together."""
         communicator = self._mesh.communicator((self._mesh.ndim - 1,))
         return communicator.background() if background else communicator
 
@@ -182,7 +185,7 @@ class Packed:
         wholes = self.wholes(full)
         for rank, (pieces, flat) in enumerate(zip(self._pieces, flats, strict=False)):
             for piece in pieces:
-                if piece.start < piece.stop and (self._cut[piece.tensor] or rank == self._own):
+                if piece.start < piece.stop and (self._cut[piece.tensor] or rank == self.rank):
                     block = flat[piece.start : piece.stop].reshape(piece.shape)
                     copy_box(wholes[piece.tensor][piece.region], block, total=full.nbytes)
 
@@ -190,7 +193,7 @@ class Packed:
         """Reduce this rank's blocks out of the contributions of all ranks."""
         own = _memory.empty((self.count,), fulls[0].dtype, _backend.device_of(fulls[0]))
         contributions = [self.wholes(full) for full in fulls]
-        for piece, block in zip(self._pieces[self._own], self.blocks(own), strict=True):
+        for piece, block in zip(self._pieces[self.rank], self.blocks(own), strict=True):
             if block.size:
                 parts = [wholes[piece.tensor][piece.region] for wholes in contributions]
                 reduce_into(block, parts, op, total=own.nbytes)

@@ -38,6 +38,8 @@ class Bundle:
         smaller: DeviceMesh | None,
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        pinned: bool = False,
     ) -> None:
         self.members = list(members)
         self.packed = Packed(mesh, [m.layout for m in members], [m.stride for m in members])
@@ -46,7 +48,7 @@ class Bundle:
         self._smaller = smaller
         first = members[0].parameter.detach()
         self._kind = first.dtype, first.device
-        self._home = _flat(self.packed.count, first)
+        self._home = _flat(self.packed.count, first, pinned=pinned)
         self._blocks = self._cut(self._home)
         self._like = torch.empty(0, dtype=dtype, device=device)
         self.full: torch.Tensor | None = None
@@ -162,7 +164,9 @@ class Bundle:
         return gather
 
 
-def _flat(size: int, like: torch.Tensor) -> torch.Tensor:
-    """Return a new flat tensor in memory that the ranks of the node can read."""
+def _flat(size: int, like: torch.Tensor, *, pinned: bool = False) -> torch.Tensor:
+    """Return a new flat tensor, page-locked or in memory that the ranks of the node can read."""
+    if pinned:
+        return torch.empty(size, dtype=like.dtype, pin_memory=True)
     template = buffer_of(like.new_empty(0))
     return tensor_of(_memory.empty((size,), template.dtype, like.device.type), like)

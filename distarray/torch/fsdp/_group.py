@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError
@@ -18,6 +19,7 @@ from distarray.torch._anchor import is_for_all_leaves
 from distarray.torch.fsdp import _node
 from distarray.torch.fsdp._bundle import Bundle
 from distarray.torch.fsdp._context import Context
+from distarray.torch.fsdp._extension import ExtendedBundle
 from distarray.torch.fsdp._gradients import Flight, GradientBundle, Gradients, Reduction
 from distarray.torch.fsdp._parameter import ShardedParameter
 from distarray.torch.fsdp._policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
@@ -171,11 +173,38 @@ class Group:
     def _bundled(self) -> list[Bundle]:
         kinds: dict[Any, list[ShardedParameter]] = {}
         for member in self.members:
-            kinds.setdefault(member.parameter.dtype, []).append(member)
+            own = None if member.extension is None else id(member)
+            kinds.setdefault((own, member.parameter.dtype), []).append(member)
+        offload = self._offload
+        pinned = (
+            isinstance(offload, CPUOffloadPolicy)
+            and offload.pin_memory
+            and self._device.type == "cuda"
+        )
         return [
-            Bundle(found, self.mesh, self._smaller, self.policy.dtype_of(dtype), self._device)
-            for dtype, found in kinds.items()
+            (Bundle if own is None else ExtendedBundle)(
+                found,
+                self.mesh,
+                self._smaller,
+                self.policy.dtype_of(dtype),
+                self._device,
+                pinned=pinned,
+            )
+            for (own, dtype), found in kinds.items()
         ]
+
+    def set_extension(self, module: nn.Module, name: str, extension: Any) -> None:
+        """Let a parameter travel in another form from now on."""
+        self.free()
+        for member in self.members:
+            if any(holder is module and n == name for holder, n in member.slots):
+                member.extension = extension
+                self._bundles = []
+                return
+        raise ArgumentError(
+            f"{name!r} is no parameter that {self.name} shards; it has "
+            f"{', '.join(m.path for m in self.members[:8])}"
+        )
 
     # --- what modules see ------------------------------------------------------------------------
 
@@ -301,11 +330,6 @@ class Group:
             ]
             self._reducing = needed, found
         return self._reducing[1]
-
-    @property
-    def offloads(self) -> bool:
-        """Whether shares are kept in host memory."""
-        return isinstance(self._offload, CPUOffloadPolicy)
 
 
 def _smaller(mesh: DeviceMesh, size: int) -> DeviceMesh:

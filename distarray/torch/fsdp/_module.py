@@ -7,8 +7,9 @@ from typing import Any, cast
 
 from torch import nn
 
-from distarray.errors import ArgumentError
+from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.torch._modules import located
+from distarray.torch.fsdp._extension import Extension, PostAllGather, PreAllGather
 from distarray.torch.fsdp._group import Group
 from distarray.torch.fsdp._state import State, state_beside
 
@@ -116,6 +117,36 @@ class FSDPModule:
         """Name the modules to gather while this one computes its gradients."""
         for group in self._groups(False):
             group.backward_prefetch = _groups_of(modules)
+
+    def set_all_gather_extension(self, name: str, pre: PreAllGather, post: PostAllGather) -> None:
+        """Let a parameter's blocks travel in another form: quantised, for instance.
+
+        Parameters
+        ----------
+        name
+            Of the parameter, in this module or one inside that is not sharded by itself.
+        pre
+            Function of this rank's block, of any size: one or a tuple of tensors, of any shapes and
+            dtypes, that travel in its place.
+        post
+            Function of what all ranks have sent (a list of tuples, in rank order), of the
+            `Layout` of the whole over the mesh, and of the whole, not filled: it fills it
+            (``layout.local_box(coordinate)`` tells where a rank's block belongs) and returns
+            None, or returns what modules use instead, whose memory autograd keeps till backward.
+        """
+        for one, function in (("pre", pre), ("post", post)):
+            if not callable(function):
+                raise ArgumentTypeError(
+                    f"{one}={function!r}: an extension has two functions, one before and one after "
+                    "the all-gather; pass both"
+                )
+        path, _, last = name.rpartition(".")
+        module = cast("nn.Module", self)
+        group = self._state.group
+        if group is None:
+            raise ArgumentError(f"{name!r}: this module has no parameters of its own to gather")
+        with located(module):
+            group.set_extension(module.get_submodule(path), last, Extension(pre, post))
 
     def set_gradient_divide_factor(self, factor: float | None, *, recurse: bool = True) -> None:
         """Set what the sums of gradients over all ranks are divided by; None: their number."""

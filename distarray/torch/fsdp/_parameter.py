@@ -44,6 +44,8 @@ class ShardedParameter:
         How tensor parallelism places the whole; None without.
     placed
         How the block is a part of the global parameter.
+    extension
+        In which other form blocks travel; None where they travel as they are.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class ShardedParameter:
         dense = torch.ops.aten.is_non_overlapping_and_dense(parameter.detach())
         self.stride = parameter.stride() if dense else torch.empty(shape, device="meta").stride()
         self.placed = _nested(self.inner, self.layout)
+        self.extension: Any = None
 
     def cut(self, device: torch.device) -> None:
         """Turn the original into this rank's block of it, as the mesh's first rank has it."""
