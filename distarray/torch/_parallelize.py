@@ -16,6 +16,7 @@ from distarray.torch._layouts import placed_of
 from distarray.torch._modules import located, state_of
 from distarray.torch._moves import check_mesh
 from distarray.torch._parameters import is_sharded, values_from
+from distarray.torch._same_plan import chosen_alike
 from distarray.torch._style import ParallelStyle
 
 Plan = ParallelStyle | Mapping[str, ParallelStyle]
@@ -59,18 +60,27 @@ def parallelize_module(
         A module is parallelized a second time in the same way, or two styles distribute one
         parameter. Modules that share a parameter would place it differently, or one of them is
         not in the plan.
+    MismatchError
+        The ranks pass different plans, or the modules of the plan differ.
     """
     check_mesh(mesh)
-    if not isinstance(module, nn.Module):
-        raise ArgumentTypeError(f"expected a torch.nn.Module, not {type(module).__name__}")
-    if src_data_rank is not None and not 0 <= src_data_rank < mesh.size:
-        raise ArgumentError(
-            f"src_data_rank={src_data_rank}: {mesh} has the positions 0 to {mesh.size - 1}; or None"
-        )
+
+    def choose() -> list[tuple[str, nn.Module, ParallelStyle]]:
+        if not isinstance(module, nn.Module):
+            raise ArgumentTypeError(f"expected a torch.nn.Module, not {type(module).__name__}")
+        if src_data_rank is not None and not 0 <= src_data_rank < mesh.size:
+            raise ArgumentError(
+                f"src_data_rank={src_data_rank}: {mesh} has the positions 0 to {mesh.size - 1}; "
+                "or None"
+            )
+        return list(_matches(module, plan))
+
+    chosen = chosen_alike(mesh, src_data_rank, choose)
     for name, child in module.named_modules():
         state = state_of(child)
         state.path = state.path or name
-    chosen = list(_matches(module, plan))
+    if not chosen:
+        warnings.warn("parallelize_module was given an empty plan", stacklevel=2)
     with values_from(src_data_rank):
         for _, child, style in chosen:
             with located(child):
@@ -111,8 +121,6 @@ def _matches(module: nn.Module, plan: Any) -> Iterator[tuple[str, nn.Module, Par
             if id(names[name]) not in seen:  # a module that is there under two names
                 seen.add(id(names[name]))
                 found.append((name, names[name], style))
-    if not found:
-        warnings.warn("parallelize_module was given an empty plan", stacklevel=3)
     yield from found
 
 

@@ -163,6 +163,86 @@ def test_values_come_from_one_rank_or_are_compared():
 # --- twice ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("plans", "named"),
+    [
+        (({"up": COL()}, {"up": COL(), "down": ROW()}), ["nothing more", "down (Linear of"]),
+        (({"up": COL()}, {"up": ROW()}), ["up (Linear of", "by ColwiseParallel(", "by RowwiseP"]),
+        (({"up": COL()}, {"up": COL(output_layouts=da.Replicate())}), ["output_layouts=Replicate"]),
+        (({"up": COL()}, {"down": COL()}), ["weight (6, 4) float32", "weight (4, 6) float32"]),
+        (({"up": COL()}, {}), ["nothing more"]),
+    ],
+)
+def test_plans_that_differ_between_ranks_raise_on_all(plans, named):
+    model = Block()
+
+    def program(mesh):
+        twin = copy.deepcopy(model)
+        with pytest.raises(MismatchError) as caught:
+            dt.parallelize_module(twin, mesh, plans[mesh.rank == 1])
+        assert twin.up.weight.shape == (6, 4)
+        assert "ranks 0, 2: " in str(caught.value)
+        assert "rank 1: " in str(caught.value)
+        return str(caught.value)
+
+    one, other, *_ = each(program, 3)
+    assert one == other
+    for text in named:
+        assert text in one
+
+
+def test_modules_that_differ_between_ranks_raise_on_all():
+    models = [Block(), Block(5), Block().double(), Block().to("meta")]
+
+    def program(mesh):
+        for model in models[1:]:
+            twin = copy.deepcopy(model if mesh.rank else models[0])
+            with pytest.raises(MismatchError, match=r"up \(Linear of weight"):
+                dt.parallelize_module(twin, mesh, {"up": COL(), "down": ROW()})
+        with pytest.raises(ArgumentError, match="matches no module"):  # a rank alone knows
+            dt.parallelize_module(
+                copy.deepcopy(models[0]), mesh, {"up" if mesh.rank else "left": COL()}
+            )
+        with pytest.raises(MismatchError, match="src_data_rank=0; rank 1: src_data_rank=1"):
+            dt.parallelize_module(
+                copy.deepcopy(models[0]), mesh, {"up": COL()}, src_data_rank=mesh.rank
+            )
+
+    each(program)
+
+
+class Hooked(dt.ParallelStyle):
+    """A style that has a function and an object, which no other process has."""
+
+    def __init__(self):
+        self.function = lambda x: x
+        self.thing = object()
+
+    def apply(self, module, mesh):
+        del module, mesh
+
+
+def test_styles_with_functions_and_objects_are_alike():
+    model = Block()
+    each(lambda mesh: dt.parallelize_module(copy.deepcopy(model), mesh, {"up": Hooked()}))
+
+
+def test_only_the_blocks_of_a_parameter_travel():
+    full = nn.Linear(64, 96)
+    others = nn.Linear(64, 96)
+
+    def program(mesh):
+        mine = copy.deepcopy(full if mesh.rank == 1 else others)
+        with da.CommLog() as log:
+            dt.parallelize_module(mine, mesh, COL(parts=(32, 64)), src_data_rank=1)
+        assert log.bytes() == (0 if mesh.rank == 1 else mine.weight.shape[0] * 65 * 4)
+        return mine.weight.detach()
+
+    blocks = each(program, 3)
+    rows = {tuple(row.tolist()) for block in blocks for row in block}
+    assert rows == {tuple(row.tolist()) for row in full.weight.detach()}
+
+
 def test_a_module_is_parallelized_once():
     def program(mesh):
         for style in (COL(), ROW(), dt.ColwiseParallel(output_layouts=da.Replicate())):
