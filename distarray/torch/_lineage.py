@@ -14,7 +14,8 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from distarray.layout import Layout, Replicate
-from distarray.torch._carried import Axes, cut_axes, relabelled, reshaped_axes
+from distarray.torch._carried import cut_axes, relabelled
+from distarray.torch._followed import Axes, reshaped_axes
 from distarray.torch._layouts import LINEAGE, Placed, place
 
 _LONGEST = 12  # steps back, of all branches together

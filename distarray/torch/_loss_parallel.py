@@ -19,19 +19,7 @@ from distarray.torch._lineage import layout_by_lineage
 from distarray.torch._parameters import is_sharded
 from distarray.torch._shapes import check_mesh
 from distarray.torch._style import one_axis
-
-_COMPARES_CLASSES = {
-    "softmax": 1,
-    "log_softmax": 1,
-    "softmin": 1,
-    "logsumexp": 1,
-    "argmax": 1,
-    "argmin": 1,
-    "topk": 2,
-    "nll_loss": None,
-    "linear_cross_entropy": None,
-}
-"""Functions that would see a share only, and which argument names the axis that they work along."""
+from distarray.torch._together import called_by_library, check_numbers, check_together
 
 
 @contextmanager
@@ -51,14 +39,21 @@ def loss_parallel(mesh: DeviceMesh | None = None) -> Iterator[None]:
     Raises
     ------
     LayoutError
-        No layout is known of the logits, or another one than such a cut.
+        By ``F.cross_entropy``: no layout is known of the logits, or another one than such a cut. By
+        any other function of torch: it would take this rank's share for the whole.
 
     Notes
     -----
-    Functions inside that keep the classes together leave the layout known: ``view``, ``flatten``,
-    ``transpose``, ``float``, slices of other axes, products with numbers and the like. Before the
-    context, autograd's record of a tensor tells the same of reshapes and conversions (but nothing
-    under ``torch.no_grad``).
+    Other functions of torch give, inside, what they give to one process, or are refused. Those that
+    work item by item, along other axes than the cut one, or that only reshape leave the layout of
+    the result known. Those that reduce, order, normalise, multiply or pick along the cut axis are
+    an error: ``softmax``, ``sum``, ``max``, ``norm``, ``topk``, ``x[..., 0]``, other losses. The
+    result of any further function is known to come of a share, no more: neither a number nor a loss
+    is made of it. What modules with a style do with their own weights is theirs. Where a result of
+    this rank's alone is meant, compute it outside.
+
+    Before the context, autograd's record of a tensor tells its layout through reshapes and
+    conversions (but nothing under ``torch.no_grad``).
 
     Outside, ``F.cross_entropy`` sees a plain tensor with fewer classes, and nothing can tell it
     that these are a share: the loss would be wrong, or a class number out of range. The same holds
@@ -94,11 +89,12 @@ class _LossParallel(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is functional.cross_entropy:
             return self._cross_entropy(*args, **kwargs)
-        name = getattr(func, "__name__", "")
-        if name in _COMPARES_CLASSES:
-            _check_whole(name, args, kwargs)
+        if torch.compiler.is_compiling() or called_by_library():
+            return func(*args, **kwargs)
+        check_together(func, args, kwargs)
         result = func(*args, **kwargs)
         carry(func, args, kwargs, result)
+        check_numbers(func, args, kwargs, result)
         return result
 
     def _cross_entropy(
@@ -166,22 +162,3 @@ def _cutting(layout: Layout, axis: int, mesh: DeviceMesh | None) -> DeviceMesh |
             "leave the mesh out"
         )
     return own
-
-
-def _check_whole(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise where a function that compares all classes would get a share of them."""
-    for value in (*args[:2], *kwargs.values()):
-        layout = known(value)
-        if layout is None or not is_sharded(layout):
-            continue
-        position = _COMPARES_CLASSES[name]
-        if position is not None:
-            along = args[position] if len(args) > position else kwargs.get("dim")
-            along = range(layout.ndim) if along is None else along
-            along = (along,) if isinstance(along, int) else along
-            if not {axis % layout.ndim for axis in along} & set(cut_axes(layout)):
-                continue
-        raise LayoutError(
-            f"{name} inside loss_parallel would see this rank's share only of a tensor placed as "
-            f"{layout}; take cross_entropy for a loss, or the whole tensor, dt.full_tensor(x)"
-        )

@@ -265,6 +265,7 @@ def test_a_checkpointed_loss_that_opens_the_context_itself(reentrant):
     simulate(2, program, timeout=60)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch hides it unless it is an error
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_compiled_model_may_be_called_inside(backend):
     model, x, target = _setting()
