@@ -12,6 +12,7 @@ from distarray.comm import DeviceMesh
 from distarray.layout import Placement, Replicate, Shard
 from distarray.torch import _vacant
 from distarray.torch._attention import cut_heads
+from distarray.torch._channels import cut_channels, normalises_channels
 from distarray.torch._cuts import COLUMNS, Cut, cut_of, map_arguments
 from distarray.torch._embeddings import cut_vectors
 from distarray.torch._features import Features, shared
@@ -29,11 +30,15 @@ class ColwiseParallel(ParallelStyle):
     convolutions (by output channels; with groups, by whole groups) and `MultiheadAttention` (by
     heads). The number of features need not be a multiple of the ranks.
 
+    `BatchNorm`, `GroupNorm` (by whole groups) and `InstanceNorm` between modules whose channels are
+    cut are cut alike, with their running statistics: nothing is moved.
+
     Parameters
     ----------
     input_layouts
         How the input arrives; default: ``Replicate()``. It is brought to every rank, except for
-        convolutions with groups, where each rank takes the channels of its groups.
+        convolutions with groups, where each rank takes the channels of its groups. Normalisations
+        take it cut along the channels by default.
     output_layouts
         How the output leaves; default: cut along its features, as it is computed. That of a
         `MultiheadAttention` leaves as ``Replicate()`` by default.
@@ -67,6 +72,7 @@ class ColwiseParallel(ParallelStyle):
         own_forward: bool = False,
     ) -> None:
         del use_local_output
+        self._arrival_is_told = input_layouts is not None
         self.input_layouts = placement(input_layouts, "input_layouts", _R)
         self.output_layouts = (
             None if output_layouts is None else placement(output_layouts, "output_layouts", _R)
@@ -80,6 +86,10 @@ class ColwiseParallel(ParallelStyle):
         one_axis(mesh, "ColwiseParallel")
         if isinstance(module, nn.MultiheadAttention):
             cut_heads(self, module, mesh, self.input_layouts, self.output_layouts or _R)
+            return
+        if normalises_channels(module):
+            given = self.input_layouts if self._arrival_is_told else None
+            cut_channels(self, module, mesh, given, self.output_layouts)
             return
         cut = cut_of(COLUMNS, module, "ColwiseParallel", self.own_forward)
         if is_grouped(module):

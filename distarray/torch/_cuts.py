@@ -67,7 +67,7 @@ ROWS: dict[type[nn.Module], Cut] = {
 }
 
 
-_REMEDY = (
+REMEDY = (
     "pass own_forward=True if it is, or write a ParallelStyle of your own. What derives from a "
     "class of torch's may otherwise differ in __init__, reset_parameters and extra_repr"
 )
@@ -85,7 +85,7 @@ def cut_of(
     """
     for kind in type(module).__mro__:
         if kind in table:
-            check_stock(module, kind, style, _REMEDY, own_forward)
+            check_stock(module, kind, style, REMEDY, own_forward)
             return table[kind]
     known = ", ".join(kind.__name__ for kind in table)
     raise ArgumentTypeError(

@@ -136,8 +136,8 @@ class Features:
             raise LayoutError(
                 f"the input {layout} has {theirs._split()}{theirs._told()} along axis {axis}, "
                 f"where the weight takes {self._split()}{self._told()}; give this style the parts= "
-                "and unit= of the style that cut it, or pass output_layouts=da.Replicate() there "
-                "and input_layouts=da.Replicate() here"
+                "and unit= of the style that cut it (or that one the unit= of this one's groups), "
+                "or pass output_layouts=da.Replicate() there and input_layouts=da.Replicate() here"
             )
 
     def _order(self) -> tuple[tuple[slice, ...], ...]:

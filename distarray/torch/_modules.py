@@ -27,7 +27,7 @@ class State:
     path
         The module's name in the model that was parallelized; "" for the model itself.
     placed
-        How its own parameters are placed, by name.
+        How its own parameters and buffers are placed, by name.
     styles
         What has been applied to the module, and over which mesh.
     owner
@@ -42,7 +42,8 @@ class State:
     def __deepcopy__(self, memo: dict[int, Any]) -> State:
         owner = None if self.owner is None else self.owner()
         for name, placed in self.placed.items():
-            copied = None if owner is None else memo.get(id(owner._parameters.get(name)))
+            own = None if owner is None else owner._parameters.get(name, owner._buffers.get(name))
+            copied = None if own is None else memo.get(id(own))
             if isinstance(copied, torch.Tensor):
                 place(copied, *placed)
         return State(self.path, dict(self.placed), list(self.styles))  # layouts are values
@@ -62,16 +63,18 @@ def state_of(module: nn.Module) -> State:
 
 
 def place_parameters(module: nn.Module) -> None:
-    """Say again how the module's parameters are placed, should they be new tensors.
+    """Say again how the module's parameters and buffers are placed, should they be new tensors.
 
     Copies of a module have such, and modules that were materialised or loaded with ``assign=True``.
     """
     for name, placed in state_of(module).placed.items():
-        parameter = module._parameters.get(name)
-        if parameter is None or is_placed(parameter):
+        own: torch.Tensor | None = module._parameters.get(name)
+        if own is None:
+            own = module._buffers.get(name)
+        if own is None or is_placed(own):
             continue
-        if tuple(parameter.shape) == placed.layout.local_shape():
-            place(parameter, *placed)
+        if tuple(own.shape) == placed.layout.local_shape():
+            place(own, *placed)
 
 
 @contextmanager

@@ -120,6 +120,36 @@ def distribute_parameter(
     return placed.layout
 
 
+def distribute_buffer(
+    module: nn.Module,
+    name: str,
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    *,
+    parts: Sequence[int] = (),
+    unit: int | Sequence[int] = 1,
+) -> Layout:
+    """Turn a module's buffer into this rank's block of it; see `distribute_parameter`.
+
+    The module gets another tensor.
+    """
+    check_mesh(mesh)
+    buffer = module._buffers.get(name)
+    if buffer is None or name in state_of(module).placed:
+        raise LayoutError(
+            f"{type(module).__name__} has no buffer {name!r} that is not distributed yet"
+        )
+    placed = placed_as(mesh, placements, buffer.shape, parts, 0, unit)
+    if buffer.device.type == "meta":
+        block = torch.empty_like(block_of(buffer, placed).contiguous())
+    else:
+        block = _agreed_block(buffer, name, mesh, placed)
+    module._buffers[name] = block
+    place(block, *placed)
+    state_of(module).placed[name] = placed
+    return placed.layout
+
+
 def forget_graphs(parameter: nn.Parameter) -> None:
     """Let new graphs take gradients of a shape that those which are still alive did not know.
 
@@ -150,7 +180,7 @@ def _parameter(module: nn.Module, name: str) -> nn.Parameter:
 
 
 def _agreed_block(
-    parameter: nn.Parameter, name: str, mesh: DeviceMesh, placed: Placed
+    parameter: torch.Tensor, name: str, mesh: DeviceMesh, placed: Placed
 ) -> torch.Tensor:
     """Return this rank's block of what one rank has, or of what all have, which is checked."""
     source = _source.get()

@@ -181,7 +181,7 @@ def _check_own(module: nn.Module) -> None:
     """Raise where a distributed parameter has since come to be computed from others."""
     parameters = module._parameters
     for name in state_of(module).placed:
-        if name in parameters:
+        if name in parameters or name in module._buffers:
             continue
         old = f"{name}_g" in parameters or f"{name}_orig" in parameters
         if old or parametrize.is_parametrized(module, name):
