@@ -23,7 +23,7 @@ from distarray.torch.fsdp._extension import ExtendedBundle
 from distarray.torch.fsdp._gradients import Flight, GradientBundle, Gradients, Reduction
 from distarray.torch.fsdp._parameter import ShardedParameter
 from distarray.torch.fsdp._policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
-from distarray.torch.fsdp._saved_wholes import gathered
+from distarray.torch.fsdp._saved_wholes import forget, remember
 
 
 class Group:
@@ -127,8 +127,7 @@ class Group:
         wholes: list[torch.Tensor] = []
         for bundle, handle in zip(self._bundles, handles, strict=True):
             wholes += bundle.arrive(handle.wait())
-            assert bundle.full is not None  # it has arrived
-            gathered[bundle.full.untyped_storage()._cdata] = self, bundle
+            remember(self, bundle)
         self._is_whole = True
         if self._traced is not None and self._emptied:
             for traced, whole in zip(self._traced, wholes, strict=True):
@@ -145,8 +144,7 @@ class Group:
             return
         self.hide()
         for bundle in self._bundles:
-            assert bundle.full is not None  # the group is whole
-            gathered.pop(bundle.full.untyped_storage()._cdata, None)
+            forget(bundle)
             bundle.free(keep_piece=after_forward)
         self._is_whole = False
         if self._traced is None:
@@ -164,6 +162,7 @@ class Group:
             for member in self.members:
                 member.adopt()
         if not self._bundles or not all(b.fits for b in self._bundles):
+            self.free()
             self._bundles = self._bundled()
             self.members = [m for b in self._bundles for m in b.members]
             self._reducing = None

@@ -7,6 +7,7 @@ holds one keeps its memory alive, and never finds it gone.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
@@ -24,8 +25,36 @@ class Source(Protocol):
         """Gather the wholes unless they are there."""
 
 
-gathered: dict[int, tuple[Source, Bundle]] = {}
+_gathered: dict[int, tuple[weakref.ref[Source], weakref.ref[Bundle]]] = {}
 """The memory of all wholes that are there, of this process."""
+
+
+def remember(source: Source, bundle: Bundle) -> None:
+    """Take note of wholes that are there."""
+    _gathered[_memory_of(bundle)] = weakref.ref(source), weakref.ref(bundle)
+
+
+def forget(bundle: Bundle) -> None:
+    """Forget wholes that are about to go."""
+    _gathered.pop(_memory_of(bundle), None)
+
+
+def _found(tensor: torch.Tensor) -> tuple[Source, Bundle] | None:
+    """Return which wholes a tensor is a view of; None for other tensors."""
+    key = tensor.untyped_storage()._cdata
+    references = _gathered.get(key)
+    if references is None:
+        return None
+    source, bundle = references[0](), references[1]()
+    if source is None or bundle is None:  # the module is gone, and the memory somebody else's
+        del _gathered[key]
+        return None
+    return source, bundle
+
+
+def _memory_of(bundle: Bundle) -> int:
+    assert bundle.full is not None  # it is there
+    return int(bundle.full.untyped_storage()._cdata)
 
 
 class _Saved(NamedTuple):
@@ -69,7 +98,7 @@ class _Hooks:
         if tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(
             tensor
         ):
-            found = gathered.get(tensor.untyped_storage()._cdata)
+            found = _found(tensor)
             if found is not None:
                 source, bundle = found
                 return _Saved(source, bundle, tensor.dtype, Geometry.of(tensor), bundle.revision)
