@@ -17,7 +17,7 @@ from distarray.torch import _fused, _moves
 from distarray.torch._arrivals import arrived
 from distarray.torch._buffers import buffer_of
 from distarray.torch._joint import used_apart
-from distarray.torch._layouts import Placed, place
+from distarray.torch._layouts import Placed, own_placed, place
 from distarray.torch._modules import untraced
 
 _R, _P = Replicate(), Partial()
@@ -193,6 +193,8 @@ def _everywhere(
         prepared = used_apart(x, mesh) if gradients else None
         if prepared is not None:
             return prepared
+        if not x.requires_grad and own_placed(x) is None:
+            x = x.view_as(x)  # what is declared of it holds for this use alone
     else:
         _moves.check_travels(x)
         placed = arrived(x, mesh, (_resolved(given, x.ndim),), name=name)

@@ -185,6 +185,26 @@ def test_parts_and_units_that_make_the_same_order_fit():
     compare(2, model, (_values(3, 5),), parallel)
 
 
+def test_an_input_may_be_declared_otherwise_by_another_module():
+    def program():
+        mesh = da.init_device_mesh((2,), ("tp",))
+        x, words = torch.ones(2, 4, 4), torch.tensor([[0, 1], [1, 0]])
+        for given in (R, S(1)):
+            layer = dt.parallelize_module(
+                nn.Linear(4, 6), mesh, dt.ColwiseParallel(input_layouts=given)
+            )
+            table = dt.parallelize_module(
+                nn.Embedding(4, 4), mesh, dt.RowwiseParallel(input_layouts=given)
+            )
+            for again in (torch.enable_grad, torch.no_grad):
+                with again():
+                    layer(x)
+                    table(words)
+            assert dt.layout_of(x) is dt.layout_of(words) is None
+
+    simulate(2, program, timeout=60)
+
+
 class Scattered(nn.Module):
     """Does with a replicated tensor what only its author knows."""
 
