@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from distarray.comm._log import Record
+from distarray.errors import DistArrayError
 
 
 class Handle(Protocol):
@@ -167,4 +168,11 @@ def sweep() -> None:
     """Let go of the buffers of requests that nobody waited for, where they are complete."""
     pending = list(_abandoned)
     del _abandoned[: len(pending)]
-    _abandoned.extend(entry for entry in pending if not entry[0].test())
+    _abandoned.extend(entry for entry in pending if not _is_over(entry[0]))
+
+
+def _is_over(handle: Handle) -> bool:
+    try:
+        return handle.test()
+    except DistArrayError:
+        return True  # its program has failed, which those who waited were told

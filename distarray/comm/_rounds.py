@@ -108,7 +108,7 @@ class Group:
             world_rank = self.ranks[rank]
             self.program.waiting[world_rank] = f"{entered.said[rank]} among ranks {self.ranks}"
             while not entered.complete.wait(_POLL):
-                self._check_for_leavers(entered)
+                self.check_for_leavers(entered)
             self.program.waiting.pop(world_rank, None)
         if entered.missing:
             self.program.check()
@@ -116,7 +116,7 @@ class Group:
             raise MismatchError(entered.mismatch)
         return entered.brought
 
-    def _check_for_leavers(self, entered: Round) -> None:
+    def check_for_leavers(self, entered: Round) -> None:
         self.program.check()
         finished = set(self.program.finished)
         gone = [
@@ -196,6 +196,8 @@ class RoundHandle:
         self._group.program.check()
         if self._entered.complete.is_set():
             self.wait()
+        elif not self._taken:
+            self._group.check_for_leavers(self._entered)
         return self._taken
 
 
