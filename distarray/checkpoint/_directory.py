@@ -78,14 +78,16 @@ class Place:
         else:
             old = self._sibling("old", secrets.token_hex(4))
             _files.rename(self.path, old)
-            _files.settle_directory(self.parent)
             try:
+                _files.settle_directory(self.parent)
                 _files.rename(made, self.path)
             except OSError:
                 _files.rename(old, self.path)
                 raise
-            _files.settle_directory(self.parent)
-            _files.remove_tree(old)
+            try:
+                _files.settle_directory(self.parent)
+            finally:
+                _files.remove_tree(old)
             return
         _files.settle_directory(self.parent)
 

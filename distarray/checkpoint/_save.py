@@ -127,8 +127,8 @@ class Request:
             tables = _rendezvous.collected(comm, table)
             _rendezvous.first(comm, lambda: self._publish(place, made, id, tables))
         except BaseException:
-            if comm.rank == 0 and os.path.isdir(made) and not _is_published(place, id):
-                _files.remove_tree(made)
+            if comm.rank == 0 and os.path.isdir(made):
+                _files.remove_tree(made)  # not whole, or what it has replaced
             raise
         _rendezvous.first(comm, self._remove_old)
 
@@ -166,18 +166,6 @@ class Request:
     def _remove_old(self) -> None:
         if self.keep_last is not None and self.step is not None:
             remove_steps(self.path, self.keep_last, self.step)
-
-
-def _is_published(place: Place, id: str) -> bool:
-    """Tell whether the directory of a save has its name, so that what is left is not its own."""
-    return any(id in name for name in _names(place.path))
-
-
-def _names(path: str) -> list[str]:
-    try:
-        return os.listdir(path)
-    except OSError:
-        return []
 
 
 # --- before anything is written ------------------------------------------------------------------

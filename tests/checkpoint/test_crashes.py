@@ -1,0 +1,156 @@
+"""At whatever operation on files a save ends, the checkpoint before it or the new one is there."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import distarray as da
+from distarray.checkpoint import _files
+from distarray.testing import simulate
+
+
+class CrashError(BaseException):
+    """The end of a process: nothing that it would do afterwards is done."""
+
+
+def crash_at(operation: int, rank: int) -> object:
+    """Return a hook that lets one rank end at an operation."""
+    left = [operation]
+
+    def hook(*_: object) -> None:
+        if da.default_mesh().rank == rank:
+            left[0] -= 1
+        if left[0] < 0:
+            raise CrashError
+
+    return hook
+
+
+def value_at(path: Path) -> float:
+    """Return the value that a checkpoint is filled with, having read all of it."""
+    found = da.checkpoint.load(path)
+    values = {*found["x"].full_array().ravel().tolist(), *found["n"].tolist()}
+    assert len(values) == 1
+    return values.pop()
+
+
+def save(path: Path, value: float, **options: object) -> None:
+    da.checkpoint.save(
+        path, {"x": da.full((40, 3), float(value)), "n": np.full(5, value)}, **options
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("exchanges", "step"), [(True, False), (False, False), (True, True)])
+def test_crash_at_any_operation_leaves_a_whole_checkpoint(
+    tmp_path, monkeypatch, exchanges, step, rank
+):
+    if not exchanges:
+        monkeypatch.setattr(_files, "_renameat2", lambda: None)
+
+    def options(number: int) -> dict[str, int]:
+        return {"step": number, "keep_last": 1} if step else {}
+
+    found = []
+    for operations in range(60):
+        folder = tmp_path / str(operations)
+        path = folder / "ckpt"
+        simulate(2, lambda path=path: save(path, 1, **options(1)))
+        monkeypatch.setattr(_files, "hook", crash_at(operations, rank))
+        try:
+            simulate(2, lambda path=path: save(path, 2, **options(2)))
+            crashed = False
+        except CrashError:
+            crashed = True
+        monkeypatch.setattr(_files, "hook", None)
+        found.append(value_at(path))
+        if not crashed:
+            break
+        simulate(2, lambda path=path: save(path, 3, **options(3)))
+        assert value_at(path) == 3
+        assert [p.name for p in folder.iterdir()] == ["ckpt"], "what the crash left is gone"
+        if step:
+            assert [p.name for p in path.iterdir()] == ["step-00000003"]
+    assert not crashed
+    assert found == sorted(found)
+    assert set(found) == {1, 2}
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_that_fails_at_any_operation_fails_the_save_on_all(
+    tmp_path, monkeypatch, exchanges, rank
+):
+    """As when the disk is full: the error names the rank, and nothing is left behind."""
+    if not exchanges:
+        monkeypatch.setattr(_files, "_renameat2", lambda: None)
+    path = tmp_path / "ckpt"
+    simulate(2, save, path, 1)
+    told = []
+    for operations in range(40):
+        left = [operations]
+
+        def hook(operation: str, where: str, left: list[int] = left) -> None:
+            if operation == "remove" or da.default_mesh().rank != rank:
+                return
+            left[0] -= 1
+            if left[0] == -1:
+                told.append(operation)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), where)
+
+        def program(hook: object = hook) -> str:
+            try:
+                save(path, 2)
+            except da.errors.CheckpointError as error:
+                return str(error)
+            return ""
+
+        monkeypatch.setattr(_files, "hook", hook)
+        messages = simulate(2, program)
+        monkeypatch.setattr(_files, "hook", None)
+        assert [p.name for p in tmp_path.iterdir()] == ["ckpt"]
+        if left[0] >= 0:
+            break
+        assert all(f"rank {rank}" in message and "No space" in message for message in messages)
+        assert value_at(path) in (1, 2)
+    assert messages == ["", ""]
+    assert "write" in told
+    assert value_at(path) == 2
+
+
+def test_replacing_keeps_what_is_no_checkpoint(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis").write_text("text")
+    (tmp_path / "file").write_text("text")
+    for name in ("mine", "file"):
+        with pytest.raises(da.errors.CheckpointError, match="is no checkpoint"):
+            save(tmp_path / name, 1)
+    assert (tmp_path / "mine" / "thesis").read_text() == "text"
+
+
+def test_steps_are_kept_and_the_newest_whole_one_is_loaded(tmp_path):
+    path = tmp_path / "run"
+    assert da.checkpoint.latest(path) is None
+    for step in (10, 20, 30, 40):
+        save(path, step, step=step, keep_last=3)
+    assert da.checkpoint.steps(path) == [20, 30, 40]
+    assert da.checkpoint.latest(path) == 40
+    assert value_at(path) == 40
+    assert da.checkpoint.load(path, {"n": None}, step=20)["n"][0] == 20
+    (data,) = (path / "step-00000040").glob("data-*")
+    os.truncate(data, 100)
+    with pytest.warns(UserWarning, match="truncated"):
+        assert value_at(path) == 30
+    save(path, 5, step=5, keep_last=2)
+    assert da.checkpoint.steps(path) == [5, 40], "the one just saved stays"
+    with pytest.raises(da.errors.ArgumentError, match="keep_last"):
+        save(path, 5, keep_last=2)
+    with pytest.raises(da.errors.CheckpointError, match="step-00000007"):
+        da.checkpoint.load(path, step=7)
+    with pytest.raises(da.errors.CheckpointError, match="no checkpoint at"):
+        da.checkpoint.load(tmp_path / "nothing")
