@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from distarray.comm import DeviceMesh
+from distarray.comm._mismatch import Purpose
 from distarray.errors import ArgumentError, DistArrayError
 from distarray.layout import Layout, Placement
 from distarray.redistribute._background import Handle, redistribute_async, refuse_async
@@ -28,6 +29,7 @@ from distarray.redistribute._ways import check_dtype
 from distarray.torch._buffers import buffer_of, check_travels, tensor_of
 from distarray.torch._layouts import is_placed, place
 from distarray.torch._legs import Leg, dual, legs_between
+from distarray.torch._origins import Origin, current, joined
 from distarray.torch._shapes import check_block, check_mesh, layout_from
 
 __all__ = [
@@ -47,17 +49,20 @@ class _Move(torch.autograd.Function):
     """Run one leg; the gradient runs the other."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, there: Leg, back: Leg) -> torch.Tensor:
-        ctx.legs = back, there
-        return _run(tensor, there, ctx.needs_input_grad[0])
+    def forward(
+        ctx: Any, tensor: torch.Tensor, there: Leg, back: Leg, origin: Origin | None
+    ) -> torch.Tensor:
+        ctx.legs = back, there, _reversed(origin)
+        return _run(tensor, there, ctx.needs_input_grad[0], origin)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
-        return _Move.apply(gradient, *ctx.legs), None, None
+        return _Move.apply(gradient, *ctx.legs), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: torch.Tensor, *_: None) -> torch.Tensor:  # type: ignore[override]
-        result: torch.Tensor = _Move.apply(tangent, *reversed(ctx.legs))
+        back, there, origin = ctx.legs
+        result: torch.Tensor = _Move.apply(tangent, there, back, _reversed(origin))
         return result
 
 
@@ -66,32 +71,47 @@ class _Arrival(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, handle: Handle, there: Leg, back: Leg
+        ctx: Any,
+        tensor: torch.Tensor,
+        handle: Handle,
+        there: Leg,
+        back: Leg,
+        origin: Origin | None,
     ) -> torch.Tensor:
-        ctx.legs = back, there
+        ctx.legs = back, there, _reversed(origin)
         return _arrived(handle.wait(), tensor, there)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
-        return _Move.apply(gradient, *ctx.legs), None, None, None
+        return _Move.apply(gradient, *ctx.legs), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: torch.Tensor, *_: None) -> torch.Tensor:  # type: ignore[override]
-        result: torch.Tensor = _Move.apply(tangent, *reversed(ctx.legs))
+        back, there, origin = ctx.legs
+        result: torch.Tensor = _Move.apply(tangent, there, back, _reversed(origin))
         return result
 
 
 class PendingTensor:
     """A tensor that is on its way; the source must not change before it is there."""
 
-    __slots__ = ("_differentiable", "_handle", "_legs", "_result", "_tensor", "_version")
+    __slots__ = (
+        "_differentiable",
+        "_handle",
+        "_legs",
+        "_origin",
+        "_result",
+        "_tensor",
+        "_version",
+    )
 
     def __init__(self, tensor: torch.Tensor, there: Leg, back: Leg) -> None:
         self._tensor = tensor
         self._legs = there, back
         self._differentiable = torch.is_grad_enabled()
         self._version = None if tensor.is_inference() else tensor._version
-        purpose = there.purpose if _needs_gradient(tensor) else None
+        origin = self._origin = current()
+        purpose = _purpose(there, _needs_gradient(tensor), origin)
         self._handle = redistribute_async(
             _source(tensor, there), there.src, there.dst, purpose=purpose
         )
@@ -115,7 +135,9 @@ class PendingTensor:
                 if self._is_still:
                     self._result = moved(self._tensor, there, back)
                 else:
-                    self._result = _Arrival.apply(self._tensor, self._handle, there, back)
+                    self._result = _Arrival.apply(
+                        self._tensor, self._handle, there, back, self._origin
+                    )
                     place(self._result, there.dst)
             if self._version is not None and self._tensor._version != self._version:
                 self._result = None
@@ -194,7 +216,7 @@ def moved(tensor: torch.Tensor, there: Leg, back: Leg) -> torch.Tensor:
         if not is_placed(tensor):
             place(tensor, there.dst)
         return tensor
-    result: torch.Tensor = _Move.apply(tensor, there, back)
+    result: torch.Tensor = _Move.apply(tensor, there, back, current())
     place(result, there.dst)
     return result
 
@@ -246,10 +268,22 @@ def _needs_gradient(tensor: torch.Tensor) -> bool:
 # --- running -------------------------------------------------------------------------------------
 
 
-def _run(tensor: torch.Tensor, leg: Leg, requires_grad: bool) -> torch.Tensor:
+def _reversed(origin: Origin | None) -> Origin | None:
+    return None if origin is None else origin.reversed
+
+
+def _purpose(leg: Leg, requires_grad: bool, origin: Origin | None) -> Purpose | None:
+    """Return what the ranks must agree on before values leave."""
+    purpose = leg.purpose if requires_grad else None
+    return purpose if origin is None else joined(origin.there, purpose)
+
+
+def _run(
+    tensor: torch.Tensor, leg: Leg, requires_grad: bool, origin: Origin | None
+) -> torch.Tensor:
     if leg.src is leg.dst:
         return _arrived(None, tensor, leg)
-    purpose = leg.purpose if requires_grad else None
+    purpose = _purpose(leg, requires_grad, origin)
     source = _source(tensor, leg)
     return _arrived(redistribute_local(source, leg.src, leg.dst, purpose=purpose), tensor, leg)
 

@@ -21,6 +21,7 @@ from torch.nn.utils import parametrize
 
 from distarray.errors import ArgumentError, DistArrayError
 from distarray.torch._modules import locate, place_parameters, state_of, untraced
+from distarray.torch._origins import moving_for
 
 Values = Mapping[str, "torch.Tensor | None"]
 
@@ -152,12 +153,13 @@ def _entered(
     try:
         place_parameters(module)
         _check_own(module)
-        for function in passage.inputs:
-            args, kwargs = function(module, args, kwargs)
-        for values in passage.values:
-            found = values(module)
-            own = {name: parameters[name] for name in found} | own
-            parameters.update(found)
+        with moving_for(state_of(module).path):
+            for function in passage.inputs:
+                args, kwargs = function(module, args, kwargs)
+            for values in passage.values:
+                found = values(module)
+                own = {name: parameters[name] for name in found} | own
+                parameters.update(found)
     except BaseException as error:
         parameters.update(own)
         if isinstance(error, DistArrayError):
@@ -169,8 +171,9 @@ def _entered(
 @untraced
 def _left(module: nn.Module, passage: Passage, output: Any) -> Any:
     try:
-        for function in passage.outputs:
-            output = function(module, output)
+        with moving_for(state_of(module).path):
+            for function in passage.outputs:
+                output = function(module, output)
     except DistArrayError as error:
         locate(error, module)
         raise
