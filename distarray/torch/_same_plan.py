@@ -14,6 +14,7 @@ from distarray.comm._mismatch import token
 from distarray.core._agreement import differing, gathered
 from distarray.errors import MismatchError
 from distarray.layout import Layout
+from distarray.torch._layouts import placed_of
 from distarray.torch._style import ParallelStyle
 
 Chosen = Sequence[tuple[str, nn.Module, ParallelStyle]]
@@ -78,6 +79,9 @@ def _parameters(module: nn.Module) -> str:
 
 
 def _shape(parameter: Any) -> tuple[int, ...] | str:
+    placed = placed_of(parameter)
+    if placed is not None:  # blocks differ
+        return placed.layout.shape
     try:
         return tuple(parameter.shape)
     except RuntimeError:  # it has none yet

@@ -227,6 +227,19 @@ def test_styles_with_functions_and_objects_are_alike():
     each(lambda mesh: dt.parallelize_module(copy.deepcopy(model), mesh, {"up": Hooked()}))
 
 
+def test_uneven_blocks_of_an_earlier_call_are_alike():
+    def program(mesh):
+        model = Block(5)
+        dt.parallelize_module(model, mesh, {"up": COL()})
+        assert model.up.weight.shape[0] == (3, 2)[mesh.rank]
+        told = dt.PrepareModuleInput(
+            input_layouts=da.Replicate(), desired_input_layouts=da.Replicate()
+        )
+        dt.parallelize_module(model, mesh, {"up": told})
+
+    each(program)
+
+
 def test_only_the_blocks_of_a_parameter_travel():
     full = nn.Linear(64, 96)
     others = nn.Linear(64, 96)
