@@ -53,7 +53,8 @@ class moving_for:  # noqa: N801 - reads as a phrase: with moving_for(path)
 
 @lru_cache(maxsize=4096)
 def _origin(path: str) -> Origin:
-    there, back = Origin(Purpose.of(path)), Origin(Purpose.of(f"the gradient in {path}"))
+    there = Origin(Purpose.of(path))
+    back = Origin(Purpose.of(f"backward through {path}, which each rank's loss must depend on"))
     there.reversed, back.reversed = back, there
     return there
 

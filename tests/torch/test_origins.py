@@ -65,14 +65,26 @@ def test_branches_that_one_rank_goes_back_through_in_another_order_raise(reentra
         with pytest.raises(MismatchError) as caught:
             (other if rank else one).backward()
         if reentrant is None:
-            assert ": the gradient in first.0: " in str(caught.value)
-            assert ": the gradient in second.0: " in str(caught.value)
+            assert ": backward through first.0, " in str(caught.value)
+            assert ": backward through second.0, " in str(caught.value)
         # The ranks are in step again.
         one, other = call(model.first).sum(), call(model.second).sum()
         one.backward()
         other.backward()
 
     simulate(2, program)
+
+
+def test_a_loss_that_does_not_depend_on_a_layer_on_one_rank_is_named():
+    def program():
+        rank, model = parallel()
+        x = X.clone().requires_grad_()
+        y = model.first(x)
+        (x if rank else y).sum().backward()
+        model.first(x)
+
+    with pytest.raises(MismatchError, match=r"backward through first\.0, which each rank's loss"):
+        simulate(2, program)
 
 
 def test_the_same_order_is_right_whatever_else_a_rank_computes():
