@@ -144,6 +144,8 @@ def _are_alike(one: ParallelStyle, other: ParallelStyle) -> bool:
 
 
 def _fits(name: str, pattern: str) -> bool:
+    if not name:  # the module itself, which is no part of a name
+        return not pattern
     parts, wanted = name.split("."), pattern.split(".")
     return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
 

@@ -94,6 +94,15 @@ def test_a_star_stands_for_one_part_of_a_name():
     each(program, 1)
 
 
+def test_a_star_does_not_stand_for_the_module_itself():
+    def program(mesh):
+        model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4))
+        dt.parallelize_module(model, mesh, {"*": COL(output_layouts=da.Replicate())})
+        assert model[1].weight.shape == (2, 6)
+
+    each(program)
+
+
 def test_arguments_are_checked():
     def program(mesh):
         model = Block()
