@@ -29,7 +29,7 @@ def replicate(
     mesh: DeviceMesh,
     *,
     op: str = "avg",
-    bucket_bytes: int = 25 << 20,
+    bucket_bytes: int = 10 << 20,
     broadcast_buffers: bool = True,
 ) -> nn.Module:
     """Train a module on different data on every rank, in place (collective over the mesh).
@@ -51,9 +51,8 @@ def replicate(
     bucket_bytes
         Gradients travel in pieces of about this size, the first and the last of at most 1 MiB.
     broadcast_buffers
-        Whether every call takes the buffers of the mesh's first rank, such as the statistics of
-        batches. Then all ranks make the same calls, also for evaluation (or call inside
-        `no_sync`).
+        Whether every call takes the buffers of the mesh's first rank, before it computes. Then all
+        ranks make the same calls, also for evaluation (or call inside `no_sync`).
 
     Returns
     -------
@@ -73,9 +72,18 @@ def replicate(
     reaches keeps ``grad`` as it is. Every rank's pass must reach one parameter at least.
     ``torch.autograd.grad`` averages nothing. Gradients are complete when ``backward`` returns.
 
-    A bucket is hidden behind what the backward pass still has to do once its gradients are there.
-    Where ranks share memory a bucket costs little by itself, and smaller ones than the default
-    hide more: the one before the last ends sooner.
+    A bucket is hidden behind what the backward pass still has to do once its gradients are there,
+    so that the last large one is not: smaller buckets leave less of it, larger ones wait less often
+    for the others. What is hidden is waiting, for other nodes or for a device; where ranks share
+    memory, packing and adding up is work of the same cores, and is hidden only behind cores that
+    have nothing else to do. Measured on two ranks with a core each and a delay that stands for a
+    link of 1 GB/s: of 50 MB of gradients buckets of 25 MiB left 45 ms after the pass, those of
+    10 MiB 27 ms; smaller ones gained no more. Without the delay it was 18 and 8 ms.
+
+    Batch normalization takes the statistics of its rank's own part of the batch. The running ones
+    are those of the first rank in every call; after it they differ between the ranks until the
+    next, so save the first one's (``dt.state_dict(module, ranks=0, mesh=mesh)``). Without
+    ``broadcast_buffers`` each rank keeps its own.
 
     References
     ----------
@@ -147,7 +155,7 @@ def _check_arguments(op: str, bucket_bytes: int) -> None:
     if op not in ("avg", "sum"):
         raise ArgumentError(f"op={op!r}: gradients are reduced by 'avg' or 'sum'")
     if bucket_bytes <= 0:
-        raise ArgumentError(f"bucket_bytes={bucket_bytes!r}: must be positive, such as 25 << 20")
+        raise ArgumentError(f"bucket_bytes={bucket_bytes!r}: must be positive, such as 10 << 20")
 
 
 def _described(module: nn.Module) -> list[tuple[Any, ...]]:
