@@ -66,7 +66,7 @@ class Loading:
         self.rank, self.size = rank, size
         self._casts = casts
         self._nodes = dict(_named(manifest.tree, ""))
-        self._leaves = [name for name, node in self._nodes.items() if not _children(node)]
+        self._leaves = [name for name, node in self._nodes.items() if not _is_container(node)]
         self._used: set[str] = set()
         self._targets: list[_Target] = []
         self._missing: list[str] = []
@@ -83,6 +83,14 @@ class Loading:
         """Return the names of what a container of the checkpoint has, without its own."""
         start = f"{name}." if name else ""
         return [leaf[len(start) :] for leaf in self._leaves if leaf.startswith(start)]
+
+    def children(self, name: str) -> list[tuple[Any, str]]:
+        """Return the keys of a container of the checkpoint, and what they are called in full."""
+        return [(key, joined(name, key)) for key, _ in _children(self._nodes.get(name))]
+
+    def is_array(self, name: str) -> bool:
+        """Tell whether the checkpoint has an array of this name."""
+        return _is_array(self._nodes.get(name))
 
     def miss(self, name: str) -> None:
         """Take note of a name that the checkpoint lacks."""
@@ -139,19 +147,24 @@ class Loading:
         self._targets.append(_Target(entry, spec, pieces))
 
     def value(self, name: str) -> Any:
-        """Return the array of a name, or the plain value.
+        """Return the array of a name, or the plain value, perhaps a container of such.
 
         Raises
         ------
         KeyError
-            There is none.
+            There is none, or it is a container of arrays.
         """
         node = self._nodes[name]
         if _is_array(node):
             return self._array(node)
         if isinstance(node, dict) and "per_rank" in node:
             return list(map(decoded, node["per_rank"]))
-        return decoded(node) if not _children(node) else self._made(node, name)()
+        if isinstance(node, dict) and "object" in node:
+            raise KeyError(name)
+        try:
+            return decoded(node)
+        except CheckpointError:
+            raise KeyError(f"{name} is a container of arrays; use the names in it") from None
 
     def stored(self, name: str) -> Made | None:
         """Return what makes the value that was saved under a name; None where there is none."""
@@ -341,6 +354,10 @@ def _named(node: Node, name: str) -> Iterator[tuple[str, Node]]:
     yield name, node
     for key, child in _children(node):
         yield from _named(child, joined(name, key))
+
+
+def _is_container(node: Node) -> bool:
+    return isinstance(node, dict) and next(iter(node), None) in ("dict", "list", "tuple", "object")
 
 
 def _is_array(node: Node) -> bool:

@@ -1,5 +1,6 @@
 """Tensor parallelism for torch modules over MPI, with plain tensors at every seam."""
 
+from distarray.torch._checkpoint import register_all as _register_all
 from distarray.torch._clip import clip_grad_norm_
 from distarray.torch._colwise import ColwiseParallel
 from distarray.torch._cross_entropy import vocab_parallel_cross_entropy
@@ -42,6 +43,8 @@ from distarray.torch.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
+
+_register_all()
 
 __all__ = [
     "CPUOffloadPolicy",
