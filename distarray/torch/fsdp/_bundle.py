@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import torch
@@ -27,8 +28,6 @@ class Bundle:
         The parameters.
     full
         The gathered wholes, one after another in one flat tensor; None while there are none.
-    revision
-        Counts how often the shares' values have changed between gatherings.
     """
 
     def __init__(
@@ -53,8 +52,7 @@ class Bundle:
         self._like = torch.empty(0, dtype=dtype, device=device)
         self.full: torch.Tensor | None = None
         self._piece: torch.Tensor | None = None
-        self._versions: tuple[int, ...] | None = None
-        self.revision = 0
+        self._versions: tuple[tuple[int, int], ...] | None = None
 
     @property
     def fits(self) -> bool:
@@ -65,14 +63,25 @@ class Bundle:
     @property
     def is_current(self) -> bool:
         """Whether the shares have not changed since they were gathered."""
-        return self._versions == tuple(m.parameter._version for m in self.members)
+        if self._versions != tuple(m.version for m in self.members):
+            return False
+        return not any(map(_has_moved, self.members, self._blocks))
+
+    def made_of(self, offset: int) -> tuple[ShardedParameter, tuple[int, int]]:
+        """Return whose values are at an offset of the wholes, and of which version they are."""
+        assert self._versions is not None  # it has been gathered
+        position = max(bisect_right(self.packed.starts, offset) - 1, 0)
+        return self.members[position], self._versions[position]
 
     def gather(self, what: str, *, background: bool) -> Handle:
         """Start to gather the wholes (collective); `arrive` takes what comes."""
         if not self.is_current:
-            self.revision += 1
             self._piece = None
-        self._versions = tuple(m.parameter._version for m in self.members)
+        if torch._C._current_graph_task_id() == -1:
+            self._piece = (
+                None  # values may have been written through ``data``, which nothing counts
+            )
+        self._versions = tuple(m.version for m in self.members)
         start = in_background if background else done_by
         if self._piece is not None:
             return start(self._gathering_pieces(self._piece, what))
@@ -95,6 +104,11 @@ class Bundle:
         return [
             m.whole_of(storage, at, self._like) for m, at in zip(self.members, starts, strict=True)
         ]
+
+    def keep_among(self, smaller: DeviceMesh | None) -> None:
+        """Set which ranks keep shares of the wholes after forward."""
+        self._smaller = smaller
+        self._piece = None
 
     def free(self, *, keep_piece: bool) -> None:
         """Let go of the wholes; those that still hold one keep its memory."""
@@ -127,10 +141,9 @@ class Bundle:
     def _settle(self) -> None:
         """Bring parameters home whose memory was replaced."""
         for member, block in zip(self.members, self._blocks, strict=True):
-            parameter = member.parameter
-            if parameter.data_ptr() != block.data_ptr() or not parameter.is_contiguous():
-                block.copy_(parameter.detach())
-                parameter.data = block
+            if _has_moved(member, block):
+                block.copy_(member.parameter.detach())
+                member.parameter.data = block
 
     def _travelling(self) -> torch.Tensor:
         """Return the shares in the dtype and on the device in which they are gathered."""
@@ -162,6 +175,12 @@ class Bundle:
             return found
 
         return gather
+
+
+def _has_moved(member: ShardedParameter, block: torch.Tensor) -> bool:
+    """Tell whether a share is no longer in the memory that is gathered."""
+    parameter = member.parameter
+    return parameter.data_ptr() != block.data_ptr() or not parameter.is_contiguous()
 
 
 def _flat(size: int, like: torch.Tensor, *, pinned: bool = False) -> torch.Tensor:

@@ -17,6 +17,7 @@ _IN_FLIGHT = 2
 class Member(Protocol):
     """What a context knows of a group."""
 
+    reshard_after_forward: bool
     unshard_in_backward: bool
     reshard_after_backward: bool
 
@@ -40,11 +41,14 @@ class Member(Protocol):
     def hide(self) -> None:
         """Let modules hold the shares."""
 
-    def free(self) -> None:
+    def free(self, *, after_forward: bool = False) -> None:
         """Let the wholes go."""
 
-    def flush(self) -> None:
-        """Reduce gradients that were kept."""
+    def flush(self) -> bool:
+        """Reduce gradients that were kept; tell whether some still are."""
+
+    def abandon(self) -> None:
+        """Forget what a backward pass that failed has left, without communication."""
 
 
 class Context:
@@ -63,7 +67,10 @@ class Context:
         self._left: list[Member] = []
         self._early: list[Member] = []
         self._flights: list[Flight] = []
-        self._backward: weakref.ref[Backward] | None = None
+        self._last_flights: list[Flight] = []
+        """Of earlier passes that have not waited for them."""
+        self._owing: dict[int, Member] = {}
+        self._backward: Backward | None = None
 
     # --- forward ---------------------------------------------------------------------------------
 
@@ -90,6 +97,12 @@ class Context:
         """End the forward pass of the model."""
         self._expected = self._entered
         self._drop_early()
+        used = {id(group) for group in self._left}
+        for group in self._entered:
+            if id(group) not in used:  # the last of its modules has not been called
+                group.hide()
+                if group.reshard_after_forward or not torch.is_grad_enabled():
+                    group.free(after_forward=True)
 
     def _gather_early(self, group: Member) -> None:
         group.start()
@@ -107,12 +120,20 @@ class Context:
 
     def backward(self) -> Backward:
         """Return the backward pass under way; one that failed is gone with its graph task."""
-        current = None if self._backward is None else self._backward()
-        if current is None:
-            current = Backward(self)
-            torch.autograd.Variable._execution_engine.queue_callback(current)
-            self._backward = weakref.ref(current)
+        current = self._backward
+        if current is None or not current.is_running:
+            self._flights = []  # those of a pass that failed
+            current = self._backward = Backward(self)
+            torch.autograd.Variable._execution_engine.queue_callback(current.ending())
         return current
+
+    def owes(self, group: Member) -> None:
+        """Take note of a group that keeps gradients for a later pass, or for the end of this one."""
+        self._owing[id(group)] = group
+
+    def pay(self) -> None:
+        """Reduce what groups have kept, also those that this pass has not met."""
+        self._owing = {key: group for key, group in self._owing.items() if group.flush()}
 
     def noticed(self, group: Member) -> None:
         """Take note of a group that is whole: inside a backward pass it has to go at its end."""
@@ -134,20 +155,48 @@ class Context:
             if not self._flights:
                 return
 
-    def land(self) -> None:
-        """Wait for all gradients."""
-        while self._flights:
-            self._flights.pop(0).accumulate()
+    def finish(self) -> None:
+        """End a backward pass: wait for all gradients, unless it is not the last one."""
+        self._backward = None
+        self._last_flights += self._flights
+        self._flights = []
+        while self.last_backward and self._last_flights:
+            self._last_flights.pop(0).accumulate()
+
+
+class _Ending:
+    """What the engine calls at the end of a pass; it alone holds it, also where the pass fails."""
+
+    def __init__(self, backward: Backward) -> None:
+        self._backward = backward
+
+    def __call__(self) -> None:
+        self._backward.finish()
+
+    def __del__(self) -> None:
+        self._backward.abandon()
 
 
 class Backward:
-    """One backward pass; the engine calls it at the end, and alone holds it."""
+    """One backward pass."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._ending: weakref.ref[_Ending] | None = None
         self._task = torch._C._current_graph_task_id()
         self._met: dict[int, Member] = {}
         self._done: set[int] = set()
+
+    def ending(self) -> _Ending:
+        """Return what is to be called at the end."""
+        found = _Ending(self)
+        self._ending = weakref.ref(found)
+        return found
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the end is still to come, and will."""
+        return self._ending is not None and self._ending() is not None
 
     @property
     def is_nested(self) -> bool:
@@ -161,7 +210,7 @@ class Backward:
     def reached(self, group: Member) -> None:
         """Make a group's wholes ready, and start to gather what comes next."""
         self.met(group)
-        if not group.unshard_in_backward:
+        if not group.unshard_in_backward or id(group) in self._done:
             return
         group.ensure()
         with torch.enable_grad():
@@ -182,15 +231,18 @@ class Backward:
         if group.reshard_after_backward:
             group.free()
 
-    def __call__(self) -> None:
+    def finish(self) -> None:
         """Finish the backward pass."""
-        context = self._context
-        context._backward = None
-        for group in self._met.values():
-            group.flush()
-        if context.last_backward:
-            context.land()
-        for group in self._met.values():
+        self._context.pay()
+        self._context.finish()
+        met, self._met = self._met, {}
+        for group in met.values():
             group.hide()
             if group.reshard_after_backward:
                 group.free()
+
+    def abandon(self) -> None:
+        """Let go what a failed pass has left; nothing where it has come to its end."""
+        met, self._met = self._met, {}
+        for group in met.values():
+            group.abandon()

@@ -40,11 +40,10 @@ class ExtendedBundle(Bundle):
     def gather(self, what: str, *, background: bool) -> Handle:
         """Start to gather what the blocks have been turned into."""
         if not self.is_current:
-            self.revision += 1
             self._piece = None
         if self._piece is not None:
             return super().gather(what, background=background)
-        self._versions = tuple(m.parameter._version for m in self.members)
+        self._versions = tuple(m.version for m in self.members)
         (member,) = self.members
         self._settle()
         travelling = self._checked(member.extension.pre(member.parameter.detach()))

@@ -16,6 +16,7 @@ from distarray.redistribute._execute import bound_steps
 from distarray.redistribute._packed import Packed
 from distarray.torch._buffers import buffer_of, tensor_of
 from distarray.torch._layouts import place
+from distarray.torch.fsdp import _hooks
 from distarray.torch.fsdp._parameter import ShardedParameter
 from distarray.typing import Buffer
 
@@ -32,10 +33,13 @@ class Reduction:
         What sums are divided by; None for the number of ranks.
     replicas
         Whether to reduce among the ranks that have the same shares, too.
+    alone
+        Whether what earlier passes have left to carry on stays out of it.
     """
 
     factor: float | None = None
     replicas: bool = True
+    alone: bool = False
 
 
 class GradientBundle:
@@ -49,6 +53,13 @@ class GradientBundle:
         self._packed = Packed(mesh, [m.layout for m in members], [m.stride for m in members])
         self._like = torch.empty(0, dtype=dtype, device=device)
         self._carried: torch.Tensor | None = None
+        """What was not reduced among replicas; passes read and write it in their order."""
+        self._carries = [False] * len(self.members)
+
+    @property
+    def carries(self) -> bool:
+        """Whether something waits to be reduced among replicas."""
+        return any(self._carries)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -65,6 +76,11 @@ class GradientBundle:
         op = "avg" if how.factor is None else "sum"
         wire = buffer_of(self._like).dtype
         held = list(gradients)
+        brings = [g is not None for g in gradients]
+        ends = how.replicas or self._mesh.ndim == 1
+        if not how.alone:
+            brings = [a or b for a, b in zip(brings, self._carries, strict=True)]
+            self._carries = [False] * len(brings) if ends else brings
 
         def work(behind: bool) -> Buffer:
             full = _memory.empty((self._packed.total,), wire, self._like.device.type)
@@ -76,23 +92,17 @@ class GradientBundle:
             held.clear()
             own = self._packed.reduce(full, op, purpose, background=behind)
             del full
-            if self._carried is not None:
-                tensor_of(own, self._like).add_(self._carried)
-            return self._among_replicas(own, op, purpose, behind) if how.replicas else own
+            if not how.alone:
+                if self._carried is not None:
+                    tensor_of(own, self._like).add_(self._carried)
+                self._carried = None if ends else tensor_of(own, self._like)
+            return self._among_replicas(own, op, purpose, behind) if ends else own
 
-        return Flight(
-            self,
-            [g is not None for g in gradients],
-            (in_background if background else done_by)(work),
-            how,
-        )
+        start = in_background if background else done_by
+        return Flight(self, brings if ends else None, start(work), how)
 
-    def landed(self, own: torch.Tensor, how: Reduction) -> list[torch.Tensor] | None:
-        """Return the gradients of the shares in a reduced buffer; None where it is carried on."""
-        if not how.replicas and self._mesh.ndim > 1:
-            self._carried = own
-            return None
-        self._carried = None
+    def landed(self, own: torch.Tensor, how: Reduction) -> list[torch.Tensor]:
+        """Return the gradients of the shares in a reduced buffer."""
         if how.factor is not None:
             own = own.mul_(1 / how.factor)
         at, found = 0, []
@@ -118,10 +128,10 @@ class GradientBundle:
 
 
 class Flight:
-    """Gradients on their way."""
+    """Gradients on their way; which of them there are, or None where all are carried on."""
 
     def __init__(
-        self, bundle: GradientBundle, given: list[bool], handle: Handle, how: Reduction
+        self, bundle: GradientBundle, given: list[bool] | None, handle: Handle, how: Reduction
     ) -> None:
         self._bundle = bundle
         self._given = given
@@ -136,9 +146,9 @@ class Flight:
     def land(self) -> list[torch.Tensor | None]:
         """Return the gradients of the members' shares, None where there are none."""
         own = tensor_of(self._handle.wait(), self._bundle._like)
+        if self._given is None:
+            return [None] * len(self._bundle.members)
         found = self._bundle.landed(own, self._how)
-        if found is None:
-            return [None] * len(self._given)
         return [g if given else None for g, given in zip(found, self._given, strict=True)]
 
     def accumulate(self) -> None:
@@ -150,13 +160,13 @@ class Flight:
 
 def _accumulate(member: ShardedParameter, gradient: torch.Tensor) -> None:
     parameter: Any = member.parameter
+    gradient = _hooks.seen(parameter, gradient)
     if parameter.grad is None:
         parameter.grad = gradient
         place(gradient, *member.placed)
     else:
         parameter.grad.add_(gradient)
-    for hook in (parameter._post_accumulate_grad_hooks or {}).values():
-        hook(parameter)
+    _hooks.accumulated(parameter)
 
 
 def _size(shape: Sequence[int]) -> int:

@@ -16,7 +16,7 @@ from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError
 from distarray.redistribute._background import Handle
 from distarray.torch._anchor import is_for_all_leaves
-from distarray.torch.fsdp import _node
+from distarray.torch.fsdp import _hooks, _node
 from distarray.torch.fsdp._bundle import Bundle
 from distarray.torch.fsdp._context import Context
 from distarray.torch.fsdp._extension import ExtendedBundle
@@ -43,6 +43,10 @@ class Group:
         What sums of gradients are divided by; None for the number of ranks.
     forward_prefetch, backward_prefetch
         Groups to gather while this one computes; None for those that came next the last time.
+    depth
+        How many calls of its modules, one inside of the other, are under way.
+    ends_with_inputs
+        Whether the wholes are needed in backward until the gradients of inputs are there.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Group:
         self.context: Context | None = None
         self._offload = offload
         self._device = device
+        self._bundles: list[Bundle] = []
         self.set_reshard_after_forward(reshard_after_forward)
         self.reshard_after_backward = True
         self.unshard_in_backward = True
@@ -70,7 +75,6 @@ class Group:
         self.factor: float | None = None
         self.forward_prefetch: list[Group] | None = None
         self.backward_prefetch: list[Group] | None = None
-        self._bundles: list[Bundle] = []
         self._reducing: tuple[Any, list[tuple[GradientBundle, list[int]]]] | None = None
         self._handles: list[Handle] | None = None
         self._is_whole = False
@@ -81,7 +85,11 @@ class Group:
         self._emptied = False
         self._kept: list[torch.Tensor | None] = []
         """Gradients of wholes that have not been reduced."""
+        self._late: set[int] = set()
+        """The ids of parameters whose gradients come later than autograd asks for them."""
         self._passes = 0
+        self.depth = 0
+        self.ends_with_inputs = False
 
     def set_reshard_after_forward(self, value: bool | int) -> None:
         """Set what is kept after forward: nothing more, all, or the share of a smaller group."""
@@ -96,6 +104,8 @@ class Group:
                 )
             if value < size:
                 self._smaller = _smaller(self.mesh, value)
+        for bundle in self._bundles:
+            bundle.keep_among(self._smaller)
 
     # --- gathering -------------------------------------------------------------------------------
 
@@ -166,7 +176,7 @@ class Group:
             self._bundles = self._bundled()
             self.members = [m for b in self._bundles for m in b.members]
             self._reducing = None
-        elif self._is_whole and not all(b.is_current for b in self._bundles):
+        elif (self._is_whole or self._handles) and not all(b.is_current for b in self._bundles):
             self.free()
 
     def _bundled(self) -> list[Bundle]:
@@ -210,12 +220,30 @@ class Group:
     def show(self) -> None:
         """Let modules hold the wholes, as autograd is to know them."""
         if not torch.is_grad_enabled():
-            shown = self.wholes() if self._traced is None else [t.detach() for t in self._traced]
+            shown = self.wholes()
         else:
             shown = self._traced_wholes()
         for member, whole in zip(self.members, shown, strict=True):
             member.show(whole)
         self._shown = shown
+
+    @property
+    def shown(self) -> list[torch.Tensor] | None:
+        """What modules hold in the place of the parameters."""
+        return self._shown
+
+    def show_again(self, shown: list[torch.Tensor]) -> None:
+        """Let modules hold what they held before."""
+        for member, whole in zip(self.members, shown, strict=True):
+            member.show(whole)
+        self._shown = shown
+
+    def abandon(self) -> None:
+        """Forget what a backward pass that failed has left, without communication."""
+        self._handles = None
+        if self.syncing:
+            self._kept = []
+        self.free()
 
     def hide(self) -> None:
         """Let modules hold the shares again."""
@@ -247,63 +275,77 @@ class Group:
         nothing: Gradients = [None] * len(gradients)
         context = self.context
         assert context is not None  # it has been used in forward
+        self._late.clear()
+        for member in self.members:
+            _hooks.guard(member.parameter, self._late)
         if not is_for_all_leaves():
             return self._reduced_now(gradients)
+        self._late.update(id(m.parameter) for m in self.members)
         backward = context.backward()
         backward.met(self)
-        self._keep(gradients)
-        if not self.syncing or backward.is_nested:
+        later = not self.syncing or backward.is_nested
+        self._keep(gradients, copied=not self.syncing)
+        if later or not self.replicas_sync:
+            context.owes(self)
+        if later:
             return nothing
         gradients, self._kept = self._kept, []
-        if any(m.parameter._backward_hooks for m in self.members):
-            found = self._reduced_now(gradients)
-            backward.done(self)
-            return found
         self._send(gradients)
-        backward.done(self)
+        if not self.ends_with_inputs:
+            backward.done(self)
         return nothing
 
-    def flush(self) -> None:
-        """Reduce what has been kept (collective), unless it is for a later pass."""
-        if self._kept and self.syncing:
-            gradients, self._kept = self._kept, []
+    def flush(self) -> bool:
+        """Reduce what has been kept (collective), unless it is for a later pass.
+
+        Return whether there is anything for a later pass.
+        """
+        if not self.syncing:
+            return True
+        carries = any(bundle.carries for bundle, _ in self._gradient_bundles())
+        if self._kept or (carries and self.replicas_sync):
+            gradients, self._kept = self._kept or [None] * len(self.members), []
             self._send(gradients)
+        return carries and not self.replicas_sync
 
-    def _keep(self, gradients: Gradients) -> None:
-        """Add gradients to those that were kept, in the dtype in which they are reduced."""
+    def _keep(self, gradients: Gradients, *, copied: bool) -> None:
+        """Add gradients to those that were kept, in the dtype in which they are reduced.
+
+        Those that stay beyond this pass are copied: they may be tensors of the user's.
+        """
         if not self._kept:
-            self._kept = [self._as_reduced(g) for g in gradients]
-            return
+            self._kept = [None] * len(gradients)
         for i, gradient in enumerate(gradients):
-            if gradient is not None:
-                kept = self._kept[i]
-                self._kept[i] = gradient if kept is None else kept + gradient.to(kept.dtype)
-
-    def _as_reduced(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        dtype = self.policy.reduce_dtype
-        if gradient is None or dtype is None or self.syncing:
-            return gradient  # converted while it is packed
-        return gradient.to(dtype)
+            if gradient is None:
+                continue
+            kept = self._kept[i]
+            if kept is not None:
+                self._kept[i] = kept + gradient.to(kept.dtype)
+            elif copied:
+                dtype = self.policy.reduce_dtype or gradient.dtype
+                self._kept[i] = gradient.detach().to(dtype, copy=True)
+            else:
+                self._kept[i] = gradient  # converted while it is packed
 
     def _send(self, gradients: Gradients) -> None:
         assert self.context is not None  # it has been used in forward
-        for flight in self._flights(gradients, background=True):
+        how = Reduction(self.factor, self.replicas_sync)
+        for flight in self._flights(gradients, how, background=True):
             self.context.take_off(flight)
 
     def _reduced_now(self, gradients: Gradients) -> Gradients:
         """Return the gradients of the shares."""
         found: list[torch.Tensor | None] = [None] * len(gradients)
-        for (_, positions), flight in zip(
-            self._gradient_bundles(), self._flights(gradients, background=False), strict=True
-        ):
+        how = Reduction(self.factor, alone=True)
+        flights = self._flights(gradients, how, background=False)
+        for (_, positions), flight in zip(self._gradient_bundles(), flights, strict=True):
             for position, gradient in zip(positions, flight.land(), strict=True):
                 found[position] = gradient
         return found
 
-    def _flights(self, gradients: Gradients, *, background: bool) -> list[Flight]:
+    def _flights(self, gradients: Gradients, how: Reduction, *, background: bool) -> list[Flight]:
         self._passes += 1
         what = f"{self.name}, backward {self._passes}"
-        how = Reduction(self.factor, self.replicas_sync)
         return [
             bundle.start([gradients[i] for i in positions], how, what, background=background)
             for bundle, positions in self._gradient_bundles()

@@ -51,6 +51,7 @@ class FSDPModule:
         handle = UnshardHandle(group)
         with located(cast("nn.Module", self)):
             if group is not None:
+                group.context = group.context or self._state.own
                 group.start() if async_op else group.renew()
             if async_op:
                 return handle

@@ -66,6 +66,7 @@ class ShardedParameter:
         self.stride = parameter.stride() if dense else torch.empty(shape, device="meta").stride()
         self.placed = _nested(self.inner, self.layout)
         self.extension: Any = None
+        self._adopted = 0
 
     def cut(self, device: torch.device) -> None:
         """Turn the original into this rank's block of it, as the mesh's first rank has it."""
@@ -105,9 +106,15 @@ class ShardedParameter:
                 "load whole tensors by dt.load_state_dict"
             )
         self.parameter = found
+        self._adopted += 1
         for module, name in self.slots[1:]:
             module._parameters[name] = found
         self._place()
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Another one whenever the values of the share have changed, as far as torch counts it."""
+        return self._adopted, self.parameter._version
 
     def show(self, tensor: torch.Tensor) -> None:
         """Let modules hold a tensor in the place of the parameter."""

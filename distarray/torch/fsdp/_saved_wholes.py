@@ -16,6 +16,7 @@ import torch
 from distarray.errors import ModifiedError
 from distarray.torch._saved import Geometry, Kept
 from distarray.torch.fsdp._bundle import Bundle
+from distarray.torch.fsdp._parameter import ShardedParameter
 
 
 class Source(Protocol):
@@ -64,15 +65,15 @@ class _Saved(NamedTuple):
     bundle: Bundle
     dtype: torch.dtype
     geometry: Geometry
-    revision: int
+    member: ShardedParameter
+    version: tuple[int, int]
 
     def restored(self) -> torch.Tensor:
         self.source.ensure()
-        if self.bundle.revision != self.revision:
-            names = ", ".join(m.path for m in self.bundle.members[:4])
+        if self.member.version != self.version:
             raise ModifiedError(
-                f"parameters that the backward pass needs have changed since the forward pass "
-                f"(among {names}, ...): call backward before optimizer.step()"
+                f"parameter {self.member.path!r}, which the backward pass needs, has changed since "
+                "the forward pass: call backward before optimizer.step()"
             )
         return self.bundle.view(self.dtype, self.geometry)
 
@@ -101,7 +102,9 @@ class _Hooks:
             found = _found(tensor)
             if found is not None:
                 source, bundle = found
-                return _Saved(source, bundle, tensor.dtype, Geometry.of(tensor), bundle.revision)
+                geometry = Geometry.of(tensor)
+                made = bundle.made_of(geometry.offset)
+                return _Saved(source, bundle, tensor.dtype, geometry, *made)
         if self._outer is not None:
             return _Handed(self._outer[0](tensor), self._outer[1])
         return Kept(tensor, tensor._version)

@@ -40,7 +40,6 @@ class State:
         self.group = group
         self.is_last = is_last
         self.own = Context()
-        self._depth = 0
 
     def __deepcopy__(self, _: dict[int, Any]) -> State:
         raise _no_copy("copied")
@@ -74,16 +73,19 @@ class State:
             return
         with located(module):
             group.context = context
-            self._depth += 1
+            before = group.shown if group.depth else None
             group.renew()
             group.show()
             if not recomputing:
                 context.entered(group)
+        group.depth += 1
         try:
             yield
         finally:
-            self._depth -= 1
-            if not self._depth and not recomputing and self.is_last:
+            group.depth -= 1
+            if before is not None and group.is_whole:
+                group.show_again(before)
+            elif not group.depth and not recomputing and self.is_last:
                 group.hide()
                 context.left(group)
                 if group.reshard_after_forward or not torch.is_grad_enabled():
@@ -100,10 +102,22 @@ class State:
     @untraced
     def received(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the arguments of a call, converted as the policy has it."""
+        if self.group is not None and torch.is_grad_enabled():
+            self._watch(self.group, args, kwargs)
         policy = None if self.group is None else self.group.policy
         if policy is None or policy.param_dtype is None or not policy.cast_forward_inputs:
             return args, kwargs
         return _converted((args, kwargs), policy.param_dtype)
+
+    def _watch(self, group: Group, *inputs: Any) -> None:
+        """Let the wholes of frozen parameters go when gradients of inputs are there."""
+        group.ends_with_inputs = False
+        if all(m.parameter.requires_grad for m in group.members):
+            return
+        for tensor in _pytree.tree_leaves(inputs):
+            if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
+                tensor.register_hook(_done_with(group))
+                group.ends_with_inputs = True
 
     @untraced
     def returned(self, output: Any) -> Any:
@@ -130,6 +144,14 @@ def _announcing(group: Group) -> Any:
     def reached(_: torch.Tensor) -> None:
         if group.context is not None:
             group.context.backward().reached(group)
+
+    return reached
+
+
+def _done_with(group: Group) -> Any:
+    def reached(_: torch.Tensor) -> None:
+        if group.context is not None:
+            group.context.backward().done(group)
 
     return reached
 

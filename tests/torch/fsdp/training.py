@@ -1,0 +1,159 @@
+"""Sharded modules on simulated ranks beside a single process that trains the same module."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+
+import distarray as da
+import distarray.torch as dt
+from distarray.testing import simulate
+
+Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+
+def values(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Return normal values that do not depend on torch's own generator."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype)
+
+
+def filled(module: nn.Module, seed: int = 1) -> nn.Module:
+    """Give a module values, in float64."""
+    module = module.double()
+    with torch.no_grad():
+        for i, parameter in enumerate(module.parameters()):
+            parameter.copy_(values(*parameter.shape, seed=seed + i) / 3)
+    return module
+
+
+def on_ranks(ranks: int, program: Callable[[da.DeviceMesh], Any]) -> list[Any]:
+    """Run a program on simulated ranks, on a mesh of one axis."""
+    return simulate(ranks, lambda: program(da.init_device_mesh((ranks,), ("dp",))), timeout=60)
+
+
+def same(given: torch.Tensor, wanted: torch.Tensor, what: str, tolerance: float = 1e-9) -> None:
+    """Compare tensors."""
+    torch.testing.assert_close(
+        given, wanted, rtol=tolerance, atol=tolerance, msg=lambda m: f"{what}: {m}"
+    )
+
+
+def check_gradients(module: nn.Module, wanted: dict[str, Any], tolerance: float = 1e-9) -> None:
+    """Compare gathered gradients with full ones; None must be None (collective)."""
+    for name, parameter in module.named_parameters():
+        if wanted[name] is None:
+            assert parameter.grad is None, name
+        else:
+            assert parameter.grad is not None, name
+            assert parameter.grad.shape == parameter.shape, name
+            same(dt.full_tensor(parameter.grad), wanted[name], f"gradient of {name}", tolerance)
+
+
+def check_parameters(module: nn.Module, wanted: nn.Module, tolerance: float = 1e-9) -> None:
+    """Compare gathered parameters with those of a whole module (collective)."""
+    theirs = dict(wanted.named_parameters())
+    assert set(theirs) == set(dict(module.named_parameters()))
+    for name, parameter in module.named_parameters():
+        assert type(parameter) is nn.Parameter, name
+        with torch.no_grad():
+            same(dt.full_tensor(parameter), theirs[name].detach(), name, tolerance)
+
+
+def gradients(module: nn.Module) -> dict[str, Any]:
+    """Return copies of all gradients by name."""
+    return {n: None if p.grad is None else p.grad.clone() for n, p in module.named_parameters()}
+
+
+def mean_square(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    """Return the mean of the squares of what a module returns."""
+    return module(batch).square().mean()
+
+
+@dataclass
+class Single:
+    """A single process' training: the module before, and after with all losses and gradients."""
+
+    start: nn.Module
+    end: nn.Module
+    batches: Sequence[torch.Tensor]
+    loss: Loss
+    rate: float
+    losses: list[float] = field(default_factory=list)
+    gradients: list[dict[str, Any]] = field(default_factory=list)
+
+
+def trained(
+    module: nn.Module, batches: Sequence[torch.Tensor], loss: Loss = mean_square, rate: float = 0.02
+) -> Single:
+    """Train a copy of a module by AdamW, one step for each batch."""
+    twin = copy.deepcopy(module)
+    found = Single(module, twin, batches, loss, rate)
+    optimizer = _optimizer(twin, rate)
+    for batch in batches:
+        optimizer.zero_grad()
+        value = loss(twin, batch)
+        value.backward()
+        found.losses.append(value.item())
+        found.gradients.append(gradients(twin))
+        optimizer.step()
+    return found
+
+
+def compare(
+    single: Single,
+    shard: Callable[[nn.Module, da.DeviceMesh], nn.Module],
+    shape: Sequence[int],
+    names: Sequence[str] = ("dp",),
+    *,
+    data: Sequence[str] = (),
+    tolerance: float = 1e-9,
+    before_step: Callable[[nn.Module, int], None] | None = None,
+) -> list[nn.Module]:
+    """Train sharded copies on simulated ranks; compare losses, gradients and parameters.
+
+    Parameters
+    ----------
+    shard
+        Function of a copy and the mesh; returns the sharded copy.
+    data
+        Mesh axes along which ranks have different rows of each batch; along the others, the same.
+    before_step
+        Called with the module and the number of the step, before its forward pass.
+    """
+
+    def program() -> tuple[list[float], nn.Module]:
+        mesh = da.init_device_mesh(tuple(shape), tuple(names))
+        module = shard(copy.deepcopy(single.start), mesh)
+        optimizer = _optimizer(module, single.rate)
+        parts, part = 1, 0
+        for name in data:
+            axis = mesh[name]
+            parts, part = parts * axis.size, part * axis.size + axis.coordinate[0]
+        losses = []
+        for step, batch in enumerate(single.batches):
+            if before_step is not None:
+                before_step(module, step)
+            optimizer.zero_grad()
+            value = single.loss(module, batch.chunk(parts)[part])
+            value.backward()
+            losses.append(value.item())
+            check_gradients(module, single.gradients[step], tolerance)
+            optimizer.step()
+        check_parameters(module, single.end, tolerance)
+        return losses, module
+
+    results = simulate(prod(shape), program, timeout=100)
+    means = torch.tensor([losses for losses, _ in results], dtype=torch.float64).mean(0)
+    same(means, torch.tensor(single.losses, dtype=torch.float64), "losses", tolerance)
+    return [module for _, module in results]
+
+
+def _optimizer(module: nn.Module, rate: float) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], rate)
