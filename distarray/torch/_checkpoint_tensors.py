@@ -21,6 +21,7 @@ from distarray.errors import ArgumentTypeError, CheckpointError, DTypeError, Lay
 from distarray.layout import box as boxes
 from distarray.torch import _fused
 from distarray.torch._layouts import Placed, place, placed_of
+from distarray.torch._shares import torn_among
 from distarray.typing import Box
 
 _BITS = {1: torch.uint8, 2: torch.int16}
@@ -140,7 +141,7 @@ def held(placed: Placed) -> list[tuple[Box, Box]]:
     if not parts:
         return [(box, boxes.shift(box, box))]
     # The mesh axis that cuts first deals out the parts; further ones cut what a rank of it has.
-    count = layout.mesh.shape[layout.sharding_axes(axis)[0]]
+    count = torn_among(placed)
     (start, stop), found, at = box[axis], [], 0
     for rank in range(count):
         for piece in _fused.share(parts, units, count, rank):

@@ -60,20 +60,28 @@ def block_of(full: torch.Tensor, placed: Placed) -> torch.Tensor:
 
 def in_order_of_ranks(full: torch.Tensor, placed: Placed) -> torch.Tensor:
     """Return a full tensor whose parts have been torn apart, as the ranks hold them."""
-    layout, parts, axis, units = placed
+    _, parts, axis, units = placed
     if not parts:
         return full
-    cutting = layout.sharding_axes(axis)[0]
-    return _fused.by_ranks(full, parts, units, layout.mesh.shape[cutting], axis)
+    return _fused.by_ranks(full, parts, units, torn_among(placed), axis)
 
 
 def in_full_order(gathered: torch.Tensor, placed: Placed) -> torch.Tensor:
     """Return a full tensor whose parts, gathered in the order of the ranks, are whole again."""
-    layout, parts, axis, units = placed
+    _, parts, axis, units = placed
     if not parts:
         return gathered
-    cutting = layout.sharding_axes(axis)[0]
-    return _fused.by_parts(gathered, parts, units, layout.mesh.shape[cutting], axis)
+    return _fused.by_parts(gathered, parts, units, torn_among(placed), axis)
+
+
+def torn_among(placed: Placed) -> int:
+    """Return how many ranks have a share of each part: along the mesh axis that cuts first.
+
+    Layouts do not know where in the order an axis of one rank comes: it cuts nothing.
+    """
+    layout = placed.layout
+    sizes = (layout.mesh.shape[i] for i in layout.sharding_axes(placed.axis))
+    return next((size for size in sizes if size > 1), 1)
 
 
 def is_sharded(layout: Layout) -> bool:

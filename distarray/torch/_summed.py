@@ -53,11 +53,16 @@ def summed_parameters(module: nn.Module, mesh: DeviceMesh) -> dict[str, torch.Te
     found = {
         name: parameter
         for name, parameter in module._parameters.items()
-        if parameter is not None and parameter.requires_grad and parameter.is_leaf
+        if parameter is not None and parameter.requires_grad and not _is_summed(parameter)
     }
     if not found or mesh.size == 1 or not torch.is_grad_enabled():
         return {}
     return dict(zip(found, _Summed.apply(mesh, *found.values()), strict=True))
+
+
+def _is_summed(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor stands for a parameter already, in a call inside a call."""
+    return isinstance(tensor.grad_fn, _Summed._backward_cls)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

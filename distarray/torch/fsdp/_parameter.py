@@ -15,12 +15,13 @@ from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.core._meshes import common_mesh, lift
-from distarray.errors import ArgumentError, ArgumentTypeError
+from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError
 from distarray.layout import Layout, Replicate, Shard
 from distarray.layout._partition import chunk
 from distarray.torch._layouts import Placed, is_placed, place, placed_of
 from distarray.torch._modules import state_of
 from distarray.torch._parameters import forget_graphs
+from distarray.torch._shares import torn_among
 from distarray.torch._wholes import handed_out
 
 Placement = Callable[[nn.Parameter], Shard | None]
@@ -147,7 +148,10 @@ def _layout(shape: tuple[int, ...], mesh: DeviceMesh, wanted: Any, path: str) ->
             "da.Shard(0)"
         )
     last = wanted if shape else Replicate()
-    return Layout(mesh, [Replicate()] * (mesh.ndim - 1) + [last], shape)
+    try:
+        return Layout(mesh, [Replicate()] * (mesh.ndim - 1) + [last], shape)
+    except DistArrayError as error:
+        raise type(error)(f"parameter {path!r}: {error}") from None
 
 
 def _nested(inner: Placed | None, layout: Layout) -> Placed:
@@ -157,6 +161,8 @@ def _nested(inner: Placed | None, layout: Layout) -> Placed:
     outer: Any = layout.mesh
     mesh = common_mesh("fully_shard", [outer, inner.layout.mesh])
     lifted = lift(inner.layout, mesh)
+    if torn_among(inner) == 1:  # parts that are whole are no parts
+        inner = Placed(inner.layout)
     (*_, cut), (*_, position) = layout.placements, mesh.axes_of(outer)
     placements = list(lifted.placements)
     placements[position] = cut
