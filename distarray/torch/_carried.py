@@ -19,10 +19,10 @@ from distarray.torch._parameters import is_sharded
 _FRESH = ("new_", "__get__", "_foreach")
 """Beginnings of names: results are no part of the arguments, or are followed by other means."""
 _JOINING = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
-
-
 _lost: Beside[Layout] = Beside()
 """Tensors that a rank computed from its share, in which it is not known how they are cut."""
+_of_weights: Beside[bool] = Beside()
+"""Tensors that were computed from parameters, such as conversions and masked weights."""
 
 
 def carry(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -43,7 +43,8 @@ def carry(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: 
         losing = placed[0][1]
     if name.startswith(_FRESH) and rule is None:
         return
-    if any(isinstance(x, torch.nn.Parameter) for x, _ in placed):
+    weights = [is_weight(x) for x, _ in placed]
+    if any(weights):
         losing = None
     for one in result if isinstance(result, tuple | list) else (result,):
         if not isinstance(one, torch.Tensor) or is_placed(one):
@@ -54,6 +55,8 @@ def carry(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: 
             axes = rule(Case(function, args, kwargs, source, cut_axes(layout), one))
             if axes is not None:
                 place(one, relabelled(layout, axes, tuple(one.shape)))
+                if all(weights):
+                    _of_weights.set(one, True)
         if axes is None and losing is not None:
             _lost.set(one, losing)
 
@@ -67,6 +70,14 @@ def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[torch.Ten
         elif isinstance(value, list | tuple):
             found += [one for one in value if isinstance(one, torch.Tensor)]
     return found
+
+
+def is_weight(x: torch.Tensor) -> bool:
+    """Tell whether a tensor is a cut parameter, or was computed item by item from such."""
+    if not isinstance(x, torch.nn.Parameter) and not _of_weights.get(x):
+        return False
+    layout = known(x)
+    return layout is not None and is_sharded(layout)
 
 
 def lost_layout(x: torch.Tensor) -> Layout | None:
@@ -122,6 +133,8 @@ def relabelled(layout: Layout, axes: Axes, local: Sequence[int]) -> Layout:
     local
         Shape of this rank's block; its other axes are whole.
     """
+    if tuple(local) == layout.local_shape() and all(old == new for old, new in axes.items()):
+        return layout
     shape = list(local)
     boundaries = {}
     for old, new in axes.items():

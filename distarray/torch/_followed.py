@@ -77,6 +77,7 @@ class Case(NamedTuple):
 Rule = Callable[[Case], "Axes | None"]
 
 
+@cache
 def rule_of(function: Any) -> Rule | None:
     """Return what tells where the axes of a call's arguments are; None where nothing does."""
     name = getattr(function, "__name__", "")

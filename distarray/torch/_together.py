@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from distarray.errors import LayoutError
-from distarray.torch._carried import cut_axes, known, lost_layout, tensors_in
+from distarray.torch._carried import cut_axes, is_weight, known, lost_layout, tensors_in
 from distarray.torch._indices import picked_axes
 from distarray.torch._lineage import layout_by_lineage
 from distarray.torch._parameters import is_sharded
-from distarray.torch._worked_axes import PRODUCTS, bare, worked_axes
+from distarray.torch._worked_axes import PRODUCTS, bare, worked_axes, works_along
 
+_INDEXING = ("__getitem__", "__setitem__")
 _MOVING_AXES = ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_")
 
 
@@ -26,8 +27,10 @@ def check_together(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, An
     """
     full_name = getattr(function, "__name__", "")
     name = bare(full_name)
+    if not works_along(name) and name not in _INDEXING and full_name not in _MOVING_AXES:
+        return
     operands = tensors_in(args, kwargs)
-    if name in PRODUCTS and any(_is_weight(x) for x in operands):
+    if name in PRODUCTS and any(is_weight(x) for x in operands):
         return  # of a module with a style, which adds up the products
     if full_name in _MOVING_AXES and (layout := known(operands[0])) is not None:
         raise LayoutError(
@@ -73,7 +76,7 @@ def called_by_library() -> bool:
 def _axes(
     name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], x: torch.Tensor
 ) -> frozenset[int] | None:
-    if name not in ("__getitem__", "__setitem__"):
+    if name not in _INDEXING:
         return worked_axes(name, args, dict(kwargs), x)
     if x is not args[0]:
         return None
@@ -81,11 +84,6 @@ def _axes(
     if name == "__setitem__" and isinstance(index, torch.Tensor) and index.shape == x.shape:
         return None  # a mask, item by item
     return picked_axes(index, x.ndim)
-
-
-def _is_weight(x: torch.Tensor) -> bool:
-    layout = known(x) if isinstance(x, torch.nn.Parameter) else None
-    return layout is not None and is_sharded(layout)
 
 
 def _refusal(name: str, of_what: str) -> LayoutError:

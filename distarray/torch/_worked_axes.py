@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -93,6 +94,7 @@ PRODUCTS: dict[str, tuple[tuple[int, ...], ...]] = {
 _BARE = ("special_", "linalg_")
 
 
+@cache
 def bare(name: str) -> str:
     """Return the name of a torch function without what says only how it is called."""
     for prefix in _BARE:
@@ -102,6 +104,7 @@ def bare(name: str) -> str:
     return name
 
 
+@cache
 def works_along(name: str) -> bool:
     """Tell whether `worked_axes` knows a function."""
     return any(name in known for known in (_ALONG, _WHOLE, _LOSSES, PRODUCTS, _SHAPED))

@@ -237,6 +237,21 @@ def test_heads_are_no_classes_even_where_a_rank_has_one():
     simulate(2, program, timeout=60)
 
 
+def test_weights_that_are_converted_at_every_call_are_weights():
+    def program():
+        mesh = da.init_device_mesh((2,))
+        x = _block(mesh, 1)
+        weight = torch.nn.Parameter(_block(mesh, 1))
+        place(weight, known(x))
+        with dt.loss_parallel():  # what a row-parallel layer does before it adds up
+            part = F.linear(x, weight.to(x.dtype).clone())
+            assert known(part) is lost_layout(part) is None
+            with pytest.raises(LayoutError, match="linear inside"):
+                F.linear(x, x)
+
+    simulate(2, program, timeout=60)
+
+
 def test_beside_replicated_tensors_others_may_be_anything():
     def program():
         mesh = da.init_device_mesh((2,))
