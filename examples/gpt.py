@@ -21,11 +21,17 @@ from tqdm import tqdm
 import distarray as da
 import distarray.torch as dt
 
+Tuning = tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]
+
 
 def distribute(model: GPT, mesh: da.DeviceMesh, size: Size) -> None:
-    """Cut the weights over ``tp``, the activations between layers along the passages, and keep
-    the copies that ``dp`` has of everything in step.
-    """
+    """Cut the weights over ``tp``, and keep the copies that ``dp`` has of everything in step."""
+    cut(model, mesh["tp"], size)
+    dt.replicate(model, mesh["dp"])
+
+
+def cut(model: GPT, mesh: da.DeviceMesh, size: Size) -> None:
+    """Cut the weights, and the activations between layers along the passages."""
     passages = da.Shard(1)  # of (batch, length, width)
     head = size.width // size.heads  # is never torn apart
     qkv = {"parts": [size.width] * 3, "unit": head}
@@ -40,8 +46,13 @@ def distribute(model: GPT, mesh: da.DeviceMesh, size: Size) -> None:
         "norm": dt.SequenceParallel(),
         "head": dt.ColwiseParallel(input_layouts=passages),  # each rank scores its share of words
     }
-    dt.parallelize_module(model, mesh["tp"], plan)
-    dt.replicate(model, mesh["dp"])
+    dt.parallelize_module(model, mesh, plan)
+
+
+def tuned(model: GPT, steps: int, rate: float) -> Tuning:
+    """Return what changes the weights, and what lets it do so ever more slowly."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
+    return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, rate / 10)
 
 
 def train(
@@ -54,6 +65,8 @@ def train(
     length: int,
     rate: float = 1e-3,
     seed: int = 0,
+    begin: int = 0,
+    tuning: Tuning | None = None,
 ) -> Iterator[float]:
     """Yield the loss of each step over the whole batch, the same on every rank.
 
@@ -65,11 +78,12 @@ def train(
         The text, whole on every rank.
     batch
         Passages of a step, over all ranks; a multiple of the size of ``dp``.
+    begin, tuning
+        Steps that are done already, and what has tuned the model meanwhile.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
-    slower = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, rate / 10)
+    optimizer, slower = tuning or tuned(model, steps, rate)
     groups, group = mesh["dp"].size, mesh["dp"].coordinate[0]
-    for step in range(steps):
+    for step in range(begin, steps):
         words, following = gpt_text.batch(numbers, step, batch, length, seed=seed)
         loss = cross_entropy(
             model, words.chunk(groups)[group], following.chunk(groups)[group], mesh
@@ -129,9 +143,8 @@ def draw(path: Path, losses: list[float], title: str) -> None:
     figure.savefig(path, dpi=120)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Train, save, draw and show what the model writes."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def options_of(parser: argparse.ArgumentParser) -> None:
+    """Add what every way of training this model can be told."""
     parser.add_argument("--mesh", help="ranks for data and for tensor parallelism, such as 2,2")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--batch", type=int, default=16, help="passages of a step, over all ranks")
@@ -140,10 +153,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rate", type=float, default=2e-3, help="learning rate at the beginning")
     parser.add_argument("--double", action="store_true", help="compute in float64")
     parser.add_argument("--samples", type=int, default=400, help="bytes to write at the end")
-    parser.add_argument("--start-from", type=Path, help="a gpt.pt of the same sizes, of any mesh")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for what is written")
-    options = parser.parse_args(arguments)
 
+
+def prepared(
+    parser: argparse.ArgumentParser, options: argparse.Namespace
+) -> tuple[da.DeviceMesh, gpt_text.Text, GPT, Size]:
+    """Return the mesh, the text, the model of one process, and its size."""
     world = da.default_mesh()
     shape = (1, world.size)
     if options.mesh:
@@ -155,7 +171,53 @@ def main(arguments: list[str] | None = None) -> None:
     sizes = {name: getattr(options, name) for name in ("length", "width", "heads", "layers")}
     size = Size(words=len(text.alphabet), **sizes)
     torch.manual_seed(0)
-    model = GPT(size).to(torch.float64 if options.double else torch.float32)
+    return mesh, text, GPT(size).to(torch.float64 if options.double else torch.float32), size
+
+
+def progress(
+    losses: Iterator[float], mesh: da.DeviceMesh, steps: int, begin: int = 0
+) -> Iterator[tuple[int, float]]:
+    """Show a bar on rank 0, and yield how many steps are done, and the loss."""
+    bar = tqdm(total=steps, initial=begin, desc="training", unit=" steps", disable=mesh.rank > 0)
+    for step, loss in enumerate(losses, begin + 1):
+        bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
+        bar.update()
+        yield step, loss
+    bar.close()
+
+
+def show(
+    model: GPT,
+    mesh: da.DeviceMesh,
+    text: gpt_text.Text,
+    size: Size,
+    losses: list[float],
+    options: argparse.Namespace,
+) -> None:
+    """Try the model on text that was held out, let it write, and keep and draw the losses."""
+    words, following = gpt_text.batch(text.held_out, 0, 32, size.length)
+    with torch.no_grad():
+        held_out = float(cross_entropy(model, words, following, mesh))
+    written = sample(model, mesh, text.encode("def "), options.samples, size)
+    if mesh.rank > 0:
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    lines = [f"{step},{loss!r}\n" for step, loss in enumerate(losses, 1)]
+    (options.out / "gpt.csv").write_text("step,loss\n" + "".join(lines))
+    draw(options.out / "gpt.png", losses, f"dp x tp = {mesh.shape[0]} x {mesh.shape[1]}")
+    if losses:
+        print(f"loss {losses[0]:.4f} at first, {losses[-1]:.4f} at last, ", end="")
+    print(f"{held_out:.4f} on text that was held out\n\n{text.decode(written)}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train, save, draw and show what the model writes."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    options_of(parser)
+    parser.add_argument("--start-from", type=Path, help="a gpt.pt of the same sizes, of any mesh")
+    options = parser.parse_args(arguments)
+
+    mesh, text, model, size = prepared(parser, options)
     count = sum(p.numel() for p in model.parameters())
     distribute(model, mesh, size)
     first = mesh.rank == 0
@@ -165,36 +227,14 @@ def main(arguments: list[str] | None = None) -> None:
     if first:
         held = sum(p.numel() for p in model.parameters())
         print(f"{count} parameters, {held} on rank 0 of {mesh.size}; {size}")
-    losses = []
-    bar = tqdm(total=options.steps, desc="training", unit=" steps", disable=not first)
-    for loss in train(
-        model,
-        mesh,
-        text.train,
-        steps=options.steps,
-        batch=options.batch,
-        length=size.length,
-        rate=options.rate,
-    ):
-        losses.append(loss)
-        bar.update()
-        bar.set_postfix(loss=f"{loss:.4f}")
-    bar.close()
+    settings = {"steps": options.steps, "batch": options.batch, "rate": options.rate}
+    steps = train(model, mesh, text.train, length=size.length, **settings)
+    losses = [loss for _, loss in progress(steps, mesh, options.steps)]
 
-    words, following = gpt_text.batch(text.held_out, 0, 32, size.length)
-    with torch.no_grad():
-        held_out = float(cross_entropy(model, words, following, mesh))
-    written = sample(model, mesh, text.encode("def "), options.samples, size)
+    show(model, mesh, text, size, losses, options)
     state = dt.state_dict(model, ranks=0, mesh=mesh)  # of whole tensors, on rank 0 alone
     if first:
-        options.out.mkdir(parents=True, exist_ok=True)
         torch.save(state, options.out / "gpt.pt")
-        lines = [f"{step},{loss!r}\n" for step, loss in enumerate(losses, 1)]
-        (options.out / "gpt.csv").write_text("step,loss\n" + "".join(lines))
-        draw(options.out / "gpt.png", losses, f"dp x tp = {shape[0]} x {shape[1]}")
-        if losses:
-            print(f"loss {losses[0]:.4f} at first, {losses[-1]:.4f} at last, ", end="")
-        print(f"{held_out:.4f} on text that was held out\n\n{text.decode(written)}")
 
 
 if __name__ == "__main__":
