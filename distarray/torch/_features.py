@@ -194,6 +194,7 @@ def _everywhere(
         if prepared is not None:
             return prepared
         if not x.requires_grad and own_placed(x) is None:
+            _moves.check_travels(x)
             x = x.view_as(x)  # what is declared of it holds for this use alone
     else:
         _moves.check_travels(x)
