@@ -8,6 +8,11 @@ from typing import Any, NamedTuple
 
 from distarray.errors import MismatchError
 
+SUCH_CALLS = (
+    "of a distributed array x, print(x), float(x), np.asarray(x) and x.full_array() are such calls"
+)
+"""What messages about calls that all ranks must make end with: these do not look like such."""
+
 _SHOWN = 8  # ranks and answers that a message lists
 
 
@@ -48,7 +53,7 @@ def mismatch(doing: Sequence[Any], ranks: Iterable[int] | None = None) -> Mismat
     return MismatchError(
         f"ranks are about to do different things together: {differing(doing, ranks)}. Every rank "
         "must make the same calls, on the same mesh, with the same layouts, shapes and dtypes; "
-        "print(x), float(x), np.asarray(x) and x.full_array() are such calls"
+        f"{SUCH_CALLS}"
     )
 
 

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
+from distarray.comm._mismatch import SUCH_CALLS
 from distarray.errors import ArgumentError
 
 _SAID_AT_MOST: Final = 2000  # characters of what a rank is doing
@@ -267,7 +268,7 @@ class Watch:
                     f"rank {presence.rank} waits for rank {said.rank} ({doing}), and rank "
                     f"{said.rank} waits for rank {presence.rank} ({said.doing}): neither will "
                     "come. Every rank must make the same calls in the same order, on the same "
-                    "meshes; print(x), float(x), np.asarray(x) and x.full_array() are such calls"
+                    f"meshes; {SUCH_CALLS}"
                 )
             if said.rank in meeting.ranks and not said.missed:
                 answer = said.place, said.number
@@ -284,8 +285,7 @@ def message_of_gone(rank: int, gone: Sequence[int], doing: object) -> str:
     """Return what is wrong where a rank waits for others at the end of the program."""
     return (
         f"rank {rank} waits for ranks {list(gone)} ({doing}), and they have come to the end of "
-        "the program. Every rank must make the same calls, and print(x), float(x), "
-        "np.asarray(x) and x.full_array() are such calls"
+        f"the program. Every rank must make the same calls; {SUCH_CALLS}"
     )
 
 

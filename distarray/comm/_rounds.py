@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from distarray.comm._mismatch import SUCH_CALLS
 from distarray.errors import CommunicationError, MismatchError
 
 _POLL = 0.25  # seconds between looks for ranks that will never come
@@ -174,7 +175,7 @@ def _disagreement(ranks: tuple[int, ...], said: Sequence[str | None]) -> str:
         "ranks are about to do different things together: "
         + "; ".join(f"ranks {who}: {line}" for line, who in doing.items())
         + ". Every rank must make the same calls with the same layouts, shapes and dtypes; "
-        "print(x), float(x), np.asarray(x) and x.full_array() are such calls"
+        + SUCH_CALLS
     )
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, Protocol
 
+from distarray.comm._mismatch import SUCH_CALLS
 from distarray.comm._presence import Meeting, Watch
 from distarray.errors import ArgumentError
 
@@ -144,7 +145,7 @@ class _Looking:
             self._told.add(wait)
             frame = sys._current_frames().get(thread)
             sys.stderr.write(
-                _message(f"{self._place} has waited {seconds:.0f} s", frame, wait.what)
+                _message(f"{self._place} has waited {seconds:.0f} s", frame, wait.what, late)
             )
             sys.stderr.flush()
             if late:
@@ -177,11 +178,20 @@ def _other_threads() -> bool:
     )
 
 
-def _message(who: str, frame: FrameType | None, what: object) -> str:
+def _message(who: str, frame: FrameType | None, what: object, late: bool) -> str:
+    limit = timeout()
+    if late:
+        then = f"That is more than DISTARRAY_TIMEOUT={limit:g} allows, and ends all ranks"
+    elif math.isfinite(limit):
+        then = f"If they do not come within DISTARRAY_TIMEOUT={limit:g} s, all ranks end"
+    else:
+        then = (
+            "If they never come there, it waits for ever (DISTARRAY_TIMEOUT=seconds makes long "
+            "waiting an error)"
+        )
     return (
-        f"{who} for other ranks{_line(frame)} ({what}). If they never come there, it waits for "
-        "ever: every rank must make the same calls, and print(x), float(x), np.asarray(x) and "
-        "x.full_array() are such calls. DISTARRAY_TIMEOUT=seconds makes long waiting an error\n"
+        f"{who} for other ranks{_line(frame)} ({what}). {then}: every rank must make the same "
+        f"calls; {SUCH_CALLS}\n"
     )
 
 

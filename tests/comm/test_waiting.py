@@ -33,6 +33,7 @@ def test_a_call_that_one_rank_makes_alone_ends_all_ranks_at_the_limit(before, sh
     else:
         assert "rank 0 of 3 has waited" in ended.said, ended.said
         assert "line 11" in ended.said, ended.said
+        assert "for ever" not in ended.said, ended.said
 
 
 def test_a_long_wait_is_told_once_and_ends_well():
