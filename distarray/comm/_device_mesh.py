@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, final
+from typing import Any, Never, final
 
 from distarray.comm._communicator import Communicator
 from distarray.comm._grid import Nested, grid, nested
@@ -223,6 +223,7 @@ def init_device_mesh(
     *,
     comm: Any = None,
     device: str | None = None,
+    **unknown: Never,
 ) -> DeviceMesh:
     """Return the mesh of the first ranks, in row-major order.
 
@@ -232,9 +233,14 @@ def init_device_mesh(
         Number of processes along each mesh axis.
     axis_names, comm, device
         As for :class:`DeviceMesh`.
+    **unknown
+        None is taken. The call of torch, with the device first and ``mesh_dim_names=``, is an
+        error that spells ours.
 
     Raises
     ------
+    ArgumentTypeError
+        See above.
     MeshError
         There are fewer processes than the shape asks for, or the names do not fit it.
 
@@ -244,6 +250,13 @@ def init_device_mesh(
     >>> mesh.coordinate
     (0, 0)
     """
+    if unknown or isinstance(shape, str):
+        given = [repr(shape)] if isinstance(shape, str) else []
+        given += [f"{name}=" for name in unknown]
+        raise ArgumentTypeError(
+            f"init_device_mesh got {', '.join(given)}; it takes (shape, axis_names, *, comm, "
+            "device), for instance init_device_mesh((2, 2), ('dp', 'tp'), device='cpu')"
+        )
     return _mesh(mesh_description(shape, axis_names, None), comm, device)
 
 

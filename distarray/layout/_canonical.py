@@ -14,6 +14,7 @@ from distarray.errors import (
     PlacementError,
     ShapeError,
 )
+from distarray.layout._foreign import twin_of
 from distarray.layout._mesh import Mesh
 from distarray.layout._partition import Partition, chunk, explicit
 from distarray.layout._placements import Partial, Placement, Shard
@@ -107,7 +108,7 @@ def _checked_placements(
         if not isinstance(placement, Placement):
             raise ArgumentTypeError(
                 f"placement {placement!r}: must be Shard(axis), Replicate() or Partial(op), not "
-                f"{type(placement).__name__}"
+                f"{type(placement).__name__}{twin_of(placement)}"
             )
     if len(placed) != mesh.ndim:
         raise PlacementError(

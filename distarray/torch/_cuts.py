@@ -67,6 +67,9 @@ ROWS: dict[type[nn.Module], Cut] = {
 }
 
 
+ELSEWHERE = ("MultiheadAttention", "BatchNorm", "GroupNorm", "InstanceNorm")
+"""What is cut by columns in ways of its own, by names that messages list."""
+
 REMEDY = (
     "pass own_forward=True if it is, or write a ParallelStyle of your own. What derives from a "
     "class of torch's may otherwise differ in __init__, reset_parameters and extra_repr"
@@ -87,10 +90,14 @@ def cut_of(
         if kind in table:
             check_stock(module, kind, style, REMEDY, own_forward)
             return table[kind]
-    known = ", ".join(kind.__name__ for kind in table)
+    known = [kind.__name__ for kind in table]
+    if table is COLUMNS:
+        known += ELSEWHERE
     raise ArgumentTypeError(
-        f"{style} knows no way to cut a {type(module).__name__}; it takes {known} and what derives "
-        "from them, and a ParallelStyle of your own takes everything else"
+        f"{style} knows no way to cut a {type(module).__name__}; it takes {', '.join(known)} and "
+        "what derives from them. A module without a style runs whole on every rank, one that works "
+        "position by position takes a share of the sequence by SequenceParallel, and a "
+        "ParallelStyle of your own takes everything else"
     )
 
 

@@ -17,6 +17,7 @@ import torch
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Placement
+from distarray.layout._foreign import twin_of
 
 Apply = Callable[[torch.Tensor, Any, Any, str], Any]
 
@@ -155,7 +156,14 @@ def _check_form(names: Mapping[Any, Any], given: Any, where: str) -> None:
 def _form(layout: Any) -> Any:
     if isinstance(layout, Mapping):
         return set(layout)
-    return None if isinstance(layout, Placement) else len(layout)
+    if isinstance(layout, Placement):
+        return None
+    if not isinstance(layout, Sequence):
+        raise ArgumentTypeError(
+            f"a layout is a placement, such as da.Shard(1), or a container of such, not {layout!r}"
+            f"{twin_of(layout)}"
+        )
+    return len(layout)
 
 
 def _rebuilt(value: Any, parts: Mapping[Any, Any]) -> Any:

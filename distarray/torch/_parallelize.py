@@ -99,7 +99,7 @@ def _matches(module: nn.Module, plan: Any) -> Iterator[tuple[str, nn.Module, Par
     if not isinstance(plan, Mapping):
         raise ArgumentTypeError(
             f"plan is a ParallelStyle, or a mapping of module names to such, not "
-            f"{type(plan).__name__}"
+            f"{type(plan).__name__}{_twin_of(plan)}"
         )
     names = dict(module.named_modules(remove_duplicate=False))
     found = []
@@ -107,7 +107,7 @@ def _matches(module: nn.Module, plan: Any) -> Iterator[tuple[str, nn.Module, Par
         if not isinstance(style, ParallelStyle):
             raise ArgumentTypeError(
                 f"plan[{pattern!r}] is a {type(style).__name__}; it must be a ParallelStyle, "
-                "such as dt.ColwiseParallel()"
+                f"such as dt.ColwiseParallel(){_twin_of(style)}"
             )
         matched = [name for name in names if _fits(name, pattern)]
         if not matched:
@@ -122,6 +122,14 @@ def _matches(module: nn.Module, plan: Any) -> Iterator[tuple[str, nn.Module, Par
                 seen.add(id(names[name]))
                 found.append((name, names[name], style))
     yield from found
+
+
+def _twin_of(style: Any) -> str:
+    """Return the end of a message about a style of torch's, which names ours; else nothing."""
+    if not type(style).__module__.startswith("torch.distributed"):
+        return ""
+    name = type(style).__name__
+    return f" (this {name} is torch's; take dt.{name}, with da.Shard and da.Replicate as layouts)"
 
 
 def _check_new(module: nn.Module, style: ParallelStyle, mesh: DeviceMesh) -> None:

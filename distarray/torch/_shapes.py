@@ -15,6 +15,7 @@ from distarray.comm._log import unrecorded
 from distarray.comm._mismatch import token
 from distarray.errors import ArgumentTypeError, LayoutError, MeshError
 from distarray.layout import Layout, Placement
+from distarray.layout._foreign import twin_of
 from distarray.typing import Shape
 
 
@@ -23,9 +24,16 @@ def check_mesh(mesh: Any) -> None:
     if not isinstance(mesh, DeviceMesh):
         raise ArgumentTypeError(
             f"expected a DeviceMesh, not {type(mesh).__name__}; make one by da.init_device_mesh"
+            f"{twin_of(mesh)}"
         )
     if mesh.coordinate is None:
-        raise MeshError(f"this process is not in {mesh}; call this on the ranks of the mesh alone")
+        whole = mesh
+        while whole.parent is not None:
+            whole = whole.parent
+        raise MeshError(
+            f"this process (rank {mesh.rank}) is not in {mesh}; call this on the ranks of the mesh "
+            f"alone, or start with mpiexec -n {whole.size}"
+        )
 
 
 def layout_from(

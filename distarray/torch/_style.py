@@ -12,6 +12,7 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, Placement
+from distarray.layout._foreign import twin_of
 from distarray.torch import _modules, _parameters, _passage
 
 
@@ -94,5 +95,6 @@ def placement(value: Any, name: str, default: Placement) -> Placement:
     if not isinstance(value, Placement):
         raise ArgumentTypeError(
             f"{name}={value!r}: takes one placement, such as da.Shard(1) or da.Replicate()"
+            f"{twin_of(value)}"
         )
     return value
