@@ -128,7 +128,7 @@ class Context:
         return current
 
     def owes(self, group: Member) -> None:
-        """Take note of a group that keeps gradients for a later pass, or for the end of this one."""
+        """Take note of a group that keeps gradients for a later pass or the end of this one."""
         self._owing[id(group)] = group
 
     def pay(self) -> None:

@@ -175,7 +175,7 @@ class Group:
             self.free()
             self._bundles = self._bundled()
             self.members = [m for b in self._bundles for m in b.members]
-            self._reducing = None
+            self._reducing = self._traced = None
         elif (self._is_whole or self._handles) and not all(b.is_current for b in self._bundles):
             self.free()
 
@@ -219,13 +219,8 @@ class Group:
 
     def show(self) -> None:
         """Let modules hold the wholes, as autograd is to know them."""
-        if not torch.is_grad_enabled():
-            shown = self.wholes()
-        else:
-            shown = self._traced_wholes()
-        for member, whole in zip(self.members, shown, strict=True):
-            member.show(whole)
-        self._shown = shown
+        shown = self._traced_wholes() if torch.is_grad_enabled() else self.wholes()
+        self.show_again(shown)
 
     @property
     def shown(self) -> list[torch.Tensor] | None:

@@ -70,7 +70,7 @@ class _Saved(NamedTuple):
 
     def restored(self) -> torch.Tensor:
         self.source.ensure()
-        if self.member.version != self.version:
+        if self.member.version != self.version or self.bundle.full is None:
             raise ModifiedError(
                 f"parameter {self.member.path!r}, which the backward pass needs, has changed since "
                 "the forward pass: call backward before optimizer.step()"

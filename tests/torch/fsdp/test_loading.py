@@ -1,0 +1,237 @@
+"""State dicts, modules on the meta device, other dtypes, and norms of gradients."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import distarray as da  # noqa: E402
+import distarray.torch as dt  # noqa: E402
+from distarray.testing import simulate  # noqa: E402
+from tests.torch.fsdp.models import model, next_token_loss, tokens  # noqa: E402
+from tests.torch.fsdp.training import (  # noqa: E402
+    check_gradients,
+    check_parameters,
+    filled,
+    gradients,
+    mean_square,
+    on_ranks,
+    same,
+    values,
+)
+
+TP = {
+    "layers.*.up": dt.ColwiseParallel(),
+    "layers.*.down": dt.RowwiseParallel(),
+    "head": dt.ColwiseParallel(output_layouts=da.Replicate()),
+}
+BATCH = tokens(1, 6)[0]
+
+
+def sharded(module, mesh, **kwargs):
+    for layer in module.layers:
+        dt.fully_shard(layer, mesh, **kwargs)
+    return dt.fully_shard(module, mesh, **kwargs)
+
+
+LAYOUTS = {
+    "1d": ((3,), ("dp",), sharded),
+    "hybrid": ((2, 2), ("r", "s"), sharded),
+    "tensor parallel": (
+        (2, 2),
+        ("dp", "tp"),
+        lambda m, mesh: sharded(dt.parallelize_module(m, mesh["tp"], TP), mesh["dp"]),
+    ),
+}
+
+
+@pytest.fixture(params=LAYOUTS)
+def laid(request):
+    shape, names, shard = LAYOUTS[request.param]
+    count = 1
+    for n in shape:
+        count *= n
+
+    def run(program):
+        def on_rank():
+            mesh = da.init_device_mesh(shape, names)
+            return program(lambda module: shard(module, mesh), mesh)
+
+        return simulate(count, on_rank, timeout=60)
+
+    return run
+
+
+def stepped(module, optimizer, steps=2):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        next_token_loss(module, BATCH).backward()
+        optimizer.step()
+
+
+def test_state_dicts(laid):
+    start, other = model(), filled(model(), seed=50)
+    whole = copy.deepcopy(other)
+    optimizer = torch.optim.AdamW(whole.parameters(), 0.02)
+    stepped(whole, optimizer)
+    kept = copy.deepcopy(whole.state_dict())
+    inner = copy.deepcopy(optimizer.state_dict())
+    stepped(whole, optimizer)
+
+    def program(shard, mesh):
+        mine = shard(copy.deepcopy(start))
+        found = dt.state_dict(mine)
+        for name, value in start.state_dict().items():
+            same(found[name], value, name)
+        next_token_loss(mine, BATCH).backward()
+        dt.load_state_dict(mine, dict(other.state_dict()))
+        mine.zero_grad()
+        theirs = torch.optim.AdamW(mine.parameters(), 0.02)
+        stepped(mine, theirs)
+        found = dt.state_dict(mine)
+        for name, value in kept.items():
+            same(found[name], value, name)
+        state = dt.optimizer_state_dict(mine, theirs)
+        names = [n for n, _ in mine.named_parameters()]
+        for i, name in enumerate(names):
+            for key, value in inner["state"][i].items():
+                same(state["state"][name][key].double(), value.double(), f"{name} {key}")
+        again = shard(copy.deepcopy(start))
+        dt.load_state_dict(again, found)
+        fresh = torch.optim.AdamW(again.parameters(), 0.02)
+        dt.load_optimizer_state_dict(again, fresh, state)
+        stepped(again, fresh)
+        check_parameters(again, whole)
+
+    laid(program)
+
+
+def test_local_state_dicts(laid):
+    start = model()
+    whole = copy.deepcopy(start)
+    next_token_loss(whole, BATCH).backward()
+
+    def program(shard, mesh):
+        mine = shard(copy.deepcopy(start))
+        own = copy.deepcopy(mine.state_dict())
+        with torch.no_grad():
+            for p in mine.parameters():
+                p.zero_()
+        mine.load_state_dict(own)
+        next_token_loss(mine, BATCH).backward()
+        check_gradients(mine, gradients(whole))
+        mine.load_state_dict({n: v * 0.5 for n, v in own.items()}, assign=True)
+        half = copy.deepcopy(start)
+        with torch.no_grad():
+            for p in half.parameters():
+                p.mul_(0.5)
+        same(mine(BATCH).detach(), half(BATCH).detach(), "assigned")
+        mine.zero_grad()
+        next_token_loss(mine, BATCH).backward()
+        next_token_loss(half, BATCH).backward()
+        check_gradients(mine, gradients(half))
+
+    laid(program)
+
+
+@pytest.mark.parametrize("after", [True, False, 2])
+def test_assigned_between_two_forwards(after):
+    start = filled(nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)))
+    x = values(4, 5)
+
+    def program(mesh):
+        mine = copy.deepcopy(start)
+        dt.fully_shard(mine[0], mesh, reshard_after_forward=after)
+        dt.fully_shard(mine, mesh, reshard_after_forward=after)
+        loss = mean_square(mine, x)
+        with torch.no_grad():
+            own = {n: v * 0.5 for n, v in mine.state_dict().items()}
+        if mine[0].weight.shape == (7, 5):  # wholes are what modules hold
+            mine.reshard()
+        mine.load_state_dict(own, assign=True)
+        half = copy.deepcopy(start)
+        with torch.no_grad():
+            for p in half.parameters():
+                p.mul_(0.5)
+        same(mine(x).detach(), half(x).detach(), "assigned")
+        with pytest.raises(da.errors.ModifiedError):
+            loss.backward()
+        mean_square(mine, x).backward()
+        mean_square(half, x).backward()
+        check_gradients(mine, gradients(half))
+
+    on_ranks(3, program)
+
+
+def test_modules_on_the_meta_device(laid):
+    start = model()
+    whole = copy.deepcopy(start)
+    optimizer = torch.optim.AdamW(whole.parameters(), 0.02)
+    stepped(whole, optimizer)
+
+    def program(shard, mesh):
+        with torch.device("meta"):
+            mine = model()
+        mine = shard(mine)
+        assert all(p.device.type == "meta" for p in mine.parameters())
+        mine.to_empty(device="cpu")
+        dt.load_state_dict(mine, dict(start.state_dict()))
+        stepped(mine, torch.optim.AdamW(mine.parameters(), 0.02))
+        check_parameters(mine, whole)
+
+    laid(program)
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_another_dtype(after):
+    start = model().float()
+    whole = copy.deepcopy(start).double()
+    next_token_loss(whole, BATCH).backward()
+
+    def program(mesh):
+        mine = sharded(copy.deepcopy(start), mesh, reshard_after_forward=after)
+        next_token_loss(mine, BATCH)
+        with torch.no_grad():
+            next_token_loss(mine, BATCH)
+        mine.double()
+        assert all(p.dtype is torch.float64 for p in mine.parameters())
+        next_token_loss(mine, BATCH).backward()
+        check_gradients(mine, gradients(whole))
+
+    on_ranks(2, program)
+
+
+@pytest.mark.parametrize("norm", [2.0, float("inf"), 1.0])
+def test_norms_of_gradients(laid, norm):
+    start = model()
+    whole = copy.deepcopy(start)
+    next_token_loss(whole, BATCH).backward()
+    wanted = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.01, norm)
+
+    def program(shard, mesh):
+        mine = shard(copy.deepcopy(start))
+        next_token_loss(mine, BATCH).backward()
+        found = dt.clip_grad_norm_(mine.parameters(), 0.01, norm)
+        same(found, wanted, "norm")
+        check_gradients(mine, gradients(whole))
+
+    laid(program)
+
+
+def test_another_dtype_before_backward():
+    def program(mesh):
+        mine = sharded(model(), mesh)
+        loss = next_token_loss(mine, BATCH)
+        mine.float()
+        next_token_loss(mine, BATCH)
+        with pytest.raises(da.errors.ModifiedError):
+            loss.backward()
+        mine.zero_grad()
+        next_token_loss(mine, BATCH).backward()
+
+    on_ranks(2, program)
