@@ -6,7 +6,8 @@ its slot, then sets the slot's round number, and waits until every other rank's 
 same number. A slot is written again two rounds later, and a rank can only be two rounds ahead
 once everyone has read the slot, so a round needs no closing barrier. A slot carries a small
 payload inline, or says where in its owner's arena a large block lies; then the readers' closing
-round tells the owners that their blocks may change.
+round tells the owners that their blocks may change. Blocks outside of the arena are copied into it;
+such copies, unless they are large, wait for the next round instead.
 
 Every slot names what its rank believes it is doing (a token). Ranks that disagree find out in the
 round itself, all of them, and raise the same error instead of exchanging garbage.
@@ -36,6 +37,7 @@ from distarray.comm._slots import (
     BARRIER,
     BLOCK_IN_ARENA,
     BLOCK_INLINE,
+    BLOCK_STAGED,
     BYTES,
     GONE,
     INLINE_BYTES,
@@ -60,6 +62,8 @@ _SPINS = 200  # reads of a flag before the core is offered to others
 _SPINS_CROWDED = 10  # the same where the node has more ranks than this process has cores
 _YIELDS = 2000  # offers before sleeping in between
 _SLEEP = 50e-6
+
+_KEPT_BYTES = 1024 * 1024  # copies up to this size are kept for their readers until the next round
 
 
 _peers: dict[tuple[int, int, int], PeerMemory] = {}  # by process, file and identity of its arena
@@ -194,10 +198,12 @@ class Channel:
         """
         slot = self._mine[self._round & 1]
         if block.nbytes > INLINE_BYTES:
-            lent = block if _in_arena(block) else _stage(block)
+            own = _in_arena(block)
+            lent = block if own else _stage(block)
             offset = _memory.arena().offset_of(lent)
             assert offset is not None  # it is in the arena
-            describe(slot.words, BLOCK_IN_ARENA, lent, offset)
+            kind = BLOCK_IN_ARENA if own or block.nbytes > _KEPT_BYTES else BLOCK_STAGED
+            describe(slot.words, kind, lent, offset)
             return lent
         slot.put(block)
         return None
@@ -306,7 +312,7 @@ class _Views:
         self._lent = channel._offer(block)
         views: list[np.ndarray | None] = [None] * channel.size
         views[channel.me] = block
-        lent = self._lent is not None
+        lent = self._lent is not None and words[KIND] == BLOCK_IN_ARENA
         others = channel._complete_round(words, self._token, self._what)
         channel._unread = None  # everybody has left the round before
         for rank, other in others:
@@ -316,10 +322,11 @@ class _Views:
         return views
 
     def __exit__(self, *_: object) -> None:
-        # What travelled inside the slots was copied there: nobody needs to wait for the readers.
+        # What travelled inside the slots was copied there, and other copies are kept: nobody needs
+        # to wait for the readers.
         if self._open:
             self._channel.barrier()
-        elif not self._closing:
+        else:
             self._channel._unread = self._lent
         self._lent = None
 

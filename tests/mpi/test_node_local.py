@@ -26,15 +26,37 @@ def channel():
     comm.Free()
 
 
-def test_a_staged_copy_lasts_until_the_next_round_where_leaving_does_not_wait(channel):
+@pytest.mark.parametrize("closing", [False, True])
+def test_a_staged_copy_lasts_until_the_next_round_where_leaving_does_not_wait(channel, closing):
     private = np.full(60_000, float(channel.me))
-    with channel.views(private, 1, closing=False) as views:
+    with channel.views(private, 1, closing=closing) as views:
         if channel.me:
             time.sleep(0.3)  # the first rank has left by now
         assert [float(view[-1]) for view in views] == [float(r) for r in range(channel.size)]
     reused = [_memory.full(private.shape, np.nan, np.float64) for _ in range(4)]
     channel.barrier()
     assert len(reused) == 4
+
+
+@pytest.mark.parametrize("lends", [None, 0])
+@pytest.mark.parametrize("length", [10_000, 100_000, 200_000])  # copies are kept, or are too large
+def test_blocks_of_all_kinds_may_change_after_every_round(channel, lends, length):
+    rng = np.random.default_rng(channel.me)
+    for i in range(60):
+        value = float(100 * i + channel.me)
+        if channel.me == lends:
+            block = _memory.full((length,), value, np.float64)
+        else:
+            block = np.full(length, value)
+        if rng.random() < 0.1:
+            time.sleep(0.002)
+        with channel.views(block, 9) as views:
+            if rng.random() < 0.1:
+                time.sleep(0.002)
+            for rank, view in enumerate(views):
+                assert (view == 100.0 * i + rank).all()
+        block[...] = np.nan
+        del views, view
 
 
 def test_exchange_gives_every_payload_to_every_rank_over_many_rounds(channel):
