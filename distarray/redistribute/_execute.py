@@ -1,4 +1,4 @@
-"""Carry out a plan on this rank's block: the only file of this floor that moves bytes.
+"""Carry out a plan on this rank's block: what moves bytes of this floor, with `_packed`.
 
 A plan's steps are bound once to this rank (its boxes, its communicator, a token that names the
 step) and cached, so that a repeated redistribution costs a lookup and the copies. Within a node
