@@ -176,7 +176,6 @@ def test_groups_that_are_whole_at_a_time(monkeypatch, frozen, given):
                 mean_square(mine, X.clone().requires_grad_(given)).backward()
             counts.append(log.count("all_gather"))
         assert counts == [18] * 3
-        return None
 
     on_ranks(2, program)
     assert max(whole.most.values()) <= 3
@@ -239,11 +238,11 @@ def test_shares_alone_stay():
 def test_a_step_allocates_little_python_memory():
     def program(mesh):
         mine = sharded(layers(), mesh)
-        for _ in range(5):
-            mean_square(mine, X).backward()
-        mesh.communicator().barrier()
         if mesh.rank == 0:
             tracemalloc.start()
+        for _ in range(20):
+            mean_square(mine, X).backward()
+        gc.collect()
         mesh.communicator().barrier()
         before = tracemalloc.get_traced_memory()[0]
         for _ in range(30):
@@ -255,6 +254,6 @@ def test_a_step_allocates_little_python_memory():
         return grown
 
     try:
-        assert max(on_ranks(2, program)) < 200_000
+        assert max(on_ranks(2, program)) < 60_000
     finally:
         tracemalloc.stop()
