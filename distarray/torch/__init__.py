@@ -1,5 +1,6 @@
 """Tensor parallelism for torch modules over MPI, with plain tensors at every seam."""
 
+from distarray.torch._check_replicas import check_replicas
 from distarray.torch._checkpoint import register_all as _register_all
 from distarray.torch._clip import clip_grad_norm_
 from distarray.torch._colwise import ColwiseParallel
@@ -63,6 +64,7 @@ __all__ = [
     "SequenceParallel",
     "TransformerLayerParallel",
     "UnshardHandle",
+    "check_replicas",
     "clip_grad_norm_",
     "distribute_parameter",
     "distribute_tensor",

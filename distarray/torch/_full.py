@@ -111,7 +111,7 @@ def distribute_tensor(
             str(tensor.dtype),
             layout.placements,
             source,
-            _digest(tensor) if source is None else None,
+            digest_of(tensor) if source is None else None,
         )
 
     told = gathered(mesh, "distribute_tensor", say)
@@ -219,7 +219,8 @@ def to_torch(array: DistArray) -> torch.Tensor:
     return result
 
 
-def _digest(tensor: torch.Tensor) -> str:
+def digest_of(tensor: torch.Tensor) -> str:
+    """Return what tells a tensor's values, by their bits, from all others."""
     plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.blake2b(plain.numpy().data, digest_size=16).hexdigest()
 

@@ -1,0 +1,134 @@
+"""Whether what several ranks hold in common is still the same: for debugging."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from distarray.comm import DeviceMesh
+from distarray.core._agreement import differing, gathered
+from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError
+from distarray.layout import Layout, Shard
+from distarray.torch import _modules
+from distarray.torch._full import digest_of
+from distarray.torch._layouts import placed_of
+from distarray.torch._moves import check_mesh
+
+_SHOWN = 8  # tensors that a message names
+
+
+class _Held(NamedTuple):
+    """What a rank holds of a tensor: which block, and what it looks like."""
+
+    block: tuple[tuple[str, int], ...]
+    text: str
+
+
+def check_replicas(module: nn.Module, mesh: DeviceMesh, *, buffers: bool = True) -> None:
+    """Raise where ranks have parameters that should be alike and are not (collective).
+
+    To find out, after some steps, whether a plan or a training loop lets weights drift apart: a
+    norm that sees a share of the sequence and has no `SequenceParallel`, random numbers that differ
+    where they should not, gradients that were clipped by the norm of one rank's block. The bits of
+    all values are compared, by digests, so that little is sent; every rank reads all its values. Call
+    it between two steps.
+
+    Parameters
+    ----------
+    module
+        The same on every rank.
+    mesh
+        Of the ranks that are compared: usually the whole mesh. A parameter that is cut along some
+        of its axes is compared between the ranks that hold the same block.
+    buffers
+        Whether buffers are compared, too. Those of batch normalization under `replicate` are
+        different, between two calls, by what each rank has seen.
+
+    Raises
+    ------
+    MismatchError
+        Some differ, on every rank: by name, with the ranks that have the one and the other.
+    ArgumentError
+        A parameter is cut over another mesh, some ranks of which are in this one: it is not known
+        which of these should have the same block.
+
+    Examples
+    --------
+    >>> for _ in range(3):
+    ...     step(model)
+    >>> dt.check_replicas(model, mesh)
+    """
+    check_mesh(mesh)
+
+    def say() -> dict[str, _Held]:
+        if not isinstance(module, nn.Module):
+            raise ArgumentTypeError(f"expected a torch.nn.Module, not {type(module).__name__}")
+        for child in module.modules():
+            _modules.place_parameters(child)
+        named = [*module.named_parameters(), *(module.named_buffers() if buffers else ())]
+        return {name: _held(name, tensor, mesh) for name, tensor in named}
+
+    ranks = mesh.communicator().ranks
+    told = dict(zip(ranks, gathered(mesh, "check_replicas", say), strict=True))
+    wrong = []
+    for name in dict.fromkeys(name for one in told.values() for name in one):
+        wrong += _differences(name, told)
+    if wrong:
+        more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        raise MismatchError(
+            f"on the ranks of {mesh} these are not alike, as digests tell: "
+            f"{'; '.join(wrong[:_SHOWN])}{more}. Give modules that see a share of the sequence "
+            "SequenceParallel, dt.replicate a model that sees other data on other ranks, clip by "
+            "dt.clip_grad_norm_, and draw alike what is to be alike (dt.manual_seed)"
+        )
+
+
+def _held(name: str, tensor: torch.Tensor, mesh: DeviceMesh) -> _Held:
+    placed = placed_of(tensor)
+    block = () if placed is None else _block(name, placed.layout, mesh)
+    if is_lazy(tensor):
+        return _Held(block, "no shape yet")
+    shape = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+    if tensor.is_meta:
+        return _Held(block, f"{shape} on meta")
+    return _Held(block, f"{shape} {digest_of(tensor)[:8]}")
+
+
+def _block(name: str, layout: Layout, mesh: DeviceMesh) -> tuple[tuple[str, int], ...]:
+    """Return where this rank is on the axes of a mesh that cut a tensor."""
+    over: Any = layout.mesh
+    here: Any = mesh.coordinate
+    found = []
+    for axis, placement in zip(over.axis_names, layout.placements, strict=True):
+        if type(placement) is not Shard:
+            continue
+        line = over[axis]
+        if axis in mesh.axis_names and mesh[axis] is line:
+            found.append((axis, here[mesh.axis_names.index(axis)]))
+        elif len(set(line.flat_ranks) & set(mesh.flat_ranks)) > 1:
+            raise ArgumentError(
+                f"check_replicas over {mesh}: {name!r} is {layout}, cut along {axis!r} of another "
+                f"mesh, {over}, which has some of the same ranks; pass the mesh that the axes were "
+                "taken from"
+            )
+    return tuple(found)
+
+
+def _differences(name: str, told: dict[int, dict[str, _Held]]) -> list[str]:
+    """Return what is wrong with a tensor, for each of its blocks."""
+    missing = _Held((), "nothing of that name")
+    blocks: dict[tuple[tuple[str, int], ...], dict[int, str]] = {}
+    everywhere = all(name in one for one in told.values())
+    for rank, one in told.items():
+        held = one.get(name, missing)
+        blocks.setdefault(held.block if everywhere else (), {})[rank] = held.text
+    found = []
+    for block, texts in blocks.items():
+        if len(set(texts.values())) > 1:
+            where = f" (block {', '.join(f'{axis} {i}' for axis, i in block)})" if block else ""
+            said = differing(list(texts.values()), list(texts)).replace("; ", " and ")
+            found.append(f"{name!r}{where}: {said}")
+    return found
