@@ -33,8 +33,8 @@ def check_replicas(module: nn.Module, mesh: DeviceMesh, *, buffers: bool = True)
     To find out, after some steps, whether a plan or a training loop lets weights drift apart: a
     norm that sees a share of the sequence and has no `SequenceParallel`, random numbers that differ
     where they should not, gradients that were clipped by the norm of one rank's block. The bits of
-    all values are compared, by digests, so that little is sent; every rank reads all its values. Call
-    it between two steps.
+    all values are compared, by digests, so that little is sent; every rank reads all its values.
+    Call it between two steps.
 
     Parameters
     ----------
