@@ -18,7 +18,7 @@ from distarray.checkpoint._values import Node
 from distarray.comm import DeviceMesh, _backend, _memory, default_mesh, default_placements
 from distarray.core._base import new_array
 from distarray.errors import ArgumentTypeError
-from distarray.layout import Layout, Partial, Placement, Replicate
+from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.random import Generator
 from distarray.redistribute._execute import redistribute_local
 
@@ -131,6 +131,16 @@ class Placing:
         if chosen is None:
             chosen = default_placements(self.mesh, len(shape))
         return Layout(self.mesh, chosen, shape)
+
+    def fitting(self, shape: Sequence[int]) -> Layout:
+        """Return the layout of an array of this shape, replicated where it lacks the axis."""
+        chosen = self.placements or default_placements(self.mesh, len(shape))
+        ndim = len(shape)
+        fits = [
+            Replicate() if isinstance(p, Shard) and not -ndim <= p.axis < ndim else p
+            for p in chosen
+        ]
+        return Layout(self.mesh, fits, shape)
 
     def __repr__(self) -> str:
         return f"Placing({self.mesh}, {self.placements})"

@@ -51,6 +51,19 @@ def create(path: str) -> int:
             time.sleep(0.05)
 
 
+def open_to_write(path: str) -> int:
+    """Return a descriptor of a file that another rank has made."""
+    limit = time.monotonic() + _SECONDS_TO_APPEAR
+    while True:
+        _about_to("open", path)
+        try:
+            return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if time.monotonic() > limit:
+                raise
+            time.sleep(0.05)
+
+
 def write(file: int, data: Any, path: str) -> None:
     """Write all bytes of a contiguous buffer at the file's position."""
     view = memoryview(data).cast("B")
@@ -132,6 +145,13 @@ def _renameat2() -> Any:
         ctypes.c_uint,
     )
     return call
+
+
+def remove_file(path: str) -> None:
+    """Remove a file, if it is there."""
+    _about_to("remove", path)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def remove_tree(path: str) -> None:

@@ -187,7 +187,7 @@ class Loading:
             self._left_out = tuple(
                 name
                 for name in children
-                if name not in asked and not any(one.startswith(f"{name}.") for one in asked)
+                if not any(_is_within(name, one) or _is_within(one, name) for one in asked)
             )
             made = {key: self._planned(value, joined("", key)) for key, value in template.items()}
             return lambda: _like(template, {key: one() for key, one in made.items()})
@@ -211,8 +211,7 @@ class Loading:
         unexpected = [
             name
             for name in self._leaves
-            if name not in self._used
-            and not any(name == one or name.startswith(f"{one}.") for one in self._left_out)
+            if name not in self._used and not any(_is_within(name, one) for one in self._left_out)
         ]
         return Unlike(self._missing, unexpected, self._wrong)
 
@@ -234,8 +233,9 @@ class Loading:
             more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
             hint = ", or strict=False for names that differ" if strict and not unlike.wrong else ""
             raise StateDictError(
-                f"{self.manifest.directory} does not fit the state: {'; '.join(wrong[:_SHOWN])}"
-                f"{more}. Pass the state that was saved, in any layout{hint}"
+                f"{self.manifest.directory or self.manifest.path} does not fit the state: "
+                f"{'; '.join(wrong[:_SHOWN])}{more}. Pass the state that was saved, in any "
+                f"layout{hint}"
             )
         return unlike
 
@@ -354,6 +354,10 @@ def _named(node: Node, name: str) -> Iterator[tuple[str, Node]]:
     yield name, node
     for key, child in _children(node):
         yield from _named(child, joined(name, key))
+
+
+def _is_within(name: str, container: str) -> bool:
+    return name == container or name.startswith(f"{container}.")
 
 
 def _is_container(node: Node) -> bool:

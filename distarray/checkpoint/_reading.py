@@ -180,7 +180,7 @@ class Reader:
         if number in self._open:
             self._open.move_to_end(number)
             return path, self._open[number]
-        if os.path.basename(name) != name:
+        if self._manifest.directory and os.path.basename(name) != name:
             raise CheckpointError(f"{self._manifest.path} names a file {name!r} outside itself")
         check_size(path, size)
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -180,40 +180,70 @@ def _prepared(asked: tuple[Any, ...], state: Any, comm: Communicator) -> Request
     """Return what is to be written, once all ranks have found that they save the same."""
     path, step, keep_last, copied, check = asked
     saving = Saving(state)
+
+    def node() -> Node:
+        checked_step(step, keep_last)
+        return saving.node(state, "")
+
+    tree = collect(saving, node, (os.path.abspath(path), *asked[1:]), comm)
+    plan = who_writes(saving, check, comm)
+    parts: list[Part] = []
+    _rendezvous.each(comm, lambda: parts.extend(parts_of(saving.blocks, plan.mine, copied)))
+    return Request(path, step, keep_last, tree, plan.arrays, parts)
+
+
+def collect(
+    saving: Saving,
+    node: Callable[[], Node],
+    options: tuple[Any, ...],
+    comm: Communicator,
+) -> Node:
+    """Return the tree of a state, the same on all ranks, with the values of each in it.
+
+    Raises
+    ------
+    MismatchError
+        The ranks have different trees or options.
+    """
     tree: Node = None
-    told: dict[str, Told] = {}
 
     def say() -> tuple[Any, ...]:
-        nonlocal tree, told
-        checked_step(step, keep_last)
-        tree = saving.node(state, "")
-        told = {name: _told(block, comm, check) for name, block in saving.blocks.items()}
-        held = [one._replace(checksum=None) for one in told.values()]
-        sums = [one.checksum for one in told.values()]
-        return (
-            (os.path.abspath(path), *asked[1:]),
-            _digest(tree),
-            _digest((list(told), held)),
-            _digest(sums),
-            saving.own,
-        )
+        nonlocal tree
+        tree = node()
+        return options, _digest(tree), saving.own
 
-    options, trees, digests, sums, own = zip(*_rendezvous.each(comm, say), strict=True)
-    _compare("paths or options", options, options, comm)
+    everyone, trees, own = zip(*_rendezvous.each(comm, say), strict=True)
+    _compare("paths or options", everyone, everyone, comm)
     if len(set(trees)) > 1:
-        everyone = _rendezvous.each(comm, lambda: tree)
-        _compare("names or values", [_unlike(everyone[0], one) for one in everyone], trees, comm)
+        all_trees = _rendezvous.each(comm, lambda: tree)
+        _compare("names or values", [_unlike(all_trees[0], t) for t in all_trees], trees, comm)
     for reduce in saving.later:
         reduce()
+    return _with_own(tree, own)
+
+
+def who_writes(saving: Saving, check: bool, comm: Communicator) -> Plan:
+    """Return who writes what of the arrays of a state.
+
+    Raises
+    ------
+    MismatchError
+        The ranks have arrays of different shapes, dtypes or, where they should be the same, values.
+    """
+    told: dict[str, Told] = {}
+
+    def say() -> tuple[bytes, bytes]:
+        told.update((name, _told(one, comm, check)) for name, one in saving.blocks.items())
+        held = [(name, one._replace(checksum=None)) for name, one in told.items()]
+        return _digest(held), _digest([one.checksum for one in told.values()])
+
+    digests, sums = zip(*_rendezvous.each(comm, say), strict=True)
     key = _digest(digests)
     known = _plans.setdefault(comm, {})
     if key not in known or len(set(sums)) > 1:
         known.clear()
         known[key] = shares(_rendezvous.each(comm, lambda: told), comm.rank)
-    plan = known[key]
-    parts: list[Part] = []
-    _rendezvous.each(comm, lambda: parts.extend(parts_of(saving.blocks, plan.mine, copied)))
-    return Request(path, step, keep_last, _with_own(tree, own), plan.arrays, parts)
+    return known[key]
 
 
 _plans: weakref.WeakKeyDictionary[Communicator, dict[bytes, Plan]] = weakref.WeakKeyDictionary()

@@ -38,8 +38,11 @@ class Modules(Adapter):
         """Fill parameters and buffers in place."""
         own = {id(one) for one in (*value.parameters(), *value.buffers())}
         extra: list[tuple[nn.Module, Made]] = []
-        filled: set[int] = set()
-        for key, one in kept(value).items():
+        found = kept(value)
+        names: dict[int, list[str]] = {}
+        for key, one in found.items():
+            names.setdefault(id(one), []).append(joined(name, key))
+        for key, one in found.items():
             full = joined(name, key)
             owner = key.rpartition(".")[0]
             if key.rpartition(".")[2] == _EXTRA:
@@ -52,11 +55,13 @@ class Modules(Adapter):
                     "by a hook of its state_dict(), so that it cannot be filled; load by "
                     "dt.load_state_dict"
                 )
-            elif id(one) in filled:
-                loading.entry(full)
             else:
-                filled.add(id(one))
-                fill_tensor(one, own_placed(one), loading, full)
+                # Of the names of a shared tensor one suffices; the first that is there counts.
+                there = [other for other in names[id(one)] if loading.has(other)]
+                if full == (there or names[id(one)])[0]:
+                    fill_tensor(one, own_placed(one), loading, full)
+                elif full in there:
+                    loading.entry(full)
 
         def finish() -> Any:
             for module, made in extra:

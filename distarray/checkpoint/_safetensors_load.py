@@ -1,0 +1,193 @@
+"""Read safetensors files, such as those of Hugging Face's hub, straight into shards."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from math import prod
+from typing import Any
+
+from distarray.checkpoint import _rendezvous
+from distarray.checkpoint._arrays import Placing
+from distarray.checkpoint._boxes import whole
+from distarray.checkpoint._loading import Loading
+from distarray.checkpoint._manifest import Entry, Manifest, bare_manifest
+from distarray.checkpoint._reading import Reader
+from distarray.checkpoint._safetensors import Item, read_header
+from distarray.comm import DeviceMesh
+from distarray.comm._world import base_of
+from distarray.errors import ArgumentError, CheckpointError
+from distarray.layout import Layout, Placement
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+Names = Mapping[str, str] | Callable[[str], str | None]
+
+
+def load_safetensors(
+    path: str | os.PathLike[str],
+    into: Any = None,
+    *,
+    placements: Sequence[Placement] | Mapping[str, Sequence[Placement]] | None = None,
+    mesh: DeviceMesh | None = None,
+    names: Names | None = None,
+    strict: bool = True,
+    cast: bool = False,
+    comm: Any = None,
+) -> Any:
+    """Load a safetensors file, or all files of a model, into shards (collective).
+
+    Each rank reads from the files the bytes of its own shards, straight into their place. The
+    format has no checksums; sizes and offsets are checked.
+
+    Parameters
+    ----------
+    path
+        A ``.safetensors`` file, an index (``model.safetensors.index.json``), or a directory with
+        one of these.
+    into
+        A module, parallelized or not, or a tree of arrays, tensors, layouts and the like, as for
+        `load`. Default: a dictionary of distributed arrays is made.
+    placements
+        Without ``into``: how all arrays are placed, or by patterns of names (``*`` matches
+        anything, the first that fits counts). Default: the first axis is sharded. Axes that an
+        array lacks are replicated.
+    mesh
+        Where they are placed. Default: the default mesh.
+    names
+        From the names in the file to those here: a mapping, in which names may be missing, or a
+        function, which returns None for what is to be left out.
+    strict, cast, comm
+        As for `load`.
+
+    Returns
+    -------
+    Any
+        ``into``, or a dictionary of arrays by name. bfloat16 and float8, which NumPy lacks, are in
+        structures that hold their bits.
+
+    Raises
+    ------
+    CheckpointError
+        A file is missing or damaged.
+    StateDictError
+        Names, shapes or dtypes do not fit; nothing has been changed.
+
+    Examples
+    --------
+    >>> dt.parallelize_module(model, mesh, plan)
+    >>> da.checkpoint.load_safetensors("hub/model", model)
+    >>> weights = da.checkpoint.load_safetensors(
+    ...     "hub/model", placements={"*.down.weight": [da.Shard(1)], "*": [da.Shard(0)]}
+    ... )
+    """
+    base = base_of(comm)
+    found = _rendezvous.first(base, lambda: _headers(os.path.abspath(path)))
+    plans: list[Any] = []
+
+    def plan() -> None:
+        manifest = _manifest(os.path.abspath(path), found, names)
+        template = into
+        if into is None:
+            template = {
+                name: _placing(name, entry, placements, mesh)
+                for name, entry in manifest.arrays.items()
+            }
+        loading = Loading(manifest, template, base.rank, base.size, cast)
+        made = loading.plan(template)
+        loading.check(strict)
+        plans.extend((loading, made))
+
+    _rendezvous.each(base, plan)
+    loading, made = plans
+
+    def read() -> None:
+        with Reader(loading.manifest, verify=False) as reader:
+            loading.read(reader)
+
+    _rendezvous.each(base, read)
+    result: list[Any] = []
+    _rendezvous.each(base, lambda: result.append(made()))
+    return result[0]
+
+
+def _headers(path: str) -> list[tuple[str, int, dict[str, Item]]]:
+    """Return the files of a model: their names, sizes, and what is in them."""
+    if os.path.isdir(path):
+        for name in (INDEX, SINGLE):
+            if os.path.exists(os.path.join(path, name)):
+                path = os.path.join(path, name)
+                break
+        else:
+            raise CheckpointError(
+                f"{path} has neither {INDEX} nor {SINGLE}; pass the path of a file"
+            )
+    if not path.endswith(".json"):
+        return [_header(os.path.dirname(path), os.path.basename(path))]
+    try:
+        with open(path, "rb") as file:
+            told = json.load(file)["weight_map"]
+        files = sorted(set(told.values()))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be opened: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is no index of safetensors files: {error!r}") from None
+    for name in files:
+        if not isinstance(name, str) or os.path.basename(name) != name:
+            raise CheckpointError(f"{path} names a file {name!r} outside of its directory")
+    found = [_header(os.path.dirname(path), name) for name in files]
+    held = {name: os.path.basename(file) for file, _, items in found for name in items}
+    for name, file in told.items():
+        if held.get(name) != file:
+            raise CheckpointError(f"{path} says that {name!r} is in {file}, where it is not")
+    return found
+
+
+def _header(directory: str, name: str) -> tuple[str, int, dict[str, Item]]:
+    path = os.path.join(directory, name)
+    items, _ = read_header(path)
+    return path, os.stat(path).st_size, items
+
+
+def _manifest(
+    path: str, files: list[tuple[str, int, dict[str, Item]]], names: Names | None
+) -> Manifest:
+    """Return what a manifest would say of the files."""
+    arrays: dict[str, Any] = {}
+    for number, (_, _, items) in enumerate(files):
+        for told, item in items.items():
+            name = _renamed(told, names)
+            if name is None:
+                continue
+            if name in arrays:
+                raise ArgumentError(f"names= makes two tensors of {path} {name!r}; rename one")
+            box = whole(item.shape)
+            row = [number, item.start, [a for a, _ in box], [b for _, b in box], ""]
+            arrays[name] = {
+                "dtype": item.spec,
+                "shape": list(item.shape),
+                "chunks": [row] if prod(item.shape) else [],
+            }
+    return bare_manifest(path, [[name, size] for name, size, _ in files], arrays)
+
+
+def _renamed(name: str, names: Names | None) -> str | None:
+    if names is None:
+        return name
+    if callable(names):
+        return names(name)
+    return names.get(name, name)
+
+
+def _placing(name: str, entry: Entry, placements: Any, mesh: DeviceMesh | None) -> Layout:
+    chosen = placements
+    if isinstance(placements, Mapping):
+        chosen = next((p for pattern, p in placements.items() if fnmatchcase(name, pattern)), None)
+        if chosen is None:
+            raise ArgumentError(
+                f"placements has no pattern that {name!r} fits; add one, such as '*': [da.Shard(0)]"
+            )
+    return Placing(mesh, chosen).fitting(entry.shape)

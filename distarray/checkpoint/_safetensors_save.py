@@ -1,0 +1,295 @@
+"""Write safetensors files that other programs read, by all ranks at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from distarray.checkpoint import _files, _rendezvous
+from distarray.checkpoint._blocks import Block
+from distarray.checkpoint._boxes import span
+from distarray.checkpoint._dtypes import is_coded, parsed, shown
+from distarray.checkpoint._manifest import BLOCK_BYTES
+from distarray.checkpoint._ownership import Plan
+from distarray.checkpoint._safetensors import composed
+from distarray.checkpoint._safetensors_load import INDEX, SINGLE
+from distarray.checkpoint._save import collect, who_writes
+from distarray.checkpoint._saving import Saving
+from distarray.checkpoint._writing import pieces_of
+from distarray.comm import Communicator
+from distarray.comm._world import base_of
+from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
+from distarray.layout import box as boxes
+from distarray.typing import Box
+
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "": 1}
+
+
+def save_safetensors(
+    path: str | os.PathLike[str],
+    state: Any,
+    *,
+    max_shard_size: int | str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    check: bool = True,
+    comm: Any = None,
+) -> list[str]:
+    """Write a module or a tree of arrays as safetensors files (collective).
+
+    The files are those that one process would write: whole tensors under their names, in one file
+    or in several with an index, as Hugging Face's libraries read and write them. Every rank writes
+    what it holds to its place in them.
+
+    Parameters
+    ----------
+    path
+        A directory, for ``model.safetensors``, or files of at most ``max_shard_size`` with
+        ``model.safetensors.index.json``; or the path of one file, with suffix ``.safetensors``.
+    state
+        A module, or a tree of arrays and tensors, whose keys are joined by points. Of tensors with
+        several names (tied weights) the first is written.
+    max_shard_size
+        In bytes, or such as "5GB". Default: one file.
+    metadata
+        Of each file. Default: ``{"format": "pt"}``, which transformers wants.
+    check, comm
+        As for `save`.
+
+    Returns
+    -------
+    list of str
+        The names of the files of tensors.
+
+    Raises
+    ------
+    DTypeError
+        The format lacks a dtype.
+    ArgumentTypeError
+        The state has values that are no arrays.
+    CheckpointError
+        A rank could not write; then no file has been changed.
+
+    Notes
+    -----
+    Each file appears by one step, when all are whole, and the index last: a directory in which
+    this was interrupted has none, and does not load. Memory: 8 MiB.
+    """
+    base = base_of(comm)
+    saving = Saving(state)
+    limit = 0
+
+    def node() -> Any:
+        nonlocal limit
+        limit = _bytes_of(max_shard_size)
+        tree = saving.node(state, "")
+        _check(saving, tree)
+        return tree
+
+    options = os.path.abspath(path), max_shard_size, dict(metadata or {})
+    collect(saving, node, options, base)
+    plan = who_writes(saving, check, base)
+    single = os.fspath(path).endswith(".safetensors")
+    if single and limit:
+        raise ArgumentError(
+            f"path={os.fspath(path)!r} is one file, and max_shard_size={max_shard_size!r} may need "
+            "several; pass a directory"
+        )
+    directory = os.path.dirname(os.path.abspath(path)) if single else os.path.abspath(path)
+    shards = _sharded(saving.blocks, limit)
+    names = [SINGLE] if len(shards) == 1 else _numbered(len(shards))
+    if single:
+        names = [os.path.basename(path)]
+    told = {"format": "pt"} if metadata is None else dict(metadata)
+    kind = "file" if single else "shards" if len(shards) > 1 else "model"
+    _write(directory, names, shards, saving, plan, told, base, kind)
+    return names
+
+
+def _write(
+    directory: str,
+    names: Sequence[str],
+    shards: Sequence[Sequence[str]],
+    saving: Saving,
+    plan: Plan,
+    metadata: dict[str, str],
+    comm: Communicator,
+    kind: str,
+) -> None:
+    """Write hidden files, by all ranks, and give them their names when they are whole."""
+    id = _rendezvous.first(comm, lambda: secrets.token_hex(8))
+    hidden = [os.path.join(directory, f".{name}.tmp-{id}") for name in names]
+    arrays = plan.arrays
+    starts: list[tuple[bytes, dict[str, int], int]] = []
+    for shard in shards:
+        items = [(name, arrays[name].spec, arrays[name].shape) for name in shard]
+        first, offsets = composed(items, metadata)
+        size = len(first) + sum(prod(s) * parsed(spec).itemsize for _, spec, s in items)
+        starts.append((first, dict(zip(shard, offsets, strict=True)), size))
+
+    def create() -> None:
+        _files.ensure_directory(directory)
+        for file, (first, _, size) in zip(hidden, starts, strict=True):
+            number = _files.create(file)
+            try:
+                os.ftruncate(number, size)
+                _files.write_at(number, first, 0, file)
+                _files.settle(number, file)
+            finally:
+                os.close(number)
+
+    def fill() -> None:
+        for file, (_, offsets, _) in zip(hidden, starts, strict=True):
+            if not any(plan.mine[name] for name in offsets):
+                continue
+            number = _files.open_to_write(file)
+            try:
+                for name, offset in offsets.items():
+                    for box in plan.mine[name]:
+                        _write_box(number, saving.blocks[name], box, offset, file)
+                _files.settle(number, file)
+            finally:
+                os.close(number)
+
+    def publish() -> None:
+        for stale in (INDEX, SINGLE) if kind != "file" else ():
+            _files.remove_file(os.path.join(directory, stale))
+        for file, name in zip(hidden, names, strict=True):
+            _files.rename(file, os.path.join(directory, name))
+        if kind == "shards":
+            _write_index(directory, names, shards, arrays, id)
+        _files.settle_directory(directory)
+
+    try:
+        _rendezvous.first(comm, create)
+        _rendezvous.each(comm, fill)
+        _rendezvous.first(comm, publish)
+    except BaseException:
+        if comm.rank == 0:
+            for file in hidden:
+                with contextlib.suppress(OSError):
+                    os.unlink(file)
+        raise
+
+
+def _write_box(file: int, block: Block, box: Box, offset: int, path: str) -> None:
+    """Write a box of an array to where its items are in the whole, in C order."""
+    piece = next(piece for piece in block.pieces if boxes.contains(piece.box, box))
+    values = piece.part(box)
+    first, last = span(block.shape, box)
+    itemsize = values.itemsize
+    if last - first == values.size:
+        at = offset + first * itemsize
+        for data in pieces_of(values, BLOCK_BYTES):
+            _files.write_at(file, data, at, path)
+            at += len(data)
+        return
+    # Rows of it that lie together in the file, one after another.
+    outer = _outer_axes(block.shape, box)
+    for index in np.ndindex(values.shape[:outer]):
+        row = np.ascontiguousarray(values[(*index, ...)])
+        corner = tuple(start + i for (start, _), i in zip(box, index, strict=False))
+        rest = box[outer:]
+        start, _ = span(block.shape, (*((i, i + 1) for i in corner), *rest))
+        _files.write_at(file, row.reshape(-1).view(np.uint8), offset + start * itemsize, path)
+
+
+def _outer_axes(shape: Sequence[int], box: Box) -> int:
+    """Return how many axes to go through one by one, so that the rest lies together."""
+    axis = len(shape)
+    while axis > 0 and box[axis - 1] == (0, shape[axis - 1]):
+        axis -= 1
+    return max(axis - 1, 0)
+
+
+def _write_index(
+    directory: str,
+    names: Sequence[str],
+    shards: Sequence[Sequence[str]],
+    arrays: Mapping[str, Any],
+    id: str,
+) -> None:
+    total = sum(prod(told.shape) * parsed(told.spec).itemsize for told in arrays.values())
+    weights = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
+    told = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weights.items()))}
+    hidden = os.path.join(directory, f".{INDEX}.tmp-{id}")
+    with _files.new_file(hidden) as file:
+        _files.write(file, json.dumps(told, indent=2).encode(), hidden)
+    _files.rename(hidden, os.path.join(directory, INDEX))
+
+
+def _check(saving: Saving, tree: Any) -> None:
+    """Raise unless there are arrays only, of dtypes that the format has."""
+    for name, block in saving.blocks.items():
+        if not is_coded(block.spec):
+            raise DTypeError(
+                f"{name} has dtype {shown(block.spec)}, which safetensors files lack; convert it"
+            )
+    plain = _plain_value(tree)
+    if plain is not None:
+        raise ArgumentTypeError(
+            f"a safetensors file has tensors alone, and the state has {str(plain)[:80]!r}; leave "
+            "it out, or use da.checkpoint.save"
+        )
+
+
+def _plain_value(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        kind = next(iter(tree), None)
+        if kind == "array":
+            return None
+        if kind == "object":
+            return _plain_value(tree["of"])
+        if kind == "dict":
+            values = [value for _, value in tree[kind]]
+        elif kind in ("list", "tuple"):
+            values = tree[kind]
+        else:
+            return tree
+        return next((found for v in values if (found := _plain_value(v)) is not None), None)
+    return repr(tree)
+
+
+def _sharded(blocks: Mapping[str, Block], limit: int) -> list[list[str]]:
+    """Return which arrays go to which file; within one, those of large items first."""
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for name, block in blocks.items():
+        nbytes = prod(block.shape) * parsed(block.spec).itemsize
+        if limit and shards[-1] and filled + nbytes > limit:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += nbytes
+    return [sorted(shard, key=lambda n: -parsed(blocks[n].spec).itemsize) for shard in shards]
+
+
+def _numbered(count: int) -> list[str]:
+    return [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+
+
+def _bytes_of(size: int | str | None) -> int:
+    if size is None:
+        return 0
+    if isinstance(size, str):
+        number, unit = size.strip().upper(), ""
+        for known in ("KB", "MB", "GB", "TB"):
+            if number.endswith(known):
+                number, unit = number[:-2], known
+        try:
+            found = int(float(number) * _UNITS[unit])
+        except ValueError:
+            found = 0
+    else:
+        found = size
+    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        raise ArgumentError(
+            f"max_shard_size={size!r}: must be bytes, or text such as '5GB', or None"
+        )
+    return found
