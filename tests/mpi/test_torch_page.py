@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,21 @@ pytestmark = pytest.mark.mpi(min_size=4)
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "torch.md"
 
 
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let all ranks work in one empty directory, to which the page writes checkpoints."""
+    mesh = da.default_mesh()
+    everyone = mesh.communicator()
+    path = everyone.broadcast_object(tempfile.mkdtemp() if mesh.rank == 0 else None)
+    with monkeypatch.context() as here:
+        here.chdir(path)
+        yield
+    everyone.barrier()
+    if mesh.rank == 0:
+        shutil.rmtree(path)
+
+
+@pytest.mark.usefixtures("shared")
 def test_page_prints_what_it_says() -> None:
     text = PAGE.read_text()
     program = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
