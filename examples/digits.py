@@ -2,7 +2,8 @@
 
 Run it as ``mpiexec -n 3 python examples/digits.py``: any number of ranks will do, as channels need
 not divide by it. ``--one`` computes the same on each rank alone, to compare. The 1,797 images are
-those that scikit-learn brings along (UCI, optical recognition of handwritten digits).
+those that scikit-learn brings along (UCI, optical recognition of handwritten digits). Needs the
+extras ``torch`` and ``examples``.
 """
 
 from __future__ import annotations

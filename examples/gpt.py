@@ -3,7 +3,7 @@
 Run it as ``mpiexec -n 4 python examples/gpt.py --mesh 2,2``: two groups of ranks take half of each
 batch each, and the two ranks of a group share the weights. ``python examples/gpt.py`` does the same
 on one process, with the same losses. It writes ``gpt.pt``, ``gpt.csv`` and, where matplotlib is
-there, ``gpt.png``.
+there, ``gpt.png``. Needs the extras ``torch`` and ``examples``.
 """
 
 from __future__ import annotations
