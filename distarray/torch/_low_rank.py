@@ -24,7 +24,7 @@ from distarray.torch._forwards import check_stock
 from distarray.torch._modules import map_inputs, state_of
 from distarray.torch._passage import keep_placed
 from distarray.torch._rowwise import RowwiseParallel
-from distarray.torch._style import ParallelStyle, one_axis
+from distarray.torch._style import ParallelStyle, one_axis, twin_of_style
 from distarray.torch._summed import summed_parameters
 
 _R = Replicate()
@@ -65,7 +65,7 @@ class LowRankParallel(ParallelStyle):
         if not isinstance(style, ColwiseParallel | RowwiseParallel):
             raise ArgumentTypeError(
                 f"LowRankParallel cuts a layer by ColwiseParallel or RowwiseParallel, not by "
-                f"{type(style).__name__}"
+                f"{type(style).__name__}{twin_of_style(style)}"
             )
         self.style = style
         self.names = {"base": base, "down": down, "up": up}

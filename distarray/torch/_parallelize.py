@@ -17,7 +17,7 @@ from distarray.torch._modules import located, state_of
 from distarray.torch._moves import check_mesh
 from distarray.torch._parameters import is_sharded, values_from
 from distarray.torch._same_plan import chosen_alike
-from distarray.torch._style import ParallelStyle
+from distarray.torch._style import ParallelStyle, twin_of_style
 
 Plan = ParallelStyle | Mapping[str, ParallelStyle]
 
@@ -99,7 +99,7 @@ def _matches(module: nn.Module, plan: Any) -> Iterator[tuple[str, nn.Module, Par
     if not isinstance(plan, Mapping):
         raise ArgumentTypeError(
             f"plan is a ParallelStyle, or a mapping of module names to such, not "
-            f"{type(plan).__name__}{_twin_of(plan)}"
+            f"{type(plan).__name__}{twin_of_style(plan)}"
         )
     names = dict(module.named_modules(remove_duplicate=False))
     found = []
@@ -107,7 +107,7 @@ def _matches(module: nn.Module, plan: Any) -> Iterator[tuple[str, nn.Module, Par
         if not isinstance(style, ParallelStyle):
             raise ArgumentTypeError(
                 f"plan[{pattern!r}] is a {type(style).__name__}; it must be a ParallelStyle, "
-                f"such as dt.ColwiseParallel(){_twin_of(style)}"
+                f"such as dt.ColwiseParallel(){twin_of_style(style)}"
             )
         matched = [name for name in names if _fits(name, pattern)]
         if not matched:
@@ -122,14 +122,6 @@ def _matches(module: nn.Module, plan: Any) -> Iterator[tuple[str, nn.Module, Par
                 seen.add(id(names[name]))
                 found.append((name, names[name], style))
     yield from found
-
-
-def _twin_of(style: Any) -> str:
-    """Return the end of a message about a style of torch's, which names ours; else nothing."""
-    if not type(style).__module__.startswith("torch.distributed"):
-        return ""
-    name = type(style).__name__
-    return f" (this {name} is torch's; take dt.{name}, with da.Shard and da.Replicate as layouts)"
 
 
 def _check_new(module: nn.Module, style: ParallelStyle, mesh: DeviceMesh) -> None:

@@ -98,3 +98,16 @@ def placement(value: Any, name: str, default: Placement) -> Placement:
             f"{twin_of(value)}"
         )
     return value
+
+
+def twin_of_style(value: object) -> str:
+    """Return the end of a message about a style that is torch's, which names ours; else ""."""
+    for kind in type(value).__mro__:
+        if kind.__module__.startswith("torch.distributed"):
+            break
+    else:
+        return ""
+    name = type(value).__name__
+    if kind is not type(value):
+        return f" ({name} derives from torch's {kind.__name__}; derive it from dt.{kind.__name__})"
+    return f" (this {name} is torch's; take dt.{name}, with da.Shard and da.Replicate as layouts)"

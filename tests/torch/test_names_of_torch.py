@@ -70,6 +70,15 @@ def test_plans_name_our_style(mesh):
     with pytest.raises(ArgumentTypeError, match=r"torch's; take dt\.SequenceParallel"):
         dt.parallelize_module(model, mesh, parallel.SequenceParallel())
 
+    class Own(parallel.ParallelStyle):
+        def _apply(self, module, device_mesh):
+            return module
+
+    with pytest.raises(ArgumentTypeError, match=r"derives from torch's ParallelStyle; derive it"):
+        dt.parallelize_module(model, mesh, Own())
+    with pytest.raises(ArgumentTypeError, match=r"torch's; take dt\.RowwiseParallel"):
+        dt.LowRankParallel(parallel.RowwiseParallel())
+
 
 def test_what_no_style_cuts_is_told_what_may_be_done(mesh):
     with pytest.raises(ArgumentTypeError, match=r"MultiheadAttention, BatchNorm.*without a style"):
