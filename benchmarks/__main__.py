@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import report
+from benchmarks import memory_report, report
 
 SUITES = {
     "redistribution": (2, 4),
@@ -23,6 +23,8 @@ SUITES = {
     "large": (2,),
     "overlap": (2,),
     "transformer": (2,),
+    "fsdp": (2,),
+    "fsdp_memory": (1, 2, 3, 4),
 }
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -41,9 +43,10 @@ def main() -> int:
         ranks = [int(n) for n in options.ranks.split(",")] if options.ranks else SUITES[suite]
         parts = [_run(suite, count, options) for count in ranks]
         (options.out / f"{suite}.json").write_text(json.dumps(parts, indent=1) + "\n")
-        (options.out / f"{suite}.md").write_text(report.tables(suite, parts))
-        report.plot(suite, parts, options.out / f"{suite}.png")
-        print(report.tables(suite, parts))
+        writer = memory_report if suite == "fsdp_memory" else report
+        (options.out / f"{suite}.md").write_text(writer.tables(suite, parts))
+        writer.plot(suite, parts, options.out / f"{suite}.png")
+        print(writer.tables(suite, parts))
     return 0
 
 

@@ -20,6 +20,7 @@ BASELINES = {
     "large": "by hand",
     "overlap": "one after the other",
     "transformer": "without communication",
+    "fsdp": "without communication",
 }
 
 
@@ -53,8 +54,12 @@ def tables(suite: str, parts: list[dict]) -> str:
     for (ranks, size), group in groups.items():
         names = _ordered({name for row in group for name in row["seconds"]})
         lines += ["", f"## {size}, {ranks} rank{'s' * (ranks > 1)}", ""]
-        lines += ["| | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
-        lines += [f"| {row['case']} | {_cells(row, names, baseline)} |" for row in group]
+        shares = list(dict.fromkeys(name for row in group for name in row.get("shares", ())))
+        heads = [*names, *shares]
+        lines += ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+        for row in group:
+            cells = [_cells(row, names, baseline), *(_share(row, name) for name in shares)]
+            lines.append(f"| {row['case']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -69,6 +74,12 @@ def _cells(row: dict, names: list[str], baseline: str) -> str:
         told = name == baseline or ratio is None
         cells.append(_time(seconds) if told else f"{_time(seconds)} ({_ratio(ratio)})")
     return " | ".join(cells)
+
+
+def _share(row: dict, name: str) -> str:
+    """Write a share in percent."""
+    found = row.get("shares", {}).get(name)
+    return "-" if found is None else f"{100 * found['median']:.0f} %"
 
 
 def _multiple(row: dict, name: str, baseline: str) -> float | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import measure, report
+from benchmarks import fsdp_memory, measure, memory_report, report
 
 
 @pytest.fixture
@@ -44,6 +44,37 @@ def test_multiples_are_those_of_the_rounds_where_these_are_known(parts: list[dic
     row["ratios"] = measure.ratios(samples, "plain copy")
     assert row["ratios"]["distarray"]["median"] == 3.0
     assert "| 3.3 us (3.00) |" in report.tables("redistribution", parts)
+
+
+def test_shares_are_told_in_percent(parts: list[dict]) -> None:
+    parts[0]["rows"][0]["shares"] = {"hidden": {"median": 0.456, "low": 0.4, "high": 0.5}}
+    told = report.tables("redistribution", parts)
+    assert "| | plain copy | distarray | Heat | hidden |" in told
+    assert "| 250 ms (1250000) | 46 % |" in told
+    assert "| P -> R | 1 ms | - | - | - |" in told
+
+
+@pytest.fixture
+def held() -> list[dict]:
+    def row(ranks: int) -> dict:
+        kept = dict.fromkeys(fsdp_memory.KEPT, 8 * 2**20 // ranks)
+        wholes = dict.fromkeys((fsdp_memory.FORWARD, fsdp_memory.STEP), 2**20)
+        nbytes = {**kept, **wholes, fsdp_memory.GROUP: 2**19}
+        return {"ranks": ranks, "case": "gathered twice", "size": "a model", "bytes": nbytes}
+
+    return [{"machine": {"cores": "2"}, "absent": {}, "rows": [row(n)]} for n in (1, 2)]
+
+
+def test_memory_is_told_and_drawn_against_the_number_of_ranks(held, tmp_path: Path) -> None:
+    lines = memory_report.tables("fsdp_memory", held).splitlines()
+    assert "## a model, gathered twice" in lines
+    assert "| 2 | 4.0 MiB | 4.0 MiB | 4.0 MiB | 1.0 MiB (2.00) | 1.0 MiB (2.00) |" in lines
+    (one,) = (line for line in lines if line.startswith(" 1 rank "))
+    (two,) = (line for line in lines if line.startswith(" 2 ranks"))
+    assert 2 * two.count("#") == one.count("#") > 0
+    assert one.endswith("24.0 MiB + 1.0 MiB")
+    memory_report.plot("fsdp_memory", held, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_plot_of_nothing_is_left_out(parts: list[dict], tmp_path: Path) -> None:

@@ -42,6 +42,42 @@ def test_small_and_large_operations_are_checked_before_they_are_timed(monkeypatc
         assert all(seconds["median"] > 0 for seconds in row["seconds"].values())
 
 
+def test_sharded_contenders_compute_the_same_and_hold_their_share() -> None:
+    pytest.importorskip("torch")
+    from benchmarks import fsdp, fsdp_memory
+
+    _even()
+    for reshard in (True, False):
+        rows = fsdp._measured(COMM, (128, 2, 8), reshard, peer=False, quick=True)
+        assert len(rows) == 2
+        for row in rows:
+            assert set(row["seconds"]) == {
+                fsdp.BASELINE,
+                by_distarray.NAME,
+                by_hand.NAME,
+                fsdp.COLLECTIVES,
+            }
+            assert row["shares"]["hidden"]["median"] < 1
+        held = fsdp_memory._held(COMM, 128, 4, reshard)
+        group, shared = held[fsdp_memory.GROUP], 4 * held[fsdp_memory.GROUP] // COMM.size
+        assert held["parameters"] == held["gradients"] == shared
+        assert held["optimizer"] - 2 * shared < 1000
+        # The pool rounds up by an eighth at most. All groups, or one and the one that comes next:
+        groups = 2 if reshard else 4
+        assert groups * group <= held[fsdp_memory.FORWARD] <= groups * group * 9 / 8
+
+
+def test_what_is_hidden_is_found_round_by_round() -> None:
+    from benchmarks import fsdp
+
+    samples = {
+        fsdp.BASELINE: [1.0, 2.0],
+        by_distarray.NAME: [1.5, 2.0],
+        fsdp.COLLECTIVES: [1.0, 0.5],
+    }
+    assert fsdp.hidden(samples) == [0.5, 1.0]
+
+
 def test_wrong_block_is_not_timed() -> None:
     _even()
     case = cases.moves(COMM.size, SIZE)[0]
