@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import gpt  # noqa: E402
+import gpt_fsdp  # noqa: E402
 import gpt_text  # noqa: E402
 from gpt_model import GPT, Size  # noqa: E402
 
@@ -98,6 +99,28 @@ def test_gpt_program_saves_what_any_mesh_can_go_on_from(mpi_tmp_path: Path) -> N
         assert (mpi_tmp_path / "gpt.png").read_bytes().startswith(b"\x89PNG")
     else:
         assert trained == again == ""
+
+
+def test_sharded_gpt_program_goes_on_from_a_checkpoint_of_another_mesh(mpi_tmp_path: Path) -> None:
+    ranks = da.default_mesh().size
+    sizes = {"length": 12, "width": 16, "heads": 4, "layers": 1, "batch": 12, "samples": 5}
+    common = ["--double", *(f"--{name}={value}" for name, value in sizes.items())]
+
+    def losses(shape: tuple[int, int], steps: int, *more: str) -> np.ndarray:
+        mesh = f"{shape[0]},{shape[1]}"
+        told = ["--steps", str(steps), "--out", str(mpi_tmp_path), "--mesh", mesh, *more]
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            gpt_fsdp.main([*common, *told])
+        da.default_mesh().communicator().barrier()
+        found = np.loadtxt(mpi_tmp_path / "gpt.csv", delimiter=",", skiprows=1)[:, 1]
+        da.default_mesh().communicator().barrier()
+        return found
+
+    shape = (2, 2) if ranks == 4 else (ranks, 1)
+    uninterrupted = losses(shape, 5, "--save-every", "2")
+    assert da.checkpoint.steps(mpi_tmp_path / "gpt-checkpoints") == [2, 4]
+    again = losses((1, ranks), 5, "--save-every", "0", "--resume")
+    np.testing.assert_allclose(again, uninterrupted, rtol=0, atol=1e-9)
 
 
 def test_digits_are_read_as_by_one_process() -> None:
