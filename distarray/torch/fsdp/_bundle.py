@@ -10,7 +10,7 @@ import torch
 from distarray.comm import DeviceMesh, _memory
 from distarray.comm._mismatch import Purpose
 from distarray.layout import Layout, Replicate, Shard
-from distarray.redistribute._background import Handle, done_by, in_background
+from distarray.redistribute._background import Handle, in_background
 from distarray.redistribute._execute import bound_steps
 from distarray.redistribute._packed import Packed
 from distarray.torch._buffers import buffer_of, tensor_of
@@ -73,7 +73,7 @@ class Bundle:
         position = max(bisect_right(self.packed.starts, offset) - 1, 0)
         return self.members[position], self._versions[position]
 
-    def gather(self, what: str, *, background: bool) -> Handle:
+    def gather(self, what: str) -> Handle:
         """Start to gather the wholes (collective); `arrive` takes what comes."""
         if not self.is_current:
             self._piece = None
@@ -82,13 +82,12 @@ class Bundle:
                 None  # values may have been written through ``data``, which nothing counts
             )
         self._versions = tuple(m.version for m in self.members)
-        start = in_background if background else done_by
         if self._piece is not None:
-            return start(self._gathering_pieces(self._piece, what))
+            return in_background(self._gathering_pieces(self._piece, what))
         self._settle()
         source = buffer_of(self._travelling())
         purpose = Purpose.of(f"unshard {what}: {self.packed.total} elements of {self._dtype}")
-        return start(lambda behind: self.packed.gather(source, purpose, background=behind))
+        return in_background(lambda behind: self.packed.gather(source, purpose, background=behind))
 
     def arrive(self, buffer: Buffer) -> list[torch.Tensor]:
         """Take a full buffer; return the wholes in it."""

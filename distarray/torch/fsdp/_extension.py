@@ -13,7 +13,7 @@ from distarray.comm import _memory
 from distarray.comm._mismatch import Purpose
 from distarray.errors import ArgumentTypeError
 from distarray.layout import Layout
-from distarray.redistribute._background import Handle, done_by, in_background
+from distarray.redistribute._background import Handle, in_background
 from distarray.torch._buffers import buffer_of, tensor_of
 from distarray.torch.fsdp._bundle import Bundle
 from distarray.typing import Buffer
@@ -37,12 +37,12 @@ class ExtendedBundle(Bundle):
     _forms: tuple[_Form, ...] | None = None
     _instead: torch.Tensor | None = None
 
-    def gather(self, what: str, *, background: bool) -> Handle:
+    def gather(self, what: str) -> Handle:
         """Start to gather what the blocks have been turned into."""
         if not self.is_current:
             self._piece = None
         if self._piece is not None:
-            return super().gather(what, background=background)
+            return super().gather(what)
         self._versions = tuple(m.version for m in self.members)
         (member,) = self.members
         self._settle()
@@ -69,7 +69,7 @@ class ExtendedBundle(Bundle):
             communicator.all_gather(own, found, counts)
             return found
 
-        return (in_background if background else done_by)(work)
+        return in_background(work)
 
     def arrive(self, buffer: Buffer) -> list[torch.Tensor]:
         """Turn what has come into the whole."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -11,13 +12,13 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from distarray.comm import DeviceMesh
-from distarray.comm._mismatch import differing
+from distarray.core._agreement import differing, gathered
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError, MismatchError
 from distarray.layout import Shard
 from distarray.torch._buffers import check_travels
 from distarray.torch._modules import located, state_of
 from distarray.torch._moves import check_mesh
-from distarray.torch.fsdp._group import Group
+from distarray.torch.fsdp._group import Group, check_reshard_after_forward
 from distarray.torch.fsdp._module import FSDPModule, called, mix_in
 from distarray.torch.fsdp._parameter import ShardedParameter
 from distarray.torch.fsdp._policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
@@ -84,29 +85,29 @@ def fully_shard(
     (one computes, one arrives) and the whole gradients of one group or two.
     """
     check_mesh(mesh)
-    modules = [module] if isinstance(module, nn.Module) else list(module)
-    for one in modules:
-        if not isinstance(one, nn.Module):
-            raise ArgumentTypeError(f"expected torch modules, not {type(one).__name__}")
-    policy = _checked(mp_policy, MixedPrecisionPolicy, "mp_policy") or MixedPrecisionPolicy()
-    offload = _checked(offload_policy, OffloadPolicy, "offload_policy") or OffloadPolicy()
-    if not isinstance(reshard_after_forward, int):
-        raise ArgumentTypeError(
-            f"reshard_after_forward={reshard_after_forward!r}: True, False, or a number of ranks"
-        )
+    modules: list[nn.Module] = []
+    members: list[ShardedParameter] = []
+    policy = mp_policy or MixedPrecisionPolicy()
+    offload = offload_policy or OffloadPolicy()
+
+    def say() -> tuple[int, list[str]]:
+        _check_arguments(policy, offload, reshard_after_forward)
+        modules.extend(_checked_modules(module))
+        with located(modules[0]):
+            for path, parameter, slots in _found(modules, {id(p) for p in ignored_params or ()}):
+                wanted = None if shard_placement_fn is None else shard_placement_fn(parameter)
+                members.append(ShardedParameter(slots, parameter, mesh, wanted, path))
+        described = [f"{m.path}: {m.parameter.dtype} {m.placed.layout}" for m in members]
+        asked = f"{policy}, {offload}, reshard_after_forward={reshard_after_forward}"
+        return next(_numbers), [*described, asked]
+
+    told = gathered(mesh, "fully_shard", say)
     root = modules[0]
+    number = max(one for one, _ in told)
+    name = f"{state_of(root).path or type(root).__name__} (group {number})"
+    compute = torch.device(mesh.device)
     with located(root):
-        for one in modules:
-            if state_beside(one) is not None:
-                raise LayoutError("fully_shard was applied to it before; apply it once")
-        found = _found(modules, {id(p) for p in ignored_params or ()})
-        name = state_of(root).path or type(root).__name__
-        members = [
-            ShardedParameter(slots, parameter, mesh, _wanted(shard_placement_fn, parameter), path)
-            for path, parameter, slots in found
-        ]
-        _compare(members, mesh)
-        compute = torch.device(mesh.device)
+        _compare([one for _, one in told], mesh)
         kept = torch.device("cpu") if isinstance(offload, CPUOffloadPolicy) else compute
         for member in members:
             member.cut(kept)
@@ -143,10 +144,33 @@ def register_fsdp_forward_method(module: nn.Module, name: str) -> None:
     module.__dict__[name] = types.MethodType(whole, module)
 
 
-def _checked(value: Any, kind: type, name: str) -> Any:
-    if value is not None and not isinstance(value, kind):
-        raise ArgumentTypeError(f"{name}={value!r}: takes a {kind.__name__}")
-    return value
+_numbers = itertools.count()
+"""Tell groups apart whose modules have no names yet; ranks agree on the largest."""
+
+
+def _check_arguments(policy: Any, offload: Any, after: Any) -> None:
+    if not isinstance(policy, MixedPrecisionPolicy):
+        raise ArgumentTypeError(f"mp_policy={policy!r}: takes a MixedPrecisionPolicy")
+    if not isinstance(offload, OffloadPolicy):
+        raise ArgumentTypeError(f"offload_policy={offload!r}: takes an OffloadPolicy")
+    if not isinstance(after, int):
+        raise ArgumentTypeError(
+            f"reshard_after_forward={after!r}: True, False, or a number of ranks"
+        )
+    check_reshard_after_forward(after)
+
+
+def _checked_modules(given: Any) -> list[nn.Module]:
+    modules = [given] if isinstance(given, nn.Module) else list(given)
+    if not modules:
+        raise ArgumentError("there is no module in the list to shard; pass one at least")
+    for one in modules:
+        if not isinstance(one, nn.Module):
+            raise ArgumentTypeError(f"expected torch modules, not {type(one).__name__}")
+        if state_beside(one) is not None:
+            with located(one):
+                raise LayoutError("fully_shard was applied to it before; apply it once")
+    return modules
 
 
 def _found(modules: Sequence[nn.Module], ignored: set[int]) -> list[tuple[str, Any, list[Any]]]:
@@ -204,22 +228,14 @@ def _check(path: str, parameter: nn.Parameter) -> None:
             raise ArgumentTypeError(f"parameter {path!r}: {error}") from None
 
 
-def _wanted(function: Any, parameter: nn.Parameter) -> Shard | None:
-    found: Shard | None = None if function is None else function(parameter)
-    return found
-
-
-def _compare(members: Sequence[ShardedParameter], mesh: DeviceMesh) -> None:
-    """Raise where the ranks are about to shard different parameters (collective)."""
-    own = [f"{m.path}: {m.parameter.dtype} {m.placed.layout}" for m in members]
-    communicator = mesh.communicator()
-    told = communicator.all_gather_object(own)
+def _compare(told: Sequence[Sequence[str]], mesh: DeviceMesh) -> None:
+    """Raise where the ranks are about to shard different parameters, or in different ways."""
     if all(one == told[0] for one in told):
         return
     for i in range(max(map(len, told))):
         said = [one[i] if i < len(one) else "nothing" for one in told]
         if len(set(said)) > 1:
             raise MismatchError(
-                f"fully_shard needs the same module on every rank of {mesh}: "
-                f"{differing(said, communicator.ranks)}; build it alike everywhere"
+                f"fully_shard needs the same module and arguments on every rank of {mesh}: "
+                f"{differing(said, mesh.communicator().ranks)}; build it alike everywhere"
             )

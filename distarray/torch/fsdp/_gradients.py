@@ -11,7 +11,7 @@ import torch
 from distarray.comm import DeviceMesh, _memory
 from distarray.comm._mismatch import Purpose
 from distarray.layout import Layout, Partial, Replicate
-from distarray.redistribute._background import Handle, done_by, in_background
+from distarray.redistribute._background import Handle, in_background
 from distarray.redistribute._execute import bound_steps
 from distarray.redistribute._packed import Packed
 from distarray.torch._buffers import buffer_of, tensor_of
@@ -66,7 +66,7 @@ class GradientBundle:
         """In which dtype gradients are reduced."""
         return self._like.dtype
 
-    def start(self, gradients: Gradients, how: Reduction, what: str, *, background: bool) -> Flight:
+    def start(self, gradients: Gradients, how: Reduction, what: str) -> Flight:
         """Start to reduce the gradients of wholes (collective); they must stay as they are.
 
         A member whose gradient is None on all ranks stays without; the others know by ``what``.
@@ -98,8 +98,7 @@ class GradientBundle:
                 self._carried = None if ends else tensor_of(own, self._like)
             return self._among_replicas(own, op, purpose, behind) if ends else own
 
-        start = in_background if background else done_by
-        return Flight(self, brings if ends else None, start(work), how)
+        return Flight(self, brings if ends else None, in_background(work), how)
 
     def landed(self, own: torch.Tensor, how: Reduction) -> list[torch.Tensor]:
         """Return the gradients of the shares in a reduced buffer."""

@@ -97,11 +97,7 @@ class Group:
         self.reshard_after_forward = bool(value)
         self._smaller: DeviceMesh | None = None
         if not isinstance(value, bool):
-            if value < 1:
-                raise ArgumentError(
-                    f"reshard_after_forward={value}: True, False, or how many ranks share the "
-                    "parameters after forward, at least 1"
-                )
+            check_reshard_after_forward(value)
             if value < size:
                 self._smaller = _smaller(self.mesh, value)
         for bundle in self._bundles:
@@ -118,7 +114,7 @@ class Group:
         """Begin to gather the wholes in the background, unless they are there or on their way."""
         self._refresh()
         if not self._is_whole and self._handles is None:
-            self._handles = [b.gather(self.name, background=True) for b in self._bundles]
+            self._handles = [b.gather(self.name) for b in self._bundles]
 
     def renew(self) -> None:
         """Gather the wholes unless they are there, of the values that the shares have now."""
@@ -132,7 +128,9 @@ class Group:
         handles = self._handles
         if handles is None:
             self._refresh()
-            handles = [b.gather(self.name, background=False) for b in self._bundles]
+            # In the background like all others, one after another: so ranks that are out of step
+            # meet in different calls, and do not wait for each other in two places.
+            handles = [b.gather(self.name) for b in self._bundles]
         self._handles = None
         wholes: list[torch.Tensor] = []
         for bundle, handle in zip(self._bundles, handles, strict=True):
@@ -325,24 +323,24 @@ class Group:
     def _send(self, gradients: Gradients) -> None:
         assert self.context is not None  # it has been used in forward
         how = Reduction(self.factor, self.replicas_sync)
-        for flight in self._flights(gradients, how, background=True):
+        for flight in self._flights(gradients, how):
             self.context.take_off(flight)
 
     def _reduced_now(self, gradients: Gradients) -> Gradients:
         """Return the gradients of the shares."""
         found: list[torch.Tensor | None] = [None] * len(gradients)
         how = Reduction(self.factor, alone=True)
-        flights = self._flights(gradients, how, background=False)
+        flights = self._flights(gradients, how)
         for (_, positions), flight in zip(self._gradient_bundles(), flights, strict=True):
             for position, gradient in zip(positions, flight.land(), strict=True):
                 found[position] = gradient
         return found
 
-    def _flights(self, gradients: Gradients, how: Reduction, *, background: bool) -> list[Flight]:
+    def _flights(self, gradients: Gradients, how: Reduction) -> list[Flight]:
         self._passes += 1
         what = f"{self.name}, backward {self._passes}"
         return [
-            bundle.start([gradients[i] for i in positions], how, what, background=background)
+            bundle.start([gradients[i] for i in positions], how, what)
             for bundle, positions in self._gradient_bundles()
         ]
 
@@ -366,6 +364,15 @@ class Group:
             ]
             self._reducing = needed, found
         return self._reducing[1]
+
+
+def check_reshard_after_forward(value: bool | int) -> None:
+    """Raise where a number of ranks is none."""
+    if not isinstance(value, bool) and value < 1:
+        raise ArgumentError(
+            f"reshard_after_forward={value}: True, False, or how many ranks share the parameters "
+            "after forward, at least 1"
+        )
 
 
 def _smaller(mesh: DeviceMesh, size: int) -> DeviceMesh:
