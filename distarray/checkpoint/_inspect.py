@@ -48,8 +48,10 @@ class StoredArray:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        """Read what integers and slices ask for; other indices act on what was read."""
+        """Read what integers and slices ask for, and for other indices all of the array."""
         given = index if isinstance(index, tuple) else (index,)
+        if not all(one is Ellipsis or isinstance(one, (int, np.integer, slice)) for one in given):
+            return self[...][index]
         if any(one is Ellipsis for one in given):
             at = next(i for i, one in enumerate(given) if one is Ellipsis)
             filling = (slice(None),) * (self.ndim - len(given) + 1)

@@ -102,10 +102,10 @@ class Loading:
 
     def entry(self, name: str) -> Entry | None:
         """Return the array of a name; None, of which note is taken, where there is none."""
-        node = self._nodes.get(name)
-        if node is None:
+        if name not in self._nodes:
             self.miss(name)
             return None
+        node = self._nodes[name]
         self._used.add(name)
         if not _is_array(node):
             self.refuse(f"{name} is no array in the checkpoint, but {_described(node)}")
@@ -168,10 +168,10 @@ class Loading:
 
     def stored(self, name: str) -> Made | None:
         """Return what makes the value that was saved under a name; None where there is none."""
-        node = self._nodes.get(name)
-        if node is None:
+        if name not in self._nodes:
             self.miss(name)
             return None
+        node = self._nodes[name]
         for leaf in self._leaves:
             if leaf == name or not name or leaf.startswith(f"{name}."):
                 self._used.add(leaf)

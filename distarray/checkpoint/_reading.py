@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
 from distarray.checkpoint import _files
 from distarray.checkpoint._blocks import within
 from distarray.checkpoint._boxes import runs, span
+from distarray.checkpoint._checksums import Beside, checksums
 from distarray.checkpoint._manifest import Chunk, Entry, Manifest, block_items
 from distarray.errors import CheckpointError
 from distarray.layout import box as boxes
@@ -42,12 +44,15 @@ class Reader:
         self._manifest = manifest
         self._verify = verify
         self._open: OrderedDict[int, int] = OrderedDict()
+        self._beside = Beside()
+        self._checks: list[Callable[[], None]] = []
         self.bytes_read = 0
 
     def __enter__(self) -> Reader:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._beside.__exit__()
         while self._open:
             os.close(self._open.popitem()[1])
 
@@ -69,6 +74,8 @@ class Reader:
             if common is not None:
                 part = within(target, boxes.shift(common, box))
                 self._read(entry, chunk, boxes.shift(common, chunk.box), part)
+        while self._checks:
+            self._checks.pop()()
 
     def _read(self, entry: Entry, chunk: Chunk, box: Box, target: np.ndarray) -> None:
         """Fill an array with the values of a box of a chunk."""
@@ -91,7 +98,7 @@ class Reader:
                 more = min((last - start) // per, at_once)
                 stop = min(max(stop, start + more * per), total)
                 data = direct[(start - first) * itemsize : (stop - first) * itemsize]
-                self._fetch(entry, chunk, start, data, block, per)
+                self._fetch(entry, chunk, start, data, block, per, direct=True)
             else:
                 found = [
                     (run, common)
@@ -104,7 +111,7 @@ class Reader:
                     if scratch.size < stop - start:
                         scratch = np.empty(stop - start, target.dtype)
                     data = _bytes(scratch[: stop - start])
-                    self._fetch(entry, chunk, start, data, block, per)
+                    self._fetch(entry, chunk, start, data, block, per, direct=False)
                 for run, common in found:
                     self._copy(scratch, start, run.start, run.box, common, box, target)
             block = -(-stop // per) if direct is not None else block + 1
@@ -140,8 +147,9 @@ class Reader:
         data: memoryview,
         block: int,
         per: int,
+        direct: bool,
     ) -> None:
-        """Read items of a chunk, and compare the checksums of their blocks."""
+        """Read items of a chunk, and compare the checksums of their blocks, perhaps later."""
         path, file = self._file(chunk.file)
         itemsize = entry.dtype.itemsize
         offset = chunk.offset + start * itemsize
@@ -159,15 +167,12 @@ class Reader:
         self.bytes_read += read
         if not self._verify:
             return
-        step = per * itemsize
-        for number, low in enumerate(range(0, len(data), step), block):
-            high = min(low + step, len(data))
-            told = chunk.checksums[8 * number : 8 * number + 8]
-            if f"{crc32(data[low:high]):08x}" != told:
-                raise CheckpointError(
-                    f"{path} is damaged: bytes {offset + low} to {offset + high}, of "
-                    f"{entry.name!r}, do not have the checksum {told} that they were written with"
-                )
+        told = chunk.checksums[8 * block :]
+        check = partial(_check, data, per * itemsize, told, path, offset, entry.name)
+        if direct:
+            self._checks.append(self._beside.start(check, len(data)))
+        else:
+            check()  # the memory is used again
 
     def _file(self, number: int) -> tuple[str, int]:
         try:
@@ -188,6 +193,21 @@ class Reader:
         if len(self._open) > _MOST_OPEN:
             os.close(self._open.popitem(last=False)[1])
         return path, file
+
+
+def _check(data: memoryview, step: int, told: str, path: str, offset: int, name: str) -> None:
+    """Raise unless blocks have the checksums that they were written with."""
+    found = checksums(data, step)
+    if told.startswith(found):
+        return
+    for number, low in enumerate(range(0, len(data), step)):
+        wanted, here = (sums[8 * number : 8 * number + 8] for sums in (told, found))
+        if wanted != here:
+            high = min(low + step, len(data))
+            raise CheckpointError(
+                f"{path} is damaged: bytes {offset + low} to {offset + high}, of {name!r}, have "
+                f"the checksum {here}, and were written with {wanted}"
+            )
 
 
 def _bytes(items: Any) -> memoryview:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 
 from distarray.checkpoint import _files
 from distarray.checkpoint._blocks import Block, Piece
 from distarray.checkpoint._boxes import runs, whole
+from distarray.checkpoint._checksums import Beside, checksums
 from distarray.checkpoint._dtypes import Spec, parsed
 from distarray.checkpoint._manifest import BLOCK_BYTES, block_items
 from distarray.checkpoint._safetensors import METADATA, composed
@@ -62,16 +63,17 @@ def write_parts(path: str, parts: Sequence[Part], id: str) -> tuple[int, list[li
     first, offsets = composed(items, {"format": "distarray checkpoint", "id": id})
     size = len(first)
     told = []
-    with _files.new_file(path) as file:
+    with _files.new_file(path) as file, Beside() as beside:
         _files.write(file, first, path)
         for part, offset in zip(parts, offsets, strict=True):
             values = part.piece.part(part.box)
-            sums = []
+            sums = ""
+            step = block_items(BLOCK_BYTES, values.itemsize) * values.itemsize
             for data in pieces_of(values, BLOCK_BYTES):
-                step = block_items(BLOCK_BYTES, values.itemsize) * values.itemsize
-                sums += [crc32(data[i : i + step]) for i in range(0, len(data), step)]
+                computed = beside.start(partial(checksums, data, step), len(data))
                 _files.write(file, data, path)
-            told.append([part.name, offset, part.box, "".join(f"{one:08x}" for one in sums)])
+                sums += computed()
+            told.append([part.name, offset, part.box, sums])
             size += values.nbytes
     return size, told
 

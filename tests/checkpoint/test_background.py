@@ -79,7 +79,7 @@ def hook(operation, where):
         raise OSError(28, "No space left on device")
 
 _files.hook = hook
-da.checkpoint.save(sys.argv[1], {"v": np.ones(3)}, async_op=True)
+da.checkpoint.save(sys.argv[1], {"v": np.ones(3), "large": np.ones(300_000)}, async_op=True)
 """
 
 

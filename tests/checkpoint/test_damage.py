@@ -99,7 +99,7 @@ def test_each_damage_is_said(whole, tmp_path):
         del told["blake2b"]
         manifest(path).write_bytes(compose({**told, **changes}))
 
-    damaged(flip, r"00000.safetensors is damaged: bytes \d+ to \d+, of .* checksum")
+    damaged(flip, r"00000.safetensors is damaged: bytes \d+ to \d+, of .* the checksum")
     damaged(lambda p: data(p).unlink(), "00000.safetensors is missing")
     damaged(lambda p: data(p).write_bytes(data(p).read_bytes()[:-1]), "truncated: it has")
     damaged(lambda p: manifest(p).unlink(), "no checkpoint at")

@@ -147,7 +147,7 @@ def test_state_is_filled_in_place_and_named_keys_alone_are_loaded(tmp_path):
         rng = da.random.default_rng(5)
         rng.random(3)
         numpy_rng = np.random.default_rng(1)
-        state = {"x": x, "n": np.arange(4.0), "rng": [rng, numpy_rng], "step": 3}
+        state = {"x": x, "n": np.arange(4.0), "rng": [rng, numpy_rng], "step": 3, "nothing": None}
         da.checkpoint.save(tmp_path / "x", state)
         expected = rng.random(), numpy_rng.random()
         y, n = da.zeros((5, 3)), np.zeros(4)
@@ -159,6 +159,7 @@ def test_state_is_filled_in_place_and_named_keys_alone_are_loaded(tmp_path):
         assert n.tolist() == [0, 1, 2, 3]
         assert (rngs[0].random(), rngs[1].random()) == expected
         assert da.checkpoint.load(tmp_path / "x", {"step": 0}) == {"step": 3}
+        assert da.checkpoint.load(tmp_path / "x", {"nothing": 1}) == {"nothing": None}
         whole = da.checkpoint.load(tmp_path / "x")
         assert whole["x"].placements == (da.Shard(0),)
 
@@ -304,3 +305,35 @@ def test_objects_with_a_state_dict(tmp_path):
     da.checkpoint.save(tmp_path / "x", {"c": counter})
     assert da.checkpoint.load(tmp_path / "x", {"c": other})["c"] is other
     assert repr(other.state) == repr(counter.state)
+
+
+def test_opened_checkpoints_read_what_is_indexed(tmp_path):
+    value = np.arange(60.0).reshape(5, 4, 3)
+    state = {"x": value, "one": np.array(7), "m": {"k": [1, "a"]}, "none": np.zeros((0, 2))}
+    da.checkpoint.save(tmp_path / "x", state)
+    found = da.checkpoint.open(tmp_path / "x")
+    assert list(found) == ["x", "one", "m.k.0", "m.k.1", "none"]
+    assert (found["m.k.0"], found["m.k.1"]) == (1, "a")
+    assert found["none"][:].shape == (0, 2)
+    assert found["one"][()] == 7
+    x = found["x"]
+    assert (x.shape, x.ndim, len(x), x.dtype) == ((5, 4, 3), 3, 5, np.float64)
+    for index in (
+        0,
+        -1,
+        slice(1, 4),
+        (slice(None), 2),
+        (..., 1),
+        (1, ..., slice(0, 3, 2)),
+        ([0, 2],),
+    ):
+        assert (x[index] == value[index]).all()
+    assert (x[value[:, 0, 0] > 20] == value[value[:, 0, 0] > 20]).all()
+    with pytest.raises(IndexError):
+        x[5]
+    with pytest.raises(IndexError):
+        x[0, 0, 0, 0]
+    with pytest.raises(KeyError):
+        found["m"]["gone"]
+    with pytest.raises(KeyError):
+        found["gone"]
