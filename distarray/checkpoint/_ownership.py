@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from distarray.checkpoint._boxes import cut, tiles
 from distarray.checkpoint._dtypes import Spec, parsed, shown
@@ -55,6 +55,7 @@ def shares(everyone: Sequence[Mapping[str, Told]], rank: int) -> Plan:
     found: dict[str, list[Box]] = {}
     arrays: dict[str, Told] = {}
     load = [0] * len(everyone)
+    known: dict[Any, list[tuple[Box, list[int], int]]] = {}  # most arrays of a model are alike
     for name in everyone[0]:
         held = {r: told[name] for r, told in enumerate(everyone) if not told[name].is_outside}
         if not held:
@@ -62,22 +63,20 @@ def shares(everyone: Sequence[Mapping[str, Told]], rank: int) -> Plan:
                 f"{name} is on a mesh that has none of the ranks that save; pass comm= with them"
             )
         first = arrays[name] = next(iter(held.values()))
-        holders: dict[Box, list[int]] = {}
         for other, one in held.items():
-            _compare(name, first, one, next(iter(held)), other)
-            for box in one.boxes:
-                holders.setdefault(box, []).append(other)
-        if prod(first.shape) and not tiles(first.shape, list(holders)):
-            raise LayoutError(
-                f"the blocks of {name} that the ranks hold do not make up an array of shape "
-                f"{first.shape}: {str(list(holders))[:200]}; some belong to another layout, or to "
-                "ranks that do not take part (comm=)"
-            )
+            if one[:2] != first[:2] or one.checksum != first.checksum:
+                raise _differing(name, first, one, next(iter(held)), other)
+        alike = first.shape, tuple([(other, one.boxes) for other, one in held.items()])
+        if alike not in known:
+            known[alike] = _holders(name, first.shape, held)
+        itemsize = parsed(first.spec).itemsize
         mine: list[Box] = []
-        for box, ranks in holders.items():
-            nbytes = boxes.volume(box) * parsed(first.spec).itemsize
-            pieces = cut(box, max(1, min(len(ranks), nbytes // _LEAST_BYTES)))
-            writers = sorted(ranks, key=load.__getitem__)
+        for box, ranks, volume in known[alike]:
+            nbytes = volume * itemsize
+            pieces, writers = [box], ranks
+            if len(ranks) > 1:
+                pieces = cut(box, max(1, min(len(ranks), nbytes // _LEAST_BYTES)))
+                writers = sorted(ranks, key=load.__getitem__)
             for piece, writer in zip(pieces, writers, strict=False):
                 load[writer] += nbytes // len(pieces) + 1
                 if writer == rank:
@@ -86,15 +85,29 @@ def shares(everyone: Sequence[Mapping[str, Told]], rank: int) -> Plan:
     return Plan(arrays, found)
 
 
-def _compare(name: str, first: Told, one: Told, reference: int, rank: int) -> None:
-    if (one.spec, one.shape) != (first.spec, first.shape):
-        raise MismatchError(
+def _holders(name: str, shape: Shape, held: Mapping[int, Told]) -> list[tuple[Box, list[int], int]]:
+    """Return the boxes of an array, the ranks that hold each, and how many items it has."""
+    holders: dict[Box, list[int]] = {}
+    for rank, one in held.items():
+        for box in one.boxes:
+            holders.setdefault(box, []).append(rank)
+    if prod(shape) and not tiles(shape, list(holders)):
+        raise LayoutError(
+            f"the blocks of {name} that the ranks hold do not make up an array of shape {shape}: "
+            f"{str(list(holders))[:200]}; some belong to another layout, or to ranks that do not "
+            "take part (comm=)"
+        )
+    return [(box, ranks, boxes.volume(box)) for box, ranks in holders.items()]
+
+
+def _differing(name: str, first: Told, one: Told, reference: int, rank: int) -> MismatchError:
+    if one[:2] != first[:2]:
+        return MismatchError(
             f"{name} has dtype {shown(first.spec)} and shape {first.shape} on rank {reference}, "
             f"and {shown(one.spec)} and {one.shape} on rank {rank}; save the same everywhere"
         )
-    if one.checksum != first.checksum:
-        raise MismatchError(
-            f"{name} is a plain array or tensor, of which every rank passes all, but ranks "
-            f"{reference} and {rank} have different values; make it the same everywhere, "
-            "distribute it, or wrap it in da.checkpoint.PerRank"
-        )
+    return MismatchError(
+        f"{name} is a plain array or tensor, of which every rank passes all, but ranks "
+        f"{reference} and {rank} have different values; make it the same everywhere, distribute "
+        "it, or wrap it in da.checkpoint.PerRank. check=False takes that of the first rank"
+    )

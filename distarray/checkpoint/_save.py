@@ -273,7 +273,8 @@ def _told(block: Block, comm: Communicator, check: bool) -> Told:
             for data in pieces_of(piece.part(piece.box), BLOCK_BYTES):
                 checksum = crc32(data, checksum)
     held = tuple(piece.box for piece in block.pieces)
-    return Told(block.spec, block.shape, held, checksum, block.layout, block.is_outside)
+    layout = "" if comm.rank else block.layout
+    return Told(block.spec, block.shape, held, checksum, layout, block.is_outside)
 
 
 def _unlike(first: Any, other: Any) -> str:

@@ -378,3 +378,66 @@ def test_schedulers_generators_and_extra_states(tmp_path, make):
     assert torch.equal(torch.rand(3, generator=other_random), expected)
     assert repr(fresh["scheduler"].state_dict()) == repr(scheduler.state_dict())
     assert repr(other_optimizer.state_dict()) == repr(optimizer.state_dict())
+
+
+class Block(nn.Module):
+    """Fused and plain weights, for tensor parallelism under full sharding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(6, 18)
+        self.out = nn.Linear(6, 6)
+
+
+BLOCK = Block()
+SHARDED = [((2, 2), 4), ((1, 3), 3), ((2, 1), 2), ((3, 1), 3), (None, 1)]
+
+
+@pytest.mark.parametrize(("wanted", "ranks"), SHARDED)
+def test_full_sharding_over_tensor_parallelism_with_fused_weights(tmp_path, wanted, ranks):
+    def build(shape: tuple[int, ...] | None) -> nn.Module:
+        model = copy.deepcopy(BLOCK)
+        if shape is None:
+            return model
+        mesh = da.init_device_mesh(shape, ("dp", "tp"))
+        for name in ("weight", "bias"):
+            dt.distribute_parameter(
+                model.qkv, name, mesh["tp"], [da.Shard(0)], parts=(6, 6, 6), unit=2
+            )
+        dt.parallelize_module(model, mesh["tp"], {"out": dt.RowwiseParallel()})
+        return dt.fully_shard(model, mesh["dp"])
+
+    def trained_on(model: nn.Module) -> torch.optim.Optimizer:
+        """Give the optimizer states that are those of the parameters."""
+        optimizer = torch.optim.Adam(model.parameters())
+        for parameter in model.parameters():
+            parameter.grad = parameter.detach().clone()
+        optimizer.step()
+        return optimizer
+
+    reference = copy.deepcopy(BLOCK)
+    expected = dt.optimizer_state_dict(reference, trained_on(reference))["state"]
+
+    def save() -> None:
+        model = build((2, 2))
+        optimizer = trained_on(model)
+        da.checkpoint.save(tmp_path / "x", {"model": model, "optimizer": optimizer})
+
+    def load() -> None:
+        model = build(wanted)
+        optimizer = torch.optim.Adam(model.parameters())
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        da.checkpoint.load(tmp_path / "x", {"model": model, "optimizer": optimizer})
+        again = tmp_path / "again" / str(ranks)
+        da.checkpoint.save(again, {"model": model, "optimizer": optimizer})
+        stored = da.checkpoint.open(again)
+        for name, value in reference.state_dict().items():
+            assert (stored[f"model.{name}"][...] == value.numpy()).all(), name
+        for name, state in expected.items():
+            for key, value in state.items():
+                assert (stored[f"optimizer.state.{name}.{key}"][...] == value.numpy()).all()
+
+    simulate(4, save)
+    simulate(ranks, load)
