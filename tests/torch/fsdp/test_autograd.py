@@ -392,8 +392,7 @@ def test_functional_call():
     on_ranks(2, program)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("what", ["whole", "parts"])
+@pytest.mark.parametrize(("backend", "what"), [("eager", "parts"), ("aot_eager", "whole")])
 @pytest.mark.filterwarnings("ignore")  # of the compiler itself
 def test_compiled(backend, what):
     start = layers()
