@@ -150,3 +150,21 @@ def test_any_dtype_is_read(dtype):
             dt.check_replicas(model, mesh)
 
     simulate(2, program, timeout=60)
+
+
+def test_sharded_parameters_are_blocks_of_both_axes():
+    def program(mesh, model):
+        model = nn.Sequential(model[0], nn.ReLU(), model[2], nn.LayerNorm(5))
+        dt.parallelize_module(model, mesh["tp"], PLAN)
+        dt.fully_shard(model, mesh["dp"])
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model(torch.ones(4, 5)).sum().backward()
+        optimizer.step()
+        dt.check_replicas(model, mesh)
+        if mesh.rank == 0:
+            with torch.no_grad():
+                model[3].weight[0] += 1  # whole along tp, cut along dp
+        with pytest.raises(MismatchError, match=r"'3\.weight' \(block dp 0\)"):
+            dt.check_replicas(model, mesh)
+
+    each(program, (2, 2), ("dp", "tp"))
