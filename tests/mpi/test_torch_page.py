@@ -1,4 +1,4 @@
-"""The page on torch modules is one program, and prints what it says."""
+"""The pages on torch modules are one program each, and print what they say."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import distarray as da
 pytest.importorskip("torch")
 pytestmark = pytest.mark.mpi(min_size=4)
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "torch.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 @pytest.fixture
@@ -35,8 +35,9 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("shared")
-def test_page_prints_what_it_says() -> None:
-    text = PAGE.read_text()
+@pytest.mark.parametrize("page", ["torch.md", "fsdp.md"])
+def test_page_prints_what_it_says(page: str) -> None:
+    text = (DOCS / page).read_text()
     program = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     expected = "".join(re.findall(r"```text\n(.*?)```", text, re.DOTALL))
     output = io.StringIO()
