@@ -56,6 +56,8 @@ class _Distributed(Adapter):
             )
         elif layout.mesh.coordinate is None:
             loading.entry(name)
+        elif _backend.is_numpy(local) and not local.flags.writeable:
+            loading.refuse(f"{name} has read-only blocks; pass a copy, da.asarray(x, copy=True)")
         else:
             loading.fill(
                 name, spelled(local.dtype), value.shape, lambda: block_of(local, layout).pieces

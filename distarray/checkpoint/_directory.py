@@ -35,7 +35,7 @@ class Place:
     """
 
     def __init__(self, path: str, numbered: bool = False) -> None:
-        self.path = os.path.abspath(path)
+        self.path = os.path.realpath(path)  # a link stays, and what it leads to is replaced
         self.parent, self._name = os.path.split(self.path)
         self._numbered = numbered
 

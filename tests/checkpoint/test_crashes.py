@@ -133,6 +133,22 @@ def test_replacing_keeps_what_is_no_checkpoint(tmp_path):
     assert (tmp_path / "mine" / "thesis").read_text() == "text"
 
 
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_links_stay_and_lead_to_the_new_checkpoint(tmp_path, monkeypatch, exchanges):
+    if not exchanges:
+        monkeypatch.setattr(_files, "_renameat2", lambda: None)
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "home").mkdir()
+    link = tmp_path / "home" / "ckpt"
+    link.symlink_to(tmp_path / "scratch" / "ckpt")
+    for value in (1, 2):
+        save(link, value)
+        assert value_at(link) == value
+        assert link.is_symlink()
+        assert [p.name for p in (tmp_path / "home").iterdir()] == ["ckpt"]
+        assert [p.name for p in (tmp_path / "scratch").iterdir()] == ["ckpt"]
+
+
 def test_steps_are_kept_and_the_newest_whole_one_is_loaded(tmp_path):
     path = tmp_path / "run"
     assert da.checkpoint.latest(path) is None

@@ -166,6 +166,41 @@ def test_state_is_filled_in_place_and_named_keys_alone_are_loaded(tmp_path):
     simulate(3, program)
 
 
+def test_read_only_blocks_and_partial_results_are_not_filled(tmp_path):
+    def program() -> None:
+        da.checkpoint.save(tmp_path / "x", {"x": da.ones((6,))})
+        mesh = da.default_mesh()
+        block = np.broadcast_to(1.0, (3,))
+        shared = da.DistArray.from_local(block, mesh, [da.Shard(0)])
+        with pytest.raises(da.errors.StateDictError, match="read-only"):
+            da.checkpoint.load(tmp_path / "x", {"x": shared})
+        partial = da.ones((2, 6)).sum(axis=0)
+        with pytest.raises(da.errors.StateDictError, match="partial result"):
+            da.checkpoint.load(tmp_path / "x", {"x": partial})
+
+    simulate(2, program)
+
+
+def test_ranks_outside_of_meshes_and_of_the_communicator(tmp_path):
+    """A mesh of some ranks saves; a communicator of others loads."""
+    value = np.arange(10.0)
+
+    def save() -> None:
+        mesh = da.DeviceMesh([2, 1])
+        da.checkpoint.save(tmp_path / "x", {"x": da.distribute_array(value, mesh, src=None)})
+
+    def load() -> None:
+        from distarray.comm import world
+
+        few = world().subgroup((0, 2))
+        if few is not None:
+            found = da.checkpoint.load(tmp_path / "x", {"x": np.zeros(10)}, comm=few)["x"]
+            assert (found == value).all()
+
+    simulate(3, save)
+    simulate(3, load)
+
+
 def test_partial_arrays_are_reduced(tmp_path):
     def save() -> None:
         x = da.distribute_array(np.arange(12.0).reshape(4, 3), placements=[da.Shard(0)])
