@@ -15,14 +15,14 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError
 from distarray.redistribute._background import Handle
-from distarray.torch._anchor import is_for_all_leaves
-from distarray.torch.fsdp import _hooks, _node
+from distarray.torch.fsdp import _node
 from distarray.torch.fsdp._bundle import Bundle
 from distarray.torch.fsdp._context import Context
 from distarray.torch.fsdp._extension import ExtendedBundle
-from distarray.torch.fsdp._gradients import Flight, GradientBundle, Gradients, Reduction
+from distarray.torch.fsdp._gradients import Gradients
 from distarray.torch.fsdp._parameter import ShardedParameter
 from distarray.torch.fsdp._policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from distarray.torch.fsdp._receiver import Receiver
 from distarray.torch.fsdp._saved_wholes import forget, remember
 
 
@@ -75,7 +75,6 @@ class Group:
         self.factor: float | None = None
         self.forward_prefetch: list[Group] | None = None
         self.backward_prefetch: list[Group] | None = None
-        self._reducing: tuple[Any, list[tuple[GradientBundle, list[int]]]] | None = None
         self._handles: list[Handle] | None = None
         self._is_whole = False
         self._shown: list[torch.Tensor] | None = None
@@ -83,11 +82,7 @@ class Group:
         """The wholes as autograd knows them, until their gradients are there."""
         self._traced_for: tuple[bool, ...] = ()
         self._emptied = False
-        self._kept: list[torch.Tensor | None] = []
-        """Gradients of wholes that have not been reduced."""
-        self._late: set[int] = set()
-        """The ids of parameters whose gradients come later than autograd asks for them."""
-        self._passes = 0
+        self._gradients = Receiver(self, device)
         self.depth = 0
         self.ends_with_inputs = False
 
@@ -173,7 +168,8 @@ class Group:
             self.free()
             self._bundles = self._bundled()
             self.members = [m for b in self._bundles for m in b.members]
-            self._reducing = self._traced = None
+            self._gradients.restart(self.members)
+            self._traced = None
         elif (self._is_whole or self._handles) and not all(b.is_current for b in self._bundles):
             self.free()
 
@@ -234,8 +230,7 @@ class Group:
     def abandon(self) -> None:
         """Forget what a backward pass that failed has left, without communication."""
         self._handles = None
-        if self.syncing:
-            self._kept = []
+        self._gradients.abandon()
         self.free()
 
     def hide(self) -> None:
@@ -260,110 +255,14 @@ class Group:
 
     def receive(self, gradients: Gradients) -> Gradients:
         """Take the gradients of the wholes; return those of the shares, None for later ones."""
-        if torch.is_grad_enabled():
-            raise ArgumentError(
-                f"{self.name}: gradients of sharded parameters cannot be differentiated again "
-                "(create_graph=True); use replicate, or unsharded parameters, for that"
-            )
-        nothing: Gradients = [None] * len(gradients)
-        context = self.context
-        assert context is not None  # it has been used in forward
-        self._late.clear()
-        for member in self.members:
-            _hooks.guard(member.parameter, self._late)
-        if not is_for_all_leaves():
-            return self._reduced_now(gradients)
-        self._late.update(id(m.parameter) for m in self.members)
-        backward = context.backward()
-        backward.met(self)
-        later = not self.syncing or backward.is_nested
-        self._keep(gradients, copied=not self.syncing)
-        if later or not self.replicas_sync:
-            context.owes(self)
-        if later:
-            return nothing
-        gradients, self._kept = self._kept, []
-        self._send(gradients)
-        if not self.ends_with_inputs:
-            backward.done(self)
-        return nothing
+        return self._gradients.receive(gradients)
 
     def flush(self) -> bool:
         """Reduce what has been kept (collective), unless it is for a later pass.
 
         Return whether there is anything for a later pass.
         """
-        if not self.syncing:
-            return True
-        carries = any(bundle.carries for bundle, _ in self._gradient_bundles())
-        if self._kept or (carries and self.replicas_sync):
-            gradients, self._kept = self._kept or [None] * len(self.members), []
-            self._send(gradients)
-        return carries and not self.replicas_sync
-
-    def _keep(self, gradients: Gradients, *, copied: bool) -> None:
-        """Add gradients to those that were kept, in the dtype in which they are reduced.
-
-        Those that stay beyond this pass are copied: they may be tensors of the user's.
-        """
-        if not self._kept:
-            self._kept = [None] * len(gradients)
-        for i, gradient in enumerate(gradients):
-            if gradient is None:
-                continue
-            kept = self._kept[i]
-            if kept is not None:
-                self._kept[i] = kept + gradient.to(kept.dtype)
-            elif copied:
-                dtype = self.policy.reduce_dtype or gradient.dtype
-                self._kept[i] = gradient.detach().to(dtype, copy=True)
-            else:
-                self._kept[i] = gradient  # converted while it is packed
-
-    def _send(self, gradients: Gradients) -> None:
-        assert self.context is not None  # it has been used in forward
-        how = Reduction(self.factor, self.replicas_sync)
-        for flight in self._flights(gradients, how):
-            self.context.take_off(flight)
-
-    def _reduced_now(self, gradients: Gradients) -> Gradients:
-        """Return the gradients of the shares."""
-        found: list[torch.Tensor | None] = [None] * len(gradients)
-        how = Reduction(self.factor, alone=True)
-        flights = self._flights(gradients, how)
-        for (_, positions), flight in zip(self._gradient_bundles(), flights, strict=True):
-            for position, gradient in zip(positions, flight.land(), strict=True):
-                found[position] = gradient
-        return found
-
-    def _flights(self, gradients: Gradients, how: Reduction) -> list[Flight]:
-        self._passes += 1
-        what = f"{self.name}, backward {self._passes}"
-        return [
-            bundle.start([gradients[i] for i in positions], how, what)
-            for bundle, positions in self._gradient_bundles()
-        ]
-
-    def _gradient_bundles(self) -> list[tuple[GradientBundle, list[int]]]:
-        """Return the parameters that require gradients by the dtype in which these travel."""
-        needed = tuple(m.parameter.requires_grad for m in self.members)
-        if self._reducing is None or self._reducing[0] != needed:
-            kinds: dict[torch.dtype, list[int]] = {}
-            for i, member in enumerate(self.members):
-                if needed[i]:
-                    dtype = self.policy.reduce_dtype
-                    if dtype is None or not member.parameter.dtype.is_floating_point:
-                        dtype = self.policy.dtype_of(member.parameter.dtype)
-                    kinds.setdefault(dtype, []).append(i)
-            found = [
-                (
-                    GradientBundle([self.members[i] for i in at], self.mesh, dtype, self._device),
-                    at,
-                )
-                for dtype, at in kinds.items()
-            ]
-            self._reducing = needed, found
-        return self._reducing[1]
+        return self._gradients.flush()
 
 
 def check_reshard_after_forward(value: bool | int) -> None:

@@ -1,0 +1,173 @@
+"""What becomes of the gradients of a group's wholes: kept for later, or reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from distarray.comm import DeviceMesh
+from distarray.errors import ArgumentError
+from distarray.torch._anchor import is_for_all_leaves
+from distarray.torch.fsdp import _hooks
+from distarray.torch.fsdp._context import Context, Member
+from distarray.torch.fsdp._gradients import Flight, GradientBundle, Gradients, Reduction
+from distarray.torch.fsdp._parameter import ShardedParameter
+from distarray.torch.fsdp._policies import MixedPrecisionPolicy
+
+
+class Settings(Member, Protocol):
+    """What a group says of its gradients."""
+
+    members: list[ShardedParameter]
+    mesh: DeviceMesh
+    policy: MixedPrecisionPolicy
+    name: str
+    context: Context | None
+    syncing: bool
+    replicas_sync: bool
+    factor: float | None
+    ends_with_inputs: bool
+
+
+class Receiver:
+    """Takes the gradients of the wholes of a group.
+
+    Parameters
+    ----------
+    group
+        Which.
+    device
+        Where its module computes.
+    """
+
+    def __init__(self, group: Settings, device: torch.device) -> None:
+        self._group = group
+        self._device = device
+        self._members: Sequence[ShardedParameter] = group.members
+        self._bundles: tuple[Any, list[tuple[GradientBundle, list[int]]]] | None = None
+        self._kept: list[torch.Tensor | None] = []
+        """Gradients of wholes that have not been reduced."""
+        self._late: set[int] = set()
+        """The ids of parameters whose gradients come later than autograd asks for them."""
+        self._passes = 0
+
+    def restart(self, members: Sequence[ShardedParameter]) -> None:
+        """Follow parameters that are others now, or in another order."""
+        self._members = members
+        self._bundles = None
+
+    def abandon(self) -> None:
+        """Forget what a backward pass that failed has left."""
+        if self._group.syncing:
+            self._kept = []
+
+    def receive(self, gradients: Gradients) -> Gradients:
+        """Take the gradients of the wholes; return those of the shares, None for later ones."""
+        if torch.is_grad_enabled():
+            raise ArgumentError(
+                f"{self._group.name}: gradients of sharded parameters cannot be differentiated "
+                "again (create_graph=True); use replicate, or unsharded parameters, for that"
+            )
+        nothing: Gradients = [None] * len(gradients)
+        context = self._group.context
+        assert context is not None  # it has been used in forward
+        self._late.clear()
+        for member in self._members:
+            _hooks.guard(member.parameter, self._late)
+        if not is_for_all_leaves():
+            return self._reduced_now(gradients)
+        self._late.update(id(m.parameter) for m in self._members)
+        backward = context.backward()
+        backward.met(self._group)
+        later = not self._group.syncing or backward.is_nested
+        self._keep(gradients, copied=not self._group.syncing)
+        if later or not self._group.replicas_sync:
+            context.owes(self._group)
+        if later:
+            return nothing
+        gradients, self._kept = self._kept, []
+        self._send(gradients)
+        if not self._group.ends_with_inputs:
+            backward.done(self._group)
+        return nothing
+
+    def flush(self) -> bool:
+        """Reduce what has been kept (collective), unless it is for a later pass.
+
+        Return whether there is anything for a later pass.
+        """
+        if not self._group.syncing:
+            return True
+        carries = any(bundle.carries for bundle, _ in self._by_dtype())
+        if self._kept or (carries and self._group.replicas_sync):
+            gradients, self._kept = self._kept or [None] * len(self._members), []
+            self._send(gradients)
+        return carries and not self._group.replicas_sync
+
+    def _keep(self, gradients: Gradients, *, copied: bool) -> None:
+        """Add gradients to those that were kept, in the dtype in which they are reduced.
+
+        Those that stay beyond this pass are copied: they may be tensors of the user's.
+        """
+        if not self._kept:
+            self._kept = [None] * len(gradients)
+        for i, gradient in enumerate(gradients):
+            if gradient is None:
+                continue
+            kept = self._kept[i]
+            if kept is not None:
+                self._kept[i] = kept + gradient.to(kept.dtype)
+            elif copied:
+                dtype = self._group.policy.reduce_dtype or gradient.dtype
+                self._kept[i] = gradient.detach().to(dtype, copy=True)
+            else:
+                self._kept[i] = gradient  # converted while it is packed
+
+    def _send(self, gradients: Gradients) -> None:
+        assert self._group.context is not None  # it has been used in forward
+        how = Reduction(self._group.factor, self._group.replicas_sync)
+        for flight in self._flights(gradients, how):
+            self._group.context.take_off(flight)
+
+    def _reduced_now(self, gradients: Gradients) -> Gradients:
+        """Return the gradients of the shares."""
+        found: list[torch.Tensor | None] = [None] * len(gradients)
+        how = Reduction(self._group.factor, alone=True)
+        flights = self._flights(gradients, how)
+        for (_, positions), flight in zip(self._by_dtype(), flights, strict=True):
+            for position, gradient in zip(positions, flight.land(), strict=True):
+                found[position] = gradient
+        return found
+
+    def _flights(self, gradients: Gradients, how: Reduction) -> list[Flight]:
+        self._passes += 1
+        what = f"{self._group.name}, backward {self._passes}"
+        return [
+            bundle.start([gradients[i] for i in positions], how, what)
+            for bundle, positions in self._by_dtype()
+        ]
+
+    def _by_dtype(self) -> list[tuple[GradientBundle, list[int]]]:
+        """Return the parameters that require gradients by the dtype in which these travel."""
+        needed = tuple(m.parameter.requires_grad for m in self._members)
+        if self._bundles is None or self._bundles[0] != needed:
+            kinds: dict[torch.dtype, list[int]] = {}
+            for i, member in enumerate(self._members):
+                if needed[i]:
+                    dtype = self._group.policy.reduce_dtype
+                    if dtype is None or not member.parameter.dtype.is_floating_point:
+                        dtype = self._group.policy.dtype_of(member.parameter.dtype)
+                    kinds.setdefault(dtype, []).append(i)
+            found = [
+                (
+                    GradientBundle(
+                        [self._members[i] for i in at], self._group.mesh, dtype, self._device
+                    ),
+                    at,
+                )
+                for dtype, at in kinds.items()
+            ]
+            self._bundles = needed, found
+        return self._bundles[1]
