@@ -1,11 +1,11 @@
 """Run the whole suite: ``python -m tests.run``.
 
-First everything that needs no MPI, on one process with simulated ranks, then ``tests/mpi`` on 1, 2,
-3 and 4 ranks under mpiexec, and its tests marked ``eight_ranks`` on 8. Every run has a hard limit,
-and so has the suite; after it all processes are ended, and tests that hung are named. A test that
-hangs or kills its job counts as failed, and the rest of its run goes on in a fresh job. The last
-line is the sum over all runs, ``N passed, N failed``; the exit status is 0 only if tests ran and
-none failed.
+First everything that needs no MPI, with simulated ranks, in two processes at a time: tests/torch,
+and the rest. Then ``tests/mpi`` on 1, 2, 3 and 4 ranks under mpiexec, and its tests marked
+``eight_ranks`` on 8. Every run has a hard limit, and so has the suite; after it all processes are
+ended, and tests that hung are named. A test that hangs or kills its job counts as failed, and the
+rest of its run goes on in a fresh job. The last line is the sum over all runs, ``N passed, N
+failed``; the exit status is 0 only if tests ran and none failed.
 
 Give paths or ``-k`` to run less, ``--ranks 2,3`` to choose the jobs (0 is the run without MPI).
 """
@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,9 +36,11 @@ LOG_LINES = 40
 
 @dataclass
 class Run:
-    """All jobs of one rank count (0: plain pytest), and what is known of each test."""
+    """All jobs of some paths and one rank count (0: plain pytest); what is known of each test."""
 
     ranks: int
+    paths: list[str]
+    title: str = "plain"
     outcomes: dict[str, str] = field(default_factory=dict)
     reports: dict[str, str] = field(default_factory=dict)
     expected: list[str] = field(default_factory=list)
@@ -46,7 +49,7 @@ class Run:
     @property
     def name(self) -> str:
         """Say what the run is, for a person."""
-        return "plain" if self.ranks == 0 else f"mpiexec -n {self.ranks}"
+        return self.title if self.ranks == 0 else f"mpiexec -n {self.ranks}"
 
     def fail(self, test: str, report: str) -> None:
         """Count `test` as failed, and keep the first report of it."""
@@ -71,9 +74,10 @@ def main(arguments: list[str] | None = None) -> int:
     end = time.monotonic() + SUITE_SECONDS
     runs = []
     for ranks in counts:
-        paths = _select(options.paths, ranks)
-        if paths:
-            runs.append(_perform(Run(ranks), paths, options.k, end))
+        together = _runs(options.paths, ranks)
+        if together:
+            with ThreadPoolExecutor(len(together)) as pool:
+                runs += pool.map(lambda run: _perform(run, options.k, end), together)
     passed, failed, skipped = (
         sum(r.count(o) for r in runs) for o in ("passed", "failed", "skipped")
     )
@@ -83,6 +87,22 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"\nskipped: {skipped} (tests that ask for more ranks or another package)")
     print(f"{passed} passed, {failed} failed", flush=True)
     return 1 if failed else 0 if passed else 5
+
+
+def _runs(paths: list[str], ranks: int) -> list[Run]:
+    """Return what runs at the same time."""
+    if ranks or paths:
+        chosen = _select(paths, ranks)
+        return [Run(ranks, chosen)] if chosen else []
+    folder = ROOT / "tests"
+    apart = folder / "torch"
+    rest = sorted(
+        str(path)
+        for path in folder.iterdir()
+        if path not in (apart, folder / "mpi")
+        and (path.name.startswith("test_") or (path.is_dir() and path.name[0] not in "._"))
+    )
+    return [Run(0, [str(apart)], "plain, torch"), Run(0, rest, "plain, the rest")]
 
 
 def _select(paths: list[str], ranks: int) -> list[str]:
@@ -101,9 +121,8 @@ def _select(paths: list[str], ranks: int) -> list[str]:
     return chosen
 
 
-def _perform(run: Run, paths: list[str], expression: str, end: float) -> Run:
+def _perform(run: Run, expression: str, end: float) -> Run:
     """Start jobs until every test of the run is settled or its time is spent."""
-    print(f"{run.name}: ", end="", flush=True)
     start = time.monotonic()
     limit = min(start + RUN_SECONDS.get(run.ranks, 240.0), end)
     with tempfile.TemporaryDirectory(prefix="distarray-tests-") as folder:
@@ -112,7 +131,7 @@ def _perform(run: Run, paths: list[str], expression: str, end: float) -> Run:
             records.mkdir()
             (records / "done").write_text("\n".join(run.outcomes))
             log = records / "log"
-            status = _run_job(_command(run.ranks, paths, expression), records, log, limit)
+            status = _run_job(_command(run.ranks, run.paths, expression), records, log, limit)
             settled = len(run.outcomes)
             finished = _read(run, records, log, status)
             left = [test for test in run.expected if test not in run.outcomes]
@@ -122,11 +141,10 @@ def _perform(run: Run, paths: list[str], expression: str, end: float) -> Run:
             if test not in run.outcomes:
                 run.fail(test, "not run: the jobs before it took too long, or ended too often")
     run.seconds = time.monotonic() - start
-    print(
-        ", ".join(f"{run.count(outcome)} {outcome}" for outcome in ("passed", "failed", "skipped")),
-        f"in {run.seconds:.0f} s",
-        flush=True,
+    told = ", ".join(
+        f"{run.count(outcome)} {outcome}" for outcome in ("passed", "failed", "skipped")
     )
+    print(f"{run.name}: {told} in {run.seconds:.0f} s", flush=True)
     return run
 
 
