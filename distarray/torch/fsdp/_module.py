@@ -38,6 +38,12 @@ class FSDPModule:
         """Call the module with whole parameters."""
         return called(cast("nn.Module", self), super().__call__, args, kwargs)  # type: ignore[misc]
 
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise ArgumentTypeError(
+            "a sharded module cannot be copied or pickled; copy it before fully_shard, or save and "
+            "load it by da.checkpoint, or dt.state_dict and dt.load_state_dict"
+        )
+
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Gather the parameters of this module (collective); modules inside keep their own.
 

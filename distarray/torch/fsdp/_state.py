@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
-from distarray.errors import ArgumentTypeError
 from distarray.torch._modules import located, untraced
 from distarray.torch.fsdp._context import Context
 from distarray.torch.fsdp._group import Group
@@ -40,12 +39,6 @@ class State:
         self.group = group
         self.is_last = is_last
         self.own = Context()
-
-    def __deepcopy__(self, _: dict[int, Any]) -> State:
-        raise _no_copy("copied")
-
-    def __reduce__(self) -> Any:
-        raise _no_copy("pickled")
 
     @contextlib.contextmanager
     def calling(self, module: nn.Module) -> Iterator[None]:
@@ -163,10 +156,3 @@ def _converted(values: Any, dtype: torch.dtype) -> Any:
         return value
 
     return _pytree.tree_map(convert, values)
-
-
-def _no_copy(done: str) -> TypeError:
-    return ArgumentTypeError(
-        f"a sharded module cannot be {done}; copy it before fully_shard, or save and load it by "
-        "dt.state_dict and dt.load_state_dict"
-    )
