@@ -12,8 +12,8 @@ from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, LayoutError
 from distarray.layout import Replicate, Shard
 from distarray.torch._features import everywhere, shared, summed
-from distarray.torch._modules import untraced
 from distarray.torch._passage import around
+from distarray.torch._untraced import untraced
 from distarray.torch._vocabulary import check_words, local_padding
 
 _R = Replicate()

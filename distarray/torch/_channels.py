@@ -19,9 +19,9 @@ from distarray.layout import Placement, Replicate, Shard
 from distarray.torch._cuts import REMEDY, map_arguments
 from distarray.torch._features import Features
 from distarray.torch._forwards import check_stock
-from distarray.torch._modules import untraced
 from distarray.torch._parameters import distribute_buffer, placed_as
 from distarray.torch._passage import around
+from distarray.torch._untraced import untraced
 
 _BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _INSTANCE = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)

@@ -27,11 +27,12 @@ from distarray.torch._targets import (
     layout_of_classes,
     takes_classes,
 )
+from distarray.torch._untraced import untraced
 
 _REDUCTIONS = ("mean", "sum", "none")
 
 
-@torch._disable_dynamo
+@untraced
 def vocab_parallel_cross_entropy(
     logits: torch.Tensor,
     target: torch.Tensor,

@@ -14,7 +14,8 @@ from distarray.layout import Layout, Partial, Replicate, Shard
 from distarray.torch import _moves
 from distarray.torch._cuts import map_arguments
 from distarray.torch._features import Features, everywhere, shared
-from distarray.torch._modules import state_of, untraced
+from distarray.torch._modules import state_of
+from distarray.torch._untraced import untraced
 
 _R = Replicate()
 

@@ -18,7 +18,7 @@ from distarray.torch._arrivals import arrived
 from distarray.torch._buffers import buffer_of
 from distarray.torch._joint import used_apart
 from distarray.torch._layouts import Placed, own_placed, place
-from distarray.torch._modules import untraced
+from distarray.torch._untraced import untraced
 
 _R, _P = Replicate(), Partial()
 _WHOLE = (_R,)

@@ -31,6 +31,8 @@ def cut_groups(
     mesh: DeviceMesh,
     given: Placement | None,
     target: Placement | None,
+    *,
+    rows: bool = False,
 ) -> None:
     """Cut a convolution by groups and hook it.
 
@@ -38,22 +40,20 @@ def cut_groups(
     ----------
     given, target
         How the input arrives and the output leaves; None: cut along the channels, by whole groups.
+    rows
+        Whether the style's unit counts input channels; it makes several groups stay together.
     """
-    if style.parts or style.unit != 1:
-        raise ArgumentError(
-            f"parts={style.parts}, unit={style.unit}: a convolution with {module.groups} groups is "
-            "cut by whole groups; leave both out"
-        )
     per_input = module.in_channels // module.groups
     per_output = module.out_channels // module.groups
-    entering = Features.in_units(mesh, module.in_channels, per_input)
-    leaving = Features.in_units(mesh, module.out_channels, per_output)
+    together = _groups_together(style, module, per_input if rows else per_output)
+    entering = Features.in_units(mesh, module.in_channels, per_input * together)
+    leaving = Features.in_units(mesh, module.out_channels, per_output * together)
     transposed = isinstance(module, _ConvTransposeNd)
     axis = -1 - len(module.kernel_size)
-    unit = per_input if transposed else per_output
+    unit = (per_input if transposed else per_output) * together
     style.distribute(module, "weight", mesh, [Shard(0)], unit=unit)
     if module.bias is not None:
-        style.distribute(module, "bias", mesh, [Shard(0)], unit=per_output)
+        style.distribute(module, "bias", mesh, [Shard(0)], unit=per_output * together)
     own = entering.own // per_input
     module.groups = max(own, 1)
 
@@ -71,6 +71,25 @@ def cut_groups(
         if transposed and module.bias is not None:
             style.substitute(module, lambda m: {"bias": _whole_group(m.bias, per_output)})
     style.on_output(module, lambda _, y: leaving.leave(y, target, axis))
+
+
+def _groups_together(style: Any, module: Any, per_group: int) -> int:
+    """Return how many groups make up a unit of a style."""
+    unit = style.unit
+    if style.parts or not isinstance(unit, int):
+        raise ArgumentError(
+            f"parts={style.parts}, unit={unit}: a convolution with {module.groups} groups is cut "
+            "by whole groups; leave parts out, and give one unit"
+        )
+    if unit == 1:
+        return 1
+    if unit < 1 or unit % per_group or module.groups % (unit // per_group):
+        raise ArgumentError(
+            f"unit={unit}: a convolution with {module.groups} groups of {per_group} channels is "
+            f"cut by whole groups; give a multiple of {per_group} that divides all channels, or "
+            "leave it out"
+        )
+    return int(unit // per_group)
 
 
 def _whole_group(bias: torch.Tensor, size: int) -> torch.Tensor:

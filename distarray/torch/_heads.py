@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from distarray.torch._dropout import dropout
 from distarray.torch._features import Features
-from distarray.torch._modules import untraced
+from distarray.torch._untraced import untraced
 
 
 def attend(

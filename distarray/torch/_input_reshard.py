@@ -15,6 +15,7 @@ from distarray.torch._modules import located, state_of
 from distarray.torch._saved import Call, may_decide, resharding
 from distarray.torch._shapes import check_mesh
 from distarray.torch._style import one_axis
+from distarray.torch._untraced import untraced
 
 _NAME = "_distarray_resharding"
 
@@ -98,7 +99,7 @@ def input_reshard(module: nn.Module, mesh: DeviceMesh, dim: int) -> nn.Module:
     return module
 
 
-@torch._disable_dynamo
+@untraced
 def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     resharding_of: _Resharding = module.__dict__[_NAME]
     context = contextlib.ExitStack()
@@ -116,7 +117,7 @@ def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     context.enter_context(resharding(call))
 
 
-@torch._disable_dynamo
+@untraced
 def _after(module: nn.Module, _: Any, __: Any) -> None:
     under_way = module.__dict__[_NAME].under_way
     if under_way:  # empty where something failed before the first hook

@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 
 from distarray.layout import Layout
+from distarray.torch._untraced import untraced
 
 T = TypeVar("T")
 
@@ -139,7 +140,7 @@ def place(
         watcher(tensor)
 
 
-@torch._disable_dynamo
+@untraced
 def hand_on(source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     """Return a result that was computed item by item, placed as its source where that is known."""
     placed = own_placed(source)

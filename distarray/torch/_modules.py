@@ -6,12 +6,12 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from distarray.errors import DistArrayError
+from distarray.errors import ArgumentTypeError, DistArrayError
 from distarray.torch._layouts import Placed, is_placed, place
 
 _NAME = "_distarray"
@@ -49,7 +49,12 @@ class State:
         return State(self.path, dict(self.placed), list(self.styles))  # layouts are values
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return State, (self.path, dict(self.placed), list(self.styles))
+        if self.styles:
+            raise ArgumentTypeError(
+                f"{self.path or 'the module'} has been parallelized, and cannot be pickled, since "
+                "its mesh cannot; save it by da.checkpoint, or by dt.state_dict"
+            )
+        return State, (self.path,)
 
 
 def state_of(module: nn.Module) -> State:
@@ -93,12 +98,6 @@ def locate(error: DistArrayError, module: nn.Module) -> None:
         where = f"{state_of(module).path or 'the module'} ({type(module).__name__})"
         error.args = (f"{where}: {error.args[0]}", *error.args[1:])
         error.located = True  # type: ignore[attr-defined]
-
-
-def untraced(function: F) -> F:
-    """Keep torch.compile out of a function: its graphs end before it, and begin again after it."""
-    apart: Any = torch._disable_dynamo(function)
-    return cast("F", apart)
 
 
 def map_inputs(

@@ -31,6 +31,7 @@ from distarray.torch._layouts import is_placed, place
 from distarray.torch._legs import Leg, dual, legs_between
 from distarray.torch._origins import Origin, current, joined
 from distarray.torch._shapes import check_block, check_mesh, layout_from
+from distarray.torch._untraced import untraced
 
 __all__ = [
     "Leg",
@@ -153,7 +154,7 @@ class PendingTensor:
         return self._legs[0].is_still
 
 
-@torch._disable_dynamo  # a graph of torch.compile ends where it is called
+@untraced  # a graph of torch.compile ends where it is called
 def redistribute(
     tensor: torch.Tensor,
     mesh: DeviceMesh,
@@ -257,8 +258,8 @@ def legs(
 
 
 # Outside of compiled code the check costs less than a wrapper.
-_moved_apart: Any = torch._disable_dynamo(moved)
-_legs_apart: Any = torch._disable_dynamo(legs)
+_moved_apart: Any = untraced(moved)
+_legs_apart: Any = untraced(legs)
 
 
 def _needs_gradient(tensor: torch.Tensor) -> bool:

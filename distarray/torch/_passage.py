@@ -20,8 +20,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from distarray.errors import ArgumentError, DistArrayError
-from distarray.torch._modules import locate, place_parameters, state_of, untraced
+from distarray.torch._modules import locate, place_parameters, state_of
 from distarray.torch._origins import moving_for
+from distarray.torch._untraced import untraced
 
 Values = Mapping[str, "torch.Tensor | None"]
 

@@ -20,6 +20,7 @@ from distarray.torch._buffers import buffer_of, check_travels
 from distarray.torch._modules import located
 from distarray.torch._moves import check_mesh
 from distarray.torch._replica import Replica
+from distarray.torch._untraced import untraced
 
 _NAME = "_distarray_replica"
 
@@ -218,7 +219,7 @@ def _tensors(module: nn.Module) -> list[torch.Tensor]:
 # --- at every call -------------------------------------------------------------------------------
 
 
-@torch._disable_dynamo
+@untraced
 def _before(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any]) -> None:
     replica: Replica = module.__dict__[_NAME]
     with located(module):
@@ -231,7 +232,7 @@ def _before(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any]) -> None:
             _share_buffers(module, replica)
 
 
-@torch._disable_dynamo
+@untraced
 def _after(module: nn.Module, _: tuple[Any, ...], output: Any) -> None:
     replica: Replica = module.__dict__[_NAME]
     for tensor in _pytree.tree_leaves(output):

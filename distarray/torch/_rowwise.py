@@ -82,7 +82,7 @@ class RowwiseParallel(ParallelStyle):
             else:
                 cut_bags(self, module, mesh)
         elif is_grouped(module):
-            cut_groups(self, module, mesh, self.input_layouts, self.output_layouts)
+            cut_groups(self, module, mesh, self.input_layouts, self.output_layouts, rows=True)
         else:
             self._cut(module, mesh, cut)
 

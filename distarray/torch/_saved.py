@@ -29,6 +29,7 @@ from distarray.layout import Layout, Replicate, Shard
 from distarray.redistribute._execute import redistribute_local
 from distarray.torch._buffers import buffer_of, tensor_of
 from distarray.torch._layouts import is_placed, placed_of, watched
+from distarray.torch._untraced import untraced
 
 
 class Geometry(NamedTuple):
@@ -258,6 +259,7 @@ def may_decide() -> bool:
     return outer is None or outer[0] is _pack
 
 
+@untraced
 def _pack(tensor: torch.Tensor) -> _Cut | Kept:
     # The outermost call that knows a tensor cuts it, so that inner ones share its slice.
     for call in _calls.get():
@@ -267,6 +269,7 @@ def _pack(tensor: torch.Tensor) -> _Cut | Kept:
     return Kept(tensor, tensor._version)
 
 
+@untraced
 def _unpack(saved: _Cut | Kept) -> torch.Tensor:
     return saved.restored()
 

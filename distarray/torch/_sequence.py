@@ -15,12 +15,13 @@ from distarray.torch import _moves
 from distarray.torch._arrivals import found
 from distarray.torch._dropout import drop
 from distarray.torch._layouts import hand_on
-from distarray.torch._modules import map_inputs, state_of, untraced
+from distarray.torch._modules import map_inputs, state_of
 from distarray.torch._passage import around
 from distarray.torch._positions import Merged, check_axis, check_module
 from distarray.torch._statistics import normalized
 from distarray.torch._style import ParallelStyle, one_axis
 from distarray.torch._summed import with_summed_parameters
+from distarray.torch._untraced import untraced
 
 _DROPOUT = nn.modules.dropout._DropoutNd
 

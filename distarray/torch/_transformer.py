@@ -15,10 +15,11 @@ from distarray.torch._colwise import ColwiseParallel
 from distarray.torch._dropout import drop
 from distarray.torch._features import Features
 from distarray.torch._forwards import check_stock
-from distarray.torch._modules import state_of, untraced
+from distarray.torch._modules import state_of
 from distarray.torch._passage import around, keep_placed
 from distarray.torch._rowwise import RowwiseParallel
 from distarray.torch._style import ParallelStyle, one_axis
+from distarray.torch._untraced import untraced
 
 _LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 _CHILDREN: dict[str, type[ParallelStyle]] = {

@@ -12,8 +12,8 @@ from distarray.comm import DeviceMesh
 from distarray.errors import IndexingError
 from distarray.layout import Replicate, Shard
 from distarray.torch._features import everywhere, summed
-from distarray.torch._modules import untraced
 from distarray.torch._passage import around
+from distarray.torch._untraced import untraced
 
 
 def cut_vocabulary(style: Any, module: nn.Embedding, mesh: DeviceMesh) -> None:

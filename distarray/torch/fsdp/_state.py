@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
-from distarray.torch._modules import located, untraced
+from distarray.torch._modules import located
+from distarray.torch._untraced import untraced
 from distarray.torch.fsdp._context import Context
 from distarray.torch.fsdp._group import Group
 from distarray.torch.fsdp._saved_wholes import saving
