@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -163,3 +165,50 @@ def test_channels_that_do_not_fit_the_groups_are_an_error_before_anything_is_sen
             dt.parallelize_module(model[1], mesh, dt.ColwiseParallel(unit=2))
 
     simulate(2, program)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_groups_stay_together_in_units_of_several(n):
+    torch.manual_seed(5)
+    model = nn.Sequential(
+        nn.Conv2d(3, 20, 3),
+        nn.GroupNorm(5, 20),
+        nn.Conv2d(20, 40, 3, groups=20),
+        nn.Conv2d(40, 2, 1),
+    ).double()
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    expected = model(x)
+    expected.square().mean().backward()
+
+    def program():
+        mesh = da.init_device_mesh((n,))
+        mine = copy.deepcopy(model)
+        mine.zero_grad()
+        plan = {
+            "0": dt.ColwiseParallel(unit=4),
+            "1": dt.ColwiseParallel(),
+            "2": dt.ColwiseParallel(input_layouts=da.Shard(1), unit=8),
+            "3": dt.RowwiseParallel(unit=8),
+        }
+        dt.parallelize_module(mine, mesh, plan)
+        found = mine(x)
+        found.square().mean().backward()
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        for (name, parameter), other in zip(
+            mine.named_parameters(), model.parameters(), strict=True
+        ):
+            gradient = dt.full_tensor(parameter.grad)
+            torch.testing.assert_close(
+                gradient, other.grad, rtol=1e-9, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}"
+            )
+
+    simulate(n, program)
+
+
+def test_units_that_tear_groups_are_an_error():
+    def program():
+        module = nn.Conv1d(12, 12, 3, groups=4)
+        with pytest.raises(ValueError, match="multiple of 3"):
+            dt.parallelize_module(module, da.init_device_mesh((1,)), dt.ColwiseParallel(unit=4))
+
+    simulate(1, program)

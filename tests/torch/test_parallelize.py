@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 
@@ -425,3 +426,15 @@ def test_errors_name_module_found_wanted_and_remedy():
             model(X)
 
     each(program)
+
+
+def test_parallelized_modules_are_not_pickled():
+    def program():
+        module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        mesh = da.init_device_mesh((1,))
+        dt.parallelize_module(module, mesh, {"0": dt.ColwiseParallel()})
+        pickle.dumps(module[1])
+        with pytest.raises(TypeError, match=r"0 has been parallelized.*checkpoint"):
+            pickle.dumps(module)
+
+    simulate(1, program)
