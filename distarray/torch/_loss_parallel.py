@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from distarray.torch._carried import carry, cut_axes, known
 from distarray.torch._cross_entropy import vocab_parallel_cross_entropy
 from distarray.torch._lineage import layout_by_lineage
 from distarray.torch._parameters import is_sharded
+from distarray.torch._recomputed import open_again, opening_frame
 from distarray.torch._shapes import check_mesh
 from distarray.torch._style import one_axis
 from distarray.torch._together import called_by_library, check_numbers, check_together
@@ -56,9 +59,11 @@ def loss_parallel(mesh: DeviceMesh | None = None) -> Iterator[None]:
     conversions (but nothing under ``torch.no_grad``).
 
     Outside, ``F.cross_entropy`` sees a plain tensor with fewer classes, and nothing can tell it
-    that these are a share: the loss would be wrong, or a class number out of range. The same holds
-    for a checkpoint whose recomputation runs outside: open the context inside the checkpointed
-    function, or run ``backward`` inside the context too.
+    that these are a share: the loss would be wrong, or a class number out of range.
+
+    What `torch.utils.checkpoint.checkpoint` runs inside, it runs inside when it computes it again,
+    wherever ``backward`` is called. In the forward of any other function of autograd's, open the
+    context there. Hooks that run in the backward pass are outside.
 
     The context holds for the thread that opens it. Contexts may be nested; the innermost one's mesh
     counts.
@@ -82,6 +87,11 @@ class _LossParallel(TorchFunctionMode):
     def __init__(self, mesh: DeviceMesh | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._mesh = mesh
+        self._opened_in: FrameType | None = opening_frame()
+
+    def __exit__(self, *error: Any) -> None:
+        self._opened_in = None
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -120,6 +130,8 @@ class _LossParallel(TorchFunctionMode):
         mesh = self._mesh_of(input)
         if mesh is None:
             return functional.cross_entropy(input, target, **options)
+        if not torch.compiler.is_compiling():
+            open_again(partial(_LossParallel, self._mesh), self._opened_in)
         return vocab_parallel_cross_entropy(input, target, mesh, **options)
 
     def _mesh_of(self, logits: torch.Tensor) -> DeviceMesh | None:

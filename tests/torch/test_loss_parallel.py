@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
@@ -14,6 +15,7 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import LayoutError, MismatchError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
+from distarray.torch._carried import known  # noqa: E402
 from distarray.torch._layouts import place  # noqa: E402
 from distarray.torch._loss_parallel import loss_parallel  # noqa: E402
 
@@ -261,6 +263,81 @@ def test_a_checkpointed_loss_that_opens_the_context_itself(reentrant):
         checkpoint(whole, z, use_reentrant=reentrant).backward()
         start, stop = dt.layout_of(mine.weight).local_box()[0]
         torch.testing.assert_close(mine.weight.grad, twin.weight.grad[start:stop])
+
+    simulate(2, program, timeout=60)
+
+
+CHECKPOINTED = {
+    # what is computed again, and from what of a parallel head's input
+    "head and loss": lambda head, x, t, again: again(
+        lambda x: F.cross_entropy(head(x).flatten(0, 1), t.flatten()), x
+    ),
+    "loss": lambda head, x, t, again: again(
+        lambda y: F.cross_entropy(y.flatten(0, 1), t.flatten()), head(x)
+    ),
+    "two losses": lambda head, x, t, again: again(
+        lambda x, t: F.cross_entropy(head(x).mT, t) + F.cross_entropy(head(x)[:, 0], t[:, 0]), x, t
+    ),
+    "within": lambda head, x, t, again: again(
+        lambda x: 2 * again(lambda x: F.cross_entropy(head(x).mT, t), x), x
+    ),
+}
+
+
+@pytest.mark.parametrize("backward_inside", [True, False])
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("what", CHECKPOINTED)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_ran_inside_runs_again_inside(ranks, what, reentrant, backward_inside):
+    def again(function, *args):
+        return checkpoint(function, *args, use_reentrant=reentrant)
+
+    def plain(function, *args):
+        return function(*args)
+
+    model, x, target = _setting()
+    twin, input = copy.deepcopy(model), x.clone().requires_grad_()
+    expected = CHECKPOINTED[what](twin, input, target, plain)
+    expected.backward()
+
+    def program():
+        mesh = da.init_device_mesh((ranks,))
+        mine = dt.parallelize_module(copy.deepcopy(model), mesh, dt.ColwiseParallel())
+        z = x.clone().requires_grad_()
+        with loss_parallel():
+            loss = CHECKPOINTED[what](mine, z, target, again)
+            if backward_inside:
+                loss.backward()
+        if not backward_inside:
+            torch.autograd.backward(loss)
+        torch.testing.assert_close(loss.detach(), expected.detach())
+        torch.testing.assert_close(z.grad, input.grad)
+        start, stop = dt.layout_of(mine.weight).local_box()[0]
+        torch.testing.assert_close(mine.weight.grad, twin.weight.grad[start:stop])
+
+    simulate(ranks, program, timeout=60)
+
+
+def test_a_loss_in_a_function_of_autograds_is_refused():
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, y, opens):
+            with loss_parallel() if opens else contextlib.nullcontext():
+                place(y, known(y))
+                return F.cross_entropy(y, torch.tensor([0, 1]))
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return None, None
+
+    def program():
+        mesh = da.init_device_mesh((2,))
+        y = torch.ones(2, 2, requires_grad=True)
+        place(y, da.Layout(mesh, [da.Shard(1)], (2, 4)))
+        with loss_parallel():
+            with pytest.raises(LayoutError, match="in the forward of OwnBackward"):
+                Own.apply(y, False)
+            Own.apply(y, True)
 
     simulate(2, program, timeout=60)
 

@@ -1,0 +1,100 @@
+"""Checkpoints that run again, in the backward pass, what first ran inside loss_parallel.
+
+There the context is not open: torch switches modes off while ``backward`` runs, or it is called
+after the context has ended. So the functions that checkpoints keep are made to open it themselves.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import FrameType, GeneratorType
+from typing import Any
+
+import torch
+from torch.autograd.function import FunctionCtx
+
+from distarray.errors import LayoutError
+from distarray.torch._carried import known
+from distarray.torch._layouts import own_placed, place
+from distarray.torch._lineage import layout_by_lineage
+
+Context = Callable[[], AbstractContextManager[Any]]
+
+
+def opening_frame() -> FrameType | None:
+    """Return the innermost frame that belongs neither to this package nor to contextlib."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _package(frame) in (__name__.partition(".")[0], "contextlib"):
+        frame = frame.f_back
+    return frame
+
+
+def open_again(context: Context, opened_in: FrameType | None) -> None:
+    """Let the checkpoints in which this thread is open a context when they run again.
+
+    Parameters
+    ----------
+    context
+        Makes it.
+    opened_in
+        Where it was opened: checkpoints further out run that again by themselves.
+
+    Raises
+    ------
+    LayoutError
+        A function of autograd's is under way of which it is not known what it runs again.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not opened_in:
+        code = frame.f_code
+        if code.co_name == "forward" and code.co_argcount:
+            holder = frame.f_locals.get(code.co_varnames[0])
+            if isinstance(holder, FunctionCtx) and _package(frame) != __name__.partition(".")[0]:
+                _replace(holder, "run_function", frame.f_locals.get("args", ()), context)
+        elif code.co_name == "checkpoint":
+            found = frame.f_locals
+            kept = found.get("gen")
+            if isinstance(kept, GeneratorType) and kept.gi_frame is not None:
+                holder = kept.gi_frame.f_locals.get("new_frame")
+                if holder is not None:
+                    _replace(holder, "recompute_fn", found.get("args", ()), context)
+        frame = frame.f_back
+
+
+def _replace(holder: Any, name: str, args: tuple[Any, ...], context: Context) -> None:
+    function = getattr(holder, name, None)
+    if not callable(function):
+        raise LayoutError(
+            f"cross_entropy inside loss_parallel and in the forward of {type(holder).__name__}, a "
+            "function of autograd's, whose backward might compute it again outside: there it would "
+            "see this rank's share only. Open loss_parallel inside that function, or take "
+            "dt.vocab_parallel_cross_entropy there"
+        )
+    if not isinstance(function, _Again):
+        setattr(holder, name, _Again(function, context, args))
+
+
+class _Again:
+    """A function that opens a context, and knows how its arguments were placed before."""
+
+    def __init__(self, function: Any, context: Context, values: tuple[Any, ...]) -> None:
+        self._function = function
+        self._context = context
+        self._layouts = [
+            known(x) or layout_by_lineage(x) if isinstance(x, torch.Tensor) else None
+            for x in values
+        ]
+
+    def __call__(self, *args: Any) -> Any:
+        for x, layout in zip(args, self._layouts, strict=False):
+            if layout is not None and isinstance(x, torch.Tensor) and own_placed(x) is None:
+                place(x, layout)
+        with self._context():
+            return self._function(*args)
+
+
+def _package(frame: FrameType) -> str:
+    name: str = frame.f_globals.get("__name__", "")
+    return name.partition(".")[0]
