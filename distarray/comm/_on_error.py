@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple, NoReturn
 
-from distarray.comm import _presence, _waiting
+from distarray.comm import _in_vain, _job, _presence, _waiting
 from distarray.errors import CommunicationError
 
 _SECONDS_BEFORE_OTHERS_PRINT = 1.0
@@ -73,7 +73,7 @@ def watch() -> None:
     """Look from now on for long waits of this rank, and for those in vain."""
     place = _place()
     if place is not None:
-        others = None if _is_spawned() else _presence.Watch(_presence.Presence(place.rank))
+        others = None if _is_spawned() else _in_vain.Watch(_presence.Presence(place.rank))
         _waiting.watch(str(place), abort, others, end)
 
 
@@ -261,7 +261,7 @@ class _Ending:
         """
         import socket
 
-        name = f"\0distarray {os.getuid()} failing under {os.getppid()}"
+        name = f"\0distarray {os.getuid()} failing in {_job.job()}"
         self._voice = socket.socket(socket.AF_UNIX)
         try:
             self._voice.bind(name)

@@ -2,36 +2,32 @@
 
 A call that blocks in MPI, such as the one that makes a communicator, cannot learn that a rank it
 waits for has come to the end of the program, or waits for this one somewhere else. So every rank
-has a name on its node, made of what all ranks of the job know without asking: its launcher and its
-number. Under it, it receives messages from ranks that wait; and at the end of the program it takes
-further names that say so and that others can look up while it is in ``MPI_Finalize``. The names
-are those of sockets that the system forgets with the process. Ranks of other nodes, or of
-containers that do not see each other, are not found: of them nothing is known.
-
-What is concluded is certain. A rank has gone without a meeting only if it says that it has gone and
-not that it has joined the meeting; and two wait for each other for ever only if each has heard of
-the other that it waits elsewhere and has not joined, while it has not joined there itself.
+has a name on its node, made of what all ranks of the job know without asking: the job's name
+(`_job`) and its number. Under it, it receives messages from ranks that wait; and at the end of the
+program it takes further names that say so and that others can look up while it is in
+``MPI_Finalize``. The names are those of sockets that the system forgets with the process. Ranks of
+other nodes, or of containers that do not see each other, are not found: of them nothing is known.
+What follows from what is known, `_in_vain` concludes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import socket
 import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
+from distarray.comm._job import job
 from distarray.comm._mismatch import SUCH_CALLS
 from distarray.errors import ArgumentError
 
-_SAID_AT_MOST: Final = 2000  # characters of what a rank is doing
-
-_parent = os.getppid()  # a launcher's process, one for all ranks that it has started here
+BYTES_AT_MOST: Final = 1 << 16
+"""Of a message."""
 
 
 def node_colour(world_rank: int) -> str:
@@ -82,6 +78,7 @@ class Rounds(Protocol):
 
 
 _joined: dict[str, int] = {}
+_over: set[str] = set()  # places that counted themselves, and are no more
 _rounds: weakref.WeakValueDictionary[str, Rounds] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
@@ -96,11 +93,14 @@ def joining(place: str, ranks: tuple[int, ...]) -> Meeting:
 def counted_by(place: str, rounds: Rounds) -> None:
     """Let something count the meetings at a place itself."""
     _rounds[place] = rounds
+    weakref.finalize(rounds, _over.add, place).atexit = False
 
 
 def has_joined(place: str, number: int) -> bool:
     """Tell whether this rank has joined a meeting."""
     rounds = _rounds.get(place)
+    if place in _over:  # others may have said earlier what is read now
+        return True
     return (rounds.joined if rounds is not None else _joined.get(place, 0)) >= number
 
 
@@ -115,8 +115,7 @@ class Presence:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        job = os.environ.get("PMIX_NAMESPACE") or _parent
-        self._job = _digest(os.getuid(), job, node_colour(rank))
+        self._job = _digest(os.getuid(), job(), node_colour(rank))
         self._socket: socket.socket | None = None
 
     def _name(self, rank: int, said: str = "") -> str:
@@ -137,7 +136,11 @@ class Presence:
     def _take(self, name: str) -> None:
         """Take a name until the process is over, which is after the interpreter."""
         taken = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        taken.bind(name)
+        try:
+            taken.bind(name)
+        except OSError:
+            taken.close()
+            raise
         taken.detach()
 
     def gone_without(self, meeting: Meeting) -> list[int]:
@@ -173,112 +176,27 @@ class Presence:
             self._socket.close()
             self._socket = None
 
-    def say(
-        self, ranks: Sequence[int], waits: Meeting, doing: str, missed: Sequence[Any] = ()
-    ) -> None:
-        """Tell other ranks that this one waits at a meeting of theirs.
-
-        Parameters
-        ----------
-        ranks
-            Whom.
-        waits, doing
-            At which meeting, and what that is, for messages.
-        missed
-            Place and number of a meeting, at which they wait and which this rank has not joined.
-        """
-        if self._socket is None:
-            return
-        message = [self.rank, waits.place, waits.number, doing[:_SAID_AT_MOST], list(missed)]
-        data = json.dumps(message).encode()
+    def say(self, ranks: Sequence[int], message: bytes) -> list[int]:
+        """Send other ranks a message; return those that have too much to read."""
+        full = []
         for rank in ranks:
-            if rank != self.rank:
-                with contextlib.suppress(OSError):  # not there, or it has much to read
-                    self._socket.sendto(data, self._name(rank))
-
-    def heard(self) -> list[Said]:
-        """Return what others have said since this was asked last."""
-        found = []
-        while self._socket is not None:
+            if self._socket is None or rank == self.rank:
+                continue
             try:
-                rank, place, number, doing, missed = json.loads(self._socket.recv(1 << 16))
+                self._socket.sendto(message, self._name(rank))
             except BlockingIOError:
-                break
-            except (OSError, ValueError, TypeError):
-                continue
-            found.append(Said(rank, place, number, doing, tuple(missed)))
+                full.append(rank)
+            except OSError:  # not there
+                pass
+        return full
+
+    def heard(self) -> list[bytes]:
+        """Return the messages that others have sent since this was asked last."""
+        found = []
+        with contextlib.suppress(OSError):  # there are no more
+            while self._socket is not None:
+                found.append(self._socket.recv(BYTES_AT_MOST))
         return found
-
-
-class Said(NamedTuple):
-    """What another rank has said; see `Presence.say`."""
-
-    rank: int
-    place: str
-    number: int
-    doing: str
-    missed: tuple[Any, ...]
-
-
-class Watch:
-    """Finds out that what this rank waits for will not come.
-
-    Parameters
-    ----------
-    presence
-        This rank among those of its node.
-    """
-
-    def __init__(self, presence: Presence) -> None:
-        self._presence = presence
-        presence.listen()
-        self._told: Meeting | None = None
-        self._tell_after = 0.0
-
-    def gone(self, meeting: Meeting, doing: object) -> str:
-        """Return that ranks have gone without a meeting at which this one waits, if so."""
-        gone = self._presence.gone_without(meeting)
-        return message_of_gone(self._presence.rank, gone, doing) if gone else ""
-
-    def elsewhere(self, meeting: Meeting | None, doing: object, seconds: float) -> str:
-        """Return that another rank waits for this one, while this one waits for it, if so.
-
-        To be asked every now and then, also while this rank does not wait.
-
-        Parameters
-        ----------
-        meeting
-            Where the main thread waits; None where it does not, or where other threads could join
-            what others wait for.
-        doing
-            What that is, for messages.
-        seconds
-            How long it has waited.
-        """
-        presence = self._presence
-        heard = presence.heard()
-        if meeting is None:
-            return ""
-        here = meeting.place, meeting.number
-        for said in heard:
-            if has_joined(said.place, said.number):
-                continue
-            if said.missed == here:
-                return (
-                    f"rank {presence.rank} waits for rank {said.rank} ({doing}), and rank "
-                    f"{said.rank} waits for rank {presence.rank} ({said.doing}): neither will "
-                    "come. Every rank must make the same calls in the same order, on the same "
-                    f"meshes; {SUCH_CALLS}"
-                )
-            if said.rank in meeting.ranks and not said.missed:
-                answer = said.place, said.number
-                presence.say([said.rank], meeting, str(doing), answer)
-        if self._told != meeting:
-            self._told, self._tell_after = meeting, 0.0
-        if seconds >= self._tell_after:
-            self._tell_after = 2 * seconds  # less and less often
-            presence.say(meeting.ranks, meeting, str(doing))
-        return ""
 
 
 def message_of_gone(rank: int, gone: Sequence[int], doing: object) -> str:

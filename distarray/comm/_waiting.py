@@ -3,7 +3,7 @@
 A wait is noted before it begins and forgotten when it ends; a thread looks twice a second how
 long the oldest has lasted. After `SECONDS` it tells the line of the program that waits, once; after
 ``DISTARRAY_TIMEOUT`` seconds, where that is set, it ends all ranks. It ends them at once where the
-ranks of this node are known to wait in vain (`_presence`).
+ranks of this node are known to wait in vain (`_in_vain`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, Protocol
 
+from distarray.comm._in_vain import Watch
 from distarray.comm._mismatch import SUCH_CALLS
-from distarray.comm._presence import Meeting, Watch
+from distarray.comm._presence import Meeting
 from distarray.errors import ArgumentError
 
 SECONDS = 30.0
@@ -29,7 +30,17 @@ SECONDS = 30.0
 _EVERY = 0.5  # seconds between looks
 _GRACE = 2.0  # for those who watch the time themselves
 _SOON = 0.25  # seconds after which it is asked whether a wait is in vain
-_LIBRARIES = ("distarray", "numpy")  # whose lines say nothing about the program
+_LIBRARIES = ("distarray", "numpy", "torch")  # whose lines say nothing about the program
+
+_OWN_THREADS = (
+    *("distarray waits", "distarray-copy", "distarray checksums"),
+    *("distarray background", "distarray checkpoint"),  # on communicators of their own
+)
+_AUTOGRAD_THREADS = "pt_autograd_"  # of torch: they work while the thread waits that wants it
+_QUIET_MODULES = (  # of the functions or classes of threads of common tools
+    *("multiprocessing.queues", "torch.utils.data._utils.pin_memory"),
+    *("tqdm._monitor", "multiprocessing.resource_sharer"),
+)
 
 
 class _Wait(NamedTuple):
@@ -159,8 +170,7 @@ class _Looking:
                 self._end_if(others.gone(wait.meeting, wait.what), thread)
         if main in now and now[main].since < soon and not _other_threads():
             wait = now[main]
-            seconds = time.monotonic() - wait.since
-            self._end_if(others.elsewhere(wait.meeting, wait.what, seconds), main)
+            self._end_if(others.elsewhere(wait.meeting, wait.what, wait.since), main)
         else:
             others.elsewhere(None, "", 0)
 
@@ -172,10 +182,26 @@ class _Looking:
 def _other_threads() -> bool:
     """Tell whether the program has threads that may communicate as well."""
     main = threading.main_thread()
-    return any(
-        t is not main and not t.daemon and not t.name.startswith("distarray")
-        for t in threading.enumerate()
-    )
+    return any(t is not main and not _keeps_apart(t) for t in threading.enumerate())
+
+
+def _keeps_apart(thread: threading.Thread) -> bool:
+    """Tell whether it is known that a thread never joins what main threads wait for."""
+    if thread.name.startswith(_OWN_THREADS):
+        return True
+    if isinstance(thread, threading._DummyThread):  # not started by Python
+        return _system_name(thread).startswith(_AUTOGRAD_THREADS)
+    runs = getattr(thread, "_target", None)  # deleted when it ends
+    home = getattr(runs, "__module__", None) if runs is not None else type(thread).__module__
+    return home in _QUIET_MODULES
+
+
+def _system_name(thread: threading.Thread) -> str:
+    """Return the name that the system has for a thread; empty where it tells none."""
+    try:
+        return Path(f"/proc/self/task/{thread.native_id}/comm").read_text()
+    except OSError:
+        return ""
 
 
 def _message(who: str, frame: FrameType | None, what: object, late: bool) -> str:

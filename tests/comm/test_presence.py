@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
+import contextlib
+import gc
+import itertools
+import multiprocessing
+import os
+import re
+import threading
+import time
 
-from distarray.comm import _presence
-from distarray.comm._presence import Meeting, Presence, Watch
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distarray.comm import _in_vain, _job, _presence, _waiting
+from distarray.comm._in_vain import Watch
+from distarray.comm._presence import Meeting, Presence
 from tests.test_abort import assert_ended_by, launch
 
 MESH = """
@@ -21,7 +33,8 @@ def meet(mesh): return float(da.ones(12, mesh=mesh).sum())
 @pytest.fixture
 def apart(monkeypatch):
     """Make ranks whose names differ from those of other processes."""
-    monkeypatch.setattr(_presence, "_parent", object())
+    alone = os.urandom(8)
+    monkeypatch.setattr(_presence, "job", lambda: (alone,))
     monkeypatch.setattr(_presence, "_joined", {})
     made = []
 
@@ -78,11 +91,13 @@ def test_ranks_that_are_late_or_soon_at_their_end_are_waited_for():
 
 
 @pytest.mark.timeout(120)
-def test_a_thread_may_make_the_call_that_others_wait_for():
+@pytest.mark.parametrize("daemon", [False, True])
+def test_a_thread_may_make_the_call_that_others_wait_for(daemon):
     program = (
         "meet(mesh)\n"
         "if rank == 0:\n"
         "    later = threading.Timer(2, meet, [first])\n"
+        f"    later.daemon = {daemon}\n"
         "    later.start()\n"
         "    meet(mesh); later.join()\n"
         "else:\n"
@@ -107,32 +122,259 @@ def test_a_rank_that_has_gone_is_missed_only_where_it_has_not_been(apart):
     assert here.gone_without(meeting._replace(number=2, ranks=(0, 2))) == []
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("before", ["", "for one in own: meet(one)"])
+def test_three_ranks_that_wait_in_a_circle_get_an_error(before):
+    program = (
+        "meshes = [da.DeviceMesh(ranks) for ranks in ([0, 1], [1, 2], [0, 2])]\n"
+        "own = [one for one in meshes if one.coordinate is not None]\n"
+        f"{before}\n"
+        "meet(meshes[rank])\n"  # 0 waits for 1, 1 for 2, and 2 for 0
+        "print('at its end')\n"
+    )
+    ended = launch(f"{MESH}\n{program}")
+    assert_ended_by(ended, "none of them will come")
+    for rank in range(3):
+        assert f"rank {rank} waits for rank {(rank + 1) % 3} (" in ended.said, ended.said
+    assert "at its end" not in ended.said
+
+
+class Ranks:
+    """Ranks that wait where they are told, and look at it in turns."""
+
+    def __init__(self, apart, n):
+        self.watches = [Watch(apart(rank)) for rank in range(n)]
+        self.joined = [set() for _ in range(n)]
+        self.waits = {}
+
+    def wait(self, rank, meeting, since):
+        self.joined[rank].add(meeting[:2])
+        self.waits[rank] = meeting, since
+
+    def look(self, monkeypatch, order):
+        for rank in order:
+            joined = self.joined[rank]
+            with monkeypatch.context() as patch:
+                patch.setattr(_in_vain, "has_joined", lambda *at, joined=joined: at in joined)
+                meeting, since = self.waits.get(rank, (None, 0.0))
+                if told := self.watches[rank].elsewhere(meeting, f"in {meeting}", since):
+                    return told
+        return ""
+
+
+@pytest.mark.parametrize("last", range(4))
+def test_a_circle_is_found_by_the_rank_that_waits_last(apart, monkeypatch, last):
+    n = 4
+    ranks = Ranks(apart, n)
+    began = time.monotonic() - 10
+    for rank in range(n):
+        if rank != last:
+            ranks.wait(rank, Meeting(f"edge {rank}", 1, (rank, (rank + 1) % n)), began + rank)
+    assert ranks.look(monkeypatch, list(range(n)) * n) == ""
+    ranks.wait(last, Meeting(f"edge {last}", 1, (last, (last + 1) % n)), began + n)
+    told = ranks.look(monkeypatch, list(range(n)) * n)
+    assert "rank 3 waits for rank 0 (in " in told
+    assert "none of them will come" in told
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_only_ranks_that_can_never_go_on_are_told_so(data):
+    n = data.draw(st.integers(2, 4), label="ranks")
+    meshes = [
+        tuple(one)
+        for k in range(2, n + 1)
+        for one in itertools.combinations(range(n), k)
+        if data.draw(st.booleans(), label=f"{one}")
+    ]
+    calls = {
+        rank: data.draw(
+            st.permutations([mesh for mesh in meshes if rank in mesh] * 2), label=f"calls {rank}"
+        )
+        for rank in range(n)
+    }
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        alone = os.urandom(8)
+        patch.setattr(_presence, "job", lambda: (alone,))
+        present = [Presence(rank) for rank in range(n)]
+        for one in present:
+            stack.callback(one.close)
+        ranks = Ranks(present.__getitem__, n)
+        begun = dict.fromkeys(range(n), 0)
+        turns = data.draw(st.lists(st.integers(0, n - 1), max_size=60), label="turns")
+        told = ""
+        for rank in [*turns, *list(range(n)) * 40]:
+            here = ranks.waits.get(rank)
+            if here is not None and all(here[0][:2] in ranks.joined[r] for r in here[0].ranks):
+                del ranks.waits[rank]  # all have come
+                here = None
+            if here is None and begun[rank] < len(calls[rank]):
+                mesh = calls[rank][begun[rank]]
+                begun[rank] += 1
+                number = calls[rank][: begun[rank]].count(mesh)
+                ranks.wait(rank, Meeting(f"{mesh}", number, mesh), time.monotonic() - 1)
+            elif told := ranks.look(patch, [rank]):
+                break
+    stuck = _stuck(calls)
+    assert bool(told) == bool(stuck)
+    assert {int(rank) for rank in re.findall(r"rank (\d) waits", told)} <= stuck
+
+
+def _stuck(calls):
+    """Return the ranks that do not come to the end of their calls, whatever the others' speed."""
+    done = dict.fromkeys(calls, 0)
+    moving = True
+    while moving:
+        moving = False
+        for rank in calls:
+            if done[rank] == len(calls[rank]):
+                continue
+            mesh = calls[rank][done[rank]]
+            if all(calls[r][done[r] :][:1] == [mesh] for r in mesh):
+                moving = True
+                for r in mesh:
+                    done[r] += 1
+    return {rank for rank in calls if done[rank] < len(calls[rank])}
+
+
 def test_two_ranks_conclude_only_what_both_say(apart):
     zero, one = Watch(apart(0)), Watch(apart(1))
     x, y = Meeting("x", 1, (0, 1)), Meeting("y", 1, (0, 1, 2))
-    assert zero.elsewhere(x, "in x", 1.0) == ""
-    assert one.elsewhere(None, "", 0.0) == ""  # it computes: nothing is said about it
-    assert zero.elsewhere(x, "in x", 3.0) == ""
-    assert one.elsewhere(y, "in y", 1.0) == ""  # it has heard of x, and answers
-    message = zero.elsewhere(x, "in x", 4.0)
-    assert "rank 0 waits for rank 1 (in x), and rank 1 waits for rank 0 (in y)" in message
+    began = time.monotonic() - 5
+    assert one.elsewhere(x, "in x", began) == ""
+    assert zero.elsewhere(None, "", 0.0) == ""  # it computes: nothing is said about it
+    assert one.elsewhere(x, "in x", began) == ""
+    assert zero.elsewhere(y, "in y", began + 1) == ""
+    assert one.elsewhere(x, "in x", began) == ""  # it has heard of y, and sends it on
+    message = zero.elsewhere(y, "in y", began + 1)
+    assert "rank 0 waits for rank 1 (in y), and rank 1 waits for rank 0 (in x)" in message
 
 
 def test_an_answer_about_a_meeting_that_is_over_is_not_concluded_from(apart):
     zero, one = Watch(apart(0)), Watch(apart(1))
     x, y = Meeting("x", 1, (0, 1)), Meeting("y", 1, (0, 1, 2))
-    zero.elsewhere(x, "in x", 1.0)
-    one.elsewhere(y, "in y", 1.0)
-    assert zero.elsewhere(x._replace(number=2), "in x", 0.3) == ""
+    began = time.monotonic() - 5
+    zero.elsewhere(x, "in x", began)
+    one.elsewhere(y, "in y", began - 1)
+    assert zero.elsewhere(x._replace(number=2), "in x", began + 4) == ""
 
 
 def test_a_rank_that_waits_where_this_one_has_been_is_on_its_way(apart):
     zero, one = Watch(apart(0)), Watch(apart(1))
     x, y = Meeting("x", 1, (0, 1)), Meeting("y", 1, (0, 1, 2))
-    one.elsewhere(y, "in y", 1.0)
+    began = time.monotonic() - 5
+    one.elsewhere(y, "in y", began)
     _presence.joining("y", y.ranks)
-    assert zero.elsewhere(x, "in x", 1.0) == ""
-    assert one.elsewhere(y, "in y", 3.0) == ""
+    assert zero.elsewhere(x, "in x", began + 1) == ""
+    assert one.elsewhere(y, "in y", began) == ""
+    assert zero.elsewhere(x, "in x", began + 1) == ""
+
+
+def test_what_is_read_late_about_a_place_that_is_no_more_is_not_concluded_from():
+    class Rounds:
+        joined = 5
+
+    rounds = Rounds()
+    _presence.counted_by("a channel", rounds)
+    assert _presence.has_joined("a channel", 5)
+    assert not _presence.has_joined("a channel", 6)
+    del rounds
+    gc.collect()
+    assert _presence.has_joined("a channel", 5)
+
+
+@pytest.mark.parametrize("message", [b"", b"[1]", b"null", b'["x", 1, [[2]]]', b"[[], {}, [7]]"])
+def test_what_cannot_be_read_is_left(apart, message):
+    zero, stranger = Watch(apart(0)), apart(1)
+    stranger.listen()
+    stranger.say([0], message)
+    x = Meeting("x", 1, (0, 1))
+    assert zero.elsewhere(x, "in x", time.monotonic() - 1) == ""
+
+
+def test_a_name_that_is_free_soon_does_not_say_that_a_rank_has_gone(apart, monkeypatch):
+    zero, one = Watch(apart(0)), apart(1)
+    meeting = Meeting("a place", 1, (0, 1))
+    one.go()
+    assert zero.gone(meeting, "in x") == ""
+    monkeypatch.setattr(zero._presence, "gone_without", lambda _: [])
+    assert zero.gone(meeting, "in x") == ""
+    monkeypatch.setattr(zero._presence, "gone_without", lambda _: [1])
+    monkeypatch.setattr(_in_vain, "_SECONDS_GONE", 0.2)
+    assert zero.gone(meeting, "in x") == ""
+    time.sleep(0.3)
+    assert "rank 0 waits for ranks [1] (in x)" in zero.gone(meeting, "in x")
+
+
+SCRIPT = """
+import os, subprocess, sys
+done = subprocess.run([sys.executable, "-c", {program!r}], close_fds=False)
+sys.exit(done.returncode)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_ranks_that_a_script_starts_know_of_each_other_and_of_no_other_job():
+    program = f"{MESH}\nfrom distarray.comm._job import job\nprint('in', job())\n"
+    names = []
+    for _ in range(2):
+        ended = launch(SCRIPT.format(program=program))
+        assert ended.status == 0, ended.said
+        found = re.findall("in (.*)", ended.said)
+        assert len(found) == 3
+        assert len(set(found)) == 1, found
+        names.append(found[0])
+    assert names[0] != names[1]
+    ended = launch(SCRIPT.format(program=f"{MESH}\nif rank == 0: meet(mesh)"))
+    assert ended.status != 0
+    assert "rank 0 waits for ranks [1, 2] (the first call of ranks 0, 1, 2" in ended.said
+
+
+def test_a_job_is_named_by_what_its_launcher_says(monkeypatch):
+    def named(**told):
+        for name in ("PMIX_NAMESPACE", "PALS_APID", "SLURM_JOB_ID", "SLURM_STEP_ID"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in told.items():
+            monkeypatch.setenv(name, value)
+        _job.job.cache_clear()
+        return _job.job()
+
+    try:
+        monkeypatch.setattr(_job, "_launcher", lambda _: None)
+        assert named() == (os.getppid(),)
+        assert named(SLURM_JOB_ID="5") == (os.getppid(),)  # of which steps may have several jobs
+        steps = [named(SLURM_JOB_ID="5", SLURM_STEP_ID=step) for step in "01"]
+        spaces = [named(PMIX_NAMESPACE=name) for name in "ab"]
+        monkeypatch.setattr(_job, "_launcher", lambda _: (12, 34))
+        started = named()
+        below = [named(PMIX_NAMESPACE=name) for name in "ab"]
+        assert len({*steps, *spaces, started, *below}) == 7
+    finally:
+        monkeypatch.undo()
+        _job.job.cache_clear()
+
+
+def test_only_threads_that_are_known_to_keep_apart_are_left_out():
+    ended = threading.Event()
+    for name, apart in (
+        ("distarray-copy_0", True),
+        ("distarray of the user", False),
+        (None, False),
+    ):
+        thread = threading.Thread(target=ended.wait, name=name, daemon=True)
+        thread.start()
+        assert _waiting._keeps_apart(thread) == apart
+        ended.set()
+        thread.join()
+        ended.clear()
+    before = set(threading.enumerate())
+    queue = multiprocessing.Queue()
+    queue.put(1)
+    (feeding,) = set(threading.enumerate()) - before
+    assert _waiting._keeps_apart(feeding)
+    assert queue.get(timeout=10) == 1
+    queue.close()
+    queue.join_thread()
 
 
 def test_nobody_is_told_who_does_not_share_the_meeting(apart):
@@ -141,4 +383,4 @@ def test_nobody_is_told_who_does_not_share_the_meeting(apart):
     _presence.joining("y", y.ranks)
     for _ in range(3):
         for watch, meeting in ((zero, x), (one, y), (two, y)):
-            assert watch.elsewhere(meeting, "waits", 1.0) == ""
+            assert watch.elsewhere(meeting, "waits", time.monotonic() - 1) == ""
