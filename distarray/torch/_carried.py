@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from distarray.layout import Layout, Shard
-from distarray.torch._followed import Axes, Case, rule_of
+from distarray.torch._followed import Axes, Case, cut_axes, rule_of
 from distarray.torch._layouts import Beside, is_placed, place, placed_of
 from distarray.torch._parameters import is_sharded
 
@@ -52,7 +52,7 @@ def carry(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: 
         axes = None
         if rule is not None:
             source, layout = placed[0]
-            axes = rule(Case(function, args, kwargs, source, cut_axes(layout), one))
+            axes = rule(Case(function, args, kwargs, source, layout, one))
             if axes is not None:
                 place(one, relabelled(layout, axes, tuple(one.shape)))
                 if all(weights):
@@ -116,11 +116,6 @@ def known(x: Any) -> Layout | None:
     """
     placed = placed_of(x) if isinstance(x, torch.Tensor) and is_placed(x) else None
     return None if placed is None or placed.parts else placed.layout
-
-
-def cut_axes(layout: Layout) -> list[int]:
-    """Return the array axes that some mesh axis cuts."""
-    return sorted({p.axis for p in layout.placements if type(p) is Shard})
 
 
 def relabelled(layout: Layout, axes: Axes, local: Sequence[int]) -> Layout:

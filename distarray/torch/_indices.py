@@ -7,48 +7,57 @@ from typing import Any
 
 import torch
 
+_MASKS = (torch.bool, torch.uint8)
+
 
 def picked_axes(index: Any, ndim: int) -> frozenset[int] | None:
     """Return the axes from which an index picks; None for one that is not followed."""
-    found = _walked(index, ndim)
+    found = kept_axes(index, ndim)
     return None if found is None else frozenset(range(ndim)) - found.keys()
 
 
 def kept_axes(index: Any, ndim: int) -> dict[int, int] | None:
-    """Return where the axes are in the result that an index keeps whole.
+    """Return where the axes are in the result that an index keeps whole; None if not followed.
 
-    Slices, numbers, None, an ellipsis and at most one tensor or list are followed; None for others.
+    Numbers drop their axes first. Tensors and lists then make axes together, of the shape that they
+    are broadcast to: in the place of theirs if these are side by side, else in front.
     """
     items = index if isinstance(index, tuple) else (index,)
-    tensors = sum(isinstance(item, torch.Tensor) or _is_list(item) for item in items)
-    numbers = any(isinstance(item, int) for item in items)
-    if tensors > 1 or (tensors and numbers):
-        return None  # a number beside a tensor counts as one, and may move the result's axes
-    return _walked(index, ndim)
-
-
-def _walked(index: Any, ndim: int) -> dict[int, int] | None:
-    """Return the axes that are kept, and their places while nothing else moves."""
-    items = index if isinstance(index, tuple) else (index,)
-    widths = [width for item in items if (width := _width(item)) is not None]
-    if len(widths) < len(items):
+    if any(_width(item) is None for item in items):
         return None
     if not any(item is Ellipsis for item in items):
         items = (*items, Ellipsis)
-    whole: dict[int, int] = {}
-    at = out = 0
+    missing = ndim - sum(_width(item) or 0 for item in items)
+    if missing < 0:
+        return None
+    axes: list[int | None] = []  # of the result: those that are kept, and None for others
+    picking: list[int] = []  # places among them of tensors, which all pick together
+    depth = at = 0
     for item in items:
         if item is Ellipsis:
-            missing = ndim - sum(widths)
-            whole |= {at + k: out + k for k in range(missing)}
-            at, out = at + missing, out + missing
-        elif isinstance(item, slice) and item == slice(None):
-            whole[at] = out
-            at, out = at + 1, out + 1
-        else:
-            at += _width(item) or 0
-            out += _depth(item)
-    return whole
+            axes += range(at, at + missing)
+            at += missing
+        elif item is None:
+            axes.append(None)
+        elif isinstance(item, slice):
+            axes.append(at if item == slice(None) else None)
+        elif (isinstance(item, torch.Tensor) or _is_list(item)) and not _is_number(item):
+            width = max(_width(item) or 0, 1)
+            picking += range(len(axes), len(axes) + width)
+            axes += [None] * width
+            depth = max(depth, _depth(item))
+        at += 0 if item is Ellipsis else _width(item) or 0
+    if picking:
+        side_by_side = picking == list(range(picking[0], picking[-1] + 1))
+        start = picking[0] if side_by_side else 0
+        rest = [axis for place, axis in enumerate(axes) if place not in picking]
+        axes = [*rest[:start], *[None] * depth, *rest[start:]]
+    return {axis: place for place, axis in enumerate(axes) if axis is not None}
+
+
+def _is_number(item: Any) -> bool:
+    """Tell whether torch takes a tensor as one number, which drops an axis."""
+    return isinstance(item, torch.Tensor) and item.ndim == 0 and item.dtype not in _MASKS
 
 
 def _is_list(item: Any) -> bool:
@@ -62,14 +71,14 @@ def _width(item: Any) -> int | None:
     if isinstance(item, slice) or (isinstance(item, int) and not isinstance(item, bool)):
         return 1
     if isinstance(item, torch.Tensor):
-        return item.ndim if item.dtype in (torch.bool, torch.uint8) else 1
+        return item.ndim if item.dtype in _MASKS else 1
     if _is_list(item) and all(isinstance(one, int) for one in item):
         return 1  # of numbers, or of booleans for one axis
     return None
 
 
 def _depth(item: Any) -> int:
-    """Return how many axes of the result an index makes."""
+    """Return how many axes of the result a tensor or a list makes."""
     if isinstance(item, torch.Tensor):
-        return 1 if item.dtype in (torch.bool, torch.uint8) else item.ndim
-    return 0 if isinstance(item, int) else 1
+        return 1 if item.dtype in _MASKS else item.ndim
+    return 1

@@ -14,8 +14,8 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from distarray.layout import Layout, Replicate
-from distarray.torch._carried import cut_axes, relabelled
-from distarray.torch._followed import Axes, reshaped_axes
+from distarray.torch._carried import relabelled
+from distarray.torch._followed import Axes, cut_axes, reshaped_axes, single_axes, squeezed_axes
 from distarray.torch._layouts import LINEAGE, Placed, place
 
 _LONGEST = 12  # steps back, of all branches together
@@ -164,7 +164,10 @@ def _is_cut(layout: Layout) -> bool:
 
 
 def _before(node: Any, after: tuple[int, ...]) -> tuple[tuple[int, ...], Any]:
-    """Return the shape of the input of a view, and how it is seen: a new axis, or an order."""
+    """Return the shape of the input of a view, and how it is seen.
+
+    By a new axis, an order, or the axes that are dropped if they are of length 1.
+    """
     name = node.name()
     if name.startswith("Unsqueeze"):
         axis = _signed(node._saved_dim) % len(after)
@@ -172,7 +175,12 @@ def _before(node: Any, after: tuple[int, ...]) -> tuple[tuple[int, ...], Any]:
     if name.startswith(("Transpose", "Permute", "TBackward")):
         order = _order(node, len(after))
         return tuple(after[order.index(axis)] for axis in range(len(after))), tuple(order)
-    return tuple(node._saved_self_sym_sizes), None
+    before = tuple(node._saved_self_sym_sizes)
+    if name.startswith("Squeeze"):
+        told = getattr(node, "_saved_dim", range(len(before)))
+        dropped = [told] if isinstance(told, int) else told
+        return before, frozenset(_signed(axis) % len(before) for axis in dropped if before)
+    return before, None
 
 
 @lru_cache(maxsize=4096)
@@ -180,17 +188,19 @@ def _seen(
     layout: Layout,
     before: tuple[int, ...],
     after: tuple[int, ...],
-    how: int | tuple[int, ...] | None,
+    how: int | tuple[int, ...] | frozenset[int] | None,
 ) -> Layout | None:
     """Return the layout of a view; None where a cut axis is no axis any longer."""
     cut = cut_axes(layout)
     axes: Axes | None
     if isinstance(how, int):
         axes = {axis: axis + (axis >= how) for axis in cut}
+    elif isinstance(how, frozenset):
+        axes = squeezed_axes(before, how, layout)
     elif how is not None:
         axes = {axis: how.index(axis) for axis in cut}
     else:
-        axes = reshaped_axes(before, after, cut)
+        axes = reshaped_axes(before, after, cut, single_axes(layout))
     return None if axes is None else relabelled(layout, axes, after)
 
 

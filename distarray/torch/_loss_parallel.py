@@ -15,8 +15,9 @@ from torch.overrides import TorchFunctionMode
 from distarray.comm import DeviceMesh
 from distarray.errors import LayoutError
 from distarray.layout import Layout
-from distarray.torch._carried import carry, cut_axes, known
+from distarray.torch._carried import carry, known, lost_layout
 from distarray.torch._cross_entropy import vocab_parallel_cross_entropy
+from distarray.torch._followed import cut_axes
 from distarray.torch._lineage import layout_by_lineage
 from distarray.torch._parameters import is_sharded
 from distarray.torch._recomputed import open_again, opening_frame
@@ -140,11 +141,18 @@ class _LossParallel(TorchFunctionMode):
         if layout is not None:
             return _cutting(layout, 1 if logits.ndim > 1 else 0, self._mesh)
         if self._mesh is None:
+            lost = lost_layout(logits)
+            why = (
+                "as of what torch has computed outside loss_parallel"
+                if lost is None
+                else f"since they were computed from a tensor placed as {lost} by functions that "
+                "are not followed; those that work item by item, along other axes, or that only "
+                "reshape are"
+            )
             raise LayoutError(
-                f"nothing is known of how the logits of shape {tuple(logits.shape)} are placed, as "
-                "of what torch has computed from tensors with a layout outside loss_parallel. "
-                "loss_parallel(mesh) says that they are cut along their classes by that mesh of "
-                "one axis; a loss of full logits belongs outside"
+                f"nothing is known of how the logits of shape {tuple(logits.shape)} are placed, "
+                f"{why}. loss_parallel(mesh) says that they are cut along their classes by that "
+                "mesh of one axis; a loss of full logits belongs outside"
             )
         return self._mesh
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from distarray.errors import LayoutError
-from distarray.torch._carried import cut_axes, is_weight, known, lost_layout, tensors_in
+from distarray.torch._carried import is_weight, known, lost_layout, tensors_in
+from distarray.torch._followed import cut_axes, single_axes
 from distarray.torch._indices import picked_axes
 from distarray.torch._lineage import layout_by_lineage
 from distarray.torch._parameters import is_sharded
@@ -43,8 +44,11 @@ def check_together(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, An
             continue
         layout = known(x) or (None if lost_layout(x) is not None else layout_by_lineage(x))
         if layout is not None:
-            if is_sharded(layout) and axes & set(cut_axes(layout)):
+            met = single_axes(layout) if name == "squeeze" else cut_axes(layout)
+            if is_sharded(layout) and not axes.isdisjoint(met):
                 raise _refusal(name, f"a tensor placed as {layout}")
+        elif name == "squeeze":
+            continue
         elif (layout := lost_layout(x)) is not None and len(axes) == x.ndim:
             raise _refusal(name, f"what was computed from a tensor placed as {layout}")
 

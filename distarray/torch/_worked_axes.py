@@ -19,7 +19,7 @@ _ALONG: dict[str, tuple[int, int | None]] = {
             *("sum", "mean", "prod", "nansum", "nanmean", "amax", "amin", "max", "min", "median"),
             *("nanmedian", "argmax", "argmin", "any", "all", "std", "var", "std_mean", "var_mean"),
             *("logsumexp", "softmax", "log_softmax", "softmin", "count_nonzero", "flip"),
-            *("unique_consecutive", "renorm", "argwhere"),
+            *("unique_consecutive", "argwhere", "squeeze"),
         ),
         (1, _ALL),
     ),
@@ -45,7 +45,8 @@ _ALONG: dict[str, tuple[int, int | None]] = {
     "normalize": (2, 1),
     "cosine_similarity": (2, 1),
     "vecdot": (99, -1),
-    "cross": (2, -1),
+    "cross": (2, _ALL),  # by default the first axis of length 3, which may be a rank's own
+    "linalg_cross": (99, -1),
     "trapezoid": (99, -1),
     "trapz": (99, -1),
     "hstack": (99, 1),
@@ -92,11 +93,15 @@ PRODUCTS: dict[str, tuple[tuple[int, ...], ...]] = {
     "einsum": (),
 }
 _BARE = ("special_", "linalg_")
+_OTHERS = ("linalg_cross",)
+"""Functions that differ from those of the same bare name."""
 
 
 @cache
 def bare(name: str) -> str:
     """Return the name of a torch function without what says only how it is called."""
+    if name in _OTHERS:
+        return name
     for prefix in _BARE:
         name = name.removeprefix(prefix)
     if name.endswith("_") and not name.endswith("__"):
@@ -208,6 +213,18 @@ def _last_two(_: Sequence[Any], __: dict[str, Any], x: torch.Tensor) -> Axes:
     return frozenset(range(max(x.ndim - 2, 0), x.ndim))
 
 
+def _renormalized(args: Sequence[Any], kwargs: dict[str, Any], x: torch.Tensor) -> Axes:
+    """Return all axes but the one whose slices are normalised each by itself."""
+    axis = args[2] if len(args) > 2 else kwargs["dim"]
+    return frozenset(range(x.ndim)) - {axis % x.ndim}
+
+
+def _met(args: Sequence[Any], kwargs: dict[str, Any], x: torch.Tensor) -> Axes:
+    """Return all axes where indices are returned, of a condition alone."""
+    alone = len(args) + len(kwargs) == 1
+    return frozenset(range(x.ndim)) if alone else Axes()
+
+
 def _padded(args: Sequence[Any], kwargs: dict[str, Any], x: torch.Tensor) -> Axes:
     """Return the axes that grow or shrink, named from the last one on by pairs of widths."""
     widths = list(args[1] if len(args) > 1 else kwargs.get("pad", ()))
@@ -227,4 +244,6 @@ _SHAPED: dict[str, Callable[[Sequence[Any], dict[str, Any], torch.Tensor], Axes]
     "instance_norm": _behind_channels,
     "batch_norm": _beside_channels,
     "pad": _padded,
+    "renorm": _renormalized,
+    "where": _met,
 }

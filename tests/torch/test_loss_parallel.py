@@ -77,6 +77,9 @@ RESHAPED = {
         y[..., :-1, :].contiguous().view(-1, y.size(-1)), t[..., 1:].reshape(-1)
     ),
     "chosen": lambda y, t: F.cross_entropy(y[t > 1], t[t > 1]),
+    "last": lambda y, t: F.cross_entropy(y[torch.arange(BATCH), [2, 0]], t[:, 0]),
+    "last of a class": lambda y, t: F.cross_entropy(y.mT[:, :, [1, 2]], t[:, :2]),
+    "apart": lambda y, t: F.cross_entropy(y.mT[[0, 1], :, [2, 0]], t[:, 0]),
     "one": lambda y, t: F.cross_entropy(y[0, 1], t[0, 1]),
     "row": lambda y, t: F.cross_entropy(y[1], t[1]),
     "none": lambda y, t: F.cross_entropy(y[0, :, None].squeeze(1), t[0]),
@@ -164,6 +167,18 @@ def test_scaled_before_is_not_known_and_says_so():
             F.cross_entropy(logits, target.flatten())
         with loss_parallel(), loss_parallel(mesh):
             torch.testing.assert_close(F.cross_entropy(logits, target.flatten()), expected)
+
+    simulate(2, program, timeout=60)
+
+
+def test_what_was_lost_inside_is_told_so():
+    model, x, _ = _setting()
+
+    def program():
+        mesh = da.init_device_mesh((2,))
+        mine = dt.parallelize_module(copy.deepcopy(model), mesh, dt.ColwiseParallel())
+        with loss_parallel(), pytest.raises(LayoutError, match="since they were computed from a t"):
+            F.cross_entropy(mine(x).tile(2, 1, 1)[0], torch.zeros(LENGTH, dtype=torch.long))
 
     simulate(2, program, timeout=60)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -13,6 +15,7 @@ import distarray.torch as dt  # noqa: E402
 from distarray.errors import LayoutError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from distarray.torch._carried import known, lost_layout  # noqa: E402
+from distarray.torch._indices import kept_axes  # noqa: E402
 from distarray.torch._layouts import place  # noqa: E402
 
 F = torch.nn.functional
@@ -62,6 +65,8 @@ ALONG = {
     "chunk": lambda x, d: x.chunk(2, d),
     "getitem": lambda x, d: x[:2] if d == 0 else x[..., 1:],
     "list": lambda x, d: x[[1, 0]] if d == 0 else x[:, [0, 1]],
+    "scatter": lambda x, d: x.scatter(d, (x > 9).long(), 0.0),
+    "linalg.vecdot": lambda x, d: torch.linalg.vecdot(x, x, dim=d),
     "standardized": lambda x, d: (x - x.mean(d, keepdim=True)) / x.std(d, keepdim=True),
 }
 OF_ALL = {
@@ -82,6 +87,7 @@ OF_ALL = {
     "equal": lambda x: torch.equal(x, x + 1),
     "einsum": lambda x: torch.einsum("ab,ab->", x, x),
     "masked": lambda x: x[x > 0],
+    "where": lambda x: torch.where(x > 0),
     "transposed in place": lambda x: x.t_(),
 }
 
@@ -265,6 +271,108 @@ def test_beside_replicated_tensors_others_may_be_anything():
                 F.cross_entropy(x * other, target)
 
     simulate(2, program, timeout=60)
+
+
+def test_every_slice_is_normalised_by_itself():
+    expected = FULL.renorm(2, 1, 1.0)
+
+    def program():
+        mesh = da.init_device_mesh((2,))
+        with dt.loss_parallel():
+            found = torch.renorm(_block(mesh, 1), 2.0, 1, maxnorm=1.0)
+            with pytest.raises(LayoutError, match="renorm inside"):
+                _block(mesh, 0).renorm(2, dim=1, maxnorm=1.0)
+        assert _is_block(found, expected)
+
+    simulate(2, program, timeout=60)
+
+
+def test_the_first_axis_of_length_3_is_no_axis_of_a_share():
+    def program():
+        layout = da.Layout(da.init_device_mesh((2,)), [da.Shard(0)], (5, 3))
+        x = torch.ones(layout.local_shape())  # of one rank's share it would be the first
+        place(x, layout)
+        with dt.loss_parallel():
+            with pytest.raises(LayoutError, match="cross inside"):
+                torch.cross(x, x)
+            assert known(torch.linalg.cross(x, x)) is known(torch.cross(x, x, dim=1)) is layout
+
+    simulate(2, program, timeout=60)
+
+
+PLACED = {
+    # shape, cut axis, function: on one rank of two the share is of length 1, or of none
+    "squeeze": ((2, 3), 1, lambda x: x.squeeze()),
+    "squeeze, that axis": ((3, 2), 0, lambda x: x.squeeze(0)),
+    "squeeze, another": ((1, 3, 2), 1, lambda x: x.squeeze(0)),
+    "squeeze, two": ((1, 5, 1), 1, lambda x: torch.squeeze(x, dim=(0, 2))),
+    "squeeze, of many": ((1, 5), 1, lambda x: x.squeeze()),
+    "row of column": ((3, 1, 1), 0, lambda x: x.reshape(1, -1)),
+    "merged": ((2, 1, 1), 1, lambda x: x.flatten(0, 1)),
+    "flat": ((2, 3, 3), 2, lambda x: x.flatten(0, 1)),
+    "of none": ((1,), 0, lambda x: x.unflatten(0, (1, -1))),
+    "outer": ((3, 3), 0, lambda x: x[:, None] * x[None, :]),
+    "gathered": ((1, 3), 1, lambda x: x.gather(0, torch.zeros(1, 1, dtype=torch.long))),
+    "gathered by one": ((3, 4), 1, lambda x: x.gather(0, torch.zeros(1, 1, dtype=torch.long))),
+}
+SAME_EVERYWHERE = {
+    "squeeze": LayoutError,
+    "squeeze, that axis": LayoutError,
+    "squeeze, another": 0,
+    "squeeze, two": 0,
+    "squeeze, of many": 0,
+    "flat": 1,
+}
+
+
+@pytest.mark.parametrize("how", PLACED)
+def test_ranks_with_one_item_know_no_more_than_others(how):
+    shape, axis, function = PLACED[how]
+    wanted = SAME_EVERYWHERE.get(how)
+
+    def program():
+        layout = da.Layout(da.init_device_mesh((2,)), [da.Shard(axis)], shape)
+        x = torch.ones(layout.local_shape(), dtype=torch.float64)
+        place(x, layout)
+        with dt.loss_parallel():
+            try:
+                found = known(function(x))
+            except LayoutError:
+                return LayoutError
+        return None if found is None else found.placements[0].axis
+
+    assert simulate(2, program, timeout=60) == [wanted, wanted]
+
+
+@pytest.mark.parametrize("shape", [(7, 11, 13), (7, 11, 13, 17)])
+def test_axes_that_an_index_keeps_are_where_torch_has_them(shape):
+    x = torch.empty(shape)
+    rows = torch.zeros(shape[:2], dtype=torch.bool)
+    rows[2:4, :2] = True
+    pieces = [
+        *(slice(None), slice(1, 3), 0, None, Ellipsis, [0, 1, 2], torch.tensor(1)),
+        *(torch.tensor([0, 1, 2]), torch.tensor([[0], [1]])),
+    ]
+    picked = 0
+    for count in range(1, 5):
+        for index in itertools.product(pieces, repeat=count):
+            if sum(item is Ellipsis for item in index) > 1:
+                continue
+            picked += _agrees(x, index)
+    assert picked > 3000
+    for index in ((rows,), (rows, 0), (None, rows), (..., torch.tensor(True)), (0, ..., [1, 2])):
+        assert _agrees(x, index)
+
+
+def _agrees(x, index):
+    try:
+        result = x[index]
+    except IndexError:
+        return False
+    lengths = list(x.shape)
+    expected = {lengths.index(n): k for k, n in enumerate(result.shape) if n in lengths}
+    assert kept_axes(index, x.ndim) == expected, index
+    return True
 
 
 # --- every function of torch's -------------------------------------------------------------------
