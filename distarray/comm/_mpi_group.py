@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _OWN, _EXPORTED, _COPY = 1, 2, 3
-"""Tags that keep apart the making of communicators for the same ranks."""
+"""What a communicator is for: keeps apart the making of those of the same ranks."""
+
+_KINDS: Final = 4
+_GROUPS: Final = 8191  # MPI's tags reach to 32767 at least
 
 _SHOWN: Final = 8  # ranks that a message lists
 
@@ -75,12 +79,15 @@ class Base:
                 group = self._groups[ranks] = Group(self, ranks)
             return group
 
-    def create(self, ranks: tuple[int, ...], tag: int) -> tuple[MPI.Intracomm, str]:
+    def create(self, ranks: tuple[int, ...], kind: int) -> tuple[MPI.Intracomm, str]:
         """Return a new communicator of some ranks, and its name; collective over these."""
         everyone = self._parent.Get_group()
-        chosen = everyone.Incl([self._numbers[rank] for rank in ranks])
-        meeting = self.meeting(ranks, f"communicator {tag}")
-        name = f"{tag}.{meeting.number}" if meeting is not None else ""
+        members = [self._numbers[rank] for rank in ranks]
+        chosen = everyone.Incl(members)
+        meeting = self.meeting(ranks, f"communicator {kind}")
+        name = f"{kind}.{meeting.number}" if meeting is not None else ""
+        # Threads may make communicators of different ranks at the same time.
+        tag = zlib.crc32(repr(members).encode()) % _GROUPS * _KINDS + kind
         try:
             with waiting(self.first_call(ranks), meeting):
                 return self._parent.Create_group(chosen, tag), name

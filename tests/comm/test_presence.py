@@ -91,10 +91,12 @@ def test_ranks_that_are_late_or_soon_at_their_end_are_waited_for():
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("daemon", [False, True])
-def test_a_thread_may_make_the_call_that_others_wait_for(daemon):
+@pytest.mark.parametrize(
+    ("daemon", "before"), [(False, "meet(mesh)"), (True, "meet(mesh)"), (True, "")]
+)
+def test_a_thread_may_make_the_call_that_others_wait_for(daemon, before):
     program = (
-        "meet(mesh)\n"
+        f"{before}\n"
         "if rank == 0:\n"
         "    later = threading.Timer(2, meet, [first])\n"
         f"    later.daemon = {daemon}\n"
