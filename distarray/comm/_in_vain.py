@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from distarray.comm._mismatch import SUCH_CALLS
+from distarray.comm._mismatch import such_calls
 from distarray.comm._presence import (
     BYTES_AT_MOST,
     Meeting,
@@ -206,5 +206,6 @@ def message_of_circle(path: Sequence[tuple[int, str]]) -> str:
     none = "neither" if len(path) == 2 else "none of them"
     return (
         f"{', '.join(waits[:-1])}, and {waits[-1]}: {none} will come. Every rank must make the "
-        f"same calls in the same order, on the same meshes; {SUCH_CALLS}"
+        "same calls in the same order, on the same meshes"
+        f"{such_calls(*(doing for _, doing in path))}"
     )

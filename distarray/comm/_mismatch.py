@@ -8,12 +8,28 @@ from typing import Any, NamedTuple
 
 from distarray.errors import MismatchError
 
-SUCH_CALLS = (
-    "of a distributed array x, print(x), float(x), np.asarray(x) and x.full_array() are such calls"
+_SUCH_CALLS = (
+    "; of a distributed array x, print(x), float(x), np.asarray(x) and x.full_array() are such "
+    "calls"
 )
-"""What messages about calls that all ranks must make end with: these do not look like such."""
+_TENSORS = ("tensor", "torch.")  # in what is done with tensors, which have no such calls
 
 _SHOWN = 8  # ranks and answers that a message lists
+
+
+def such_calls(*doing: object) -> str:
+    """Return what messages about calls that all ranks must make end with.
+
+    These do not look like such calls. Nothing where all that is done is done with tensors.
+
+    Parameters
+    ----------
+    *doing
+        What the ranks that the message is about are doing.
+    """
+    texts = [str(one) for one in doing]
+    of_tensors = texts and all(any(word in text for word in _TENSORS) for text in texts)
+    return "" if of_tensors else _SUCH_CALLS
 
 
 def token(*doing: object) -> int:
@@ -52,8 +68,8 @@ def mismatch(doing: Sequence[Any], ranks: Iterable[int] | None = None) -> Mismat
     """
     return MismatchError(
         f"ranks are about to do different things together: {differing(doing, ranks)}. Every rank "
-        "must make the same calls, on the same mesh, with the same layouts, shapes and dtypes; "
-        f"{SUCH_CALLS}"
+        "must make the same calls, on the same mesh, with the same layouts, shapes and dtypes"
+        f"{such_calls(*doing)}"
     )
 
 

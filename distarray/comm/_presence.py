@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from distarray.comm._job import job
-from distarray.comm._mismatch import SUCH_CALLS
+from distarray.comm._mismatch import such_calls
 from distarray.errors import ArgumentError
 
 BYTES_AT_MOST: Final = 1 << 16
@@ -203,7 +203,7 @@ def message_of_gone(rank: int, gone: Sequence[int], doing: object) -> str:
     """Return what is wrong where a rank waits for others at the end of the program."""
     return (
         f"rank {rank} waits for ranks {list(gone)} ({doing}), and they have come to the end of "
-        f"the program. Every rank must make the same calls; {SUCH_CALLS}"
+        f"the program. Every rank must make the same calls{such_calls(doing)}"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm._mismatch import SUCH_CALLS
+from distarray.comm._mismatch import such_calls
 from distarray.errors import CommunicationError, MismatchError
 
 _POLL = 0.25  # seconds between looks for ranks that will never come
@@ -174,8 +174,8 @@ def _disagreement(ranks: tuple[int, ...], said: Sequence[str | None]) -> str:
     return (
         "ranks are about to do different things together: "
         + "; ".join(f"ranks {who}: {line}" for line, who in doing.items())
-        + ". Every rank must make the same calls with the same layouts, shapes and dtypes; "
-        + SUCH_CALLS
+        + ". Every rank must make the same calls with the same layouts, shapes and dtypes"
+        + such_calls(*said)
     )
 
 

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import NamedTuple, Protocol
 
 from distarray.comm._in_vain import Watch
-from distarray.comm._mismatch import SUCH_CALLS
+from distarray.comm._mismatch import such_calls
 from distarray.comm._presence import Meeting
 from distarray.errors import ArgumentError
 
@@ -217,7 +217,7 @@ def _message(who: str, frame: FrameType | None, what: object, late: bool) -> str
         )
     return (
         f"{who} for other ranks{_line(frame)} ({what}). {then}: every rank must make the same "
-        f"calls; {SUCH_CALLS}\n"
+        f"calls{such_calls(what)}\n"
     )
 
 

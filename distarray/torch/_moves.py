@@ -46,6 +46,9 @@ __all__ = [
 ]
 
 
+_OF_A_TENSOR = Purpose(0, "of a tensor")  # where there is nothing more to agree on
+
+
 class _Move(torch.autograd.Function):
     """Run one leg; the gradient runs the other."""
 
@@ -275,7 +278,7 @@ def _reversed(origin: Origin | None) -> Origin | None:
 
 def _purpose(leg: Leg, requires_grad: bool, origin: Origin | None) -> Purpose | None:
     """Return what the ranks must agree on before values leave."""
-    purpose = leg.purpose if requires_grad else None
+    purpose = leg.purpose if requires_grad and leg.purpose is not None else _OF_A_TENSOR
     return purpose if origin is None else joined(origin.there, purpose)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from distarray.comm import _waiting
+from distarray.comm._mismatch import mismatch
 from distarray.errors import ArgumentError
 from tests.test_abort import launch
 
@@ -62,3 +65,26 @@ def test_a_rank_that_is_elsewhere_is_named_at_the_limit():
     ended = launch(program, DISTARRAY_TIMEOUT="1")
     assert ended.status != 0
     assert "rank 0 has waited 1 s for ranks [1, 2]" in ended.said, ended.said
+
+
+def test_calls_that_do_not_look_like_such_are_named_only_where_arrays_may_make_them():
+    move = "all-reduce of float32: 8 [a:P(sum)] -> 8 [a:R]"
+    assert "print(x)" in str(mismatch([move, f"of a tensor: {move}"]))
+    assert "print(x)" not in str(
+        mismatch([f"layers.0: of a tensor: {move}", f"of a tensor: {move}"])
+    )
+
+
+def test_the_line_of_the_program_is_named_and_not_that_of_torch():
+    torch = pytest.importorskip("torch")
+
+    class Told(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            lines.append(_waiting._line(sys._getframe().f_back))
+            return x
+
+    lines = []
+    Told.apply(torch.ones(1))
+    assert f"{__file__}, line" in lines[0]
+    assert "Told.apply(torch.ones(1))" in lines[0]
