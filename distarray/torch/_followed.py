@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import pairwise
 from math import prod
@@ -238,7 +238,7 @@ def _indexed(case: Case) -> Axes | None:
 
 
 def reshaped_axes(
-    before: Sequence[int], after: Sequence[int], cut: Sequence[int], single: Sequence[int] = ()
+    before: Sequence[int], after: Sequence[int], cut: Sequence[int], single: Collection[int] = ()
 ) -> Axes | None:
     """Return where cut axes are after a reshape; None where one does not stay an axis.
 

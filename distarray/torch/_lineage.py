@@ -2,21 +2,22 @@
 
 Tensors that this library returns leave their layout with the node that made them, which outlives
 the tensor. Each function since has a node, which knows what came in. Views, conversions and
-functions that work item by item are followed; any other ends the search.
+functions that work item by item are followed; any other ends the search. One that is known to have
+taken a share of an axis for the whole is an error.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
 
 from distarray.layout import Layout, Replicate
-from distarray.torch._carried import relabelled
-from distarray.torch._followed import Axes, cut_axes, reshaped_axes, single_axes, squeezed_axes
+from distarray.torch._followed import cut_axes, single_axes
 from distarray.torch._layouts import LINEAGE, Placed, place
+from distarray.torch._reduced import axes_of, reduces, refusal
+from distarray.torch._viewed import layout_after, shape_before
 
 _LONGEST = 12  # steps back, of all branches together
 
@@ -27,6 +28,8 @@ _ITEMS = "items"
 _MIXED = "mixed"
 """Steps that may take further operands, item by item, of which autograd need not know."""
 _VIEWED = "viewed"
+_ALONG = "along"
+"""Steps that normalise along some axes."""
 
 _KINDS = {
     **dict.fromkeys(("ToCopy", "Clone", "Alias", "Contiguous"), _ALIKE),
@@ -34,14 +37,14 @@ _KINDS = {
         (
             *("Relu", "Gelu", "Silu", "Tanh", "Sigmoid", "Neg", "Abs", "Exp", "Sqrt", "Elu"),
             *("LeakyRelu", "Softplus", "Mish", "Hardtanh", "Hardswish", "Hardsigmoid"),
-            *("LogSigmoid", "Erf", "Sin", "Cos"),
+            *("LogSigmoid", "Erf", "Sin", "Cos", "Rsqrt", "Reciprocal", "Log"),
         ),
         _ITEMS,
     ),
     **dict.fromkeys(
         (
             *("Add", "Sub", "Rsub", "Mul", "Div", "Pow", "Where", "MaskedFill", "NativeDropout"),
-            *("Clamp", "Addcmul", "Addcdiv", "Maximum", "Minimum"),
+            *("Clamp", "ClampMin", "Addcmul", "Addcdiv", "Maximum", "Minimum"),
         ),
         _MIXED,
     ),
@@ -52,6 +55,7 @@ _KINDS = {
         ),
         _VIEWED,
     ),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "NativeLayerNorm", "FusedRmsNorm"), _ALONG),
 }
 _kinds: dict[type, str] = {}
 
@@ -74,8 +78,13 @@ def placed_by_lineage(tensor: torch.Tensor) -> Placed | None:
     Where tensors meet, one that is known to be cut tells how all are: blocks of the same shape are
     blocks of the same cut. One that is known to be replicated does not, since others may differ by
     rank.
+
+    Raises
+    ------
+    LayoutError
+        On the way, or for another factor, a tensor was reduced over an axis that is cut.
     """
-    return _Search(_ALIKE, _ITEMS, _MIXED).placed(tensor)
+    return _Search(_ALIKE, _ITEMS, _MIXED, _ALONG).placed(tensor)
 
 
 class _Search:
@@ -108,7 +117,11 @@ class _Search:
         if kind is _MIXED:
             return self._mixed(node, shape)
         before, which = node.next_functions[number]
-        return None if before is None else self._made(before, which, shape)
+        found = None if before is None else self._made(before, which, shape)
+        if kind is _ALONG and found is not None:
+            _check(node, found)
+            return found if _is_cut(found.layout) else None  # weights may differ by rank
+        return found
 
     def _mixed(self, node: Any, shape: tuple[int, ...]) -> Placed | None:
         """Return how an operand of the full shape is placed that is cut: the nearest, if several.
@@ -116,26 +129,61 @@ class _Search:
         Where operands are broadcast, the others have fewer items than blocks of this shape.
         """
         operands = [entry for entry in node.next_functions if entry[0] is not None]
-        for before, number in operands:
-            if number in before.metadata.get(LINEAGE, ()):
-                found = self._made(before, number, shape)
-                if found is not None and _is_cut(found.layout):
-                    return found
-        for before, number in operands:
+        placed = [e for e in operands if e[1] in e[0].metadata.get(LINEAGE, ())]
+        for before, number in (*placed, *operands):
             found = self._made(before, number, shape)
             if found is not None and _is_cut(found.layout):
-                return found
+                others = [entry for entry in operands if entry != (before, number)]
+                if not _kind_is_sum(node):
+                    for other in others:
+                        self._check_factor(*other)
+                return found if self._agree(found, others, len(shape)) else None
         return None
+
+    def _agree(self, found: Placed, others: list[Any], ndim: int) -> bool:
+        """Tell whether no other operand is cut along an axis of which a rank may have one item."""
+        if not single_axes(found.layout):
+            return True  # the shapes have told
+        for before, number in others:
+            shape = _shape(before, number) or ()
+            other = self._made(before, number, shape)
+            if other is not None and _is_cut(other.layout):
+                shift = ndim - len(shape)
+                if {axis + shift for axis in cut_axes(other.layout)} != set(cut_axes(found.layout)):
+                    return False
+        return True
+
+    def _check_factor(self, node: Any, number: int) -> None:
+        """Raise where a factor was made of what is reduced over an axis that is cut."""
+        if number in node.metadata.get(LINEAGE, ()):
+            return
+        self.steps += 1
+        if self.steps > _LONGEST:
+            return
+        if reduces(node):
+            before, which = node.next_functions[0]
+            shape = None if before is None else _shape(before, which)
+            found = None if shape is None else self._made(before, which, shape)
+            if found is not None:
+                _check(node, found)
+        elif _kind(type(node)) is _MIXED:
+            for before, which in node.next_functions:
+                if before is not None:
+                    self._check_factor(before, which)
+        elif _kind(type(node)) or node.name().startswith("Expand"):
+            before, which = node.next_functions[0]
+            if before is not None:
+                self._check_factor(before, which)
 
     def _viewed(self, node: Any, number: int, after: tuple[int, ...]) -> Placed | None:
         if _shape(node, number) != after:
             return None  # it has been broadcast since
-        shape, how = _before(node, after)
+        shape, how = shape_before(node, after)
         before, which = node.next_functions[0]
         found = None if before is None else self._made(before, which, shape)
         if found is None or found.parts:
             return None
-        layout = _seen(found.layout, shape, after, how)
+        layout = layout_after(found.layout, shape, after, how)
         return None if layout is None else Placed(layout)
 
 
@@ -150,6 +198,22 @@ def _kind(node: type) -> str:
     return found
 
 
+def _kind_is_sum(node: Any) -> bool:
+    """Tell whether a step adds: then a reduction is an addend, such as one that is 0."""
+    return bool(node.name().startswith("AddBackward"))
+
+
+def _check(node: Any, found: Placed) -> None:
+    """Raise where a step worked along an axis that is cut.
+
+    Along the first of several, the batch, data-parallel ranks may well take theirs alone.
+    """
+    layout = found.layout
+    met = axes_of(node, layout.ndim).intersection(cut_axes(layout))
+    if _is_cut(layout) and any(axis or layout.ndim == 1 for axis in met):
+        raise refusal(node, layout)
+
+
 def _shape(node: Any, number: int) -> tuple[int, ...] | None:
     """Return the shape of an output of a node."""
     told = node._input_metadata
@@ -158,64 +222,3 @@ def _shape(node: Any, number: int) -> tuple[int, ...] | None:
 
 def _is_cut(layout: Layout) -> bool:
     return not any(type(p) is Replicate for p in layout.placements)
-
-
-# --- views ---------------------------------------------------------------------------------------
-
-
-def _before(node: Any, after: tuple[int, ...]) -> tuple[tuple[int, ...], Any]:
-    """Return the shape of the input of a view, and how it is seen.
-
-    By a new axis, an order, or the axes that are dropped if they are of length 1.
-    """
-    name = node.name()
-    if name.startswith("Unsqueeze"):
-        axis = _signed(node._saved_dim) % len(after)
-        return after[:axis] + after[axis + 1 :], axis
-    if name.startswith(("Transpose", "Permute", "TBackward")):
-        order = _order(node, len(after))
-        return tuple(after[order.index(axis)] for axis in range(len(after))), tuple(order)
-    before = tuple(node._saved_self_sym_sizes)
-    if name.startswith("Squeeze"):
-        told = getattr(node, "_saved_dim", range(len(before)))
-        dropped = [told] if isinstance(told, int) else told
-        return before, frozenset(_signed(axis) % len(before) for axis in dropped if before)
-    return before, None
-
-
-@lru_cache(maxsize=4096)
-def _seen(
-    layout: Layout,
-    before: tuple[int, ...],
-    after: tuple[int, ...],
-    how: int | tuple[int, ...] | frozenset[int] | None,
-) -> Layout | None:
-    """Return the layout of a view; None where a cut axis is no axis any longer."""
-    cut = cut_axes(layout)
-    axes: Axes | None
-    if isinstance(how, int):
-        axes = {axis: axis + (axis >= how) for axis in cut}
-    elif isinstance(how, frozenset):
-        axes = squeezed_axes(before, how, layout)
-    elif how is not None:
-        axes = {axis: how.index(axis) for axis in cut}
-    else:
-        axes = reshaped_axes(before, after, cut, single_axes(layout))
-    return None if axes is None else relabelled(layout, axes, after)
-
-
-def _order(node: Any, ndim: int) -> list[int]:
-    """Return which axis of the input is at each place of the result."""
-    order = list(range(ndim))
-    if node.name().startswith("Permute"):
-        return [_signed(axis) % ndim for axis in node._saved_dims]
-    if node.name().startswith("TBackward"):
-        return order[::-1]
-    i, j = _signed(node._saved_dim0) % ndim, _signed(node._saved_dim1) % ndim
-    order[i], order[j] = order[j], order[i]
-    return order
-
-
-def _signed(axis: int) -> int:
-    """Return an axis that autograd holds as an unsigned number."""
-    return axis - (1 << 64) if axis >= 1 << 63 else axis

@@ -246,7 +246,11 @@ STEPS = {
     "in place": (lambda x: x.clone().mul_(2), True, False),
     "broadcast to": (lambda x: x.sum(1, keepdim=True) + torch.ones_like(x), False, False),
     "broadcast": (lambda x: x + torch.ones(3, *x.shape), False, False),
-    "softmax": (lambda x: x.softmax(-1), False, False),
+    "softmax": (lambda x: x.softmax(-1), True, False),
+    "layer_norm": (lambda x: functional.layer_norm(x, (4,)), True, False),
+    "normalize": (lambda x: functional.normalize(x, dim=-1), True, False),
+    "cumsum": (lambda x: x.cumsum(1), False, False),
+    "squeeze": (lambda x: x.unsqueeze(1).squeeze(1), True, True),
     "slice": (lambda x: x[:], False, False),
     "matmul": (lambda x: x @ torch.ones(4, 4), False, False),
     "flip": (lambda x: x.flip(0), False, False),
@@ -266,6 +270,77 @@ def test_which_functions_are_followed(step):
             found = placed_by_lineage(function(x))
             assert (found is not None) is followed
             assert found is None or found.layout.placements == (placement,)
+
+    simulate(2, program, timeout=60)
+
+
+OVER_FEATURES = {
+    # of the features y of a rank, whether it is an error
+    "normalize": (lambda y: functional.normalize(y, dim=-1), True),
+    "rms_norm": (lambda y: functional.rms_norm(y, (y.shape[-1],)), True),
+    "rms by hand": (lambda y: y * (y.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt(), True),
+    "layer_norm": (lambda y: functional.layer_norm(y, (y.shape[-1],)), True),
+    "softmax": (lambda y: 2 * y.softmax(-1), True),
+    "softmax by hand": (lambda y: y.exp() / y.exp().sum(-1)[..., None], True),
+    "centred": (lambda y: y - y.mean(-1, keepdim=True), True),
+    "of all": (lambda y: functional.silu(y) / y.norm(), True),
+    "largest": (lambda y: y / y.max(-1, True)[0], True),
+    "other axis": (lambda y: functional.normalize(y, dim=1).softmax(1), False),
+    "gated": (lambda y: functional.silu(y) * y, False),
+    "addend": (lambda y: y + 0.0 * y.sum(), False),
+    "batch": (lambda y: y - y.mean(0), False),
+}
+
+
+@pytest.mark.parametrize("how", OVER_FEATURES)
+def test_what_is_reduced_over_a_share_is_no_share_of_the_whole(how):
+    function, wrong = OVER_FEATURES[how]
+    model = _linear(nn.Linear(6, 8), nn.Linear(8, 4))
+    x = _values(2, 3, 6)
+    expected = model[1](function(model[0](x)))
+
+    def program():
+        mesh = da.init_device_mesh((2,), ("tp",))
+        twin = copy.deepcopy(model)
+        dt.parallelize_module(twin, mesh, {"0": dt.ColwiseParallel(), "1": dt.RowwiseParallel()})
+        y = function(twin[0](x))
+        if not wrong:
+            torch.testing.assert_close(twin[1](y), expected)
+            return
+        with pytest.raises(LayoutError, match=r"^1 \(Linear\): the input was computed from a ten"):
+            twin[1](y)
+        twin[1](dt.redistribute(y, mesh, [S(-1)], [S(-1)]))  # it is said to be meant so
+
+    simulate(2, program, timeout=60)
+
+
+def test_a_sum_over_all_ranks_may_divide_a_share():
+    model = _linear(nn.Linear(6, 8), nn.Linear(8, 4))
+    x = _values(2, 3, 6)
+    y = model[0](x)
+    expected = model[1](y / y.square().sum(-1, keepdim=True))
+
+    def program():
+        mesh = da.init_device_mesh((2,), ("tp",))
+        twin = copy.deepcopy(model)
+        dt.parallelize_module(twin, mesh, {"0": dt.ColwiseParallel(), "1": dt.RowwiseParallel()})
+        y = twin[0](x)
+        own = y.square().sum(-1, keepdim=True)
+        whole = dt.redistribute(own, mesh, [P], [R], grad_placements=[P])
+        torch.testing.assert_close(twin[1](y / whole), expected)
+
+    simulate(2, program, timeout=60)
+
+
+def test_ranks_with_one_item_know_no_more_than_others():
+    def program():
+        mesh = da.init_device_mesh((2,), ("tp",))
+        layout = da.Layout(mesh, [S(0)], (3, 3))
+        x = torch.ones(layout.local_shape(), requires_grad=True).clone()
+        place(x, layout)
+        for y in (x[:, None] * x[None], x.squeeze(), x.squeeze(0), x.view(1, 1, -1)):
+            assert placed_by_lineage(y) is None
+        assert placed_by_lineage((x * x).squeeze(1)).layout is layout
 
     simulate(2, program, timeout=60)
 
