@@ -159,11 +159,15 @@ class Group:
         else:
             self._traced = None
 
-    def _refresh(self) -> None:
-        """Follow parameters that have been replaced, converted or changed in value."""
+    def follow(self) -> None:
+        """Take the parameters that modules hold, should they be others by now."""
         if self._shown is None:
             for member in self.members:
                 member.adopt()
+
+    def _refresh(self) -> None:
+        """Follow parameters that have been replaced, converted or changed in value."""
+        self.follow()
         if not self._bundles or not all(b.fits for b in self._bundles):
             self.free()
             self._bundles = self._bundled()

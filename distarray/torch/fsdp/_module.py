@@ -38,6 +38,13 @@ class FSDPModule:
         """Call the module with whole parameters."""
         return called(cast("nn.Module", self), super().__call__, args, kwargs)  # type: ignore[misc]
 
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        """Convert all tensors, as ``to`` and ``to_empty`` do; shared parameters stay shared."""
+        result = super()._apply(*args, **kwargs)  # type: ignore[misc]
+        for group in self._groups(True):
+            group.follow()
+        return result
+
     def __reduce_ex__(self, _: Any) -> Any:
         raise ArgumentTypeError(
             "a sharded module cannot be copied or pickled; copy it before fully_shard, or save and "

@@ -15,16 +15,20 @@ from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.core._meshes import common_mesh, lift
-from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError
+from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError, LayoutError
 from distarray.layout import Layout, Replicate, Shard
 from distarray.layout._partition import chunk
-from distarray.torch._layouts import Placed, is_placed, place, placed_of
+from distarray.torch._layouts import Beside, Placed, is_placed, place, placed_of
 from distarray.torch._modules import state_of
 from distarray.torch._parameters import forget_graphs
 from distarray.torch._shares import torn_among
 from distarray.torch._wholes import handed_out
 
 Placement = Callable[[nn.Parameter], Shard | None]
+
+
+_sharded: Beside[bool] = Beside()
+"""The parameters of all groups."""
 
 
 class ShardedParameter:
@@ -57,6 +61,11 @@ class ShardedParameter:
         wanted: Shard | None,
         path: str,
     ) -> None:
+        if _sharded.get(parameter):
+            raise LayoutError(
+                f"{path}: the parameter is sharded already, by a call of fully_shard for a module "
+                "further out; call it for the modules inside first, then outwards"
+            )
         self.slots = slots
         self.parameter = parameter
         self.path = path
@@ -134,6 +143,7 @@ class ShardedParameter:
 
     def _place(self) -> None:
         place(self.parameter, *self.placed)
+        _sharded.set(self.parameter, True)
         for module, name in self.slots:
             state_of(module).placed[name] = self.placed
 

@@ -235,3 +235,42 @@ def test_another_dtype_before_backward():
         next_token_loss(mine, BATCH).backward()
 
     on_ranks(2, program)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.embedding(x)))
+
+
+def test_shared_parameters_are_shared_when_they_are_made():
+    whole = filled(Tied())
+    x = torch.arange(6).reshape(2, 3)
+
+    def program(mesh):
+        with torch.device("meta"):
+            mine = Tied().double()
+        dt.fully_shard(mine, mesh)
+        mine.to_empty(device="cpu")
+        assert len(list(mine.parameters())) == 1
+        dt.load_state_dict(mine, whole.state_dict())
+        same(mine(x), whole(x), "output")
+        mine.float()
+        assert mine.head.weight is mine.embedding.weight
+
+    on_ranks(2, program)
+
+
+def test_modules_inside_are_sharded_first():
+    def program(mesh):
+        mine = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        dt.fully_shard(mine, mesh)
+        with pytest.raises(ValueError, match=r"weight: .*modules inside first"):
+            dt.fully_shard(mine[0], mesh)
+
+    on_ranks(2, program)
