@@ -87,12 +87,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--save-every", type=int, default=100, metavar="STEPS", help="0: never")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     options = parser.parse_args(arguments)
+    path = options.out / "gpt-checkpoints"
+    if options.save_every and not options.resume and da.checkpoint.latest(path) is not None:
+        parser.error(f"{path} has checkpoints of another run: pass --resume, or another --out")
 
     mesh, text, model, size = gpt.prepared(parser, options)
     whole = sum(p.numel() for p in model.parameters())
     distribute(model, mesh, size, bfloat16=not options.double)
     training = Training(model, options.steps, options.rate)
-    path = options.out / "gpt-checkpoints"
     if options.resume:
         training.resume(path)
     if mesh.rank == 0:

@@ -169,18 +169,71 @@ def latest(path: str | os.PathLike[str]) -> int | None:
     return found[-1] if found else None
 
 
-def remove_steps(path: str, keep_last: int, saved: int) -> None:
-    """Remove all checkpoints but those of the largest steps, and but the one just saved."""
-    kept = {saved, *[step for step in steps(path) if step != saved][::-1][: keep_last - 1]}
-    for step in steps(path):
-        if step not in kept:
-            Place(step_path(path, step), numbered=True).remove()
+def check_newest(path: str, step: int | None, remove_later: bool) -> None:
+    """Raise where a load would not take what is about to be saved, but what is there already.
+
+    Raises
+    ------
+    ArgumentError
+        The directory has checkpoints of larger steps, those of another run probably; or one saved
+        without a step beside those of steps.
+    """
+    there = steps(path)
+    if step is None:
+        if there:
+            raise ArgumentError(
+                f"{path} has checkpoints of steps, up to {there[-1]}, and no step= was given; pass "
+                "one, or choose another path"
+            )
+        return
+    if _is_checkpoint(path):
+        raise ArgumentError(
+            f"step={step}: {path} has a checkpoint that was saved without step=, which load() "
+            "would go on taking; choose another path, or remove it"
+        )
+    later = [one for one in there if one > step]
+    if not later or remove_later:
+        return
+    shown = ", ".join(map(str, later[:5])) + (", ..." if len(later) > 5 else "")
+    raise ArgumentError(
+        f"step={step}: {path} has checkpoints of later steps, {shown}, and load() would go on "
+        f"taking that of step {later[-1]}. For a new run choose another directory; where this one "
+        f"has gone back to an earlier step pass remove_later=True, which removes those after "
+        f"step {step} as soon as the new one is there"
+    )
 
 
-def checked_step(step: object, keep_last: object) -> None:
-    """Raise unless a step and how many to keep are what they can be."""
+def remove_steps(path: str, saved: int, keep_last: int | None, remove_later: bool) -> None:
+    """Remove later checkpoints than the one just saved, if asked to, and then the older ones.
+
+    Those of the ``keep_last`` largest steps stay, and the one just saved in any case.
+    """
+    there = steps(path)
+    if remove_later:
+        for step in [step for step in there if step > saved]:
+            _remove(path, step)
+        there = [step for step in there if step <= saved]
+    if keep_last is not None:
+        kept = {saved, *[step for step in there if step != saved][::-1][: keep_last - 1]}
+        for step in there:
+            if step not in kept:
+                _remove(path, step)
+
+
+def _remove(path: str, step: int) -> None:
+    Place(step_path(path, step), numbered=True).remove()
+
+
+def checked_step(step: object, keep_last: object, remove_later: object) -> None:
+    """Raise unless a step, and which others stay, are what they can be."""
     if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
         raise ArgumentError(f"step={step!r}: must be an integer, 0 or more, or None")
+    if not isinstance(remove_later, bool):
+        raise ArgumentError(f"remove_later={remove_later!r}: must be True or False")
+    if remove_later and step is None:
+        raise ArgumentError(
+            "remove_later=True removes the checkpoints of later steps, and no step= was given"
+        )
     if keep_last is None:
         return
     if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1:

@@ -128,7 +128,9 @@ def _chosen(path: str, step: int | None) -> tuple[str, bytes]:
             continue
         if failures:
             warnings.warn(
-                f"step {number} is loaded in the place of a newer one: {failures[0]}", stacklevel=4
+                f"step {number} is loaded in the place of a newer one: {failures[0]}; a save of "
+                "a step before that one needs remove_later=True",
+                stacklevel=4,
             )
         return found
     raise failures[0]

@@ -17,6 +17,7 @@ from distarray.checkpoint._blocks import Block
 from distarray.checkpoint._directory import (
     MANIFEST,
     Place,
+    check_newest,
     checked_step,
     remove_steps,
     step_path,
@@ -38,6 +39,7 @@ def save(
     *,
     step: int | None = None,
     keep_last: int | None = None,
+    remove_later: bool = False,
     async_op: bool = False,
     check: bool = True,
     comm: Any = None,
@@ -59,10 +61,15 @@ def save(
         optimizers, parallelized or not. Plain arrays and tensors must be the same on every rank;
         `PerRank` holds values that are not. What is ``Partial`` is reduced first.
     step
-        Save as one of several checkpoints: to ``path/step-00000100`` for 100.
+        Save as one of several checkpoints: to ``path/step-00000100`` for 100. One of the same step
+        is replaced. Where the directory has one of a later step the call raises, since `load`
+        would take that one: of an earlier run, mostly, or of one that has gone back.
     keep_last
         With ``step``: how many checkpoints, those of the largest steps, stay; older ones are
         removed after the new one is there.
+    remove_later
+        With ``step``: instead of raising, remove the checkpoints of later steps after the new one
+        is there.
     async_op
         Return a handle with ``wait()`` and ``test()`` as soon as the values are copied; the files
         are written in the background. A further save waits for it, and raises its error unless
@@ -86,6 +93,9 @@ def save(
         the previous checkpoint is there.
     MismatchError
         The ranks pass different states.
+    ArgumentError
+        There are checkpoints of later steps, and not ``remove_later``; or with ``step`` one
+        without, or the other way round. Nothing has been written.
     ArgumentTypeError
         The state has something in it that cannot be saved.
 
@@ -96,7 +106,7 @@ def save(
     """
     base = base_of(comm)
     _background.finish(base)
-    asked = os.fspath(path), step, keep_last, async_op, check
+    asked = os.fspath(path), step, keep_last, remove_later, async_op, check
     request = _prepared(asked, state, base)
     if async_op:
         return _background.start(base, request)
@@ -111,6 +121,7 @@ class Request:
     path: str
     step: int | None
     keep_last: int | None
+    remove_later: bool
     tree: Node
     arrays: dict[str, Told]
     parts: list[Part]
@@ -169,8 +180,8 @@ class Request:
         place.publish(made)
 
     def _remove_old(self) -> None:
-        if self.keep_last is not None and self.step is not None:
-            remove_steps(self.path, self.keep_last, self.step)
+        if self.step is not None:
+            remove_steps(self.path, self.step, self.keep_last, self.remove_later)
 
 
 # --- before anything is written ------------------------------------------------------------------
@@ -178,18 +189,20 @@ class Request:
 
 def _prepared(asked: tuple[Any, ...], state: Any, comm: Communicator) -> Request:
     """Return what is to be written, once all ranks have found that they save the same."""
-    path, step, keep_last, copied, check = asked
+    path, step, keep_last, remove_later, copied, check = asked
     saving = Saving(state)
 
     def node() -> Node:
-        checked_step(step, keep_last)
+        checked_step(step, keep_last, remove_later)
+        if comm.rank == 0:
+            check_newest(path, step, remove_later)
         return saving.node(state, "")
 
     tree = collect(saving, node, (os.path.abspath(path), *asked[1:]), comm)
     plan = who_writes(saving, check, comm)
     parts: list[Part] = []
     _rendezvous.each(comm, lambda: parts.extend(parts_of(saving.blocks, plan.mine, copied)))
-    return Request(path, step, keep_last, tree, plan.arrays, parts)
+    return Request(path, step, keep_last, remove_later, tree, plan.arrays, parts)
 
 
 def collect(

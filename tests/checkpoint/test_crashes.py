@@ -40,9 +40,10 @@ def value_at(path: Path) -> float:
 
 
 def save(path: Path, value: float, **options: object) -> None:
-    da.checkpoint.save(
-        path, {"x": da.full((40, 3), float(value)), "n": np.full(5, value)}, **options
-    )
+    state = {"x": da.full((40, 3), float(value)), "n": np.full(5, value)}
+    handle = da.checkpoint.save(path, state, **options)
+    if handle is not None:
+        handle.wait()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -162,11 +163,65 @@ def test_steps_are_kept_and_the_newest_whole_one_is_loaded(tmp_path):
     os.truncate(data, 100)
     with pytest.warns(UserWarning, match="truncated"):
         assert value_at(path) == 30
-    save(path, 5, step=5, keep_last=2)
-    assert da.checkpoint.steps(path) == [5, 40], "the one just saved stays"
     with pytest.raises(da.errors.ArgumentError, match="keep_last"):
         save(path, 5, keep_last=2)
     with pytest.raises(da.errors.CheckpointError, match="step-00000007"):
         da.checkpoint.load(path, step=7)
     with pytest.raises(da.errors.CheckpointError, match="no checkpoint at"):
         da.checkpoint.load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_step_before_the_newest_raises_on_all_ranks_and_writes_nothing(tmp_path, background):
+    path = tmp_path / "run"
+    for step in (10, 20, 30):
+        save(path, step, step=step)
+
+    def again(**options: object) -> None:
+        with pytest.raises(da.errors.ArgumentError, match=r"later steps, 20, 30, .*remove_later"):
+            da.checkpoint.save(path, {"n": 1}, step=10, async_op=background, **options)
+
+    simulate(3, again)
+    simulate(3, lambda: again(keep_last=2))
+    assert sorted(p.name for p in path.iterdir()) == [f"step-000000{n}" for n in (10, 20, 30)]
+    assert value_at(path) == 30
+    save(path, 31, step=30)
+    assert value_at(path) == 31, "the same step is replaced"
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_later_steps_go_once_the_new_one_is_there(tmp_path, background, monkeypatch):
+    path = tmp_path / "run"
+    for step in (10, 20, 30, 40):
+        save(path, step, step=step)
+    seen = []
+
+    def hook(operation: str, where: str) -> None:
+        if operation == "remove":
+            seen.append((path / "step-00000025").exists())
+
+    monkeypatch.setattr(_files, "hook", hook)
+    save(path, 25, step=25, keep_last=2, remove_later=True, async_op=background)
+    assert da.checkpoint.steps(path) == [20, 25]
+    assert value_at(path) == 25
+    assert seen
+    assert all(seen)
+    save(path, 26, step=26, remove_later=True)  # nothing is later
+    assert da.checkpoint.steps(path) == [20, 25, 26]
+
+
+def test_remove_later_is_about_steps(tmp_path):
+    with pytest.raises(da.errors.ArgumentError, match="no step="):
+        save(tmp_path / "x", 1, remove_later=True)
+    with pytest.raises(da.errors.ArgumentError, match="remove_later=1"):
+        save(tmp_path / "x", 1, step=1, remove_later=1)
+
+
+def test_one_path_is_used_with_steps_or_without(tmp_path):
+    save(tmp_path / "steps", 1, step=1)
+    with pytest.raises(da.errors.ArgumentError, match="no step= was given"):
+        save(tmp_path / "steps", 2)
+    save(tmp_path / "one", 1)
+    with pytest.raises(da.errors.ArgumentError, match="saved without step="):
+        save(tmp_path / "one", 2, step=2, remove_later=True)
+    assert value_at(tmp_path / "steps") == value_at(tmp_path / "one") == 1
