@@ -24,6 +24,7 @@ from distarray.torch._recomputed import open_again, opening_frame
 from distarray.torch._shapes import check_mesh
 from distarray.torch._style import one_axis
 from distarray.torch._together import called_by_library, check_numbers, check_together
+from distarray.torch._untraced import untraced, untraced_alone
 
 
 @contextmanager
@@ -94,6 +95,7 @@ class _LossParallel(TorchFunctionMode):
         self._opened_in = None
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
+    @untraced_alone
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -102,12 +104,18 @@ class _LossParallel(TorchFunctionMode):
             return self._cross_entropy(*args, **kwargs)
         if torch.compiler.is_compiling() or called_by_library():
             return func(*args, **kwargs)
+        return self._followed(func, args, kwargs)
+
+    @staticmethod
+    @untraced
+    def _followed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         check_together(func, args, kwargs)
         result = func(*args, **kwargs)
         carry(func, args, kwargs, result)
         check_numbers(func, args, kwargs, result)
         return result
 
+    @untraced
     def _cross_entropy(
         self,
         input: torch.Tensor,
@@ -131,8 +139,7 @@ class _LossParallel(TorchFunctionMode):
         mesh = self._mesh_of(input)
         if mesh is None:
             return functional.cross_entropy(input, target, **options)
-        if not torch.compiler.is_compiling():
-            open_again(partial(_LossParallel, self._mesh), self._opened_in)
+        open_again(partial(_LossParallel, self._mesh), self._opened_in)
         return vocab_parallel_cross_entropy(input, target, mesh, **options)
 
     def _mesh_of(self, logits: torch.Tensor) -> DeviceMesh | None:

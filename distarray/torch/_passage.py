@@ -22,7 +22,7 @@ from torch.nn.utils import parametrize
 from distarray.errors import ArgumentError, DistArrayError
 from distarray.torch._modules import locate, place_parameters, state_of
 from distarray.torch._origins import moving_for
-from distarray.torch._untraced import untraced
+from distarray.torch._untraced import untraced, untraced_itself
 
 Values = Mapping[str, "torch.Tensor | None"]
 
@@ -141,7 +141,7 @@ def _caller(passage: Passage) -> Any:
         return _left(module, passage, output) if passage.outputs else output
 
     call.passage = passage  # type: ignore[attr-defined]
-    return call
+    return untraced_itself(call)
 
 
 @untraced

@@ -14,6 +14,7 @@ from distarray.torch._followed import cut_axes, single_axes
 from distarray.torch._indices import picked_axes
 from distarray.torch._lineage import layout_by_lineage
 from distarray.torch._parameters import is_sharded
+from distarray.torch._untraced import untraced_alone
 from distarray.torch._worked_axes import PRODUCTS, bare, worked_axes, works_along
 
 _INDEXING = ("__getitem__", "__setitem__")
@@ -66,6 +67,7 @@ def check_numbers(
     raise _refusal(name, f"a tensor placed as {layout}, or what was computed from it,")
 
 
+@untraced_alone
 def called_by_library() -> bool:
     """Tell whether this package calls torch, and not the user or torch itself for the user."""
     frame = sys._getframe(2)

@@ -374,6 +374,57 @@ def test_a_compiled_model_may_be_called_inside(backend):
     simulate(1, program, timeout=60)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("inside", [True, False])
+def test_many_compiled_blocks_are_traced_once(inside):
+    counters = pytest.importorskip("torch._dynamo.utils").counters
+    torch.manual_seed(0)
+    kinds = (torch.nn.Linear, torch.nn.Bilinear, torch.nn.Embedding)
+    model = torch.nn.Sequential(*(Block(kinds[i % 3]) for i in range(12))).double()
+    x, target = torch.randint(0, WIDTH, (5, 3)), torch.tensor([0, 1, 2, 3, 0])
+    expected = F.cross_entropy(model(x)[:, -1], target)
+    expected.backward()
+
+    def program():
+        mesh = da.init_device_mesh((1,))
+        mine = copy.deepcopy(model)
+        dt.parallelize_module(mine, mesh, {"*.up": dt.ColwiseParallel()})
+        dt.parallelize_module(mine, mesh, {"*.down": dt.RowwiseParallel()})
+        torch._dynamo.reset()
+        counters.clear()
+        for block in mine:
+            block.compile(backend="eager")
+        with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+            for _ in range(2):
+                mine.zero_grad()
+                with loss_parallel(mesh) if inside else contextlib.nullcontext():
+                    loss = F.cross_entropy(mine(x)[:, -1], target)
+                    loss.backward()
+        torch.testing.assert_close(loss, expected)
+        for p, q in zip(mine.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad)
+        assert sum(counters["graph_break"].values()) <= 2 * len(model)  # around each module
+
+    simulate(1, program, timeout=60)
+
+
+class Block(torch.nn.Module):
+    """Two modules around a step that is compiled."""
+
+    def __init__(self, kind):
+        super().__init__()
+        sizes = (WIDTH,) * (3 if kind is torch.nn.Bilinear else 2)
+        self.up, self.down = kind(*sizes), torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        if isinstance(self.up, torch.nn.Embedding):
+            x = self.up(x if not x.is_floating_point() else x[..., 0].abs().long() % WIDTH)
+        else:
+            x = torch.nn.functional.one_hot(x, WIDTH).double() if not x.is_floating_point() else x
+            x = self.up(x, x) if isinstance(self.up, torch.nn.Bilinear) else self.up(x)
+        return self.down(x.tanh() + 1)
+
+
 def test_targets_that_differ_between_ranks_are_an_error_on_all():
     model, x, target = _setting()
 
