@@ -322,7 +322,7 @@ def test_ranks_that_a_script_starts_know_of_each_other_and_of_no_other_job():
     for _ in range(2):
         ended = launch(SCRIPT.format(program=program))
         assert ended.status == 0, ended.said
-        found = re.findall("in (.*)", ended.said)
+        found = re.findall(r"in (\([^)]*\))", ended.said)
         assert len(found) == 3
         assert len(set(found)) == 1, found
         names.append(found[0])
