@@ -101,13 +101,19 @@ def _holders(name: str, shape: Shape, held: Mapping[int, Told]) -> list[tuple[Bo
 
 
 def _differing(name: str, first: Told, one: Told, reference: int, rank: int) -> MismatchError:
+    remedy = "save the same everywhere"
+    if first.checksum is not None or one.checksum is not None:
+        remedy = (
+            "if it is a copy of a sharded parameter, say so by dt.place_like(copy, parameter); "
+            "else make it the same everywhere, distribute it, or wrap it in da.checkpoint.PerRank"
+        )
     if one[:2] != first[:2]:
         return MismatchError(
             f"{name} has dtype {shown(first.spec)} and shape {first.shape} on rank {reference}, "
-            f"and {shown(one.spec)} and {one.shape} on rank {rank}; save the same everywhere"
+            f"and {shown(one.spec)} and {one.shape} on rank {rank}; {remedy}"
         )
     return MismatchError(
         f"{name} is a plain array or tensor, of which every rank passes all, but ranks "
-        f"{reference} and {rank} have different values; make it the same everywhere, distribute "
-        "it, or wrap it in da.checkpoint.PerRank. check=False takes that of the first rank"
+        f"{reference} and {rank} have different values; {remedy}. check=False takes that of the "
+        "first rank"
     )

@@ -9,7 +9,7 @@ from distarray.torch._dropout import dropout
 from distarray.torch._full import distribute_tensor, from_torch, full_tensor, to_torch
 from distarray.torch._grad_scaler import GradScaler
 from distarray.torch._input_reshard import input_reshard
-from distarray.torch._layouts import layout_of
+from distarray.torch._layouts import layout_of, place_like
 from distarray.torch._load_state_dict import load_state_dict
 from distarray.torch._loss_parallel import loss_parallel
 from distarray.torch._low_rank import LowRankParallel
@@ -83,6 +83,7 @@ __all__ = [
     "no_sync",
     "optimizer_state_dict",
     "parallelize_module",
+    "place_like",
     "random_state",
     "redistribute",
     "register_fsdp_forward_method",

@@ -9,6 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
+from distarray.errors import ArgumentTypeError, LayoutError
 from distarray.layout import Layout
 from distarray.torch._untraced import untraced
 
@@ -107,6 +108,60 @@ def layout_of(tensor: torch.Tensor) -> Layout | None:
     """
     placed = placed_of(tensor)
     return None if placed is None else placed.layout
+
+
+def place_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Say that a tensor is placed as another one, such as a copy of a sharded parameter.
+
+    Nothing is sent or changed. What torch computes from a block (``parameter.detach().clone()``, an
+    average over steps) has no layout until it is said; then it is saved, loaded, gathered and
+    measured as the parameter is.
+
+    Parameters
+    ----------
+    tensor
+        This rank's block, of the shape that the block of ``like`` has; of any dtype, on any device.
+    like
+        A tensor that `layout_of` knows.
+
+    Returns
+    -------
+    torch.Tensor
+        ``tensor`` itself.
+
+    Raises
+    ------
+    LayoutError
+        Nothing is known of ``like``; the shapes differ; or ``tensor`` is placed otherwise already.
+
+    Examples
+    --------
+    >>> average = dt.place_like(weight.detach().clone(), weight)  # doctest: +SKIP
+    """
+    for one in (tensor, like):
+        if not isinstance(one, torch.Tensor):
+            raise ArgumentTypeError(f"expected a torch tensor, not {type(one).__name__}")
+    placed = placed_of(like)
+    if placed is None:
+        raise LayoutError(
+            f"no layout is known of the tensor of shape {tuple(like.shape)} that another is to be "
+            "placed like: parameters of parallelized and sharded modules, their gradients and what "
+            "this library returns have one; pass the parameter itself"
+        )
+    if tensor.shape != like.shape:
+        raise LayoutError(
+            f"a tensor of shape {tuple(tensor.shape)} cannot be placed as one whose block here has "
+            f"shape {tuple(like.shape)}, of {placed.layout}; pass a block of the same shape"
+        )
+    known = placed_of(tensor)
+    if known is not None and known != placed:
+        raise LayoutError(
+            f"the tensor is placed as {known.layout} already, and cannot be {placed.layout} as "
+            "well; pass a copy of it, tensor.clone()"
+        )
+    if known is None:
+        place(tensor, *placed)
+    return tensor
 
 
 def own_placed(tensor: torch.Tensor) -> Placed | None:

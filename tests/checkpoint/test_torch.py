@@ -441,3 +441,31 @@ def test_full_sharding_over_tensor_parallelism_with_fused_weights(tmp_path, want
 
     simulate(4, save)
     simulate(ranks, load)
+
+
+@pytest.mark.parametrize("width", [6, 7])
+def test_averages_of_shares_are_saved_once_they_are_placed(tmp_path, width):
+    whole = torch.arange(2.0 * width).reshape(width, 2)
+
+    def averages() -> dict[str, torch.Tensor]:
+        with torch.no_grad():
+            module = torch.nn.Linear(2, width, bias=False)
+            module.weight.copy_(whole)
+        model = dt.fully_shard(module, da.default_mesh())
+        plain = {name: p.detach() * 2 for name, p in model.named_parameters()}
+        with pytest.raises(da.errors.MismatchError, match=r"dt\.place_like\(copy, parameter\)"):
+            da.checkpoint.save(tmp_path / "x", {"average": plain})
+        return {name: dt.place_like(plain[name], p) for name, p in model.named_parameters()}
+
+    simulate(2, lambda: da.checkpoint.save(tmp_path / "x", {"average": averages()}))
+
+    def load() -> None:
+        found = averages()
+        found["weight"].zero_()
+        da.checkpoint.load(tmp_path / "x", {"average": found})
+        assert torch.equal(dt.full_tensor(found["weight"]), whole * 2)
+
+    simulate(3, load)
+    alone = torch.nn.Linear(2, width, bias=False)
+    da.checkpoint.load(tmp_path / "x", {"average": alone})
+    assert torch.equal(alone.weight, whole * 2)

@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import distarray.torch as dt  # noqa: E402
+from distarray.errors import ArgumentTypeError, LayoutError  # noqa: E402
 from distarray.layout import AbstractMesh, Layout, Shard  # noqa: E402
 from distarray.torch import _layouts  # noqa: E402
 
@@ -52,3 +53,30 @@ def test_a_tensor_that_was_resized_has_none():
     _layouts.place(x, LAYOUT)
     x.resize_(3, 2)
     assert dt.layout_of(x) is None
+
+
+def test_a_copy_is_placed_like_its_parameter_or_gradient_once_that_is_said():
+    x = torch.nn.Parameter(torch.ones(0, 2))
+    _layouts.place(x, LAYOUT)
+    copy = x.detach().clone()
+    assert dt.layout_of(copy) is None
+    assert dt.place_like(copy, x) is copy
+    assert dt.layout_of(copy) is LAYOUT
+    assert dt.place_like(copy, x) is copy, "saying it again is no error"
+    x.sum().backward()
+    assert dt.layout_of(dt.place_like(x.grad.double(), x.grad)) is LAYOUT
+
+
+def test_place_like_says_what_does_not_fit():
+    x = torch.ones(0, 2)
+    _layouts.place(x, LAYOUT)
+    with pytest.raises(LayoutError, match="no layout is known"):
+        dt.place_like(x, torch.ones(0, 2))
+    with pytest.raises(LayoutError, match=r"shape \(3, 2\) cannot"):
+        dt.place_like(torch.ones(3, 2), x)
+    other = torch.ones(0, 2)
+    _layouts.place(other, Layout(AbstractMesh((1,)), [Shard(1)], (0, 2)))
+    with pytest.raises(LayoutError, match="already"):
+        dt.place_like(other, x)
+    with pytest.raises(ArgumentTypeError, match="list"):
+        dt.place_like([1.0], x)
