@@ -79,9 +79,11 @@ def save_safetensors(
     Notes
     -----
     Each file appears by one step, when all are whole, and the index last: a directory in which
-    this was interrupted has none, and does not load. Memory: 8 MiB.
+    this was interrupted has none, and does not load. Files of the model that was there before, as
+    its index names them, are removed after that; others stay. Memory: 8 MiB.
     """
     base = base_of(comm)
+    _rendezvous.begin(base, "da.checkpoint.save_safetensors")
     saving = Saving(state)
     limit = 0
 
@@ -158,12 +160,15 @@ def _write(
                 os.close(number)
 
     def publish() -> None:
+        before = set() if kind == "file" else _indexed(directory)
         for stale in (INDEX, SINGLE) if kind != "file" else ():
             _files.remove_file(os.path.join(directory, stale))
         for file, name in zip(hidden, names, strict=True):
             _files.rename(file, os.path.join(directory, name))
         if kind == "shards":
             _write_index(directory, names, shards, arrays, id)
+        for stale in sorted(before.difference(names)):
+            _files.remove_file(os.path.join(directory, stale))
         _files.settle_directory(directory)
 
     try:
@@ -222,6 +227,23 @@ def _write_index(
     with _files.new_file(hidden) as file:
         _files.write(file, json.dumps(told, indent=2).encode(), hidden)
     _files.rename(hidden, os.path.join(directory, INDEX))
+
+
+def _indexed(directory: str) -> set[str]:
+    """Return the files in a directory that its index says its model consists of."""
+    try:
+        with open(os.path.join(directory, INDEX), "rb") as file:
+            names = set(json.load(file)["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return set()  # none, or one that does not tell
+    return {
+        name
+        for name in names
+        if isinstance(name, str)
+        and os.path.basename(name) == name
+        and name.endswith(".safetensors")
+        and os.path.isfile(os.path.join(directory, name))
+    }
 
 
 def _check(saving: Saving, tree: Any) -> None:

@@ -125,6 +125,28 @@ def test_official_package_reads_what_all_ranks_wrote(tmp_path, size):
     assert list(da.checkpoint.load_safetensors(tmp_path)) == ["other"]
 
 
+def test_files_of_the_model_before_go_and_others_stay(tmp_path):
+    state = {f"x{i}": np.full(100, float(i)) for i in range(5)}
+    before = da.checkpoint.save_safetensors(tmp_path, state, max_shard_size=800)
+    assert len(before) == 5
+    (tmp_path / "adapter.safetensors").write_bytes(b"another's")
+    (tmp_path / "model-00001-of-00009.safetensors").write_bytes(b"of no index")
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    index["weight_map"] |= {"away": "../away.safetensors", "config": "config.json"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path.parent / "away.safetensors").write_text("")
+
+    names = da.checkpoint.save_safetensors(tmp_path, state, max_shard_size=1600)
+    others = {"adapter.safetensors", "model-00001-of-00009.safetensors", "config.json"}
+    found = {p.name for p in tmp_path.iterdir()}
+    assert found == {*names, *others, "model.safetensors.index.json"}
+    assert (tmp_path.parent / "away.safetensors").exists()
+    da.checkpoint.save_safetensors(tmp_path, state)
+    assert {p.name for p in tmp_path.iterdir()} == {"model.safetensors", *others}
+    same(da.checkpoint.load_safetensors(tmp_path), state)
+
+
 def test_what_the_format_lacks_is_refused(tmp_path):
     with pytest.raises(DTypeError, match="x has dtype complex128"):
         da.checkpoint.save_safetensors(tmp_path / "x", {"x": np.zeros(2, complex)})
