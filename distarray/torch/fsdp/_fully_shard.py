@@ -196,6 +196,11 @@ def _collect(
         if parameter is None or id(parameter) in ignored:
             continue
         path = f"{prefix}{name}"
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise ArgumentError(
+                f"parameter {path!r} has sparse gradients, which cannot be packed; pass "
+                "sparse=False to the module"
+            )
         if id(parameter) in managed:
             raise ArgumentError(
                 f"parameter {path!r} is shared with a module inside that is sharded already; "

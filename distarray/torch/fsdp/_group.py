@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from distarray.comm import DeviceMesh
-from distarray.errors import ArgumentError
+from distarray.errors import ArgumentError, ModifiedError
 from distarray.redistribute._background import Handle
 from distarray.torch.fsdp import _node
 from distarray.torch.fsdp._bundle import Bundle
@@ -78,6 +78,7 @@ class Group:
         self._handles: list[Handle] | None = None
         self._is_whole = False
         self._shown: list[torch.Tensor] | None = None
+        self._seen: list[int] = []
         self._traced: list[torch.Tensor] | None = None
         """The wholes as autograd knows them, until their gradients are there."""
         self._traced_for: tuple[bool, ...] = ()
@@ -230,6 +231,27 @@ class Group:
         for member, whole in zip(self.members, shown, strict=True):
             member.show(whole)
         self._shown = shown
+        self._seen = list(map(_version, shown))
+
+    def check_unchanged(self) -> None:
+        """Raise where what modules hold has been changed in place, which would be lost."""
+        for member, whole, version in zip(
+            self.members, self._shown or (), self._seen, strict=False
+        ):
+            if _version(whole) != version:
+                raise ModifiedError(
+                    f"parameter {member.path!r} of {self.name} was changed in place during forward "
+                    "(as nn.Embedding(max_norm=) and clamp_ do): such changes of gathered "
+                    "parameters are lost. Change the shares between calls, or leave the parameter "
+                    "to ignored_params"
+                )
+
+    def shares_of_wholes(self) -> dict[int, nn.Parameter]:
+        """Return the parameters by the ids of what modules hold in their place between calls."""
+        if self._shown is None or self.depth or torch._C._current_graph_task_id() != -1:
+            return {}
+        wholes = map(id, self._shown)
+        return dict(zip(wholes, (m.parameter for m in self.members), strict=True))
 
     def abandon(self) -> None:
         """Forget what a backward pass that failed has left, without communication."""
@@ -267,6 +289,10 @@ class Group:
         Return whether there is anything for a later pass.
         """
         return self._gradients.flush()
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def check_reshard_after_forward(value: bool | int) -> None:

@@ -38,12 +38,42 @@ class FSDPModule:
         """Call the module with whole parameters."""
         return called(cast("nn.Module", self), super().__call__, args, kwargs)  # type: ignore[misc]
 
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the shares, also between `unshard` and `reshard`."""
+        shares: dict[int, nn.Parameter] = {}
+        for group in self._groups(True):
+            shares |= group.shares_of_wholes()
+        for name, found in super().named_parameters(*args, **kwargs):  # type: ignore[misc]
+            yield name, shares.get(id(found), found)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return this rank's shares; `distarray.torch.state_dict` returns whole parameters."""
+        self._hide()
+        return super().state_dict(*args, **kwargs)  # type: ignore[misc]
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load this rank's shares; `distarray.torch.load_state_dict` takes whole parameters."""
+        self._hide()
+        try:
+            return super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self._follow()
+
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         """Convert all tensors, as ``to`` and ``to_empty`` do; shared parameters stay shared."""
-        result = super()._apply(*args, **kwargs)  # type: ignore[misc]
+        self._hide()
+        try:
+            return super()._apply(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self._follow()
+
+    def _hide(self) -> None:
+        for group in self._groups(True):
+            group.hide()
+
+    def _follow(self) -> None:
         for group in self._groups(True):
             group.follow()
-        return result
 
     def __reduce_ex__(self, _: Any) -> Any:
         raise ArgumentTypeError(

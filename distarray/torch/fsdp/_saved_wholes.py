@@ -15,6 +15,7 @@ import torch
 
 from distarray.errors import ModifiedError
 from distarray.torch._saved import Geometry, Kept
+from distarray.torch._untraced import untraced
 from distarray.torch.fsdp._bundle import Bundle
 from distarray.torch.fsdp._parameter import ShardedParameter
 
@@ -94,6 +95,7 @@ class _Hooks:
     def __init__(self, outer: tuple[Any, Any] | None) -> None:
         self._outer = outer
 
+    @untraced
     def pack(self, tensor: torch.Tensor) -> Any:
         """Return what is saved in the place of a tensor."""
         if tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(
@@ -109,6 +111,7 @@ class _Hooks:
             return _Handed(self._outer[0](tensor), self._outer[1])
         return Kept(tensor, tensor._version)
 
+    @untraced
     def unpack(self, saved: Any) -> torch.Tensor:
         """Return a saved tensor."""
         found: torch.Tensor = saved.restored()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -119,6 +119,8 @@ class State:
         group = self.group
         if group is None:
             return output
+        group.check_unchanged()
+        output = _kept(output, group.shown or ())
         if group.policy.output_dtype is not None:
             output = _converted(output, group.policy.output_dtype)
         if torch.is_grad_enabled():
@@ -148,6 +150,18 @@ def _done_with(group: Group) -> Any:
             group.context.backward().done(group)
 
     return reached
+
+
+def _kept(output: Any, wholes: Sequence[torch.Tensor]) -> Any:
+    """Return an output in which wholes, which are about to go, keep their memory."""
+    going = {id(whole) for whole in wholes}
+
+    def keep(value: Any) -> Any:
+        return value.view_as(value) if id(value) in going else value
+
+    if not any(id(value) in going for value in _pytree.tree_leaves(output)):
+        return output
+    return _pytree.tree_map(keep, output)
 
 
 def _converted(values: Any, dtype: torch.dtype) -> Any:
