@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from distarray.layout import Layout, Shard
-from distarray.torch._followed import Axes, Case, cut_axes, rule_of
+from distarray.torch._followed import Case, rule_of
 from distarray.torch._layouts import Beside, is_placed, place, placed_of
 from distarray.torch._parameters import is_sharded
+from distarray.torch._reshaped import Axes, cut_axes
 
 _FRESH = ("new_", "__get__", "_foreach")
 """Beginnings of names: results are no part of the arguments, or are followed by other means."""

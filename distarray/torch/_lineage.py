@@ -14,9 +14,9 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from distarray.layout import Layout, Replicate
-from distarray.torch._followed import cut_axes, single_axes
 from distarray.torch._layouts import LINEAGE, Placed, place
 from distarray.torch._reduced import axes_of, reduces, refusal
+from distarray.torch._reshaped import cut_axes, single_axes
 from distarray.torch._viewed import layout_after, shape_before
 
 _LONGEST = 12  # steps back, of all branches together

@@ -17,10 +17,10 @@ from distarray.errors import LayoutError
 from distarray.layout import Layout
 from distarray.torch._carried import carry, known, lost_layout
 from distarray.torch._cross_entropy import vocab_parallel_cross_entropy
-from distarray.torch._followed import cut_axes
 from distarray.torch._lineage import layout_by_lineage
 from distarray.torch._parameters import is_sharded
 from distarray.torch._recomputed import open_again, opening_frame
+from distarray.torch._reshaped import cut_axes
 from distarray.torch._shapes import check_mesh
 from distarray.torch._style import one_axis
 from distarray.torch._together import called_by_library, check_numbers, check_together

@@ -20,8 +20,8 @@ _REDUCTIONS = frozenset(
 
 
 @cache
-def _name(node: type) -> str:
-    return node.__name__.rstrip("0123456789").removesuffix("Backward")
+def _name(node: Any) -> str:
+    return str(node.__name__.rstrip("0123456789").removesuffix("Backward"))
 
 
 def reduces(node: Any) -> bool:

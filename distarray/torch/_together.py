@@ -10,10 +10,10 @@ import torch
 
 from distarray.errors import LayoutError
 from distarray.torch._carried import is_weight, known, lost_layout, tensors_in
-from distarray.torch._followed import cut_axes, single_axes
 from distarray.torch._indices import picked_axes
 from distarray.torch._lineage import layout_by_lineage
 from distarray.torch._parameters import is_sharded
+from distarray.torch._reshaped import cut_axes, single_axes
 from distarray.torch._untraced import untraced_alone
 from distarray.torch._worked_axes import PRODUCTS, bare, worked_axes, works_along
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from distarray.layout import Layout
 from distarray.torch._carried import relabelled
-from distarray.torch._followed import Axes, cut_axes, reshaped_axes, single_axes, squeezed_axes
 from distarray.torch._reduced import signed
+from distarray.torch._reshaped import Axes, cut_axes, reshaped_axes, single_axes, squeezed_axes
 
 
 def shape_before(node: Any, after: tuple[int, ...]) -> tuple[tuple[int, ...], Any]:
