@@ -76,6 +76,7 @@ def load(
     """
     base = base_of(comm)
     finish(base)
+    _rendezvous.begin(base, "da.checkpoint.load")
     directory, text = _rendezvous.first(base, lambda: _chosen(os.fspath(path), step))
 
     def plan() -> tuple[Loading, Any, Any]:

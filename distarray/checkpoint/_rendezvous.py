@@ -2,13 +2,16 @@
 
 A rank that fails alone would leave the others waiting; here every rank says how it went, and all
 raise the same. The waits look now and then whether the others have come: writing may take long, and
-a thread in the background must leave the processor to the foreground.
+a thread in the background must leave the processor to the foreground. They have no limit, and no
+way to find out that others will never come: so every call `begin`s with a check that all make it,
+which has.
 """
 
 from __future__ import annotations
 
 import pickle
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -19,6 +22,21 @@ from distarray.errors import CheckpointError, DistArrayError
 
 T = TypeVar("T")
 _LONGEST_PAUSE = 0.02
+
+
+def begin(comm: Communicator, call: str) -> None:
+    """Return once every rank has made a call (collective).
+
+    From here on all ranks do the same, in the background as well, whatever fails on one of them.
+
+    Raises
+    ------
+    MismatchError
+        Other ranks do something else on this communicator.
+    CommunicationError
+        Others have come to the end of the program.
+    """
+    comm.agree(zlib.crc32(call.encode()), call)
 
 
 def each(comm: Communicator, say: Callable[[], T]) -> list[T]:

@@ -85,6 +85,7 @@ def load_safetensors(
     ... )
     """
     base = base_of(comm)
+    _rendezvous.begin(base, "da.checkpoint.load_safetensors")
     found = _rendezvous.first(base, lambda: _headers(os.path.abspath(path)))
     plans: list[Any] = []
 

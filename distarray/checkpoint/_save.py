@@ -106,6 +106,7 @@ def save(
     """
     base = base_of(comm)
     _background.finish(base)
+    _rendezvous.begin(base, "da.checkpoint.save")
     asked = os.fspath(path), step, keep_last, remove_later, async_op, check
     request = _prepared(asked, state, base)
     if async_op:
