@@ -5,7 +5,6 @@ A rank that reduces over an axis of which it has a share computes another number
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 from distarray.errors import LayoutError
@@ -19,14 +18,13 @@ _REDUCTIONS = frozenset(
 )
 
 
-@cache
 def _name(node: Any) -> str:
-    return str(node.__name__.rstrip("0123456789").removesuffix("Backward"))
+    return type(node).__name__.rstrip("0123456789").removesuffix("Backward")
 
 
 def reduces(node: Any) -> bool:
     """Tell whether a step reduces: items of its input meet, in the input's first operand."""
-    return _name(type(node)) in _REDUCTIONS
+    return _name(node) in _REDUCTIONS
 
 
 def axes_of(node: Any, ndim: int) -> frozenset[int]:
@@ -50,7 +48,7 @@ def refusal(node: Any, layout: Layout) -> LayoutError:
     """Return the error of what was computed over a cut axis of a tensor with a layout."""
     return LayoutError(
         f"the input was computed from a tensor placed as {layout} by a reduction over an axis that "
-        f"is cut ({_name(type(node))} in autograd's record: a softmax, a norm, a mean), of which "
+        f"is cut ({_name(node)} in autograd's record: a softmax, a norm, a mean), of which "
         "each rank saw its share only. Let the style that the tensor comes from pass output_layouts"
         "=da.Replicate(), and this one input_layouts=da.Replicate(). Where a result of each rank's "
         "alone is meant, say how it is placed: dt.redistribute(x, mesh, [da.Shard(-1)], "
