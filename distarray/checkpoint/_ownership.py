@@ -104,8 +104,9 @@ def _differing(name: str, first: Told, one: Told, reference: int, rank: int) -> 
     remedy = "save the same everywhere"
     if first.checksum is not None or one.checksum is not None:
         remedy = (
-            "if it is a copy of a sharded parameter, say so by dt.place_like(copy, parameter); "
-            "else make it the same everywhere, distribute it, or wrap it in da.checkpoint.PerRank"
+            "if it is a copy of a sharded parameter, say so by dt.place_like(copy, parameter); of "
+            "a module pass itself, not its state_dict(); else make it the same everywhere, "
+            "distribute it, or wrap it in da.checkpoint.PerRank"
         )
     if one[:2] != first[:2]:
         return MismatchError(
