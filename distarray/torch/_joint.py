@@ -31,6 +31,7 @@ from distarray.torch._anchor import ANCHOR, is_for_all_leaves
 from distarray.torch._layouts import Beside
 from distarray.torch._legs import Leg
 
+
 @dataclass(frozen=True, slots=True)
 class _Joint:
     """What is beside a prepared tensor: the handle, and how to notice who looks at it."""
