@@ -66,7 +66,7 @@ class _Distributed(Adapter):
 
 
 class _Plain(Adapter):
-    """NumPy arrays, whole on every rank, filled in place where they can be written to."""
+    """NumPy arrays, whole on every rank, filled in place."""
 
     def save(self, value: Any, saving: Saving, name: str) -> Node:
         """Save an array that is the same on all ranks."""
@@ -74,15 +74,18 @@ class _Plain(Adapter):
         return saving.array(value, block, name, "numpy")
 
     def load(self, value: Any, loading: Loading, name: str) -> Made:
-        """Fill the array, or a new one where it is read-only."""
-        target = value if not _backend.is_numpy(value) or value.flags.writeable else value.copy()
+        """Fill the array's own memory."""
+        if _backend.is_numpy(value) and not value.flags.writeable:
+            loading.entry(name)
+            loading.refuse(f"{name} is read-only; pass a copy, or None for a new array")
+            return lambda: value
         loading.fill(
             name,
             spelled(value.dtype),
             value.shape,
-            lambda: Block.of_whole(spelled(value.dtype), target).pieces,
+            lambda: Block.of_whole(spelled(value.dtype), value).pieces,
         )
-        return lambda: target
+        return lambda: value
 
 
 class _Wanted(Adapter):

@@ -28,6 +28,12 @@ class Piece:
         self.box = box
         self.array = array
 
+    def memory(self) -> tuple[int, Shape, tuple[int, ...]]:
+        """Return where the memory begins, its shape, and its strides in bytes."""
+        array = self.array
+        start = array.ctypes.data if _backend.is_numpy(array) else array.data.ptr
+        return start, tuple(array.shape), tuple(array.strides)
+
     def part(self, box: Box) -> np.ndarray:
         """Return the values of a box within this one, in host memory; a view where it can be."""
         found = within(self.array, boxes.shift(box, self.box))
@@ -43,6 +49,28 @@ class Piece:
         """Take what was filled."""
         if filled is not self.array:
             self.array.set(filled)
+
+
+def has_overlap(piece: Piece) -> bool:
+    """Tell whether items of a piece, none of whose sizes is 0, share memory with each other."""
+    _, shape, strides = piece.memory()
+    axes = sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1)
+    reach = 1  # bytes that may be of the axes so far: strides are multiples of the item's size
+    for stride, n in axes:
+        if stride < reach:
+            return _meets_itself(shape, strides)
+        reach = stride * (n - 1) + reach
+    return False
+
+
+def _meets_itself(shape: Shape, strides: Sequence[int]) -> bool:
+    """Tell whether two items begin at the same byte, where axes are interleaved."""
+    if any(stride == 0 and n > 1 for n, stride in zip(shape, strides, strict=True)):
+        return True
+    offsets = np.zeros((), np.int64)
+    for n, stride in zip(shape, strides, strict=True):
+        offsets = np.add.outer(offsets, np.arange(n) * stride)
+    return np.unique(offsets).size < offsets.size
 
 
 class Block:

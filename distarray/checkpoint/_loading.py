@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distarray.checkpoint._adapters import Made, adapter_of, maker_of
-from distarray.checkpoint._blocks import Piece, within
+from distarray.checkpoint._blocks import Piece, has_overlap, within
 from distarray.checkpoint._casting import can_cast, cast
 from distarray.checkpoint._dtypes import Spec, shown
 from distarray.checkpoint._manifest import Entry, Manifest
 from distarray.checkpoint._reading import Reader
 from distarray.checkpoint._saving import PerRank, joined
+from distarray.checkpoint._twins import differ
 from distarray.checkpoint._values import Node, decoded
 from distarray.errors import CheckpointError, StateDictError
 from distarray.layout import box as boxes
@@ -69,6 +70,8 @@ class Loading:
         self._leaves = [name for name, node in self._nodes.items() if not _is_container(node)]
         self._used: set[str] = set()
         self._targets: list[_Target] = []
+        self._filled: dict[object, str] = {}  # memory, and the name that it is filled from
+        self._twins: list[tuple[str, str]] = []  # names of the same memory
         self._missing: list[str] = []
         self._wrong: list[str] = []
         self._left_out: tuple[str, ...] = ()
@@ -139,8 +142,25 @@ class Loading:
                 f"{hint}"
             )
             return False
-        self.fill_from(entry, spec, pieces())
+        wanted = pieces()
+        if any(map(has_overlap, wanted)):
+            self.refuse(
+                f"{name} has items that share memory, as in a view by expand(); pass a copy"
+            )
+            return False
+        first = name
+        for piece in wanted:
+            first = self._filled.setdefault((*piece.memory(), str(spec)), name)
+        if first != name:
+            self.also(name, first)
+        else:
+            self.fill_from(entry, spec, wanted)
         return True
+
+    def also(self, name: str, first: str) -> None:
+        """Take note that a name stands for memory that is filled from another name."""
+        if self.entry(name) is not None:
+            self._twins.append((first, name))
 
     def fill_from(self, entry: Entry, spec: Spec, pieces: Sequence[Piece]) -> None:
         """Let an array, that fits, be read into pieces of memory."""
@@ -225,6 +245,8 @@ class Loading:
         """
         unlike = self.unlike()
         wrong = list(unlike.wrong)
+        if strict and not wrong:
+            wrong = self._different_twins()
         if strict and unlike.unexpected:
             wrong.insert(0, f"the checkpoint has and the state lacks {_listed(unlike.unexpected)}")
         if strict and unlike.missing:
@@ -238,6 +260,25 @@ class Loading:
                 f"layout{hint}"
             )
         return unlike
+
+    def _different_twins(self) -> list[str]:
+        """Return in words which names stand for the same memory and for different values."""
+        pairs = [(one, other) for one, other in self._twins if _is_array(self._nodes[one])]
+        if not pairs:
+            return []
+        with Reader(self.manifest, verify=False) as reader:
+            return [
+                f"{one} and {other} are the same array or tensor here (tied, or a view), and "
+                f"differ in the checkpoint: untie them, or leave all but {one} out by strict=False"
+                for one, other in pairs
+                if differ(
+                    reader,
+                    self._array(self._nodes[one]),
+                    self._array(self._nodes[other]),
+                    self.rank,
+                    self.size,
+                )
+            ]
 
     # --- reading ---------------------------------------------------------------------------------
 

@@ -81,7 +81,7 @@ class Saving:
         """Return the node of a mapping."""
         return {
             "dict": [
-                [checked_key(key, name), self.node(one, joined(name, key))]
+                [checked_key(key, name), self.node(one, _named(name, key))]
                 for key, one in value.items()
             ]
         }
@@ -116,6 +116,16 @@ def joined(name: str, key: Any) -> str:
     """Return the name of what a container called ``name`` has under a key."""
     part = ",".join(map(str, key)) if isinstance(key, tuple) else str(key)
     return f"{name}.{part}" if name else part
+
+
+def _named(name: str, key: Any) -> str:
+    """Return the name of what a container has under a key."""
+    found = joined(name, key)
+    if not found:
+        raise ArgumentError(
+            f"the state has the key {key!r}, which gives no name to what is under it; give it one"
+        )
+    return found
 
 
 def checked_key(key: Any, name: str) -> Node:

@@ -61,7 +61,7 @@ class Modules(Adapter):
                 if full == (there or names[id(one)])[0]:
                     fill_tensor(one, own_placed(one), loading, full)
                 elif full in there:
-                    loading.entry(full)
+                    loading.also(full, there[0])
 
         def finish() -> Any:
             for module, made in extra:

@@ -32,6 +32,12 @@ class TensorPiece(Piece):
 
     __slots__ = ()
 
+    def memory(self) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        """Return where the memory begins, its shape, and its strides in bytes."""
+        tensor = self.array
+        strides = tuple(stride * tensor.element_size() for stride in tensor.stride())
+        return tensor.data_ptr(), tuple(tensor.shape), strides
+
     def part(self, box: Box) -> np.ndarray:
         """Return the values of a box within this one, in host memory."""
         found: np.ndarray = within(self.array, boxes.shift(box, self.box)).cpu().numpy()

@@ -372,3 +372,43 @@ def test_opened_checkpoints_read_what_is_indexed(tmp_path):
         found["m"]["gone"]
     with pytest.raises(KeyError):
         found["gone"]
+
+
+def test_memory_that_cannot_hold_what_was_saved_is_refused(tmp_path):
+    def program() -> None:
+        saved = {"a": np.ones((40, 3)), "b": np.ones((40, 3)), "c": np.ones((40, 3)), "d": 1.0}
+        saved["c"][31, 1] = 2  # in the share of one rank
+        da.checkpoint.save(tmp_path / "x", saved)
+        constant = np.zeros((40, 3))
+        constant.flags.writeable = False
+        with pytest.raises(da.errors.StateDictError, match="a is read-only; pass a copy"):
+            da.checkpoint.load(tmp_path / "x", {"a": constant})
+        view = np.lib.stride_tricks.as_strided
+        for strides in ((0, 8), (8, 8), (16, 8)):
+            mixed = view(np.zeros(200), (40, 3), strides)
+            with pytest.raises(da.errors.StateDictError, match="a has items that share memory"):
+                da.checkpoint.load(tmp_path / "x", {"a": mixed})
+        for strides in ((24, 8), (8, 320), (-24, 8), (16, 640)):
+            base = np.zeros(500)
+            start = base[117:] if strides[0] < 0 else base
+            apart = view(start, (40, 3), strides)
+            da.checkpoint.load(tmp_path / "x", {"a": apart})
+            assert (apart == 1).all()
+        twice = np.zeros((40, 3))
+        da.checkpoint.load(tmp_path / "x", {"a": twice, "b": twice})
+        assert (twice == 1).all()
+        twice[...] = 0
+        with pytest.raises(da.errors.StateDictError, match="a and c are the same array"):
+            da.checkpoint.load(tmp_path / "x", {"a": twice, "c": twice})
+        assert (twice == 0).all()
+        da.checkpoint.load(tmp_path / "x", {"a": twice, "c": twice}, strict=False)
+        assert (twice == 1).all()
+
+    simulate(3, program)
+
+
+def test_what_has_no_name_is_not_saved(tmp_path):
+    with pytest.raises(da.errors.ArgumentError, match="has the key '', which gives no name"):
+        da.checkpoint.save(tmp_path / "x", {"": np.ones(3)})
+    da.checkpoint.save(tmp_path / "x", {"a": {"": np.ones(3)}})
+    assert (da.checkpoint.load(tmp_path / "x")["a"][""] == 1).all()

@@ -469,3 +469,31 @@ def test_averages_of_shares_are_saved_once_they_are_placed(tmp_path, width):
     alone = torch.nn.Linear(2, width, bias=False)
     da.checkpoint.load(tmp_path / "x", {"average": alone})
     assert torch.equal(alone.weight, whole * 2)
+
+
+def test_tied_parameters_take_arrays_that_are_the_same(tmp_path):
+    class Pair(nn.Module):
+        """Two layers, whose weights may be one."""
+
+        def __init__(self, tied: bool) -> None:
+            super().__init__()
+            self.first = nn.Linear(5, 5, bias=False)
+            self.second = nn.Linear(5, 5, bias=False)
+            if tied:
+                self.second.weight = self.first.weight
+
+    apart, tied = Pair(False), Pair(True)
+    before = tied.first.weight.detach().clone()
+    da.checkpoint.save(tmp_path / "x", {"m": apart})
+    with pytest.raises(da.errors.StateDictError, match=r"m\.first\.weight and m\.second\.weight"):
+        da.checkpoint.load(tmp_path / "x", {"m": tied})
+    assert torch.equal(tied.first.weight, before)
+    da.checkpoint.load(tmp_path / "x", {"m": tied}, strict=False)
+    assert torch.equal(tied.first.weight, apart.first.weight)
+    apart.second.load_state_dict(apart.first.state_dict())
+    da.checkpoint.save(tmp_path / "y", {"m": apart})
+    da.checkpoint.save_safetensors(tmp_path / "y.safetensors", {"m": apart})
+    da.checkpoint.load(tmp_path / "y", {"m": tied})
+    da.checkpoint.load_safetensors(tmp_path / "y.safetensors", {"m": tied})
+    with pytest.raises(da.errors.StateDictError, match="items that share memory"):
+        da.checkpoint.load(tmp_path / "y", {"m": {"first.weight": torch.zeros(1, 5).expand(5, 5)}})
