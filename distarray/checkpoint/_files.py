@@ -26,6 +26,17 @@ def _about_to(operation: str, path: str) -> None:
         hook(operation, path)
 
 
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Let errors name a file, where the system is told of its descriptor alone."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = path
+        raise
+
+
 def make_directory(path: str) -> None:
     """Make a directory, and those above it where they are missing."""
     _about_to("make directory", path)
@@ -69,7 +80,8 @@ def write(file: int, data: Any, path: str) -> None:
     view = memoryview(data).cast("B")
     while view:
         _about_to("write", path)
-        view = view[os.write(file, view) :]
+        with _naming(path):
+            view = view[os.write(file, view) :]
 
 
 def write_at(file: int, data: Any, offset: int, path: str) -> None:
@@ -77,8 +89,15 @@ def write_at(file: int, data: Any, offset: int, path: str) -> None:
     view = memoryview(data).cast("B")
     while view:
         _about_to("write", path)
-        done = os.pwrite(file, view, offset)
+        with _naming(path):
+            done = os.pwrite(file, view, offset)
         view, offset = view[done:], offset + done
+
+
+def set_size(file: int, size: int, path: str) -> None:
+    """Make a file as long as it is going to be."""
+    with _naming(path):
+        os.ftruncate(file, size)
 
 
 def read_at(file: int, target: Any, offset: int) -> int:
@@ -96,7 +115,8 @@ def read_at(file: int, target: Any, offset: int) -> int:
 def settle(file: int, path: str) -> None:
     """Wait until what was written to a file is on the device."""
     _about_to("settle", path)
-    os.fsync(file)
+    with _naming(path):
+        os.fsync(file)
 
 
 def settle_directory(path: str) -> None:
@@ -104,7 +124,8 @@ def settle_directory(path: str) -> None:
     _about_to("settle directory", path)
     file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(file)
+        with _naming(path):
+            os.fsync(file)
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise
@@ -168,4 +189,5 @@ def new_file(path: str) -> Iterator[int]:
         yield file
         settle(file, path)
     finally:
-        os.close(file)
+        with _naming(path):
+            os.close(file)

@@ -67,7 +67,9 @@ def load(
     CheckpointError
         There is none, or it is damaged: the message says which file, and what is wrong.
     StateDictError
-        Names, shapes or dtypes do not fit; nothing has been changed.
+        Names, shapes or dtypes do not fit; what is to be filled cannot be written to, or has items
+        that share memory; or two names are one tensor here, as of tied weights, and were saved
+        with different values (with ``strict=False`` the first counts). Nothing has been changed.
 
     Notes
     -----

@@ -140,7 +140,7 @@ def _write(
         for file, (first, _, size) in zip(hidden, starts, strict=True):
             number = _files.create(file)
             try:
-                os.ftruncate(number, size)
+                _files.set_size(number, size, file)
                 _files.write_at(number, first, 0, file)
                 _files.settle(number, file)
             finally:
