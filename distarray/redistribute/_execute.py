@@ -66,6 +66,7 @@ def redistribute_local(
     *,
     max_bytes: int | None = None,
     purpose: Purpose | None = None,
+    background: bool = False,
 ) -> Buffer:
     """Return this rank's block of ``dst``, given its block of ``src``.
 
@@ -82,6 +83,8 @@ def redistribute_local(
         Bound on the packed bytes that a rank sends and receives at a time.
     purpose
         What else the ranks must agree on.
+    background
+        Whether this runs in the background, which has communicators of its own.
 
     Raises
     ------
@@ -90,7 +93,7 @@ def redistribute_local(
     """
     if src is dst:
         return local
-    for step in bound_steps(src, dst, local.dtype, max_bytes):
+    for step in bound_steps(src, dst, local.dtype, max_bytes, background):
         local = step(local, purpose)
     return local
 

@@ -25,7 +25,7 @@ from distarray.comm._log import record, recording, unrecorded
 from distarray.comm._mismatch import Purpose
 from distarray.comm._packing import copy_box, reduce_into
 from distarray.layout import Layout, Partial, Replicate, Shard
-from distarray.redistribute._execute import bound_steps
+from distarray.redistribute._execute import redistribute_local
 from distarray.redistribute._wire import region
 from distarray.typing import Buffer, Shape
 
@@ -125,7 +125,9 @@ class Packed:
                 with communicator.views(own, purpose.token, purpose.text) as views:
                     self._place(views, full)
             else:
-                lined = self._through(own, self._line, self._whole, purpose, background)
+                lined = redistribute_local(
+                    own, self._line, self._whole, purpose=purpose, background=background
+                )
                 self._place(np.split(lined, np.cumsum(self.counts)[:-1]), full)
         self._record("all_gather", communicator, (self.total - self.count) * own.itemsize, started)
         return full
@@ -154,7 +156,9 @@ class Packed:
                 partial = [Replicate()] * (self._mesh.ndim - 1) + [Partial(op)]
                 src = self._whole.replace(placements=partial)
                 lined = self._in_line(full)
-                own = self._through(lined, src, self._line, purpose, background)
+                own = redistribute_local(
+                    lined, src, self._line, purpose=purpose, background=background
+                )
         nbytes = (communicator.size - 1) * self.count * full.itemsize
         self._record("reduce_scatter", communicator, nbytes, started)
         return own
@@ -168,13 +172,6 @@ class Packed:
         """Return the communicator of the ranks whose blocks travel together."""
         communicator = self._mesh.communicator((self._mesh.ndim - 1,))
         return communicator.background() if background else communicator
-
-    def _through(
-        self, buffer: Buffer, src: Layout, dst: Layout, purpose: Purpose, background: bool
-    ) -> Buffer:
-        for step in bound_steps(src, dst, buffer.dtype, background=background):
-            buffer = step(buffer, purpose)
-        return buffer
 
     def _record(self, kind: str, communicator: Communicator, nbytes: int, started: float) -> None:
         if recording() and communicator.size > 1:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from distarray.comm import DeviceMesh
+from distarray.core._meshes import lift
 from distarray.errors import ArgumentError, MeshError
 from distarray.layout import Layout, Replicate, Shard
 from distarray.torch import _moves
@@ -120,21 +121,12 @@ def over(placed: Placed, mesh: DeviceMesh) -> Placed:
     layout: Any = placed.layout
     if layout.mesh is mesh:
         return placed
-    axes = mesh.axes_of(layout.mesh)
-    if axes is None:
+    if mesh.axes_of(layout.mesh) is None:
         raise MeshError(
             f"{mesh} does not contain {layout.mesh}, on which a parameter is placed; pass the mesh "
             "from which that was taken"
         )
-    placements = [_R] * mesh.ndim
-    for axis, placement in zip(axes, layout.placements, strict=True):
-        placements[axis] = placement
-    order = layout.shard_order or range(layout.mesh.ndim)
-    shard_order = [axes[i] for i in order]
-    larger = Layout(
-        mesh, placements, layout.shape, shard_order=shard_order, boundaries=layout.boundaries
-    )
-    return placed._replace(layout=larger)
+    return placed._replace(layout=lift(layout, mesh))
 
 
 def number_of(mesh: Any, position: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -11,7 +11,7 @@ from distarray.comm import DeviceMesh, _memory
 from distarray.comm._mismatch import Purpose
 from distarray.layout import Layout, Replicate, Shard
 from distarray.redistribute._background import Handle, in_background
-from distarray.redistribute._execute import bound_steps
+from distarray.redistribute._execute import redistribute_local
 from distarray.redistribute._packed import Packed
 from distarray.torch._buffers import buffer_of, tensor_of
 from distarray.torch._saved import Geometry
@@ -75,12 +75,9 @@ class Bundle:
 
     def gather(self, what: str) -> Handle:
         """Start to gather the wholes (collective); `arrive` takes what comes."""
-        if not self.is_current:
+        # Outside of backward values may have been written through ``data``, which nothing counts.
+        if not self.is_current or torch._C._current_graph_task_id() == -1:
             self._piece = None
-        if torch._C._current_graph_task_id() == -1:
-            self._piece = (
-                None  # values may have been written through ``data``, which nothing counts
-            )
         self._versions = tuple(m.version for m in self.members)
         if self._piece is not None:
             return in_background(self._gathering_pieces(self._piece, what))
@@ -159,19 +156,16 @@ class Bundle:
         assert self._smaller is not None
         return Layout(self._smaller, [Shard(0)], (self.packed.total,))
 
-    def _gathering_pieces(self, piece: torch.Tensor, what: str):  # type: ignore[no-untyped-def]
+    def _gathering_pieces(self, piece: torch.Tensor, what: str) -> Callable[[bool], Buffer]:
         line = self._line
         whole = line.replace(placements=[Replicate()])
         purpose = Purpose.of(f"unshard {what} from a smaller group")
         buffer = buffer_of(piece)
 
         def gather(background: bool) -> Buffer:
-            found = buffer
             if line.mesh.size == 1:
-                return found
-            for step in bound_steps(line, whole, buffer.dtype, background=background):
-                found = step(found, purpose)
-            return found
+                return buffer
+            return redistribute_local(buffer, line, whole, purpose=purpose, background=background)
 
         return gather
 

@@ -12,7 +12,7 @@ from distarray.comm import DeviceMesh, _memory
 from distarray.comm._mismatch import Purpose
 from distarray.layout import Layout, Partial, Replicate
 from distarray.redistribute._background import Handle, in_background
-from distarray.redistribute._execute import bound_steps
+from distarray.redistribute._execute import redistribute_local
 from distarray.redistribute._packed import Packed
 from distarray.torch._buffers import buffer_of, tensor_of
 from distarray.torch._layouts import place
@@ -121,9 +121,7 @@ class GradientBundle:
         across = mesh[mesh.axis_names[:-1]]
         src = Layout(across, [Partial(op)] * across.ndim, own.shape)
         dst = src.replace(placements=[Replicate()] * across.ndim)
-        for step in bound_steps(src, dst, own.dtype, background=background):
-            own = step(own, purpose)
-        return own
+        return redistribute_local(own, src, dst, purpose=purpose, background=background)
 
 
 class Flight:
