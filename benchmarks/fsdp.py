@@ -23,6 +23,8 @@ COLLECTIVES = "distarray's collectives alone"
 SIZES = ((512, 4, 256), (1024, 4, 256), (512, 8, 64))
 """Width, layers, and length of the sequence."""
 BATCH = 2
+WAITING = (12 << 20, 4)
+"""Elements of a layer that waits, and layers."""
 
 
 def main() -> None:
@@ -49,6 +51,11 @@ def main() -> None:
             for row in _measured(comm, (width, layers, length), reshard, peer, options.quick):
                 rows.append(row)
                 record.say(comm, row)
+    elements, layers = WAITING
+    for reshard in (True, False):
+        size = elements // 64 if options.quick else elements, layers
+        rows.append(_beside_waiting(comm, size, reshard, peer, options.quick))
+        record.say(comm, rows[-1])
     record.write(comm, options.out, "fsdp", rows, absent)
     comm.Barrier()
     if peer:
@@ -62,7 +69,6 @@ def _measured(
     import torch
 
     from benchmarks import sharded
-    from benchmarks.sharded_by_hand import ByHand
 
     width, layers, length = sizes
     plain = sharded.chain(width, layers)
@@ -70,13 +76,7 @@ def _measured(
     x, gradient = torch.randn(2, BATCH, length, width, generator=values)
     x.requires_grad_()
     expected = _expected(plain, x, gradient, comm)
-    ours = sharded.ByDistarray(plain, comm, reshard)
-    contenders: dict[str, sharded.Contender] = {
-        by_distarray.NAME: ours,
-        by_hand.NAME: ByHand(plain, comm, reshard),
-    }
-    if peer:
-        contenders[TORCH] = sharded.ByTorch(plain, comm, reshard)
+    contenders = _contenders(plain, comm, reshard, peer)
     for name, contender in contenders.items():
         _check(name, contender, x, gradient, expected)
     del expected
@@ -87,20 +87,75 @@ def _measured(
         works = {BASELINE: _step(floor, x, gradient, tuned, floor.hand_over)}
         for name, contender in contenders.items():
             works[name] = _step(contender, x, gradient, tuned)
-        works[COLLECTIVES] = ours.communicate
-        samples = measure.in_turn(comm, works, repeats=3 if quick else 31, seconds=60)
-        rows.append(
-            {
-                "ranks": comm.size,
-                "case": ("step with AdamW" if tuned else "forward and backward")
-                + (", gathered twice" if reshard else ", kept after forward"),
-                "size": f"width {width}, {layers} layers, sequence {length}, batch {BATCH} a rank",
-                "seconds": {name: measure.summary(found) for name, found in samples.items()},
-                "ratios": measure.ratios(samples, BASELINE),
-                "shares": {"hidden": measure.summary(hidden(samples))},
-            }
-        )
+        case = "step with AdamW" if tuned else "forward and backward"
+        size = f"width {width}, {layers} layers, sequence {length}, batch {BATCH} a rank"
+        rows.append(_timed(comm, case, size, reshard, contenders, works, quick))
     return rows
+
+
+def _beside_waiting(
+    comm: MPI.Comm, sizes: tuple[int, int], reshard: bool, peer: bool, quick: bool
+) -> dict:
+    """Time forward and backward of layers that wait about as long as they communicate."""
+    import torch
+    from torch import nn
+
+    from benchmarks import sharded
+    from benchmarks.waiting import Waiting
+
+    elements, layers = sizes
+    probe = sharded.ByDistarray(nn.Sequential(Waiting(elements, 0.0)), comm, reshard)
+    seconds = min(measure.in_turn(comm, {"": probe.communicate}, repeats=5)[""])
+    del probe
+    plain = nn.Sequential(*(Waiting(elements, seconds / 2) for _ in range(layers)))
+    x = torch.ones(8, requires_grad=True)
+    gradient = torch.ones(8)
+    contenders = _contenders(plain, comm, reshard, peer)
+    expected = [torch.ones(8), *[torch.full((elements,), 0.5)] * layers]
+    for name, contender in contenders.items():
+        _check(name, contender, x, gradient, expected)
+    floor = sharded.Floor(plain, comm)
+    floor.model.requires_grad_(False)
+    works = {BASELINE: _step(floor, x, gradient, False)}
+    for name, contender in contenders.items():
+        works[name] = _step(contender, x, gradient, False)
+    size = f"layers that wait, {elements * 4 / 2**20:g} MiB each, {layers} layers"
+    return _timed(comm, "forward and backward", size, reshard, contenders, works, quick)
+
+
+def _contenders(plain: Any, comm: MPI.Comm, reshard: bool, peer: bool) -> dict[str, Any]:
+    from benchmarks import sharded
+    from benchmarks.sharded_by_hand import ByHand
+
+    found: dict[str, Any] = {
+        by_distarray.NAME: sharded.ByDistarray(plain, comm, reshard),
+        by_hand.NAME: ByHand(plain, comm, reshard),
+    }
+    if peer:
+        found[TORCH] = sharded.ByTorch(plain, comm, reshard)
+    return found
+
+
+def _timed(
+    comm: MPI.Comm,
+    case: str,
+    size: str,
+    reshard: bool,
+    contenders: dict[str, Any],
+    works: dict[str, measure.Work],
+    quick: bool,
+) -> dict:
+    """Return a row of the table."""
+    works[COLLECTIVES] = contenders[by_distarray.NAME].communicate
+    samples = measure.in_turn(comm, works, repeats=3 if quick else 31, seconds=60)
+    return {
+        "ranks": comm.size,
+        "case": case + (", gathered twice" if reshard else ", kept after forward"),
+        "size": size,
+        "seconds": {name: measure.summary(found) for name, found in samples.items()},
+        "ratios": measure.ratios(samples, BASELINE),
+        "shares": {"hidden": measure.summary(hidden(samples))},
+    }
 
 
 def hidden(samples: dict[str, list[float]]) -> list[float]:
