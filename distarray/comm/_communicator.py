@@ -316,6 +316,19 @@ class Communicator(Reducer):
         """Whether ``views`` yields any other rank's block, on any rank: the same on all of them."""
         return self.reaches_all
 
+    def reaches_all_on(self, device: str) -> bool:
+        """Tell whether ``views`` yields every rank's block where they are on "cpu" or "cuda".
+
+        The first call is collective.
+        """
+        del device
+        return self.reaches_all
+
+    def reaches_some_on(self, device: str) -> bool:
+        """Tell whether ``views`` yields any other rank's block there, on any rank; collective."""
+        del device
+        return self.reaches_some
+
     @property
     @abstractmethod
     def ranks_per_node(self) -> int | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from distarray.comm import _mismatch, _mpi_large, _on_error
+from distarray.comm import _backend, _mismatch, _mpi_large, _on_error
 from distarray.comm._collectives import Counts
 from distarray.comm._communicator import Communicator
 from distarray.comm._datatypes import carrier, moving_type, reducing_type
@@ -266,7 +266,10 @@ class MPICommunicator(Communicator):
     ) -> contextlib.AbstractContextManager[list[np.ndarray | None]]:
         """Return a context that yields the blocks of the ranks on this node."""
         channel = self._group.attached()
-        if channel is None or not channel.is_complete:
+        complete = channel is not None and channel.is_complete
+        if not _backend.is_numpy(block):
+            self._group.reach_on_device()
+        if not complete:
             compare(self._group.mpi, token, what)
         if channel is None:
             return self._own_view(block)
@@ -302,6 +305,14 @@ class MPICommunicator(Communicator):
     def reaches_some(self) -> bool:
         """Whether any two ranks share a node's memory; the first use is collective."""
         return self._group.attached() is not None
+
+    def reaches_all_on(self, device: str) -> bool:
+        """Tell whether every rank's blocks on a kind of device can be read in place."""
+        return self.reaches_all if device == "cpu" else self._group.reach_on_device()[0]
+
+    def reaches_some_on(self, device: str) -> bool:
+        """Tell whether any two ranks read each other's blocks on a kind of device in place."""
+        return self.reaches_some if device == "cpu" else self._group.reach_on_device()[1]
 
     # --- other communicators ---------------------------------------------------------------------
 

@@ -133,6 +133,7 @@ class Group:
         self.channel: _node_local.Channel | None = None
         self.ranks_per_node: int | None = None
         self._asked = len(ranks) == 1
+        self._reach_on_device: tuple[bool, bool] | None = None
         self._own: MPI.Intracomm | None = None
         self._name = ""
         self._exported: MPI.Intracomm | None = None
@@ -192,6 +193,27 @@ class Group:
             if self.channel is not None and meeting is not None:
                 self.channel.meets(f"round of {meeting.place}", meeting.ranks)
         return self.channel
+
+    def reach_on_device(self) -> tuple[bool, bool]:
+        """Tell whether all ranks, and whether any two, read each other's blocks on GPUs in place.
+
+        The same on all ranks; the first call is collective.
+        """
+        if self._reach_on_device is None:
+            channel = self.attached()
+            near = () if channel is None else channel.reached_on_device()
+            everyone = all_gather_object(
+                self.mpi,
+                (
+                    bool(near) and min(map(len, near)) == len(self.ranks),
+                    bool(near) and max(map(len, near)) > 1,
+                ),
+            )
+            self._reach_on_device = (
+                all(complete for complete, _ in everyone) or len(self.ranks) == 1,
+                any(some for _, some in everyone),
+            )
+        return self._reach_on_device
 
     def free(self) -> None:
         """Free the communicators; collective."""

@@ -7,7 +7,8 @@ same number. A slot is written again two rounds later, and a rank can only be tw
 once everyone has read the slot, so a round needs no closing barrier. A slot carries a small
 payload inline, or says where in its owner's arena a large block lies; then the readers' closing
 round tells the owners that their blocks may change. Blocks outside of the arena are copied into it;
-such copies, unless they are large, wait for the next round instead.
+such copies, unless they are large, wait for the next round instead. Of a block on a GPU the slot
+has what other processes need to map it (``_device_sharing``).
 
 Every slot names what its rank believes it is doing (a token). Ranks that disagree find out in the
 round itself, all of them, and raise the same error instead of exchanging garbage.
@@ -29,7 +30,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from distarray.comm import _memory
+from distarray.comm import _backend, _device_sharing, _memory
 from distarray.comm._mismatch import mismatch
 from distarray.comm._packing import copy_box
 from distarray.comm._presence import Meeting, counted_by, message_of_gone
@@ -37,6 +38,7 @@ from distarray.comm._slots import (
     BARRIER,
     BLOCK_IN_ARENA,
     BLOCK_INLINE,
+    BLOCK_ON_DEVICE,
     BLOCK_STAGED,
     BYTES,
     GONE,
@@ -46,6 +48,7 @@ from distarray.comm._slots import (
     MISMATCH,
     NDIM,
     OFFSET,
+    PROBE,
     ROUND,
     SHAPE,
     SIZE,
@@ -57,6 +60,7 @@ from distarray.comm._slots import (
 )
 from distarray.comm._waiting import timeout, waiting
 from distarray.errors import CommunicationError
+from distarray.typing import Buffer
 
 _SPINS = 200  # reads of a flag before the core is offered to others
 _SPINS_CROWDED = 10  # the same where the node has more ranks than this process has cores
@@ -103,10 +107,11 @@ class Channel:
         self._ranks: tuple[int, ...] = ()
         self._spins = _SPINS if len(members) <= _cores() else _SPINS_CROWDED
         self._keep = own
-        self._unread: np.ndarray | None = None
+        self._unread: Buffer | None = None
         """A copy that others may read until the next round has begun."""
         self._process = os.getpid()
         self._memory = {rank: memory for rank, (memory, _) in peers.items()}
+        self._on_device: tuple[frozenset[int], ...] | None = None
         mine = own.data
         self._mine = [Slot(mine, i * SLOT) for i in range(2)]
         self._others = [
@@ -176,27 +181,55 @@ class Channel:
         words[SIZE] = 0
         self._complete_round(words, BARRIER, "waiting at a barrier")
 
+    def reached_on_device(self) -> tuple[frozenset[int], ...]:
+        """Return, for each member, the ranks whose blocks on GPUs it and they can read in place.
+
+        The first call is collective over the members, of which each is bound to a GPU.
+        """
+        if self._on_device is None:
+            self._on_device = _device_sharing.reached(
+                self.members,
+                self._memory,
+                lambda data: self.exchange(data, PROBE, "looking for what GPUs share"),
+            )
+        return self._on_device
+
+    @property
+    def _near(self) -> frozenset[int]:
+        return self.reached_on_device()[self.members.index(self.me)]
+
     def views(
-        self, block: np.ndarray, token: int, what: object = "", *, closing: bool = True
+        self, block: Buffer, token: int, what: object = "", *, closing: bool = True
     ) -> _Views:
         """Return a context that yields every member's block, readable in place.
 
-        It yields a list with None for ranks of other nodes. The blocks stay unchanged inside the
-        context. Blocks may differ in shape and strides, not in dtype (the token stands for it).
+        It yields a list with None for ranks of other nodes, and, of blocks on GPUs, for ranks that
+        are not ``reached_on_device``. The blocks stay unchanged inside the context. Blocks may
+        differ in shape and strides, not in dtype or kind of device (the token stands for it).
 
         Raises
         ------
         MismatchError
             On entering: the ranks passed different tokens.
         """
+        if not _backend.is_numpy(block):
+            self.reached_on_device()
         return _Views(self, block, token, what, closing)
 
-    def _offer(self, block: np.ndarray) -> np.ndarray | None:
+    def _offer(self, block: Buffer) -> Buffer | None:
         """Put a block into the own slot, or say there where it lies in the own arena.
 
         Returns what must stay alive until all have read it.
         """
         slot = self._mine[self._round & 1]
+        if not _backend.is_numpy(block):
+            if len(self._near) == 1:  # nobody reads it
+                slot.words[KIND] = BLOCK_ON_DEVICE
+                return block
+            lent, offset, kept = _device_sharing.lend(block)
+            slot.bytes[: _device_sharing.NBYTES] = lent.packed()
+            describe(slot.words, BLOCK_ON_DEVICE, kept, offset)
+            return kept
         if block.nbytes > INLINE_BYTES:
             own = _in_arena(block)
             lent = block if own else _stage(block)
@@ -208,7 +241,7 @@ class Channel:
         slot.put(block)
         return None
 
-    def _block(self, rank: int, slot: Slot, dtype: np.dtype[Any]) -> np.ndarray:
+    def _block(self, rank: int, slot: Slot, dtype: np.dtype[Any]) -> Buffer:
         """Return the block that another rank's slot holds or describes."""
         words = slot.words
         if words[KIND] == BLOCK_INLINE:
@@ -217,6 +250,9 @@ class Channel:
         shape = tuple(words[SHAPE : SHAPE + ndim])
         strides = tuple(words[SHAPE + ndim : SHAPE + 2 * ndim])
         offset = words[OFFSET]
+        if words[KIND] == BLOCK_ON_DEVICE:
+            lent = _device_sharing.Lent.unpacked(slot.bytes)
+            return _device_sharing.borrow(self._memory[rank], lent, offset, shape, strides, dtype)
         reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0)
         buffer = self._memory[rank].upto(offset + reach + dtype.itemsize)
         return np.ndarray(shape, dtype, buffer, offset, strides)
@@ -293,28 +329,41 @@ class Channel:
 class _Views:
     """Every member's block, from entering to leaving; leaving waits until all have read."""
 
-    __slots__ = ("_block", "_channel", "_closing", "_lent", "_open", "_token", "_what")
+    __slots__ = (
+        "_block",
+        "_channel",
+        "_closing",
+        "_lent",
+        "_on_device",
+        "_open",
+        "_token",
+        "_what",
+    )
 
     def __init__(
-        self, channel: Channel, block: np.ndarray, token: int, what: object, closing: bool
+        self, channel: Channel, block: Buffer, token: int, what: object, closing: bool
     ) -> None:
         self._channel = channel
         self._block = block
         self._token = token
         self._what = what
         self._closing = closing
-        self._lent: np.ndarray | None = None
+        self._on_device = not _backend.is_numpy(block)
+        self._lent: Buffer | None = None
         self._open = False
 
-    def __enter__(self) -> list[np.ndarray | None]:
+    def __enter__(self) -> list[Buffer | None]:
         channel, block = self._channel, self._block
         words = channel._mine[channel._round & 1].words
         self._lent = channel._offer(block)
-        views: list[np.ndarray | None] = [None] * channel.size
+        views: list[Buffer | None] = [None] * channel.size
         views[channel.me] = block
         lent = self._lent is not None and words[KIND] == BLOCK_IN_ARENA
         others = channel._complete_round(words, self._token, self._what)
         channel._unread = None  # everybody has left the round before
+        if self._on_device:
+            others = [(rank, other) for rank, other in others if rank in channel._near]
+            lent = bool(others)
         for rank, other in others:
             lent = lent or other.words[KIND] == BLOCK_IN_ARENA
             views[rank] = channel._block(rank, other, block.dtype)
@@ -324,6 +373,8 @@ class _Views:
     def __exit__(self, *_: object) -> None:
         # What travelled inside the slots was copied there, and other copies are kept: nobody needs
         # to wait for the readers.
+        if self._on_device:
+            _device_sharing.read()
         if self._open:
             self._channel.barrier()
         else:

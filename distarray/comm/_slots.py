@@ -25,8 +25,8 @@ GONE = HEADER // 8 - 1  # set by a rank that has come to the end of the program
 _DESCRIBED = 5  # blocks of up to so many axes are described by one run of bytes
 _DESCRIPTION = slice(KIND * 8, (SHAPE + 2 * _DESCRIBED) * 8)
 _KEPT = 256  # descriptions whose arrays are kept, per slot
-BARRIER, MISMATCH = -1, -2  # tokens of the channel itself
-BYTES, BLOCK_INLINE, BLOCK_IN_ARENA, BLOCK_STAGED = range(4)
+BARRIER, MISMATCH, PROBE = -1, -2, -3  # tokens of the channel itself
+BYTES, BLOCK_INLINE, BLOCK_IN_ARENA, BLOCK_STAGED, BLOCK_ON_DEVICE = range(5)
 
 
 class Slot:
