@@ -18,7 +18,7 @@ from distarray.errors import ArgumentError, ShapeError
 from distarray.layout import Layout, Replicate
 from distarray.torch import _moves
 from distarray.torch._buffers import check_travels
-from distarray.torch._row_losses import Terms, row_losses
+from distarray.torch._row_losses import INSTEAD, Terms, row_losses
 from distarray.torch._style import one_axis
 from distarray.torch._targets import (
     check_numbers,
@@ -27,6 +27,7 @@ from distarray.torch._targets import (
     layout_of_classes,
     takes_classes,
 )
+from distarray.torch._transforms import check_outside
 from distarray.torch._untraced import untraced
 
 _REDUCTIONS = ("mean", "sum", "none")
@@ -94,6 +95,7 @@ def vocab_parallel_cross_entropy(
     _moves.check_mesh(mesh)
     one_axis(mesh, "vocab_parallel_cross_entropy")
     check_travels(logits)
+    check_outside(INSTEAD)
     axis = class_axis(logits, axis)
     chosen = takes_classes(logits, target, axis)
     if reduction not in _REDUCTIONS:

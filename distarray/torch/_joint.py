@@ -30,6 +30,7 @@ from distarray.torch import _moves
 from distarray.torch._anchor import ANCHOR, is_for_all_leaves
 from distarray.torch._layouts import Beside
 from distarray.torch._legs import Leg
+from distarray.torch._transforms import transforming
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def prepared(tensor: torch.Tensor, there: Leg, back: Leg) -> torch.Tensor:
     Column-parallel modules that use the result itself reduce their gradients together.
     """
     result = _moves.moved(tensor, there, back)
-    if not result.requires_grad or not torch.is_grad_enabled():
+    if not result.requires_grad or not torch.is_grad_enabled() or transforming():
         return result
     if result is tensor:
         result = _moves.moved(tensor.view_as(tensor), there, back)

@@ -26,11 +26,13 @@ from distarray.redistribute._background import Handle, redistribute_async, refus
 from distarray.redistribute._execute import redistribute_local, refuse
 from distarray.redistribute._route import kept_partial
 from distarray.redistribute._ways import check_dtype
+from distarray.torch import _transforms
 from distarray.torch._buffers import buffer_of, check_travels, tensor_of
 from distarray.torch._layouts import is_placed, place
 from distarray.torch._legs import Leg, dual, legs_between
 from distarray.torch._origins import Origin, current, joined
 from distarray.torch._shapes import check_block, check_mesh, layout_from
+from distarray.torch._transforms import transforming
 from distarray.torch._untraced import untraced
 
 __all__ = [
@@ -208,6 +210,11 @@ def redistribute(
         tensor, mesh, src_placements, dst_placements, shape, grad_placements, async_op
     )
     if async_op:
+        if transforming():
+            raise ArgumentError(
+                "async_op=True inside of torch.func (grad, vjp, jvp, vmap, ...), whose levels see "
+                "values that are there only; pass async_op=False"
+            )
         return PendingTensor(tensor, there, back)
     return moved(tensor, there, back)
 
@@ -220,7 +227,11 @@ def moved(tensor: torch.Tensor, there: Leg, back: Leg) -> torch.Tensor:
         if not is_placed(tensor):
             place(tensor, there.dst)
         return tensor
-    result: torch.Tensor = _Move.apply(tensor, there, back, current())
+    result: torch.Tensor
+    if transforming():
+        result = _transforms.moved(tensor, _run, there, back, current(), _needs_gradient(tensor))
+    else:
+        result = _Move.apply(tensor, there, back, current())
     place(result, there.dst)
     return result
 

@@ -13,6 +13,7 @@ from distarray.layout import Layout, Partial, Replicate
 from distarray.redistribute._execute import redistribute_local
 from distarray.torch._buffers import buffer_of, tensor_of
 from distarray.torch._class_shares import Classes, Goal, Probabilities, gradient, survey
+from distarray.torch._transforms import OutsideTransforms
 
 
 class Terms(NamedTuple):
@@ -64,8 +65,16 @@ def row_losses(
     return losses
 
 
-class _Losses(torch.autograd.Function):
+INSTEAD = (
+    "losses of logits that are cut by classes; take the loss of whole ones: leave out "
+    "loss_parallel, and gather them by output_layouts=da.Replicate()"
+)
+
+
+class _Losses(OutsideTransforms):
     """A log S - sum q (x - M), of sums over all ranks."""
+
+    instead = INSTEAD
 
     @staticmethod
     def forward(
@@ -113,8 +122,10 @@ class _Losses(torch.autograd.Function):
         return of_logits, of_target, None, None, None
 
 
-class _Gradient(torch.autograd.Function):
+class _Gradient(OutsideTransforms):
     """k (A s - q), with s = exp(x - M) / S: what the logits' gradient is, per row's gradient k."""
+
+    instead = INSTEAD
 
     @staticmethod
     def forward(

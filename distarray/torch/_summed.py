@@ -12,12 +12,18 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.layout import Layout, Partial, Replicate
 from distarray.torch import _moves
+from distarray.torch._transforms import OutsideTransforms
 
 _R, _P = Replicate(), Partial()
 
 
-class _Summed(torch.autograd.Function):
+class _Summed(OutsideTransforms):
     """Return tensors as they are; their gradients are added up over the ranks, all in one."""
+
+    instead = (
+        "replicated parameters whose gradients are added up over the ranks (SequenceParallel, and "
+        "norms in it); call a copy of the module that is not parallelized"
+    )
 
     @staticmethod
     def forward(ctx: Any, mesh: DeviceMesh, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from distarray.comm import DeviceMesh
-from distarray.errors import IndexingError
+from distarray.errors import ArgumentError, IndexingError
 from distarray.layout import Replicate, Shard
 from distarray.torch._features import everywhere, summed
 from distarray.torch._passage import around
@@ -34,6 +34,12 @@ def cut_vocabulary(style: Any, module: nn.Embedding, mesh: DeviceMesh) -> None:
         _: nn.Module, forward: Callable[..., torch.Tensor], input: torch.Tensor, **kwargs: Any
     ) -> torch.Tensor:
         words = everywhere(input, mesh, given)
+        if torch._C._functorch.is_batchedtensor(words):
+            raise ArgumentError(
+                "torch.func.vmap over the words of an embedding that is cut by its vocabulary: "
+                "which of them a rank has is a matter of values, which vmap hides; pass all words "
+                "at once, or cut the embedding by dt.ColwiseParallel()"
+            )
         check_words(words, layout.shape[0])
         here = (words >= start) & (words < stop)
         vectors = forward(words[here] - start, **kwargs)

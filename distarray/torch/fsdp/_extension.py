@@ -11,7 +11,7 @@ import torch
 
 from distarray.comm import _memory
 from distarray.comm._mismatch import Purpose
-from distarray.errors import ArgumentTypeError
+from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout
 from distarray.redistribute._background import Handle, in_background
 from distarray.torch._buffers import buffer_of, tensor_of
@@ -70,6 +70,17 @@ class ExtendedBundle(Bundle):
             return found
 
         return in_background(work)
+
+    def gathered_of(
+        self,
+        shares: Sequence[torch.Tensor],  # noqa: ARG002
+        what: str,
+    ) -> list[torch.Tensor]:
+        """Refuse: an extension has no derivative."""
+        raise ArgumentError(
+            f"{self.members[0].path} travels in another form (set_all_gather_extension), which "
+            f"torch.func cannot follow, in {what}; leave that form to backward()"
+        )
 
     def arrive(self, buffer: Buffer) -> list[torch.Tensor]:
         """Turn what has come into the whole."""

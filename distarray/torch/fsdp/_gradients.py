@@ -107,8 +107,10 @@ class GradientBundle:
         at, found = 0, []
         for member in self.members:
             shape = member.layout.local_shape()
-            block = own[at : at + _size(shape)].view(shape)
-            at += block.numel()
+            size = _size(shape)
+            # An empty one has the strides of its own shape, which autograd looks at.
+            block = own[at : at + size].view(shape) if size else own.new_empty(shape)
+            at += size
             parameter = member.parameter
             found.append(block.to(parameter.device, parameter.dtype))
         return found

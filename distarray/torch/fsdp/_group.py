@@ -47,6 +47,8 @@ class Group:
         How many calls of its modules, one inside of the other, are under way.
     ends_with_inputs
         Whether the wholes are needed in backward until the gradients of inputs are there.
+    is_lent
+        Whether modules hold wholes for a call by torch.func.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Group:
         self._gradients = Receiver(self, device)
         self.depth = 0
         self.ends_with_inputs = False
+        self.is_lent = False
 
     def set_reshard_after_forward(self, value: bool | int) -> None:
         """Set what is kept after forward: nothing more, all, or the share of a smaller group."""
@@ -169,14 +172,21 @@ class Group:
     def _refresh(self) -> None:
         """Follow parameters that have been replaced, converted or changed in value."""
         self.follow()
-        if not self._bundles or not all(b.fits for b in self._bundles):
+        if self.bundle_up():
+            return
+        if (self._is_whole or self._handles) and not all(b.is_current for b in self._bundles):
             self.free()
-            self._bundles = self._bundled()
-            self.members = [m for b in self._bundles for m in b.members]
-            self._gradients.restart(self.members)
-            self._traced = None
-        elif (self._is_whole or self._handles) and not all(b.is_current for b in self._bundles):
-            self.free()
+
+    def bundle_up(self) -> bool:
+        """Make bundles where there are none that fit; return whether they are new."""
+        if self._bundles and all(b.fits for b in self._bundles):
+            return False
+        self.free()
+        self._bundles = self._bundled()
+        self.members = [m for b in self._bundles for m in b.members]
+        self._gradients.restart(self.members)
+        self._traced = None
+        return True
 
     def _bundled(self) -> list[Bundle]:
         kinds: dict[Any, list[ShardedParameter]] = {}
@@ -276,6 +286,26 @@ class Group:
             self._traced = _node.unsharded(self, [m.parameter for m in self.members])
             self._traced_for = needed
         return self._traced
+
+    # --- calls by torch.func ---------------------------------------------------------------------
+
+    @property
+    def divisor(self) -> float:
+        """What sums of gradients over all ranks are divided by."""
+        return self.mesh.size if self.factor is None else self.factor
+
+    def gathered_of(self, shares: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the wholes of shares that take the place of the parameters (collective)."""
+        of = dict(zip(map(id, self.members), shares, strict=True))
+        return [
+            whole
+            for bundle in self._bundles
+            for whole in bundle.gathered_of([of[id(m)] for m in bundle.members], self.name)
+        ]
+
+    def reduced_of(self, gradients: Gradients) -> Gradients:
+        """Return the gradients of shares, of those of wholes (collective)."""
+        return self._gradients.reduced_now(gradients)
 
     # --- gradients -------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.torch._modules import located
+from distarray.torch._untraced import untraced_itself
 from distarray.torch.fsdp._extension import Extension, PostAllGather, PreAllGather
 from distarray.torch.fsdp._group import Group
 from distarray.torch.fsdp._state import State, state_beside
@@ -217,14 +218,27 @@ class FSDPModule:
                 yield state.group
 
 
+@untraced_itself
 def called(module: nn.Module, function: Any, args: Any, kwargs: Any) -> Any:
     """Return what a function of a sharded module returns, called with whole parameters."""
     state = state_beside(module)
     if state is None:
         return function(*args, **kwargs)
-    with state.calling(module):
+    call = state.entered(module)
+    try:
         args, kwargs = state.received(args, kwargs)
         return state.returned(function(*args, **kwargs))
+    except RuntimeError as error:
+        if "support saved tensor hooks" not in str(error):
+            raise
+        raise ArgumentError(
+            "a transform of torch.func (grad, vjp, vmap, ...) was called inside of the forward "
+            "pass of a sharded module, where autograd's hooks for saved tensors let parameters "
+            "come and go. Call it around the whole module, take gradients by torch.autograd.grad, "
+            "or use dt.replicate"
+        ) from error
+    finally:
+        state.left(call)
 
 
 _classes: dict[type[nn.Module], type[nn.Module]] = {}

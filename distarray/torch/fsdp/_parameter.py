@@ -94,14 +94,19 @@ class ShardedParameter:
         parameter.data = block
         self._place()
 
+    @property
+    def held(self) -> torch.Tensor | None:
+        """What modules hold now: the parameter, its whole, or what somebody has put there."""
+        module, name = self.slots[0]
+        return module._parameters.get(name)
+
     def adopt(self) -> None:
         """Take the parameter that modules hold, should it be another one by now.
 
         Materialising a module that was on the meta device makes new ones, and so does loading a
         state dict with ``assign=True``.
         """
-        module, name = self.slots[0]
-        found = module._parameters.get(name)
+        found = self.held
         if found is self.parameter:
             return
         if not isinstance(found, nn.Parameter):

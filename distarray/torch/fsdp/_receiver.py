@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -15,6 +15,9 @@ from distarray.torch.fsdp._context import Context, Member
 from distarray.torch.fsdp._gradients import Flight, GradientBundle, Gradients, Reduction
 from distarray.torch.fsdp._parameter import ShardedParameter
 from distarray.torch.fsdp._policies import MixedPrecisionPolicy
+
+_Bundles = list[tuple[GradientBundle, list[int]]]
+"""Bundles, and the positions of their members in the group."""
 
 
 class Settings(Member, Protocol):
@@ -46,7 +49,8 @@ class Receiver:
         self._group = group
         self._device = device
         self._members: Sequence[ShardedParameter] = group.members
-        self._bundles: tuple[Any, list[tuple[GradientBundle, list[int]]]] | None = None
+        self._bundles: dict[tuple[bool, ...], _Bundles] = {}
+        """By which parameters have gradients."""
         self._kept: list[torch.Tensor | None] = []
         """Gradients of wholes that have not been reduced."""
         self._late: set[int] = set()
@@ -56,7 +60,7 @@ class Receiver:
     def restart(self, members: Sequence[ShardedParameter]) -> None:
         """Follow parameters that are others now, or in another order."""
         self._members = members
-        self._bundles = None
+        self._bundles = {}
 
     def abandon(self) -> None:
         """Forget what a backward pass that failed has left."""
@@ -77,7 +81,7 @@ class Receiver:
         for member in self._members:
             _hooks.guard(member.parameter, self._late)
         if not is_for_all_leaves():
-            return self._reduced_now(gradients)
+            return self.reduced_now(gradients)
         self._late.update(id(m.parameter) for m in self._members)
         backward = context.backward()
         backward.met(self._group)
@@ -128,31 +132,39 @@ class Receiver:
     def _send(self, gradients: Gradients) -> None:
         assert self._group.context is not None  # it has been used in forward
         how = Reduction(self._group.factor, self._group.replicas_sync)
-        for flight in self._flights(gradients, how):
+        for flight in self._flights(self._by_dtype(), gradients, how):
             self._group.context.take_off(flight)
 
-    def _reduced_now(self, gradients: Gradients) -> Gradients:
-        """Return the gradients of the shares."""
+    def reduced_now(self, gradients: Gradients) -> Gradients:
+        """Return the gradients of the shares (collective); nothing is added to those there are."""
         found: list[torch.Tensor | None] = [None] * len(gradients)
         how = Reduction(self._group.factor, alone=True)
-        flights = self._flights(gradients, how)
-        for (_, positions), flight in zip(self._by_dtype(), flights, strict=True):
+        bundles = self._by_dtype(gradients)
+        flights = self._flights(bundles, gradients, how)
+        for (_, positions), flight in zip(bundles, flights, strict=True):
             for position, gradient in zip(positions, flight.land(), strict=True):
                 found[position] = gradient
         return found
 
-    def _flights(self, gradients: Gradients, how: Reduction) -> list[Flight]:
+    def _flights(self, bundles: _Bundles, gradients: Gradients, how: Reduction) -> list[Flight]:
         self._passes += 1
         what = f"{self._group.name}, backward {self._passes}"
         return [
             bundle.start([gradients[i] for i in positions], how, what)
-            for bundle, positions in self._by_dtype()
+            for bundle, positions in bundles
         ]
 
-    def _by_dtype(self) -> list[tuple[GradientBundle, list[int]]]:
-        """Return the parameters that require gradients by the dtype in which these travel."""
+    def _by_dtype(self, gradients: Gradients = ()) -> _Bundles:
+        """Return the parameters that have gradients by the dtype in which these travel.
+
+        They are those that require them, and others for which there is one in `gradients`.
+        """
         needed = tuple(m.parameter.requires_grad for m in self._members)
-        if self._bundles is None or self._bundles[0] != needed:
+        if gradients:
+            pairs = zip(needed, gradients, strict=True)
+            needed = tuple(need or gradient is not None for need, gradient in pairs)
+        found = self._bundles.get(needed)
+        if found is None:
             kinds: dict[torch.dtype, list[int]] = {}
             for i, member in enumerate(self._members):
                 if needed[i]:
@@ -160,7 +172,7 @@ class Receiver:
                     if dtype is None or not member.parameter.dtype.is_floating_point:
                         dtype = self._group.policy.dtype_of(member.parameter.dtype)
                     kinds.setdefault(dtype, []).append(i)
-            found = [
+            found = self._bundles[needed] = [
                 (
                     GradientBundle(
                         [self._members[i] for i in at], self._group.mesh, dtype, self._device
@@ -169,5 +181,4 @@ class Receiver:
                 )
                 for dtype, at in kinds.items()
             ]
-            self._bundles = needed, found
-        return self._bundles[1]
+        return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -118,13 +118,12 @@ class _Hooks:
         return found
 
 
-@contextlib.contextmanager
-def saving() -> Iterator[None]:
-    """Let torch hand over what it saves, unless it does so already."""
+def enter_saving() -> contextlib.AbstractContextManager[Any] | None:
+    """Let torch hand over what it saves; return what ends it, None where torch does so already."""
     outer: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
     if outer is not None and isinstance(getattr(outer[0], "__self__", None), _Hooks):
-        yield
-        return
+        return None
     hooks = _Hooks(outer)
-    with torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):
-        yield
+    found: Any = torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack)
+    found.__enter__()
+    return found  # type: ignore[no-any-return]

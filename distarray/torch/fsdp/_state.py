@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -12,15 +12,112 @@ from torch import nn
 from torch.utils import _pytree
 
 from distarray.torch._modules import located
+from distarray.torch._transforms import transforming
 from distarray.torch._untraced import untraced
 from distarray.torch.fsdp._context import Context
+from distarray.torch.fsdp._functional import given_to, lent
 from distarray.torch.fsdp._group import Group
-from distarray.torch.fsdp._saved_wholes import saving
+from distarray.torch.fsdp._saved_wholes import enter_saving
 
 NAME = "_distarray_fsdp"
 """Under which a module's ``__dict__`` has its state."""
 
 _running: ContextVar[Context | None] = ContextVar("the model that runs", default=None)
+
+
+class Call:
+    """One call of a sharded module, for as long as its parameters are whole.
+
+    Parameters
+    ----------
+    state
+        Beside the module.
+    module
+        Which.
+    """
+
+    __slots__ = (
+        "_before",
+        "_context",
+        "_group",
+        "_hooks",
+        "_is_last",
+        "_lent",
+        "_outermost",
+        "_recomputing",
+        "_token",
+    )
+
+    def __init__(self, state: State, module: nn.Module) -> None:
+        group = self._group = state.group
+        recomputing = self._recomputing = torch._C._current_graph_task_id() != -1
+        outer = _running.get()
+        context = outer or (group.context if recomputing and group else None) or state.own
+        self._context = context
+        self._outermost = outer is None and not recomputing
+        self._is_last = state.is_last
+        self._before: list[torch.Tensor] | None = None
+        self._lent: contextlib.ExitStack | None = None
+        self._hooks: Any = None
+        self._token = _running.set(context)
+        if self._outermost:
+            context.begin()
+        try:
+            if group is not None:
+                with located(module):
+                    self._make_whole(group)
+            if torch.is_grad_enabled() and not transforming():
+                self._hooks = enter_saving()
+        except BaseException:
+            self._end_pass()
+            raise
+
+    def _make_whole(self, group: Group) -> None:
+        if group.is_lent:
+            self._group = None  # a call inside of one that has lent them
+            return
+        given = given_to(group)
+        if given is not None:
+            self._lent = contextlib.ExitStack()
+            self._lent.enter_context(lent(group, given))
+            group.is_lent = True
+            return
+        group.context = self._context
+        self._before = group.shown if group.depth else None
+        group.renew()
+        group.show()
+        if not self._recomputing:
+            self._context.entered(group)
+        group.depth += 1
+
+    def end(self) -> None:
+        """Let the parameters go."""
+        try:
+            if self._hooks is not None:
+                self._hooks.__exit__(None, None, None)
+            if self._group is not None:
+                self._let_go(self._group)
+        finally:
+            self._end_pass()
+
+    def _let_go(self, group: Group) -> None:
+        if self._lent is not None:
+            group.is_lent = False
+            self._lent.close()
+            return
+        group.depth -= 1
+        if self._before is not None and group.is_whole:
+            group.show_again(self._before)
+        elif not group.depth and not self._recomputing and self._is_last:
+            group.hide()
+            self._context.left(group)
+            if group.reshard_after_forward or not torch.is_grad_enabled():
+                group.free(after_forward=True)
+
+    def _end_pass(self) -> None:
+        _running.reset(self._token)
+        if self._outermost:
+            self._context.end()
 
 
 class State:
@@ -41,62 +138,20 @@ class State:
         self.is_last = is_last
         self.own = Context()
 
-    @contextlib.contextmanager
-    def calling(self, module: nn.Module) -> Iterator[None]:
-        """Make the parameters whole during a call, and let them go after it."""
-        recomputing = torch._C._current_graph_task_id() != -1
-        outer = _running.get()
-        context = outer or (self.group.context if recomputing and self.group else None) or self.own
-        outermost = outer is None and not recomputing
-        token = _running.set(context)
-        if outermost:
-            context.begin()
-        try:
-            with self._whole(module, context, recomputing), self._hooks():
-                yield
-        finally:
-            _running.reset(token)
-            if outermost:
-                context.end()
+    @untraced
+    def entered(self, module: nn.Module) -> Call:
+        """Begin a call: make the parameters whole, until it is `left`."""
+        return Call(self, module)
 
-    @contextlib.contextmanager
-    def _whole(self, module: nn.Module, context: Context, recomputing: bool) -> Iterator[None]:
-        group = self.group
-        if group is None:
-            yield
-            return
-        with located(module):
-            group.context = context
-            before = group.shown if group.depth else None
-            group.renew()
-            group.show()
-            if not recomputing:
-                context.entered(group)
-        group.depth += 1
-        try:
-            yield
-        finally:
-            group.depth -= 1
-            if before is not None and group.is_whole:
-                group.show_again(before)
-            elif not group.depth and not recomputing and self.is_last:
-                group.hide()
-                context.left(group)
-                if group.reshard_after_forward or not torch.is_grad_enabled():
-                    group.free(after_forward=True)
-
-    @contextlib.contextmanager
-    def _hooks(self) -> Iterator[None]:
-        if not torch.is_grad_enabled():
-            yield
-            return
-        with saving():
-            yield
+    @untraced
+    def left(self, call: Call) -> None:
+        """End a call: let the parameters go."""
+        call.end()
 
     @untraced
     def received(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the arguments of a call, converted as the policy has it."""
-        if self.group is not None and torch.is_grad_enabled():
+        if self.group is not None and torch.is_grad_enabled() and not self.group.is_lent:
             self._watch(self.group, args, kwargs)
         policy = None if self.group is None else self.group.policy
         if policy is None or policy.param_dtype is None or not policy.cast_forward_inputs:
@@ -119,11 +174,12 @@ class State:
         group = self.group
         if group is None:
             return output
-        group.check_unchanged()
-        output = _kept(output, group.shown or ())
+        if not group.is_lent:
+            group.check_unchanged()
+            output = _kept(output, group.shown or ())
         if group.policy.output_dtype is not None:
             output = _converted(output, group.policy.output_dtype)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not group.is_lent:
             for tensor in _pytree.tree_leaves(output):
                 if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
                     tensor.register_hook(_announcing(group))
