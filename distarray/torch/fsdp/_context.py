@@ -160,7 +160,12 @@ class Context:
         self._backward = None
         self._last_flights += self._flights
         self._flights = []
-        while self.last_backward and self._last_flights:
+        if self.last_backward:
+            self.land()
+
+    def land(self) -> None:
+        """Wait for the gradients of earlier passes."""
+        while self._last_flights:
             self._last_flights.pop(0).accumulate()
 
 

@@ -19,6 +19,7 @@ from distarray.torch._buffers import check_travels
 from distarray.torch._modules import located, state_of
 from distarray.torch._moves import check_mesh
 from distarray.torch.fsdp._group import Group, check_reshard_after_forward
+from distarray.torch.fsdp._loading import watch_loading
 from distarray.torch.fsdp._module import FSDPModule, called, mix_in
 from distarray.torch.fsdp._parameter import ShardedParameter
 from distarray.torch.fsdp._policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
@@ -114,6 +115,7 @@ def fully_shard(
     group = None
     if members:
         group = Group(members, mesh, policy, offload, reshard_after_forward, compute, name)
+        watch_loading(group)
     for one in modules:
         one.__dict__[NAME] = State(group, one is modules[-1])
         mix_in(one)

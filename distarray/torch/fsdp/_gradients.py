@@ -66,6 +66,11 @@ class GradientBundle:
         """In which dtype gradients are reduced."""
         return self._like.dtype
 
+    def forget(self) -> None:
+        """Forget what waits to be reduced among replicas; nothing may be on its way."""
+        self._carried = None
+        self._carries = [False] * len(self.members)
+
     def start(self, gradients: Gradients, how: Reduction, what: str) -> Flight:
         """Start to reduce the gradients of wholes (collective); they must stay as they are.
 

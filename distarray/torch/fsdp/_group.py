@@ -47,6 +47,8 @@ class Group:
         How many calls of its modules, one inside of the other, are under way.
     ends_with_inputs
         Whether the wholes are needed in backward until the gradients of inputs are there.
+    calls
+        How often its modules have been called for training: ranks out of step notice by it.
     is_lent
         Whether modules hold wholes for a call by torch.func.
     """
@@ -89,6 +91,7 @@ class Group:
         self.depth = 0
         self.ends_with_inputs = False
         self.is_lent = False
+        self.calls = 0
 
     def set_reshard_after_forward(self, value: bool | int) -> None:
         """Set what is kept after forward: nothing more, all, or the share of a smaller group."""
@@ -312,6 +315,12 @@ class Group:
     def receive(self, gradients: Gradients) -> Gradients:
         """Take the gradients of the wholes; return those of the shares, None for later ones."""
         return self._gradients.receive(gradients)
+
+    def forget_gradients(self) -> None:
+        """Forget what is kept for later passes, once what is on its way has come."""
+        if self.context is not None:
+            self.context.land()
+        self._gradients.forget()
 
     def flush(self) -> bool:
         """Reduce what has been kept (collective), unless it is for a later pass.

@@ -54,7 +54,6 @@ class FSDPModule:
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load this rank's shares; `distarray.torch.load_state_dict` takes whole parameters."""
-        self._hide()
         try:
             return super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
         finally:
@@ -67,6 +66,15 @@ class FSDPModule:
             return super()._apply(*args, **kwargs)  # type: ignore[misc]
         finally:
             self._follow()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear gradients, also those that are on their way or kept for a later pass.
+
+        An optimizer's ``zero_grad`` sees the gradients of shares alone.
+        """
+        for group in self._groups(True):
+            group.forget_gradients()
+        super().zero_grad(set_to_none)  # type: ignore[misc]
 
     def _hide(self) -> None:
         for group in self._groups(True):

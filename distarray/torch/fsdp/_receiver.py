@@ -32,6 +32,7 @@ class Settings(Member, Protocol):
     replicas_sync: bool
     factor: float | None
     ends_with_inputs: bool
+    calls: int
 
 
 class Receiver:
@@ -66,6 +67,13 @@ class Receiver:
         """Forget what a backward pass that failed has left."""
         if self._group.syncing:
             self._kept = []
+
+    def forget(self) -> None:
+        """Forget what is kept for later passes."""
+        self._kept = []
+        for bundles in self._bundles.values():
+            for bundle, _ in bundles:
+                bundle.forget()
 
     def receive(self, gradients: Gradients) -> Gradients:
         """Take the gradients of the wholes; return those of the shares, None for later ones."""
@@ -148,7 +156,8 @@ class Receiver:
 
     def _flights(self, bundles: _Bundles, gradients: Gradients, how: Reduction) -> list[Flight]:
         self._passes += 1
-        what = f"{self._group.name}, backward {self._passes}"
+        group = self._group
+        what = f"{group.name}, backward {self._passes} after {group.calls} calls in training"
         return [
             bundle.start([gradients[i] for i in positions], how, what)
             for bundle, positions in bundles

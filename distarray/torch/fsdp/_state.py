@@ -87,6 +87,7 @@ class Call:
         group.renew()
         group.show()
         if not self._recomputing:
+            group.calls += torch.is_grad_enabled()
             self._context.entered(group)
         group.depth += 1
 

@@ -274,3 +274,54 @@ def test_modules_inside_are_sharded_first():
             dt.fully_shard(mine[0], mesh)
 
     on_ranks(2, program)
+
+
+@pytest.mark.parametrize("unsharded", [False, True])
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_loaded_into_a_part(ranks, assign, unsharded):
+    """A module inside of a sharded one loads its own shares, which are known at once."""
+    start = model()
+    half = copy.deepcopy(start)
+    with torch.no_grad():
+        half.layers[0].up.weight.mul_(0.5)
+        half.layers[0].up.bias.mul_(0.5)
+
+    def program(mesh):
+        mine = sharded(copy.deepcopy(start), mesh)
+        part = mine.layers[0].up
+        own = {n: v * 0.5 for n, v in part.state_dict().items()}
+        if unsharded:
+            mine.layers[0].unshard()
+        part.load_state_dict(own, assign=assign)
+        same(dt.full_tensor(part.weight), half.layers[0].up.weight, "weight")
+        copied = copy.deepcopy(part)
+        assert type(copied) is nn.Linear
+        copied.load_state_dict(own)
+        same(mine(BATCH), half(BATCH), "output")
+        next_token_loss(mine, BATCH).backward()
+        reference = copy.deepcopy(half)
+        next_token_loss(reference, BATCH).backward()
+        check_gradients(mine, gradients(reference))
+
+    on_ranks(ranks, program)
+
+
+def test_assigned_from_outside():
+    """A module around sharded ones loads them."""
+    start = filled(nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)))
+
+    def program(mesh):
+        mine = copy.deepcopy(start)
+        for child in mine:
+            dt.fully_shard(child, mesh)
+        own = {n: v * 0.5 for n, v in mine.state_dict().items()}
+        mine[0].unshard()
+        mine.load_state_dict(own, assign=True)
+        same(dt.full_tensor(mine[0].weight), start[0].weight * 0.5, "weight")
+        twice = torch.optim.SGD(mine.parameters(), 1.0)
+        mean_square(mine, values(4, 5)).backward()
+        twice.step()
+        assert all(p.grad is not None for p in mine.parameters())
+
+    on_ranks(3, program)

@@ -366,6 +366,51 @@ def test_gradients_add_up(set_to_none):
     on_ranks(2, program)
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("kept", ["whole", "among replicas", "on their way"])
+def test_zero_grad_forgets_what_is_kept(kept, set_to_none):
+    start = stack()
+    whole = copy.deepcopy(start)
+    mean_square(whole, Y).backward()
+
+    def program(mesh):
+        mine = sharded(start, mesh)
+        for _ in range(2):
+            mine.set_requires_gradient_sync(kept != "whole")
+            mine.set_requires_all_reduce(kept != "among replicas")
+            mine.set_is_last_backward(kept != "on their way")
+            mean_square(mine, X).backward()
+            mine.zero_grad(set_to_none)
+            mine.set_requires_gradient_sync(True)
+            mine.set_requires_all_reduce(True)
+            mine.set_is_last_backward(True)
+            mean_square(mine, Y).backward()
+            check_gradients(mine, gradients(whole))
+            mine.zero_grad()
+
+    of_mesh((2, 2), program)
+
+
+def test_an_optimizer_clears_what_it_sees():
+    """Gradients that are kept are not those of shares: they stay, as they do in torch."""
+    start = stack()
+    whole = copy.deepcopy(start)
+    for x in (X, Y):
+        mean_square(whole, x).backward()
+
+    def program(mesh):
+        mine = sharded(start, mesh)
+        optimizer = torch.optim.SGD(mine.parameters(), 0.1)
+        mine.set_requires_gradient_sync(False)
+        mean_square(mine, X).backward()
+        optimizer.zero_grad()
+        mine.set_requires_gradient_sync(True)
+        mean_square(mine, Y).backward()
+        check_gradients(mine, gradients(whole))
+
+    on_ranks(2, program)
+
+
 def test_steps_inside_of_backward():
     """An optimizer for each parameter that steps as soon as its gradient is there."""
     start = stack()
