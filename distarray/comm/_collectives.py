@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Final
 
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.errors import ArgumentError, DTypeError
+from distarray.errors import ArgumentError, DeviceError, DTypeError
 from distarray.typing import Buffer
 
 Counts = Sequence[int]
+
+OWN_TAG: Final = 32767
+"""Of the library's own messages: the largest tag that every MPI has."""
 
 
 def offsets(counts: Counts) -> list[int]:
@@ -82,6 +86,12 @@ def check_rank(rank: int, n: int, what: str) -> int:
     return int(rank)
 
 
+def check_tag(tag: int) -> None:
+    """Raise ArgumentError for tags that not every MPI has, or that are ours."""
+    if not 0 <= tag < OWN_TAG:
+        raise ArgumentError(f"tag={tag} is not from 0 to {OWN_TAG - 1}; choose a smaller one")
+
+
 def check_buffer(buffer: Buffer, what: str, collective: str) -> None:
     """Refuse buffers that cannot travel as they lie in memory.
 
@@ -105,13 +115,28 @@ def check_buffer(buffer: Buffer, what: str, collective: str) -> None:
 
 
 def check_pair(send: Buffer, recv: Buffer, collective: str) -> None:
-    """Check both buffers, and that they agree in dtype."""
+    """Check both buffers, and that they agree in dtype and in where they are.
+
+    Raises
+    ------
+    DTypeError
+        The dtypes differ, or hold Python objects.
+    DeviceError
+        One buffer is in host memory, the other on a GPU.
+    ArgumentError
+        A buffer is not C-contiguous.
+    """
     check_buffer(send, "send", collective)
     check_buffer(recv, "receive", collective)
     if send.dtype != recv.dtype:
         raise DTypeError(
             f"{collective} would receive {send.dtype} values into a {recv.dtype} buffer; give both "
             "the same dtype"
+        )
+    if _backend.is_numpy(send) is not _backend.is_numpy(recv):
+        raise DeviceError(
+            f"{collective} would move values from {_backend.device_of(send)!r} memory to "
+            f"{_backend.device_of(recv)!r} memory; give both buffers on one device"
         )
 
 
@@ -120,6 +145,14 @@ def on_host(buffer: Buffer) -> np.ndarray:
     flat = buffer.reshape(-1)
     host: np.ndarray = flat if _backend.is_numpy(flat) else flat.get()
     return host
+
+
+def landing(buffer: Buffer) -> np.ndarray:
+    """Return flat host memory that takes what ``from_host`` then puts into a buffer."""
+    if _backend.is_numpy(buffer):
+        flat: np.ndarray = buffer.reshape(-1)
+        return flat
+    return np.empty(buffer.size, buffer.dtype)
 
 
 def from_host(host: np.ndarray, buffer: Buffer) -> Buffer:

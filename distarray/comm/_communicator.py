@@ -3,7 +3,8 @@
 A transport (``_transport``, filled in by ``_mpi`` and ``_simulated``) moves the values. Buffers
 are C-contiguous, of any shape, taken as flat; counts are in elements and may exceed 2**31. Send
 and receive buffers do not overlap (but for ``all_reduce``). Every call but the point-to-point
-ones is collective over the communicator.
+ones is collective over the communicator. In one call all ranks have buffers in host memory, or all
+have them on GPUs; the latter ``_device_collectives`` moves.
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _log
+from distarray.comm import _backend, _log
 from distarray.comm._collectives import (
     Counts,
     check_buffer,
     check_pair,
     check_rank,
     check_size,
+    check_tag,
     checked_counts,
     from_host,
+    landing,
     on_host,
 )
+from distarray.comm._device_collectives import ON_HOST_BYTES
 from distarray.comm._reducer import Reducer
 from distarray.comm._requests import Completed, Request
 from distarray.errors import ArgumentError
@@ -84,9 +88,12 @@ class Communicator(Reducer):
         if self.size == 1:
             return _copied(send, recv)
         started = perf_counter()
-        target = on_host(recv)
-        request = self._all_gather(on_host(send), target, counts, blocking)
         nbytes = recv.nbytes - send.nbytes
+        if _moves_on_device(recv, recv.nbytes):
+            request = self._device.all_gather(send, recv, counts, blocking)
+            return self._track("all_gather", nbytes, started, request, lambda: recv)
+        target = landing(recv)
+        request = self._all_gather(on_host(send), target, counts, blocking)
         return self._track("all_gather", nbytes, started, request, lambda: from_host(target, recv))
 
     def all_to_all(
@@ -118,9 +125,12 @@ class Communicator(Reducer):
         if self.size == 1:
             return _copied(send, recv)
         started = perf_counter()
-        target = on_host(recv)
-        request = self._all_to_all(on_host(send), target, sends, receives, blocking)
         nbytes = recv.nbytes - receives[self.rank] * recv.itemsize
+        if not _backend.is_numpy(recv):
+            request = self._device.all_to_all(send, recv, sends, receives, blocking)
+            return self._track("all_to_all", nbytes, started, request, lambda: recv)
+        target = recv.reshape(-1)
+        request = self._all_to_all(send.reshape(-1), target, sends, receives, blocking)
         return self._track("all_to_all", nbytes, started, request, lambda: from_host(target, recv))
 
     def broadcast(self, array: Buffer, root: int = 0, *, blocking: bool = True) -> Request:
@@ -130,9 +140,12 @@ class Communicator(Reducer):
         if self.size == 1:
             return Completed(array)
         started = perf_counter()
-        target = on_host(array)
-        request = self._broadcast(target, root, blocking)
         nbytes = 0 if self.rank == root else array.nbytes
+        if _moves_on_device(array, array.nbytes):
+            request = self._device.broadcast(array, root, blocking)
+            return self._track("broadcast", nbytes, started, request, lambda: array)
+        target = on_host(array) if self.rank == root else landing(array)
+        request = self._broadcast(target, root, blocking)
         return self._track("broadcast", nbytes, started, request, lambda: from_host(target, array))
 
     def scatter(
@@ -160,7 +173,6 @@ class Communicator(Reducer):
         total = _total(counts, recv, self.size)
         parts = checked_counts(counts, self.size, total, "receive", "scatter")
         check_size(recv, parts[self.rank], "receive", "scatter")
-        source = None
         if self.rank == root:
             if send is None:
                 raise ArgumentError(f"scatter needs a send buffer on its root, rank {root}")
@@ -168,11 +180,15 @@ class Communicator(Reducer):
             check_size(send, sum(parts), "send", "scatter")
             if self.size == 1:
                 return _copied(send, recv)
-            source = on_host(send)
         started = perf_counter()
-        target = on_host(recv)
-        request = self._scatter(source, target, parts, root, blocking)
         nbytes = 0 if self.rank == root else recv.nbytes
+        if _moves_on_device(recv, total * recv.itemsize):
+            source = send if self.rank == root else None
+            request = self._device.scatter(source, recv, parts, root, blocking)
+            return self._track("scatter", nbytes, started, request, lambda: recv)
+        source = None if send is None or self.rank != root else on_host(send)
+        target = landing(recv)
+        request = self._scatter(source, target, parts, root, blocking)
         return self._track("scatter", nbytes, started, request, lambda: from_host(target, recv))
 
     def gather(
@@ -200,9 +216,13 @@ class Communicator(Reducer):
         total = _total(counts, send, self.size)
         parts = checked_counts(counts, self.size, total, "send", "gather")
         check_size(send, parts[self.rank], "send", "gather")
+        on_device = _moves_on_device(send, total * send.itemsize)
         if self.rank != root:
             started = perf_counter()
-            request = self._gather(on_host(send), None, parts, root, blocking)
+            if on_device:
+                request = self._device.gather(send, None, parts, root, blocking)
+            else:
+                request = self._gather(on_host(send), None, parts, root, blocking)
             return self._track("gather", 0, started, request, lambda: None)
         if recv is None:
             raise ArgumentError(f"gather needs a receive buffer on its root, rank {root}")
@@ -211,9 +231,12 @@ class Communicator(Reducer):
         if self.size == 1:
             return _copied(send, recv)
         started = perf_counter()
-        target = on_host(recv)
-        request = self._gather(on_host(send), target, parts, root, blocking)
         nbytes = recv.nbytes - send.nbytes
+        if on_device:
+            request = self._device.gather(send, recv, parts, root, blocking)
+            return self._track("gather", nbytes, started, request, lambda: recv)
+        target = landing(recv)
+        request = self._gather(on_host(send), target, parts, root, blocking)
         return self._track("gather", nbytes, started, request, lambda: from_host(target, recv))
 
     # --- point to point --------------------------------------------------------------------------
@@ -222,19 +245,26 @@ class Communicator(Reducer):
         """Send values to one rank."""
         check_buffer(array, "send", "send")
         dest = check_rank(dest, self.size, "dest")
+        check_tag(tag)
         started = perf_counter()
-        request = self._send(on_host(array), dest, tag, blocking)
+        if _backend.is_numpy(array):
+            request = self._send(array.reshape(-1), dest, tag, blocking)
+        else:
+            request = self._device.send(array, dest, tag, blocking)
         return self._track("send", 0, started, request, lambda: None)
 
     def recv(self, array: Buffer, source: int, tag: int = 0, *, blocking: bool = True) -> Request:
         """Fill an array with the values that one rank sends; as many as it has elements."""
         check_buffer(array, "receive", "recv")
         source = check_rank(source, self.size, "source")
+        check_tag(tag)
         started = perf_counter()
-        target = on_host(array)
-        request = self._recv(target, source, tag, blocking)
+        if _backend.is_numpy(array):
+            request = self._recv(array.reshape(-1), source, tag, blocking)
+        else:
+            request = self._device.recv(array, source, tag, blocking)
         nbytes = 0 if source == self.rank else array.nbytes
-        return self._track("recv", nbytes, started, request, lambda: from_host(target, array))
+        return self._track("recv", nbytes, started, request, lambda: array)
 
     def sendrecv(self, send: Buffer, dest: int, recv: Buffer, source: int, tag: int = 0) -> Request:
         """Send to one rank while receiving from one; neither waits for the other."""
@@ -401,6 +431,14 @@ class Communicator(Reducer):
 def _copied(send: Buffer, recv: Buffer) -> Request:
     recv.reshape(-1)[...] = send.reshape(-1)
     return Completed(recv)
+
+
+def _moves_on_device(buffer: Buffer, nbytes: int) -> bool:
+    """Tell whether a call that moves so many bytes in all goes beyond host memory.
+
+    All ranks have to answer alike, so that the size is one that all know.
+    """
+    return not _backend.is_numpy(buffer) and nbytes > ON_HOST_BYTES
 
 
 def _total(counts: Counts | None, part: Buffer, n: int) -> int:

@@ -74,6 +74,7 @@ class MPICommunicator(Communicator):
     def __init__(self, group: Group, name: str) -> None:
         super().__init__(group.rank, group.ranks, name)
         self._group = group
+        self.verdicts = group.base.verdicts
         self._exchange: _Exchange | None = None  # where shared memory reaches all ranks
 
     # --- collectives -----------------------------------------------------------------------------
@@ -110,6 +111,8 @@ class MPICommunicator(Communicator):
     def all_reduce_small(
         self, array: Buffer, op: str, token: int | None = None, what: object = ""
     ) -> np.ndarray | None:
+        if not _backend.is_numpy(array):
+            return None
         exchange = self._exchange
         if exchange is None:
             if not self.reaches_all:
@@ -214,12 +217,10 @@ class MPICommunicator(Communicator):
     # --- point to point --------------------------------------------------------------------------
 
     def _send(self, array: np.ndarray, dest: int, tag: int, blocking: bool) -> Request:
-        _mpi_large.check_tag(tag)
         handle = _mpi_large.send(self._group.mpi, array, dest, tag)
         return _started(handle, (array,), blocking)
 
     def _recv(self, array: np.ndarray, source: int, tag: int, blocking: bool) -> Request:
-        _mpi_large.check_tag(tag)
         handle = _mpi_large.recv(self._group.mpi, array, source, tag)
         return _started(handle, (array,), blocking)
 

@@ -62,6 +62,7 @@ class Base:
         self.rank: int = comm.Get_rank()
         self.ranks = tuple(range(comm.Get_size()))
         self._groups: dict[tuple[int, ...], Group] = {}
+        self.verdicts: dict[tuple[int, ...], Any] = {}
         self._lock = threading.Lock()
         group, world = comm.Get_group(), mpi.COMM_WORLD.Get_group()
         numbers = group.Translate_ranks(None, world)

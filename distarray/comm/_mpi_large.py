@@ -11,22 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distarray.comm._collectives import Counts, parts
+from distarray.comm._collectives import OWN_TAG, Counts, parts
 from distarray.comm._datatypes import carrier, moving_type, reducing_type
-from distarray.errors import ArgumentError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 LIMIT = 2**31 - 1
 """Largest count of one operation in pieces."""
-
-_TAG: Final = 32767
-"""Of our own messages; the largest tag that every MPI has."""
 
 
 @cache
@@ -57,12 +53,6 @@ def any_end_exceeds(comm: MPI.Intracomm, count: int) -> bool:
     flag = np.array([count > LIMIT], np.int32)
     comm.Allreduce(MPI.IN_PLACE, flag, MPI.MAX)
     return bool(flag[0])
-
-
-def check_tag(tag: int) -> None:
-    """Raise ArgumentError for tags that not every MPI has, or that are ours."""
-    if not 0 <= tag < _TAG:
-        raise ArgumentError(f"tag={tag} is not from 0 to {_TAG - 1}; choose a smaller one")
 
 
 class Several:
@@ -205,10 +195,10 @@ def _messages(
     requests = []
     for rank, target in arriving:
         if rank != me and target.size:
-            requests += [comm.Irecv(piece, rank, _TAG) for piece in _pieces(target)]
+            requests += [comm.Irecv(piece, rank, OWN_TAG) for piece in _pieces(target)]
     for rank, source in leaving:
         if rank != me and source.size:
-            requests += [comm.Isend(piece, rank, _TAG) for piece in _pieces(source)]
+            requests += [comm.Isend(piece, rank, OWN_TAG) for piece in _pieces(source)]
     here = [target for rank, target in arriving if rank == me]
     for target, source in zip(here, (s for rank, s in leaving if rank == me), strict=True):
         target[...] = source

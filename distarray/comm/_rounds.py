@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,6 +68,10 @@ class Round:
         self.mismatch: str | None = None
 
 
+Address = tuple[int, int, int]
+"""Source, destination and tag of a message."""
+
+
 class Group:
     """Some ranks of a program, the rounds they are in, and the messages between them."""
 
@@ -78,7 +82,9 @@ class Group:
         self.rounds: dict[int, Round] = {}
         self.next = [0] * len(ranks)
         self.copies = [0] * len(ranks)
-        self.mail: defaultdict[tuple[int, int, int], deque[np.ndarray]] = defaultdict(deque)
+        self.mail: dict[tuple[Address, int], np.ndarray] = {}
+        self._posted: defaultdict[Address, int] = defaultdict(int)
+        self._expected: defaultdict[Address, int] = defaultdict(int)
         self.arrived = threading.Condition(self.lock)
 
     def join(self, rank: int, doing: str, bringing: Any, agree: object) -> Round:
@@ -142,16 +148,23 @@ class Group:
                 entered.complete.set()
             self.arrived.notify_all()
 
-    def post(self, key: tuple[int, int, int], values: np.ndarray) -> None:
+    def post(self, key: Address, values: np.ndarray) -> None:
         self.program.check()
         with self.lock:
-            self.mail[key].append(values)
+            self.mail[key, self._posted[key]] = values
+            self._posted[key] += 1
             self.arrived.notify_all()
 
-    def fetch(self, key: tuple[int, int, int], wait: bool) -> np.ndarray | None:
-        """Return the next message of (source, dest, tag); None where none is there."""
+    def expect(self, key: Address) -> int:
+        """Return the number of the message that the next receive gets: in the order of receives."""
         with self.lock:
-            while not self.mail[key]:
+            self._expected[key] += 1
+            return self._expected[key] - 1
+
+    def fetch(self, key: Address, number: int, wait: bool) -> np.ndarray | None:
+        """Return a message; None where it is not there."""
+        with self.lock:
+            while (key, number) not in self.mail:
                 self.program.check()
                 if not wait:
                     return None
@@ -164,7 +177,7 @@ class Group:
                 self.program.waiting[self.ranks[dest]] = f"recv(source={source}, tag={tag})"
                 self.arrived.wait(_POLL)
             self.program.waiting.pop(self.ranks[key[1]], None)
-            return self.mail[key].popleft()
+            return self.mail.pop((key, number))
 
 
 def _disagreement(ranks: tuple[int, ...], said: Sequence[str | None]) -> str:
@@ -205,17 +218,18 @@ class RoundHandle:
 class MailHandle:
     """A message expected: what a non-blocking receive waits for."""
 
-    def __init__(self, group: Group, key: tuple[int, int, int], target: np.ndarray) -> None:
+    def __init__(self, group: Group, key: Address, target: np.ndarray) -> None:
         self._group, self._key, self._target = group, key, target
+        self._number = group.expect(key)
         self._taken = False
 
     def wait(self) -> None:
         if not self._taken:
-            self._take(self._group.fetch(self._key, wait=True))
+            self._take(self._group.fetch(self._key, self._number, wait=True))
 
     def test(self) -> bool:
         if not self._taken:
-            self._take(self._group.fetch(self._key, wait=False))
+            self._take(self._group.fetch(self._key, self._number, wait=False))
         return self._taken
 
     def _take(self, values: np.ndarray | None) -> None:

@@ -1,4 +1,4 @@
-"""What a transport does: it moves flat NumPy arrays among ranks, and checks nothing."""
+"""What a transport does: it moves flat arrays among ranks, and checks nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Transport(ABC):
     """The calls that ``Communicator`` builds on.
 
     Sizes are checked, there are at least two ranks (but for send and recv), arrays are flat,
-    C-contiguous and in host memory. What a blocking call returns is complete.
+    C-contiguous and in host memory; those of ``_send`` and ``_recv`` may be on a GPU where
+    ``_cuda_aware`` says so. What a blocking call returns is complete.
     """
 
     rank: int
@@ -27,6 +28,8 @@ class Transport(ABC):
     ranks: tuple[int, ...]
     name: str
     meshes: dict[Any, Any]
+    verdicts: dict[tuple[int, ...], Any]
+    """What ``_cuda_aware`` has found out for these ranks, or for others of theirs."""
 
     def __init__(self, rank: int, ranks: tuple[int, ...], name: str) -> None:
         self.rank = rank
@@ -34,6 +37,7 @@ class Transport(ABC):
         self.ranks = ranks
         self.name = name
         self.meshes = {}
+        self.verdicts = {}
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}: rank {self.rank} of {self.size}>"
