@@ -41,7 +41,7 @@ class _Distributed(Adapter):
                 piece.array = redistribute_local(local, layout, whole_layout)
 
             saving.later.append(reduce)
-            block = Block(spelled(local.dtype), value.shape, [piece], str(layout))
+            block = Block(spelled(local.dtype), value.shape, [piece], layout)
         else:
             block = block_of(local, layout)
         return saving.array(value, block, name, "distarray")
@@ -59,9 +59,7 @@ class _Distributed(Adapter):
         elif _backend.is_numpy(local) and not local.flags.writeable:
             loading.refuse(f"{name} has read-only blocks; pass a copy, da.asarray(x, copy=True)")
         else:
-            loading.fill(
-                name, spelled(local.dtype), value.shape, lambda: block_of(local, layout).pieces
-            )
+            loading.fill(name, block_of(local, layout))
         return lambda: value
 
 
@@ -79,12 +77,7 @@ class _Plain(Adapter):
             loading.entry(name)
             loading.refuse(f"{name} is read-only; pass a copy, or None for a new array")
             return lambda: value
-        loading.fill(
-            name,
-            spelled(value.dtype),
-            value.shape,
-            lambda: Block.of_whole(spelled(value.dtype), value).pieces,
-        )
+        loading.fill(name, Block.of_whole(spelled(value.dtype), value))
         return lambda: value
 
 
@@ -214,7 +207,7 @@ def block_of(local: Any, layout: Layout) -> Block:
     """Return what this rank holds of an array of a layout, without Partial."""
     box = layout.local_box()
     pieces = [] if box is None else [Piece(box, local)]
-    return Block(spelled(local.dtype), layout.shape, pieces, str(layout), is_outside=box is None)
+    return Block(spelled(local.dtype), layout.shape, pieces, layout, is_outside=box is None)
 
 
 def distributed(entry: Entry, layout: Layout, loading: Loading) -> Made:
@@ -227,13 +220,13 @@ def distributed(entry: Entry, layout: Layout, loading: Loading) -> Made:
     if mesh.device != "cpu":
         local = _backend.asarray(local, mesh.device)
     if mesh.coordinate is not None:
-        loading.fill_from(entry, entry.spec, block_of(local, layout).pieces)
+        loading.fill_from(entry, block_of(local, layout))
     return lambda: new_array(local, layout)
 
 
 def _whole_array(entry: Entry, loading: Loading) -> Made:
     values = np.empty(entry.shape, entry.dtype)
-    loading.fill_from(entry, entry.spec, Block.of_whole(entry.spec, values).pieces)
+    loading.fill_from(entry, Block.of_whole(entry.spec, values))
     return lambda: values
 
 

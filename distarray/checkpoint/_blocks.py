@@ -10,6 +10,7 @@ import numpy as np
 from distarray.checkpoint._boxes import whole
 from distarray.checkpoint._dtypes import Spec
 from distarray.comm import _backend
+from distarray.layout import Layout
 from distarray.layout import box as boxes
 from distarray.typing import Box, Shape
 
@@ -85,23 +86,26 @@ class Block:
     pieces
         None of them empty, and no index in two of them.
     layout
-        How it is placed, for people who read a manifest.
+        How it is placed; None where every rank has all of it.
     is_same
         Whether every rank passes a whole array of its own, which must be the same everywhere.
     is_outside
         Whether this rank is not in the mesh of the array, and need not know its dtype.
+    is_torn
+        Whether the pieces are not what the layout says, but parts of the array in another order.
     """
 
-    __slots__ = ("is_outside", "is_same", "layout", "pieces", "shape", "spec")
+    __slots__ = ("is_outside", "is_same", "is_torn", "layout", "pieces", "shape", "spec")
 
     def __init__(
         self,
         spec: Spec,
         shape: Sequence[int],
         pieces: Sequence[Piece],
-        layout: str = "",
+        layout: Layout | None = None,
         is_same: bool = False,
         is_outside: bool = False,
+        is_torn: bool = False,
     ) -> None:
         self.spec = spec
         self.shape: Shape = tuple(shape)
@@ -109,6 +113,7 @@ class Block:
         self.layout = layout
         self.is_same = is_same
         self.is_outside = is_outside
+        self.is_torn = is_torn
 
     @classmethod
     def of_whole(cls, spec: Spec, array: Any) -> Block:

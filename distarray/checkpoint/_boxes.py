@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from math import prod
 from typing import NamedTuple
 
@@ -62,6 +62,28 @@ def span(shape: Shape, box: Box) -> tuple[int, int]:
         first = first * size + start
         last = last * size + stop - 1
     return first, last + 1
+
+
+def together_from(shape: Shape, box: Box, gap: int) -> int:
+    """Return from which axis on the items of a box lie together in a C-contiguous array.
+
+    That is, with gaps of fewer than ``gap`` items; 0 where all of them do.
+    """
+    length = stride = 1
+    for axis in reversed(range(len(shape))):
+        start, stop = box[axis]
+        if stop - start > 1 and stride - length >= gap:
+            return axis + 1
+        length += (stop - start - 1) * stride
+        stride *= shape[axis]
+    return 0
+
+
+def clusters(shape: Shape, box: Box, gap: int) -> Iterator[Box]:
+    """Yield boxes, in order, that make up a box and whose items lie together, as above."""
+    axis = together_from(shape, box, gap)
+    for index in product(*(range(*interval) for interval in box[:axis])):
+        yield (*((i, i + 1) for i in index), *box[axis:])
 
 
 def cut(box: Box, count: int) -> list[Box]:

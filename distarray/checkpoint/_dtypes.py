@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,7 @@ _BITS = {
 _PLAIN = frozenset(name for name in (*_CODES, "complex128") if name not in _BITS)
 
 
+@lru_cache(maxsize=256)
 def spelled(dtype: np.dtype[Any]) -> Spec:
     """Return how a dtype is written in a manifest.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import os
 import shutil
 import time
@@ -19,6 +20,7 @@ _SECONDS_TO_APPEAR = 10.0
 _UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_SYNC_FILE_RANGE_WRITE = 2
 
 
 def _about_to(operation: str, path: str) -> None:
@@ -112,6 +114,17 @@ def read_at(file: int, target: Any, offset: int) -> int:
     return total
 
 
+def start_settling(file: int, offset: int, nbytes: int) -> None:
+    """Let the system begin to bring bytes of a file to the device, which `settle` waits for.
+
+    Otherwise it begins when `settle` asks, with the device idle until then. What goes wrong is told
+    there.
+    """
+    call = _library_call("sync_file_range")
+    if call is not None:
+        call(file, offset, nbytes, _SYNC_FILE_RANGE_WRITE)
+
+
 def settle(file: int, path: str) -> None:
     """Wait until what was written to a file is on the device."""
     _about_to("settle", path)
@@ -154,17 +167,29 @@ def exchange(first: str, second: str) -> bool:
 
 
 def _renameat2() -> Any:
-    try:
-        call = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError, TypeError):
-        return None
-    call.argtypes = (
+    return _library_call("renameat2")
+
+
+_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "renameat2": (
         ctypes.c_int,
         ctypes.c_char_p,
         ctypes.c_int,
         ctypes.c_char_p,
         ctypes.c_uint,
-    )
+    ),
+    "sync_file_range": (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint),
+}
+
+
+@functools.cache
+def _library_call(name: str) -> Any:
+    """Return a function of the C library; None where it has none of that name."""
+    try:
+        call = getattr(ctypes.CDLL(None, use_errno=True), name)
+    except (OSError, AttributeError, TypeError):
+        return None
+    call.argtypes = _ARGUMENTS[name]
     return call
 
 

@@ -9,9 +9,10 @@ from typing import Any
 from distarray.checkpoint import _rendezvous
 from distarray.checkpoint._background import finish
 from distarray.checkpoint._directory import MANIFEST, Place, latest, step_path, steps
+from distarray.checkpoint._filling import fill
 from distarray.checkpoint._loading import Loading
 from distarray.checkpoint._manifest import Manifest
-from distarray.checkpoint._reading import Reader, check_size
+from distarray.checkpoint._reading import check_size
 from distarray.comm._world import base_of
 from distarray.errors import ArgumentError, CheckpointError
 
@@ -90,11 +91,7 @@ def load(
     _rendezvous.each(base, lambda: found.extend(plan()))
     loading, made, unlike = found
 
-    def read() -> None:
-        with Reader(loading.manifest, verify) as reader:
-            loading.read(reader)
-
-    _rendezvous.each(base, read)
+    fill(loading.targets, loading.manifest, verify, base)
     result: list[Any] = []
     _rendezvous.each(base, lambda: result.append(made()))
     if base.rank == 0 and (unlike.missing or unlike.unexpected):

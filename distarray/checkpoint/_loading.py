@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from distarray.checkpoint._adapters import Made, adapter_of, maker_of
-from distarray.checkpoint._blocks import Piece, has_overlap, within
-from distarray.checkpoint._casting import can_cast, cast
-from distarray.checkpoint._dtypes import Spec, shown
+from distarray.checkpoint._blocks import Block, has_overlap
+from distarray.checkpoint._casting import can_cast
+from distarray.checkpoint._dtypes import shown
+from distarray.checkpoint._filling import Target
 from distarray.checkpoint._manifest import Entry, Manifest
+from distarray.checkpoint._names import Containers, Names
 from distarray.checkpoint._reading import Reader
 from distarray.checkpoint._saving import PerRank, joined
 from distarray.checkpoint._twins import differ
 from distarray.checkpoint._values import Node, decoded
 from distarray.errors import CheckpointError, StateDictError
-from distarray.layout import box as boxes
-from distarray.typing import Shape
 
 _SHOWN = 8  # names that a message lists
-_CAST_BYTES = 16 << 20
 
 
 class Unlike(NamedTuple):
@@ -42,12 +39,6 @@ class Unlike(NamedTuple):
     wrong: list[str]
 
 
-class _Target(NamedTuple):
-    entry: Entry
-    spec: Spec
-    pieces: Sequence[Piece]
-
-
 class Loading:
     """Collects what a template wants.
 
@@ -59,6 +50,8 @@ class Loading:
         Of the checkpoint.
     rank, size
         This rank, and how many load.
+    targets
+        What is to be read.
     """
 
     def __init__(self, manifest: Manifest, state: Any, rank: int, size: int, casts: bool) -> None:
@@ -67,14 +60,14 @@ class Loading:
         self.rank, self.size = rank, size
         self._casts = casts
         self._nodes = dict(_named(manifest.tree, ""))
-        self._leaves = [name for name, node in self._nodes.items() if not _is_container(node)]
+        self._leaves = Names(name for name, node in self._nodes.items() if not _is_container(node))
         self._used: set[str] = set()
-        self._targets: list[_Target] = []
+        self.targets: list[Target] = []
         self._filled: dict[object, str] = {}  # memory, and the name that it is filled from
         self._twins: list[tuple[str, str]] = []  # names of the same memory
         self._missing: list[str] = []
         self._wrong: list[str] = []
-        self._left_out: tuple[str, ...] = ()
+        self._left_out = Containers(())
 
     # --- for adapters ----------------------------------------------------------------------------
 
@@ -85,7 +78,7 @@ class Loading:
     def names(self, name: str) -> list[str]:
         """Return the names of what a container of the checkpoint has, without its own."""
         start = f"{name}." if name else ""
-        return [leaf[len(start) :] for leaf in self._leaves if leaf.startswith(start)]
+        return [leaf[len(start) :] for leaf in self._leaves.within(name)]
 
     def children(self, name: str) -> list[tuple[Any, str]]:
         """Return the keys of a container of the checkpoint, and what they are called in full."""
@@ -115,25 +108,14 @@ class Loading:
             return None
         return self._array(node)
 
-    def fill(
-        self, name: str, spec: Spec, shape: Shape, pieces: Callable[[], Sequence[Piece]]
-    ) -> bool:
-        """Let an array be read into pieces of memory; False where it does not fit.
-
-        Parameters
-        ----------
-        spec, shape
-            The dtype and the global shape of what is filled.
-        pieces
-            Returns the boxes that this rank wants, and memory for them.
-        """
+    def fill(self, name: str, block: Block) -> bool:
+        """Let an array be read into what this rank holds of it; False where it does not fit."""
         entry = self.entry(name)
         if entry is None:
             return False
-        if entry.shape != tuple(shape):
-            self.refuse(
-                f"{name} has shape {entry.shape} in the checkpoint, and {tuple(shape)} here"
-            )
+        spec = block.spec
+        if entry.shape != block.shape:
+            self.refuse(f"{name} has shape {entry.shape} in the checkpoint, and {block.shape} here")
             return False
         if entry.spec != spec and not (self._casts and can_cast(entry.spec, spec)):
             hint = "" if self._casts else " (cast=True converts)"
@@ -142,19 +124,18 @@ class Loading:
                 f"{hint}"
             )
             return False
-        wanted = pieces()
-        if any(map(has_overlap, wanted)):
+        if any(map(has_overlap, block.pieces)):
             self.refuse(
                 f"{name} has items that share memory, as in a view by expand(); pass a copy"
             )
             return False
         first = name
-        for piece in wanted:
+        for piece in block.pieces:
             first = self._filled.setdefault((*piece.memory(), str(spec)), name)
         if first != name:
             self.also(name, first)
         else:
-            self.fill_from(entry, spec, wanted)
+            self.fill_from(entry, block)
         return True
 
     def also(self, name: str, first: str) -> None:
@@ -162,9 +143,9 @@ class Loading:
         if self.entry(name) is not None:
             self._twins.append((first, name))
 
-    def fill_from(self, entry: Entry, spec: Spec, pieces: Sequence[Piece]) -> None:
-        """Let an array, that fits, be read into pieces of memory."""
-        self._targets.append(_Target(entry, spec, pieces))
+    def fill_from(self, entry: Entry, block: Block) -> None:
+        """Let an array, that fits, be read into what this rank holds of it."""
+        self.targets.append(Target(entry, block))
 
     def value(self, name: str) -> Any:
         """Return the array of a name, or the plain value, perhaps a container of such.
@@ -192,9 +173,7 @@ class Loading:
             self.miss(name)
             return None
         node = self._nodes[name]
-        for leaf in self._leaves:
-            if leaf == name or not name or leaf.startswith(f"{name}."):
-                self._used.add(leaf)
+        self._used.update((name, *self._leaves.within(name)))
         return self._made(node, name)
 
     # --- templates -------------------------------------------------------------------------------
@@ -203,12 +182,8 @@ class Loading:
         """Return what makes the result of a whole template."""
         if isinstance(template, Mapping) and template and adapter_of(template) is None:
             children = [joined("", key) for key, _ in _children(self.manifest.tree)]
-            asked = {joined("", key) for key in template}
-            self._left_out = tuple(
-                name
-                for name in children
-                if not any(_is_within(name, one) or _is_within(one, name) for one in asked)
-            )
+            asked = Containers(joined("", key) for key in template)
+            self._left_out = Containers(name for name in children if not asked.meet(name))
             made = {key: self._planned(value, joined("", key)) for key, value in template.items()}
             return lambda: _like(template, {key: one() for key, one in made.items()})
         return self._planned(template, "")
@@ -231,7 +206,7 @@ class Loading:
         unexpected = [
             name
             for name in self._leaves
-            if name not in self._used and not any(_is_within(name, one) for one in self._left_out)
+            if name not in self._used and not self._left_out.hold(name)
         ]
         return Unlike(self._missing, unexpected, self._wrong)
 
@@ -280,19 +255,6 @@ class Loading:
                 )
             ]
 
-    # --- reading ---------------------------------------------------------------------------------
-
-    def read(self, reader: Reader) -> None:
-        """Read all that is wanted."""
-        for entry, spec, pieces in self._targets:
-            for piece in pieces:
-                memory = piece.opened()
-                if entry.spec == spec:
-                    reader.read(entry, piece.box, memory)
-                else:
-                    _read_cast(reader, entry, spec, piece, memory)
-                piece.close(memory)
-
     # --- what was stored -------------------------------------------------------------------------
 
     def _array(self, node: Node) -> Entry:
@@ -339,24 +301,6 @@ class Loading:
         return lambda: decoded(values[self.rank])
 
 
-def _read_cast(reader: Reader, entry: Entry, spec: Spec, piece: Piece, memory: np.ndarray) -> None:
-    """Read a piece in parts, and convert each."""
-    rows = boxes.shape(piece.box)[0] if piece.box else 1
-    row_bytes = max(1, boxes.volume(piece.box) // max(rows, 1) * entry.dtype.itemsize)
-    step = max(1, _CAST_BYTES // row_bytes)
-    for low in range(0, rows, step):
-        box = piece.box
-        if box:
-            start, stop = box[0]
-            box = ((start + low, min(start + low + step, stop)), *box[1:])
-        values = np.empty(boxes.shape(box), entry.dtype)
-        reader.read(entry, box, values)
-        target = within(memory, boxes.shift(box, piece.box))
-        if values.dtype.names:
-            values = values.view(f"u{values.itemsize}")
-        cast(values, entry.spec, target, spec)
-
-
 def _like(template: Any, values: Any) -> Any:
     """Return values in a container of the template's type."""
     kind = type(template)
@@ -395,10 +339,6 @@ def _named(node: Node, name: str) -> Iterator[tuple[str, Node]]:
     yield name, node
     for key, child in _children(node):
         yield from _named(child, joined(name, key))
-
-
-def _is_within(name: str, container: str) -> bool:
-    return name == container or name.startswith(f"{container}.")
 
 
 def _is_container(node: Node) -> bool:

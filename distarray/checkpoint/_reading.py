@@ -12,7 +12,7 @@ import numpy as np
 
 from distarray.checkpoint import _files
 from distarray.checkpoint._blocks import within
-from distarray.checkpoint._boxes import runs, span
+from distarray.checkpoint._boxes import clusters, runs, span
 from distarray.checkpoint._checksums import Beside, checksums
 from distarray.checkpoint._manifest import Chunk, Entry, Manifest, block_items
 from distarray.errors import CheckpointError
@@ -21,6 +21,8 @@ from distarray.typing import Box, Shape
 
 _MOST_OPEN = 64
 _READ_BYTES = 8 << 20
+GAP_BYTES = 64 << 10
+"""Bytes in between that are read as well, rather than reading twice."""
 
 
 class Reader:
@@ -31,8 +33,8 @@ class Reader:
     manifest
         What is where.
     verify
-        Compare checksums: then whole blocks are read, also where less is needed. Otherwise, what
-        lies between the first and the last byte of a block that are needed.
+        Compare checksums: then whole blocks are read, also where less is needed. Otherwise what is
+        needed, and what lies between where that is less than ``GAP_BYTES``.
 
     Attributes
     ----------
@@ -73,7 +75,13 @@ class Reader:
             common = boxes.intersect(chunk.box, box)
             if common is not None:
                 part = within(target, boxes.shift(common, box))
-                self._read(entry, chunk, boxes.shift(common, chunk.box), part)
+                own = boxes.shift(common, chunk.box)
+                if self._verify:
+                    self._read(entry, chunk, own, part)
+                    continue
+                gap = block_items(GAP_BYTES, entry.dtype.itemsize)
+                for cluster in clusters(boxes.shape(chunk.box), own, gap):
+                    self._read(entry, chunk, cluster, within(part, boxes.shift(cluster, own)))
         while self._checks:
             self._checks.pop()()
 

@@ -12,9 +12,9 @@ from typing import Any
 from distarray.checkpoint import _rendezvous
 from distarray.checkpoint._arrays import Placing
 from distarray.checkpoint._boxes import whole
+from distarray.checkpoint._filling import fill
 from distarray.checkpoint._loading import Loading
 from distarray.checkpoint._manifest import Entry, Manifest, bare_manifest
-from distarray.checkpoint._reading import Reader
 from distarray.checkpoint._safetensors import Item, read_header
 from distarray.comm import DeviceMesh
 from distarray.comm._world import base_of
@@ -105,11 +105,7 @@ def load_safetensors(
     _rendezvous.each(base, plan)
     loading, made = plans
 
-    def read() -> None:
-        with Reader(loading.manifest, verify=False) as reader:
-            loading.read(reader)
-
-    _rendezvous.each(base, read)
+    fill(loading.targets, loading.manifest, False, base)
     result: list[Any] = []
     _rendezvous.each(base, lambda: result.append(made()))
     return result[0]

@@ -14,7 +14,7 @@ import numpy as np
 
 from distarray.checkpoint import _files, _rendezvous
 from distarray.checkpoint._blocks import Block
-from distarray.checkpoint._boxes import span
+from distarray.checkpoint._boxes import span, together_from
 from distarray.checkpoint._dtypes import is_coded, parsed, shown
 from distarray.checkpoint._manifest import BLOCK_BYTES
 from distarray.checkpoint._ownership import Plan
@@ -196,21 +196,13 @@ def _write_box(file: int, block: Block, box: Box, offset: int, path: str) -> Non
             at += len(data)
         return
     # Rows of it that lie together in the file, one after another.
-    outer = _outer_axes(block.shape, box)
+    outer = together_from(block.shape, box, 1)
     for index in np.ndindex(values.shape[:outer]):
         row = np.ascontiguousarray(values[(*index, ...)])
         corner = tuple(start + i for (start, _), i in zip(box, index, strict=False))
         rest = box[outer:]
         start, _ = span(block.shape, (*((i, i + 1) for i in corner), *rest))
         _files.write_at(file, row.reshape(-1).view(np.uint8), offset + start * itemsize, path)
-
-
-def _outer_axes(shape: Sequence[int], box: Box) -> int:
-    """Return how many axes to go through one by one, so that the rest lies together."""
-    axis = len(shape)
-    while axis > 0 and box[axis - 1] == (0, shape[axis - 1]):
-        axis -= 1
-    return max(axis - 1, 0)
 
 
 def _write_index(

@@ -14,6 +14,7 @@ from zlib import crc32
 
 from distarray.checkpoint import _background, _files, _rendezvous
 from distarray.checkpoint._blocks import Block
+from distarray.checkpoint._checksums import checksums
 from distarray.checkpoint._directory import (
     MANIFEST,
     Place,
@@ -171,8 +172,8 @@ class Request:
             if not table:
                 continue
             name, size, chunks = table
-            for array, offset, box, checksums in chunks:
-                arrays[array]["chunks"].append(chunk_row(len(files), offset, box, checksums))
+            for array, offset, box, sums in chunks:
+                arrays[array]["chunks"].append(chunk_row(len(files), offset, box, sums))
             files.append([name, size])
         told = {**header(id, len(tables)), "files": files, "arrays": arrays, "tree": self.tree}
         path = os.path.join(made, MANIFEST)
@@ -280,14 +281,14 @@ def _told(block: Block, comm: Communicator, check: bool) -> Told:
     checksum = None
     if block.is_same and not check:
         if comm.rank:
-            return Told(block.spec, block.shape, (), None, block.layout, is_outside=True)
+            return Told(block.spec, block.shape, (), None, is_outside=True)
     elif block.is_same and comm.size > 1:
         checksum = 0  # one pass over what every rank has
         for piece in block.pieces:
             for data in pieces_of(piece.part(piece.box), BLOCK_BYTES):
-                checksum = crc32(data, checksum)
+                checksum = crc32(checksums(data, BLOCK_BYTES).encode(), checksum)
     held = tuple(piece.box for piece in block.pieces)
-    layout = "" if comm.rank else block.layout
+    layout = "" if comm.rank or block.layout is None else str(block.layout)
     return Told(block.spec, block.shape, held, checksum, layout, block.is_outside)
 
 

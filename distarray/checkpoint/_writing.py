@@ -23,6 +23,10 @@ _WRITE_BYTES = 8 << 20
 """How many bytes are written at once, and copied first where they are not contiguous."""
 
 
+_SMALL_BYTES = 64 << 10
+"""Pieces of fewer bytes are collected, and written together."""
+
+
 class Part(NamedTuple):
     """A box of an array that this rank writes, and where its values are."""
 
@@ -64,18 +68,50 @@ def write_parts(path: str, parts: Sequence[Part], id: str) -> tuple[int, list[li
     size = len(first)
     told = []
     with _files.new_file(path) as file, Beside() as beside:
-        _files.write(file, first, path)
+        output = _Output(file, path)
+        output.write(memoryview(first))
         for part, offset in zip(parts, offsets, strict=True):
             values = part.piece.part(part.box)
             sums = ""
             step = block_items(BLOCK_BYTES, values.itemsize) * values.itemsize
             for data in pieces_of(values, BLOCK_BYTES):
                 computed = beside.start(partial(checksums, data, step), len(data))
-                _files.write(file, data, path)
+                output.write(data)
                 sums += computed()
             told.append([part.name, offset, part.box, sums])
             size += values.nbytes
+        output.flush()
     return size, told
+
+
+class _Output:
+    """A file that is written from its start: small pieces together, and soon to the device."""
+
+    def __init__(self, file: int, path: str) -> None:
+        self._file, self._path = file, path
+        self._small = bytearray()
+        self._at = 0
+
+    def write(self, data: memoryview) -> None:
+        """Write what comes next."""
+        if len(data) < _SMALL_BYTES:
+            self._small += data
+            if len(self._small) >= _WRITE_BYTES:
+                self.flush()
+            return
+        self.flush()
+        self._write(data)
+
+    def flush(self) -> None:
+        """Write what has been collected."""
+        if self._small:
+            self._write(self._small)
+            self._small = bytearray()
+
+    def _write(self, data: memoryview | bytearray) -> None:
+        _files.write(self._file, data, self._path)
+        _files.start_settling(self._file, self._at, len(data))
+        self._at += len(data)
 
 
 def pieces_of(values: np.ndarray, block_bytes: int) -> Iterator[memoryview]:

@@ -129,7 +129,8 @@ def block_of(tensor: torch.Tensor, placed: Placed | None, name: str) -> Block:
             "dt.redistribute"
         )
     pieces = [TensorPiece(box, within(plain, own)) for box, own in held(placed)]
-    return Block(spec, placed.layout.shape, pieces, str(placed.layout))
+    layout = placed.layout
+    return Block(spec, layout.shape, pieces, layout, is_torn=bool(placed.parts))
 
 
 def held(placed: Placed) -> list[tuple[Box, Box]]:
@@ -196,13 +197,13 @@ def fill_tensor(tensor: torch.Tensor, placed: Placed | None, loading: Loading, n
             "tensor.resolve_conj().resolve_neg()"
         )
     block = block_of(tensor, placed, name)
-    loading.fill(name, block.spec, block.shape, lambda: block.pieces)
+    loading.fill(name, block)
 
 
 def made_whole(entry: Entry, loading: Loading) -> Made:
     """Make a tensor that every rank has."""
     tensor = torch.empty(entry.shape, dtype=torch_dtype(entry))
-    loading.fill_from(entry, entry.spec, block_of(tensor, None, entry.name).pieces)
+    loading.fill_from(entry, block_of(tensor, None, entry.name))
     return lambda: tensor
 
 
@@ -211,7 +212,7 @@ def made_block(entry: Entry, loading: Loading) -> Made:
     placed = Placed(Placing().layout(entry.shape))
     tensor = torch.empty(placed.layout.local_shape(), dtype=torch_dtype(entry))
     place(tensor, *placed)
-    loading.fill_from(entry, entry.spec, block_of(tensor, placed, entry.name).pieces)
+    loading.fill_from(entry, block_of(tensor, placed, entry.name))
     return lambda: tensor
 
 
