@@ -72,14 +72,15 @@ def redistribute_async(
     return in_background(lambda _: _run(steps, local, purpose, prepare))
 
 
-def in_background(work: Callable[[bool], Buffer]) -> Handle:
+def in_background(work: Callable[[bool], Buffer], *, alone: bool = False) -> Handle:
     """Start collective work in the background and return at once.
 
     Every rank calls this at the same place among its calls. ``work`` is told whether it runs in the
     background, with communicators of its own. Where MPI was started without
-    ``MPI_THREAD_MULTIPLE`` it does not: it is done on return.
+    ``MPI_THREAD_MULTIPLE`` it does not: it is done on return. So is work of this rank `alone`,
+    which waits for nobody.
     """
-    if not world().concurrent:
+    if alone or not world().concurrent:
         return done_by(work)
     # The caller's context goes along, so that its CommLog records what the thread sends.
     context = contextvars.copy_context()

@@ -74,6 +74,10 @@ class Packed:
         This process's position along the axis.
     count, counts
         Elements of this rank's flat buffer, and of everybody's.
+    is_alone
+        Whether there is one rank along the axis.
+    is_flat
+        Whether the flat buffers of all ranks, one after another, are the full one.
     """
 
     def __init__(
@@ -91,6 +95,8 @@ class Packed:
         self._pieces = [_pieces(layouts, (*coordinate[:-1], rank)) for rank in ranks]
         self.counts = tuple(pieces[-1].stop if pieces else 0 for pieces in self._pieces)
         self.count = self.counts[self.rank]
+        self.is_alone = len(ranks) == 1
+        self.is_flat = self.is_alone and all(map(_in_order, self._shapes, self._strides))
         self._cut = [type(layout.placements[-1]) is Shard for layout in layouts]
         self._line = Layout(
             mesh,
@@ -207,6 +213,16 @@ class Packed:
                 copy_box(block, wholes[piece.tensor][piece.region], total=lined.nbytes)
             at += count
         return lined
+
+
+def _in_order(shape: Shape, strides: Sequence[int]) -> bool:
+    """Tell whether items lie in C order, without gaps."""
+    step = 1
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length > 1 and stride != step:
+            return False
+        step *= length
+    return True
 
 
 def _pieces(layouts: Sequence[Layout], coordinate: tuple[int, ...]) -> list[_Piece]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 
 from distarray.comm import DeviceMesh, _memory
 from distarray.comm._mismatch import Purpose
 from distarray.layout import Layout, Replicate, Shard
-from distarray.redistribute._background import Handle, in_background
+from distarray.redistribute._background import Handle, done_by, in_background
 from distarray.redistribute._execute import redistribute_local
 from distarray.redistribute._packed import Packed
 from distarray.torch._buffers import buffer_of, tensor_of
@@ -80,11 +81,18 @@ class Bundle:
             self._piece = None
         self._versions = tuple(m.version for m in self.members)
         if self._piece is not None:
-            return in_background(self._gathering_pieces(self._piece, what))
+            assert self._smaller is not None  # that keeps the piece
+            gather = self._gathering_pieces(self._piece, what)
+            return in_background(gather, alone=self._smaller.size == 1)
         self._settle()
         source = buffer_of(self._travelling())
-        purpose = Purpose.of(f"unshard {what}: {self.packed.total} elements of {self._dtype}")
-        return in_background(lambda behind: self.packed.gather(source, purpose, background=behind))
+        if self.packed.is_flat:  # what this rank has is everything
+            return done_by(lambda _: source)
+        purpose = _purpose(what, self.packed.total, self._dtype)
+        return in_background(
+            lambda behind: self.packed.gather(source, purpose, background=behind),
+            alone=self.packed.is_alone,
+        )
 
     def arrive(self, buffer: Buffer) -> list[torch.Tensor]:
         """Take a full buffer; return the wholes in it."""
@@ -110,11 +118,10 @@ class Bundle:
         for share, block in zip(shares, self._cut(home), strict=True):
             block.copy_(share.detach())
         source = buffer_of(home)
-        purpose = Purpose.of(
-            f"unshard given values of {what}: {self.packed.total} elements of {self._dtype}"
-        )
+        purpose = _purpose(f"given values of {what}", self.packed.total, self._dtype)
         handle = in_background(
-            lambda behind: self.packed.gather(source, purpose, background=behind)
+            lambda behind: self.packed.gather(source, purpose, background=behind),
+            alone=self.packed.is_alone,
         )
         return self._wholes_in(tensor_of(handle.wait(), self._like))
 
@@ -185,6 +192,11 @@ class Bundle:
             return redistribute_local(buffer, line, whole, purpose=purpose, background=background)
 
         return gather
+
+
+@lru_cache(maxsize=4096)
+def _purpose(what: str, total: int, dtype: torch.dtype) -> Purpose:
+    return Purpose.of(f"unshard {what}: {total} elements of {dtype}")
 
 
 def _has_moved(member: ShardedParameter, block: torch.Tensor) -> bool:

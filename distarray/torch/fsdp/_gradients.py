@@ -103,7 +103,9 @@ class GradientBundle:
                 self._carried = None if ends else tensor_of(own, self._like)
             return self._among_replicas(own, op, purpose, behind) if ends else own
 
-        return Flight(self, brings if ends else None, in_background(work), how)
+        return Flight(
+            self, brings if ends else None, in_background(work, alone=self._mesh.size == 1), how
+        )
 
     def landed(self, own: torch.Tensor, how: Reduction) -> list[torch.Tensor]:
         """Return the gradients of the shares in a reduced buffer."""

@@ -121,15 +121,19 @@ class Group:
     def renew(self) -> None:
         """Gather the wholes unless they are there, of the values that the shares have now."""
         self._refresh()
-        self.ensure()
+        self._arrive()
 
     def ensure(self) -> None:
         """Gather the wholes unless they are there."""
+        if not self._is_whole and self._handles is None:
+            self._refresh()
+        self._arrive()
+
+    def _arrive(self) -> None:
         if self._is_whole:
             return
         handles = self._handles
         if handles is None:
-            self._refresh()
             # In the background like all others, one after another: so ranks that are out of step
             # meet in different calls, and do not wait for each other in two places.
             handles = [b.gather(self.name) for b in self._bundles]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from torch import nn
@@ -15,7 +14,7 @@ from distarray.torch.fsdp._parameter import ShardedParameter
 class Shower(Protocol):
     """What lets modules hold wholes."""
 
-    members: Sequence[ShardedParameter]
+    members: list[ShardedParameter]
 
     def hide(self) -> None:
         """Let modules hold the shares again."""

@@ -57,6 +57,7 @@ class Receiver:
         self._late: set[int] = set()
         """The ids of parameters whose gradients come later than autograd asks for them."""
         self._passes = 0
+        self._is_alone = group.mesh.size == 1
 
     def restart(self, members: Sequence[ShardedParameter]) -> None:
         """Follow parameters that are others now, or in another order."""
@@ -90,10 +91,15 @@ class Receiver:
             _hooks.guard(member.parameter, self._late)
         if not is_for_all_leaves():
             return self.reduced_now(gradients)
-        self._late.update(id(m.parameter) for m in self._members)
+        if not (self._is_alone and self._group.syncing):
+            self._late.update(id(m.parameter) for m in self._members)
         backward = context.backward()
         backward.met(self._group)
         later = not self._group.syncing or backward.is_nested
+        if self._is_alone and self._group.syncing:
+            if not backward.is_nested and not self._group.ends_with_inputs:
+                backward.done(self._group)
+            return self._own(gradients)
         self._keep(gradients, copied=not self._group.syncing)
         if later or not self._group.replicas_sync:
             context.owes(self._group)
@@ -104,6 +110,23 @@ class Receiver:
         if not self._group.ends_with_inputs:
             backward.done(self._group)
         return nothing
+
+    def _own(self, gradients: Gradients) -> Gradients:
+        """Return the gradients of the shares where these are everything: autograd adds them up."""
+        if self._kept:
+            self._keep(gradients, copied=False)
+            gradients, self._kept = self._kept, []
+        group = self._group
+        found: list[torch.Tensor | None] = []
+        for member, gradient in zip(self._members, gradients, strict=True):
+            if gradient is not None:
+                own = member.parameter
+                reduced = gradient.to(group.policy.reduce_dtype or gradient.dtype)
+                gradient = reduced.to(own.device, own.dtype)
+                if group.factor is not None:
+                    gradient = gradient / group.factor
+            found.append(gradient)
+        return found
 
     def flush(self) -> bool:
         """Reduce what has been kept (collective), unless it is for a later pass.
