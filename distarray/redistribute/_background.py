@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from distarray.comm._communicator import Communicator
 from distarray.comm._mismatch import Purpose
 from distarray.comm._world import world
 from distarray.layout import Layout
@@ -80,11 +81,12 @@ def in_background(work: Callable[[bool], Buffer], *, alone: bool = False) -> Han
     ``MPI_THREAD_MULTIPLE`` it does not: it is done on return. So is work of this rank `alone`,
     which waits for nobody.
     """
-    if alone or not world().concurrent:
+    rank = None if alone else world()
+    if rank is None or not rank.concurrent:
         return done_by(work)
     # The caller's context goes along, so that its CommLog records what the thread sends.
     context = contextvars.copy_context()
-    return Handle(_worker().submit(context.run, work, True))
+    return Handle(_worker(rank).submit(context.run, work, True))
 
 
 def done_by(work: Callable[[bool], Buffer]) -> Handle:
@@ -96,8 +98,9 @@ def done_by(work: Callable[[bool], Buffer]) -> Handle:
 
 def refuse_async(src: Layout, dst: Layout, dtype: np.dtype[Any], reason: str) -> None:
     """Join a redistribution in the background only to say that this rank cannot take part."""
-    if world().concurrent:
-        _worker().submit(refuse, src, dst, dtype, reason, background=True).result()
+    rank = world()
+    if rank.concurrent:
+        _worker(rank).submit(refuse, src, dst, dtype, reason, background=True).result()
     else:
         refuse(src, dst, dtype, reason)
 
@@ -115,9 +118,11 @@ def _run(
     return local
 
 
-def _worker() -> ThreadPoolExecutor:
+def _worker(rank: Communicator) -> ThreadPoolExecutor:
     """Return this rank's thread; simulated ranks have one each."""
-    rank = world()
+    worker = _workers.get(rank)
+    if worker is not None:
+        return worker
     with _workers_lock:
         worker = _workers.get(rank)
         if worker is None:

@@ -94,11 +94,10 @@ class Bundle:
             alone=self.packed.is_alone,
         )
 
-    def arrive(self, buffer: Buffer) -> list[torch.Tensor]:
-        """Take a full buffer; return the wholes in it."""
+    def arrive(self, buffer: Buffer) -> None:
+        """Take a full buffer."""
         self.full = tensor_of(buffer, self._like)
         self._piece = None
-        return self.wholes()
 
     def wholes(self) -> list[torch.Tensor]:
         """Return the wholes, anew."""

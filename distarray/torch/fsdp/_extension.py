@@ -82,10 +82,11 @@ class ExtendedBundle(Bundle):
             f"torch.func cannot follow, in {what}; leave that form to backward()"
         )
 
-    def arrive(self, buffer: Buffer) -> list[torch.Tensor]:
+    def arrive(self, buffer: Buffer) -> None:
         """Turn what has come into the whole."""
         if self._piece is not None:
-            return super().arrive(buffer)
+            super().arrive(buffer)
+            return
         (member,) = self.members
         assert self._forms is not None  # it has been gathered
         flat = torch.from_numpy(buffer).to(self._device)
@@ -108,7 +109,6 @@ class ExtendedBundle(Bundle):
             self._instead = member.extension.post(parts, member.layout, whole)
         if self._instead is not None:
             self.full = self._like.clone()
-        return self.wholes()
 
     def wholes(self) -> list[torch.Tensor]:
         """Return what modules use in the place of the parameter."""

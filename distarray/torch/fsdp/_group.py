@@ -138,13 +138,12 @@ class Group:
             # meet in different calls, and do not wait for each other in two places.
             handles = [b.gather(self.name) for b in self._bundles]
         self._handles = None
-        wholes: list[torch.Tensor] = []
         for bundle, handle in zip(self._bundles, handles, strict=True):
-            wholes += bundle.arrive(handle.wait())
+            bundle.arrive(handle.wait())
             remember(self, bundle)
         self._is_whole = True
         if self._traced is not None and self._emptied:
-            for traced, whole in zip(self._traced, wholes, strict=True):
+            for traced, whole in zip(self._traced, self.wholes(), strict=True):
                 traced.data = whole
             self._emptied = False
         if self.context is not None:
