@@ -22,6 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.comm import _backend, _threads
+from distarray.comm._device_reduce import reduced
 from distarray.comm._jit import kernels
 from distarray.comm._reducing import is_bfloat16
 from distarray.comm._strided import STREAMING_BYTES, Axis, joint_axes, offsets
@@ -116,7 +117,8 @@ def reduce_into(
         bfloat16 = True
     nbytes = dst.nbytes
     if nbytes < _KERNEL_BYTES or not isinstance(dst, np.ndarray):
-        _by_numpy(dst, sources, op, bfloat16)
+        if isinstance(dst, np.ndarray) or not _by_device_kernel(dst, sources, op, bfloat16):
+            _by_numpy(dst, sources, op, bfloat16)
         return
     streaming = max(total, nbytes) >= STREAMING_BYTES
     parts = _threads.wanted(nbytes)
@@ -191,6 +193,15 @@ def _by_kernel(
         table[:, 0] = start + offset[1:]
         run(addresses[0] + offset[0], where, len(sources), rows[0], rows[1], n * parts)
     return True
+
+
+def _by_device_kernel(dst: Buffer, sources: Sequence[Buffer], op: str, bfloat16: bool) -> bool:
+    """Reduce arrays in device memory by one launch where a kernel serves; tell whether it did."""
+    dtype = sources[0].dtype
+    kind, way, number = _kernel_of(dtype, op, bfloat16)
+    if dtype.kind == "c" and op in ("prod", "min", "max"):
+        kind, way = f"c{dtype.itemsize}", op
+    return bool(kind) and reduced(dst, sources, kind, way, number)
 
 
 def _kernel_of(dtype: np.dtype[Any], op: str, bfloat16: bool) -> tuple[str, str, int]:

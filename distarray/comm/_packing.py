@@ -10,11 +10,22 @@ import numpy as np
 
 from distarray.comm import _backend, _memory, _threads
 from distarray.comm._block_reduction import accumulate, reduce_into
+from distarray.comm._device_copies import copied, padded
 from distarray.comm._strided import STREAMING_BYTES, copy_by_kernel, fill
 from distarray.errors import ShapeError
 from distarray.typing import Box, Buffer, Shape
 
-__all__ = ["accumulate", "copy_box", "fill", "pack", "pad", "reduce_into", "unpack", "unpad"]
+__all__ = [
+    "accumulate",
+    "copy_box",
+    "copy_boxes",
+    "fill",
+    "pack",
+    "pad",
+    "reduce_into",
+    "unpack",
+    "unpad",
+]
 
 _KERNEL_BYTES: Final = 256 * 1024
 """Below this size NumPy copies everything."""
@@ -33,7 +44,8 @@ def copy_box(dst: Buffer, src: Buffer, *, total: int = 0) -> None:
     """
     nbytes = dst.nbytes
     if nbytes < _KERNEL_BYTES or not _plain(dst, src):
-        dst[...] = src
+        if isinstance(dst, np.ndarray) or not copied([(dst, src)]):
+            dst[...] = src
         return
     streaming = max(total, nbytes) >= STREAMING_BYTES
     parts = _threads.wanted(nbytes)
@@ -45,6 +57,18 @@ def copy_box(dst: Buffer, src: Buffer, *, total: int = 0) -> None:
     before = (slice(None),) * axis
     where = [(*before, slice(a, b)) for a, b in itertools.pairwise(cuts)]
     _threads.run(lambda part: _copy(dst[part], src[part], streaming), where)
+
+
+def copy_boxes(pairs: Sequence[tuple[Buffer, Buffer]], *, total: int = 0) -> None:
+    """Copy the second array of each pair into the first, as ``copy_box`` would, in any order.
+
+    In device memory this is one launch for all pairs, of any sources. No two destinations share
+    memory.
+    """
+    if pairs and not isinstance(pairs[0][0], np.ndarray) and copied(pairs):
+        return
+    for dst, src in pairs:
+        copy_box(dst, src, total=total)
 
 
 def _copy(dst: np.ndarray, src: np.ndarray, streaming: bool) -> None:
@@ -85,10 +109,12 @@ def pack(src: Buffer, boxes: Sequence[Box], out: Buffer) -> Buffer:
         If ``out`` is too small.
     """
     at = 0
+    pairs = []
     for box, stop in zip(boxes, _ends(boxes, out), strict=True):
         part = src[_part(box)]
-        copy_box(out[at:stop].reshape(part.shape), part)
+        pairs.append((out[at:stop].reshape(part.shape), part))
         at = stop
+    copy_boxes(pairs)
     return out[:at]
 
 
@@ -101,10 +127,12 @@ def unpack(buffer: Buffer, boxes: Sequence[Box], dst: Buffer) -> None:
         If ``buffer`` holds fewer elements than the boxes.
     """
     at = 0
+    pairs = []
     for box, stop in zip(boxes, _ends(boxes, buffer), strict=True):
         part = dst[_part(box)]
-        copy_box(part, buffer[at:stop].reshape(part.shape))
+        pairs.append((part, buffer[at:stop].reshape(part.shape)))
         at = stop
+    copy_boxes(pairs)
 
 
 def _part(box: Box) -> tuple[Any, ...]:
@@ -139,6 +167,8 @@ def pad(src: Buffer, shape: Shape, value: Any = 0, offset: Shape | None = None) 
     """
     window = _window(src.shape, shape, offset)
     out = _memory.empty(shape, src.dtype, _backend.device_of(src))
+    if not isinstance(out, np.ndarray) and padded(out, src, window, value):
+        return out
     if out.shape != src.shape:
         fill(out, value)
     copy_box(out[window], src)

@@ -103,16 +103,18 @@ def fill(dst: Any, value: Any) -> None:
         _threads.run(part, itertools.pairwise(cuts))
 
 
-def _address(array: np.ndarray) -> int:
-    return int(array.__array_interface__["data"][0])
+def _address(array: Any) -> int:
+    if isinstance(array, np.ndarray):
+        return int(array.__array_interface__["data"][0])
+    return int(array.data.ptr)
 
 
-def joint_axes(*arrays: np.ndarray) -> tuple[list[int], list[Axis]]:
+def joint_axes(*arrays: Any) -> tuple[list[int], list[Axis]]:
     """Return the addresses of arrays of one shape, and the fewest axes that reach all elements.
 
-    Axes of one element are left out, axes along which the first array runs backwards are turned
-    round in all, and axes that follow each other without a gap in every array become one. They
-    are ordered by the first array's strides, largest first.
+    The arrays are NumPy's or CuPy's. Axes of one element are left out, axes along which the first
+    array runs backwards are turned round in all, and axes that follow each other without a gap in
+    every array become one. They are ordered by the first array's strides, largest first.
     """
     addresses = [_address(array) for array in arrays]
     axes = []

@@ -17,6 +17,7 @@ import numpy as np
 from distarray.comm import _threads
 from distarray.comm._jit import kernels, loaded
 from distarray.random import _formulas
+from distarray.random._device_blocks import filled_floats, filled_integers
 from distarray.typing import Box, Shape
 
 _KERNEL_SIZE: Final = 16_384
@@ -29,7 +30,7 @@ Key = tuple[int, int]
 
 
 def fill_floats(
-    out: np.ndarray,
+    out: Any,
     kind: str,
     key: Key,
     call: int,
@@ -43,7 +44,7 @@ def fill_floats(
     Parameters
     ----------
     out
-        C-contiguous, of the box's shape, float32 or float64.
+        A NumPy or CuPy array, C-contiguous, of the box's shape, float32 or float64.
     kind
         "uniform" in [0, 1) or standard "normal".
     key
@@ -54,6 +55,12 @@ def fill_floats(
         Of the global array, and the part of it that the block is.
     """
     words = _words(key, call)
+    if not isinstance(out, np.ndarray):
+        if not filled_floats(out, kind, words, _geometry(shape, box), float(loc), float(scale)):
+            host = np.empty(out.shape, out.dtype)
+            fill_floats(host, kind, key, call, shape, box, loc, scale)
+            out.set(host)
+        return
     module = _module(out)
     if module is not None:
         run = module.floats(kind, out.dtype.name).run
@@ -74,7 +81,7 @@ def fill_floats(
 
 
 def fill_integers(
-    out: np.ndarray, key: Key, call: int, shape: Shape, box: Box, least: int, among: int
+    out: Any, key: Key, call: int, shape: Shape, box: Box, least: int, among: int
 ) -> None:
     """Fill a block of integers or truth values with the numbers from ``least`` on.
 
@@ -84,9 +91,15 @@ def fill_integers(
         How many different ones there are, 1 to 2**64; each is as likely as the others.
     """
     words = _words(key, call)
-    flat = out.view(f"u{out.itemsize}").reshape(-1)
     start, count = np.uint64(least % 2**64), np.uint64(among % 2**64)
     bound = np.uint64(2**64 % among)
+    if not isinstance(out, np.ndarray):
+        if not filled_integers(out, words, _geometry(shape, box), (start, count, bound)):
+            host = np.empty(out.shape, out.dtype)
+            fill_integers(host, key, call, shape, box, least, among)
+            out.set(host)
+        return
+    flat = out.view(f"u{out.itemsize}").reshape(-1)
     module = _module(out)
     if module is not None:
         _by_kernel(

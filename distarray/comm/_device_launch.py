@@ -1,0 +1,193 @@
+"""Start kernels on CuPy arrays: on the current stream, with tables in device memory, or not at all.
+
+Everything that differs between a GPU and Numba's simulator is here and in ``_intrinsics_cuda``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, Final
+
+import numpy as np
+
+from distarray.comm import _backend
+from distarray.comm._jit import kernels
+from distarray.typing import Buffer
+
+_INTRINSICS: Final = "distarray.comm._intrinsics_cuda"
+
+THREADS: Final = 256
+"""Threads of a block; with up to 64 registers each, four blocks run at once on a processor."""
+
+SIMULATED_THREADS: Final = 3
+
+_LEAST_BLOCKS: Final = 128  # Numba warns of fewer; those without a tile end at once
+_MOST_BLOCKS: Final = 16_384
+_TABLES_KEPT: Final = 512
+_LARGEST_KEPT: Final = 64 * 1024  # bytes of a table
+
+_DEVICE_MEMORY: Final = 2  # cudaMemoryTypeDevice
+
+_usable: bool | None = None
+_tables: OrderedDict[Hashable, Any] = OrderedDict()
+_streams: dict[tuple[int, int], Any] = {}
+_launched: set[Any] = set()
+_lock = threading.RLock()
+
+
+def usable(array: Buffer) -> bool:
+    """Tell whether kernels can work on such an array: it is CuPy's, and Numba reaches the GPU.
+
+    Where Numba's simulator runs the kernels, every array in host memory serves.
+    """
+    global _usable
+    if _usable is None:
+        with _lock:
+            if _usable is None:
+                _usable = _found_usable(array)
+    return _usable and (simulated() or _backend.is_cupy(array))
+
+
+def _found_usable(array: Buffer) -> bool:
+    if kernels(_INTRINSICS) is None:
+        return False
+    if simulated():
+        return True
+    from numba import cuda
+
+    if not cuda.is_available():
+        return False
+    runtime = importlib.import_module("cupy").cuda.runtime
+    try:
+        return bool(runtime.pointerGetAttributes(address_of(array)).type == _DEVICE_MEMORY)
+    except Exception:  # no array of the GPU that Numba found
+        return False
+
+
+def simulated() -> bool:
+    """Tell whether Numba's simulator runs the kernels."""
+    return bool(kernels(_INTRINSICS).SIMULATED)
+
+
+def threads() -> int:
+    """Return the number of threads of a block."""
+    return SIMULATED_THREADS if simulated() else THREADS
+
+
+def address_of(array: Buffer) -> int:
+    """Return where the first element lies."""
+    if isinstance(array, np.ndarray):
+        return int(array.__array_interface__["data"][0])
+    return int(array.data.ptr)
+
+
+def table(key: Hashable, build: Callable[[], tuple[np.ndarray, Any]]) -> tuple[Buffer, Any]:
+    """Return a table in device memory and what is known of it, kept for the next call.
+
+    Parameters
+    ----------
+    key
+        Everything that the table says.
+    build
+        Makes the table, int64 and in host memory, and whatever is to be kept with it.
+    """
+    stream = _stream_pointer()
+    found = _tables.get((stream, key))
+    if found is not None:
+        return found  # type: ignore[no-any-return]
+    host, facts = build()
+    made = (uploaded(host), facts)
+    if host.nbytes <= _LARGEST_KEPT:
+        with _lock:
+            _tables[stream, key] = made
+            while len(_tables) > _TABLES_KEPT:
+                _tables.popitem(last=False)
+    return made
+
+
+def uploaded(host: np.ndarray) -> Buffer:
+    """Return a table's copy in device memory, ordered before what follows on the stream.
+
+    CuPy copies by way of pinned memory and does not wait. The copy is used, and its memory used
+    again, on this stream alone.
+    """
+    if simulated():
+        return _aligned(host)
+    return importlib.import_module("cupy").array(host)
+
+
+def _aligned(host: np.ndarray) -> np.ndarray:
+    """Return a copy that begins, as all device memory does, at a multiple of 16 bytes."""
+    room = np.empty(host.nbytes + 16, np.uint8)
+    start = -address_of(room) % 16
+    copy = room[start : start + host.nbytes].view(host.dtype)
+    copy[:] = host
+    return copy
+
+
+def _stream_pointer() -> tuple[int, int]:
+    """Return the number of the current device and the address of its current stream."""
+    if simulated():
+        return 0, 0
+    cuda = importlib.import_module("cupy").cuda
+    return int(cuda.Device().id), int(cuda.get_current_stream().ptr)
+
+
+def launch(kernel: Any, at: Buffer, boxes: int, tiles: int, *more: int) -> bool:
+    """Run a kernel over a table on the current stream, without waiting for it.
+
+    Parameters
+    ----------
+    kernel
+        A function of the address of the table, the numbers of boxes and tiles, and ``more``.
+
+    Returns
+    -------
+    Whether it runs. A kernel that cannot be compiled here ends the use of all of them, with one
+    warning; CuPy serves then.
+    """
+    global _usable
+    if tiles == 0:
+        return True
+    arguments = (address_of(at), boxes, tiles, *more)
+    if simulated():
+        with _lock:
+            kernel[min(tiles, 3), SIMULATED_THREADS](*arguments)
+        return True
+    blocks = max(_LEAST_BLOCKS, min(tiles, _MOST_BLOCKS))
+    stream = _stream()
+    if kernel in _launched:
+        kernel[blocks, THREADS, stream](*arguments)
+        return True
+    try:
+        with _lock:
+            kernel[blocks, THREADS, stream](*arguments)
+            _launched.add(kernel)
+    except Exception as error:
+        _usable = False
+        warnings.warn(
+            f"the kernels for GPUs do not compile here and CuPy's own functions serve, which are "
+            f"slower: {type(error).__name__}: {error}; install the package numba-cuda for the "
+            "CUDA version of this machine",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
+def _stream() -> Any:
+    """Return the current stream as Numba's; 0 is the default one."""
+    where = _stream_pointer()
+    if where[1] == 0:
+        return 0
+    found = _streams.get(where)
+    if found is None:
+        from numba import cuda
+
+        found = _streams[where] = cuda.external_stream(where[1])
+    return found

@@ -1,0 +1,326 @@
+"""Kernels for GPUs against NumPy; `test_kernels_cuda` runs this where Numba simulates a GPU.
+
+The simulator has a thread for every thread of a block, so that arrays here are tiny.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from distarray.comm import (
+    _block_reduction,
+    _device_copies,
+    _device_launch,
+    _device_reduce,
+    _device_tables,
+)
+from distarray.comm._device_copies import copied, padded
+from distarray.comm._packing import accumulate, copy_box, copy_boxes, pack, pad, reduce_into, unpack
+
+from .strided_arrays import views
+
+DTYPES = ("i1", "i2", "f4", "f8", "c16", "S3")
+LONGEST = {0: 1, 1: 50, 2: 12, 3: 6, 4: 4, 5: 3}
+pytestmark = pytest.mark.usefixtures("for_small_arrays")
+
+
+@pytest.fixture(scope="module")
+def for_small_arrays() -> Iterator[None]:
+    assert _device_launch.simulated()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_device_copies, "LEAST_BYTES", 0)
+        patch.setattr(_device_reduce, "LEAST_BYTES", 0)
+        patch.setattr(_device_copies, "_TILE_BITS", 6)
+        yield
+    sys.setswitchinterval(interval)
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> tuple[int, ...]:
+    ndim = draw(st.integers(0, 5))
+    least = draw(st.sampled_from((0, 1, 2)))
+    return tuple(draw(st.integers(least, LONGEST[ndim])) for _ in range(ndim))
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the bytes that hold a destination, it, a source, and what is to be in the bytes."""
+    shape, dtype = draw(shapes()), np.dtype(draw(st.sampled_from(DTYPES)))
+    bytes_from, src = draw(views(shape, dtype))
+    bytes_to, dst = draw(views(shape, dtype))
+    bytes_from[:] = np.random.default_rng(len(shape)).integers(1, 256, bytes_from.size)
+    expected = bytes_to.copy()
+    if dst.size:
+        offset = dst.__array_interface__["data"][0] - bytes_to.__array_interface__["data"][0]
+        np.ndarray(shape, dtype, expected, offset, dst.strides)[...] = src
+    return bytes_to, dst, src, expected
+
+
+@pytest.mark.parametrize("most", [5, 1 << 30], ids=["in many boxes", "in one box"])
+@settings(max_examples=60)
+@given(data=st.data())
+def test_copies_of_many_boxes_move_what_numpy_moves(most: int, data: st.DataObject) -> None:
+    cases = data.draw(st.lists(pairs(), min_size=1, max_size=3))
+    filled = [(dst, src) for _, dst, src, _ in cases if dst.size]
+    left_to_cupy = len(filled) == 1 and _device_copies._both_dense(*filled[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_device_tables, "_MOST_ITEMS", most)
+        _device_launch._tables.clear()
+        done = copied([(dst, src) for _, dst, src, _ in cases])
+    assert done != left_to_cupy
+    for found, _, _, expected in cases if done else ():
+        np.testing.assert_array_equal(found, expected)
+
+
+def kind_of(dst: np.ndarray, src: np.ndarray) -> set[int]:
+    (d, s), axes = _device_copies.joint_axes(dst, src)
+    return {record[1] for record in _device_copies._copy_records(d, s, axes, dst.itemsize)}
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8", "c16"])
+@pytest.mark.parametrize("sizes", [(9, 11), (1, 40), (40, 2), (3, 70), (5, 4)])
+def test_transposed_boxes_go_through_tiles(sizes: tuple[int, int], dtype: str) -> None:
+    rows, columns = sizes
+    src = np.arange(3 * rows * columns).astype(dtype).reshape(3, rows, columns)
+    dst = np.zeros((2, 3, columns, rows), dtype)[1]
+    if min(sizes) > 1:
+        assert kind_of(dst, src.swapaxes(1, 2)) == {2}
+    assert copied([(dst, src.swapaxes(1, 2)), (dst[:0], src[:0])]) or min(sizes) == 1
+    if min(sizes) > 1:
+        np.testing.assert_array_equal(dst, src.swapaxes(1, 2))
+
+
+@pytest.mark.parametrize("start", range(9))
+def test_rows_at_odd_addresses_are_shifted_into_words(start: int) -> None:
+    src = np.arange(3 * 77, dtype="u1").reshape(3, 77)[:, start : start + 45]
+    whole = np.zeros((3, 83), "u1")
+    dst = whole[:, 5:50]
+    assert kind_of(dst, src) == {1}
+    assert copied([(dst, src)])
+    np.testing.assert_array_equal(dst, src)
+    assert whole[:, :5].sum() + whole[:, 50:].sum() == 0
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_pad_writes_the_box_and_what_is_around_it(data: st.DataObject) -> None:
+    shape = data.draw(shapes())
+    dtype = data.draw(st.sampled_from(("u1", "i2", "f4", "f8", "c16")))
+    src = (np.arange(np.prod(shape, dtype=int)) % 100 + 1).astype(dtype).reshape(shape)
+    window = tuple(slice(o := data.draw(st.integers(0, 3)), o + n) for n in shape)
+    outer = tuple(at.stop + data.draw(st.integers(0, 2)) for at in window)
+    out = np.zeros(outer, dtype)
+    expected = np.full(outer, 7, dtype)
+    expected[window] = src
+    assert padded(out, src, window, 7)
+    np.testing.assert_array_equal(out, expected)
+
+
+# --- reductions ----------------------------------------------------------------------------------
+
+KINDS = ("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", "bf16")
+ARITHMETIC = ("sum", "avg", "prod", "min", "max")
+BITWISE = ("band", "bor", "bxor")
+SPECIAL = [0.0, -0.0, 1.5, -2.25, 1e-7, 3e38, -1e38, np.inf, -np.inf, np.nan, 6e4, 1e-45, 0.1, 3.0]
+
+
+def ops_of(kind: str) -> tuple[str, ...]:
+    if kind == "?":
+        return (*ARITHMETIC, "any", "all")
+    return ARITHMETIC + (BITWISE if kind[0] in "iu" else ())
+
+
+def values(kind: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    if kind == "?":
+        return rng.random(shape) < 0.5
+    dtype = np.dtype("u2" if kind == "bf16" else kind)
+    if kind[0] in "iu":
+        return rng.integers(0, 256, (*shape, dtype.itemsize), np.uint8).view(dtype)[..., 0]
+    with np.errstate(all="ignore"):
+        if kind == "bf16":
+            return (rng.choice(SPECIAL, shape).astype("f4").view("u4") >> 16).astype("u2")
+        if kind[0] == "c":
+            parts = rng.choice(SPECIAL, (*shape, 2)).astype(f"f{dtype.itemsize // 2}")
+            return parts.view(dtype)[..., 0]
+        return rng.choice(SPECIAL, shape).astype(dtype)
+
+
+def widened(kind: str, array: np.ndarray) -> np.ndarray:
+    if kind == "bf16":
+        return (array.astype("u4") << 16).view("f4")
+    return array.astype("f4") if kind == "f2" else array
+
+
+def expected_of(kind: str, op: str, sources: list[np.ndarray]) -> np.ndarray:
+    """Reduce by plain comparisons and operations of NumPy, one rounding at a time."""
+    shape = sources[0].shape
+    sources = [source.reshape(-1) for source in sources]
+    total: Any = widened(kind, sources[0])
+    if op == "avg" and kind[0] in "iu?":
+        total = total.astype("f8")
+    for source in sources[1:]:
+        total = combined(kind, op, total, widened(kind, source))
+    if op == "avg":
+        count = total.real.dtype.type(len(sources))
+        if total.dtype.kind == "c":
+            total = total.copy()
+            total.real, total.imag = total.real / count, total.imag / count
+        else:
+            total = total / count
+    if kind == "bf16":
+        total = _block_reduction._to_bfloat16(np, total)
+    return (total.astype("f2") if kind == "f2" else total).reshape(shape)
+
+
+def combined(kind: str, op: str, a: np.ndarray, b: np.ndarray) -> Any:
+    if kind == "?" and op != "avg":
+        return a | b if op in ("sum", "max", "any") else a & b
+    if op in ("sum", "avg"):
+        return a + b
+    if op in BITWISE:
+        return {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}[op](a, b)
+    if kind[0] == "c":
+        if op == "prod":
+            real = a.real * b.real - a.imag * b.imag
+            return np.stack((real, a.real * b.imag + a.imag * b.real), -1).view(a.dtype)[..., 0]
+        return np.minimum(a, b) if op == "min" else np.maximum(a, b)
+    if op == "prod":
+        return a * b
+    return np.where((a < b if op == "min" else a > b) | (a != a), a, b)
+
+
+def bits(kind: str, array: np.ndarray) -> np.ndarray:
+    """Return what must be equal: all bits, but for those of a NaN."""
+    parts = np.ascontiguousarray(widened(kind, array.reshape(-1)))
+    if parts.dtype.kind == "c":
+        parts = parts.view(parts.real.dtype)
+    if parts.dtype.kind != "f":
+        return parts
+    return np.where(np.isnan(parts), np.nan, parts).view(f"u{parts.itemsize}")
+
+
+@settings(max_examples=250)
+@given(data=st.data())
+def test_reductions_give_the_bits_of_numpy(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(KINDS))
+    op = data.draw(st.sampled_from(ops_of(kind)))
+    shape = data.draw(shapes())
+    dtype = np.dtype("u2" if kind == "bf16" else kind)
+    sources = []
+    for seed in range(data.draw(st.integers(1, 4))):
+        _, source = data.draw(views(shape, dtype))
+        source[...] = values(kind, shape, seed)
+        sources.append(source)
+    result = np.dtype("f8") if op == "avg" and kind[0] in "iu?" else dtype
+    held, dst = data.draw(views(shape, result))
+    offset = dst.__array_interface__["data"][0] - held.__array_interface__["data"][0]
+    most = data.draw(st.sampled_from((5, 1 << 30)))
+    with np.errstate(all="ignore"), pytest.MonkeyPatch.context() as patch:
+        expected = expected_of(kind, op, sources)
+        patch.setattr(_device_tables, "_MOST_ITEMS", most)
+        _device_launch._tables.clear()
+        assert _block_reduction._by_device_kernel(dst, sources, op, kind == "bf16")
+    np.testing.assert_array_equal(bits(kind, dst), bits(kind, expected))
+    if dst.size:
+        np.ndarray(shape, result, held, offset, dst.strides)[...] = np.zeros((), result)
+    assert not held.any()
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f2"])
+@pytest.mark.parametrize("op", ARITHMETIC)
+def test_two_narrow_items_are_taken_at_once(kind: str, op: str) -> None:
+    dtype = np.dtype("u2" if kind == "bf16" else kind)
+    sources = [values(kind, (3, 16), seed)[:, 2:14] for seed in range(3)]
+    dst = np.zeros((3, 12), dtype)
+    with np.errstate(all="ignore"):
+        expected = expected_of(kind, op, sources)
+    addresses, axes = _device_reduce.joint_axes(dst, *sources)
+    assert _device_reduce._suited(kind, op, addresses, axes, [2] * 4)[1] == 2
+    assert _block_reduction._by_device_kernel(dst, sources, op, kind == "bf16")
+    np.testing.assert_array_equal(bits(kind, dst), bits(kind, expected))
+
+
+# --- through the functions that the engine calls, on the stand-in for CuPy ------------------------
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Count launches by the functions of this package."""
+    seen: list[Any] = []
+    for module in (_device_copies, _device_reduce):
+        launch = module.launch
+
+        def counted(kernel: Any, *arguments: Any, launch: Any = launch) -> bool:
+            seen.append(kernel)
+            return bool(launch(kernel, *arguments))
+
+        monkeypatch.setattr(module, "launch", counted)
+    return seen
+
+
+def test_all_boxes_of_a_pack_are_one_launch(launches: list[Any]) -> None:
+    cupy = importlib.import_module("cupy")
+    host = np.arange(60.0).reshape(6, 10)
+    boxes = [((0, 2), (1, 5)), ((2, 6), (0, 3)), ((3, 4), (5, 5)), ((1, 6), (7, 10))]
+    volume = sum((b - a) * (d - c) for (a, b), (c, d) in boxes)
+    expected = np.concatenate([host[a:b, c:d].ravel() for (a, b), (c, d) in boxes])
+    packed = pack(cupy.asarray(host), boxes, cupy.zeros(volume + 2))
+    np.testing.assert_array_equal(packed.get(), expected)
+    assert len(launches) == 1
+    back = cupy.zeros((6, 10))
+    unpack(packed, boxes, back)
+    assert len(launches) == 2
+    assert back.get()[2:6, 0:3].tolist() == host[2:6, 0:3].tolist()
+
+
+def test_copies_and_reductions_of_blocks_on_a_device_are_launches(launches: list[Any]) -> None:
+    cupy = importlib.import_module("cupy")
+    host = np.arange(60.0).reshape(6, 10)
+    block, other = cupy.asarray(host), cupy.asarray(host + 1)
+    out = cupy.zeros((10, 6))
+    copy_box(out, block.T)
+    np.testing.assert_array_equal(out.get(), host.T)
+    wide = cupy.zeros((6, 20))
+    copy_boxes([(wide[:, :10], block), (wide[:, 10:], other)])
+    np.testing.assert_array_equal(wide.get(), np.hstack((host, host + 1)))
+    np.testing.assert_array_equal(pad(block, (7, 12), 5.0, (1, 1)).get()[1:7, 1:11], host)
+    total = cupy.zeros((6, 10))
+    reduce_into(total, [block, other, block], "sum")
+    np.testing.assert_array_equal(total.get(), 3 * host + 1)
+    accumulate(total, other, "max")
+    np.testing.assert_array_equal(total.get(), np.maximum(3 * host + 1, host + 1))
+    assert len(launches) == 5
+
+
+def test_a_table_is_made_once_for_the_same_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    tabled = _device_copies.tabled
+
+    def counted(records: Any) -> Any:
+        made.append(len(records))
+        return tabled(records)
+
+    monkeypatch.setattr(_device_copies, "tabled", counted)
+    src, dst = np.arange(20.0).reshape(4, 5), np.zeros((5, 4))
+    for _ in range(3):
+        dst[...] = 0
+        assert copied([(dst, src.T)])
+        np.testing.assert_array_equal(dst, src.T)
+    assert made == [1]
+
+
+def test_nothing_is_copied_between_host_and_device() -> None:
+    cupy = importlib.import_module("cupy")
+    with pytest.raises((TypeError, ValueError)):
+        copy_box(cupy.zeros((30, 40)), np.ones((40, 30)).T)
