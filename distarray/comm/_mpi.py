@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from distarray.comm import _backend, _mismatch, _mpi_large, _on_error
+from distarray.comm import _backend, _mismatch, _mpi_large, _on_error, _requests
 from distarray.comm._collectives import Counts
 from distarray.comm._communicator import Communicator
 from distarray.comm._datatypes import carrier, moving_type, reducing_type
@@ -389,6 +389,9 @@ def world() -> MPICommunicator:
                 else:
                     _on_error.warn_if_alone()
                 _world = MPICommunicator(base.group(base.ranks), "world")
+                if _world.concurrent:
+                    # To ask COMM_SELF would move nothing: MPICH looks at this process alone then.
+                    _requests.progress = mpi.COMM_WORLD.Iprobe
     return _world
 
 

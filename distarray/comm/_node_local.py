@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from distarray.comm import _backend, _device_sharing, _memory
+from distarray.comm import _backend, _device_sharing, _memory, _requests
 from distarray.comm._mismatch import mismatch
 from distarray.comm._packing import copy_box
 from distarray.comm._presence import Meeting, counted_by, message_of_gone
@@ -314,6 +314,7 @@ class Channel:
         with waiting(what, meeting):
             while words[ROUND] != number:
                 time.sleep(_SLEEP)
+                _requests.progress()
                 if words[GONE]:
                     self._raise_gone(number, what)
                 if time.monotonic() > deadline:

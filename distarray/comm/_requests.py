@@ -161,6 +161,13 @@ class Then(Request):
             return self._finish is None
 
 
+progress: Callable[[], object] = bool
+"""Lets messages under way get on, while this rank waits for others in memory that they share.
+
+Else a rank that waits for a request would wait for ever where those who began it with it wait for
+that rank meanwhile: an MPI library does nothing unless it is called. Set where MPI runs.
+"""
+
 _abandoned: list[tuple[Handle, tuple[Any, ...]]] = []
 
 
