@@ -39,9 +39,11 @@ def main(device: int) -> None:
     say("device")
     comm = mpi.COMM_SELF
     for values, sent, received in buffers:
-        messages = [[buffer, values.size, mpi.UINT8_T] for buffer in (received, sent)]
-        requests = [comm.Irecv(messages[0], 0, 1), comm.Isend(messages[1], 0, 1)]
-        mpi.Request.Waitall(requests)
+        there, here = (
+            [mpi.buffer.fromaddress(buffer.data.ptr, values.size), values.size, mpi.UINT8_T]
+            for buffer in (received, sent)
+        )
+        mpi.Request.Waitall([comm.Irecv(there, 0, 1), comm.Isend(here, 0, 1)])
         if not (received.get() == values).all():
             say("wrong")
             return

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distarray.comm import _backend
 from distarray.comm._collectives import OWN_TAG, Counts, parts
 from distarray.comm._datatypes import carrier, moving_type, reducing_type
+from distarray.typing import Buffer
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -76,12 +78,12 @@ class Several:
         return MPI.Request.Testall(self._requests)
 
 
-def _pieces(array: np.ndarray) -> list[list[Any]]:
-    """Return an array as messages, none longer than the limit."""
+def _pieces(array: Buffer) -> list[list[Any]]:
+    """Return an array as messages, none longer than the limit; one on a GPU is flat bytes."""
     largest = LIMIT
     kind = moving_type(array.itemsize)
-    flat = carrier(array)
-    per_item = flat.size // max(array.size, 1)
+    flat = carrier(array) if _backend.is_numpy(array) else _on_device(array)
+    per_item = len(flat) // max(array.size, 1)
     return [
         [
             flat[start * per_item : (start + largest) * per_item],
@@ -92,12 +94,19 @@ def _pieces(array: np.ndarray) -> list[list[Any]]:
     ]
 
 
-def send(comm: MPI.Intracomm, array: np.ndarray, dest: int, tag: int) -> Several:
+def _on_device(array: Buffer) -> Any:
+    """Return device memory for mpi4py: the address, whatever protocols both have for it."""
+    from mpi4py import MPI
+
+    return MPI.buffer.fromaddress(array.data.ptr, array.nbytes)
+
+
+def send(comm: MPI.Intracomm, array: Buffer, dest: int, tag: int) -> Several:
     """Send values to one rank; it receives them with ``recv`` and as many."""
     return Several([comm.Isend(piece, dest, tag) for piece in _pieces(array)])
 
 
-def recv(comm: MPI.Intracomm, array: np.ndarray, source: int, tag: int) -> Several:
+def recv(comm: MPI.Intracomm, array: Buffer, source: int, tag: int) -> Several:
     """Receive as many values from one rank as the array has elements."""
     return Several([comm.Irecv(piece, source, tag) for piece in _pieces(array)])
 

@@ -1,0 +1,62 @@
+"""Collectives of buffers on GPUs, on simulated ranks and the stand-in for CuPy."""
+
+from __future__ import annotations
+
+import pytest
+
+from distarray.comm import _communicator, _cuda_aware, _pinned, _reducer, _staging, world
+from distarray.testing import simulate
+from tests import on_device
+from tests.comm import device_checks as checks
+from tests.comm.collective_checks import REDUCED
+
+RANKS = (2, 3)
+BLOCKING = pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "nonblocking"])
+
+
+@pytest.fixture(scope="module")
+def xp():
+    """Return CuPy, or what stands in for it."""
+    return on_device.stand_in()
+
+
+@pytest.fixture(params=["0", "1", "host"], ids=["staged", "direct", "by host"])
+def way(request, monkeypatch):
+    """Let buffers go a certain way, in chunks that do not divide anything."""
+    monkeypatch.setattr(_staging, "CHUNK_BYTES", 3000)
+    if request.param == "host":
+        return
+    monkeypatch.setenv(_cuda_aware.VARIABLE, request.param)
+    for module in (_communicator, _reducer):
+        monkeypatch.setattr(module, "ON_HOST_BYTES", -1)
+
+
+@BLOCKING
+@pytest.mark.parametrize("dtype", checks.MOVED)
+def test_values_of_every_dtype_move_unchanged(xp, way, dtype, blocking):
+    for n in RANKS:
+        for size in checks.SIZES:
+            simulate(
+                n, lambda size=size: checks.check_moves(world(), xp, dtype, size, blocking=blocking)
+            )
+    assert _pinned.pool.in_use == 0
+
+
+@BLOCKING
+@pytest.mark.parametrize("op", REDUCED)
+def test_reductions_equal_numpys_for_every_dtype(xp, way, op, blocking):
+    for n in (1, *RANKS):
+        for size in (3, 1500):
+            simulate(
+                n,
+                lambda size=size: checks.check_reductions(world(), xp, op, size, blocking=blocking),
+            )
+
+
+@pytest.mark.parametrize(
+    "check", [checks.check_low_precision, checks.check_order_of_sums, checks.check_log]
+)
+def test_transport_passes(xp, way, check):
+    for n in (*RANKS, 4):
+        for size in (5, 1200):
+            simulate(n, lambda size=size: check(world(), xp, size))
