@@ -20,7 +20,7 @@ from distarray.comm._jit import kernels
 
 T = TypeVar("T")
 _LEAST_BYTES = 1 << 20
-_LEAST_STEP = 4096
+_LEAST_STEP = 32 << 10
 """Smaller blocks are left to zlib."""
 
 _WARM_BYTES, _COLD_BYTES = 32 << 20, 1 << 30

@@ -234,7 +234,7 @@ def collect(
         _compare("names or values", [_unlike(all_trees[0], t) for t in all_trees], trees, comm)
     for reduce in saving.later:
         reduce()
-    return _with_own(tree, own)
+    return _with_own(tree, own) if any(own) else tree
 
 
 def who_writes(saving: Saving, check: bool, comm: Communicator) -> Plan:
