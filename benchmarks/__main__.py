@@ -25,6 +25,7 @@ SUITES = {
     "transformer": (2,),
     "fsdp": (2,),
     "fsdp_memory": (1, 2, 3, 4),
+    "checkpoint": (1, 2),
 }
 ROOT = Path(__file__).resolve().parent.parent
 

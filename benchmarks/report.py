@@ -9,7 +9,9 @@ ORDER = (
     "plain copy",
     "NumPy",
     "without communication",
+    "the bytes alone",
     "distarray",
+    "distarray, verify=False",
     "by hand",
     "by hand, fresh memory",
     "NumPy alone",
@@ -21,6 +23,7 @@ BASELINES = {
     "overlap": "one after the other",
     "transformer": "without communication",
     "fsdp": "without communication",
+    "checkpoint": "the bytes alone",
 }
 
 

@@ -67,6 +67,17 @@ def test_sharded_contenders_compute_the_same_and_hold_their_share() -> None:
         assert groups * group <= held[fsdp_memory.FORWARD] <= groups * group * 9 / 8
 
 
+def test_checkpoints_are_the_same_by_all_contenders(tmp_path) -> None:
+    from benchmarks import checkpoint
+
+    _even()
+    folder = COMM.bcast(tmp_path)
+    rows = checkpoint.measured(COMM, folder, 1 << 20, peer=False, repeats=1)
+    assert [row["case"] for row in rows] == ["save", "load", "load columns of rows"]
+    for row in rows:
+        assert {checkpoint.BASELINE, checkpoint.OURS, checkpoint.BY_HAND} <= set(row["seconds"])
+
+
 def test_what_is_hidden_is_found_round_by_round() -> None:
     from benchmarks import fsdp
 
