@@ -196,7 +196,10 @@ class Reader:
         if self._manifest.directory and os.path.basename(name) != name:
             raise CheckpointError(f"{self._manifest.path} names a file {name!r} outside itself")
         check_size(path, size)
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be opened: {error.strerror}") from None
         self._open[number] = file
         if len(self._open) > _MOST_OPEN:
             os.close(self._open.popitem(last=False)[1])
