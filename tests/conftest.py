@@ -26,6 +26,8 @@ from typing import Any, TextIO
 import hypothesis
 import pytest
 
+from tests import on_device
+
 GRACE_SECONDS = 10.0
 """How long a rank that failed waits for the others to leave the same test."""
 
@@ -44,6 +46,7 @@ hypothesis.settings.register_profile(
 
 def pytest_configure(config: pytest.Config) -> None:
     """Record this rank's outcomes; under MPI also agree on them with the other ranks."""
+    on_device.prepare()
     with_mpi = config.getoption("--with-mpi", False) or config.getoption("--only-mpi", False)
     hypothesis.settings.load_profile("mpi" if with_mpi else "plain")
     record = Record(os.environ.get("DISTARRAY_TEST_RECORDS"), _world_rank() if with_mpi else 0)
@@ -83,6 +86,7 @@ class Record:
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
         """Leave out what an earlier job of the same run has already settled."""
+        on_device.adapt(items)
         done = [item for item in items if item.nodeid in self._done]
         if done:
             items[:] = [item for item in items if item.nodeid not in self._done]

@@ -106,7 +106,8 @@ class DistArray(Operators, Products, Indexing, Methods, Scalars, Printing, Proto
         placements : sequence of Placement, optional
             One per axis of the mesh; default: this array's own, on another mesh the default ones.
         mesh : DeviceMesh, optional
-            Default: this array's mesh. Processes of both meshes take part.
+            Default: this array's mesh. Processes of both meshes take part. Its device may be
+            another one: the blocks go there last.
         shard_order : sequence of mesh axes, optional
             Which cuts first where several mesh axes shard one array axis; default: mesh order.
         boundaries : mapping of array axis to sequence of int, optional
@@ -138,8 +139,35 @@ class DistArray(Operators, Products, Indexing, Methods, Scalars, Printing, Proto
 
     @property
     def device(self) -> Any:
-        """The kind of device that holds the blocks, "cpu" or "cuda"."""
+        """Where the blocks live: "cpu", "cuda" (each on its rank's own GPU) or "cuda:<number>"."""
         return self.mesh.device
+
+    def to_device(self, device: Any, /, *, stream: Any = None) -> DistArray:
+        """Return the array on another device, with the same layout; nothing is sent between ranks.
+
+        Parameters
+        ----------
+        device : str
+            "cpu", "cuda" or "cuda:<number>", as for `init_device_mesh`; or another
+            array's `x.device`.
+        stream : optional
+            None: the copies come after all work of the current stream.
+
+        Returns
+        -------
+        DistArray
+            Over a mesh of the same processes; the array itself where it is there already.
+
+        Raises
+        ------
+        DeviceError
+            If there is no such device here.
+        """
+        if stream is not None:
+            raise ArgumentTypeError(
+                "to_device takes no stream=; make the stream current: with stream: x.to_device(...)"
+            )
+        return _convert.to_device(self, device)
 
 
 def _wrap(local: Buffer, layout: Layout) -> DistArray:

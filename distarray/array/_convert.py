@@ -11,6 +11,7 @@ import numpy as np
 from distarray.comm import _backend, _memory
 from distarray.core._agreement import differing, gathered
 from distarray.core._arguments import (
+    check_device,
     checked_position,
     checked_sizes,
     chosen_mesh,
@@ -18,6 +19,7 @@ from distarray.core._arguments import (
     plain_buffer,
 )
 from distarray.core._base import BaseArray
+from distarray.core._meshes import device_of
 from distarray.errors import ArgumentError, DTypeError, LayoutError, PlacementError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.redistribute._background import redistribute_async
@@ -47,6 +49,7 @@ def adopt(
 
     def checked() -> _Given:
         block = plain_buffer(local, "from_local", mesh.device)
+        check_device(block, mesh, "from_local")
         placed = chosen_placements(mesh, placements, block.ndim)
         draft = Layout(mesh, placed, block.shape)  # settles negative axes, and refuses bad ones
         whole = draft.replace(placements=(Replicate(),) * mesh.ndim)
@@ -80,7 +83,13 @@ def _adopt_outside(given: _Given) -> tuple[Buffer, Layout]:
             "process outside the mesh must pass an empty block"
         )
     layout = draft if told is None else draft.replace(shape=told)
-    return np.empty(layout.local_shape(), block.dtype), layout
+    return _empty(layout, block.dtype), layout
+
+
+def _empty(layout: Layout, dtype: Any) -> Buffer:
+    """Return the block of a process outside the mesh."""
+    mesh: Any = layout.mesh
+    return _memory.empty(layout.local_shape(), dtype, mesh.device)
 
 
 def _unchecked_layout(given: _Given) -> Layout:
@@ -197,7 +206,9 @@ def _take_part(value: Any, mesh: Any, placements: Any) -> tuple[Buffer, Layout]:
     layout = Layout(mesh, chosen_placements(mesh, placements, array.ndim), array.shape)
     array = averaged(array, layout)
     if mesh.coordinate is None:
-        return np.empty(layout.local_shape(), array.dtype), layout
+        return _empty(layout, array.dtype), layout
+    if _backend.is_cupy(array):  # perhaps on another GPU than this rank's
+        array = _backend.asarray(array, mesh.device)
     whole = Layout(mesh, (Replicate(),) * mesh.ndim, array.shape)
     block = redistribute_local(array, whole, layout)
     return _owned(_backend.asarray(block, mesh.device), array), layout
@@ -205,9 +216,7 @@ def _take_part(value: Any, mesh: Any, placements: Any) -> tuple[Buffer, Layout]:
 
 def _owned(block: Buffer, source: Buffer) -> Buffer:
     """Return `block`, copied where it shares memory with `source`."""
-    if _backend.is_numpy(block) and not np.may_share_memory(block, source):
-        return block
-    return copy_block(block)
+    return copy_block(block) if _backend.may_share_memory(block, source) else block
 
 
 def copy_block(block: Buffer) -> Buffer:
@@ -223,12 +232,12 @@ def _distribute_outside(value: Any, mesh: Any, placements: Any) -> tuple[Buffer,
     Shape and dtype are those of the value it passes; if it has none to pass, they stay unknown
     here, and the shape is taken as empty.
     """
-    array = np.asarray(value)
+    array = value if _backend.is_buffer(value) else np.asarray(value)
     if array.dtype.hasobject:
         axes = [p.axis for p in placements or () if type(p) is Shard]
         array = np.empty((0,) * (1 + max((*axes, 0))))
     layout = Layout(mesh, chosen_placements(mesh, placements, array.ndim), array.shape)
-    return averaged(np.empty(layout.local_shape(), array.dtype), layout), layout
+    return averaged(_empty(layout, array.dtype), layout), layout
 
 
 def _scatter(value: Any, mesh: Any, placements: Any, src: Any) -> tuple[Buffer, Layout]:
@@ -264,7 +273,7 @@ def _scatter(value: Any, mesh: Any, placements: Any, src: Any) -> tuple[Buffer, 
     )
     check_dtype(plain, layout, dtype)
     block = _memory.empty(plain.local_shape(), dtype)
-    source = None if array is None else _on_host(array)
+    source = None if array is None else _backend.to_host(array)
     if plain.is_replicated:
         if source is not None:
             block[...] = source
@@ -273,10 +282,6 @@ def _scatter(value: Any, mesh: Any, placements: Any, src: Any) -> tuple[Buffer, 
         _scatter_blocks(comm, source, block, plain, positions[0])
     block = averaged(_backend.asarray(block, mesh.device), layout)
     return redistribute_local(block, plain, layout) if plain is not layout else block, layout
-
-
-def _on_host(array: Buffer) -> np.ndarray:
-    return array if _backend.is_numpy(array) else array.get()
 
 
 def _scatter_blocks(comm: Any, array: Any, block: Buffer, layout: Layout, src: int) -> None:
@@ -304,11 +309,8 @@ def gather(array: BaseArray) -> Buffer:
         return block.copy()
     whole = Layout(layout.mesh, (Replicate(),) * layout.mesh.ndim, layout.shape)
     result = block if whole is layout else redistribute_local(block, layout, whole)
-    return copy_block(result) if result is block or _shares(result, block) else result
-
-
-def _shares(result: Buffer, block: Buffer) -> bool:
-    return not _backend.is_numpy(result) or bool(np.may_share_memory(result, block))
+    shared = result is block or _backend.may_share_memory(result, block)
+    return copy_block(result) if shared else result
 
 
 def redistribute(
@@ -322,6 +324,8 @@ def redistribute(
     """Return `array` under other placements or on another mesh; see the public method."""
     src = array._layout
     dst = target(src, placements, mesh, cuts)
+    if device_of(src) != device_of(dst):
+        return _to_another_device(array, dst, async_op, max_bytes)
     block = averaged(array._local, dst)
     if async_op:
         return PendingArray(array, redistribute_async(block, src, dst, max_bytes=max_bytes), dst)
@@ -331,13 +335,39 @@ def redistribute(
     return array._new(own(result, array._local), dst)
 
 
+def _to_another_device(array: Any, dst: Layout, async_op: bool, max_bytes: int | None) -> Any:
+    """Redistribute where the blocks are, then take each to the other device."""
+    if async_op:
+        raise ArgumentError(
+            f"redistribute(async_op=True) does not go from {array.device!r} to another device; "
+            f"take x.to_device(...) first, or leave async_op out"
+        )
+    mesh: Any = dst.mesh
+    near = dst.replace(mesh=mesh.on(array.device))
+    moved = redistribute(
+        array, near.placements, near.mesh, (near.shard_order, near.boundaries), False, max_bytes
+    )
+    return moved._new(_backend.asarray(moved._local, mesh.device), dst)
+
+
+def to_device(array: Any, device: str) -> Any:
+    """Return `array` with its blocks on another device; itself where they are there."""
+    src: Layout = array._layout
+    here: Any = src.mesh
+    mesh = here.on(device)
+    if mesh is src.mesh:
+        return array
+    return array._new(_backend.asarray(array._local, mesh.device), src.replace(mesh=mesh))
+
+
 def own(result: Buffer, block: Buffer) -> Buffer:
     """Return `result` in memory apart from `block`.
 
     A slice of a replicated block would let an in-place operation on the result change the
     replicas, on every rank another part.
     """
-    return copy_block(result) if result is not block and _shares(result, block) else result
+    shared = result is not block and _backend.may_share_memory(result, block)
+    return copy_block(result) if shared else result
 
 
 def target(src: Layout, placements: Any, mesh: Any, cuts: tuple[Any, Any]) -> Layout:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from distarray.array._convert import tiled_layout
+from distarray.comm import _memory
 from distarray.core._agreement import differing, gathered
-from distarray.core._arguments import checked_sizes, chosen_placements, plain_buffer
+from distarray.core._arguments import (
+    check_device,
+    checked_sizes,
+    chosen_placements,
+    plain_buffer,
+)
 from distarray.core._base import BaseArray, new_array
 from distarray.core._dispatch import move
 from distarray.core._meshes import common_mesh, lift
@@ -84,11 +88,13 @@ def map_blocks(
             if told is None and placed == whole
             else Layout(mesh, placed, first.shape if told is None else told)
         )
-        return new_array(np.empty(layout.local_shape(), blocks[0].dtype), layout)
+        shape = layout.local_shape()
+        return new_array(_memory.empty(shape, blocks[0].dtype, mesh.device), layout)
     result: list[Any] = []
 
     def say() -> tuple[Any, ...]:
         result.append(plain_buffer(func(*blocks, **options), "map_blocks", mesh.device))
+        check_device(result[0], mesh, "map_blocks")
         return tuple(result[0].shape), result[0].dtype.str
 
     shapes, dtypes = (list(x) for x in zip(*gathered(mesh, "map_blocks", say), strict=True))

@@ -51,9 +51,7 @@ class Protocols(BaseArray):
             )
         whole = Layout(layout.mesh, (Replicate(),) * layout.mesh.ndim, layout.shape)
         permit("np.asarray(x)", layout, whole, self._local.dtype)
-        full = _convert.gather(self)
-        if not _backend.is_numpy(full):
-            full = full.get()
+        full = _backend.to_host(_convert.gather(self))
         return full if dtype is None else full.astype(dtype, copy=False)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
@@ -79,9 +77,28 @@ class Protocols(BaseArray):
                 "silently; call it on x.full_array(), which gathers on every rank, on blocks with "
                 "da.map_blocks or x.to_local(), or look for a function of the distarray namespace"
             )
-        if not all(issubclass(t, (BaseArray, np.ndarray, np.generic)) for t in types):
+        if not all(_is_known(t) for t in types):
             return NotImplemented
         return ours(*args, **kwargs)
+
+    def __dlpack_device__(self) -> tuple[Any, int]:
+        """Return the kind and number of the device that `__dlpack__` exports from."""
+        kind, number = self._local.__dlpack_device__()
+        return kind, number
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Export the global array, on every rank (collective over the mesh).
+
+        It is gathered where the blocks are. Export `x.to_local()` for this process's block.
+        """
+        layout = self._layout
+        if layout.mesh.coordinate is None:
+            raise MeshError(
+                f"this process is not in {layout.mesh} and has no values of this array to export"
+            )
+        whole = Layout(layout.mesh, (Replicate(),) * layout.mesh.ndim, layout.shape)
+        permit("x.__dlpack__()", layout, whole, self._local.dtype)
+        return _convert.gather(self).__dlpack__(**options)
 
     def __contains__(self, value: Any) -> bool:
         return bool(any_of(equal(self, value)))
@@ -101,6 +118,12 @@ class Protocols(BaseArray):
     def tolist(self) -> Any:
         """Return the global array as nested lists, on every rank (collective over the mesh)."""
         return np.asarray(self).tolist()
+
+
+def _is_known(kind: type) -> bool:
+    """Tell whether a function may get arguments of a type."""
+    known = issubclass(kind, (BaseArray, np.ndarray, np.generic))
+    return known or (kind.__module__ == "cupy" and kind.__name__ == "ndarray")
 
 
 def _reduced(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from distarray.array import _convert
+from distarray.comm import _backend
 from distarray.core._base import BaseArray
 from distarray.typing import Buffer
 
@@ -52,7 +53,7 @@ def corners(x: BaseArray, edge: int) -> BaseArray:
         taken.append(kept[(kept >= start) & (kept < stop)] - start)
     part = layout.replace(shape=tuple(shape), boundaries=boundaries or None)
     if box is None:
-        return x._new(np.empty(part.local_shape(), block.dtype), part)
+        return x._new(block[(slice(0, 0),) * len(shape)].reshape(part.local_shape()), part)
     return x._new(block[np.ix_(*taken)] if taken else block, part)
 
 
@@ -78,9 +79,8 @@ def described(x: BaseArray) -> str:
 def _text(x: Any, prefix: str, separator: str, suffix: str) -> str:
     if x._layout.mesh.coordinate is None:
         return f"DistArray(<values outside this process>, {described(x)})"
-    part, cut = shown_part(x)
-    if not isinstance(part, np.ndarray):
-        part = part.get()
+    shown, cut = shown_part(x)
+    part: Any = _backend.to_host(shown)
     if not part.ndim and not prefix:
         return str(part[()])
     threshold = {"threshold": 0} if cut else {"threshold": max(part.size, 1)}

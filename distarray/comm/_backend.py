@@ -7,23 +7,24 @@ from typing import Any
 
 import numpy as np
 
+from distarray.comm import _cuda
 from distarray.errors import DeviceError
 from distarray.typing import Buffer
 
 
+def kind_of(device: str | None) -> str:
+    """Return "cpu" or "cuda", of a device such as "cuda:1"."""
+    return "cpu" if device is None else device.partition(":")[0]
+
+
 def module(device: str | None) -> Any:
     """Return the array module for a device: ``numpy`` for None and "cpu", ``cupy`` for "cuda"."""
-    if device is None or device == "cpu":
+    kind = kind_of(device)
+    if kind == "cpu":
         return np
-    if device.partition(":")[0] != "cuda":
+    if kind != "cuda":
         raise DeviceError(f"device {device!r} is not known; use 'cpu' or 'cuda'")
-    try:
-        return importlib.import_module("cupy")
-    except ImportError as error:
-        raise DeviceError(
-            f"device {device!r} needs CuPy, which does not import here ({error}); install "
-            "distarray-mpi[cuda12] or [cuda13], or use device='cpu'"
-        ) from error
+    return _cuda.cupy(str(device))
 
 
 def is_numpy(array: Any) -> bool:
@@ -33,7 +34,8 @@ def is_numpy(array: Any) -> bool:
 
 def is_cupy(array: Any) -> bool:
     """Tell whether ``array`` is a CuPy array, without importing CuPy."""
-    return type(array).__module__.partition(".")[0] == "cupy"
+    kind = type(array)
+    return kind.__module__.partition(".")[0] == "cupy" and kind.__name__ == "ndarray"
 
 
 def is_buffer(array: Any) -> bool:
@@ -47,16 +49,74 @@ def namespace_of(array: Buffer) -> Any:
 
 
 def device_of(array: Buffer) -> str:
-    """Return "cpu" or "cuda"."""
-    return "cuda" if is_cupy(array) else "cpu"
+    """Return "cpu", or "cuda:<number>" of the GPU that holds an array."""
+    return f"cuda:{array.device.id}" if is_cupy(array) else "cpu"
+
+
+def is_here(array: Buffer, device: str) -> bool:
+    """Tell whether an array is on the device, for this rank, that a mesh names."""
+    if kind_of(device) == "cpu" or is_numpy(array):
+        return kind_of(device) == kind_of(device_of(array))
+    return bool(array.device.id == _cuda.number_of(device))
 
 
 def asarray(value: Any, device: str | None = None, dtype: Any = None) -> Buffer:
     """Return ``value`` as a buffer on ``device``, copied only where it must be."""
-    return module(device).asarray(value, dtype=dtype)
+    if kind_of(device) == "cpu":
+        return np.asarray(to_host(value) if is_cupy(value) else value, dtype=dtype)
+    library = module(device)
+    number = _cuda.number_of(str(device))
+    if not is_cupy(value):
+        value = np.asarray(value, dtype=dtype)
+        _cuda.check_dtype(value.dtype)
+    elif value.device.id != number:  # CuPy copies contiguous arrays between GPUs, and no others
+        with _cuda.on(value.device.id):
+            value = library.ascontiguousarray(value)
+    _cuda.use(number)
+    found = library.asarray(value, dtype=dtype)
+    return found if found.device.id == number else found.copy()
+
+
+def to_host(array: Buffer) -> np.ndarray:
+    """Return an array's values in host memory: itself, where they are there."""
+    host: np.ndarray = array if is_numpy(array) else array.get()
+    return host
+
+
+def is_writeable(array: Buffer) -> bool:
+    """Tell whether items may be written one by one; not where several share memory."""
+    if is_numpy(array):
+        return bool(array.flags.writeable)
+    return not any(n > 1 and s == 0 for n, s in zip(array.shape, array.strides, strict=True))
+
+
+def may_share_memory(a: Buffer, b: Buffer) -> bool:
+    """Tell whether two arrays may look at the same memory."""
+    if is_numpy(a) is not is_numpy(b) or not a.size or not b.size:
+        return False
+    return bool(namespace_of(a).may_share_memory(a, b))
+
+
+def scalar(value: Any, like: Buffer) -> Any:
+    """Return a number of one dtype, which ``like`` may be set to whole with all its bits.
+
+    CuPy sets items to a number 0 by clearing bytes, so that a negative zero would lose its sign.
+    """
+    if is_numpy(like):
+        return value
+    item = np.asarray(value, like.dtype)
+    if like.dtype.kind in "biuf" and (item or not np.signbit(item)):
+        return item[()]
+    return asarray(item, device_of(like))
+
+
+def use(array: Buffer) -> None:
+    """Make the GPU that holds a CuPy array the current one of this thread."""
+    if is_cupy(array):
+        _cuda.use(array.device.id)
 
 
 def synchronize(array: Buffer) -> None:
     """Wait for the work queued on the current stream of a CuPy array's device."""
     if is_cupy(array):
-        importlib.import_module("cupy").cuda.get_current_stream().synchronize()
+        importlib.import_module("cupy").cuda.get_current_stream(array.device.id).synchronize()

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Never, final
 
+from distarray.comm import _cuda, _simulated
 from distarray.comm._communicator import Communicator
 from distarray.comm._grid import Nested, grid, nested
-from distarray.comm._world import base_of
+from distarray.comm._world import base_of, world
 from distarray.errors import ArgumentTypeError, DeviceError, MeshError, PlacementError
 from distarray.layout import AbstractMesh, Mesh, Partial, Placement, Replicate, Shard
 from distarray.layout._mesh import mesh_description
@@ -34,7 +35,8 @@ class DeviceMesh(Mesh):
         An mpi4py communicator or one of ours; default: all ranks of the program. The library
         never sends through it.
     device
-        Where blocks live: "cpu" (default), "cuda" or "cuda:<number>".
+        Where blocks live: "cpu" (default), "cuda" (each rank on the GPU that is its own by its
+        number among the ranks of its node) or "cuda:<number>" (every rank on that GPU of its node).
 
     Attributes
     ----------
@@ -47,7 +49,7 @@ class DeviceMesh(Mesh):
         Ranks that the communicator lacks, that appear twice or do not form a grid; names that do
         not fit.
     DeviceError
-        A device of another kind.
+        A device of another kind, or one that is not here.
     """
 
     __slots__ = (
@@ -100,6 +102,25 @@ class DeviceMesh(Mesh):
     def rank(self) -> int:
         """The rank of this process in the mesh's communicator of all ranks."""
         return self._base.ranks[self._base.rank]
+
+    def on(self, device: str) -> DeviceMesh:
+        """Return the mesh of the same processes whose blocks live on another device.
+
+        Raises
+        ------
+        DeviceError
+            A device of another kind, or one that is not here.
+        """
+        device = _checked_device(device)
+        if device == self.device:
+            return self
+        if self.parent is not None:  # so that it stays a part of a mesh there
+            assert self.parent_axes is not None
+            names = tuple(self.parent.axis_names[axis] for axis in self.parent_axes)
+            found = self.parent.on(device)[names]
+            if found.flat_ranks == self.flat_ranks:
+                return found
+        return _intern((self.shape, self.axis_names, self.flat_ranks), self._base, device)
 
     # --- sub-meshes ------------------------------------------------------------------------------
 
@@ -260,6 +281,9 @@ def init_device_mesh(
     return _mesh(mesh_description(shape, axis_names, None), comm, device)
 
 
+DEFAULT_DEVICE = "cpu"
+"""Where blocks live when nobody says."""
+
 _Description = tuple[Shape, tuple[str, ...], Sequence[int]]
 
 
@@ -286,6 +310,8 @@ _lock = threading.Lock()
 def _intern(description: _Description, base: Communicator, device: str) -> DeviceMesh:
     """Return the one mesh of a description over a communicator."""
     key = (*description, device)
+    if device != "cpu" and key not in base.meshes:
+        _bind(device)
     with _lock:
         found: DeviceMesh | None = base.meshes.get(key)
         if found is None:
@@ -302,6 +328,17 @@ def _intern(description: _Description, base: Communicator, device: str) -> Devic
         return found
 
 
+def _bind(device: str) -> None:
+    """Bind this rank to its GPU: before a mesh exists whose blocks need one."""
+    simulated = _simulated.current()
+    if simulated is None:
+        told = _cuda.local_rank()
+        _cuda.bind(device, 0 if told is None and world().size == 1 else told)
+        return
+    per_node = simulated.ranks_per_node or simulated.size
+    _cuda.bind(device, simulated.rank % per_node, simulated=True)
+
+
 def _restore(
     shape: Shape, axis_names: tuple[str, ...], ranks: Sequence[int], device: str
 ) -> DeviceMesh:
@@ -310,11 +347,11 @@ def _restore(
 
 def _checked_device(device: str | None) -> str:
     if device is None:
-        return "cpu"
+        return DEFAULT_DEVICE
     kind, colon, number = str(device).partition(":")
     if device != "cpu" and (kind != "cuda" or (colon and not number.isdecimal())):
         raise DeviceError(f"device={device!r} is not known; use 'cpu', 'cuda' or 'cuda:<number>'")
-    return device
+    return f"{kind}:{int(number)}" if number else str(device)
 
 
 # --- defaults ------------------------------------------------------------------------------------
@@ -374,7 +411,8 @@ def default_mesh() -> DeviceMesh:
     if chosen is not None:
         return chosen[0]
     base = base_of(None)
-    return _intern(((base.size,), ("axis0",), range(base.size)), base, "cpu")
+    device = _checked_device(None)
+    return _intern(((base.size,), ("axis0",), range(base.size)), base, device)
 
 
 def default_placements(mesh: DeviceMesh, ndim: int) -> tuple[Placement, ...]:

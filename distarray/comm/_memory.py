@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend
+from distarray.comm import _backend, _cuda
 from distarray.comm._mapping import Mapping, huge_page
 from distarray.comm._strided import fill
 from distarray.errors import ArgumentError, OutOfMemoryError
@@ -318,15 +318,15 @@ def empty(shape: Shape, dtype: Any, device: str | None = None) -> Buffer:
     dtype
         NumPy data type.
     device
-        ``"cuda"`` for CuPy memory; NumPy memory otherwise.
+        "cuda" or "cuda:<number>" for CuPy memory; NumPy memory otherwise.
 
     Raises
     ------
     OutOfMemoryError
-        The system has not enough memory left; the message says what holds it.
+        The system, or the GPU, has not enough memory left; the message says what holds it.
     """
     if device is not None and device != "cpu":
-        return _backend.module(device).empty(shape, dtype)
+        return _cuda.empty(shape, dtype, device)
     dtype = np.dtype(dtype)
     nbytes = dtype.itemsize
     for n in shape:
@@ -357,8 +357,13 @@ def zeros(shape: Shape, dtype: Any, device: str | None = None) -> Buffer:
     return full(shape, 0, dtype, device)
 
 
-def is_shared(array: np.ndarray) -> bool:
-    """Tell whether other processes of the node can map an array's memory."""
+def is_shared(array: Buffer) -> bool:
+    """Tell whether other processes of the node can map an array's memory.
+
+    Of memory on GPUs CUDA finds out, and what it cannot lend is copied where it is lent.
+    """
+    if not _backend.is_numpy(array):
+        return True
     return _arena is not None and _arena.offset_of(array) is not None
 
 

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
+from distarray.comm import _backend
 from distarray.comm._collectives import Counts, offsets, parts
 from distarray.comm._communicator import Communicator
 from distarray.comm._reducing import reduce_in_order
@@ -170,9 +171,12 @@ class SimulatedCommunicator(Communicator):
     def views(
         self, block: np.ndarray, token: int, what: object = "", *, closing: bool = True
     ) -> Iterator[list[np.ndarray | None]]:
-        """Yield the ranks' blocks themselves, read-only."""
+        """Yield the ranks' blocks themselves; those in host memory read-only."""
         shown = block.view()
-        shown.flags.writeable = False
+        if _backend.is_numpy(shown):
+            shown.flags.writeable = False
+        else:
+            _backend.synchronize(shown)
         blocks: list[Any] = []
         doing = f"{what or 'views'} (token {token})"
         self._round(doing, shown, blocks.extend, True, agree=("views", token, block.dtype))
@@ -187,6 +191,7 @@ class SimulatedCommunicator(Communicator):
         try:
             yield blocks
         finally:
+            _backend.synchronize(block)  # what was read of the others
             if closing and self._program.failure is None:
                 self._round("the end of views", None, lambda _: None, True)
 

@@ -6,10 +6,10 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from distarray.comm import _backend
+from distarray.comm import _backend, _cuda
 from distarray.comm._device_mesh import DeviceMesh, default_mesh, default_placements
 from distarray.core._base import BaseArray
-from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
+from distarray.errors import ArgumentError, ArgumentTypeError, DeviceError, DTypeError
 from distarray.layout import AbstractMesh, Placement
 from distarray.typing import Buffer, Shape
 
@@ -106,6 +106,24 @@ def plain_buffer(value: Any, call: str, device: str = "cpu") -> Buffer:
             ) from None
     check_travels(buffer.dtype)
     return buffer
+
+
+def check_device(block: Buffer, mesh: DeviceMesh, call: str) -> None:
+    """Refuse a block that is not where the blocks of a mesh are.
+
+    Raises
+    ------
+    DeviceError
+        See above.
+    """
+    if not _backend.is_here(block, mesh.device):
+        have, want = _backend.device_of(block), mesh.device
+        if _backend.kind_of(want) == "cuda":
+            want = f"cuda:{_cuda.number_of(want)}"
+        raise DeviceError(
+            f"{call} got a block on {have!r}, and the blocks of {mesh} are on {want!r} here; pass "
+            f"one that is there, or mesh=init_device_mesh({mesh.shape}, device={have!r})"
+        )
 
 
 def check_travels(dtype: Any) -> None:

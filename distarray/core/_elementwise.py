@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend
+from distarray.comm import _backend, _memory
+from distarray.core import _on_device
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block, move_all, remember
 from distarray.core._dtypes import dtype_key, keeps_sums, stand_in
+from distarray.core._meshes import device_of
 from distarray.core._operands import (
     LARGE,
     allocate,
@@ -202,15 +204,20 @@ class Elementwise:
         resolution: Resolution,
         local: Callable[..., Any],
     ) -> Any:
-        blocks = local_blocks(first, operands)
+        blocks = local_blocks(self.name, first, operands)
         output = resolution.output
         try:
             if not resolution.still:
                 dtypes = self.result_dtypes(blocks, local)  # finds dtype errors before any sending
                 blocks = move_all(self.name, blocks, resolution)
                 if resolution.outside:
-                    empty = [np.empty(output.local_shape(), dtype) for dtype in dtypes]
+                    device = device_of(first._layout)
+                    shape = output.local_shape()
+                    empty = [_memory.empty(shape, dtype, device) for dtype in dtypes]
                     return self._wrap(first, empty, output)
+            if _on_device.is_on_device(blocks):
+                dtypes = self.result_dtypes(blocks, local)
+                return self._wrap(first, _on_device.called(local, blocks, dtypes), output)
             if max(getattr(block, "nbytes", 0) for block in blocks) >= LARGE and self.is_ufunc:
                 outs = self._outs(blocks, output.local_shape(), local)
                 local(*blocks, out=outs)
@@ -269,6 +276,8 @@ class Elementwise:
             )
         if isinstance(error, ValueError):
             return ArgumentError(f"{self.name} of {kinds}: {error}")
+        if any(words in str(error) for words in _on_device.LACKING):
+            return _on_device.lacking(f"{self.name} of {kinds}")
         return DTypeError(f"{self.name} of {kinds}: {error}; convert the operands with astype")
 
     # --- into an existing array ------------------------------------------------------------------
@@ -314,15 +323,28 @@ class Elementwise:
             spec = pointwise(tuple(layout.shape for layout in layouts), out[0].shape)
             found = spread(align(spec, layouts), [-1, *places], len(key))
             remember(self.resolutions, found_key, found)
-        blocks = local_blocks(out[0], operands)
+        blocks = local_blocks(self.name, out[0], operands)
         if not found.still:
             blocks = move_all(self.name, blocks, found)
         if not found.outside:
             try:
-                local(*blocks, out=out[0]._local, casting=casting)
+                if _on_device.is_on_device(blocks):
+                    self._into_on_device(out[0]._local, blocks, local, casting)
+                else:
+                    local(*blocks, out=out[0]._local, casting=casting)
             except REFUSALS as error:
                 raise self.refused(error, blocks) from error
         return out[0]
+
+    def _into_on_device(
+        self, target: Buffer, blocks: Sequence[Any], local: Callable[..., Any], casting: Any
+    ) -> None:
+        """Write the local call's values into a block on a GPU."""
+        if getattr(local, "masks", False):
+            local(*blocks, out=target, casting=casting)
+            return
+        (result,) = _on_device.called(local, blocks, self.result_dtypes(blocks, local))
+        _backend.namespace_of(target).copyto(target, result, casting=casting)
 
     def _check_out(
         self, out: tuple[Any, ...], operands: Sequence[Any], local: Any, casting: Any
@@ -339,7 +361,7 @@ class Elementwise:
                     f"{self.name} gives {dtype}, which casting={casting!r} does not put into an "
                     f"array of {one.dtype}; use a new array, or x.astype({str(dtype)!r}) first"
                 )
-            if not one._local.flags.writeable:
+            if not _backend.is_writeable(one._local):
                 raise ArgumentError(
                     f"{self.name} into an array whose block is read-only; use x.copy() first"
                 )

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from distarray.errors import MeshError
+from distarray.errors import DeviceError, MeshError
 from distarray.layout import Layout, Replicate
 from distarray.typing import Shape
 
@@ -21,6 +21,8 @@ def common_mesh(name: str, meshes: Sequence[Any]) -> Any:
     ------
     MeshError
         If the meshes have no parent in common.
+    DeviceError
+        If they are on different devices.
     """
     first = meshes[0]
     if all(mesh is first for mesh in meshes):
@@ -28,12 +30,25 @@ def common_mesh(name: str, meshes: Sequence[Any]) -> Any:
     for mesh in itertools.chain.from_iterable(map(_ancestors, meshes)):
         if all(mesh.axes_of(other) is not None for other in meshes):
             return mesh
+    devices = list(dict.fromkeys(mesh.device for mesh in meshes))
+    if len(devices) > 1:
+        raise DeviceError(
+            f"{name} got operands on {' and '.join(map(repr, devices))}; nothing moves between "
+            f"devices unless it is asked for: bring one over with x.to_device({devices[0]!r})"
+        )
     shown = " and ".join(dict.fromkeys(str(mesh) for mesh in meshes))
     raise MeshError(
         f"{name} got operands on different meshes: {shown}; all operands must live on one mesh "
         "(or on sub-meshes of it); make them there with mesh=, or inside of da.use_mesh(mesh), or "
         "move one with x.redistribute(placements, mesh=other.mesh)"
     )
+
+
+def device_of(layout: Layout) -> str:
+    """Return where blocks of a layout over a device mesh live."""
+    mesh: Any = layout.mesh
+    device: str = mesh.device
+    return device
 
 
 def _ancestors(mesh: Any) -> Iterator[Any]:

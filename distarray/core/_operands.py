@@ -15,7 +15,7 @@ from distarray.core._dtypes import PLAIN_SCALARS
 from distarray.core._meshes import common_mesh, lift, replicated
 from distarray.core._resolution import Resolution, align
 from distarray.core._spec import pointwise
-from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
+from distarray.errors import ArgumentError, ArgumentTypeError, DeviceError, ShapeError
 from distarray.layout import Layout, Partial, Replicate
 from distarray.redistribute._execute import redistribute_local
 from distarray.typing import Buffer, Shape
@@ -110,13 +110,40 @@ def spread(resolution: Resolution, places: Sequence[int], count: int) -> Resolut
     return Resolution(moves, resolution.output)
 
 
-def local_blocks(first: BaseArray, operands: Sequence[Any]) -> list[Any]:
-    """Return the blocks of distributed operands; plain arrays go to the device of `first`."""
-    blocks = [x._local if isinstance(x, BaseArray) else x for x in operands]
-    if not _backend.is_numpy(first._local):
-        device = _backend.device_of(first._local)
-        blocks = [_backend.asarray(x, device) if _backend.is_buffer(x) else x for x in blocks]
-    return blocks
+def local_blocks(name: str, first: BaseArray, operands: Sequence[Any]) -> list[Any]:
+    """Return the blocks of distributed operands, and plain values on the device of `first`.
+
+    Raises
+    ------
+    DeviceError
+        If a plain array is on another device.
+    """
+    like = first._local
+    return [
+        x._local
+        if isinstance(x, BaseArray)
+        else (beside(name, x, like) if _backend.is_buffer(x) else x)
+        for x in operands
+    ]
+
+
+def beside(name: str, value: Buffer, like: Buffer) -> Any:
+    """Return a plain array that is on the device of a block; one without axes as a number.
+
+    Raises
+    ------
+    DeviceError
+        If it is on another device: nothing moves between devices unless it is asked for.
+    """
+    have, want = _backend.device_of(value), _backend.device_of(like)
+    if have == want:
+        return value
+    if have == "cpu" and value.ndim == 0:
+        return value[()]
+    raise DeviceError(
+        f"{name} got a plain array on {have!r} and a DistArray on {want!r}; make a DistArray of it "
+        f"there with da.asarray(value, mesh=x.mesh), or use x.to_device({have!r})"
+    )
 
 
 def allocate(shape: Shape, dtype: Any, device: str, blocks: Sequence[Any]) -> Buffer:
@@ -145,7 +172,8 @@ def assign(name: str, out: Any, result: Any, casting: Any = "same_kind") -> None
         step = align(pointwise((dst.shape, src.shape), dst.shape), [target, src]).moves[1]
         moved = result._local if step is None else move(name, result._local, *step)
         if dst.mesh.coordinate is not None:
-            moved = np.ascontiguousarray(np.broadcast_to(moved, target.local_shape()))
+            library = _backend.namespace_of(moved)
+            moved = library.ascontiguousarray(library.broadcast_to(moved, target.local_shape()))
             moved = redistribute_local(moved, target, dst)  # splits it: nothing is sent
     if dst.mesh.coordinate is not None:
         np.copyto(out._local, moved, casting=casting)

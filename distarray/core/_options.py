@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from distarray.comm import _backend
+from distarray.core import _on_device
 from distarray.core._base import BaseArray
 from distarray.core._dtypes import checked_dtype, stand_in
 from distarray.errors import ArgumentError, ArgumentTypeError
@@ -68,13 +70,24 @@ def masked_call(local: Callable[..., Any], extra: dict[str, Any]) -> Callable[..
 
     def call(*blocks: Any, out: Any = None, **keywords: Any) -> Any:
         inputs, mask = blocks[:-1], blocks[-1]
+        found = next((x for x in blocks if _backend.is_cupy(x)), None)
         if out is None:
             shape = np.broadcast_shapes(*(np.shape(block) for block in blocks))
             results = local(*[stand_in(x) for x in inputs], **{**extra, **keywords})
             results = results if isinstance(results, tuple) else (results,)
-            out = tuple(np.zeros(shape, result.dtype) for result in results)
-        return local(*inputs, where=mask, out=out, **{**extra, **keywords})
+            library = np if found is None else _backend.namespace_of(found)
+            out = tuple(library.zeros(shape, result.dtype) for result in results)
+        if found is None:
+            return local(*inputs, where=mask, out=out, **{**extra, **keywords})
+        casting = keywords.pop("casting", extra.get("casting", "same_kind"))
+        targets = out if isinstance(out, tuple) else (out,)
+        results = _on_device.substitute(local)(*inputs, **{**extra, **keywords})
+        results = results if isinstance(results, tuple) else (results,)
+        for target, result in zip(targets, results, strict=True):
+            _on_device.copied_where(target, result, mask, casting)
+        return targets if len(targets) > 1 else targets[0]
 
+    call.masks = True  # type: ignore[attr-defined]
     return call
 
 
@@ -82,6 +95,7 @@ def call_with(local: Callable[..., Any], extra: dict[str, Any]) -> Callable[...,
     """Return `local` with more keyword arguments."""
 
     def call(*blocks: Any, **keywords: Any) -> Any:
-        return local(*blocks, **{**extra, **keywords})
+        function = _on_device.substitute(local) if _on_device.is_on_device(blocks) else local
+        return function(*blocks, **{**extra, **keywords})
 
     return call

@@ -1,4 +1,4 @@
-"""The short ways through the engine: small blocks whose layouts fit as they are.
+"""The short ways through the engine: small blocks in host memory, with layouts that fit.
 
 What is done here `Elementwise.run` would do as well, only slower; each path leaves to it
 everything but the one case that it knows.
@@ -31,7 +31,7 @@ def unary_path(row: Elementwise) -> Callable[[Any], Any]:
             return run((x,))
         block = x._local
         layout = x._layout
-        if layout.has_partial or block.nbytes >= LARGE:
+        if layout.has_partial or block.nbytes >= LARGE or block.__class__ is not _ndarray:
             return run((x,))
         try:
             result = local(block)
@@ -56,7 +56,7 @@ def binary_path(row: Elementwise) -> Callable[[Any, Any], Any]:
     def call(x: Any, y: Any) -> Any:
         layout = x._layout
         block = x._local
-        if layout.has_partial or block.nbytes >= LARGE:
+        if layout.has_partial or block.nbytes >= LARGE or block.__class__ is not _ndarray:
             return run((x, y))
         cls = x.__class__
         if y.__class__ is cls:
@@ -89,7 +89,7 @@ def inplace_path(row: Elementwise) -> Callable[[Any, Any], Any]:
 
     def call(x: Any, y: Any) -> Any:
         layout = x._layout
-        if layout.has_partial:
+        if layout.has_partial or x._local.__class__ is not _ndarray:
             return into((x,), (x, y))
         if y.__class__ is x.__class__ and y._layout is layout:
             other = y._local

@@ -9,11 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend
+from distarray.comm import _backend, _memory
+from distarray.core import _on_device
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block, move_all, remember
 from distarray.core._dtypes import checked_dtype, keeps_sums
-from distarray.core._operands import assign, broadcast_shape, lifted_layouts, plain
+from distarray.core._meshes import device_of
+from distarray.core._operands import (
+    assign,
+    broadcast_shape,
+    lifted_layouts,
+    local_blocks,
+    plain,
+)
 from distarray.core._resolution import Resolution, resolve
 from distarray.core._spec import Rule, Spec, reduction
 from distarray.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError, ShapeError
@@ -113,7 +121,7 @@ class Reduction:
             if where is not True:
                 rest["where"] = where
             axes = normalised_axes(axis, np.ndim(x))
-            block = np.asarray(x)
+            block = x if _backend.is_buffer(x) else np.asarray(x)
             count = reduced_count(block.shape, axes)
             return self.local(block, axes, dtype, keepdims, count, **rest)
         if dtype is None and self.ufunc is not None and "dtype" in self.positional:
@@ -212,13 +220,14 @@ class Reduction:
         out_shape = found.output.local_shape()
         if found.outside or 0 in shape:
             # Nothing here to reduce: what changes nothing when it is combined with the others.
-            return lambda block: _backend.namespace_of(block).full(
-                out_shape, self.identity(result, count), result
+            return lambda block: _memory.full(
+                out_shape, self.identity(result, count), result, _backend.device_of(block)
             )
         local = self.local
 
         def call(block: Buffer) -> Buffer:
-            return as_block(local(block, axes, wanted, keepdims, count))
+            found = as_block(local(block, axes, wanted, keepdims, count))
+            return found if _backend.is_numpy(found) else _on_device.conformed(found, result)
 
         return call
 
@@ -258,7 +267,9 @@ class Reduction:
         self, x: BaseArray, axis: Any, dtype: Any, keepdims: bool, initial: Any, where: Any
     ) -> Any:
         """Reduce only items where the mask is true."""
-        mask = where if isinstance(where, BaseArray) else np.asarray(plain(self.name, where))
+        mask = where if isinstance(where, BaseArray) else plain(self.name, where)
+        if not isinstance(mask, BaseArray) and not _backend.is_buffer(mask):
+            mask = np.asarray(mask)
         if np.dtype(mask.dtype) != np.bool_:
             raise DTypeError(f"{self.name}(where=) takes booleans, not {mask.dtype}")
         if broadcast_shape(self.name, (x.shape, mask.shape)) != x.shape:
@@ -279,17 +290,41 @@ class Reduction:
             for i, size in enumerate(mask.shape)
         )
         found = resolve(Spec((*whole.inputs, letters), whole.output, combine), layouts)
-        blocks = [x._local, mask._local if isinstance(mask, BaseArray) else mask]
+        blocks = local_blocks(self.name, x, [x, mask])
         blocks = move_all(self.name, blocks, found)
         count = reduced_count(x.shape, axes)
         value = self.identity(result, count)
         if found.outside or 0 in blocks[0].shape:
-            return x._new(np.full(found.output.local_shape(), value, result), found.output)
+            shape, device = found.output.local_shape(), device_of(x._layout)
+            return x._new(_memory.full(shape, value, result, device), found.output)
+        if _backend.is_cupy(blocks[0]):
+            return x._new(
+                self._masked_on_device(blocks[0], blocks[1], axes, dtype, keepdims, count, result),
+                found.output,
+            )
         extra = {"where": blocks[1]}
         if self.ufunc is not None and self.ufunc.identity is None:
             extra["initial"] = value
         local = self.local(blocks[0], axes, dtype, keepdims, count, **extra)
         return x._new(as_block(local), found.output)
+
+    def _masked_on_device(
+        self,
+        block: Buffer,
+        mask: Any,
+        axes: tuple[int, ...],
+        dtype: Any,
+        keepdims: bool,
+        count: int,
+        result: Any,
+    ) -> Buffer:
+        """Reduce a block on a GPU in which masked items have become what changes nothing."""
+        library = _backend.namespace_of(block)
+        nothing = self.identity(result, count)
+        chosen = mask if _backend.is_cupy(mask) else library.asarray(mask)
+        kept = library.where(chosen, block, _backend.scalar(nothing, block))
+        local = self.local(kept, axes, dtype, keepdims, count)
+        return _on_device.conformed(local, result)
 
     def _into(self, out: Any, result: Any) -> Any:
         if not isinstance(out, BaseArray):

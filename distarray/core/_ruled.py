@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend
+from distarray.comm import _backend, _memory
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block, move_all, remember
+from distarray.core._meshes import device_of
 from distarray.core._operands import lifted_layouts, local_blocks, plain
 from distarray.core._registry import functions, ufuncs
 from distarray.core._resolution import Resolution, resolve
@@ -63,13 +64,12 @@ class Ruled:
         if found is None:
             found = self._resolve(key)
             remember(self.resolutions, key, found)
-        blocks = local_blocks(first, arrays)
+        blocks = local_blocks(self.name, first, arrays)
         if not found.still:
             blocks = move_all(self.name, blocks, found)
         if found.outside:  # nothing to call the function with: only the layout is known
-            return first._new(
-                np.empty(found.output.local_shape(), first._local.dtype), found.output
-            )
+            shape, device = found.output.local_shape(), device_of(first._layout)
+            return first._new(_memory.empty(shape, first._local.dtype, device), found.output)
         result = as_block(self.function(*blocks, *rest, **options))
         return first._new(result, self._fitted(found, result))
 

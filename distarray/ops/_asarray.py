@@ -40,7 +40,7 @@ def asarray(
     dtype : data type, optional
         Default: the value's own.
     device : str, optional
-        Must be the mesh's.
+        As for `empty`; a DistArray is taken there.
     copy : bool, optional
         False: blocks look at the value's memory; an error where that cannot be. Default: blocks of
         a plain value are copies, and a DistArray that is as asked for is returned itself.
@@ -59,7 +59,9 @@ def asarray(
     value = obj if _backend.is_buffer(obj) else _from_python(obj, dtype)
     kind = checked_dtype(dtype, value.dtype)
     layout = target_layout(tuple(value.shape), mesh, placements, device)
-    if copy is False and (value.dtype != kind or layout.has_partial or value is not obj):
+    there: Any = layout.mesh
+    here = value is obj and _backend.is_here(value, there.device)
+    if copy is False and (value.dtype != kind or layout.has_partial or not here):
         raise ArgumentError(
             f"asarray of {type(obj).__name__} with copy=False: the blocks of {layout} with dtype "
             f"{kind} cannot look at its memory; leave copy out"
@@ -129,6 +131,13 @@ def _converted(
     placements: Sequence[Placement] | None,
 ) -> Any:
     """Return a DistArray with the dtype and layout asked for."""
+    if device is not None and device != x.device and mesh is None:
+        if copy is False:
+            raise ArgumentError(
+                f"asarray(device={device!r}, copy=False) of an array on {x.device!r}: it must be "
+                "copied; leave copy out"
+            )
+        x = x.to_device(device)
     layout = x._layout
     target = layout
     if mesh is not None or placements is not None:
@@ -136,8 +145,6 @@ def _converted(
         if placements is None and same_mesh:
             placements = layout.placements
         target = target_layout(x.shape, layout.mesh if mesh is None else mesh, placements, device)
-    else:
-        target_layout((), layout.mesh, None, device)  # refuses another device
     kind = checked_dtype(dtype, x.dtype)
     if kind == x.dtype and target is layout:
         return x._new(copied(x._local), layout) if copy else x
@@ -158,4 +165,9 @@ def _moved(block: Buffer, layout: Layout, target: Layout) -> Buffer:
     if layout is target:
         return block
     permit("asarray", layout, target, block.dtype)
+    here: Any = layout.mesh
+    mesh: Any = target.mesh
+    if here.device != mesh.device:
+        near = target.replace(mesh=mesh.on(here.device))
+        return _backend.asarray(redistribute_local(block, layout, near), mesh.device)
     return redistribute_local(block, layout, target)

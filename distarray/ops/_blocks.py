@@ -5,15 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from distarray.comm import _backend, _memory
+from distarray.core._meshes import device_of
 from distarray.layout import Layout
 from distarray.typing import Buffer
-
-
-def device_of(layout: Layout) -> str:
-    """Return where blocks of a layout over a device mesh live."""
-    mesh: Any = layout.mesh
-    device: str = mesh.device
-    return device
 
 
 def empty_block(layout: Layout, dtype: Any) -> Buffer:

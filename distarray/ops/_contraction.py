@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from distarray.comm import _backend
 from distarray.core._base import BaseArray
 from distarray.core._registry import register_function, register_ufunc
 from distarray.core._spec import Letters
@@ -102,6 +103,10 @@ _matmul: Any = Contraction("matmul", _matmul_letters, np.matmul, writes=True)
 
 
 def _local_vecdot(left: Any, right: Any, axis: int) -> Any:
+    if _backend.is_cupy(left):  # CuPy has no such function
+        first, second = (np.moveaxis(x, axis, -1) for x in (left, right))
+        product = np.matmul(np.conjugate(first)[..., None, :], second[..., None])
+        return product[..., 0, 0]
     function: Any = np.vecdot  # whose stub lacks axis=
     return function(left, right, axis=axis)
 
@@ -232,8 +237,7 @@ def tensordot(x1: Any, x2: Any, /, axes: int | Sequence[Sequence[int]] = 2) -> A
 def outer(x1: Any, x2: Any, /) -> Any:
     """Return the products of every item of `x1` with every item of `x2`, both taken as flat."""
     flat = [
-        reshape(x, (-1,)) if isinstance(x, BaseArray) else np.asarray(x).reshape(-1)
-        for x in (x1, x2)
+        reshape(x, (-1,)) if isinstance(x, BaseArray) else np.reshape(x, (-1,)) for x in (x1, x2)
     ]
     return _tensordot.run(flat, ((), ()))
 

@@ -14,10 +14,11 @@ from distarray.comm._packing import fill
 from distarray.core._arguments import chosen_mesh
 from distarray.core._base import BaseArray, new_array
 from distarray.core._dtypes import checked_dtype
+from distarray.core._meshes import device_of
 from distarray.core._registry import register_function
 from distarray.errors import ArgumentError, ArgumentTypeError, DeviceError, ShapeError
 from distarray.layout import Layout, Placement, Replicate
-from distarray.ops._blocks import device_of, empty_block
+from distarray.ops._blocks import empty_block
 from distarray.redistribute._execute import redistribute_local
 from distarray.typing import Box, Buffer, Shape
 
@@ -52,21 +53,17 @@ def target_layout(
     shape: Shape, mesh: Any, placements: Sequence[Placement] | None, device: Any
 ) -> Layout:
     """Return the layout that creation arguments ask for, with the defaults filled in."""
-    mesh = chosen_mesh(mesh)
-    if device is not None and not _same_device(device, mesh.device):
-        raise DeviceError(
-            f"device={device!r} is not the mesh's, {mesh.device!r}; leave device out, or pass "
-            f"mesh=init_device_mesh(..., device={device!r})"
-        )
+    given = chosen_mesh(mesh)
     if placements is None:
-        placements = default_placements(mesh, len(shape))
-    return Layout(mesh, placements, shape)
-
-
-def _same_device(asked: Any, have: Any) -> bool:
-    if asked is None or have is None or asked == have:
-        return True
-    return str(asked).partition(":")[0] == str(have).partition(":")[0] and ":" not in str(asked)
+        placements = default_placements(given, len(shape))
+    if device is not None and device != given.device:
+        if mesh is not None:
+            raise DeviceError(
+                f"device={device!r} is not the mesh's, {given.device!r}; leave device out, or pass "
+                f"mesh=init_device_mesh(..., device={device!r})"
+            )
+        given = given.on(device)
+    return Layout(given, placements, shape)
 
 
 def build(layout: Layout, dtype: np.dtype[Any], make: Callable[[Box], Buffer]) -> Any:
@@ -117,7 +114,7 @@ def empty(
     dtype : data type, optional
         Default: float64.
     device : str, optional
-        Must be the mesh's.
+        "cpu", "cuda" or "cuda:<number>": the default mesh there; with `mesh`, that mesh's own.
     mesh : DeviceMesh, optional
         Default: the default mesh.
     placements : sequence of Placement, optional
@@ -214,7 +211,7 @@ def as_scalar(value: Any) -> Any:
     ArgumentError
         If it has axes.
     """
-    array = np.asarray(value)
+    array = _backend.to_host(value) if _backend.is_cupy(value) else np.asarray(value)
     if array.ndim:
         raise ArgumentError(
             f"fill_value has shape {array.shape}, but must be a scalar; use "
@@ -227,7 +224,7 @@ def _filled(layout: Layout, dtype: np.dtype[Any], value: Any) -> Any:
     # Converted once, before any block exists: a value out of range fails on every rank alike.
     item = np.empty((), dtype)
     try:
-        item[...] = value if not isinstance(value, BaseArray) else np.asarray(value)
+        item[...] = as_scalar(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise ArgumentError(
             f"fill_value {value!r} does not become {dtype}: {error}; pass another dtype or value"
@@ -235,7 +232,10 @@ def _filled(layout: Layout, dtype: np.dtype[Any], value: Any) -> Any:
 
     def make(box: Box) -> Buffer:
         block = _memory.empty(box_shape(box), dtype, device_of(layout))
-        fill(block, item if _backend.is_numpy(block) else item.item())
+        if _backend.is_numpy(block):
+            fill(block, item)
+        else:
+            block[...] = _backend.scalar(item, block)
         return block
 
     return build(layout, dtype, make)
@@ -246,10 +246,14 @@ def _like(
 ) -> Layout:
     """Return the layout of a `*_like` result: the model's own where nothing else is asked."""
     if not isinstance(x, BaseArray):
-        sizes = np.shape(x) if shape is None else checked_shape(shape)
+        sizes = tuple(np.shape(x)) if shape is None else checked_shape(shape)
         return target_layout(sizes, mesh, placements, device)
     sizes = x.shape if shape is None else checked_shape(shape)
-    if mesh is None and placements is None and device is None and sizes == x.shape:
+    if mesh is None and device is not None:
+        own: Any = x.layout.mesh
+        mesh = own.on(device)
+        placements = unreduced(x.layout).placements if placements is None else placements
+    if mesh is None and placements is None and sizes == x.shape:
         return unreduced(x.layout)
     same_mesh = mesh is None or mesh is x.layout.mesh
     if placements is None and same_mesh and len(sizes) == x.ndim:

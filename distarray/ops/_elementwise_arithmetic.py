@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from distarray.comm import _backend
 from distarray.core._base import BaseArray
 from distarray.core._dtypes import floating, integer, numeric, real
 from distarray.core._families import binary, unary
@@ -46,6 +47,8 @@ def _natural(operands: Sequence[Any]) -> None:
     if isinstance(exponent, BaseArray) or not getattr(base, "size", 1) * np.size(exponent):
         return
     lowest = exponent if isinstance(exponent, int) else np.min(exponent)
+    if _backend.is_cupy(lowest):
+        lowest = _backend.to_host(lowest)[()]
     if np.asarray(lowest).dtype.kind != "i" or lowest >= 0:
         return
     try:

@@ -12,10 +12,11 @@ from distarray.core._base import BaseArray
 from distarray.core._dtypes import anything, checked_dtype, keeps_sums, numeric
 from distarray.core._dtypes import real as real_kinds
 from distarray.core._families import nary, unary
+from distarray.core._meshes import device_of
 from distarray.core._operands import reduced
 from distarray.core._registry import register_function
 from distarray.core._rules import KEEPING, LINEAR, POINTWISE, SELECTING
-from distarray.errors import ArgumentError, ArgumentTypeError, DeviceError
+from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.typing import Buffer
 
 ceil = unary("ceil", real_kinds, POINTWISE, np.ceil, "Round up.")
@@ -171,8 +172,8 @@ def astype(
     dtype : dtype
     copy : bool
         Also copy where the dtype is the same already.
-    device : optional
-        None or the array's own.
+    device : str, optional
+        As for `x.to_device`; default: the array's own.
     casting : str
         As in NumPy.
 
@@ -190,18 +191,18 @@ def astype(
     """
     target = checked_dtype(dtype)
     if not isinstance(x, BaseArray):
-        return np.asarray(x).astype(target, casting=casting, copy=copy)
-    mesh: Any = x._layout.mesh
-    if device is not None and device != mesh.device:
-        raise DeviceError(
-            f"astype(device={device!r}) of an array on {mesh.device!r}; move it with "
-            "x.redistribute(mesh=...) first"
+        block = x if _backend.is_buffer(x) else np.asarray(x)
+        return block.astype(
+            target, **({} if _backend.is_cupy(x) else {"casting": casting}), copy=copy
         )
     if not np.can_cast(x.dtype, target, casting):
         raise ArgumentError(
             f"astype from {x.dtype} to {target} with casting={casting!r} is not allowed; choose "
             "another dtype, or casting='unsafe'"
         )
+    if device is not None and device != device_of(x._layout):
+        there: Any = x
+        x, copy = there.to_device(device), False
     if target == x.dtype:
         return x._new(_copy_block(x._local) if copy else x._local, x._layout)
     if x._layout.has_partial and not (

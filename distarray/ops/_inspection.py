@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from distarray.comm import _backend
 from distarray.core._base import BaseArray
+from distarray.core._on_device import copied_where
 from distarray.core._reduce import normalised_axes, reduced_count
 from distarray.core._registry import functions, register_function
 from distarray.ops import _elementwise_arithmetic as arithmetic
@@ -125,9 +127,15 @@ def copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) ->
 
 def _copied(block: Any, mask: Any = True, *, out: Any = None, casting: Any = "same_kind") -> Any:
     if out is None:
-        return np.asarray(block)
-    np.copyto(out, block, casting=casting, where=mask)
+        return block if _backend.is_cupy(block) else np.asarray(block)
+    if _backend.is_cupy(out):
+        copied_where(out, block, mask, casting)
+    else:
+        np.copyto(out, block, casting=casting, where=mask)
     return out
+
+
+_copied.masks = True  # type: ignore[attr-defined]
 
 
 @register_function(np.array_repr)

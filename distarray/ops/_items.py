@@ -16,6 +16,7 @@ from distarray.comm import _backend
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move
 from distarray.core._meshes import replicated
+from distarray.core._operands import beside
 from distarray.core._policy import permit, permit_exchange
 from distarray.errors import ArgumentError, DTypeError, ShapeError
 from distarray.layout import Layout, Partial, Replicate
@@ -106,6 +107,8 @@ def setitem(x: Any, key: Any, value: Any) -> None:
     if isinstance(value, BaseArray):
         _write_distributed(x, found, value)
         return
+    if _backend.is_buffer(value):
+        value = beside("assignment", value, x._local)
     array = _converted(value, x._local.dtype)
     if array.ndim == 0 and not x._layout.has_partial:
         if x._layout.mesh.coordinate is not None:
@@ -128,19 +131,18 @@ def setitem(x: Any, key: Any, value: Any) -> None:
 
 
 def _check_writable(x: Any) -> None:
-    flags = getattr(x._local, "flags", None)
-    if not getattr(flags, "writeable", True):
+    if not _backend.is_writeable(x._local):
         raise ArgumentError(
             "the array is read-only here: its block is shared with another array (a result of "
             "broadcast_to, or memory that its owner protects); write into a copy: x = x.copy()"
         )
 
 
-def _on_device(array: np.ndarray, like: Buffer) -> Buffer:
+def _on_device(array: Buffer, like: Buffer) -> Buffer:
     return array if _backend.is_numpy(like) else _backend.asarray(array, _backend.device_of(like))
 
 
-def _converted(value: Any, dtype: Any) -> np.ndarray:
+def _converted(value: Any, dtype: Any) -> Buffer:
     """Return a plain value as an array; what cannot become `dtype` fails on every process alike."""
     if _backend.is_buffer(value):
         array = value
@@ -150,7 +152,14 @@ def _converted(value: Any, dtype: Any) -> np.ndarray:
     return _cast(value, dtype)
 
 
-def _cast(value: Any, dtype: Any) -> np.ndarray:
+def _cast(value: Any, dtype: Any) -> Buffer:
+    if _backend.is_cupy(value):
+        if value.dtype.kind in _NUMERIC and dtype.kind in _NUMERIC:
+            return value.astype(dtype)
+        raise DTypeError(
+            f"values of {value.dtype} cannot be written into an array of {dtype}; convert them "
+            "with astype first"
+        )
     item = np.empty(np.shape(value), dtype)
     try:
         item[...] = value
@@ -247,9 +256,14 @@ def _same_memory(a: Buffer, b: Buffer) -> bool:
         a.shape == b.shape
         and a.dtype == b.dtype
         and a.strides == b.strides
-        and _backend.is_numpy(a)
-        and a.__array_interface__["data"] == b.__array_interface__["data"]
+        and _address(a) == _address(b)
     )
+
+
+def _address(block: Buffer) -> int:
+    if _backend.is_numpy(block):
+        return int(block.__array_interface__["data"][0])
+    return int(block.data.ptr)
 
 
 def _stripped(value: Any, count: int) -> tuple[Buffer, Layout]:

@@ -16,7 +16,7 @@ from distarray.comm import _backend
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move
 from distarray.core._dtypes import keeps_sums
-from distarray.core._operands import checked, lifted_layouts, plain
+from distarray.core._operands import checked, lifted_layouts, local_blocks, plain
 from distarray.core._policy import permit
 from distarray.core._registry import register_function
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -76,13 +76,15 @@ def concat(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: Any = None)
     (along,) = dimmap.checked_axes(axis, len(shapes[0]))
     shape = joined_shape(shapes, along)
     if dtype is None:
-        dtype = np.result_type(*[x.dtype if isinstance(x, BaseArray) else x for x in given])
+        dtype = np.result_type(*[getattr(x, "dtype", x) for x in given])
     dtype = checked_dtype(dtype)
     layouts = lifted_layouts(
         "concat",
         [x._layout if isinstance(x, BaseArray) else n for x, n in zip(given, shapes, strict=True)],
     )
-    blocks = [x._local if isinstance(x, BaseArray) else np.asarray(x) for x in given]
+    blocks = local_blocks(
+        "concat", first, [x if hasattr(x, "ndim") else np.asarray(x) for x in given]
+    )
     pairs = zip(blocks, layouts, strict=True)
     parts = [promoted("concat", block, layout, dtype) for block, layout in pairs]
     output, targets = cheapest([layout for _, layout in parts], along, shape)
@@ -188,7 +190,7 @@ def stack(arrays: Sequence[Any], /, axis: int = 0) -> Any:
     AxisError
         If the result has no such axis.
     """
-    given = [x if isinstance(x, BaseArray) else np.asarray(x) for x in _listed("stack", arrays)]
+    given = [x if hasattr(x, "ndim") else np.asarray(x) for x in _listed("stack", arrays)]
     shapes = [tuple(x.shape) for x in given]
     if len(set(shapes)) != 1:
         raise ShapeError(f"stack got shapes {tuple(shapes)}; pass arrays of one shape")

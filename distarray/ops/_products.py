@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _memory
+from distarray.comm import _backend, _memory
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block, move_all, remember
 from distarray.core._dtypes import keeps_sums
 from distarray.core._meshes import common_mesh, lift, replicated
-from distarray.core._operands import plain
+from distarray.core._on_device import conformed
+from distarray.core._operands import local_blocks, plain
 from distarray.core._resolution import Resolution, resolve
 from distarray.core._spec import Letters, Rule, Spec
 from distarray.errors import ArgumentTypeError, DTypeError, ShapeError
@@ -94,9 +95,7 @@ class Contraction:
                 f"{self.name} got no distributed operand; make one with distarray.asarray(x), or "
                 "use NumPy's function"
             )
-        dtypes = tuple(
-            np.asarray(x).dtype if not isinstance(x, BaseArray) else x.dtype for x in operands
-        )
+        dtypes = tuple(x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype for x in operands)
         dtype = self._result_dtype(dtypes)
         parts = [x._layout if isinstance(x, BaseArray) else np.shape(x) for x in operands]
         boolean = dtype.kind == "b"
@@ -108,7 +107,7 @@ class Contraction:
             remember(self._resolutions, key, found)
             if found.still and static is None and self._plainly(parts, found):
                 remember(self._quick, tuple(parts), found.output)
-        blocks = [x._local if isinstance(x, BaseArray) else x for x in operands]
+        blocks = local_blocks(self.name, arrays[0], operands)
         if not found.still:
             blocks = move_all(self.name, blocks, found)
         return arrays[0]._new(self._product(blocks, static, found, dtype), found.output)
@@ -152,7 +151,7 @@ class Contraction:
 
     def _result(self, operands: Sequence[Any], static: Any) -> tuple[Shape, np.dtype[Any]]:
         """Return shape and dtype of the product."""
-        known = [x if isinstance(x, BaseArray) else np.asarray(x) for x in operands]
+        known = [x if hasattr(x, "dtype") else np.asarray(x) for x in operands]
         shapes = [tuple(x.shape) for x in known]
         inputs, output = self.subscripts(shapes, static)
         sizes = {
@@ -225,11 +224,23 @@ class Contraction:
         shape = output.local_shape()
         if found.outside:
             return empty_block(output, dtype)
+        if _backend.is_cupy(blocks[0]):
+            return self._on_device(blocks, static, output, dtype)
         if self.writes:
             if prod(shape) * dtype.itemsize >= LARGE:
                 return self.local(*blocks, out=empty_block(output, dtype))
             return as_block(self.local(*blocks))
         return as_block(self.local(*blocks, static))
+
+    def _on_device(
+        self, blocks: Sequence[Buffer], static: Any, output: Layout, dtype: Any
+    ) -> Buffer:
+        """Return the product of blocks on a GPU; of nothing it is zeros."""
+        _backend.use(blocks[0])
+        if any(not block.size for block in blocks):
+            return _memory.zeros(output.local_shape(), dtype, _backend.device_of(blocks[0]))
+        arguments = [] if self.writes else [static]
+        return conformed(self.local(*blocks, *arguments), dtype)
 
 
 def _seconds(inputs: Sequence[Letters], layouts: Sequence[Layout]) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend
+from distarray.comm import _backend, _memory
 from distarray.core import _docstrings
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block
@@ -43,7 +43,7 @@ def _by(ufunc: Any, always: Any = None) -> Any:
     ) -> Buffer:
         del count
         dtype = always if dtype is None else dtype
-        if extra:
+        if extra:  # never on a GPU, whose reductions take no mask
             return ufunc.reduce(block, axes, dtype, None, keepdims, **extra)
         return reduce_block(ufunc, block, axes, dtype, keepdims)
 
@@ -207,7 +207,8 @@ def _ones_like(x: BaseArray) -> BaseArray:
     layout = x._layout
     if layout.has_partial:
         x = arithmetic.abs(x)  # any function that is not linear gives an array without Partial
-    return x._new(np.ones(x._local.shape, np.bool_), x._layout)
+    block = x._local
+    return x._new(_memory.full(block.shape, True, np.bool_, _backend.device_of(block)), x._layout)
 
 
 def _put(out: Any, result: Any) -> Any:
@@ -261,6 +262,8 @@ def var(
     if not isinstance(ddof, Real):
         raise ArgumentTypeError(f"correction={ddof!r}: must be a number, 1 for the sample variance")
     if not isinstance(x, BaseArray):
+        if _backend.is_cupy(x) and where is True:
+            return np.var(x, axis, dtype, ddof=ddof, keepdims=keepdims)
         block = np.asarray(x)
         return np.var(block, axis, dtype, ddof=ddof, keepdims=keepdims, where=where)
     result_dtype = None
@@ -348,6 +351,7 @@ def argmax(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: bool = Fal
 
 def _place(row: Extreme, x: Any, axis: Any, out: Any, keepdims: bool) -> Any:
     if not isinstance(x, BaseArray):
-        return row.place(np.asarray(x), axis=axis, keepdims=keepdims)
+        block = x if _backend.is_buffer(x) else np.asarray(x)
+        return row.place(block, axis=axis, keepdims=keepdims)
     result = row.find(x, axis, keepdims)
     return result if out is None else _put(out, result)

@@ -12,7 +12,7 @@ from math import prod
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from distarray.comm import _memory
+from distarray.comm import _backend, _memory
 from distarray.comm._log import record, recording, unrecorded
 from distarray.comm._mismatch import token
 from distarray.comm._packing import copy_box
@@ -98,8 +98,9 @@ def _through_the_wire(exchange: Exchange, far: set[int], block: Buffer, out: Buf
     arriving = [(pair.peer, pair.target.of(out)) for pair in exchange.receives if pair.peer in far]
     send_counts = _counts(leaving, communicator.size)
     recv_counts = _counts(arriving, communicator.size)
-    send = _memory.empty((sum(send_counts),), block.dtype)
-    recv = _memory.empty((sum(recv_counts),), block.dtype)
+    device = _backend.device_of(block)
+    send = _memory.empty((sum(send_counts),), block.dtype, device)
+    recv = _memory.empty((sum(recv_counts),), block.dtype, device)
     for part, view in _parts(send, leaving, send_counts):
         copy_box(part, view)
     communicator.all_to_all(send, recv, send_counts, recv_counts)

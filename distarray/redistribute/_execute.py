@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _memory
+from distarray.comm import _backend, _memory
 from distarray.comm._communicator import Communicator
 from distarray.comm._device_mesh import DeviceMesh
 from distarray.comm._log import record, recording, unrecorded
@@ -151,9 +151,10 @@ def _bind(step: Step, src: Layout, dst: Layout, background: bool) -> BoundStep:
         communicator = before.communicator(step.mesh_axes)
     if background and communicator is not None:
         communicator = communicator.background()
+    kind = _backend.kind_of(before.device)
     if isinstance(step, AllReduceStep):
-        return _AllReduce(step, communicator)
-    return _Exchange(step, before.rank, shape, communicator)
+        return _AllReduce(step, communicator, kind)
+    return _Exchange(step, before.rank, shape, communicator, kind)
 
 
 def _model(src: Layout, dst: Layout) -> CostModel:
@@ -179,9 +180,10 @@ def _mesh_behind(layout: Layout, src: Layout, dst: Layout) -> DeviceMesh:
     return mesh
 
 
-def _token(step: ExchangeStep | AllReduceStep) -> int:
-    """Return a number that names a step alike on every rank."""
-    return token(step.name, step.src.fingerprint, step.dst.fingerprint, step.dtype.str, step.rounds)
+def _token(step: ExchangeStep | AllReduceStep, kind: str) -> int:
+    """Return a number that names a step, and the kind of device, alike on every rank."""
+    known = (step.name, step.src.fingerprint, step.dst.fingerprint, step.dtype.str, step.rounds)
+    return token(*known, *([] if kind == "cpu" else [kind]))
 
 
 class _Doing:
@@ -234,9 +236,11 @@ class _Local:
 
     def __call__(self, local: Buffer, _: Purpose | None = None) -> Buffer:
         dtype = local.dtype
-        out = _memory.empty(self._shape, dtype)
+        out = _memory.empty(self._shape, dtype, _backend.device_of(local))
         if self._op is not None:
-            fill(out, REDUCTIONS[self._op].identity(dtype.kind, dtype.itemsize))
+            fill(
+                out, _backend.scalar(REDUCTIONS[self._op].identity(dtype.kind, dtype.itemsize), out)
+            )
         if self._source is not None:
             copy_box(out[self._target], local[self._source])
         return out
@@ -248,6 +252,7 @@ class _Exchange:
     __slots__ = (
         "_communicator",
         "_dtype",
+        "_kind",
         "_op",
         "_shape",
         "_step",
@@ -263,12 +268,14 @@ class _Exchange:
         rank: int,
         shape: Shape,
         communicator: Communicator | None,
+        kind: str,
     ) -> None:
         self._step = step
         self._shape = shape
+        self._kind = kind
         self._dtype = step.result_dtype
         self._op = step.reduce
-        self._token = _token(step)
+        self._token = _token(step, kind)
         self._communicator = communicator
         ranks = (rank,) if communicator is None else communicator.ranks
         index = {r: i for i, r in enumerate(ranks)}
@@ -307,7 +314,7 @@ class _Exchange:
     def _run(self, local: Buffer, purpose: Purpose | None) -> Buffer:
         communicator = self._communicator
         if communicator is None:
-            out = _memory.empty(self._shape, self._dtype)
+            out = _memory.empty(self._shape, self._dtype, _backend.device_of(local))
             self._take([local], out)
             return out
         number, what = _agreed(self._token, self, purpose)
@@ -316,13 +323,13 @@ class _Exchange:
             assert op is not None  # it reduces
             reduced = communicator.all_reduce_small(local, op, number, what)
             if reduced is not None:
-                return reduced
-        out = _memory.empty(self._shape, self._dtype)
+                return _backend.asarray(reduced, _backend.device_of(local))
+        out = _memory.empty(self._shape, self._dtype, _backend.device_of(local))
         with communicator.views(local, number, what) as views:
             if any(view is None for view in views):
                 if self._wire is None:
                     reached = [view is not None for view in views]
-                    self._wire = Wire(self._step, communicator, reached)
+                    self._wire = Wire(self._step, communicator, reached, self._kind)
                 self._wire.exchange(local, views, out)
             else:
                 self._take(views, out)
@@ -346,13 +353,14 @@ class _AllReduce:
     large ones every rank reduces its part, then copies the others' parts.
     """
 
-    __slots__ = ("_communicator", "_dtype", "_op", "_step", "_token")
+    __slots__ = ("_communicator", "_dtype", "_kind", "_op", "_step", "_token")
 
-    def __init__(self, step: AllReduceStep, communicator: Communicator | None) -> None:
+    def __init__(self, step: AllReduceStep, communicator: Communicator | None, kind: str) -> None:
         self._step = step
+        self._kind = kind
         self._op = step.op
         self._dtype = step.result_dtype
-        self._token = _token(step)
+        self._token = _token(step, kind)
         self._communicator = communicator
 
     def __str__(self) -> str:
@@ -365,12 +373,13 @@ class _AllReduce:
 
     def _run(self, local: Buffer, purpose: Purpose | None) -> Buffer:
         communicator = self._communicator
-        out = _memory.empty(local.shape, self._dtype)
+        device = _backend.device_of(local)
+        out = _memory.empty(local.shape, self._dtype, device)
         if communicator is None:
             reduce_into(out, [local], self._op)
             return out
         number, what = _agreed(self._token, self, purpose)
-        if not communicator.reaches_all:
+        if not communicator.reaches_all_on(self._kind):
             communicator.agree(number, what)
             source, target = _contiguous(local).reshape(-1), out.reshape(-1)
             for start, stop in pairwise(chunk(source.size, (self._step.rounds,)).offsets):
@@ -379,7 +388,7 @@ class _AllReduce:
         if local.nbytes <= SMALL_BYTES:
             reduced = communicator.all_reduce_small(local, self._op, number, what)
             if reduced is not None:
-                return reduced
+                return _backend.asarray(reduced, device)
         if local.nbytes * communicator.size <= _READ_BY_ALL:
             with communicator.views(local, number, what) as views:
                 reduce_into(out, views, self._op)
@@ -410,6 +419,6 @@ def _contiguous(block: Buffer) -> Buffer:
     """Return the block's values in C order, copied only where they lie otherwise."""
     if block.flags.c_contiguous:
         return block
-    copy = _memory.empty(block.shape, block.dtype)
+    copy = _memory.empty(block.shape, block.dtype, _backend.device_of(block))
     copy_box(copy, block)
     return copy

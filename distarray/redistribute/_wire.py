@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from distarray.comm import _memory
+from distarray.comm import _backend, _memory
 from distarray.comm._communicator import Communicator
 from distarray.comm._packing import copy_box, pack, reduce_into
 from distarray.layout._box import shape, slices
@@ -49,18 +49,22 @@ class Wire:
         Over all ranks that take part.
     reached
         For each of them, whether its block can be read in place; the others' pieces travel.
+    kind
+        Of the device that holds the blocks, "cpu" or "cuda".
     """
 
     __slots__ = ("_communicator", "_gathers", "_rounds", "_step")
 
-    def __init__(self, step: ExchangeStep, communicator: Communicator, reached: list[bool]) -> None:
+    def __init__(
+        self, step: ExchangeStep, communicator: Communicator, reached: list[bool], kind: str
+    ) -> None:
         self._step = step
         self._communicator = communicator
         index = {rank: i for i, rank in enumerate(communicator.ranks)}
         rounds = step.rounds
         self._rounds = [self._plan((k, rounds), index, reached) for k in range(rounds)]
         # Everybody sends its whole block to everybody: nothing to pack.
-        every = not communicator.reaches_some
+        every = not communicator.reaches_some_on(kind)
         self._gathers = isinstance(step, AllGatherStep) and rounds == 1 and every
 
     def _plan(self, part: tuple[int, int], index: dict[int, int], reached: list[bool]) -> _Round:
@@ -103,8 +107,9 @@ class Wire:
             self._gather(local, out)
             return
         for boxes, send_counts, recv_counts, takes in self._rounds:
-            send = _memory.empty((sum(send_counts),), local.dtype)
-            recv = _memory.empty((sum(recv_counts),), local.dtype)
+            device = _backend.device_of(local)
+            send = _memory.empty((sum(send_counts),), local.dtype, device)
+            recv = _memory.empty((sum(recv_counts),), local.dtype, device)
             pack(local, boxes, send)
             self._communicator.all_to_all(send, recv, send_counts, recv_counts)
             self._unpack(takes, recv, blocks, out)
@@ -133,10 +138,11 @@ class Wire:
         order = [take.peers[0] for take in takes]
         rows = all(take.extents[1:] == out.shape[1:] for take in takes)
         direct = rows and order == sorted(order) and out.ndim > 0
-        recv = out.reshape(-1) if direct else _memory.empty((sum(counts),), local.dtype)
+        device = _backend.device_of(local)
+        recv = out.reshape(-1) if direct else _memory.empty((sum(counts),), local.dtype, device)
         send = local
         if not local.flags.c_contiguous:
-            send = _memory.empty(local.shape, local.dtype)
+            send = _memory.empty(local.shape, local.dtype, device)
             copy_box(send, local)
         self._communicator.all_gather(send.reshape(-1), recv, counts)
         if direct:

@@ -11,12 +11,16 @@ import numpy as np
 from hypothesis import strategies as st
 
 from distarray.array._array import DistArray
-from distarray.comm import DeviceMesh
+from distarray.comm import DeviceMesh, _backend, _memory
 from distarray.comm._simulated import simulate
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
+from tests.on_device import DEVICE, host
 
 RANKS = 4
 """Simulated ranks of every test here; meshes may leave some out."""
+
+KIND = _backend.kind_of(DEVICE)
+"""Of the device that blocks are on: the run's."""
 
 MESH_SHAPES = ((1,), (2,), (3,), (4,), (2, 2), (1, 3), (2, 1, 2))
 SUMS = ("sum", "avg")
@@ -82,14 +86,15 @@ class Case:
         coordinate = layout.mesh.coordinate
         template = object.__new__(DistArray)
         if coordinate is None:
-            return template._new(np.empty(layout.local_shape(), self.values.dtype), layout)
+            empty = _memory.empty(layout.local_shape(), self.values.dtype, layout.mesh.device)
+            return template._new(empty, layout)
         index = 0
         for axis in layout.partial_axes:
             index = index * layout.mesh.shape[axis] + coordinate[axis]
         box = layout.local_box()
         assert box is not None
         block = np.array(self.values[(index, *(slice(start, stop) for start, stop in box))])
-        return template._new(block, layout)
+        return template._new(_backend.asarray(block, layout.mesh.device), layout)
 
 
 def on_ranks(function: Any, *args: Any) -> list[Any]:
@@ -102,9 +107,10 @@ def agrees(result: DistArray, expected: Any, **tolerance: float) -> None:
     expected = np.asarray(expected)
     assert result.shape == expected.shape
     assert result.dtype == expected.dtype
-    assert isinstance(result.to_local(), np.ndarray)
+    assert _backend.kind_of(_backend.device_of(result.to_local())) == KIND
+    assert _backend.is_buffer(result.to_local())
     assert result.to_local().shape == result.layout.local_shape()
-    full = result.full_array()
+    full = host(result.full_array())
     if result.mesh.coordinate is None:
         assert full.size == 0
         return

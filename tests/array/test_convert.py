@@ -20,6 +20,7 @@ from distarray.errors import (
 )
 from distarray.layout import Layout, Partial, Replicate, Shard
 from tests.array.strategies import RANKS, agrees, cases, on_ranks
+from tests.on_device import DEVICE
 
 R = Replicate()
 OPS = ("sum", "avg", "prod", "min", "max")
@@ -229,6 +230,7 @@ def test_a_process_outside_the_mesh_must_pass_an_empty_block() -> None:
     on_ranks(program)
 
 
+@pytest.mark.host_only
 def test_structured_and_text_items_travel() -> None:
     record = np.array([(1, 2.5), (3, 4.5), (5, 6.5)], dtype=[("a", "i4"), ("b", "f8")])
     words = np.array(["one", "three", "five"])
@@ -251,7 +253,7 @@ def test_attributes_are_told_without_communication() -> None:
             assert (x.shape, x.ndim, x.size) == ((5, 3), 2, 15)
             assert (x.dtype, x.itemsize, x.nbytes) == (np.float32, 4, 60)
             assert x.mesh is mesh
-            assert x.device == "cpu"
+            assert x.device == DEVICE
             assert x.layout is Layout(mesh, [Shard(0)], (5, 3))
         assert log.count() == 0
 

@@ -204,6 +204,7 @@ def test_asarray_of_scalars_and_lists_uses_numpys_dtype_and_the_defaults() -> No
     on_ranks(program)
 
 
+@pytest.mark.host_only
 def test_asarray_copy_decides_whether_memory_is_shared() -> None:
     def program() -> None:
         value = np.arange(8.0)
@@ -272,7 +273,10 @@ def test_process_outside_the_mesh_holds_an_empty_block() -> None:
         (lambda: creation.zeros(3, placements=["S0"]), (PlacementError, ArgumentTypeError)),
         (lambda: creation.zeros(3, placements=[Shard(1)]), ValueError),
         (lambda: creation.zeros(3, placements=[Shard(0), Shard(0)]), PlacementError),
-        (lambda: creation.zeros(3, device="cuda"), DeviceError),
+        pytest.param(
+            lambda: creation.zeros(3, device="cuda"), DeviceError, marks=pytest.mark.host_only
+        ),
+        (lambda: creation.zeros(3, device="tpu"), DeviceError),
         (lambda: creation.full(3, [1, 2, 3]), ArgumentError),
         (lambda: arange(0, 5, 0), ArgumentError),
         (lambda: arange(0, float("inf")), ArgumentError),

@@ -100,6 +100,7 @@ def test_functions_with_two_results_agree_with_numpy(data: st.DataObject) -> Non
         on_ranks(program)
 
 
+@pytest.mark.host_only
 def test_unknown_ufuncs_item_by_item_work_without_a_row() -> None:
     twice = np.frompyfunc(lambda v: 2 * v, 1, 1)
 

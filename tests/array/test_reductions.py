@@ -360,6 +360,7 @@ def test_sum_into_a_wider_array_adds_up_in_its_dtype() -> None:
     on_ranks(program)
 
 
+@pytest.mark.host_only
 @pytest.mark.parametrize("dtype", [">f8", ">f4", ">c16", ">f2", ">i4"])
 @pytest.mark.parametrize("name", ["mean", "var", "std"])
 def test_values_in_the_other_byte_order_give_what_numpy_gives(name, dtype):

@@ -21,6 +21,7 @@ from distarray.errors import (
 )
 from distarray.random import Generator, default_rng
 from distarray.random._seeding import key_of
+from tests.on_device import host
 
 LAYOUTS: list[tuple[tuple[int, ...], list[Any]]] = [
     ((1,), [Replicate()]),
@@ -102,7 +103,7 @@ def test_process_outside_the_mesh_keeps_step() -> None:
 
 def test_no_seed_is_the_same_on_all_ranks_and_new_each_time() -> None:
     def program() -> list[np.ndarray]:
-        return [default_rng().random(8).full_array(), default_rng().random(8).full_array()]
+        return [host(default_rng().random(8).full_array()) for _ in range(2)]
 
     results = simulate(3, program)
     for result in results:

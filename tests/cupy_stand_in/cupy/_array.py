@@ -37,11 +37,13 @@ def checked_dtype(dtype: Any) -> np.dtype[Any]:
 def operand_of(x: Any) -> tuple[Any, Any]:
     """Return what a kernel gets for an operand, and its class where that is a weak number."""
     if isinstance(x, ndarray):
-        device = x.data.device_id
+        device = x._memory.device_id
         if device != runtime.getDevice():
-            raise ValueError(
+            warnings.warn(
                 f"The device where the array resides ({device}) is different from the current "
-                f"device ({runtime.getDevice()}). Peer access is unavailable."
+                f"device ({runtime.getDevice()}). Peer access has been activated automatically.",
+                PerformanceWarning,
+                stacklevel=3,
             )
         return x._host, None
     kind = type(x)
@@ -51,6 +53,10 @@ def operand_of(x: Any) -> tuple[Any, Any]:
     if isinstance(x, np.generic) and x.dtype.kind in "biufcV":
         return np.asarray(x), None
     raise TypeError(f"Unsupported type {kind}")
+
+
+class PerformanceWarning(RuntimeWarning):
+    """As CuPy's."""
 
 
 class Flags:

@@ -1,0 +1,224 @@
+"""Which GPU this process, or this thread of it, uses; and what to do where there is none.
+
+"cuda" stands for the GPU that a rank is bound to: by its number among the ranks of its node, modulo
+how many GPUs it sees; several ranks may share one. "cuda:<number>" fixes it. Nothing is imported
+until a GPU is asked for.
+
+The current device is a matter of threads in CUDA: one that allocates a block makes the device of
+that block its current one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any, Final
+
+import numpy as np
+
+from distarray.comm._device_streams import after_allocation, used
+from distarray.errors import DeviceError, DTypeError, OutOfMemoryError
+from distarray.typing import Buffer, Shape
+
+_LOCAL_RANK: Final = (
+    "DISTARRAY_LOCAL_RANK",  # the user's word comes first
+    "MPI_LOCALRANKID",  # MPICH and Intel MPI
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "MVP_COMM_WORLD_LOCAL_RANK",
+    "PALS_LOCAL_RANKID",  # Cray
+    "SLURM_LOCALID",
+    "FLUX_TASK_LOCAL_ID",
+    "JSM_NAMESPACE_LOCAL_RANK",
+)
+"""Where launchers say which rank of its node a process is."""
+
+_bound: ContextVar[int | None] = ContextVar("distarray_gpu", default=None)
+"""The GPU of a simulated rank; its background work inherits it."""
+_bound_process: int | None = None
+
+
+def cupy(device: str = "cuda") -> Any:
+    """Return CuPy.
+
+    Raises
+    ------
+    DeviceError
+        It does not import.
+    """
+    try:
+        found = sys.modules.get("cupy")
+        if found is None:
+            found = importlib.import_module("cupy")
+            # Ranks of a node read each other's blocks: that one is elsewhere is no news.
+            warnings.filterwarnings("ignore", message="The device where the array resides")
+        return found
+    except ImportError as error:
+        raise DeviceError(
+            f"device {device!r} needs CuPy, which does not import here ({error}); install "
+            "distarray-mpi[cuda12] or [cuda13], as the driver has it, or use device='cpu'"
+        ) from error
+
+
+def count(device: str = "cuda") -> int:
+    """Return how many GPUs this process sees, at least one.
+
+    Raises
+    ------
+    DeviceError
+        There is no CuPy, no driver, or no GPU.
+    """
+    runtime = cupy(device).cuda.runtime
+    try:
+        found = int(runtime.getDeviceCount())
+    except runtime.CUDARuntimeError as error:
+        raise DeviceError(
+            f"device {device!r} cannot be used here: CUDA says {error}; look with nvidia-smi "
+            "whether the driver runs and is as new as CuPy's CUDA (distarray-mpi[cuda12] or "
+            "[cuda13]), and at CUDA_VISIBLE_DEVICES; or use device='cpu'"
+        ) from error
+    if found == 0:
+        raise DeviceError(
+            f"device {device!r} cannot be used here: CUDA sees no GPU; look at "
+            "CUDA_VISIBLE_DEVICES and at what the job asked for, or use device='cpu'"
+        )
+    return found
+
+
+def bind(device: str, local_rank: int | None, *, simulated: bool = False) -> int:
+    """Bind this rank to the GPU that a device names, make it current, and return its number.
+
+    Parameters
+    ----------
+    device
+        "cuda" or "cuda:<number>".
+    local_rank
+        Which rank of its node this is; None where nobody tells.
+
+    Raises
+    ------
+    DeviceError
+        There is no such GPU, or no telling which one of several is this rank's.
+    """
+    global _bound_process
+    have = count(device)
+    told = device.partition(":")[2]
+    if told:
+        number = int(told)
+        if number >= have:
+            shown = "only GPU 0" if have == 1 else f"GPUs 0 to {have - 1}"
+            raise DeviceError(
+                f"device {device!r} is not there: this process sees {shown}; use one of them, or "
+                "device='cuda' for the one that is this rank's"
+            )
+    elif have == 1:
+        number = 0
+    elif local_rank is None:
+        raise DeviceError(
+            f"this process sees {have} GPUs, and the launcher does not say which rank of its node "
+            "it is; give each rank one GPU (as srun --gpus-per-task=1 does), set "
+            "DISTARRAY_LOCAL_RANK to 0, 1, ... on the ranks of a node, or name device='cuda:<n>'"
+        )
+    else:
+        number = local_rank % have
+    if simulated:
+        _bound.set(number)
+    else:
+        _bound_process = number
+    use(number)
+    return number
+
+
+def local_rank() -> int | None:
+    """Return which rank of its node this process is, as its launcher says; None where none does.
+
+    Raises
+    ------
+    DeviceError
+        DISTARRAY_LOCAL_RANK is no number.
+    """
+    for name in _LOCAL_RANK:
+        value = os.environ.get(name, "")
+        if value.isdecimal():
+            return int(value)
+        if value and name == "DISTARRAY_LOCAL_RANK":
+            raise DeviceError(
+                f"DISTARRAY_LOCAL_RANK={value!r} is not the number of a rank on its node; set 0, "
+                "1, ... or unset it"
+            )
+    return None
+
+
+def number_of(device: str) -> int:
+    """Return the number of the GPU that a device names for this rank."""
+    told = device.partition(":")[2]
+    if told:
+        return int(told)
+    bound = _bound.get()
+    if bound is None:
+        bound = _bound_process
+    return bind(device, local_rank()) if bound is None else bound
+
+
+def use(number: int) -> None:
+    """Make a GPU the current one of this thread."""
+    used()
+    runtime = cupy().cuda.runtime
+    if runtime.getDevice() != number:
+        runtime.setDevice(number)
+
+
+@contextlib.contextmanager
+def on(number: int) -> Iterator[None]:
+    """Make a GPU the current one inside a ``with`` block."""
+    with cupy().cuda.Device(number):
+        yield
+
+
+def empty(shape: Shape, dtype: Any, device: str) -> Buffer:
+    """Return an uninitialised C-contiguous block, of which the GPU becomes the current one.
+
+    Raises
+    ------
+    DTypeError
+        GPUs have no such items.
+    OutOfMemoryError
+        The GPU has not enough memory left.
+    """
+    library = cupy(device)
+    number = number_of(device)
+    use(number)
+    check_dtype(dtype)
+    try:
+        block = library.empty(shape, dtype)
+    except library.cuda.memory.OutOfMemoryError as error:
+        nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        raise OutOfMemoryError(
+            f"cannot have {nbytes} bytes for a local block of shape {tuple(shape)} on GPU {number}"
+            f": {error} Use more ranks, a smaller dtype, or drop arrays first"
+        ) from error
+    after_allocation()
+    return block
+
+
+def check_dtype(dtype: Any) -> None:
+    """Refuse items that CuPy cannot have.
+
+    Raises
+    ------
+    DTypeError
+        See above.
+    """
+    kind = np.dtype(dtype)
+    plain = kind.kind in "biufcV" and kind.char not in "gG" and kind.isnative
+    if not plain or kind.hasobject:
+        raise DTypeError(
+            f"dtype {kind} cannot lie on a GPU, which has booleans, integers, floats of up to 64 "
+            "and complex numbers of up to 128 bits in native byte order; convert with astype, or "
+            "keep the array on a mesh with device='cpu'"
+        )
