@@ -29,7 +29,9 @@ def load(
 ) -> Any:
     """Load a checkpoint that any number of ranks saved in any layout (collective).
 
-    Every rank reads what it needs, from the files that have it, straight into its place.
+    Every rank reads what it needs, from the files that have it, straight into its place. What the
+    ranks of a mesh would read several times over, such as columns of what was saved by rows, they
+    read once, each a share, and exchange.
 
     Parameters
     ----------
@@ -53,8 +55,8 @@ def load(
     cast
         Whether numbers may be converted to the dtype that the state has.
     verify
-        Compare checksums. Where little of a block of 1 MiB is needed, as for columns of a matrix
-        that was saved by rows, this reads more than is needed.
+        Compare checksums. Where little of a block of 1 MiB is needed this reads more than is
+        needed.
     comm
         The ranks that take part. Default: all.
 
@@ -74,8 +76,9 @@ def load(
 
     Notes
     -----
-    Memory beside the result: 8 MiB for reading, the manifest, and 16 MiB with ``cast``. Where a
-    file turns out to be damaged some values may have been replaced already.
+    Memory beside the result: 8 MiB for reading, the manifest, and 16 MiB with ``cast``; for arrays
+    that are read together a share of one array and what comes from the others, 128 MiB each or one
+    block. Where a file turns out to be damaged some values may have been replaced already.
     """
     base = base_of(comm)
     finish(base)

@@ -40,8 +40,9 @@ def load_safetensors(
 ) -> Any:
     """Load a safetensors file, or all files of a model, into shards (collective).
 
-    Each rank reads from the files the bytes of its own shards, straight into their place. The
-    format has no checksums; sizes and offsets are checked.
+    Each rank reads from the files the bytes of its own shards, straight into their place, or a
+    share of what the ranks would read several times over (see `load`). The format has no checksums;
+    sizes and offsets are checked.
 
     Parameters
     ----------
