@@ -97,6 +97,7 @@ def load_optimizer_state_dict(
     optimizer: Optimizer,
     state: Mapping[str, Any] | None,
     *,
+    strict: bool = True,
     src_data_rank: int | None = None,
     mesh: DeviceMesh | None = None,
 ) -> None:
@@ -108,6 +109,11 @@ def load_optimizer_state_dict(
         The optimizer holds parameters of the module, in as many groups as it did.
     state
         Of whole tensors.
+    strict
+        Whether groups must have the same parameters. With False what the state has of others is
+        left out, and parameters that it lacks, such as those that a model has grown, keep what the
+        optimizer has of them. A group takes the hyperparameters of that with which it shares
+        parameters, and keeps its own where it shares none.
     src_data_rank, mesh
         As for `load_state_dict`.
 
@@ -115,6 +121,8 @@ def load_optimizer_state_dict(
     ------
     StateDictError
         Groups, names or shapes do not fit; on every rank, and nothing has been loaded.
+    MismatchError
+        The ranks pass other values of ``strict``.
     """
     found = kept(module)
     source = None
@@ -125,19 +133,27 @@ def load_optimizer_state_dict(
 
     def say() -> Any:
         if source is not None and mesh is not None and mesh.rank != source:
-            return None
+            return strict, None
         told = _told(state)
-        _compare(told, names, optimizer)
-        return told
+        _compare(told, names, optimizer, strict)
+        return strict, told
 
     everyone: list[Any] = meshes(found) if mesh is None else [mesh]
-    told: Any = None if everyone else say()
+    told: Any = None if everyone else say()[1]
     for one in everyone:
         said = gathered(one, "load_optimizer_state_dict", say)
-        told = said[one.flat_ranks.index(one.rank if source is None else source)]
+        if any(other != strict for other, _ in said):
+            raise MismatchError(
+                "load_optimizer_state_dict got strict=True on some ranks and strict=False on "
+                f"others: {differing([other for other, _ in said], one.communicator().ranks)}; "
+                "pass the same everywhere"
+            )
+        told = said[one.flat_ranks.index(one.rank if source is None else source)][1]
     index = {name: i for i, name in enumerate(names.values())}
     own: dict[int, dict[str, Any]] = {}
     for parameter, name in names.items():
+        if not strict and name not in _all_names(told):
+            own[index[name]] = dict(optimizer.state.get(parameter, {}))
         for key, value in told["state"].get(name, {}).items():
             given = None
             if isinstance(value, _Tensor) and state:
@@ -148,7 +164,9 @@ def load_optimizer_state_dict(
             own.setdefault(index[name], {})[key] = taken
     groups = [
         {**given, "params": [index[names[p]] for p in group["params"]]}
-        for given, group in zip(told["param_groups"], optimizer.param_groups, strict=True)
+        for given, group in zip(
+            _matched(told, names, optimizer, strict), optimizer.param_groups, strict=True
+        )
     ]
     optimizer.load_state_dict({"state": own, "param_groups": groups})
 
@@ -213,17 +231,46 @@ def _told(state: Any) -> dict[str, Any]:
     return {"state": tensors, "param_groups": state["param_groups"]}
 
 
+def _all_names(told: Mapping[str, Any]) -> set[str]:
+    """Return the names of all parameters of the optimizer that was saved."""
+    return {name for group in told["param_groups"] for name in group["params"]}
+
+
+def _matched(
+    told: Mapping[str, Any],
+    names: Mapping[torch.Tensor, str],
+    optimizer: Optimizer,
+    strict: bool,
+) -> list[Mapping[str, Any]]:
+    """Return for each group of the optimizer the hyperparameters that it takes."""
+    if strict:
+        return list(told["param_groups"])
+    found: list[Mapping[str, Any]] = []
+    for i, group in enumerate(optimizer.param_groups):
+        own = {names[p] for p in group["params"]}
+        sharing = [given for given in told["param_groups"] if not own.isdisjoint(given["params"])]
+        if len(sharing) > 1:
+            raise StateDictError(
+                f"group {i} of the optimizer has parameters of {len(sharing)} groups of the state, "
+                f"{[given['params'] for given in sharing]}, so that it is not known whose "
+                "hyperparameters it takes; make the optimizer with these groups, and further ones "
+                "for new parameters"
+            )
+        found.append(sharing[0] if sharing else group)
+    return found
+
+
 def _compare(
-    told: Mapping[str, Any], names: Mapping[torch.Tensor, str], optimizer: Optimizer
+    told: Mapping[str, Any],
+    names: Mapping[torch.Tensor, str],
+    optimizer: Optimizer,
+    strict: bool,
 ) -> None:
     """Raise unless a state is that of an optimizer of these parameters."""
-    given = [list(group["params"]) for group in told["param_groups"]]
-    wanted = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
-    if [set(group) for group in given] != [set(group) for group in wanted]:
-        raise StateDictError(
-            f"the state has parameter groups {given}, where the optimizer has {wanted}; make the "
-            "optimizer with the same groups"
-        )
+    if strict:
+        _compare_groups(told, names, optimizer)
+    else:
+        _matched(told, names, optimizer, strict)
     for parameter, name in names.items():
         placed = placed_of(parameter)
         full = tuple(parameter.shape) if placed is None else placed.layout.shape
@@ -235,6 +282,19 @@ def _compare(
                         f"{key!r} of {name} has shape {value.shape}, where the parameter has "
                         f"{full}; pass whole tensors, of this module"
                     )
+
+
+def _compare_groups(
+    told: Mapping[str, Any], names: Mapping[torch.Tensor, str], optimizer: Optimizer
+) -> None:
+    """Raise unless groups have the same parameters."""
+    given = [list(group["params"]) for group in told["param_groups"]]
+    wanted = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
+    if [set(group) for group in given] != [set(group) for group in wanted]:
+        raise StateDictError(
+            f"the state has parameter groups {given}, where the optimizer has {wanted}; make the "
+            "optimizer with the same groups, or pass strict=False"
+        )
 
 
 def _taken(

@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from tests.redistribute.test_packed import Tensors, check  # noqa: E402
-from tests.torch.fsdp.models import model, next_token_loss, tokens  # noqa: E402
+from tests.torch.fsdp.models import Block, model, next_token_loss, tokens  # noqa: E402
 from tests.torch.fsdp.training import check_gradients, check_parameters, trained  # noqa: E402
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(100)]
@@ -114,6 +114,43 @@ def test_wide_layers_with_mixed_precision(mesh):
     total = sum(p.numel() for p in start.parameters())
     assert log.bytes("all_gather") == 2 * (total - own) * 2
     assert log.bytes("reduce_scatter") == (n - 1) * own * 4
+
+
+@pytest.mark.parametrize("what", ["layers", "sharded layers", "model"])
+@pytest.mark.filterwarnings("ignore")  # of the compiler itself
+def test_compiled(mesh, what):
+    """More layers than the compiler would compile one by one: they share what it makes."""
+    torch.compiler.reset()
+    whole = nn.Sequential(*(Block(6, 9) for _ in range(10))).double()
+    with torch.no_grad():
+        for i, p in enumerate(whole.parameters()):
+            p.copy_(torch.linspace(-1, 1, p.numel()).roll(i).view(p.shape) / 3)
+    mine = copy.deepcopy(whole)
+    for layer in mine:
+        if what == "layers":
+            layer.compile(backend="aot_eager")
+        dt.fully_shard(layer, mesh)
+        if what == "sharded layers":
+            layer.compile(backend="aot_eager")
+    dt.fully_shard(mine, mesh)
+    run = torch.compile(mine, backend="aot_eager") if what == "model" else mine
+    both = [(run, mine), (whole, whole)]
+    optimizers = [torch.optim.AdamW(module.parameters(), 0.01) for _, module in both]
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        for rows in (4, 4, 3, 5, 5):
+            x = torch.linspace(-1, 1, rows * 6, dtype=torch.float64).view(rows, 6)
+            for (one, module), optimizer in zip(both, optimizers, strict=True):
+                optimizer.zero_grad()
+                one(x).square().mean().backward()
+                if module is whole:
+                    wanted = {n: p.grad for n, p in whole.named_parameters()}
+                    check_gradients(mine, wanted)
+                optimizer.step()
+            with torch.no_grad():
+                torch.testing.assert_close(run(x), whole(x))
+    check_parameters(mine, whole)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    torch.compiler.reset()
 
 
 CASES = [

@@ -129,3 +129,81 @@ def test_what_does_not_fit_is_an_error():
             dt.optimizer_state_dict(model, optimizer)
 
     each((2,), program)
+
+
+@pytest.mark.parametrize("source", [None, 0])
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_model_that_has_grown(sharded, apart, source):
+    """What is there is loaded; new parameters begin, and those that are gone are left out."""
+
+    def model(width):
+        layers = [torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3, bias=width < 3)]
+        module = torch.nn.Sequential(*layers, *(torch.nn.Linear(3, 3) for _ in range(width - 2)))
+        with torch.no_grad():
+            for i, p in enumerate(module.parameters()):
+                p.copy_(torch.linspace(-1, 1, p.numel()).roll(i).view(p.shape))
+        return module
+
+    def placed(module, mesh):
+        if sharded:
+            return dt.fully_shard(module, mesh)
+        return dt.parallelize_module(
+            module, mesh, {"0": dt.ColwiseParallel(output_layouts=da.Replicate())}
+        )
+
+    def optimizer_of(module, rate):
+        groups = [{"params": list(module[:3].parameters()), "lr": rate}]
+        if len(module) > 3:
+            new = list(module[3:].parameters())
+            if apart:
+                groups.append({"params": new, "lr": 0.7})
+            else:
+                groups[0]["params"] += new
+        return torch.optim.AdamW(groups)
+
+    def step(module, optimizer):
+        optimizer.zero_grad()
+        module(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+
+    def program(mesh):
+        small = placed(model(2), mesh)
+        old = optimizer_of(small, 0.25)
+        step(small, old)
+        options = {} if source is None else {"ranks": source, "mesh": mesh}
+        state = dt.optimizer_state_dict(small, old, **options)
+        large = placed(model(3), mesh)
+        new = optimizer_of(large, 0.5)
+        options = {} if source is None else {"src_data_rank": source, "mesh": mesh}
+        with pytest.raises(da.errors.DistArrayError, match="strict=False"):
+            dt.load_optimizer_state_dict(large, new, state, **options)
+        assert not new.state
+        dt.load_optimizer_state_dict(large, new, state, strict=False, **options)
+        assert [group["lr"] for group in new.param_groups] == [0.25, 0.7][: 1 + apart]
+        whole = dt.optimizer_state_dict(large, new)["state"]
+        wanted = dt.optimizer_state_dict(small, old)["state"]
+        assert set(whole) == {"0.weight", "0.bias", "2.weight"}
+        for name, own in whole.items():
+            for key, value in own.items():
+                torch.testing.assert_close(value, wanted[name][key])
+        step(large, new)
+        found = dt.optimizer_state_dict(large, new)["state"]
+        counts = {name: one["step"].item() for name, one in found.items()}
+        assert counts == dict.fromkeys(whole, 2) | {"3.weight": 1, "3.bias": 1}
+
+    each((2,), program)
+
+
+def test_groups_that_were_merged_are_an_error():
+    def program(mesh):
+        model = parallel(mesh)
+        optimizer = start(model, "adam")
+        state = dt.optimizer_state_dict(model, optimizer)
+        merged = torch.optim.SGD(model.parameters(), 0.1)
+        with pytest.raises(StateDictError, match="of 2 groups"):
+            dt.load_optimizer_state_dict(model, merged, state, strict=False)
+        with pytest.raises(da.errors.MismatchError, match="strict"):
+            dt.load_optimizer_state_dict(model, optimizer, state, strict=mesh.rank == 0)
+
+    each((2,), program)

@@ -18,6 +18,7 @@ from distarray.layout import Shard
 from distarray.torch._buffers import check_travels
 from distarray.torch._modules import located, state_of
 from distarray.torch._moves import check_mesh
+from distarray.torch._untraced import untraced_itself
 from distarray.torch.fsdp._group import Group, check_reshard_after_forward
 from distarray.torch.fsdp._loading import watch_loading
 from distarray.torch.fsdp._module import FSDPModule, called, mix_in
@@ -140,6 +141,7 @@ def register_fsdp_forward_method(module: nn.Module, name: str) -> None:
     if not callable(method):
         raise ArgumentError(f"{type(module).__name__} has no method {name!r}")
 
+    @untraced_itself
     def whole(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return called(self, types.MethodType(method, self), args, kwargs)
 

@@ -35,6 +35,7 @@ class FSDPModule:
     Methods with ``recurse`` also apply to the sharded modules inside.
     """
 
+    @untraced_itself
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module with whole parameters."""
         return called(cast("nn.Module", self), super().__call__, args, kwargs)  # type: ignore[misc]
