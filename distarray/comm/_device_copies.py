@@ -28,7 +28,8 @@ Numba costs about ten microseconds more than one by CuPy."""
 LEAST_BOXES: Final = 3
 """So many boxes are copied by one launch, however small. Not measured yet."""
 
-_SHORTEST_SHIFTED: Final = 32
+_SHORTEST_SHIFTED: Final = 16  # words
+_LONGEST_SHIFTED: Final = 1 << 32  # such a row is not cut
 _TILE_BITS: Final = 10
 """Binary logarithm of the number of items of a tile of a transposed box."""
 
@@ -152,7 +153,7 @@ def _copy_records(d: int, s: int, axes: Sequence[Axis], itemsize: int) -> Iterat
     if across is not None:
         rest = [axis for i, axis in enumerate(axes[:-1]) if i != across]
         yield from _each(d, s, [axes[-1], axes[across], *reversed(rest)], _transposed, word)
-    elif word <= 2 and run >= _SHORTEST_SHIFTED:
+    elif word <= 4 and word * _SHORTEST_SHIFTED <= run < _LONGEST_SHIFTED:
         windows = (run + 14) // 8
         yield from _each(d, s, [(windows, 0, 0), *reversed(outer)], _shifted, run)
     else:

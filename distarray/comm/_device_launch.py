@@ -5,6 +5,7 @@ Everything that differs between a GPU and Numba's simulator is here and in ``_in
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import threading
 import warnings
@@ -35,6 +36,7 @@ _DEVICE_MEMORY: Final = 2  # cudaMemoryTypeDevice
 _usable: bool | None = None
 _tables: OrderedDict[Hashable, Any] = OrderedDict()
 _streams: dict[tuple[int, int], Any] = {}
+_peers: dict[tuple[int, int], bool] = {}
 _launched: set[Any] = set()
 _lock = threading.RLock()
 
@@ -49,7 +51,7 @@ def usable(array: Buffer) -> bool:
         with _lock:
             if _usable is None:
                 _usable = _found_usable(array)
-    return _usable and (simulated() or _backend.is_cupy(array))
+    return _usable and (simulated() or (_backend.is_cupy(array) and _reachable(array)))
 
 
 def _found_usable(array: Buffer) -> bool:
@@ -66,6 +68,23 @@ def _found_usable(array: Buffer) -> bool:
         return bool(runtime.pointerGetAttributes(address_of(array)).type == _DEVICE_MEMORY)
     except Exception:  # no array of the GPU that Numba found
         return False
+
+
+def _reachable(array: Buffer) -> bool:
+    """Tell whether kernels on the current device can address an array, perhaps another device's."""
+    runtime = importlib.import_module("cupy").cuda.runtime
+    here, there = runtime.getDevice(), array.data.device_id
+    if here == there:
+        return True
+    found = _peers.get((here, there))
+    if found is None:
+        found = bool(runtime.deviceCanAccessPeer(here, there))
+        if found:
+            # What it says where it was enabled before is no error.
+            with contextlib.suppress(runtime.CUDARuntimeError):
+                runtime.deviceEnablePeerAccess(there)
+        _peers[here, there] = found
+    return found
 
 
 def simulated() -> bool:
