@@ -7,8 +7,9 @@ import zlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from distarray.comm import _node_local, _presence
+from distarray.comm import _attaching, _presence
 from distarray.comm._mpi_objects import all_gather_object
+from distarray.comm._node_local import Channel
 from distarray.comm._presence import node_colour
 from distarray.comm._waiting import waiting
 from distarray.errors import CommunicationError
@@ -131,7 +132,7 @@ class Group:
         self.base = base
         self.ranks = ranks
         self.rank = ranks.index(base.rank)
-        self.channel: _node_local.Channel | None = None
+        self.channel: Channel | None = None
         self.ranks_per_node: int | None = None
         self._asked = len(ranks) == 1
         self._reach_on_device: tuple[bool, bool] | None = None
@@ -174,7 +175,7 @@ class Group:
             self._background = self.duplicate()
         return self._background
 
-    def attached(self) -> _node_local.Channel | None:
+    def attached(self) -> Channel | None:
         """Return the channel through shared memory; the first use is collective."""
         if not self._asked:
             self._asked = True
@@ -188,7 +189,7 @@ class Group:
                 if len(set(colours)) == len(colours):
                     return None
                 members = tuple(i for i, colour in enumerate(colours) if colour == mine)
-                self.channel = _node_local.attach(
+                self.channel = _attaching.attach(
                     members, self.rank, len(self.ranks), lambda obj: all_gather_object(mpi, obj)
                 )
             if self.channel is not None and meeting is not None:

@@ -12,20 +12,13 @@ has what other processes need to map it (``_device_sharing``).
 
 Every slot names what its rank believes it is doing (a token). Ranks that disagree find out in the
 round itself, all of them, and raise the same error instead of exchanging garbage.
-
-Whether the processes can map each other's memory is found out when the channel is made: each
-maps every peer and reads a number that only the peer could have written there.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import os
 import platform
 import time
-import weakref
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -68,9 +61,6 @@ _YIELDS = 2000  # offers before sleeping in between
 _SLEEP = 50e-6
 
 _KEPT_BYTES = 1024 * 1024  # copies up to this size are kept for their readers until the next round
-
-
-_peers: dict[tuple[int, int, int], PeerMemory] = {}  # by process, file and identity of its arena
 
 
 class Channel:
@@ -223,13 +213,7 @@ class Channel:
         """
         slot = self._mine[self._round & 1]
         if not _backend.is_numpy(block):
-            if len(self._near) == 1:  # nobody reads it
-                slot.words[KIND] = BLOCK_ON_DEVICE
-                return block
-            lent, offset, kept = _device_sharing.lend(block)
-            slot.bytes[: _device_sharing.NBYTES] = lent.packed()
-            describe(slot.words, BLOCK_ON_DEVICE, kept, offset)
-            return kept
+            return self._lend(block, slot)
         if block.nbytes > INLINE_BYTES:
             own = _in_arena(block)
             lent = block if own else _stage(block)
@@ -240,6 +224,16 @@ class Channel:
             return lent
         slot.put(block)
         return None
+
+    def _lend(self, block: Buffer, slot: Slot) -> Buffer:
+        """Say in a slot where a block on a GPU lies; return what must stay alive."""
+        if len(self._near) == 1:  # nobody reads it
+            slot.words[KIND] = BLOCK_ON_DEVICE
+            return block
+        lent, offset, block = _device_sharing.lend(block)
+        slot.bytes[: _device_sharing.NBYTES] = lent.packed()
+        describe(slot.words, BLOCK_ON_DEVICE, block, offset)
+        return block
 
     def _block(self, rank: int, slot: Slot, dtype: np.dtype[Any]) -> Buffer:
         """Return the block that another rank's slot holds or describes."""
@@ -381,79 +375,6 @@ class _Views:
         else:
             self._channel._unread = self._lent
         self._lent = None
-
-
-def attach(
-    members: tuple[int, ...],
-    me: int,
-    size: int,
-    all_gather_object: Callable[[Any], list[Any]],
-) -> Channel | None:
-    """Make the channel of a communicator's ranks on this node; None where none share memory.
-
-    Collective over the communicator, through ``all_gather_object``. All ranks get the same answer
-    to whether there are channels.
-
-    Parameters
-    ----------
-    members
-        Ranks of the communicator on this node, ascending, this one among them.
-    me, size
-        This process's rank and the number of ranks.
-    all_gather_object
-        Gathers one small object of every rank to every rank.
-    """
-    offer = None
-    nonce = int.from_bytes(os.urandom(7), "little")
-    if os.environ.get("DISTARRAY_SHARED_MEMORY", "1") != "0" and hasattr(os, "memfd_create"):
-        with contextlib.suppress(OSError):
-            arena = _memory.arena()
-            own = _memory.empty((max(2 * SLOT, _memory.POOLED_BYTES),), np.uint8)
-            own[: 2 * SLOT] = 0
-            slots = [Slot(memoryview(own), i * SLOT) for i in range(2)]
-            slots[0].words[TOKEN] = nonce
-            offer = (os.getpid(), arena.file, arena.identity, arena.offset_of(own), nonce)
-    everyone = all_gather_object((offer, len(members)))
-    if all(alone == 1 for _, alone in everyone) and size > 1:
-        return None
-    offers = [theirs for theirs, _ in everyone]
-    peers: dict[int, tuple[PeerMemory, int]] = {}
-    reached = offer is not None
-    if reached:
-        try:
-            for rank in members:
-                if rank != me:
-                    peers[rank] = _reach(offers[rank])
-        except (OSError, ValueError, TypeError):
-            reached = False
-    if not all(all_gather_object(reached)):
-        return None
-    channel = Channel(members, me, size, own, peers)
-    if not _channels:
-        atexit.register(_leave_all)
-    _channels.add(channel)
-    return channel
-
-
-_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
-
-
-def _leave_all() -> None:
-    for channel in list(_channels):
-        if channel.is_own:
-            channel.leave()
-
-
-def _reach(offer: tuple[int, int, int, int, int]) -> tuple[PeerMemory, int]:
-    """Map a peer's memory and prove that it is the peer's."""
-    process, file, identity, offset, nonce = offer
-    memory = _peers.get((process, file, identity))
-    if memory is None:
-        memory = PeerMemory(f"/proc/{process}/fd/{file}")
-    if memory.slot(offset, 0).words[TOKEN] != nonce:
-        raise ValueError("another process's memory")
-    _peers[process, file, identity] = memory
-    return memory, offset
 
 
 def _in_arena(block: np.ndarray) -> bool:

@@ -11,10 +11,12 @@ import contextvars
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from distarray.comm import _backend, _device_streams
 from distarray.comm._communicator import Communicator
 from distarray.comm._mismatch import Purpose
 from distarray.comm._world import world
@@ -70,6 +72,9 @@ def redistribute_async(
 
         return done_by(now)
     steps = bound_steps(src, dst, local.dtype, max_bytes, background=True)
+    if prepare is not None and not _backend.is_numpy(local):
+        prepare()  # on the stream of the program, which does not wait for it
+        prepare = None
     return in_background(lambda _: _run(steps, local, purpose, prepare))
 
 
@@ -86,7 +91,9 @@ def in_background(work: Callable[[bool], Buffer], *, alone: bool = False) -> Han
         return done_by(work)
     # The caller's context goes along, so that its CommLog records what the thread sends.
     context = contextvars.copy_context()
-    return Handle(_worker(rank).submit(context.run, work, True))
+    fork = _device_streams.fork()
+    behind = work if fork is None else partial(fork.run, work)
+    return Handle(_worker(rank).submit(context.run, behind, True))
 
 
 def done_by(work: Callable[[bool], Buffer]) -> Handle:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
 
-from distarray.comm import _backend
+from distarray.comm import _backend, _cuda
+from distarray.comm._device_streams import followers
 from distarray.comm._reducing import BFLOAT16
 from distarray.errors import ArgumentTypeError, DTypeError
 from distarray.typing import Buffer
@@ -77,12 +79,22 @@ def check_travels(tensor: Any) -> None:
 
 
 def _on_device(tensor: torch.Tensor) -> Buffer:
-    cupy: Any = _backend.module("cuda")
-    stream = torch.cuda.current_stream(tensor.device).cuda_stream
-    with cupy.cuda.Device(tensor.device.index), cupy.cuda.ExternalStream(stream):
-        if tensor.dtype is torch.bfloat16:
-            return cupy.from_dlpack(tensor.view(torch.int16)).view(cupy.uint16)
-        return cupy.from_dlpack(tensor)
+    """Return a tensor's memory; CuPy's work of this thread goes to torch's stream from now on."""
+    cupy = _cuda.cupy()
+    number: Any = tensor.device.index
+    _cuda.use(number)
+    stream = torch.cuda.current_stream(number).cuda_stream
+    if cupy.cuda.get_current_stream().ptr != stream:
+        cupy.cuda.ExternalStream(stream, number).use()
+    if _follow not in followers:
+        followers.append(_follow)
+    if tensor.dtype is torch.bfloat16:
+        return cupy.from_dlpack(tensor.view(torch.int16)).view(BFLOAT16)
+    return cupy.from_dlpack(tensor)
+
+
+def _follow(stream: int) -> AbstractContextManager[Any]:
+    return torch.cuda.stream(torch.cuda.ExternalStream(stream))
 
 
 def tensor_of(buffer: Buffer, like: torch.Tensor) -> torch.Tensor:
@@ -90,9 +102,12 @@ def tensor_of(buffer: Buffer, like: torch.Tensor) -> torch.Tensor:
 
     The memory is the tensor's from now on: nobody else may hold the buffer.
     """
-    if not _backend.is_numpy(buffer):
-        found: torch.Tensor = torch.from_dlpack(buffer)
-        return found.view(torch.bfloat16) if like.dtype is torch.bfloat16 else found
     if buffer.dtype == BFLOAT16:
-        return torch.from_numpy(buffer.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(buffer)
+        return _tensor(buffer.view(np.int16)).view(torch.bfloat16)
+    return _tensor(buffer)
+
+
+def _tensor(buffer: Buffer) -> torch.Tensor:
+    found: torch.Tensor
+    found = torch.from_numpy(buffer) if _backend.is_numpy(buffer) else torch.from_dlpack(buffer)
+    return found

@@ -1,0 +1,87 @@
+"""Work on a GPU in a thread of its own, beside the program's: which stream waits for which.
+
+A thread in the background has a stream of its own. What it begins waits for all that the program's
+stream had been given when the work was asked for, and the thread waits until its stream is empty
+before the result counts as done: so nobody else has to wait for events. CuPy's pool hands memory
+that an array has left to the next array of the same stream, and the program may still be reading
+it: `after_allocation` lets the thread's stream wait for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+followers: list[Callable[[int], contextlib.AbstractContextManager[Any]]] = []
+"""Each returns a context in which another library works on the stream of this address as well."""
+
+
+class _Thread(threading.local):
+    """The streams of a thread in the background; None in others."""
+
+    own: Any = None
+    program: Any = None
+
+
+_thread = _Thread()
+_is_used = False
+
+
+class Fork:
+    """Where the program's stream is now, for work that another thread is to do after it."""
+
+    __slots__ = ("_device", "_event", "_program")
+
+    def __init__(self, cuda: Any) -> None:
+        self._device = cuda.Device()
+        self._program = cuda.get_current_stream()
+        self._event = _recorded(cuda, self._program)
+
+    def run(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Do the work in the calling thread, on its stream, and wait until the GPU has done it."""
+        cuda = sys.modules["cupy"].cuda
+        self._device.use()
+        if _thread.own is None:
+            _thread.own = cuda.Stream(non_blocking=True)
+        own = _thread.own
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(own)
+            for follower in followers:
+                stack.enter_context(follower(own.ptr))
+            own.wait_event(self._event)
+            _thread.program = self._program
+            try:
+                return work(*arguments)
+            finally:
+                _thread.program = None
+                own.synchronize()
+
+
+def fork() -> Fork | None:
+    """Return where the program's stream is; None where this process works on no GPU."""
+    return Fork(sys.modules["cupy"].cuda) if _is_used else None
+
+
+def used() -> None:
+    """Take note that this process works on a GPU."""
+    global _is_used
+    _is_used = True
+
+
+def after_allocation() -> None:
+    """Let a thread in the background use memory that it was given: see above."""
+    if _thread.program is not None:
+        cuda = sys.modules["cupy"].cuda
+        _thread.own.wait_event(_recorded(cuda, _thread.program))
+
+
+def _recorded(cuda: Any, stream: Any) -> Any:
+    event = cuda.Event(disable_timing=True)
+    event.record(stream)
+    return event
