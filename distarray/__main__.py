@@ -1,9 +1,9 @@
 """The command line: what the library finds on a machine, and what a plan would do.
 
-``python -m distarray info``, also under mpiexec, tells versions, the MPI library and whether the
-ranks can read each other's memory. ``python -m distarray plan 8192x8192 4 S0 S1`` prints how an
-array would move, and ``python -m distarray layout 10x6 2x2 S0,R`` who would hold it; both without
-MPI.
+``python -m distarray info``, also under mpiexec, tells versions, the MPI library, whether the ranks
+can read each other's memory, which GPUs they have and how values move between these. ``python -m
+distarray plan 8192x8192 4 S0 S1`` prints how an array would move, and ``python -m distarray layout
+10x6 2x2 S0,R`` who would hold it; both without MPI.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import distarray as da
-from distarray.comm import Communicator, _memory, world
+from distarray.comm import Communicator, _device_info, _memory, world
 from distarray.comm._mpi_group import import_mpi
 from distarray.comm._presence import node_colour
 from distarray.layout._format import bytes_text, table
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m distarray", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("info", help="versions, MPI, shared memory, memory, optional packages")
+    commands.add_parser("info", help="versions, MPI, memory, GPUs, optional packages")
     plan = commands.add_parser("plan", help="how an array would move from one layout to another")
     layout = commands.add_parser("layout", help="who would hold what")
     for command in (plan, layout):
@@ -116,6 +116,8 @@ def info() -> None:
         )
     )
     shared = _shared_memory(comm)
+    gpus = _device_info.gather(comm)
+    of_gpus = _device_info.lines(comm, gpus)
     if comm.rank:
         return
     _print("versions", _versions())
@@ -129,11 +131,17 @@ def info() -> None:
             ("available memory", f"{bytes_text(_memory.available())} here"),
         ],
     )
-    rows = [(rank, *place[1:]) for rank, place in enumerate(places[:_RANKS_SHOWN])]
-    print(table(("rank", "host", "process", "cores", "idle memory kept up to"), rows))
+    header = ["rank", "host", "process", "cores", "idle memory kept up to"]
+    rows = [[rank, *place[1:]] for rank, place in enumerate(places[:_RANKS_SHOWN])]
+    if any(here.gpus for here in gpus):
+        header.append("GPU")
+        for row, here in zip(rows, gpus, strict=False):
+            row.append(here.own)
+    print(table(header, rows))
     if comm.size > _RANKS_SHOWN:
         print(f"and {comm.size - _RANKS_SHOWN} more")
     print()
+    _print("GPUs", of_gpus)
     _print("optional packages", [(name, _imports(name)) for name in _OPTIONAL])
     ours = sorted((k, v) for k, v in os.environ.items() if k.startswith("DISTARRAY_"))
     if ours:

@@ -16,6 +16,7 @@ from distarray.__main__ import main
 pytestmark = pytest.mark.timeout(120)
 
 ROOT = Path(__file__).resolve().parents[1]
+STAND_IN = ROOT / "tests" / "cupy_stand_in"
 NONE = "none: ranks exchange messages"
 
 
@@ -65,6 +66,37 @@ def test_info_under_mpiexec_is_printed_once_and_finds_out_about_memory(environme
     allowed = "DISTARRAY_SHARED_MEMORY" not in environment
     assert memory in told or (allowed and NONE in told)  # not every system allows it
     assert all(f"{name}  {value}" in told for name, value in environment.items())
+
+
+def test_info_without_cupy_says_so_in_one_line(tmp_path):
+    (tmp_path / "cupy.py").write_text("raise ModuleNotFoundError('no cupy', name='cupy')")
+    told = command("info", PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
+    assert "GPUs  none: CuPy is not installed" in told
+    assert "CUDA-aware" not in told
+
+
+def test_info_tells_gpus_bindings_and_how_values_move():
+    path = os.pathsep.join([str(STAND_IN), str(ROOT)])
+    told = command("info", ranks=3, PYTHONPATH=path, DISTARRAY_CUDA_AWARE="auto")
+    if "stand-in" not in told:
+        pytest.skip("there is a real GPU")
+    assert "CUDA 13.0 driver" in told
+    assert "2 x stand-in for a GPU" in told
+    assert [told.count(f"{n} (0000:0{n}:00.0)") for n in (0, 1)] == [2, 1]  # three ranks, two GPUs
+    assert "CUDA-aware  " in told
+    assert "library   " in told
+    assert "device memory goes " in told
+
+
+@pytest.mark.parametrize(
+    ("value", "answer", "way"), [("1", "yes", "as it is, by MPI"), ("0", "no", "pinned host")]
+)
+def test_info_tells_the_setting_that_decides(value, answer, way):
+    path = os.pathsep.join([str(STAND_IN), str(ROOT)])
+    told = command("info", ranks=2, PYTHONPATH=path, DISTARRAY_CUDA_AWARE=value)
+    assert f"CUDA-aware  {answer}" in told
+    assert f"DISTARRAY_CUDA_AWARE={value}" in told
+    assert way in told
 
 
 def test_plan_is_printed_without_mpi(capsys):

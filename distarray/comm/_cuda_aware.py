@@ -94,9 +94,9 @@ def verdict(communicator: Communicator) -> Verdict:
     MismatchError
         On every rank, where they have different settings.
     """
-    known: Verdict | None = communicator.verdicts.get(communicator.ranks)
-    if known is None:
-        known = communicator.verdicts[communicator.ranks] = _decided(communicator)
+    if not communicator.verdicts:
+        communicator.verdicts.append(_decided(communicator))
+    known: Verdict = communicator.verdicts[0]
     return known
 
 

@@ -51,14 +51,15 @@ class Switch(NamedTuple):
     name, value
         What to set.
     needed
-        Whether the library takes no device memory without it; else it is on unless turned off.
+        Whether the library takes no device memory without it; False where it is on unless turned
+        off, None where that depends on how the library was built.
     note
         What else there is to it.
     """
 
     name: str
     value: str
-    needed: bool
+    needed: bool | None
     note: str
 
     def is_on(self, environment: Mapping[str, str]) -> bool:
@@ -89,7 +90,7 @@ SWITCHES: Final[dict[str, tuple[Switch, ...]]] = {
         Switch(
             "OMPI_MCA_opal_cuda_support",
             "true",
-            False,
+            None,
             "needed where the build has CUDA switched off, as conda-forge's has",
         ),
     ),

@@ -74,7 +74,7 @@ class MPICommunicator(Communicator):
     def __init__(self, group: Group, name: str) -> None:
         super().__init__(group.rank, group.ranks, name)
         self._group = group
-        self.verdicts = group.base.verdicts
+        self.verdicts = group.verdicts
         self._exchange: _Exchange | None = None  # where shared memory reaches all ranks
 
     # --- collectives -----------------------------------------------------------------------------

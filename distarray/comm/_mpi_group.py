@@ -63,7 +63,6 @@ class Base:
         self.rank: int = comm.Get_rank()
         self.ranks = tuple(range(comm.Get_size()))
         self._groups: dict[tuple[int, ...], Group] = {}
-        self.verdicts: dict[tuple[int, ...], Any] = {}
         self._lock = threading.Lock()
         group, world = comm.Get_group(), mpi.COMM_WORLD.Get_group()
         numbers = group.Translate_ranks(None, world)
@@ -136,6 +135,7 @@ class Group:
         self.ranks_per_node: int | None = None
         self._asked = len(ranks) == 1
         self._reach_on_device: tuple[bool, bool] | None = None
+        self.verdicts: list[Any] = []  # not shared with duplicates, which other threads may use
         self._own: MPI.Intracomm | None = None
         self._name = ""
         self._exported: MPI.Intracomm | None = None

@@ -28,8 +28,8 @@ class Transport(ABC):
     ranks: tuple[int, ...]
     name: str
     meshes: dict[Any, Any]
-    verdicts: dict[tuple[int, ...], Any]
-    """What ``_cuda_aware`` has found out for these ranks, or for others of theirs."""
+    verdicts: list[Any]
+    """What ``_cuda_aware`` has found out, once it has."""
 
     def __init__(self, rank: int, ranks: tuple[int, ...], name: str) -> None:
         self.rank = rank
@@ -37,7 +37,7 @@ class Transport(ABC):
         self.ranks = ranks
         self.name = name
         self.meshes = {}
-        self.verdicts = {}
+        self.verdicts = []
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}: rank {self.rank} of {self.size}>"

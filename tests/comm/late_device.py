@@ -16,6 +16,9 @@ from typing import Any
 import numpy as np
 
 counts: Counter[str] = Counter()
+streams: list[Stream] = []
+"""Those that somebody made."""
+
 _random = random.Random(5)
 _local = threading.local()
 
@@ -54,6 +57,8 @@ class Event:
 class Stream:
     def __init__(self, non_blocking: bool = False) -> None:
         self.queue: deque[Any] = deque()
+        if non_blocking:
+            streams.append(self)
 
     def step(self) -> None:
         self.queue.popleft()()

@@ -31,32 +31,29 @@ def way(request, monkeypatch):
         monkeypatch.setattr(module, "ON_HOST_BYTES", -1)
 
 
+def on_ranks(ranks, check, *args, **kwargs):
+    for n in ranks:
+        simulate(n, lambda: check(world(), *args, **kwargs))
+    assert _pinned.pool.in_use == 0
+
+
 @BLOCKING
 @pytest.mark.parametrize("dtype", checks.MOVED)
 def test_values_of_every_dtype_move_unchanged(xp, way, dtype, blocking):
-    for n in RANKS:
-        for size in checks.SIZES:
-            simulate(
-                n, lambda size=size: checks.check_moves(world(), xp, dtype, size, blocking=blocking)
-            )
-    assert _pinned.pool.in_use == 0
+    for size in checks.SIZES:
+        on_ranks(RANKS, checks.check_moves, xp, dtype, size, blocking=blocking)
 
 
 @BLOCKING
 @pytest.mark.parametrize("op", REDUCED)
 def test_reductions_equal_numpys_for_every_dtype(xp, way, op, blocking):
-    for n in (1, *RANKS):
-        for size in (3, 1500):
-            simulate(
-                n,
-                lambda size=size: checks.check_reductions(world(), xp, op, size, blocking=blocking),
-            )
+    for size in (3, 1500):
+        on_ranks((1, *RANKS), checks.check_reductions, xp, op, size, blocking=blocking)
 
 
 @pytest.mark.parametrize(
     "check", [checks.check_low_precision, checks.check_order_of_sums, checks.check_log]
 )
 def test_transport_passes(xp, way, check):
-    for n in (*RANKS, 4):
-        for size in (5, 1200):
-            simulate(n, lambda size=size: check(world(), xp, size))
+    for size in (5, 1200):
+        on_ranks((*RANKS, 4), check, xp, size)

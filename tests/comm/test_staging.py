@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distarray.comm import CommLog, _communicator, _cuda_aware, _pinned, _staging, world
+from distarray.comm._requests import Pending
 from distarray.comm._simulated import SimulatedCommunicator
 from distarray.errors import ArgumentError, DeviceError, MismatchError, OutOfMemoryError
 from distarray.testing import simulate
@@ -33,6 +35,7 @@ def device(monkeypatch):
     gc.collect()
     _pinned.pool.trim()
     late_device.counts.clear()
+    late_device.streams.clear()
 
 
 @pytest.fixture
@@ -97,6 +100,7 @@ def test_values_arrive_whatever_the_counts(way, monkeypatch, data):
     lists = st.lists(COUNTS, min_size=n, max_size=n)
     counts, table = data.draw(lists), data.draw(st.lists(lists, min_size=n, max_size=n))
     root, blocking = data.draw(st.integers(0, n - 1)), data.draw(st.booleans())
+    monkeypatch.setattr(_staging, "DEPTH", data.draw(st.integers(1, 3)))
 
     def run():
         c = world()
@@ -106,6 +110,48 @@ def test_values_arrive_whatever_the_counts(way, monkeypatch, data):
 
     simulate(n, run, timeout=30)
     assert held() == 0
+
+
+class Rendezvous:
+    """A message that has left only when the other rank has taken it."""
+
+    def __init__(self, group, key):
+        self.group, self.key = group, (key, group._posted[key])
+
+    def test(self):
+        self.group.program.check()
+        return self.key not in self.group.mail
+
+    def wait(self):
+        while not self.test():
+            time.sleep(0)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_few_chunks_under_way_suffice_where_each_waits_for_its_receiver(monkeypatch, data):
+    usual = SimulatedCommunicator._send
+
+    def send(self, array, dest, tag, blocking):
+        handle = Rendezvous(self._group, (self.rank, dest, tag))
+        usual(self, array, dest, tag, blocking)
+        return Pending(handle, (array,))
+
+    n = data.draw(st.integers(2, 4))
+    lists = st.lists(st.integers(0, 30), min_size=n, max_size=n)
+    counts, table = data.draw(lists), data.draw(st.lists(lists, min_size=n, max_size=n))
+    root = data.draw(st.integers(0, n - 1))
+
+    def run():
+        c = world()
+        check_all_gather(c, counts, True)
+        check_all_to_all(c, table, True)
+        check_rooted(c, counts, root, True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_staging, "DEPTH", data.draw(st.integers(1, 2)))
+        patched.setattr(SimulatedCommunicator, "_send", send)
+        simulate(n, run, timeout=20)
 
 
 @BLOCKING
@@ -283,8 +329,10 @@ def test_error_on_the_way_leaves_nothing_behind(monkeypatch, call, blocking):
     # Requests that nobody waits for any more let go when the next is made.
     for _ in range(4):
         gc.collect()
-        _staging.Pending(_Done())
+        Pending(_Done())
     assert _pinned.pool.in_use == 0
+    if blocking:  # no copy is queued that would write to memory somebody else has by now
+        assert [stream for stream in late_device.streams if stream.queue] == []
 
 
 class _Done:

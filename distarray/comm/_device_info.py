@@ -1,0 +1,172 @@
+"""What there is to tell of the GPUs of a job, and of how values move between them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+from typing import Any, NamedTuple
+
+from distarray.comm import _cuda, _cuda_aware
+from distarray.comm._communicator import Communicator
+from distarray.comm._cuda_switches import SWITCHES, library
+from distarray.comm._device_mesh import init_device_mesh
+from distarray.errors import DeviceError
+from distarray.layout._format import bytes_text
+
+Lines = list[tuple[str, str]]
+
+
+class Gpu(NamedTuple):
+    """One GPU that a rank sees."""
+
+    bus: str
+    name: str
+    memory: int
+
+
+class Here(NamedTuple):
+    """What one rank sees.
+
+    Attributes
+    ----------
+    host
+        Name of its node.
+    none
+        Why it has no GPU; empty where it has one.
+    gpus
+        By number.
+    versions
+        Of driver, runtime and CuPy.
+    bound
+        Number of its own GPU; None where that cannot be told, which ``trouble`` explains.
+    """
+
+    host: str
+    none: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    versions: str = ""
+    bound: int | None = None
+    trouble: str = ""
+
+    @property
+    def own(self) -> str:
+        """The GPU that the rank is bound to, in words."""
+        if self.bound is None:
+            return "none"
+        return f"{self.bound} ({self.gpus[self.bound].bus})"
+
+
+def gather(communicator: Communicator) -> list[Here]:
+    """Return what each rank sees; collective. Ranks are bound to their GPUs."""
+    return communicator.all_gather_object(_here(communicator.size))
+
+
+def lines(communicator: Communicator, everyone: list[Here]) -> Lines:
+    """Return what there is to tell, line by line; collective."""
+    without = [rank for rank, here in enumerate(everyone) if here.none]
+    if len(without) == len(everyone):
+        return [("GPUs", f"none: {everyone[0].none}")]
+    told = _of_nodes(everyone)
+    if without:
+        rank = without[0]
+        told.append(
+            ("trouble", f"{len(without)} ranks have none, such as {rank}: {everyone[rank].none}")
+        )
+    troubles = [here.trouble for here in everyone if here.trouble]
+    told += [("trouble", text) for text in troubles[:1]]
+    if without or troubles:
+        return told
+    return told + _of_moving(communicator)
+
+
+def _here(size: int) -> Here:
+    host = platform.node()
+    try:
+        cupy: Any = importlib.import_module("cupy")
+        have = _cuda.count()
+    except ImportError as error:
+        missing = getattr(error, "name", "") == "cupy"
+        said = "CuPy is not installed" if missing else f"CuPy does not import ({error})"
+        return Here(host, f"{said}; distarray-mpi[cuda12] or [cuda13] brings it")
+    except DeviceError as error:
+        return Here(host, str(error))
+    runtime = cupy.cuda.runtime
+    gpus = []
+    for number in range(have):
+        told = runtime.getDeviceProperties(number)
+        name = told["name"].decode(errors="replace")
+        gpus.append(Gpu(runtime.deviceGetPCIBusId(number), name, told["totalGlobalMem"]))
+    versions = (
+        f"CUDA {_version(runtime.driverGetVersion())} driver, "
+        f"CUDA {_version(runtime.runtimeGetVersion())} runtime, CuPy {cupy.__version__}"
+    )
+    try:
+        init_device_mesh((size,), device="cuda")
+        return Here(host, "", tuple(gpus), versions, _cuda.number_of("cuda"))
+    except DeviceError as error:
+        return Here(host, "", tuple(gpus), versions, None, str(error))
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _of_nodes(everyone: list[Here]) -> Lines:
+    versions = dict.fromkeys(here.versions for here in everyone if here.versions)
+    told = [("versions", text) for text in versions]
+    nodes: dict[str, dict[str, Gpu]] = {}
+    for here in everyone:
+        nodes.setdefault(here.host, {}).update({gpu.bus: gpu for gpu in here.gpus})
+    alike: dict[str, list[str]] = {}
+    for host, gpus in nodes.items():
+        counted: dict[str, int] = {}
+        for gpu in gpus.values():
+            words = f"{gpu.name}, {bytes_text(gpu.memory)}"
+            counted[words] = counted.get(words, 0) + 1
+        text = "; ".join(f"{n} x {words}" for words, n in counted.items()) or "none"
+        alike.setdefault(text, []).append(host)
+    return told + [
+        ("GPUs", f"{text} on {hosts[0]}{f' and {len(hosts) - 1} more' * (len(hosts) > 1)}")
+        for text, hosts in alike.items()
+    ]
+
+
+def _of_moving(communicator: Communicator) -> Lines:
+    from mpi4py import MPI
+
+    version = MPI.Get_library_version()
+    known = library(version)
+    found = _cuda_aware.verdict(communicator)
+    told = [("CUDA-aware", "yes" if found.direct else "no")]
+    told += [(f"  {step}", text) for step, _, text in found.findings]
+    way = "as it is, by MPI" if found.direct else "through pinned host memory, in chunks"
+    if communicator.size > 1:
+        if communicator.reaches_all_on("cuda"):
+            told.append(("in a node", "blocks are read in place (CUDA's inter-process handles)"))
+        elif communicator.reaches_some_on("cuda"):
+            told.append(("in a node", "some ranks read others' blocks in place (CUDA's handles)"))
+        else:
+            told.append(("in a node", "no rank reads another's blocks in place"))
+        told.append(("elsewhere", f"device memory goes {way}"))
+    for switch in SWITCHES[known.name]:
+        if switch.needed is not False and switch.name not in os.environ and not found.direct:
+            told.append(("not set", f"{switch.name}={switch.value} ({switch.note})"))
+    return told + _with_switches(communicator, version, found)
+
+
+def _with_switches(communicator: Communicator, version: str, found: _cuda_aware.Verdict) -> Lines:
+    """Tell whether a switch that is off would help, as a child process finds; collective."""
+    off = {
+        switch.name: switch.value
+        for switch in SWITCHES[library(version).name]
+        if switch.needed and not switch.is_on(os.environ)
+    }
+    if found.direct or not off or found.findings[0].step == "setting":
+        return []
+    answer = None
+    if communicator.rank == 0:
+        answer = _cuda_aware.child(_cuda.number_of("cuda"), off)
+    answer = communicator.broadcast_object(answer)
+    set_so = " ".join(f"{name}={value}" for name, value in off.items())
+    return [(f"with {set_so}", answer.text)]

@@ -1,0 +1,69 @@
+"""What ``info`` tells of GPUs, from what ranks see."""
+
+from __future__ import annotations
+
+import pytest
+
+from distarray.comm import _cuda, _cuda_aware, _device_info, world
+from distarray.comm._cuda_aware import Verdict
+from distarray.comm._cuda_switches import Finding
+from distarray.comm._device_info import Gpu, Here
+from distarray.testing import simulate
+
+H100 = [Gpu(f"0000:{n:02x}:00.0", "NVIDIA H100", 80 << 30) for n in range(4)]
+VERSIONS = "CUDA 13.0 driver"
+INTEL = "Intel(R) MPI Library 2021.17 for Linux* OS"
+
+
+def test_no_gpu_anywhere_is_one_line():
+    assert _device_info.lines(None, [Here("a", "CuPy is not installed")] * 3) == [
+        ("GPUs", "none: CuPy is not installed")
+    ]
+
+
+def test_ranks_without_a_gpu_are_named_and_nothing_is_tried(monkeypatch):
+    monkeypatch.setattr(_cuda_aware, "verdict", None)
+    here = Here("a", "", tuple(H100), VERSIONS, 0)
+    told = dict(_device_info.lines(None, [here, Here("b", "CUDA sees no GPU")]))
+    assert told["trouble"] == "1 ranks have none, such as 1: CUDA sees no GPU"
+
+
+def test_rank_that_cannot_tell_its_gpu_is_told_of():
+    here = Here("a", "", tuple(H100), VERSIONS, None, "set DISTARRAY_LOCAL_RANK")
+    assert ("trouble", "set DISTARRAY_LOCAL_RANK") in _device_info.lines(None, [here] * 2)
+    assert here.own == "none"
+
+
+def test_nodes_that_are_alike_are_one_line_and_gpus_are_counted_once():
+    each = [Here(host, "", (gpu,), VERSIONS, 0) for host in "abc" for gpu in H100]  # one a rank
+    each += [Here("d", "", (H100[0],), VERSIONS, 0)] * 2
+    told = _device_info._of_nodes(each)
+    assert told == [
+        ("versions", VERSIONS),
+        ("GPUs", "4 x NVIDIA H100, 80.0 GiB on a and 2 more"),
+        ("GPUs", "1 x NVIDIA H100, 80.0 GiB on d"),
+    ]
+    assert each[0].own == "0 (0000:00:00.0)"
+
+
+@pytest.mark.parametrize("setting", [{}, {"I_MPI_OFFLOAD": "1"}])
+def test_switch_that_is_off_is_tried_by_a_child_on_one_rank(monkeypatch, setting):
+    tried = []
+
+    def child(device, switched_on):
+        tried.append((device, switched_on))
+        return Finding("child", True, "it works then")
+
+    monkeypatch.delenv("I_MPI_OFFLOAD", raising=False)
+    for name, value in setting.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(_cuda_aware, "child", child)
+    monkeypatch.setattr(_cuda, "number_of", lambda device: 2)
+    no = Verdict(False, (Finding("library", False, "no"),))
+    told = simulate(3, lambda: _device_info._with_switches(world(), INTEL, no))
+    if setting:
+        assert told == [[]] * 3
+        assert tried == []
+    else:
+        assert told == [[("with I_MPI_OFFLOAD=1", "it works then")]] * 3
+        assert tried == [(2, {"I_MPI_OFFLOAD": "1"})]
