@@ -21,6 +21,8 @@ import pytest
 DEVICE = os.environ.get("DISTARRAY_TEST_DEVICE", "cpu")
 EXAMPLES = int(os.environ.get("DISTARRAY_TEST_EXAMPLES", "12"))
 """Of each property, on a device."""
+BESIDE: list[Any] = []
+"""What the library itself does with plain operands."""
 STAND_IN = Path(__file__).parent / "cupy_stand_in"
 
 
@@ -49,11 +51,16 @@ def prepare() -> None:
     if DEVICE == "cpu":
         return
     from distarray.array import _convert
-    from distarray.comm import _backend, _device_mesh
+    from distarray.comm import _backend, _cuda_driver, _device_mesh
     from distarray.core import _operands
     from distarray.ops import _items
 
-    stand_in()
+    cupy = stand_in()
+    if hasattr(cupy, "operations"):  # it has no driver
+        allocation_of = importlib.import_module("cupy._device").allocation_of
+        _cuda_driver.allocation_of = lambda pointer: _cuda_driver.Allocation(
+            *allocation_of(pointer)
+        )
     _device_mesh.DEFAULT_DEVICE = DEVICE
 
     def beside(name: str, value: Any, like: Any) -> Any:
@@ -62,6 +69,7 @@ def prepare() -> None:
     def plain_buffer(value: Any, call: str, device: str = "cpu") -> Any:
         return _backend.asarray(taken(value, call, device), device)
 
+    BESIDE.append(_operands.beside)
     taken = _convert.plain_buffer
     _operands.beside = _items.beside = beside
     _convert.plain_buffer = plain_buffer

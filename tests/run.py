@@ -1,7 +1,8 @@
 """Run the whole suite: ``python -m tests.run``.
 
-First everything that needs no MPI, with simulated ranks, in two processes at a time: tests/torch,
-and the rest. Then ``tests/mpi`` on 1, 2, 3 and 4 ranks under mpiexec, and its tests marked
+First everything that needs no MPI, with simulated ranks, in three processes at a time: tests/torch,
+the rest, and once more what is about arrays, with their blocks on GPUs or, where there is none, on
+the stand-in for CuPy. Then ``tests/mpi`` on 1, 2, 3 and 4 ranks under mpiexec, and its tests marked
 ``eight_ranks`` on 8. Every run has a hard limit, and so has the suite; after it all processes are
 ended, and tests that hung are named. A test that hangs or kills its job counts as failed, and the
 rest of its run goes on in a fresh job. The last line is the sum over all runs, ``N passed, N
@@ -26,12 +27,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests import on_device
+
 ROOT = Path(__file__).resolve().parent.parent
 SUITE_SECONDS = 1020.0
 RUN_SECONDS = {0: 720.0, 1: 180.0, 2: 180.0, 3: 180.0, 4: 240.0, 8: 240.0}
 TEST_SECONDS = 120
 MOST_RESTARTS = 6
 LOG_LINES = 40
+ON_DEVICE = ("gpu", "array", "redistribute", "random", "test_namespace.py")
+"""Files and folders that run once more with blocks on a device."""
+EXAMPLES_ON_DEVICE = 6
 
 
 @dataclass
@@ -41,6 +47,7 @@ class Run:
     ranks: int
     paths: list[str]
     title: str = "plain"
+    device: str = "cpu"
     outcomes: dict[str, str] = field(default_factory=dict)
     reports: dict[str, str] = field(default_factory=dict)
     expected: list[str] = field(default_factory=list)
@@ -102,7 +109,13 @@ def _runs(paths: list[str], ranks: int) -> list[Run]:
         if path not in (apart, folder / "mpi")
         and (path.name.startswith("test_") or (path.is_dir() and path.name[0] not in "._"))
     )
-    return [Run(0, [str(apart)], "plain, torch"), Run(0, rest, "plain, the rest")]
+    arrays = [str(folder / name) for name in ON_DEVICE]
+    where = "the GPU" if on_device.has_gpu() else "the stand-in for CuPy"
+    return [
+        Run(0, [str(apart)], "plain, torch"),
+        Run(0, rest, "plain, the rest"),
+        Run(0, arrays, f"plain, on {where}", "cuda"),
+    ]
 
 
 def _select(paths: list[str], ranks: int) -> list[str]:
@@ -131,7 +144,9 @@ def _perform(run: Run, expression: str, end: float) -> Run:
             records.mkdir()
             (records / "done").write_text("\n".join(run.outcomes))
             log = records / "log"
-            status = _run_job(_command(run.ranks, run.paths, expression), records, log, limit)
+            status = _run_job(
+                _command(run.ranks, run.paths, expression), records, log, limit, run.device
+            )
             settled = len(run.outcomes)
             finished = _read(run, records, log, status)
             left = [test for test in run.expected if test not in run.outcomes]
@@ -182,9 +197,12 @@ def _mpiexec() -> str:
     return found
 
 
-def _environment(ranks: int, records: Path) -> dict[str, str]:
+def _environment(ranks: int, records: Path, device: str) -> dict[str, str]:
     """Set what a job needs to know, one thread a rank, and more ranks than cores for Open MPI."""
     environment = dict(os.environ, DISTARRAY_TEST_RECORDS=str(records))
+    if device != "cpu":
+        environment["DISTARRAY_TEST_DEVICE"] = device
+        environment.setdefault("DISTARRAY_TEST_EXAMPLES", str(EXAMPLES_ON_DEVICE))
     if ranks:
         for name in (
             "OMP_NUM_THREADS",
@@ -199,14 +217,16 @@ def _environment(ranks: int, records: Path) -> dict[str, str]:
     return environment
 
 
-def _run_job(command: list[str], records: Path, log: Path, limit: float) -> int | None:
+def _run_job(
+    command: list[str], records: Path, log: Path, limit: float, device: str = "cpu"
+) -> int | None:
     """Run one job in a session of its own; return its status, or None where it had to be ended."""
     ranks = int(command[2]) if command[1] == "-n" else 0
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env=_environment(ranks, records),
+            env=_environment(ranks, records, device),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from distarray.comm import _backend
 from distarray.core._dispatch import move, remember
 from distarray.core._operands import checked
 from distarray.core._registry import register_function
@@ -219,15 +220,21 @@ def expand_dims(x: Any, /, axis: int | Sequence[int] = 0) -> Any:
 def _broadcast_to(before: Shape, after: Shape) -> tuple[DimMap, Any]:
     def local(layout: Layout) -> Local:
         shape = layout.local_shape()
-        return lambda block: np.broadcast_to(block, shape)
+
+        def widened(block: Buffer) -> Buffer:
+            wide = np.broadcast_to(block, shape)
+            # Nothing protects a view in CuPy from being written to, all its items at once.
+            return wide if _backend.is_numpy(wide) else copied(wide)
+
+        return widened
 
     return dimmap.broadcast_to(before, after), local
 
 
 def broadcast_to(x: Any, /, shape: int | Sequence[int]) -> Any:
-    """Return the array repeated to `shape` along new axes and those of length 1, without copying.
+    """Return the array repeated to `shape` along new axes and those of length 1.
 
-    The blocks of the result are read-only views.
+    The blocks of the result are read-only views; on GPUs, whose memory nothing protects, copies.
 
     Raises
     ------

@@ -13,14 +13,15 @@ import numpy as np
 from distarray.comm import _memory
 from distarray.comm._world import world
 from distarray.core._dtypes import checked_dtype
+from distarray.core._meshes import device_of
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.layout import Placement
 from distarray.ops._creation import build, checked_shape, target_layout
 from distarray.random._blocks import fill_floats, fill_integers
 from distarray.random._seeding import checked_seed, key_of
-from distarray.typing import Box, Shape
+from distarray.typing import Box, Buffer, Shape
 
-_Fill = Callable[[np.ndarray, tuple[int, int], int, Shape, Box], None]
+_Fill = Callable[[Buffer, tuple[int, int], int, Shape, Box], None]
 
 
 def default_rng(seed: Any = None) -> Generator:
@@ -250,7 +251,7 @@ class Generator:
                 f"{most}; use another dtype or other bounds"
             )
 
-        def fill(out: np.ndarray, key: tuple[int, int], call: int, shape: Shape, box: Box) -> None:
+        def fill(out: Buffer, key: tuple[int, int], call: int, shape: Shape, box: Box) -> None:
             fill_integers(out, key, call, shape, box, first, last - first + 1)
 
         return self._draw(fill, size, kind, mesh, placements)
@@ -297,7 +298,7 @@ class Generator:
         if found not in (np.float64, np.float32):
             raise DTypeError(f"dtype={found} cannot be drawn; use float64 or float32 and astype")
 
-        def fill(out: np.ndarray, key: tuple[int, int], call: int, shape: Shape, box: Box) -> None:
+        def fill(out: Buffer, key: tuple[int, int], call: int, shape: Shape, box: Box) -> None:
             fill_floats(out, kind, key, call, shape, box, loc, scale)
 
         return self._draw(fill, size, found, mesh, placements)
@@ -321,8 +322,10 @@ class Generator:
         call = self._calls
         self._calls += 1
 
-        def make(box: Box) -> np.ndarray:
-            block: np.ndarray = _memory.empty(tuple(b - a for a, b in box), dtype)
+        device = None if layout is None else device_of(layout)
+
+        def make(box: Box) -> Buffer:
+            block = _memory.empty(tuple(b - a for a, b in box), dtype, device)
             fill(block, key, call, shape, box)
             return block
 

@@ -186,6 +186,7 @@ def test_number_too_large_for_the_dtype_raises_on_every_rank() -> None:
     on_ranks(program)
 
 
+@pytest.mark.host_only
 def test_read_only_block_is_refused_with_the_remedy() -> None:
     def program() -> None:
         x = distribute_array(np.arange(4.0), init_device_mesh((4,)), [Replicate()], src=None)

@@ -8,6 +8,7 @@ expects, and so does memory that was given back.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import os
 import struct
@@ -27,6 +28,8 @@ COUNT = int(os.environ.get("CUPY_STAND_IN_DEVICES", "2"))
 """How many devices there are."""
 TOTAL = int(os.environ.get("CUPY_STAND_IN_MEMORY", str(4 << 30)))
 """Bytes of memory that each has."""
+
+_identities = itertools.count(1)
 
 operations: Counter[str] = Counter()
 """How often each thing was done that tests count: launches, copies, waits."""
@@ -62,7 +65,7 @@ class Heap:
         self.bytes = np.frombuffer(self.map, np.uint8)
         self.address = int(self.bytes.ctypes.data)
         self.used = 0
-        self.live: dict[int, int] = {}  # offset -> bytes
+        self.live: dict[int, tuple[int, int]] = {}  # offset -> bytes, number of the allocation
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         self._top = UNIT
         self._lock = threading.Lock()
@@ -79,7 +82,7 @@ class Heap:
             else:
                 offset, self._top = self._top, self._top + size
             self.used += size
-            self.live[offset] = size
+            self.live[offset] = size, next(_identities)
         self._poison(offset, size)
         return self.address + offset
 
@@ -87,20 +90,20 @@ class Heap:
         """Take a stretch back."""
         offset = address - self.address
         with self._lock:
-            size = self.live.pop(offset, 0)
-            if not size:
+            if offset not in self.live:
                 raise CUDARuntimeError(1)
+            size, _ = self.live.pop(offset)
             self.used -= size
             self._free[size].append(offset)
         self._poison(offset, size)
 
-    def base_of(self, address: int) -> tuple[int, int]:
-        """Return offset and size of the stretch that holds an address."""
+    def allocation_of(self, address: int) -> tuple[int, int, int]:
+        """Return offset, size and number of the stretch that holds an address."""
         offset = address - self.address
         with self._lock:
-            for start, size in self.live.items():
+            for start, (size, identity) in self.live.items():
                 if start <= offset < start + size:
-                    return start, size
+                    return start, size, identity
         raise CUDARuntimeError(1)
 
     def _poison(self, offset: int, size: int) -> None:
@@ -138,13 +141,20 @@ def owner(address: int) -> int:
     return -1
 
 
+def allocation_of(address: int) -> tuple[int, int, int]:
+    """Return base, bytes and number of the allocation that holds an address, as the driver does."""
+    one = heap(owner(address))
+    start, size, identity = one.allocation_of(address)
+    return one.address + start, size, identity
+
+
 def handle_of(address: int) -> bytes:
     """Return 64 bytes by which another process can map the stretch that holds an address."""
     number = owner(address)
     if number < 0 or address in _opened:
         raise CUDARuntimeError(1)
     one = heap(number)
-    start, size = one.base_of(address)
+    start, size, _ = one.allocation_of(address)
     return _HANDLE.pack(os.getpid(), one.file, start, size, number)
 
 

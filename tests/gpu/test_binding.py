@@ -1,0 +1,140 @@
+"""Which GPU a rank gets, and what is said where there is none."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import distarray as da
+from distarray.comm import _cuda
+from distarray.comm._simulated import simulate
+from distarray.errors import DeviceError
+from tests.on_device import stand_in
+
+
+def count() -> int:
+    """Return how many GPUs there are."""
+    return int(stand_in().cuda.runtime.getDeviceCount())
+
+
+@pytest.mark.parametrize("ranks_per_node", [None, 1, 2])
+def test_ranks_are_bound_by_their_number_on_the_node(ranks_per_node: int | None) -> None:
+    def program() -> tuple[int, str]:
+        mesh = da.init_device_mesh((4,), device="cuda")
+        x = da.ones((8, 3), mesh=mesh)
+        return x.to_local().device.id, x.device
+
+    found = simulate(4, program, ranks_per_node=ranks_per_node)
+    local = [rank % (ranks_per_node or 4) for rank in range(4)]
+    assert [number for number, _ in found] == [rank % count() for rank in local]
+    assert {device for _, device in found} == {"cuda"}
+
+
+def test_a_number_fixes_the_gpu_of_all_ranks() -> None:
+    last = count() - 1
+
+    def program() -> None:
+        mesh = da.init_device_mesh((2,), device=f"cuda:0{last}")
+        assert mesh.device == f"cuda:{last}"
+        assert mesh is not da.init_device_mesh((2,), device="cuda")
+        x = da.arange(7, mesh=mesh)
+        assert (x + x).to_local().device.id == last
+        assert da.sum(x).full_array().device.id == last
+
+    simulate(2, program)
+
+
+def test_a_number_beyond_the_gpus_is_refused_before_a_mesh_exists() -> None:
+    def program() -> None:
+        with pytest.raises(DeviceError, match=rf"cuda:{count()}.* is not there: .*GPU"):
+            da.init_device_mesh((2,), device=f"cuda:{count()}")
+
+    simulate(2, program)
+
+
+def test_without_cupy_the_extras_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+
+    def program() -> None:
+        with pytest.raises(DeviceError, match=r"needs CuPy.*distarray-mpi\[cuda12\]"):
+            da.init_device_mesh((1,), ("only",), device="cuda")
+
+    simulate(1, program)
+
+
+@pytest.mark.parametrize("status", [35, 100, None])
+def test_without_driver_or_gpu_the_remedy_is_named(
+    monkeypatch: pytest.MonkeyPatch, status: int | None
+) -> None:
+    runtime = stand_in().cuda.runtime
+
+    def asked() -> int:
+        if status is None:
+            return 0
+        raise runtime.CUDARuntimeError(status)
+
+    monkeypatch.setattr(runtime, "getDeviceCount", asked)
+
+    def program() -> None:
+        with pytest.raises(DeviceError, match=r"cannot be used here.*CUDA_VISIBLE_DEVICES"):
+            da.init_device_mesh((1,), device="cuda")
+
+    simulate(1, program)
+
+
+def test_the_launcher_says_which_rank_of_the_node_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in _cuda._LOCAL_RANK:
+        monkeypatch.delenv(name, raising=False)
+    assert _cuda.local_rank() is None
+    monkeypatch.setattr(stand_in().cuda.runtime, "getDeviceCount", lambda: 4)
+    with pytest.raises(DeviceError, match="DISTARRAY_LOCAL_RANK"):
+        _cuda.bind("cuda", None)
+    monkeypatch.setenv("SLURM_LOCALID", "3")
+    assert _cuda.local_rank() == 3
+    monkeypatch.setenv("DISTARRAY_LOCAL_RANK", "1")
+    assert _cuda.local_rank() == 1
+    monkeypatch.setenv("DISTARRAY_LOCAL_RANK", "first")
+    with pytest.raises(DeviceError, match="first"):
+        _cuda.local_rank()
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", 0])
+def test_other_devices_are_not_known(device: Any) -> None:
+    def program() -> None:
+        with pytest.raises(DeviceError, match="is not known"):
+            da.init_device_mesh((1,), device=device)
+
+    simulate(1, program)
+
+
+@pytest.mark.parametrize("dtype", [">f8", "U3", "S2", "M8[s]", np.longdouble, np.clongdouble])
+def test_items_that_gpus_lack_are_refused_on_every_rank(dtype: Any) -> None:
+    def program() -> None:
+        with pytest.raises(da.errors.DTypeError, match="cannot lie on a GPU"):
+            da.zeros((5,), dtype=dtype, mesh=da.init_device_mesh((2,), device="cuda"))
+
+    simulate(2, program)
+
+
+def test_memory_that_is_not_there_is_an_error_that_says_how_much() -> None:
+    cupy = stand_in()
+
+    def program() -> None:
+        mesh = da.init_device_mesh((1,), device="cuda:0")
+        total = cupy.cuda.runtime.memGetInfo()[1]
+        with pytest.raises(da.errors.OutOfMemoryError, match=f"{2 * total} bytes.*GPU 0"):
+            da.empty((2 * total,), dtype=np.uint8, mesh=mesh)
+
+    simulate(1, program)
+
+
+def test_a_mesh_that_is_pickled_keeps_its_device() -> None:
+    def program() -> None:
+        mesh = da.init_device_mesh((2,), device="cuda")
+        assert pickle.loads(pickle.dumps(mesh)) is mesh
+
+    simulate(2, program)
