@@ -29,7 +29,7 @@ from distarray.comm._communicator import Communicator
 from distarray.comm._device_mesh import DeviceMesh
 from distarray.comm._log import record, recording, unrecorded
 from distarray.comm._mismatch import Purpose, token
-from distarray.comm._packing import copy_box, fill, reduce_into
+from distarray.comm._packing import copy_box, copy_boxes, fill, reduce_into
 from distarray.comm._reducer import SMALL_BYTES
 from distarray.errors import MismatchError
 from distarray.layout import Layout
@@ -54,6 +54,7 @@ BoundStep = Callable[..., Buffer]
 _READ_BY_ALL = 512 * 1024
 """Blocks that are reduced together and have no more bytes: every rank reads all of all."""
 
+_ON_GPU = token("blocks on GPUs")
 _PROGRAMS_KEPT = 4096
 _programs: dict[tuple[Layout, Layout, np.dtype[Any], int | None, bool], tuple[BoundStep, ...]] = {}
 _programs_lock = threading.Lock()
@@ -151,10 +152,9 @@ def _bind(step: Step, src: Layout, dst: Layout, background: bool) -> BoundStep:
         communicator = before.communicator(step.mesh_axes)
     if background and communicator is not None:
         communicator = communicator.background()
-    kind = _backend.kind_of(before.device)
     if isinstance(step, AllReduceStep):
-        return _AllReduce(step, communicator, kind)
-    return _Exchange(step, before.rank, shape, communicator, kind)
+        return _AllReduce(step, communicator)
+    return _Exchange(step, before.rank, shape, communicator)
 
 
 def _model(src: Layout, dst: Layout) -> CostModel:
@@ -180,10 +180,9 @@ def _mesh_behind(layout: Layout, src: Layout, dst: Layout) -> DeviceMesh:
     return mesh
 
 
-def _token(step: ExchangeStep | AllReduceStep, kind: str) -> int:
-    """Return a number that names a step, and the kind of device, alike on every rank."""
-    known = (step.name, step.src.fingerprint, step.dst.fingerprint, step.dtype.str, step.rounds)
-    return token(*known, *([] if kind == "cpu" else [kind]))
+def _token(step: ExchangeStep | AllReduceStep) -> int:
+    """Return a number that names a step alike on every rank."""
+    return token(step.name, step.src.fingerprint, step.dst.fingerprint, step.dtype.str, step.rounds)
 
 
 class _Doing:
@@ -199,8 +198,12 @@ class _Doing:
         return f"{self._purpose.text}: {self._step}"
 
 
-def _agreed(number: int, step: BoundStep, purpose: Purpose | None) -> tuple[int, object]:
-    """Return the token of a step for a purpose, and what says it."""
+def _agreed(
+    number: int, step: BoundStep, purpose: Purpose | None, local: Buffer
+) -> tuple[int, object]:
+    """Return the token of a step for a purpose and a kind of device, and what says it."""
+    if not _backend.is_numpy(local):
+        number ^= _ON_GPU
     return (number, step) if purpose is None else (number ^ purpose.token, _Doing(purpose, step))
 
 
@@ -252,14 +255,13 @@ class _Exchange:
     __slots__ = (
         "_communicator",
         "_dtype",
-        "_kind",
         "_op",
         "_shape",
         "_step",
         "_takes",
         "_token",
         "_whole",
-        "_wire",
+        "_wires",
     )
 
     def __init__(
@@ -268,14 +270,12 @@ class _Exchange:
         rank: int,
         shape: Shape,
         communicator: Communicator | None,
-        kind: str,
     ) -> None:
         self._step = step
         self._shape = shape
-        self._kind = kind
         self._dtype = step.result_dtype
         self._op = step.reduce
-        self._token = _token(step, kind)
+        self._token = _token(step)
         self._communicator = communicator
         ranks = (rank,) if communicator is None else communicator.ranks
         index = {r: i for i, r in enumerate(ranks)}
@@ -289,7 +289,7 @@ class _Exchange:
         ]
         self._whole = isinstance(step, DirectAllReduceStep) and self._takes_whole(rank)
         """Whether every rank takes all of all blocks."""
-        self._wire: Wire | None = None
+        self._wires: dict[str, Wire] = {}
 
     def _takes_whole(self, rank: int) -> bool:
         size = 0 if self._communicator is None else self._communicator.size
@@ -317,7 +317,7 @@ class _Exchange:
             out = _memory.empty(self._shape, self._dtype, _backend.device_of(local))
             self._take([local], out)
             return out
-        number, what = _agreed(self._token, self, purpose)
+        number, what = _agreed(self._token, self, purpose, local)
         if self._whole and local.nbytes <= SMALL_BYTES:
             op = self._op
             assert op is not None  # it reduces
@@ -327,10 +327,12 @@ class _Exchange:
         out = _memory.empty(self._shape, self._dtype, _backend.device_of(local))
         with communicator.views(local, number, what) as views:
             if any(view is None for view in views):
-                if self._wire is None:
+                device = _backend.kind_of(_backend.device_of(local))
+                wire = self._wires.get(device)
+                if wire is None:
                     reached = [view is not None for view in views]
-                    self._wire = Wire(self._step, communicator, reached, self._kind)
-                self._wire.exchange(local, views, out)
+                    wire = self._wires[device] = Wire(self._step, communicator, reached, device)
+                wire.exchange(local, views, out)
             else:
                 self._take(views, out)
         return out
@@ -338,12 +340,15 @@ class _Exchange:
     def _take(self, blocks: Sequence[Buffer], out: Buffer) -> None:
         op = self._op
         total = out.nbytes
+        if op is None:
+            pairs = [
+                (out[target], blocks[peers[0]][source]) for peers, source, target in self._takes
+            ]
+            copy_boxes(pairs, total=total)
+            return
         for peers, source, target in self._takes:
-            if op is None:
-                copy_box(out[target], blocks[peers[0]][source], total=total)
-            else:
-                pieces = [blocks[peer][source] for peer in peers]
-                reduce_into(out[target], pieces, op, total=total)
+            pieces = [blocks[peer][source] for peer in peers]
+            reduce_into(out[target], pieces, op, total=total)
 
 
 class _AllReduce:
@@ -353,14 +358,13 @@ class _AllReduce:
     large ones every rank reduces its part, then copies the others' parts.
     """
 
-    __slots__ = ("_communicator", "_dtype", "_kind", "_op", "_step", "_token")
+    __slots__ = ("_communicator", "_dtype", "_op", "_step", "_token")
 
-    def __init__(self, step: AllReduceStep, communicator: Communicator | None, kind: str) -> None:
+    def __init__(self, step: AllReduceStep, communicator: Communicator | None) -> None:
         self._step = step
-        self._kind = kind
         self._op = step.op
         self._dtype = step.result_dtype
-        self._token = _token(step, kind)
+        self._token = _token(step)
         self._communicator = communicator
 
     def __str__(self) -> str:
@@ -378,8 +382,8 @@ class _AllReduce:
         if communicator is None:
             reduce_into(out, [local], self._op)
             return out
-        number, what = _agreed(self._token, self, purpose)
-        if not communicator.reaches_all_on(self._kind):
+        number, what = _agreed(self._token, self, purpose, local)
+        if not communicator.reaches_all_on(device):
             communicator.agree(number, what)
             source, target = _contiguous(local).reshape(-1), out.reshape(-1)
             for start, stop in pairwise(chunk(source.size, (self._step.rounds,)).offsets):

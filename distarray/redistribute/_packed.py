@@ -23,7 +23,7 @@ from distarray.comm._communicator import Communicator
 from distarray.comm._device_mesh import DeviceMesh
 from distarray.comm._log import record, recording, unrecorded
 from distarray.comm._mismatch import Purpose
-from distarray.comm._packing import copy_box, reduce_into
+from distarray.comm._packing import copy_boxes, reduce_into
 from distarray.layout import Layout, Partial, Replicate, Shard
 from distarray.redistribute._execute import redistribute_local
 from distarray.redistribute._wire import region
@@ -127,7 +127,7 @@ class Packed:
         with unrecorded():
             if communicator.size == 1:
                 self._place([own], full)
-            elif _backend.is_numpy(own) and communicator.reaches_all:
+            elif communicator.reaches_all_on(_backend.device_of(own)):
                 with communicator.views(own, purpose.token, purpose.text) as views:
                     self._place(views, full)
             else:
@@ -155,7 +155,7 @@ class Packed:
         with unrecorded():
             if communicator.size == 1:
                 own = self._own_blocks([full], op)
-            elif _backend.is_numpy(full) and communicator.reaches_all:
+            elif communicator.reaches_all_on(_backend.device_of(full)):
                 with communicator.views(full, purpose.token, purpose.text) as views:
                     own = self._own_blocks(views, op)
             else:
@@ -186,11 +186,16 @@ class Packed:
     def _place(self, flats: Sequence[Buffer], full: Buffer) -> None:
         """Copy the blocks of all ranks to their places in the whole tensors."""
         wholes = self.wholes(full)
-        for rank, (pieces, flat) in enumerate(zip(self._pieces, flats, strict=False)):
-            for piece in pieces:
-                if piece.start < piece.stop and (self._cut[piece.tensor] or rank == self.rank):
-                    block = flat[piece.start : piece.stop].reshape(piece.shape)
-                    copy_box(wholes[piece.tensor][piece.region], block, total=full.nbytes)
+        pairs = [
+            (
+                wholes[piece.tensor][piece.region],
+                flat[piece.start : piece.stop].reshape(piece.shape),
+            )
+            for rank, (pieces, flat) in enumerate(zip(self._pieces, flats, strict=False))
+            for piece in pieces
+            if piece.start < piece.stop and (self._cut[piece.tensor] or rank == self.rank)
+        ]
+        copy_boxes(pairs, total=full.nbytes)
 
     def _own_blocks(self, fulls: Sequence[Buffer], op: str) -> Buffer:
         """Reduce this rank's blocks out of the contributions of all ranks."""
@@ -207,11 +212,13 @@ class Packed:
         lined = _memory.empty(self._line.shape, full.dtype, _backend.device_of(full))
         wholes = self.wholes(full)
         at = 0
+        pairs = []
         for pieces, count in zip(self._pieces, self.counts, strict=True):
             for piece in pieces:
                 block = lined[at + piece.start : at + piece.stop].reshape(piece.shape)
-                copy_box(block, wholes[piece.tensor][piece.region], total=lined.nbytes)
+                pairs.append((block, wholes[piece.tensor][piece.region]))
             at += count
+        copy_boxes(pairs, total=lined.nbytes)
         return lined
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from distarray.comm import _backend, _memory
 from distarray.comm._communicator import Communicator
-from distarray.comm._packing import copy_box, pack, reduce_into
+from distarray.comm._packing import copy_box, copy_boxes, pack, reduce_into
 from distarray.layout._box import shape, slices
 from distarray.redistribute._exchange import receives, sends
 from distarray.redistribute._steps import AllGatherStep, ExchangeStep
@@ -118,6 +118,7 @@ class Wire:
         self, takes: list[_Take], recv: Buffer, blocks: Sequence[Buffer], out: Buffer
     ) -> None:
         op = self._step.reduce
+        copies = []
         for peers, offsets, source, extents, target in takes:
             size = prod(extents)
             pieces = [
@@ -125,9 +126,10 @@ class Wire:
                 for peer, at in zip(peers, offsets, strict=True)
             ]
             if op is None:
-                copy_box(out[target], pieces[0])
+                copies.append((out[target], pieces[0]))
             else:
                 reduce_into(out[target], pieces, op)
+        copy_boxes(copies)
 
     def _gather(self, local: Buffer, out: Buffer) -> None:
         """Gather whole blocks, straight into the result where they lie there one after another."""
@@ -147,7 +149,9 @@ class Wire:
         self._communicator.all_gather(send.reshape(-1), recv, counts)
         if direct:
             return
+        pieces = []
         for take in takes:
             at = sum(counts[: take.peers[0]])
             piece = recv[at : at + prod(take.extents)].reshape(take.extents)
-            copy_box(out[take.target], piece)
+            pieces.append((out[take.target], piece))
+        copy_boxes(pieces)
