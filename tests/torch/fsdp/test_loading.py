@@ -325,3 +325,38 @@ def test_assigned_from_outside():
         assert all(p.grad is not None for p in mine.parameters())
 
     on_ranks(3, program)
+
+
+@pytest.mark.xfail(
+    raises=da.errors.StateDictError,
+    strict=True,
+    reason="checkpoints compare groups of optimizers with strict=False, too",
+)
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_checkpoint_for_a_model_that_has_grown(tmp_path, apart):
+    """As `load_optimizer_state_dict` does it with ``strict=False``."""
+
+    def grown(count, mesh):
+        module = filled(nn.Sequential(*(nn.Linear(5, 5) for _ in range(count))))
+        return dt.fully_shard(module, mesh)
+
+    def program(mesh):
+        small, large = grown(2, mesh), grown(3, mesh)
+        old = torch.optim.AdamW(small.parameters(), 0.25)
+        mean_square(small, values(4, 5)).backward()
+        old.step()
+        name = str(tmp_path / "saved")
+        da.checkpoint.save(name, {"model": small, "optimizer": old})
+        groups = [{"params": list(large.parameters())}]
+        if apart:
+            groups = [{"params": list(part.parameters())} for part in (large[:2], large[2:])]
+        new = torch.optim.AdamW(groups, 0.5)
+        da.checkpoint.load(name, {"model": large, "optimizer": new}, strict=False)
+        assert [group["lr"] for group in new.param_groups] == [0.25, 0.5][: 1 + apart]
+        assert len(new.state) == 4
+        found = dt.optimizer_state_dict(large, new)["state"]
+        for key, one in dt.optimizer_state_dict(small, old)["state"].items():
+            for what, value in one.items():
+                same(found[key][what], value, f"{key} {what}")
+
+    on_ranks(2, program)
