@@ -23,6 +23,7 @@ def xp():
 @pytest.fixture(params=["0", "1", "host"], ids=["staged", "direct", "by host"])
 def way(request, monkeypatch):
     """Let buffers go a certain way, in chunks that do not divide anything."""
+    monkeypatch.setattr(_pinned, "pool", _pinned.PinnedPool())
     monkeypatch.setattr(_staging, "CHUNK_BYTES", 3000)
     if request.param == "host":
         return

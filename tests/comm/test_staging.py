@@ -32,8 +32,7 @@ def device(monkeypatch):
     monkeypatch.setattr(_staging, "CHUNK_BYTES", CHUNK)
     monkeypatch.setattr(_communicator, "ON_HOST_BYTES", -1)
     monkeypatch.setattr(_pinned, "_SMALLEST", 16)
-    gc.collect()
-    _pinned.pool.trim()
+    monkeypatch.setattr(_pinned, "pool", _pinned.PinnedPool())
     late_device.counts.clear()
     late_device.streams.clear()
 

@@ -31,6 +31,7 @@ def c(xp, monkeypatch):
     """Return a communicator that has decided nothing yet, nor any child told."""
     monkeypatch.delenv(_cuda_aware.VARIABLE, raising=False)
     monkeypatch.setattr(_cuda_aware, "_child", None)
+    monkeypatch.setattr(_pinned, "pool", _pinned.PinnedPool())
     for module in (_communicator, _reducer):
         monkeypatch.setattr(module, "ON_HOST_BYTES", -1)
     monkeypatch.setattr(_staging, "CHUNK_BYTES", 3000)
