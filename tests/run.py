@@ -2,11 +2,12 @@
 
 First everything that needs no MPI, with simulated ranks, in three processes at a time: tests/torch,
 the rest, and once more what is about arrays, with their blocks on GPUs or, where there is none, on
-the stand-in for CuPy. Then ``tests/mpi`` on 1, 2, 3 and 4 ranks under mpiexec, and its tests marked
-``eight_ranks`` on 8. Every run has a hard limit, and so has the suite; after it all processes are
-ended, and tests that hung are named. A test that hangs or kills its job counts as failed, and the
-rest of its run goes on in a fresh job. The last line is the sum over all runs, ``N passed, N
-failed``; the exit status is 0 only if tests ran and none failed.
+the stand-in for CuPy. Then ``tests/mpi`` on 1, 2, 3 and 4 ranks under mpiexec, its tests marked
+``eight_ranks`` on 8, and a few on 3 with their blocks on a device. Every run has a hard limit, and
+so has the suite; after it all processes are ended, and tests that hung are named. A test that hangs
+or kills its job counts as failed, and the rest of its run goes on in a fresh job. The last line is
+the sum over all runs, ``N passed, N failed``; the exit status is 0 only if tests ran and none
+failed.
 
 Give paths or ``-k`` to run less, ``--ranks 2,3`` to choose the jobs (0 is the run without MPI).
 """
@@ -35,9 +36,11 @@ RUN_SECONDS = {0: 720.0, 1: 180.0, 2: 180.0, 3: 180.0, 4: 240.0, 8: 240.0}
 TEST_SECONDS = 120
 MOST_RESTARTS = 6
 LOG_LINES = 40
-ON_DEVICE = ("gpu", "array", "redistribute", "random", "test_namespace.py")
+ON_DEVICE = ("gpu", "array", "redistribute/test_background.py", "random/test_generator.py")
 """Files and folders that run once more with blocks on a device."""
-EXAMPLES_ON_DEVICE = 6
+EXAMPLES_ON_DEVICE = 4
+MPI_ON_DEVICE = ("test_engine.py", "test_shapes.py", "test_random.py", "test_redistribute.py")
+RANKS_ON_DEVICE = 3
 
 
 @dataclass
@@ -56,7 +59,9 @@ class Run:
     @property
     def name(self) -> str:
         """Say what the run is, for a person."""
-        return self.title if self.ranks == 0 else f"mpiexec -n {self.ranks}"
+        if self.ranks == 0:
+            return self.title
+        return f"mpiexec -n {self.ranks}" + (f", {self.title}" if self.device != "cpu" else "")
 
     def fail(self, test: str, report: str) -> None:
         """Count `test` as failed, and keep the first report of it."""
@@ -80,8 +85,10 @@ def main(arguments: list[str] | None = None) -> int:
     counts = [int(part) for part in options.ranks.split(",")]
     end = time.monotonic() + SUITE_SECONDS
     runs = []
-    for ranks in counts:
-        together = _runs(options.paths, ranks)
+    for together in [
+        *(_runs(options.paths, ranks) for ranks in counts),
+        _again(options.paths, counts),
+    ]:
         if together:
             with ThreadPoolExecutor(len(together)) as pool:
                 runs += pool.map(lambda run: _perform(run, options.k, end), together)
@@ -110,12 +117,23 @@ def _runs(paths: list[str], ranks: int) -> list[Run]:
         and (path.name.startswith("test_") or (path.is_dir() and path.name[0] not in "._"))
     )
     arrays = [str(folder / name) for name in ON_DEVICE]
-    where = "the GPU" if on_device.has_gpu() else "the stand-in for CuPy"
     return [
         Run(0, [str(apart)], "plain, torch"),
         Run(0, rest, "plain, the rest"),
-        Run(0, arrays, f"plain, on {where}", "cuda"),
+        Run(0, arrays, f"plain, on {_device()}", "cuda"),
     ]
+
+
+def _again(paths: list[str], counts: list[int]) -> list[Run]:
+    """Return what runs once more under MPI with its blocks on a device."""
+    if paths or RANKS_ON_DEVICE not in counts:
+        return []
+    files = [str(ROOT / "tests" / "mpi" / name) for name in MPI_ON_DEVICE]
+    return [Run(RANKS_ON_DEVICE, files, f"on {_device()}", "cuda")]
+
+
+def _device() -> str:
+    return "the GPU" if on_device.has_gpu() else "the stand-in for CuPy"
 
 
 def _select(paths: list[str], ranks: int) -> list[str]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import sys
 import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -41,6 +40,7 @@ _LOCAL_RANK: Final = (
 _bound: ContextVar[int | None] = ContextVar("distarray_gpu", default=None)
 """The GPU of a simulated rank; its background work inherits it."""
 _bound_process: int | None = None
+_told = False
 
 
 def cupy(device: str = "cuda") -> Any:
@@ -51,18 +51,19 @@ def cupy(device: str = "cuda") -> Any:
     DeviceError
         It does not import.
     """
+    global _told
     try:
-        found = sys.modules.get("cupy")
-        if found is None:
-            found = importlib.import_module("cupy")
-            # Ranks of a node read each other's blocks: that one is elsewhere is no news.
-            warnings.filterwarnings("ignore", message="The device where the array resides")
-        return found
+        found = importlib.import_module("cupy")
     except ImportError as error:
         raise DeviceError(
             f"device {device!r} needs CuPy, which does not import here ({error}); install "
             "distarray-mpi[cuda12] or [cuda13], as the driver has it, or use device='cpu'"
         ) from error
+    if not _told:
+        _told = True
+        # Ranks of a node read each other's blocks: that one is on another GPU is no news.
+        warnings.filterwarnings("ignore", message="The device where the array resides")
+    return found
 
 
 def count(device: str = "cuda") -> int:

@@ -103,11 +103,13 @@ class ndarray:
             memptr = memory.alloc(nbytes)
         self._memory = memptr.mem
         self.base = None
+        before = 0
         if strides is not None and nbytes:
-            reach = sum((n - 1) * s for n, s in zip(sizes, strides, strict=True) if s > 0)
-            nbytes = reach + kind.itemsize
-        buffer = _device.at(memptr.ptr, nbytes)
-        self._host = np.ndarray(sizes, kind, buffer, 0, strides, order or "C")
+            steps = [(n - 1) * s for n, s in zip(sizes, strides, strict=True)]
+            before = -sum(step for step in steps if step < 0)
+            nbytes = before + sum(step for step in steps if step > 0) + kind.itemsize
+        buffer = _device.at(memptr.ptr - before, nbytes)
+        self._host = np.ndarray(sizes, kind, buffer, before, strides, order or "C")
 
     # --- memory ----------------------------------------------------------------------------------
 

@@ -139,8 +139,8 @@ def _foreign(obj: Any) -> ndarray:
     dtype = np.dtype(facts["typestr"])
     strides = facts.get("strides")
     nbytes = dtype.itemsize * int(np.prod(facts["shape"], dtype=np.int64))
-    if strides is not None:
-        reach = sum((n - 1) * s for n, s in zip(facts["shape"], strides, strict=True))
+    if strides is not None and nbytes:
+        reach = sum((n - 1) * abs(s) for n, s in zip(facts["shape"], strides, strict=True))
         nbytes = reach + dtype.itemsize
     mem = memory.UnownedMemory(facts["data"][0], nbytes, obj, -1 if nbytes else 0)
     return ndarray(facts["shape"], dtype, memory.MemoryPointer(mem, 0), strides)

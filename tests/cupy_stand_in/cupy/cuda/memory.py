@@ -187,6 +187,8 @@ class MemoryPool:
         self._idle: dict[int, int] = defaultdict(int)
         self._limits: dict[int, int] = defaultdict(int)
         self._lock = threading.RLock()
+        self._chunks: dict[int, Any] = {}
+        """All of them: the collector of cycles must not find one that an array gives back."""
 
     def malloc(self, size: int) -> MemoryPointer:
         """Return memory of the current device."""
@@ -206,6 +208,7 @@ class MemoryPool:
                 if limit and total + size > limit:
                     raise OutOfMemoryError(size, total, limit)
                 chunk = self._fresh(size, total)
+                self._chunks[id(chunk)] = chunk
             self._used[device] += size
         return MemoryPointer(PooledMemory(chunk, self, key), 0)
 
@@ -232,7 +235,9 @@ class MemoryPool:
         device = runtime.getDevice()
         with self._lock:
             for key in [key for key in self._free if key[0] == device]:
-                self._idle[device] -= key[2] * len(self._free.pop(key))
+                for chunk in self._free.pop(key):
+                    self._idle[device] -= key[2]
+                    del self._chunks[id(chunk)]
 
     def free_all_free(self) -> None:
         """Give idle memory of the current device back to it."""
