@@ -358,7 +358,7 @@ class _Views:
         channel._unread = None  # everybody has left the round before
         if self._on_device:
             others = [(rank, other) for rank, other in others if rank in channel._near]
-            lent = bool(others)
+            lent = max(map(len, channel.reached_on_device())) > 1  # all wait, or nobody
         for rank, other in others:
             lent = lent or other.words[KIND] == BLOCK_IN_ARENA
             views[rank] = channel._block(rank, other, block.dtype)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cupy import _device
 from cupy.cuda import runtime
 from cupy.cuda.stream import get_current_stream
 
@@ -52,7 +52,7 @@ class Memory(BaseMemory):
         self.ptr = runtime.malloc(size) if size > 0 else 0
 
     def __del__(self) -> None:
-        if getattr(self, "ptr", 0) and _device is not None:
+        if getattr(self, "ptr", 0) and not sys.is_finalizing():
             runtime.free(self.ptr)
 
 

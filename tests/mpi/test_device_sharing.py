@@ -1,0 +1,92 @@
+"""Ranks of a node read each other's blocks on GPUs in place, as far as CUDA lets them."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import pytest
+
+from distarray.comm import _cuda_driver, _device_sharing, world
+from tests import on_device
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+
+
+@pytest.fixture(scope="module")
+def xp():
+    """Return CuPy, or what stands in for it."""
+    return on_device.stand_in()
+
+
+@pytest.fixture
+def c(xp, monkeypatch):
+    """Return a communicator that has not looked yet who can read whom."""
+    if hasattr(xp, "operations"):
+        told = importlib.import_module("cupy._device").allocation_of
+        monkeypatch.setattr(
+            _cuda_driver, "allocation_of", lambda at: _cuda_driver.Allocation(*told(at))
+        )
+    monkeypatch.setattr(_device_sharing, "_handles", {})
+    made = world().duplicate()
+    if not made.reaches_all:
+        pytest.skip("the system does not let processes map each other's memory")
+    return made
+
+
+def _values(rank: int, n: int) -> np.ndarray:
+    return (np.arange(3.0 * n).reshape(n, 3)[::2] + 1000 * rank).T
+
+
+@pytest.mark.parametrize("n", [1, 5, 50_000])
+def test_strided_blocks_of_all_ranks_are_read(xp, c, n):
+    block = (xp.arange(3.0 * n).reshape(n, 3)[::2] + 1000 * c.rank).T
+    with c.views(block, 1) as views:
+        for rank, view in enumerate(views):
+            np.testing.assert_array_equal(view.get(), _values(rank, n))
+    assert c.reaches_all_on("cuda")
+    assert c.reaches_some_on("cuda") == (c.size > 1)
+
+
+def test_a_block_without_items_is_read(xp, c):
+    with c.views(xp.empty((c.rank + 1, 0, 2)), 1) as views:
+        assert [view.shape for view in views] == [(r + 1, 0, 2) for r in range(c.size)]
+
+
+def test_new_memory_at_an_address_that_was_lent_before_is_read_anew(xp, c):
+    pool = xp.cuda.MemoryPool()
+    for turn in range(4):
+        with xp.cuda.using_allocator(pool.malloc):
+            block = xp.full((1000 * (1 + turn % 2),), 10.0 * turn + c.rank)
+        with c.views(block, 1) as views:
+            found = [float(view[-1].get()) for view in views]
+        assert found == [10.0 * turn + rank for rank in range(c.size)]
+        del block, views
+        pool.free_all_blocks()  # the next block may get the same addresses
+    owners = _device_sharing._mapped.values()
+    assert all(len(mapped) <= 64 for mapped in owners)
+
+
+def test_memory_that_cannot_be_lent_is_copied_where_it_can(xp, c, monkeypatch):
+    block = xp.arange(5000.0) + c.rank
+    known = _cuda_driver.allocation_of(block.data.ptr)
+    monkeypatch.setitem(_device_sharing._handles, (known.identity, known.base), None)
+    with c.views(block, 1) as views:
+        for rank, view in enumerate(views):
+            np.testing.assert_array_equal(view.get(), np.arange(5000.0) + rank)
+
+
+def test_ranks_that_cannot_read_a_rank_are_not_read_by_it(xp, c, monkeypatch):
+    if c.rank == 0:
+
+        def refuse(handle: bytes) -> int:
+            raise xp.cuda.runtime.CUDARuntimeError(400)
+
+        monkeypatch.setattr(xp.cuda.runtime, "ipcOpenMemHandle", refuse)
+        monkeypatch.setattr(_device_sharing, "_mapped", {})
+    with c.views(xp.full(1000, float(c.rank)), 1) as views:
+        reached = [rank for rank, view in enumerate(views) if view is not None]
+        assert [float(views[rank][0].get()) for rank in reached] == reached
+    assert reached == ([0] if c.rank == 0 else list(range(1, c.size)))
+    assert c.reaches_all_on("cuda") == (c.size == 1)
+    assert c.reaches_some_on("cuda") == (c.size > 2)
