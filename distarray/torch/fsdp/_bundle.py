@@ -8,13 +8,13 @@ from functools import lru_cache
 
 import torch
 
-from distarray.comm import DeviceMesh, _memory
+from distarray.comm import DeviceMesh
 from distarray.comm._mismatch import Purpose
 from distarray.layout import Layout, Replicate, Shard
 from distarray.redistribute._background import Handle, done_by, in_background
 from distarray.redistribute._execute import redistribute_local
 from distarray.redistribute._packed import Packed
-from distarray.torch._buffers import buffer_of, tensor_of
+from distarray.torch._buffers import buffer_of, empty, tensor_of
 from distarray.torch._saved import Geometry
 from distarray.torch.fsdp._parameter import ShardedParameter
 from distarray.typing import Buffer
@@ -96,7 +96,7 @@ class Bundle:
 
     def arrive(self, buffer: Buffer) -> None:
         """Take a full buffer."""
-        self.full = tensor_of(buffer, self._like)
+        self.full = tensor_of(buffer)
         self._piece = None
 
     def wholes(self) -> list[torch.Tensor]:
@@ -122,7 +122,7 @@ class Bundle:
             lambda behind: self.packed.gather(source, purpose, background=behind),
             alone=self.packed.is_alone,
         )
-        return self._wholes_in(tensor_of(handle.wait(), self._like))
+        return self._wholes_in(tensor_of(handle.wait()))
 
     def keep_among(self, smaller: DeviceMesh | None) -> None:
         """Set which ranks keep shares of the wholes after forward."""
@@ -168,7 +168,8 @@ class Bundle:
         """Return the shares in the dtype and on the device in which they are gathered."""
         home = self._home
         if home.device != self._device:
-            home = home.to(self._device, non_blocking=True)
+            # Nobody waits for the copy of a rank that is alone, and the values may change at once.
+            home = home.to(self._device, non_blocking=not self.packed.is_alone)
         if home.dtype is not self._dtype:
             home = _flat(home.numel(), self._like).copy_(home)
         return home
@@ -207,6 +208,5 @@ def _has_moved(member: ShardedParameter, block: torch.Tensor) -> bool:
 def _flat(size: int, like: torch.Tensor, *, pinned: bool = False) -> torch.Tensor:
     """Return a new flat tensor, page-locked or in memory that the ranks of the node can read."""
     if pinned:
-        return torch.empty(size, dtype=like.dtype, pin_memory=True)
-    template = buffer_of(like.new_empty(0))
-    return tensor_of(_memory.empty((size,), template.dtype, like.device.type), like)
+        return torch.empty(size, dtype=like.dtype, device="cpu", pin_memory=True)
+    return tensor_of(empty(size, like))

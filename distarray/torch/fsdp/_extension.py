@@ -14,7 +14,7 @@ from distarray.comm._mismatch import Purpose
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout
 from distarray.redistribute._background import Handle, in_background
-from distarray.torch._buffers import buffer_of, tensor_of
+from distarray.torch._buffers import empty, tensor_of
 from distarray.torch.fsdp._bundle import Bundle
 from distarray.typing import Buffer
 
@@ -99,11 +99,7 @@ class ExtendedBundle(Bundle):
             tuple(next(pieces).clone().view(dtype).view(shape) for shape, dtype in form)
             for form in self._forms
         ]
-        full = tensor_of(
-            _memory.empty((self.packed.total,), buffer_of(self._like).dtype, self._device.type),
-            self._like,
-        )
-        self.full = full
+        self.full = tensor_of(empty(self.packed.total, self._like))
         (whole,) = super().wholes()
         with torch.no_grad():
             self._instead = member.extension.post(parts, member.layout, whole)

@@ -15,7 +15,7 @@ from distarray.comm import DeviceMesh
 from distarray.core._agreement import differing, gathered
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError, MismatchError
 from distarray.layout import Shard
-from distarray.torch._buffers import check_travels
+from distarray.torch._buffers import check_travels, torch_device
 from distarray.torch._modules import located, state_of
 from distarray.torch._moves import check_mesh
 from distarray.torch._untraced import untraced_itself
@@ -107,7 +107,7 @@ def fully_shard(
     root = modules[0]
     number = max(one for one, _ in told)
     name = f"{state_of(root).path or type(root).__name__} (group {number})"
-    compute = torch.device(mesh.device)
+    compute = _device(mesh, members)
     with located(root):
         _compare([one for _, one in told], mesh)
         kept = torch.device("cpu") if isinstance(offload, CPUOffloadPolicy) else compute
@@ -146,6 +146,14 @@ def register_fsdp_forward_method(module: nn.Module, name: str) -> None:
         return called(self, types.MethodType(method, self), args, kwargs)
 
     module.__dict__[name] = types.MethodType(whole, module)
+
+
+def _device(mesh: DeviceMesh, members: Sequence[ShardedParameter]) -> torch.device:
+    """Return where the module computes: on the mesh's GPU, or else where its parameters are."""
+    found = torch_device(mesh.device)
+    if found.type == "cpu":
+        found = next((m.parameter.device for m in members if m.parameter.is_cuda), found)
+    return found
 
 
 _numbers = itertools.count()

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from distarray.comm import DeviceMesh, _memory
+from distarray.comm import DeviceMesh
 from distarray.comm._mismatch import Purpose
 from distarray.layout import Layout, Partial, Replicate
 from distarray.redistribute._background import Handle, in_background
 from distarray.redistribute._execute import redistribute_local
 from distarray.redistribute._packed import Packed
-from distarray.torch._buffers import buffer_of, tensor_of
+from distarray.torch._buffers import empty, follow, still_read, tensor_of
 from distarray.torch._layouts import place
 from distarray.torch.fsdp import _hooks
 from distarray.torch.fsdp._parameter import ShardedParameter
@@ -79,7 +79,6 @@ class GradientBundle:
         given = "".join("-" if g is None else "x" for g in gradients)
         purpose = Purpose.of(f"gradients {given} of {what}")
         op = "avg" if how.factor is None else "sum"
-        wire = buffer_of(self._like).dtype
         held = list(gradients)
         brings = [g is not None for g in gradients]
         ends = how.replicas or self._mesh.ndim == 1
@@ -88,21 +87,26 @@ class GradientBundle:
             self._carries = [False] * len(brings) if ends else brings
 
         def work(behind: bool) -> Buffer:
-            full = _memory.empty((self._packed.total,), wire, self._like.device.type)
+            full = empty(self._packed.total, self._like)
             for gradient, target in zip(held, self._packed.wholes(full), strict=True):
                 if target.size == 0:
                     continue
-                into = tensor_of(target, self._like)
-                into.zero_() if gradient is None else into.copy_(gradient.detach())
+                into = tensor_of(target)
+                if gradient is None:
+                    into.zero_()
+                else:
+                    into.copy_(gradient.detach())
+                    still_read(gradient)
             held.clear()
             own = self._packed.reduce(full, op, purpose, background=behind)
             del full
             if not how.alone:
                 if self._carried is not None:
-                    tensor_of(own, self._like).add_(self._carried)
-                self._carried = None if ends else tensor_of(own, self._like)
+                    tensor_of(own).add_(self._carried)
+                self._carried = None if ends else tensor_of(own)
             return self._among_replicas(own, op, purpose, behind) if ends else own
 
+        follow(self._like)
         return Flight(
             self, brings if ends else None, in_background(work, alone=self._mesh.size == 1), how
         )
@@ -111,6 +115,8 @@ class GradientBundle:
         """Return the gradients of the shares in a reduced buffer."""
         if how.factor is not None:
             own = own.mul_(1 / how.factor)
+        if all(m.parameter.is_cpu for m in self.members):
+            own = own.cpu()  # by one copy
         at, found = 0, []
         for member in self.members:
             shape = member.layout.local_shape()
@@ -151,7 +157,7 @@ class Flight:
 
     def land(self) -> list[torch.Tensor | None]:
         """Return the gradients of the members' shares, None where there are none."""
-        own = tensor_of(self._handle.wait(), self._bundle._like)
+        own = tensor_of(self._handle.wait())
         if self._given is None:
             return [None] * len(self._bundle.members)
         found = self._bundle.landed(own, self._how)

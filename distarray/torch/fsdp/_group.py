@@ -85,7 +85,7 @@ class Group:
         self._seen: list[int] = []
         self._traced: list[torch.Tensor] | None = None
         """The wholes as autograd knows them, until their gradients are there."""
-        self._traced_for: tuple[bool, ...] = ()
+        self._traced_for: tuple[tuple[int, bool], ...] = ()
         self._emptied = False
         self._gradients = Receiver(self, device)
         self.depth = 0
@@ -287,7 +287,7 @@ class Group:
         return [whole for bundle in self._bundles for whole in bundle.wholes()]
 
     def _traced_wholes(self) -> list[torch.Tensor]:
-        needed = tuple(m.parameter.requires_grad for m in self.members)
+        needed = tuple((id(m.parameter), m.parameter.requires_grad) for m in self.members)
         if self._traced is None or self._traced_for != needed:
             self._traced = _node.unsharded(self, [m.parameter for m in self.members])
             self._traced_for = needed

@@ -91,15 +91,16 @@ class Receiver:
             _hooks.guard(member.parameter, self._late)
         if not is_for_all_leaves():
             return self.reduced_now(gradients)
-        if not (self._is_alone and self._group.syncing):
-            self._late.update(id(m.parameter) for m in self._members)
+        own = self._own(gradients) if self._is_alone and self._group.syncing else nothing
+        pairs = zip(self._members, own, strict=True)
+        self._late.update(id(m.parameter) for m, gradient in pairs if gradient is None)
         backward = context.backward()
         backward.met(self._group)
         later = not self._group.syncing or backward.is_nested
         if self._is_alone and self._group.syncing:
             if not backward.is_nested and not self._group.ends_with_inputs:
                 backward.done(self._group)
-            return self._own(gradients)
+            return own
         self._keep(gradients, copied=not self._group.syncing)
         if later or not self._group.replicas_sync:
             context.owes(self._group)

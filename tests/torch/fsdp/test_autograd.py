@@ -73,11 +73,12 @@ def beside(program, ranks=2, module=None, **kwargs):
             same(given.detach(), expected.detach(), "result")
         check_gradients(mine, gradients(whole))
         check_parameters(mine, whole)
-        assert all(
+        assert mesh.size == 1 or all(
             p.shape != q.shape for p, q in zip(mine.parameters(), whole.parameters(), strict=True)
         )
 
     on_ranks(ranks, on_rank)
+    on_ranks(1, on_rank)  # where shares are the wholes
 
 
 X, Y = values(6, 5), values(6, 5, seed=1)

@@ -140,7 +140,8 @@ def test_local_state_dicts(laid):
 
 
 @pytest.mark.parametrize("after", [True, False, 2])
-def test_assigned_between_two_forwards(after):
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_assigned_between_two_forwards(ranks, after):
     start = filled(nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)))
     x = values(4, 5)
 
@@ -165,7 +166,7 @@ def test_assigned_between_two_forwards(after):
         mean_square(half, x).backward()
         check_gradients(mine, gradients(half))
 
-    on_ranks(3, program)
+    on_ranks(ranks, program)
 
 
 def test_modules_on_the_meta_device(laid):

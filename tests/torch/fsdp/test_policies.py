@@ -411,7 +411,8 @@ def test_an_optimizer_clears_what_it_sees():
     on_ranks(2, program)
 
 
-def test_steps_inside_of_backward():
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_steps_inside_of_backward(ranks):
     """An optimizer for each parameter that steps as soon as its gradient is there."""
     start = stack()
 
@@ -431,7 +432,7 @@ def test_steps_inside_of_backward():
                 mean_square(module, x).backward()
         check_parameters(mine, whole)
 
-    on_ranks(2, program)
+    on_ranks(ranks, program)
 
 
 def test_bad_arguments():
