@@ -91,6 +91,10 @@ def adapt(items: list[Any]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a GPU, and DISTARRAY_TEST_DEVICE=cuda"))
     if DEVICE == "cpu":
         return
+    if "distarray.torch" in sys.modules and hasattr(stand_in(), "operations"):
+        from tests import torch_on_device
+
+        torch_on_device.prepare(stand_in())
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
     for item in items:
         test = getattr(item, "obj", None)

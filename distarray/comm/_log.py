@@ -10,11 +10,11 @@ communicator of one rank, because nothing moves.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 
 class Record:
@@ -35,10 +35,36 @@ class Record:
         )
 
 
-_active: ContextVar[tuple[CommLog, ...]] = ContextVar("distarray_comm_logs", default=())
+_active: ContextVar[tuple[CommLog, ...] | None] = ContextVar("distarray_comm_logs", default=None)
+_open: dict[Any, tuple[CommLog, ...]] = {}
+"""By rank, what its own thread has opened."""
 
-recording = _active.get
-"""Return the logs that record in this thread: false where there is none."""
+helpers: list[Callable[[], bool]] = []
+"""Each tells whether another library has this thread work for the one that called it."""
+
+
+def recording() -> tuple[CommLog, ...]:
+    """Return the logs that record in this thread: false where there is none."""
+    logs = _active.get()
+    if logs is not None:
+        return logs
+    if not _open or not any(helps() for helps in helpers):
+        return ()
+    return _open.get(_rank(), ())
+
+
+def copied_context() -> Context:
+    """Return a copy of this thread's context, for another thread that is to record in its logs."""
+    context = copy_context()
+    if _open and _active.get() is None:
+        context.run(_active.set, recording())
+    return context
+
+
+def _rank() -> Any:
+    from distarray.comm import _simulated  # which records here
+
+    return _simulated.current()
 
 
 @contextmanager
@@ -55,7 +81,8 @@ class CommLog:
     """Record the communication of this rank inside a ``with`` block.
 
     Logs nest: each records what runs inside it. A log belongs to the thread that opened it, so
-    every simulated rank has its own.
+    every simulated rank has its own; the threads in which torch goes backward on GPUs, and those of
+    work in the background, record for it.
 
     Examples
     --------
@@ -70,7 +97,9 @@ class CommLog:
         self.records: list[Record] = []
 
     def __enter__(self) -> Self:
-        _active.set((*_active.get(), self))
+        own: tuple[CommLog, ...] = (*(_active.get() or ()), self)
+        _active.set(own)
+        _open[_rank()] = own
         return self
 
     def __exit__(
@@ -79,13 +108,17 @@ class CommLog:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        logs = list(_active.get())
+        logs = list(_active.get() or ())
         # The innermost entry of this log: a log may be entered again while it records.
         for i in reversed(range(len(logs))):
             if logs[i] is self:
                 del logs[i]
                 break
-        _active.set(tuple(logs))
+        _active.set(tuple(logs) or None)
+        if logs:
+            _open[_rank()] = tuple(logs)
+        else:
+            _open.pop(_rank(), None)
 
     def count(self, collective: str | None = None, mesh_axis: str | None = None) -> int:
         """Return how many communications ran, of one kind or on one mesh axis where given."""
@@ -140,7 +173,7 @@ def record(collective: str, mesh_axis: str, nbytes: int, seconds: float) -> Reco
     Returns the record, for a communication still under way to add its seconds to; None where
     nothing records.
     """
-    logs = _active.get()
+    logs = recording()
     if not logs:
         return None
     entry = Record(collective, mesh_axis, nbytes, seconds)

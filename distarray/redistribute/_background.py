@@ -7,7 +7,6 @@ interpreter, so they run beside the foreground's computation.
 
 from __future__ import annotations
 
-import contextvars
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend, _device_streams
+from distarray.comm import _backend, _device_streams, _log
 from distarray.comm._communicator import Communicator
 from distarray.comm._mismatch import Purpose
 from distarray.comm._world import world
@@ -90,7 +89,7 @@ def in_background(work: Callable[[bool], Buffer], *, alone: bool = False) -> Han
     if rank is None or not rank.concurrent:
         return done_by(work)
     # The caller's context goes along, so that its CommLog records what the thread sends.
-    context = contextvars.copy_context()
+    context = _log.copied_context()
     fork = _device_streams.fork()
     behind = work if fork is None else partial(fork.run, work)
     return Handle(_worker(rank).submit(context.run, behind, True))

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import torch
 
-ANCHOR = torch.zeros((), requires_grad=True)
+from distarray.comm import _log
+
+ANCHOR = torch.zeros((), requires_grad=True, device="cpu")
 """A leaf for graphs to hang on: only ``backward()`` for all leaves reaches it."""
+
+
+def is_under_way() -> bool:
+    """Tell whether this thread goes backward."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+_log.helpers.append(is_under_way)
 
 
 def is_for_all_leaves() -> bool:

@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-import numpy as np
 import torch
 from torch import nn
 
-from distarray.comm import _memory
-from distarray.torch._buffers import buffer_of, tensor_of
+from distarray.torch._buffers import empty, tensor_of
 from distarray.typing import Buffer
 
 END_BYTES = 1 << 20
@@ -55,7 +53,7 @@ def arrange(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> tuple[Buck
         A bucket is closed before it would exceed this, the first and the last one at 1 MiB
         already; a larger parameter has its own.
     """
-    sizes = [p.numel() * _wire_dtype(p).itemsize for p in parameters]
+    sizes = [p.numel() * p.dtype.itemsize for p in parameters]
     end_bytes = min(END_BYTES, bucket_bytes)
     found: list[list[int]] = []
     filling: dict[tuple[torch.dtype, torch.device], tuple[list[int], int]] = {}
@@ -78,7 +76,7 @@ def arrange(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> tuple[Buck
         Bucket(
             tuple(members),
             (0, *accumulate(parameters[i].numel() for i in members)),
-            _wire_dtype(parameters[members[0]]),
+            parameters[members[0]].dtype,
         )
         for members in found
     )
@@ -92,7 +90,7 @@ def packing(
     Where there is no gradient it is filled with zeros. Until then gradients must stay as they are.
     """
     like = torch.empty(0, dtype=bucket.dtype, device=parameters[bucket.members[0]].device)
-    buffer = _memory.empty((bucket.size + len(flags),), buffer_of(like).dtype, like.device.type)
+    buffer = empty(bucket.size + len(flags), like)
     gradients = [parameters[position].grad for position in bucket.members]
     views = sections(bucket, parameters, buffer)
 
@@ -103,7 +101,7 @@ def packing(
             else:
                 view.copy_(gradient.detach())
         if flags:
-            tensor_of(buffer[bucket.size :], like).copy_(torch.tensor(flags))
+            tensor_of(buffer[bucket.size :]).copy_(torch.tensor(flags))
 
     return buffer, fill
 
@@ -119,31 +117,18 @@ def sections(
     for position, start in zip(bucket.members, bucket.starts[:-1], strict=True):
         parameter = parameters[position]
         part = buffer[start : start + parameter.numel()]
-        like = parameter.detach()
-        if parameter.dtype is not bucket.dtype:
-            like = like.new_empty(0, dtype=bucket.dtype)
         if parameter.is_contiguous() or not _is_dense(parameter):
-            view = tensor_of(part.reshape(parameter.shape), like)
+            view = tensor_of(part.reshape(parameter.shape))
         else:
-            view = tensor_of(part, like).as_strided(parameter.shape, parameter.stride())
+            view = tensor_of(part).as_strided(parameter.shape, parameter.stride())
         found.append(view)
     return found
 
 
 def flags_of(bucket: Bucket, buffer: Buffer) -> list[bool]:
     """Return the flags behind a reduced bucket: whether any rank has set them."""
-    like = torch.empty(0, dtype=bucket.dtype, device="cpu")
-    if not isinstance(buffer, np.ndarray):
-        like = like.cuda()
-    found: list[bool] = (tensor_of(buffer[bucket.size :], like) != 0).tolist()
+    found: list[bool] = (tensor_of(buffer[bucket.size :]) != 0).tolist()
     return found
-
-
-def _wire_dtype(parameter: torch.Tensor) -> torch.dtype:
-    """Return in which dtype a gradient travels; device reductions know no bfloat16."""
-    if parameter.dtype is torch.bfloat16 and parameter.device.type == "cuda":
-        return torch.float32
-    return parameter.dtype
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -1,35 +1,40 @@
-"""Tensors and the buffers that travel are the same memory; nothing here copies."""
+"""Tensors and the buffers that travel are the same memory; nothing here copies.
+
+On a GPU the work of CuPy in a thread comes in the order of torch's: `follow` makes torch's current
+stream CuPy's as well. Memory of either library may be read by the other for as long as it likes;
+where work in the background, which has a stream of its own, reads memory that torch may hand out
+again, `still_read` tells torch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
 
-from distarray.comm import _backend, _cuda
+from distarray.comm import _backend, _cuda, _memory
 from distarray.comm._device_streams import followers
 from distarray.comm._reducing import BFLOAT16
 from distarray.errors import ArgumentTypeError, DTypeError
 from distarray.typing import Buffer
 
-_HOST_DTYPES = frozenset(
-    (
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.complex64,
-        torch.complex128,
-    )
-)
+_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
+    torch.bool: np.dtype(np.bool_),
+    torch.uint8: np.dtype(np.uint8),
+    torch.int8: np.dtype(np.int8),
+    torch.int16: np.dtype(np.int16),
+    torch.int32: np.dtype(np.int32),
+    torch.int64: np.dtype(np.int64),
+    torch.float16: np.dtype(np.float16),
+    torch.bfloat16: BFLOAT16,
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+    torch.complex64: np.dtype(np.complex64),
+    torch.complex128: np.dtype(np.complex128),
+}
 
 
 def buffer_of(tensor: torch.Tensor) -> Buffer:
@@ -48,8 +53,9 @@ def buffer_of(tensor: torch.Tensor) -> Buffer:
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
-    if not plain.is_cpu:
-        return _on_device(plain)
+    number = gpu_of(plain)
+    if number is not None:
+        return _on_gpu(plain, number)
     if plain.dtype is torch.bfloat16:
         bits: np.ndarray = plain.view(torch.int16).numpy()
         return bits.view(BFLOAT16)
@@ -71,43 +77,125 @@ def check_travels(tensor: Any) -> None:
             f"a tensor on device {tensor.device} has no memory that MPI could send; move it to the "
             "CPU or to CUDA first (module.to_empty(device='cpu') for modules on meta)"
         )
-    if tensor.dtype not in _HOST_DTYPES:
+    if tensor.dtype not in _DTYPES:
         raise DTypeError(
             f"tensors of {tensor.dtype} cannot be sent; convert to one of "
-            f"{', '.join(sorted(str(d) for d in _HOST_DTYPES))}"
+            f"{', '.join(sorted(str(d) for d in _DTYPES))}"
         )
 
 
-def _on_device(tensor: torch.Tensor) -> Buffer:
-    """Return a tensor's memory; CuPy's work of this thread goes to torch's stream from now on."""
-    cupy = _cuda.cupy()
-    number: Any = tensor.device.index
-    _cuda.use(number)
-    stream = torch.cuda.current_stream(number).cuda_stream
-    if cupy.cuda.get_current_stream().ptr != stream:
-        cupy.cuda.ExternalStream(stream, number).use()
-    if _follow not in followers:
-        followers.append(_follow)
-    if tensor.dtype is torch.bfloat16:
-        return cupy.from_dlpack(tensor.view(torch.int16)).view(BFLOAT16)
-    return cupy.from_dlpack(tensor)
+def wire_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """Return the dtype of the buffers of tensors that can travel."""
+    return _DTYPES[dtype]
 
 
-def _follow(stream: int) -> AbstractContextManager[Any]:
-    return torch.cuda.stream(torch.cuda.ExternalStream(stream))
+def empty(size: int, like: torch.Tensor) -> Buffer:
+    """Return an uninitialised flat buffer of a tensor's dtype, where it is.
+
+    The other ranks of the node can read it in place. Raises what `buffer_of` does.
+    """
+    check_travels(like)
+    follow(like)
+    return _memory.empty((size,), wire_dtype(like.dtype), device_of(like))
 
 
-def tensor_of(buffer: Buffer, like: torch.Tensor) -> torch.Tensor:
+def tensor_of(buffer: Buffer) -> torch.Tensor:
     """Return a tensor over the memory of a buffer, which came of a tensor of this dtype.
 
     The memory is the tensor's from now on: nobody else may hold the buffer.
     """
     if buffer.dtype == BFLOAT16:
-        return _tensor(buffer.view(np.int16)).view(torch.bfloat16)
-    return _tensor(buffer)
+        return tensor_of(buffer.view(np.int16)).view(torch.bfloat16)
+    if _backend.is_numpy(buffer):
+        found: torch.Tensor = torch.from_numpy(buffer)
+        return found
+    if not buffer.size:  # there is no address that would tell of a device
+        nothing = torch.from_numpy(np.empty(buffer.shape, buffer.dtype))
+        return nothing.to(torch_device(_backend.device_of(buffer)))
+    return _lent(buffer)
 
 
-def _tensor(buffer: Buffer) -> torch.Tensor:
-    found: torch.Tensor
-    found = torch.from_numpy(buffer) if _backend.is_numpy(buffer) else torch.from_dlpack(buffer)
+# --- devices -------------------------------------------------------------------------------------
+
+
+def gpu_of(tensor: torch.Tensor) -> int | None:
+    """Return the number of the GPU that holds a tensor; None for a tensor in host memory."""
+    return tensor.device.index if tensor.is_cuda else None
+
+
+def device_of(tensor: torch.Tensor) -> str:
+    """Return where the buffer of a tensor is: "cpu", or "cuda:<number>"."""
+    number = gpu_of(tensor)
+    return "cpu" if number is None else f"cuda:{number}"
+
+
+def torch_device(device: str) -> torch.device:
+    """Return torch's device for one of a mesh: "cuda" is the GPU that is this rank's."""
+    if _backend.kind_of(device) == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", _cuda.number_of(device))
+
+
+def follow(tensor: torch.Tensor) -> None:
+    """Let what CuPy does in this thread come after what torch has been given for a tensor's GPU.
+
+    Autograd goes back through operations on a GPU in a thread of its own, whose current stream is
+    that of the operation; the program may have changed streams, too.
+    """
+    number = gpu_of(tensor)
+    if number is not None:
+        _follow(number)
+
+
+def still_read(tensor: torch.Tensor) -> None:
+    """Let torch know that work on this thread's stream reads a tensor, which may be freed before.
+
+    Memory that torch frees is handed out again on the stream that it was made on, at once.
+    """
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
+def _follow(number: int) -> None:
+    cupy = _cuda.cupy()
+    _cuda.use(number)
+    stream = _stream_of_torch(number)
+    before = cupy.cuda.get_current_stream()
+    if before.ptr != stream:
+        # What CuPy was given before, of arrays that have no tensor, comes first.
+        event = cupy.cuda.Event(disable_timing=True)
+        event.record(before)
+        cupy.cuda.ExternalStream(stream, number).use().wait_event(event)
+    if _work_on not in followers:
+        followers.append(_work_on)
+
+
+def _stream_of_torch(number: int) -> int:
+    return int(torch.cuda.current_stream(number).cuda_stream)
+
+
+def _work_on(stream: int) -> AbstractContextManager[Any]:
+    return torch.cuda.stream(torch.cuda.ExternalStream(stream))
+
+
+def _on_gpu(tensor: torch.Tensor, number: int) -> Buffer:
+    _follow(number)
+    cupy = _cuda.cupy()
+    item = tensor.element_size()
+    strides = tuple(step * item for step in tensor.stride())
+    memory = cupy.cuda.UnownedMemory(tensor.data_ptr(), _reach(tensor) * item, tensor, number)
+    pointer = cupy.cuda.MemoryPointer(memory, 0)
+    return cupy.ndarray(tuple(tensor.shape), wire_dtype(tensor.dtype), pointer, strides)
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    """Return how many items there are from the first one to the last one in memory."""
+    if not tensor.numel():
+        return 0
+    steps: Sequence[int] = tensor.stride()
+    return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, steps, strict=True))
+
+
+def _lent(buffer: Buffer) -> torch.Tensor:
+    found: torch.Tensor = torch.from_dlpack(buffer)
     return found

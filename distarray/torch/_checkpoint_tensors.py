@@ -19,7 +19,7 @@ from distarray.checkpoint._saving import Saving
 from distarray.checkpoint._values import Node
 from distarray.errors import ArgumentTypeError, CheckpointError, DTypeError, LayoutError
 from distarray.layout import box as boxes
-from distarray.torch import _fused
+from distarray.torch import _buffers, _fused
 from distarray.torch._layouts import Placed, place, placed_of
 from distarray.torch._shares import torn_among
 from distarray.typing import Box
@@ -45,14 +45,14 @@ class TensorPiece(Piece):
 
     def opened(self) -> np.ndarray:
         """Return memory of the host to be filled."""
-        if self.array.is_cpu:
+        if _buffers.gpu_of(self.array) is None:
             found: np.ndarray = self.array.numpy()
             return found
-        return torch.empty(self.array.shape, dtype=self.array.dtype).numpy()
+        return torch.empty(self.array.shape, dtype=self.array.dtype, device="cpu").numpy()
 
     def close(self, filled: np.ndarray) -> None:
         """Take what was filled, and let autograd know that the tensor has changed."""
-        if not self.array.is_cpu:
+        if _buffers.gpu_of(self.array) is not None:
             self.array.copy_(torch.from_numpy(filled))
         if not self.array.is_inference():
             torch.autograd.graph.increment_version(self.array)

@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from distarray.comm import _memory
 from distarray.comm._log import unrecorded
 from distarray.errors import ArgumentError, MismatchError
 from distarray.layout import Layout
 from distarray.random._blocks import fill_floats
+from distarray.torch._buffers import device_of, follow, tensor_of
 from distarray.torch._layouts import is_placed, layout_of, place
 from distarray.torch._random import Key, draw_key
 from distarray.typing import Box, Shape
@@ -84,7 +86,7 @@ def drop(module: Any, x: torch.Tensor, layout: Layout | None) -> torch.Tensor:
     return _dropped(x, module.p, module.inplace, layout, axes, key, alpha)
 
 
-def kept(shape: Shape, box: Box, key: Key, p: float) -> np.ndarray:
+def kept(shape: Shape, box: Box, key: Key, p: float, like: torch.Tensor) -> torch.Tensor:
     """Return which items of a box of the global tensor are kept.
 
     Parameters
@@ -95,10 +97,14 @@ def kept(shape: Shape, box: Box, key: Key, p: float) -> np.ndarray:
         Two words of 32 bits.
     p
         Probability of an item to be zeroed.
+    like
+        A tensor on the device of the result.
     """
-    drawn = np.empty([stop - start for start, stop in box], np.float32)
+    follow(like)
+    sizes = tuple(stop - start for start, stop in box)
+    drawn = _memory.empty(sizes, np.float32, device_of(like))
     fill_floats(drawn, "uniform", key, 0, shape, box)
-    return drawn >= np.float32(p)
+    return tensor_of(drawn) >= float(np.float32(p))
 
 
 def _masked_axes(module: nn.Module, ndim: int) -> int:
@@ -141,8 +147,7 @@ def _mask(x: torch.Tensor, layout: Layout | None, axes: int, key: Key, p: float)
     box = tuple((0, n) for n in x.shape) if layout is None else layout.local_box()
     assert box is not None  # this rank is in the mesh
     rest = x.ndim - axes
-    mask = kept((*shape[:axes], *[1] * rest), (*box[:axes], *[(0, 1)] * rest), key, p)
-    return torch.from_numpy(mask).to(x.device)
+    return kept((*shape[:axes], *[1] * rest), (*box[:axes], *[(0, 1)] * rest), key, p, x)
 
 
 def _check_alike(layout: Layout, key: Key) -> None:

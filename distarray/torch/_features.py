@@ -15,7 +15,7 @@ from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.redistribute._execute import refuse
 from distarray.torch import _fused, _moves
 from distarray.torch._arrivals import arrived
-from distarray.torch._buffers import buffer_of
+from distarray.torch._buffers import wire_dtype
 from distarray.torch._joint import used_apart
 from distarray.torch._layouts import Placed, own_placed, place
 from distarray.torch._untraced import untraced
@@ -153,8 +153,7 @@ class Features:
     def _refuse(self, x: torch.Tensor, message: str) -> None:
         """Tell the ranks whose input fits, and who go on to what comes next."""
         partial = _layout(self.mesh, _P, (1,))
-        dtype = buffer_of(x.detach().new_empty(0)).dtype
-        refuse(partial, partial.replace(placements=[_R]), dtype, message)
+        refuse(partial, partial.replace(placements=[_R]), wire_dtype(x.dtype), message)
 
     def _split(self) -> str:
         offsets = self.layout((self.size,), 0).partition(0).offsets

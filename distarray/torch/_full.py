@@ -214,7 +214,7 @@ def to_torch(array: DistArray) -> torch.Tensor:
                 f"torch has no dtype for {block.dtype}: {error}; convert the array by astype"
             ) from None
     else:
-        result = tensor_of(block, torch.empty(0))
+        result = tensor_of(block)
     place(result, array.layout)
     return result
 

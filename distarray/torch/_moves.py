@@ -27,7 +27,7 @@ from distarray.redistribute._execute import redistribute_local, refuse
 from distarray.redistribute._route import kept_partial
 from distarray.redistribute._ways import check_dtype
 from distarray.torch import _transforms
-from distarray.torch._buffers import buffer_of, check_travels, tensor_of
+from distarray.torch._buffers import buffer_of, check_travels, tensor_of, wire_dtype
 from distarray.torch._layouts import is_placed, place
 from distarray.torch._legs import Leg, dual, legs_between
 from distarray.torch._origins import Origin, current, joined
@@ -266,8 +266,7 @@ def legs(
         return legs_between(src, dst, grad_placements, _needs_gradient(tensor))
     except DistArrayError as error:
         # Only this rank may know it: the others must not wait for it.
-        empty = buffer_of(tensor.detach().new_empty(0))
-        (refuse_async if background else refuse)(src, dst, empty.dtype, str(error))
+        (refuse_async if background else refuse)(src, dst, wire_dtype(tensor.dtype), str(error))
         raise
 
 
@@ -324,7 +323,7 @@ def _arrived(buffer: Any, tensor: torch.Tensor, leg: Leg) -> torch.Tensor:
     if leg.src is leg.dst:
         result = tensor.view_as(tensor)
     else:
-        result = tensor_of(buffer, tensor)
+        result = tensor_of(buffer)
         if result.dtype is not tensor.dtype and tensor.is_floating_point():
             result = result.to(tensor.dtype)
     return result if leg.scale == 1 else result * leg.scale

@@ -160,17 +160,16 @@ def _cutting(mesh: Any, block: Block) -> frozenset[int]:
 def _powers(tensors: Sequence[torch.Tensor | None], p: float, foreach: bool | None) -> float:
     """Return the sum of p-th powers of all elements (maximum, minimum of their absolute values)."""
     filled = [t.detach() for t in tensors if t is not None and t.numel()]
-    norms: list[torch.Tensor] = []
+    norms: list[float] = []
     for group in alike(filled):
         dtype = torch.float32 if group[0].dtype.itemsize < 4 else None
         if foreach is False:
-            norms += [torch.linalg.vector_norm(t, p, dtype=dtype) for t in group]
+            found = [torch.linalg.vector_norm(t, p, dtype=dtype) for t in group]
         else:
-            norms += torch._foreach_norm(group, p, dtype=dtype)
-    if not norms:
-        return _joined([], p)
-    values = torch.stack([norm.double().cpu() for norm in norms])
-    return _joined((values if math.isinf(p) else values**p).tolist(), p)
+            found = list(torch._foreach_norm(group, p, dtype=dtype))
+        values = torch.stack(found).double()
+        norms += (values if math.isinf(p) else values**p).tolist()
+    return _joined(norms, p)
 
 
 def _joined(parts: Sequence[float], p: float) -> float:

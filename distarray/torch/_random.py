@@ -186,7 +186,7 @@ def set_random_state(state: Mapping[str, Any], mesh: DeviceMesh) -> None:
 
 def draw_key() -> Key:
     """Return two words of 32 bits, drawn from torch's default generator."""
-    low, high = torch.randint(2**32, (2,), generator=_generator.get()).tolist()
+    low, high = torch.randint(2**32, (2,), generator=_generator.get(), device="cpu").tolist()
     return low, high
 
 

@@ -181,4 +181,4 @@ def _reduced(values: torch.Tensor, op: str, terms: Terms) -> torch.Tensor:
     src = Layout(terms.mesh, [Partial(op)], values.shape)
     dst = src.replace(placements=[Replicate()])
     reduced = redistribute_local(buffer_of(values), src, dst, purpose=terms.purpose)
-    return tensor_of(reduced, values)
+    return tensor_of(reduced)

@@ -78,7 +78,7 @@ class Slice:
             whole = self._layout.replace(placements=[Replicate()])
             local = buffer_of(self.part)
             buffer = redistribute_local(local, self._layout, whole, purpose=self._purpose)
-            found = tensor_of(buffer, self.part)
+            found = tensor_of(buffer)
             if found.stride() != geometry.stride and found.numel():
                 laid = torch.empty_strided(
                     geometry.size, geometry.stride, dtype=found.dtype, device=found.device

@@ -190,7 +190,7 @@ class Group:
         self.free()
         self._bundles = self._bundled()
         self.members = [m for b in self._bundles for m in b.members]
-        self._gradients.restart(self.members)
+        self._gradients.restart(self.members, self._device)
         self._traced = None
         return True
 
@@ -200,11 +200,11 @@ class Group:
             own = None if member.extension is None else id(member)
             kinds.setdefault((own, member.parameter.dtype), []).append(member)
         offload = self._offload
-        pinned = (
-            isinstance(offload, CPUOffloadPolicy)
-            and offload.pin_memory
-            and self._device.type == "cuda"
-        )
+        pinned = False
+        if isinstance(offload, CPUOffloadPolicy):
+            pinned = offload.pin_memory and self._device.type == "cuda"
+        else:
+            self._device = self.members[0].parameter.device  # where the module has been moved to
         return [
             (Bundle if own is None else ExtendedBundle)(
                 found,

@@ -59,9 +59,10 @@ class Receiver:
         self._passes = 0
         self._is_alone = group.mesh.size == 1
 
-    def restart(self, members: Sequence[ShardedParameter]) -> None:
-        """Follow parameters that are others now, or in another order."""
+    def restart(self, members: Sequence[ShardedParameter], device: torch.device) -> None:
+        """Follow parameters that are others now, elsewhere, or in another order."""
         self._members = members
+        self._device = device
         self._bundles = {}
 
     def abandon(self) -> None:
