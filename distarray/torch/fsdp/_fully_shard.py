@@ -15,7 +15,8 @@ from distarray.comm import DeviceMesh
 from distarray.core._agreement import differing, gathered
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError, MismatchError
 from distarray.layout import Shard
-from distarray.torch._buffers import check_travels, torch_device
+from distarray.torch import _buffers
+from distarray.torch._buffers import check_travels
 from distarray.torch._modules import located, state_of
 from distarray.torch._moves import check_mesh
 from distarray.torch._untraced import untraced_itself
@@ -150,7 +151,7 @@ def register_fsdp_forward_method(module: nn.Module, name: str) -> None:
 
 def _device(mesh: DeviceMesh, members: Sequence[ShardedParameter]) -> torch.device:
     """Return where the module computes: on the mesh's GPU, or else where its parameters are."""
-    found = torch_device(mesh.device)
+    found = _buffers.torch_device(mesh.device)
     if found.type == "cpu":
         found = next((m.parameter.device for m in members if m.parameter.is_cuda), found)
     return found

@@ -70,8 +70,8 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def vmap(*_: Any) -> NoReturn:
         raise ArgumentError(
-            "torch.func.vmap over several values of a sharded parameter: one gathering has one "
-            "value of each; call the module once for each of them"
+            "torch.func.vmap (or jacfwd, hessian) over several values of a sharded parameter: one "
+            "gathering has one value of each; call the module once for each of them"
         )
 
 
@@ -102,9 +102,9 @@ class _Reduce(torch.autograd.Function):
     @staticmethod
     def vmap(*_: Any) -> NoReturn:
         raise ArgumentError(
-            "torch.func.vmap over gradients of sharded parameters: these are averages over the "
-            "ranks, whose samples differ, so that there are none of single samples. Take them of "
-            "whole parameters: functional_call of a copy of the module that is not sharded, with "
+            "torch.func.vmap (or jacrev) over gradients of sharded parameters: these are averages "
+            "over the ranks, whose samples differ, so that there are none of single samples. Take "
+            "them of whole ones: functional_call of a copy of the module that is not sharded, with "
             "dt.state_dict(module)"
         )
 
