@@ -65,12 +65,12 @@ def cut(block: Block, comm: MPI.Comm) -> Block:
     return block
 
 
-def by_distarray(block: Block, comm: MPI.Comm, sequence: bool) -> nn.Module:
+def by_distarray(block: Block, comm: MPI.Comm, sequence: bool, device: str = "cpu") -> nn.Module:
     """Let this library cut and hook the layers."""
     import distarray as da
     import distarray.torch as dt
 
-    mesh = da.init_device_mesh((comm.size,), ("tp",))
+    mesh = da.init_device_mesh((comm.size,), ("tp",), device=device)
     return dt.parallelize_module(copy.deepcopy(block), mesh, _plan(dt, da.Shard(1), sequence))
 
 

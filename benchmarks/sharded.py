@@ -34,21 +34,28 @@ def chain(width: int, layers: int) -> nn.Sequential:
 
 
 class ByDistarray:
-    """Sharded by this library, block by block."""
+    """Sharded by this library, block by block, with the policies of ``fully_shard``."""
 
-    def __init__(self, plain: nn.Sequential, comm: MPI.Comm, reshard: bool) -> None:
+    def __init__(
+        self,
+        plain: nn.Sequential,
+        comm: MPI.Comm,
+        reshard: bool,
+        device: str = "cpu",
+        **policies: Any,
+    ) -> None:
         import distarray as da
         import distarray.torch as dt
 
-        self.mesh = da.init_device_mesh((comm.size,), ("dp",))
+        self.mesh = da.init_device_mesh((comm.size,), ("dp",), device=device)
         self.model = copy.deepcopy(plain)
         for block in self.model:
-            dt.fully_shard(block, self.mesh, reshard_after_forward=reshard)
-        dt.fully_shard(self.model, self.mesh)
+            dt.fully_shard(block, self.mesh, reshard_after_forward=reshard, **policies)
+        dt.fully_shard(self.model, self.mesh, **policies)
         self.shares = list(self.model.parameters())
         self._reshard = reshard
         sizes = [sum(p.numel() for p in block.parameters()) for block in plain]
-        self._gradients = [torch.zeros(size) for size in sizes]
+        self._gradients = [torch.zeros(size, device=device) for size in sizes]
 
     def gradients(self) -> Iterator[torch.Tensor]:
         """Gather one gradient after another."""

@@ -1,0 +1,1 @@
+"""Prove and measure on a GPU: ``python -m benchmarks.gpu --out DIR``."""
