@@ -10,7 +10,7 @@ from distarray.checkpoint import _rendezvous
 from distarray.checkpoint._background import finish
 from distarray.checkpoint._directory import MANIFEST, Place, latest, step_path, steps
 from distarray.checkpoint._filling import fill
-from distarray.checkpoint._loading import Loading
+from distarray.checkpoint._loading import Loading, listed
 from distarray.checkpoint._manifest import Manifest
 from distarray.checkpoint._reading import check_size
 from distarray.comm._world import base_of
@@ -98,11 +98,10 @@ def load(
     result: list[Any] = []
     _rendezvous.each(base, lambda: result.append(made()))
     if base.rank == 0 and (unlike.missing or unlike.unexpected):
-        warnings.warn(
-            f"{directory} was loaded in part: it lacks {unlike.missing}, and its "
-            f"{unlike.unexpected} were not asked for",
-            stacklevel=2,
-        )
+        parts = [f"it lacks {listed(unlike.missing)}"] if unlike.missing else []
+        if unlike.unexpected:
+            parts.append(f"nothing asked for its {listed(unlike.unexpected)}")
+        warnings.warn(f"{directory} was loaded in part: {'; '.join(parts)}", stacklevel=2)
     return result[0]
 
 

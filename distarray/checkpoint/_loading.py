@@ -67,6 +67,7 @@ class Loading:
         self._twins: list[tuple[str, str]] = []  # names of the same memory
         self._missing: list[str] = []
         self._wrong: list[str] = []
+        self._differing: list[str] = []
         self._left_out = Containers(())
 
     # --- for adapters ----------------------------------------------------------------------------
@@ -95,6 +96,10 @@ class Loading:
     def refuse(self, why: str) -> None:
         """Take note of something that does not fit."""
         self._wrong.append(why)
+
+    def differ(self, why: str) -> None:
+        """Take note of something that does not fit unless names may differ."""
+        self._differing.append(why)
 
     def entry(self, name: str) -> Entry | None:
         """Return the array of a name; None, of which note is taken, where there is none."""
@@ -219,13 +224,13 @@ class Loading:
             Naming what is missing, unexpected or of another shape or dtype.
         """
         unlike = self.unlike()
-        wrong = list(unlike.wrong)
+        wrong = [*unlike.wrong, *(self._differing if strict else ())]
         if strict and not wrong:
             wrong = self._different_twins()
         if strict and unlike.unexpected:
-            wrong.insert(0, f"the checkpoint has and the state lacks {_listed(unlike.unexpected)}")
+            wrong.insert(0, f"the checkpoint has and the state lacks {listed(unlike.unexpected)}")
         if strict and unlike.missing:
-            wrong.insert(0, f"the checkpoint lacks {_listed(unlike.missing)}")
+            wrong.insert(0, f"the checkpoint lacks {listed(unlike.missing)}")
         if wrong:
             more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
             hint = ", or strict=False for names that differ" if strict and not unlike.wrong else ""
@@ -353,6 +358,7 @@ def _described(node: Node) -> str:
     return f"a {next(iter(node), 'dict')}" if isinstance(node, dict) else repr(node)
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """Return the first of some names, and how many more there are."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ from distarray.checkpoint._adapters import Adapter, Made
 from distarray.checkpoint._loading import Loading
 from distarray.checkpoint._saving import Saving, checked_key, joined
 from distarray.checkpoint._values import Node
-from distarray.errors import ArgumentError
+from distarray.errors import ArgumentError, StateDictError
 from distarray.torch._checkpoint_modules import modules_in
 from distarray.torch._checkpoint_tensors import fill_tensor, save_tensor, torch_dtype
 from distarray.torch._layouts import Placed, own_placed
+from distarray.torch._optimizer_state import matched
 from distarray.torch._parameters import is_sharded
 from distarray.torch._state_dict import kept
 
@@ -63,14 +65,14 @@ class Optimizers(Adapter):
                 one = _state(value, parameter, what, loading, full)
                 if one is not None:
                     made.setdefault(parameter, {})[what] = one
-        if made_groups is not None:
-            _compare(value, names, loading, name)
+        is_same = made_groups is not None and _compare(value, names, loading, name)
 
         def finish() -> Any:
-            groups = (
-                made_groups() if made_groups is not None else value.state_dict()["param_groups"]
-            )
-            _set(value, {p: {k: m() for k, m in one.items()} for p, one in made.items()}, groups)
+            groups: Sequence[Mapping[str, Any]] = value.param_groups
+            if made_groups is not None:
+                groups = made_groups() if is_same else matched(made_groups(), names, value)
+            states = {p: {k: m() for k, m in one.items()} for p, one in made.items()}
+            _set(value, states, groups)
             return value
 
         return finish
@@ -78,16 +80,22 @@ class Optimizers(Adapter):
 
 def _compare(
     optimizer: Optimizer, names: dict[torch.Tensor, str], loading: Loading, name: str
-) -> None:
-    """Take note where the groups that were saved are not those of the optimizer."""
+) -> bool:
+    """Tell whether the groups that were saved are those of the optimizer; take note otherwise."""
     start = joined(name, "param_groups")
     given = [loading.value(joined(group, "params")) for _, group in loading.children(start)]
     wanted = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
-    if list(map(set, given)) != list(map(set, wanted)):
-        loading.refuse(
-            f"{name} was saved with parameter groups {given}, and has {wanted} here; make the "
-            "optimizer with the same groups"
-        )
+    if list(map(set, given)) == list(map(set, wanted)):
+        return True
+    loading.differ(
+        f"{name} was saved with parameter groups {given}, and has {wanted} here; make the "
+        "optimizer with the same groups"
+    )
+    try:
+        matched([{"params": one} for one in given], names, optimizer)
+    except StateDictError as error:
+        loading.refuse(f"{name}: {error}")
+    return False
 
 
 def _names(optimizer: Optimizer, state: Any, name: str) -> dict[torch.Tensor, str]:
@@ -160,7 +168,7 @@ def _state(
 def _set(
     optimizer: Optimizer,
     states: dict[torch.Tensor, dict[Any, Any]],
-    groups: list[dict[str, Any]],
+    groups: Sequence[Mapping[str, Any]],
 ) -> None:
     """Give an optimizer what was loaded."""
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -169,9 +177,9 @@ def _set(
         {**saved, "params": [index[p] for p in group["params"]]}
         for saved, group in zip(groups, optimizer.param_groups, strict=True)
     ]
-    optimizer.load_state_dict(
-        {"state": {index[p]: dict(one) for p, one in states.items()}, "param_groups": own}
-    )
+    kept = {p: one for p, one in optimizer.state.items() if p not in states}
+    loaded = {index[p]: dict(one) for p, one in {**kept, **states}.items()}
+    optimizer.load_state_dict({"state": loaded, "param_groups": own})
     for parameter, one in states.items():
         for key, value in one.items():
             taken = optimizer.state[parameter].get(key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -243,12 +243,24 @@ def _matched(
     strict: bool,
 ) -> list[Mapping[str, Any]]:
     """Return for each group of the optimizer the hyperparameters that it takes."""
-    if strict:
-        return list(told["param_groups"])
+    given: list[Mapping[str, Any]] = list(told["param_groups"])
+    return given if strict else matched(given, names, optimizer)
+
+
+def matched(
+    saved: Sequence[Mapping[str, Any]], names: Mapping[torch.Tensor, str], optimizer: Optimizer
+) -> list[Mapping[str, Any]]:
+    """Return for each group of an optimizer the saved one with its parameters, or itself.
+
+    Raises
+    ------
+    StateDictError
+        A group has parameters of several.
+    """
     found: list[Mapping[str, Any]] = []
     for i, group in enumerate(optimizer.param_groups):
         own = {names[p] for p in group["params"]}
-        sharing = [given for given in told["param_groups"] if not own.isdisjoint(given["params"])]
+        sharing = [given for given in saved if not own.isdisjoint(given["params"])]
         if len(sharing) > 1:
             raise StateDictError(
                 f"group {i} of the optimizer has parameters of {len(sharing)} groups of the state, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 
@@ -328,11 +329,6 @@ def test_assigned_from_outside():
     on_ranks(3, program)
 
 
-@pytest.mark.xfail(
-    raises=da.errors.StateDictError,
-    strict=True,
-    reason="checkpoints compare groups of optimizers with strict=False, too",
-)
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_checkpoint_for_a_model_that_has_grown(tmp_path, apart):
     """As `load_optimizer_state_dict` does it with ``strict=False``."""
@@ -352,7 +348,9 @@ def test_a_checkpoint_for_a_model_that_has_grown(tmp_path, apart):
         if apart:
             groups = [{"params": list(part.parameters())} for part in (large[:2], large[2:])]
         new = torch.optim.AdamW(groups, 0.5)
-        da.checkpoint.load(name, {"model": large, "optimizer": new}, strict=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            da.checkpoint.load(name, {"model": large, "optimizer": new}, strict=False)
         assert [group["lr"] for group in new.param_groups] == [0.25, 0.5][: 1 + apart]
         assert len(new.state) == 4
         found = dt.optimizer_state_dict(large, new)["state"]
