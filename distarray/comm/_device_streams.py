@@ -23,10 +23,13 @@ followers: list[Callable[[int], contextlib.AbstractContextManager[Any]]] = []
 
 
 class _Thread(threading.local):
-    """The streams of a thread in the background; None in others."""
+    """The streams of a thread in the background, by device, and which two it works with now."""
 
     own: Any = None
     program: Any = None
+
+    def __init__(self) -> None:
+        self.streams: dict[int, Any] = {}
 
 
 _thread = _Thread()
@@ -47,19 +50,19 @@ class Fork:
         """Do the work in the calling thread, on its stream, and wait until the GPU has done it."""
         cuda = sys.modules["cupy"].cuda
         self._device.use()
-        if _thread.own is None:
-            _thread.own = cuda.Stream(non_blocking=True)
-        own = _thread.own
+        own = _thread.streams.get(self._device.id)
+        if own is None:
+            own = _thread.streams[self._device.id] = cuda.Stream(non_blocking=True)
         with contextlib.ExitStack() as stack:
             stack.enter_context(own)
             for follower in followers:
                 stack.enter_context(follower(own.ptr))
             own.wait_event(self._event)
-            _thread.program = self._program
+            _thread.own, _thread.program = own, self._program
             try:
                 return work(*arguments)
             finally:
-                _thread.program = None
+                _thread.own = _thread.program = None
                 own.synchronize()
 
 

@@ -11,12 +11,10 @@ Peak memory beyond the buffers of both ends: none within a node; a second full b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 from time import perf_counter
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from distarray.comm import _backend, _memory
 from distarray.comm._communicator import Communicator
@@ -134,7 +132,8 @@ class Packed:
                 lined = redistribute_local(
                     own, self._line, self._whole, purpose=purpose, background=background
                 )
-                self._place(np.split(lined, np.cumsum(self.counts)[:-1]), full)
+                ends = pairwise(accumulate(self.counts, initial=0))
+                self._place([lined[start:stop] for start, stop in ends], full)
         self._record("all_gather", communicator, (self.total - self.count) * own.itemsize, started)
         return full
 

@@ -17,7 +17,7 @@ import torch
 
 from distarray.comm import _backend, _cuda, _memory
 from distarray.comm._device_streams import followers
-from distarray.comm._reducing import BFLOAT16
+from distarray.comm._reducing import BFLOAT16, is_bfloat16
 from distarray.errors import ArgumentTypeError, DTypeError
 from distarray.typing import Buffer
 
@@ -104,7 +104,7 @@ def tensor_of(buffer: Buffer) -> torch.Tensor:
 
     The memory is the tensor's from now on: nobody else may hold the buffer.
     """
-    if buffer.dtype == BFLOAT16:
+    if is_bfloat16(buffer.dtype):
         return tensor_of(buffer.view(np.int16)).view(torch.bfloat16)
     if _backend.is_numpy(buffer):
         found: torch.Tensor = torch.from_numpy(buffer)

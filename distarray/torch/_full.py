@@ -7,12 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from distarray.array._array import DistArray, _wrap
-from distarray.comm import DeviceMesh
-from distarray.comm._reducing import is_bfloat16
+from distarray.comm import DeviceMesh, _backend
 from distarray.core._agreement import differing, gathered
 from distarray.core._arguments import checked_position, chosen_placements
 from distarray.errors import (
@@ -197,24 +195,18 @@ def to_torch(array: DistArray) -> torch.Tensor:
     if not isinstance(array, DistArray):
         raise ArgumentTypeError(f"expected a DistArray, not {type(array).__name__}")
     block = array.to_local()
-    if isinstance(block, np.ndarray):
-        if is_bfloat16(block.dtype):
-            result = torch.from_numpy(block.view(np.int16)).view(torch.bfloat16)
-            place(result, array.layout)
-            return result
-        if not block.flags.writeable or any(step < 0 for step in block.strides):
-            raise ArgumentError(
-                f"the block of {array.layout} is read-only or runs backwards, and no tensor can "
-                "share its memory; pass a copy, da.asarray(x, copy=True)"
-            )
-        try:
-            result = torch.from_numpy(block)
-        except (TypeError, ValueError) as error:
-            raise DTypeError(
-                f"torch has no dtype for {block.dtype}: {error}; convert the array by astype"
-            ) from None
-    else:
+    fixed = _backend.is_numpy(block) and not block.flags.writeable
+    if fixed or any(step < 0 for step in block.strides):
+        raise ArgumentError(
+            f"the block of {array.layout} is read-only or runs backwards, and no tensor can share "
+            "its memory; pass a copy, da.asarray(x, copy=True)"
+        )
+    try:
         result = tensor_of(block)
+    except (TypeError, ValueError, BufferError) as error:
+        raise DTypeError(
+            f"torch has no dtype for {block.dtype}: {error}; convert the array by astype"
+        ) from None
     place(result, array.layout)
     return result
 

@@ -101,8 +101,8 @@ def test_masks_are_what_dropout_promises():
         with pytest.raises(ArgumentError, match=r"p=1\.5 is no probability"):
             dt.dropout(x, 1.5)
     np.testing.assert_array_equal(
-        kept((4, 6), ((1, 3), (2, 6)), (5, 9), 0.5),
-        kept((4, 6), ((0, 4), (0, 6)), (5, 9), 0.5)[1:3, 2:],
+        kept((4, 6), ((1, 3), (2, 6)), (5, 9), 0.5, x),
+        kept((4, 6), ((0, 4), (0, 6)), (5, 9), 0.5, x)[1:3, 2:],
     )
 
 

@@ -14,7 +14,7 @@ from distarray.comm._mismatch import Purpose
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout
 from distarray.redistribute._background import Handle, in_background
-from distarray.torch._buffers import empty, tensor_of
+from distarray.torch._buffers import empty, follow, tensor_of
 from distarray.torch.fsdp._bundle import Bundle
 from distarray.typing import Buffer
 
@@ -69,6 +69,7 @@ class ExtendedBundle(Bundle):
             communicator.all_gather(own, found, counts)
             return found
 
+        follow(self._like)
         return in_background(work)
 
     def gathered_of(

@@ -52,7 +52,7 @@ class Memory(BaseMemory):
         self.ptr = runtime.malloc(size) if size > 0 else 0
 
     def __del__(self) -> None:
-        if getattr(self, "ptr", 0) and not sys.is_finalizing():
+        if getattr(self, "ptr", 0) and sys is not None and not sys.is_finalizing():
             runtime.free(self.ptr)
 
 
