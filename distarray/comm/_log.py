@@ -61,10 +61,12 @@ def copied_context() -> Context:
     return context
 
 
-def _rank() -> Any:
-    from distarray.comm import _simulated  # which records here
+ranks: list[Callable[[], Any]] = []
+"""What tells the ranks of one process apart, where there are several."""
 
-    return _simulated.current()
+
+def _rank() -> Any:
+    return ranks[0]() if ranks else None
 
 
 @contextmanager

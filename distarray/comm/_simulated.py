@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from distarray.comm import _backend
+from distarray.comm import _backend, _log
 from distarray.comm._collectives import Counts, offsets, parts
 from distarray.comm._communicator import Communicator
 from distarray.comm._reducing import reduce_in_order
@@ -284,6 +284,9 @@ def current() -> SimulatedCommunicator | None:
     """Return the communicator of all ranks of the ``simulate`` that this thread is in."""
     communicator: SimulatedCommunicator | None = getattr(_thread, "communicator", None)
     return communicator
+
+
+_log.ranks.append(current)
 
 
 def simulate(

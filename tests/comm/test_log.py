@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
-from distarray.comm import CommLog
-from distarray.comm._log import record, recording
+from distarray.comm import CommLog, _log, _simulated
+from distarray.comm._log import record, recording, unrecorded
+from distarray.testing import simulate
 
 
 def test_nothing_is_recorded_without_a_log():
@@ -72,3 +73,31 @@ def test_table_has_a_line_per_collective_and_mesh_axis():
         "all_reduce  dp             2  2,000  1.000000",
     ]
     assert repr(log) == "<CommLog: 3 communications, 2,001 bytes>"
+
+
+def test_log_records_what_another_library_does_for_its_thread(monkeypatch):
+    def program():
+        with CommLog() as log:
+            context: list[contextvars.Context] = []
+
+            def help_out():
+                _simulated._thread.communicator = rank
+                record("all_reduce", "dp", 8, 0.1)
+                with unrecorded():
+                    record("all_reduce", "dp", 8, 0.1)
+                context.append(_log.copied_context())
+
+            rank = _simulated.current()
+            thread = threading.Thread(target=help_out)
+            thread.start()
+            thread.join()
+            context[0].run(record, "all_gather", "dp", 8, 0.1)
+            assert (log.count("all_reduce"), log.count("all_gather")) == (1, 1)
+        return log
+
+    monkeypatch.setattr(_log, "helpers", [lambda: True])
+    with CommLog() as outside:
+        one, other = simulate(2, program)
+        assert one.count() == other.count() == 2
+        assert outside.count() == 0
+    assert not _log._open
