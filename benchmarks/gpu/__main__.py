@@ -26,11 +26,12 @@ RESULTS = ROOT / "benchmarks" / "results"
 STAND_IN = ROOT / "tests" / "cupy_stand_in"
 MARGIN_SECONDS = 8.0
 """Before a deadline: a part begins nothing more."""
+NOT_SHARED = {"DISTARRAY_SHARED_MEMORY": "0"}
 IN_PLACE, STAGED, DIRECT = (
-    {"DISTARRAY_CUDA_AWARE": "0"},
-    {"DISTARRAY_CUDA_AWARE": "0", "DISTARRAY_SHARED_MEMORY": "0"},
-    {"DISTARRAY_CUDA_AWARE": "1", "DISTARRAY_SHARED_MEMORY": "0"},
+    {"DISTARRAY_TIMEOUT": "40", "DISTARRAY_CUDA_AWARE": aware} | shared
+    for aware, shared in (("0", {}), ("0", NOT_SHARED), ("1", NOT_SHARED))
 )
+"""A rank that waits in vain gives up before its job is ended, and says where it waited."""
 
 
 @dataclass
@@ -66,7 +67,9 @@ STEPS = (
     Step("python -m distarray info", "here", "distarray", 2, 0.2, ["info"], told=True),
     Step("kernels", "kernels", "benchmarks.gpu.kernels", 0, 0.25),
     Step("moves in place", "moves", "benchmarks.gpu.moves", 2, 0.2, ["--way=in place"], IN_PLACE),
-    Step("steps of models", "torch", "benchmarks.gpu.steps", 2, 0.3),
+    Step(
+        "steps of models", "torch", "benchmarks.gpu.steps", 2, 0.3, [], {"DISTARRAY_TIMEOUT": "40"}
+    ),
     Step("moves, staged", "moves", "benchmarks.gpu.moves", 2, 0.25, ["--way=staged"], STAGED),
     Step("moves, direct", "moves", "benchmarks.gpu.moves", 2, 0.15, ["--way=direct"], DIRECT),
     Step("thresholds", "kernels", "benchmarks.gpu.thresholds", 0, 0.15),
@@ -76,7 +79,7 @@ GROUPS = tuple(dict.fromkeys(step.group for step in STEPS))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the parts asked for; return 0 where all promises that were tried hold."""
+    """Run the parts asked for; return 0 where no promise is broken and some hold."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for gpu.md and gpu.json")
     parser.add_argument("--seconds", type=float, default=560.0, help="for everything")
@@ -111,7 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{step.name}: {told}", flush=True)
     print((options.out / "gpu.md").read_text())
     holds = [row["holds"] for part in parts for row in part["rows"] if "promise" in row]
-    return 1 if False in holds else 0
+    return 1 if False in holds or not (True in holds or options.rehearse) else 0
 
 
 def _environment(mpiexec: str | None, rehearsal: bool) -> dict[str, str]:

@@ -56,7 +56,7 @@ def main() -> None:
     shares: dict[str, float] = {}
     wrong: list[str] = []
     done = 0
-    for case in cases(cupy, nbytes, DTYPES[:2] if part.rehearsal else DTYPES):
+    for case in cases(cupy, nbytes, DTYPES[:1] if part.rehearsal else DTYPES):
         name = f"{case.table}: {case.name}"
         if not part.has_time(name):
             continue

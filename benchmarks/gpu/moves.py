@@ -74,17 +74,17 @@ def main() -> None:
     for source, target in MOVES:
         if not part.has_time(f"{source} -> {target}"):
             continue
-        try:
-            seconds, nbytes = _moved(ranks, side, source, target)
-        except ValueError as error:  # all ranks raise it
-            part.failed(table, f"{source} -> {target}", error)
-            found[f"{source} -> {target}"] = 0.0
+        name = f"{source} -> {target}"
+        measured = part.attempt(table, name, lambda s=source, t=target: _moved(ranks, side, s, t))
+        if measured is None:
+            found[name] = 0.0
             continue
+        seconds, nbytes = measured
         share = nbytes / seconds / unit
-        found[f"{source} -> {target}"] = share
+        found[name] = share
         part.row(
             table,
-            f"{source} -> {target}",
+            name,
             time=("s", seconds),
             bytes=("n", nbytes),
             read_and_written=("B/s", nbytes / seconds),
@@ -94,10 +94,10 @@ def main() -> None:
         gc.collect()
     if way == "in place":
         _judge(part, ranks, side, found)
-    _small(part, ranks, way)
+    part.attempt(table, "small ones", lambda: _small(part, ranks, way))
     if way == "staged":
-        _chunks(part, ranks, side)
-        _on_host(part, ranks)
+        part.attempt(table, "chunks", lambda: _chunks(part, ranks, side))
+        part.attempt(table, "small collectives", lambda: _on_host(part, ranks))
     part.close(table)
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 MOST_TOLD = 6
 Cell = tuple[str, Any]
@@ -49,6 +53,18 @@ class Part:
         """Write that a case came to an error."""
         said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         self.row(table, case, trouble=("", said))
+
+    def attempt(self, table: str, case: str, work: Callable[[], T]) -> T | None:
+        """Return what comes of a case; None where it came to an error, which is written.
+
+        An error of one rank alone leaves the others waiting, until they give up.
+        """
+        try:
+            return work()
+        except Exception as error:
+            traceback.print_exc()
+            self.failed(table, case, error)
+            return None
 
     def note(self, table: str, text: str) -> None:
         """Write a line above a table."""

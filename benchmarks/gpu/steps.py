@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -142,7 +143,8 @@ def main() -> None:
     ]
     for told, work in works:
         if part.has_time(told):
-            work()
+            if part.attempt(EQUAL, told, lambda work=work: work() or True) is None:
+                setting.errors[told] = math.nan, 0.0
             gc.collect()
         if told.startswith("sharded, offl"):
             _judge(setting)
@@ -151,7 +153,7 @@ def main() -> None:
 
 def _judge(setting: Setting) -> None:
     wrong = [
-        f"{case}: {error:.1e}"
+        f"{case}: {'failed' if math.isnan(error) else f'{error:.1e}'}"
         for case, (error, bound) in setting.errors.items()
         if not error < bound
     ]

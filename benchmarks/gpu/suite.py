@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.device import library
 from benchmarks.gpu.part import Part
 
 TABLE = "The suite with blocks on the GPU"
@@ -27,6 +28,7 @@ REHEARSED = (
 def main() -> None:
     """Run what there is time for, and write how each job went when it has ended."""
     part = Part(ranks="1,2,4", mpiexec="")
+    library(part.rehearsal)  # the tests themselves would take the stand-in where there is no GPU
     absent = [
         name
         for name in ("pytest", "hypothesis", "pytest_timeout")

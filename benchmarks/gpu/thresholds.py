@@ -36,14 +36,14 @@ def main() -> None:
     )
     before = _device_copies.LEAST_BYTES, _device_copies.LEAST_BOXES, _device_reduce.LEAST_BYTES
     _device_copies.LEAST_BYTES = _device_copies.LEAST_BOXES = _device_reduce.LEAST_BYTES = 0
-    found = _of_one_box(part, cupy, clock, sizes)
-    _tell(part, "distarray.comm._device_copies.LEAST_BYTES", before[0], found)
-    _tell(
-        *(part, "distarray.comm._device_copies.LEAST_BOXES", before[1]),
-        _of_boxes(part, cupy, clock),
-    )
-    found = _of_reductions(part, cupy, clock, sizes)
-    _tell(part, "distarray.comm._device_reduce.LEAST_BYTES", before[2], found)
+    for name, now, measure in (
+        ("_device_copies.LEAST_BYTES", before[0], lambda: _of_one_box(part, cupy, clock, sizes)),
+        ("_device_copies.LEAST_BOXES", before[1], lambda: _of_boxes(part, cupy, clock)),
+        ("_device_reduce.LEAST_BYTES", before[2], lambda: _of_reductions(part, cupy, clock, sizes)),
+    ):
+        found = part.attempt("Thresholds", name, measure)
+        if found is not None:
+            _tell(part, f"distarray.comm.{name}", now, found)
     part.close("Thresholds")
 
 

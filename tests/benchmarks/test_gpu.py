@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import __main__ as driver
-from benchmarks.gpu import check, job, report, thresholds
+from benchmarks.gpu import check, job, part, report, thresholds
 
 ROOT = Path(driver.ROOT)
 needs_mpiexec = pytest.mark.skipif(check.launcher(None) is None, reason="needs mpiexec")
@@ -24,12 +24,12 @@ def rehearsed(folder: Path, parts: str) -> tuple[dict, str]:
     environment = {**os.environ, "PYTHONPATH": path}
     for name in ("DISTARRAY_TEST_RECORDS", "DISTARRAY_TEST_DEVICE"):
         environment.pop(name, None)
-    ended = job.run(command, environment, 110, folder / "log", ROOT)
+    ended = job.run(command, environment, 260, folder / "log", ROOT)
     assert ended.status == 0, ended.last_lines
     found = json.loads((folder / "gpu.json").read_text())
     whole = (folder / "gpu.log").read_text()
-    for part in found["parts"]:
-        assert not part["why"], (part["name"], part["output"], whole[-3000:])
+    for step in found["parts"]:
+        assert not step["why"], (step["name"], step["output"], whole[-3000:])
     page = (folder / "gpu.md").read_text()
     headings = [line for line in page.splitlines() if line.startswith("## ")]
     assert headings
@@ -39,6 +39,7 @@ def rehearsed(folder: Path, parts: str) -> tuple[dict, str]:
 
 @needs_mpiexec
 @pytest.mark.slow
+@pytest.mark.timeout(270)
 def test_rehearsal_runs_every_part(tmp_path: Path) -> None:
     found, page = rehearsed(tmp_path, "here,kernels,moves,suite")
     rows = [row for part in found["parts"] for row in part["rows"]]
@@ -56,6 +57,7 @@ def test_rehearsal_runs_every_part(tmp_path: Path) -> None:
 
 @needs_mpiexec
 @pytest.mark.slow
+@pytest.mark.timeout(270)
 def test_steps_are_rehearsed_on_the_host(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     found, page = rehearsed(tmp_path, "torch")
@@ -78,6 +80,18 @@ def test_rehearsal_keeps_away_from_the_results(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         driver.main(["--parts", "kernels,nothing"])
     assert "no such parts: nothing" in capsys.readouterr().err
+
+
+def test_without_a_gpu_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cupy.py").write_text("raise ImportError('none here')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(check, "missing", lambda *_: [])
+    options = ["--seconds", "60", "--parts", "kernels,suite", "--out", str(tmp_path / "out")]
+    assert driver.main(options) == 1
+    page = (tmp_path / "out" / "gpu.md").read_text()
+    assert "no GPU: ImportError: none here" in page
+    assert "| yes |" not in page
+    assert page.count("| not known |") == 8
 
 
 def test_part_that_crashes_or_hangs_leaves_what_it_had_found(
@@ -115,15 +129,16 @@ def test_part_that_crashes_or_hangs_leaves_what_it_had_found(
     assert "status -11" in crashed["why"]
     assert "at its deadline" in hung["why"]
     assert "there is no mpiexec" in without["why"]
-    for part in (crashed, hung):
-        assert part["rows"] == [json.loads(begun)]
-        assert "before the end" in part["output"]
+    for one in (crashed, hung):
+        assert one["rows"] == [json.loads(begun)]
+        assert "before the end" in one["output"]
     page = (out / "gpu.md").read_text()
     assert page.count("| one | 500 ms |") == 2
     assert "**hanging**: it was ended" in page
 
 
-def test_descendants_of_a_job_end_with_it(tmp_path: Path) -> None:
+def test_descendants_of_a_job_end_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "GRACE_SECONDS", 1.0)
     child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     program = (
         "import subprocess, sys, time\n"
@@ -175,3 +190,20 @@ def test_launcher_brings_its_library(tmp_path: Path) -> None:
     (tmp_path / "lib" / "libmpi.so.12").touch()
     found = check.with_library({"LD_LIBRARY_PATH": "/x"}, str(mpiexec))
     assert found == {"LD_LIBRARY_PATH": f"{tmp_path / 'lib'}:/x"}
+
+
+def test_case_that_fails_is_told_and_the_next_one_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "rows"
+    monkeypatch.setattr(sys, "argv", ["part", "--rows", str(rows), "--seconds", "60"])
+    one = part.Part()
+    assert one.attempt("T", "first", lambda: 1 // 0) is None
+    assert one.attempt("T", "second", lambda: 5) == 5
+    assert "Traceback" in capfd.readouterr().err
+    one.end = 0.0
+    assert not any(one.has_time(f"case {i}") for i in range(9))
+    one.close("T")
+    failed, note = map(json.loads, rows.read_text().splitlines())
+    assert failed["cells"]["trouble"][1].startswith("ZeroDivisionError")
+    assert note["note"].endswith("case 5 and 3 more.")
