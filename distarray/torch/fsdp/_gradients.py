@@ -42,34 +42,68 @@ class Reduction:
     alone: bool = False
 
 
+class Carried:
+    """Gradients of shares that wait to be reduced among replicas, of each parameter by itself.
+
+    So they stay whatever becomes of the bundles that they came in. Those are read and written in
+    the background, by passes in their order; which there are to be is known at once.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, torch.Tensor] = {}
+        self._owners: dict[int, ShardedParameter] = {}
+
+    def __contains__(self, member: ShardedParameter) -> bool:
+        return id(member) in self._owners
+
+    def __bool__(self) -> bool:
+        return bool(self._owners)
+
+    def clear(self) -> None:
+        """Forget all; nothing may be on its way."""
+        self._blocks.clear()
+        self._owners.clear()
+
+    def expect(self, member: ShardedParameter) -> None:
+        """Take note that a parameter's gradient will be left."""
+        self._owners[id(member)] = member
+
+    def claim(self, member: ShardedParameter) -> None:
+        """Take note that what a parameter has left will be taken."""
+        self._owners.pop(id(member), None)
+
+    def leave(self, member: ShardedParameter, block: torch.Tensor) -> None:
+        """Leave a gradient."""
+        self._blocks[id(member)] = block
+
+    def add_to(self, member: ShardedParameter, block: torch.Tensor) -> None:
+        """Take what a parameter has left, added to a block."""
+        left = self._blocks.pop(id(member), None)
+        if left is not None:
+            block.add_(left.to(block.device, block.dtype))
+
+
 class GradientBundle:
     """Parameters whose gradients travel together, in one dtype."""
 
     def __init__(
-        self, members: Sequence[ShardedParameter], mesh: DeviceMesh, dtype: torch.dtype, device: Any
+        self,
+        members: Sequence[ShardedParameter],
+        mesh: DeviceMesh,
+        dtype: torch.dtype,
+        device: Any,
+        carried: Carried,
     ) -> None:
         self.members = list(members)
         self._mesh = mesh
         self._packed = Packed(mesh, [m.layout for m in members], [m.stride for m in members])
         self._like = torch.empty(0, dtype=dtype, device=device)
-        self._carried: torch.Tensor | None = None
-        """What was not reduced among replicas; passes read and write it in their order."""
-        self._carries = [False] * len(self.members)
-
-    @property
-    def carries(self) -> bool:
-        """Whether something waits to be reduced among replicas."""
-        return any(self._carries)
+        self._carried = carried
 
     @property
     def dtype(self) -> torch.dtype:
         """In which dtype gradients are reduced."""
         return self._like.dtype
-
-    def forget(self) -> None:
-        """Forget what waits to be reduced among replicas; nothing may be on its way."""
-        self._carried = None
-        self._carries = [False] * len(self.members)
 
     def start(self, gradients: Gradients, how: Reduction, what: str) -> Flight:
         """Start to reduce the gradients of wholes (collective); they must stay as they are.
@@ -83,8 +117,12 @@ class GradientBundle:
         brings = [g is not None for g in gradients]
         ends = how.replicas or self._mesh.ndim == 1
         if not how.alone:
-            brings = [a or b for a, b in zip(brings, self._carries, strict=True)]
-            self._carries = [False] * len(brings) if ends else brings
+            for i, member in enumerate(self.members):
+                brings[i] = brings[i] or member in self._carried
+                if ends:
+                    self._carried.claim(member)
+                elif brings[i]:
+                    self._carried.expect(member)
 
         def work(behind: bool) -> Buffer:
             full = empty(self._packed.total, self._like)
@@ -101,9 +139,11 @@ class GradientBundle:
             own = self._packed.reduce(full, op, purpose, background=behind)
             del full
             if not how.alone:
-                if self._carried is not None:
-                    tensor_of(own).add_(self._carried)
-                self._carried = None if ends else tensor_of(own)
+                blocks = zip(self.members, self._blocks(tensor_of(own)), brings, strict=True)
+                for member, block, is_there in blocks:
+                    self._carried.add_to(member, block)
+                    if is_there and not ends:
+                        self._carried.leave(member, block)
             return self._among_replicas(own, op, purpose, behind) if ends else own
 
         follow(self._like)
@@ -117,15 +157,21 @@ class GradientBundle:
             own = own.mul_(1 / how.factor)
         if all(m.parameter.is_cpu for m in self.members):
             own = own.cpu()  # by one copy
+        found = []
+        for member, block in zip(self.members, self._blocks(own), strict=True):
+            parameter = member.parameter
+            found.append(block.to(parameter.device, parameter.dtype))
+        return found
+
+    def _blocks(self, own: torch.Tensor) -> list[torch.Tensor]:
+        """Return the parts of a reduced buffer, of each member."""
         at, found = 0, []
         for member in self.members:
             shape = member.layout.local_shape()
             size = _size(shape)
             # An empty one has the strides of its own shape, which autograd looks at.
-            block = own[at : at + size].view(shape) if size else own.new_empty(shape)
+            found.append(own[at : at + size].view(shape) if size else own.new_empty(shape))
             at += size
-            parameter = member.parameter
-            found.append(block.to(parameter.device, parameter.dtype))
         return found
 
     def _among_replicas(self, own: Buffer, op: str, purpose: Purpose, background: bool) -> Buffer:

@@ -12,7 +12,13 @@ from distarray.errors import ArgumentError
 from distarray.torch._anchor import is_for_all_leaves
 from distarray.torch.fsdp import _hooks
 from distarray.torch.fsdp._context import Context, Member
-from distarray.torch.fsdp._gradients import Flight, GradientBundle, Gradients, Reduction
+from distarray.torch.fsdp._gradients import (
+    Carried,
+    Flight,
+    GradientBundle,
+    Gradients,
+    Reduction,
+)
 from distarray.torch.fsdp._parameter import ShardedParameter
 from distarray.torch.fsdp._policies import MixedPrecisionPolicy
 
@@ -52,6 +58,7 @@ class Receiver:
         self._members: Sequence[ShardedParameter] = group.members
         self._bundles: dict[tuple[bool, ...], _Bundles] = {}
         """By which parameters have gradients."""
+        self._carried = Carried()
         self._kept: list[torch.Tensor | None] = []
         """Gradients of wholes that have not been reduced."""
         self._late: set[int] = set()
@@ -61,6 +68,9 @@ class Receiver:
 
     def restart(self, members: Sequence[ShardedParameter], device: torch.device) -> None:
         """Follow parameters that are others now, elsewhere, or in another order."""
+        if self._kept:
+            kept = dict(zip(map(id, self._members), self._kept, strict=True))
+            self._kept = [kept[id(member)] for member in members]
         self._members = members
         self._device = device
         self._bundles = {}
@@ -73,9 +83,7 @@ class Receiver:
     def forget(self) -> None:
         """Forget what is kept for later passes."""
         self._kept = []
-        for bundles in self._bundles.values():
-            for bundle, _ in bundles:
-                bundle.forget()
+        self._carried.clear()
 
     def receive(self, gradients: Gradients) -> Gradients:
         """Take the gradients of the wholes; return those of the shares, None for later ones."""
@@ -137,11 +145,10 @@ class Receiver:
         """
         if not self._group.syncing:
             return True
-        carries = any(bundle.carries for bundle, _ in self._by_dtype())
-        if self._kept or (carries and self._group.replicas_sync):
+        if self._kept or (self._carried and self._group.replicas_sync):
             gradients, self._kept = self._kept or [None] * len(self._members), []
             self._send(gradients)
-        return carries and not self._group.replicas_sync
+        return bool(self._carried)
 
     def _keep(self, gradients: Gradients, *, copied: bool) -> None:
         """Add gradients to those that were kept, in the dtype in which they are reduced.
@@ -165,7 +172,8 @@ class Receiver:
     def _send(self, gradients: Gradients) -> None:
         assert self._group.context is not None  # it has been used in forward
         how = Reduction(self._group.factor, self._group.replicas_sync)
-        for flight in self._flights(self._by_dtype(), gradients, how):
+        bundles = self._by_dtype(gradients, carried=how.replicas)
+        for flight in self._flights(bundles, gradients, how):
             self._group.context.take_off(flight)
 
     def reduced_now(self, gradients: Gradients) -> Gradients:
@@ -188,15 +196,16 @@ class Receiver:
             for bundle, positions in bundles
         ]
 
-    def _by_dtype(self, gradients: Gradients = ()) -> _Bundles:
+    def _by_dtype(self, gradients: Gradients, *, carried: bool = False) -> _Bundles:
         """Return the parameters that have gradients by the dtype in which these travel.
 
-        They are those that require them, and others for which there is one in `gradients`.
+        They are those that require them, others for which there is one in `gradients`, and those
+        that have some `carried` on.
         """
-        needed = tuple(m.parameter.requires_grad for m in self._members)
-        if gradients:
-            pairs = zip(needed, gradients, strict=True)
-            needed = tuple(need or gradient is not None for need, gradient in pairs)
+        needed = tuple(
+            m.parameter.requires_grad or g is not None or (carried and m in self._carried)
+            for m, g in zip(self._members, gradients, strict=True)
+        )
         found = self._bundles.get(needed)
         if found is None:
             kinds: dict[torch.dtype, list[int]] = {}
@@ -209,7 +218,11 @@ class Receiver:
             found = self._bundles[needed] = [
                 (
                     GradientBundle(
-                        [self._members[i] for i in at], self._group.mesh, dtype, self._device
+                        [self._members[i] for i in at],
+                        self._group.mesh,
+                        dtype,
+                        self._device,
+                        self._carried,
                     ),
                     at,
                 )

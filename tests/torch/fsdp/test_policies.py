@@ -221,6 +221,38 @@ def test_replicas_that_are_reduced_later(factor, last):
     of_mesh((2, 2), program)
 
 
+@pytest.mark.parametrize("change", ["freeze", "unfreeze", "extend"])
+@pytest.mark.parametrize("kept", ["whole", "among replicas"])
+def test_what_is_kept_stays_when_other_parameters_are_trained(kept, change):
+    start = stack()
+    start.layers[0].scale.requires_grad_(change != "unfreeze")
+
+    def between(module):
+        scale = module.layers[0].scale
+        if change != "extend":
+            scale.requires_grad_(not scale.requires_grad)
+        elif isinstance(module, dt.FSDPModule):
+            module.layers[0].set_all_gather_extension(
+                "linear.weight",
+                lambda block: block.clone(),
+                lambda parts, *_: torch.cat([part for (part,) in parts]),
+            )
+
+    def program(mesh):
+        whole, mine = copy.deepcopy(start), sharded(start, mesh)
+        for step, x in enumerate((X, Y, Z)):
+            mine.set_requires_gradient_sync(kept != "whole" or step > 0)
+            mine.set_requires_all_reduce(kept == "whole" or step > 0)
+            for one in (whole, mine):
+                mean_square(one, x).backward()
+                if not step:
+                    between(one)
+            if step:
+                check_gradients(mine, gradients(whole))
+
+    of_mesh((2, 2), program)
+
+
 def test_passes_that_do_not_wait():
     start = stack()
     whole = copy.deepcopy(start)
