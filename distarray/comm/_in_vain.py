@@ -56,11 +56,16 @@ class Probe(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What a rank says that waits: at which meeting, and the probes that it sends (on)."""
+    """What a rank says that waits: at which meeting, and the probes that it sends (on).
+
+    ``is_behind`` tells that its thread in the background is to meet the others there, for which
+    the main thread waits.
+    """
 
     place: str
     number: int
     probes: list[Probe]
+    is_behind: bool
 
 
 class Watch:
@@ -98,7 +103,14 @@ class Watch:
         gone = [rank for rank in found if now - self._gone[meeting, rank] >= _SECONDS_GONE]
         return message_of_gone(self._presence.rank, gone, doing) if gone else ""
 
-    def elsewhere(self, meeting: Meeting | None, doing: object, since: float) -> str:
+    def elsewhere(
+        self,
+        meeting: Meeting | None,
+        doing: object,
+        since: float,
+        is_behind: bool = False,
+        is_alone: bool = True,
+    ) -> str:
         """Return that this rank waits for others that wait for it, over any number, if so.
 
         To be asked every now and then, also while this rank does not wait.
@@ -112,6 +124,10 @@ class Watch:
             What that is, for messages.
         since
             When it began to wait, by ``time.monotonic``.
+        is_behind
+            Whether it waits for the thread in the background, which waits at the meeting.
+        is_alone
+            Whether the thread in the background joins nothing meanwhile.
         """
         heard = [said for data in self._presence.heard() if (said := _read(data)) is not None]
         if meeting is None:
@@ -124,7 +140,9 @@ class Watch:
         me = self._presence.rank, str(doing)[:_SAID_AT_MOST]
         probes: list[Probe] = []
         for said in heard:
-            if not has_joined(said.place, said.number):
+            if has_joined(said.place, said.number):
+                continue
+            if is_alone or not said.is_behind:
                 for probe in said.probes:
                     if probe.path[0][0] != me[0]:
                         self._take_on(probe, me, since, probes)
@@ -139,7 +157,7 @@ class Watch:
             probes.insert(0, Probe(meeting.place, meeting.number, since, self._turn, [me]))
         sending = self._unsent[-_UNSENT_AT_MOST:]
         if probes:
-            sending.append((meeting.ranks, _written(meeting, probes)))
+            sending.append((meeting.ranks, _written(meeting, probes, is_behind)))
         left = [(self._presence.say(ranks, message), message) for ranks, message in sending]
         self._unsent = [(ranks, message) for ranks, message in left if ranks]
         return ""
@@ -159,18 +177,18 @@ class Watch:
             probes.append(probe._replace(path=[*probe.path, me]))
 
 
-def _written(meeting: Meeting, probes: list[Probe]) -> bytes:
+def _written(meeting: Meeting, probes: list[Probe], is_behind: bool) -> bytes:
     """Return what says that this rank waits, and sends probes, or as many as a message holds."""
-    message = json.dumps(Said(meeting.place, meeting.number, probes)).encode()
+    message = json.dumps(Said(meeting.place, meeting.number, probes, is_behind)).encode()
     if len(message) > BYTES_AT_MOST and len(probes) > 1:
-        return _written(meeting, probes[: len(probes) // 2])
+        return _written(meeting, probes[: len(probes) // 2], is_behind)
     return message
 
 
 def _read(message: bytes) -> Said | None:
     """Return what another rank has said; None where that cannot be read."""
     try:
-        place, number, probes = json.loads(message)
+        place, number, probes, is_behind = json.loads(message)
         return Said(
             place,
             number,
@@ -178,6 +196,7 @@ def _read(message: bytes) -> Said | None:
                 Probe(at, nth, since, turn, [(rank, doing) for rank, doing in path])
                 for at, nth, since, turn, path in probes
             ],
+            is_behind,
         )
     except (ValueError, TypeError):
         return None

@@ -8,13 +8,14 @@ ranks of this node are known to wait in vain (`_in_vain`).
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, Protocol
@@ -32,9 +33,10 @@ _GRACE = 2.0  # for those who watch the time themselves
 _SOON = 0.25  # seconds after which it is asked whether a wait is in vain
 _LIBRARIES = ("distarray", "numpy", "torch")  # whose lines say nothing about the program
 
+_BACKGROUND = "distarray background"
 _OWN_THREADS = (
     *("distarray waits", "distarray-copy", "distarray checksums"),
-    *("distarray background", "distarray checkpoint"),  # on communicators of their own
+    *(_BACKGROUND, "distarray checkpoint"),  # on communicators of their own
 )
 _AUTOGRAD_THREADS = "pt_autograd_"  # of torch: they work while the thread waits that wants it
 _QUIET_MODULES = (  # of the functions or classes of threads of common tools
@@ -76,6 +78,48 @@ class waiting:  # noqa: N801 - reads as a verb: with waiting("for a communicator
 
     def __exit__(self, *_: object) -> None:
         _waits.pop(threading.get_ident(), None)
+
+
+class _Behind:
+    """What is done in the background, by one thread that no other thread but the main one asks.
+
+    Attributes
+    ----------
+    unfinished
+        How many tasks it has been given and has not done.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: set[int] = set()
+        self.unfinished = 0
+
+    def begin(self) -> None:
+        """Note a task that is given to the thread."""
+        with self._lock:
+            self.unfinished += 1
+
+    def end(self, _: object = None) -> None:
+        """Note that a task is done."""
+        with self._lock:
+            self.unfinished -= 1
+
+    @contextlib.contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Note that this thread waits for the one in the background."""
+        own = threading.get_ident()
+        self._held.add(own)
+        try:
+            yield
+        finally:
+            self._held.discard(own)
+
+    def holds(self, thread: int) -> bool:
+        """Tell whether a thread waits for the one in the background."""
+        return thread in self._held
+
+
+behind = _Behind()
 
 
 def timeout() -> float:
@@ -165,18 +209,30 @@ class _Looking:
     def _look_for_vain(self, now: dict[int, _Wait], others: Watch) -> None:
         main = threading.main_thread().ident or 0
         soon = time.monotonic() - _SOON
-        for thread, wait in now.items():
-            if wait.meeting is not None and wait.since < soon:
-                self._end_if(others.gone(wait.meeting, wait.what), thread)
-        if main in now and now[main].since < soon and not _other_threads():
-            wait = now[main]
-            self._end_if(others.elsewhere(wait.meeting, wait.what, wait.since), main)
+        for thread, one in now.items():
+            if one.meeting is not None and one.since < soon:
+                self._end_if(others.gone(one.meeting, one.what), thread)
+        wait, is_behind = now.get(main), False
+        if wait is None and behind.holds(main):
+            wait, is_behind = _wait_behind(now), True
+        if wait is not None and wait.since < soon and not _other_threads():
+            is_alone = is_behind or not behind.unfinished
+            why = others.elsewhere(wait.meeting, wait.what, wait.since, is_behind, is_alone)
+            self._end_if(why, main)
         else:
             others.elsewhere(None, "", 0)
 
     def _end_if(self, why: str, thread: int) -> None:
         if why and self._end is not None:
             self._end(why, sys._current_frames().get(thread))
+
+
+def _wait_behind(now: dict[int, _Wait]) -> _Wait | None:
+    """Return what the thread in the background waits for."""
+    for thread in threading.enumerate():
+        if thread.name.startswith(_BACKGROUND) and thread.ident in now:
+            return now[thread.ident]
+    return None
 
 
 def _other_threads() -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 from distarray.comm import _backend, _device_streams, _log
 from distarray.comm._communicator import Communicator
 from distarray.comm._mismatch import Purpose
+from distarray.comm._waiting import behind
 from distarray.comm._world import world
 from distarray.layout import Layout
 from distarray.redistribute._execute import BoundStep, bound_steps, redistribute_local, refuse
@@ -34,6 +35,9 @@ class Handle:
 
     def wait(self) -> Buffer:
         """Return the block when it is there; raise what went wrong on the way."""
+        if not self._future.done():
+            with behind.awaited():
+                return self._future.result()
         return self._future.result()
 
     def test(self) -> bool:
@@ -91,8 +95,11 @@ def in_background(work: Callable[[bool], Buffer], *, alone: bool = False) -> Han
     # The caller's context goes along, so that its CommLog records what the thread sends.
     context = _log.copied_context()
     fork = _device_streams.fork()
-    behind = work if fork is None else partial(fork.run, work)
-    return Handle(_worker(rank).submit(context.run, behind, True))
+    task = work if fork is None else partial(fork.run, work)
+    behind.begin()
+    future = _worker(rank).submit(context.run, task, True)
+    future.add_done_callback(behind.end)
+    return Handle(future)
 
 
 def done_by(work: Callable[[bool], Buffer]) -> Handle:

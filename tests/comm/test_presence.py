@@ -112,6 +112,56 @@ def test_a_thread_may_make_the_call_that_others_wait_for(daemon, before):
     assert ended.said.count("at its end") == 3
 
 
+BEHIND = """
+x = da.ones((6, 6), mesh=mesh)
+def begun(): return x.redistribute([da.Shard(1)], async_op=True)
+begun().wait()
+meet(mesh)
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("alone", [0, 1])
+def test_a_rank_that_waits_for_its_background_is_waited_for_in_vain_as_well(alone):
+    program = f"{BEHIND}\nif rank == {alone}: meet(mesh)\nbegun().wait()\nprint('at its end')"
+    ended = launch(f"{MESH}\n{program}")
+    assert_ended_by(ended, "will come")
+    assert "at its end" not in ended.said
+
+
+@pytest.mark.timeout(120)
+def test_what_is_on_its_way_in_the_background_is_waited_for():
+    program = (
+        "if rank == 0:\n"
+        "    handle = begun()\n"  # the others join it late, one after the other
+        "    meet(mesh)\n"
+        "    handle.wait()\n"
+        "else:\n"
+        "    time.sleep(1.5 * rank)\n"
+        "    begun().wait()\n"
+        "    time.sleep(1.5)\n"
+        "    meet(mesh)\n"
+        "print('at its end')\n"
+    )
+    ended = launch(f"{MESH}\n{BEHIND}\n{program}")
+    assert ended.status == 0, ended.said
+    assert ended.said.count("at its end") == 3
+
+
+def test_a_rank_with_work_in_the_background_is_not_in_a_circle_with_one_that_waits_for_it(apart):
+    zero, one = (Watch(apart(rank)) for rank in range(2))
+    x, y = Meeting("x", 1, (0, 1)), Meeting("y", 1, (0, 1))
+    began = time.monotonic() - 10
+    for _ in range(4):
+        assert zero.elsewhere(x, "in x", began, False, False) == ""
+        assert one.elsewhere(y, "behind, in y", began + 1, True, True) == ""
+    told = ""
+    for turn in range(8):
+        told = told or zero.elsewhere(x, "in x", began, False, True)
+        told = told or one.elsewhere(y, "behind, in y", began + 1 + turn, True, True)
+    assert "rank 1 waits for rank 0 (behind, in y)" in told
+
+
 def test_a_rank_that_has_gone_is_missed_only_where_it_has_not_been(apart):
     here, there = apart(0), apart(1)
     meeting = Meeting("a place", 1, (0, 1, 2))
