@@ -16,6 +16,7 @@ from distarray.torch import _modules
 from distarray.torch._full import digest_of
 from distarray.torch._layouts import placed_of
 from distarray.torch._moves import check_mesh
+from distarray.torch.fsdp._parameter import is_share
 
 _SHOWN = 8  # tensors that a message names
 
@@ -45,7 +46,8 @@ def check_replicas(module: nn.Module, mesh: DeviceMesh, *, buffers: bool = True)
         of its axes is compared between the ranks that hold the same block.
     buffers
         Whether buffers are compared, too. Those of batch normalization under `replicate` are
-        different, between two calls, by what each rank has seen.
+        different, between two calls, by what each rank has seen, and those under `fully_shard`
+        always.
 
     Raises
     ------
@@ -80,10 +82,24 @@ def check_replicas(module: nn.Module, mesh: DeviceMesh, *, buffers: bool = True)
         more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         raise MismatchError(
             f"on the ranks of {mesh} these are not alike, as digests tell: "
-            f"{'; '.join(wrong[:_SHOWN])}{more}. Give modules that see a share of the sequence "
-            "SequenceParallel, dt.replicate a model that sees other data on other ranks, clip by "
-            "dt.clip_grad_norm_, and draw alike what is to be alike (dt.manual_seed)"
+            f"{'; '.join(wrong[:_SHOWN])}{more}. {_advice(module)}"
         )
+
+
+def _advice(module: nn.Module) -> str:
+    """Return what mostly lets values drift apart in such a module, and what to do about it."""
+    rest = "clip by dt.clip_grad_norm_, and draw alike what is to be alike (dt.manual_seed)"
+    if any(is_share(parameter) for parameter in module.parameters()):
+        return (
+            "fully_shard sends no buffers, and leaves ignored_params alone: average running "
+            "statistics by dt.redistribute from Partial('avg') before they are compared or saved, "
+            "or pass buffers=False; dt.replicate the modules of ignored parameters. Give modules "
+            f"that see a share of the sequence SequenceParallel before fully_shard, {rest}"
+        )
+    return (
+        "Give modules that see a share of the sequence SequenceParallel, dt.replicate a model that "
+        f"sees other data on other ranks, {rest}"
+    )
 
 
 def _held(name: str, tensor: torch.Tensor, mesh: DeviceMesh) -> _Held:

@@ -16,8 +16,14 @@ from distarray.torch._layouts import placed_of
 from distarray.torch._modules import located, state_of
 from distarray.torch._moves import check_mesh
 from distarray.torch._parameters import is_sharded, values_from
+from distarray.torch._prepare import (
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    PrepareModuleOutput,
+)
 from distarray.torch._same_plan import chosen_alike
 from distarray.torch._style import ParallelStyle, twin_of_style
+from distarray.torch.fsdp._parameter import is_share
 
 Plan = ParallelStyle | Mapping[str, ParallelStyle]
 
@@ -59,7 +65,7 @@ def parallelize_module(
     LayoutError
         A module is parallelized a second time in the same way, or two styles distribute one
         parameter. Modules that share a parameter would place it differently, or one of them is
-        not in the plan.
+        not in the plan. Or `fully_shard` was applied to it before: cut first, then share out.
     MismatchError
         The ranks pass different plans, or the modules of the plan differ.
     """
@@ -73,7 +79,10 @@ def parallelize_module(
                 f"src_data_rank={src_data_rank}: {mesh} has the positions 0 to {mesh.size - 1}; "
                 "or None"
             )
-        return list(_matches(module, plan))
+        matched = list(_matches(module, plan))
+        for name, child, style in matched:
+            _check_whole(name, child, style)
+        return matched
 
     chosen = chosen_alike(mesh, src_data_rank, choose)
     for name, child in module.named_modules():
@@ -131,6 +140,19 @@ def _check_new(module: nn.Module, style: ParallelStyle, mesh: DeviceMesh) -> Non
             raise LayoutError(
                 f"{type(style).__name__} was applied over {mesh} before: twice, it would "
                 "move or reduce everything twice; parallelize a module once"
+            )
+
+
+def _check_whole(path: str, module: nn.Module, style: ParallelStyle) -> None:
+    """Raise if a style would cut parameters that `fully_shard` has shared out."""
+    if isinstance(style, PrepareModuleInput | PrepareModuleOutput | PrepareModuleInputOutput):
+        return  # they move what goes in and out, around the gathering
+    for name, parameter in module.named_parameters(recurse=False):
+        if is_share(parameter):
+            raise LayoutError(
+                f"{path or 'the module'} ({type(module).__name__}): {type(style).__name__} comes "
+                f"too late, parameter {name!r} is a share of fully_shard already; cut first, by "
+                "parallelize_module, then fully_shard"
             )
 
 

@@ -47,6 +47,10 @@ class _Member:
     handles: list[Any] = field(default_factory=list)
 
 
+NAME = "_distarray_replica"
+"""Under which a module's ``__dict__`` has its replica."""
+
+
 class Replica:
     """Beside a replicated module: what averages the gradients of its parameters.
 

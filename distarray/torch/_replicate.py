@@ -15,14 +15,15 @@ from torch.utils import _pytree
 from distarray.comm import DeviceMesh
 from distarray.comm._mismatch import token
 from distarray.core._agreement import differing, gathered
-from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError
+from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError, MismatchError
+from distarray.layout import Shard
 from distarray.torch._buffers import buffer_of, check_travels
+from distarray.torch._layouts import placed_of
 from distarray.torch._modules import located
 from distarray.torch._moves import check_mesh
-from distarray.torch._replica import Replica
+from distarray.torch._replica import NAME, Replica
 from distarray.torch._untraced import untraced
-
-_NAME = "_distarray_replica"
+from distarray.torch.fsdp._parameter import is_share
 
 
 def replicate(
@@ -66,6 +67,9 @@ def replicate(
         The ranks' modules differ in names, shapes or dtypes.
     ArgumentError
         The module or a part of it is replicated already.
+    LayoutError
+        A parameter is a share of `fully_shard`, which averages gradients itself, or is cut along
+        an axis of ``mesh``, whose ranks then hold different blocks.
 
     Notes
     -----
@@ -99,7 +103,7 @@ def replicate(
     """
     check_mesh(mesh)
     _check_arguments(op, bucket_bytes)
-    described = gathered(mesh, "replicate", lambda: _described(module))
+    described = gathered(mesh, "replicate", lambda: _described(module, mesh))
     _compare(described, mesh)
     communicator = mesh.communicator()
     for tensor in _tensors(module):
@@ -108,7 +112,7 @@ def replicate(
         if whole.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(whole)
     replica = Replica(mesh, op, int(bucket_bytes), bool(broadcast_buffers))
-    module.__dict__[_NAME] = replica
+    module.__dict__[NAME] = replica
     module.register_forward_pre_hook(_before, prepend=True, with_kwargs=True)
     module.register_forward_hook(_after)
     replica.attach(module)
@@ -133,7 +137,7 @@ def no_sync(module: nn.Module) -> Iterator[None]:
     ...     loss(model(first)).backward()
     >>> loss(model(second)).backward()
     """
-    replicas = [r for m in module.modules() if (r := m.__dict__.get(_NAME)) is not None]
+    replicas = [r for m in module.modules() if (r := m.__dict__.get(NAME)) is not None]
     if not replicas:
         raise ArgumentError(
             f"no_sync was given a {type(module).__name__} without anything replicated in it; pass "
@@ -159,12 +163,12 @@ def _check_arguments(op: str, bucket_bytes: int) -> None:
         raise ArgumentError(f"bucket_bytes={bucket_bytes!r}: must be positive, such as 10 << 20")
 
 
-def _described(module: nn.Module) -> list[tuple[Any, ...]]:
+def _described(module: nn.Module, mesh: DeviceMesh) -> list[tuple[Any, ...]]:
     """Return what must be alike on all ranks, after checking that the module can be replicated."""
     if not isinstance(module, nn.Module):
         raise ArgumentTypeError(f"expected a torch.nn.Module, not {type(module).__name__}")
     for name, child in module.named_modules():
-        if _NAME in child.__dict__:
+        if NAME in child.__dict__:
             raise ArgumentError(
                 f"{name or 'the module'} ({type(child).__name__}) is replicated already; replicate "
                 "the outer module alone, over a mesh of all the axes"
@@ -184,6 +188,7 @@ def _described(module: nn.Module) -> list[tuple[Any, ...]]:
                 check_travels(tensor)
             except ArgumentTypeError as error:
                 raise ArgumentTypeError(f"{kind} {name!r}: {error}") from None
+            _check_same(f"{kind} {name!r}", tensor, mesh)
             first = known.setdefault(id(tensor), name)
             shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
             same = "" if first == name else f" (is {first})"
@@ -191,6 +196,25 @@ def _described(module: nn.Module) -> list[tuple[Any, ...]]:
             text = f"{kind} {name}{same}: {dtype} {shape}{frozen}"
             found.append((text, tensor.stride()))
     return found
+
+
+def _check_same(what: str, tensor: torch.Tensor, mesh: DeviceMesh) -> None:
+    """Raise where ranks hold different blocks, which would take the values of the first."""
+    if is_share(tensor):
+        raise LayoutError(
+            f"{what} is a share of fully_shard, which averages gradients itself; leave out "
+            "replicate, and for replicas of shares give fully_shard a mesh of both axes"
+        )
+    placed = placed_of(tensor)
+    if placed is None:
+        return
+    over: Any = placed.layout.mesh
+    for axis, placement in zip(over.axis_names, placed.layout.placements, strict=True):
+        if type(placement) is Shard and len({*over[axis].flat_ranks} & {*mesh.flat_ranks}) > 1:
+            raise LayoutError(
+                f"{what} is {placed.layout}: ranks of {mesh} hold different blocks of it; "
+                f"replicate over an axis other than {axis!r}, such as mesh['dp']"
+            )
 
 
 def _compare(described: list[list[tuple[Any, ...]]], mesh: DeviceMesh) -> None:
@@ -221,7 +245,7 @@ def _tensors(module: nn.Module) -> list[torch.Tensor]:
 
 @untraced
 def _before(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any]) -> None:
-    replica: Replica = module.__dict__[_NAME]
+    replica: Replica = module.__dict__[NAME]
     with located(module):
         if torch._C._current_graph_task_id() != -1:
             return  # recomputed inside a backward pass
@@ -234,7 +258,7 @@ def _before(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any]) -> None:
 
 @untraced
 def _after(module: nn.Module, _: tuple[Any, ...], output: Any) -> None:
-    replica: Replica = module.__dict__[_NAME]
+    replica: Replica = module.__dict__[NAME]
     for tensor in _pytree.tree_leaves(output):
         if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
             replica.starts_at(tensor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import types
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from distarray.torch import _buffers
 from distarray.torch._buffers import check_travels
 from distarray.torch._modules import located, state_of
 from distarray.torch._moves import check_mesh
+from distarray.torch._replica import NAME as REPLICA
 from distarray.torch._untraced import untraced_itself
 from distarray.torch.fsdp._group import Group, check_reshard_after_forward
 from distarray.torch.fsdp._loading import watch_loading
@@ -62,9 +64,12 @@ def fully_shard(
     shard_placement_fn
         Function of a parameter: `Shard` of the axis that is cut, or None for axis 0.
     mp_policy, offload_policy
-        In which dtypes the module computes, and where the shares are kept.
+        In which dtypes the module computes, and where the shares are kept; torch's own are
+        taken as those of the same fields here.
     ignored_params
-        Parameters to leave alone.
+        Parameters to leave alone, to be named in the calls for modules further out, too. Every
+        rank has all of each, its own values and its own gradients: `replicate` the modules that
+        have them, before or after, or average gradients after backward by `redistribute`.
 
     Returns
     -------
@@ -76,7 +81,7 @@ def fully_shard(
     ------
     ArgumentError
         Parameters without shape, with a gradient, or shared with a module that another call
-        has sharded.
+        has sharded; or of a module that `replicate` was applied to.
     MismatchError
         The modules of the ranks differ.
 
@@ -86,12 +91,17 @@ def fully_shard(
     arXiv:1910.02054; Y. Zhao et al., "PyTorch FSDP", arXiv:2304.11277. Memory of a rank: its
     shares, their gradients and optimizer state; and while it runs, two groups' whole parameters
     (one computes, one arrives) and the whole gradients of one group or two.
+
+    Buffers stay as they are on every rank, and nothing of them is sent, as in torch's FSDP2. The
+    running statistics of batch normalization are those of the rank's own inputs: `save` of
+    `distarray.checkpoint` raises until they are averaged, or takes the first rank's with
+    ``check=False``.
     """
     check_mesh(mesh)
     modules: list[nn.Module] = []
     members: list[ShardedParameter] = []
-    policy = mp_policy or MixedPrecisionPolicy()
-    offload = offload_policy or OffloadPolicy()
+    policy = _ours(mp_policy or MixedPrecisionPolicy())
+    offload = _ours(offload_policy or OffloadPolicy())
 
     def say() -> tuple[int, list[str]]:
         _check_arguments(policy, offload, reshard_after_forward)
@@ -161,11 +171,28 @@ _numbers = itertools.count()
 """Tell groups apart whose modules have no names yet; ranks agree on the largest."""
 
 
+_POLICIES = {k.__name__: k for k in (MixedPrecisionPolicy, OffloadPolicy, CPUOffloadPolicy)}
+
+
+def _ours(policy: Any) -> Any:
+    """Return the equal of a policy of torch's, and anything else as it is."""
+    kind = _POLICIES.get(type(policy).__name__)
+    if kind is None or type(policy).__module__ != "torch.distributed.fsdp":
+        return policy
+    names = [field.name for field in fields(kind)]
+    given = getattr(type(policy), "__dataclass_fields__", {})
+    if set(names) != set(given):  # of another version of torch: the message names ours
+        return policy
+    return kind(**{name: getattr(policy, name) for name in names})
+
+
 def _check_arguments(policy: Any, offload: Any, after: Any) -> None:
     if not isinstance(policy, MixedPrecisionPolicy):
-        raise ArgumentTypeError(f"mp_policy={policy!r}: takes a MixedPrecisionPolicy")
+        raise ArgumentTypeError(f"mp_policy={policy!r}: takes a dt.MixedPrecisionPolicy")
     if not isinstance(offload, OffloadPolicy):
-        raise ArgumentTypeError(f"offload_policy={offload!r}: takes an OffloadPolicy")
+        raise ArgumentTypeError(
+            f"offload_policy={offload!r}: takes a dt.CPUOffloadPolicy, or a dt.OffloadPolicy"
+        )
     if not isinstance(after, int):
         raise ArgumentTypeError(
             f"reshard_after_forward={after!r}: True, False, or a number of ranks"
@@ -196,12 +223,19 @@ def _found(modules: Sequence[nn.Module], ignored: set[int]) -> list[tuple[str, A
                 managed |= {id(m.parameter) for m in state.group.members}
     found: dict[int, tuple[str, Any, list[Any]]] = {}
     for one in modules:
-        _collect(one, "", managed, ignored, found)
+        replicas = [child for child in one.modules() if REPLICA in child.__dict__]
+        averaged = {id(p) for child in replicas for p in child.parameters()}
+        _collect(one, "", managed, ignored, averaged, found)
     return list(found.values())
 
 
 def _collect(
-    module: nn.Module, prefix: str, managed: set[int], ignored: set[int], found: dict[int, Any]
+    module: nn.Module,
+    prefix: str,
+    managed: set[int],
+    ignored: set[int],
+    averaged: set[int],
+    found: dict[int, Any],
 ) -> None:
     if state_beside(module) is not None:
         return
@@ -225,10 +259,16 @@ def _collect(
             if all(holder is not module or n != name for holder, n in known[2]):
                 known[2].append((module, name))
             continue
+        if id(parameter) in averaged:
+            raise ArgumentError(
+                f"parameter {path!r}: dt.replicate was applied to its module, and fully_shard "
+                "averages gradients, too; leave out replicate, or name the parameter in "
+                "ignored_params"
+            )
         _check(path, parameter)
         found[id(parameter)] = path, parameter, [(module, name)]
     for name, child in module.named_children():
-        _collect(child, f"{prefix}{name}.", managed, ignored, found)
+        _collect(child, f"{prefix}{name}.", managed, ignored, averaged, found)
 
 
 def _check(path: str, parameter: nn.Parameter) -> None:

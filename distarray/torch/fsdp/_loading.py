@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 from distarray.torch._modules import place_parameters
-from distarray.torch.fsdp._parameter import ShardedParameter
+from distarray.torch.fsdp._parameter import ShardedParameter, is_share
 
 
 class Shower(Protocol):
@@ -38,6 +40,23 @@ class _Hide:
         return _Hide, (None,)
 
 
+_WHOLES = (
+    "sharded parameters are this rank's shares here, and what is to be loaded has another shape; "
+    "for whole tensors use dt.load_state_dict(model, state), for checkpoints da.checkpoint.load"
+)
+
+
+def _explain(module: nn.Module, state: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+    """Say, before torch names the shapes that differ, what loads whole tensors."""
+    messages: list[str] = rest[-1]
+    for name, own in module.named_parameters(recurse=False):
+        given = state.get(prefix + name)
+        if is_share(own) and isinstance(given, torch.Tensor) and given.shape != own.shape:
+            if _WHOLES not in messages:
+                messages.insert(0, _WHOLES)
+            return
+
+
 def _place(module: nn.Module, _: Any) -> None:
     """Let `layout_of` know parameters that ``assign=True`` has made."""
     place_parameters(module)
@@ -49,4 +68,5 @@ def watch_loading(group: Shower) -> None:
     holders = {id(module): module for m in group.members for module, _ in m.slots}
     for module in holders.values():
         module.register_load_state_dict_pre_hook(hide)
+        module.register_load_state_dict_pre_hook(_explain)
         module.register_load_state_dict_post_hook(_place)

@@ -31,6 +31,11 @@ _sharded: Beside[bool] = Beside()
 """The parameters of all groups."""
 
 
+def is_share(parameter: torch.Tensor) -> bool:
+    """Tell whether `fully_shard` has made a parameter this rank's share."""
+    return bool(_sharded.get(parameter))
+
+
 class ShardedParameter:
     """A parameter of a sharded module.
 
@@ -61,7 +66,7 @@ class ShardedParameter:
         wanted: Shard | None,
         path: str,
     ) -> None:
-        if _sharded.get(parameter):
+        if is_share(parameter):
             raise LayoutError(
                 f"{path}: the parameter is sharded already, by a call of fully_shard for a module "
                 "further out; call it for the modules inside first, then outwards"
