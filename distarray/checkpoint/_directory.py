@@ -16,6 +16,7 @@ import secrets
 from contextlib import suppress
 
 from distarray.checkpoint import _files
+from distarray.checkpoint._asked import check_step, checked_path
 from distarray.errors import ArgumentError, CheckpointError
 
 MANIFEST = "manifest.json"
@@ -152,7 +153,7 @@ def steps(path: str | os.PathLike[str]) -> list[int]:
     path
         As passed to `save` together with ``step=``.
     """
-    path = os.fspath(path)
+    path = checked_path(path)
     found = set()
     for entry in _entries(path):
         match = _HIDDEN.fullmatch(entry)
@@ -226,8 +227,7 @@ def _remove(path: str, step: int) -> None:
 
 def checked_step(step: object, keep_last: object, remove_later: object) -> None:
     """Raise unless a step, and which others stay, are what they can be."""
-    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
-        raise ArgumentError(f"step={step!r}: must be an integer, 0 or more, or None")
+    check_step(step)
     if not isinstance(remove_later, bool):
         raise ArgumentError(f"remove_later={remove_later!r}: must be True or False")
     if remove_later and step is None:

@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 from distarray.checkpoint import _rendezvous
+from distarray.checkpoint._asked import check_flags, check_step, checked_path, same
 from distarray.checkpoint._background import finish
 from distarray.checkpoint._directory import MANIFEST, Place, latest, step_path, steps
 from distarray.checkpoint._filling import fill
@@ -73,6 +74,10 @@ def load(
         Names, shapes or dtypes do not fit; what is to be filled cannot be written to, or has items
         that share memory; or two names are one tensor here, as of tied weights, and were saved
         with different values (with ``strict=False`` the first counts). Nothing has been changed.
+    MismatchError
+        The ranks pass different paths, steps or options.
+    ArgumentError, ArgumentTypeError
+        These are not what they can be.
 
     Notes
     -----
@@ -83,7 +88,15 @@ def load(
     base = base_of(comm)
     finish(base)
     _rendezvous.begin(base, "da.checkpoint.load")
-    directory, text = _rendezvous.first(base, lambda: _chosen(os.fspath(path), step))
+
+    def asked() -> tuple[str, int | None, bool, bool, bool]:
+        found = os.path.abspath(checked_path(path))
+        check_step(step)
+        check_flags(strict=strict, cast=cast, verify=verify)
+        return found, step, strict, cast, verify
+
+    where = same(base, "paths or options", asked)[0]
+    directory, text = _rendezvous.first(base, lambda: _chosen(where, step))
 
     def plan() -> tuple[Loading, Any, Any]:
         loading = Loading(Manifest(directory, text), state, base.rank, base.size, cast)
@@ -151,6 +164,8 @@ def _read(directory: str) -> tuple[str, bytes]:
 
 def read_manifest(path: str | os.PathLike[str], step: int | None = None) -> Manifest:
     """Return the manifest of a checkpoint; no rank but this takes part."""
+    check_step(step)
+    path = checked_path(path)
     if step is not None and latest(path) is None:
-        raise ArgumentError(f"{os.fspath(path)} has no steps, and step={step} was given")
-    return Manifest(*_chosen(os.fspath(path), step))
+        raise ArgumentError(f"{path} has no steps, and step={step} was given")
+    return Manifest(*_chosen(path, step))

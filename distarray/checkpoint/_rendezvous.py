@@ -2,9 +2,9 @@
 
 A rank that fails alone would leave the others waiting; here every rank says how it went, and all
 raise the same. The waits look now and then whether the others have come: writing may take long, and
-a thread in the background must leave the processor to the foreground. They have no limit, and no
-way to find out that others will never come: so every call `begin`s with a check that all make it,
-which has.
+a thread in the background must leave the processor to the foreground. They have no way to find out
+that others will never come: so every call `begin`s with a check that all make it, which has. Waits
+that last are told of, and ended, like all others (`distarray.comm._waiting`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from distarray import errors
 from distarray.comm import Communicator
+from distarray.comm._waiting import waiting
 from distarray.errors import CheckpointError, DistArrayError
 
 T = TypeVar("T")
 _LONGEST_PAUSE = 0.02
+_WAIT = "da.checkpoint: other ranks read, write or compare"
 
 
 def begin(comm: Communicator, call: str) -> None:
@@ -47,8 +50,8 @@ def each(comm: Communicator, say: Callable[[], T]) -> list[T]:
     DistArrayError
         On every rank, if ``say()`` fails on any: of the same kind, and saying which.
     """
-    mine, error = _outcome(say)
-    told = [pickle.loads(item) for item in _gathered(comm, pickle.dumps(mine))]
+    item, error = _outcome(say)
+    told = [pickle.loads(item) for item in _gathered(comm, item)]
     _raise_if_any(told, error, comm)
     return [one[1] for one in told]
 
@@ -61,8 +64,7 @@ def first(comm: Communicator, say: Callable[[], T]) -> T:
     DistArrayError
         On every rank, if it fails.
     """
-    mine, error = _outcome(say) if comm.rank == 0 else ((None, None), None)
-    item = pickle.dumps(mine)
+    item, error = _outcome(say) if comm.rank == 0 else (b"", None)
     size = np.array([len(item)], np.int64)
     _wait(comm.broadcast(size, 0, blocking=False))
     data = np.frombuffer(item, np.uint8) if comm.rank == 0 else np.empty(int(size[0]), np.uint8)
@@ -100,22 +102,31 @@ def _split(everyone: np.ndarray, counts: list[int]) -> list[bytes]:
 
 def _wait(request: Any) -> None:
     pause = 2e-5
-    while not request.test():
-        time.sleep(pause)
-        pause = min(pause * 1.5, _LONGEST_PAUSE)
-    request.wait()
+    with waiting(_WAIT):
+        while not request.test():
+            time.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST_PAUSE)
+        request.wait()
 
 
 _Outcome = tuple[tuple[type[DistArrayError], str] | None, Any]
 
 
-def _outcome(say: Callable[[], Any]) -> tuple[_Outcome, BaseException | None]:
+def _outcome(say: Callable[[], Any]) -> tuple[bytes, BaseException | None]:
+    """Return what others are told, and what went wrong here."""
     try:
-        return (None, say()), None
+        return pickle.dumps((None, say())), None
     except DistArrayError as error:
-        return ((type(error), str(error)), None), error
+        return pickle.dumps(((_kind(error), str(error)), None)), error
     except Exception as error:
-        return ((CheckpointError, f"{type(error).__name__}: {error}"), None), error
+        message = f"{type(error).__name__}: {error}"
+        return pickle.dumps(((CheckpointError, message), None)), error
+
+
+def _kind(error: DistArrayError) -> type[DistArrayError]:
+    """Return which error of the library this is, or is one of: others may lack the class."""
+    known = vars(errors).values()
+    return next(kind for kind in type(error).__mro__ if kind in known)
 
 
 def _raise_if_any(told: list[_Outcome], own: BaseException | None, comm: Communicator) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 
 from distarray.checkpoint import _rendezvous
 from distarray.checkpoint._arrays import Placing
+from distarray.checkpoint._asked import check_flags, checked_path, compare, same
 from distarray.checkpoint._boxes import whole
 from distarray.checkpoint._filling import fill
 from distarray.checkpoint._loading import Loading
 from distarray.checkpoint._manifest import Entry, Manifest, bare_manifest
 from distarray.checkpoint._safetensors import Item, read_header
-from distarray.comm import DeviceMesh
+from distarray.comm import Communicator, DeviceMesh
 from distarray.comm._world import base_of
 from distarray.errors import ArgumentError, CheckpointError
 from distarray.layout import Layout, Placement
@@ -74,6 +75,8 @@ def load_safetensors(
     ------
     CheckpointError
         A file is missing or damaged.
+    MismatchError
+        The ranks pass different paths or options, or, without ``into``, names or placements.
     StateDictError
         Names, shapes or dtypes do not fit; nothing has been changed.
 
@@ -87,29 +90,56 @@ def load_safetensors(
     """
     base = base_of(comm)
     _rendezvous.begin(base, "da.checkpoint.load_safetensors")
-    found = _rendezvous.first(base, lambda: _headers(os.path.abspath(path)))
+
+    def asked() -> tuple[str, bool, bool, bool]:
+        found = os.path.abspath(checked_path(path))
+        check_flags(strict=strict, cast=cast)
+        return found, into is None, strict, cast
+
+    where = same(base, "paths or options", asked)[0]
+    found = _rendezvous.first(base, lambda: _headers(where))
     plans: list[Any] = []
 
-    def plan() -> None:
-        manifest = _manifest(os.path.abspath(path), found, names)
-        template = into
+    def plan() -> list[tuple[Any, str, str]]:
+        manifest = _manifest(where, found, names)
+        template, chosen = into, []
         if into is None:
             template = {
                 name: _placing(name, entry, placements, mesh)
                 for name, entry in manifest.arrays.items()
             }
+            chosen = [_spelled(name, layout) for name, layout in template.items()]
         loading = Loading(manifest, template, base.rank, base.size, cast)
         made = loading.plan(template)
         loading.check(strict)
         plans.extend((loading, made))
+        return chosen
 
-    _rendezvous.each(base, plan)
+    _compare_chosen(_rendezvous.each(base, plan), base)
     loading, made = plans
 
     fill(loading.targets, loading.manifest, False, base)
     result: list[Any] = []
     _rendezvous.each(base, lambda: result.append(made()))
     return result[0]
+
+
+def _spelled(name: str, layout: Layout) -> tuple[Any, str, str]:
+    """Return on which mesh an array is to be, what it is called there, and how it is placed."""
+    mesh: Any = layout.mesh
+    return (mesh.shape, mesh.axis_names, mesh.flat_ranks), name, str(layout.placements)
+
+
+def _compare_chosen(everyone: Sequence[list[tuple[Any, str, str]]], comm: Communicator) -> None:
+    """Raise where ranks that make arrays on one mesh make different ones."""
+    first: dict[Any, list[tuple[Any, str, str]]] = {}
+    for chosen in everyone:
+        key = chosen[0][0] if chosen else None
+        told = first.setdefault(key, chosen)
+        if chosen != told or (not chosen and any(everyone)):
+            at = next((i for i, (a, b) in enumerate(zip(told, chosen, strict=False)) if a != b), 0)
+            shown = [": ".join(one[at][1:]) if one[at:] else "none" for one in everyone]
+            compare("names or placements", shown, shown, comm)
 
 
 def _headers(path: str) -> list[tuple[str, int, dict[str, Item]]]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from distarray.checkpoint import _files, _rendezvous
+from distarray.checkpoint._asked import check_flags, checked_path, same
 from distarray.checkpoint._blocks import Block
 from distarray.checkpoint._boxes import span, together_from
 from distarray.checkpoint._dtypes import is_coded, parsed, shown
@@ -72,7 +73,9 @@ def save_safetensors(
     DTypeError
         The format lacks a dtype.
     ArgumentTypeError
-        The state has values that are no arrays.
+        The state has values that are no arrays; the metadata is not text by text.
+    MismatchError
+        The ranks pass different states, paths or options.
     CheckpointError
         A rank could not write; then no file has been changed.
 
@@ -84,31 +87,34 @@ def save_safetensors(
     """
     base = base_of(comm)
     _rendezvous.begin(base, "da.checkpoint.save_safetensors")
+
+    def asked() -> tuple[str, int, dict[str, str], bool]:
+        found = checked_path(path)
+        limit = _bytes_of(max_shard_size)
+        if found.endswith(".safetensors") and limit:
+            raise ArgumentError(
+                f"path={found!r} is one file, and max_shard_size={max_shard_size!r} may need "
+                "several; pass a directory"
+            )
+        check_flags(check=check)
+        return os.path.abspath(found), limit, _told(metadata), check
+
+    where, limit, told, check = same(base, "paths or options", asked)
     saving = Saving(state)
-    limit = 0
 
     def node() -> Any:
-        nonlocal limit
-        limit = _bytes_of(max_shard_size)
         tree = saving.node(state, "")
         _check(saving, tree)
         return tree
 
-    options = os.path.abspath(path), max_shard_size, dict(metadata or {})
-    collect(saving, node, options, base)
+    collect(saving, node, base)
     plan = who_writes(saving, check, base)
-    single = os.fspath(path).endswith(".safetensors")
-    if single and limit:
-        raise ArgumentError(
-            f"path={os.fspath(path)!r} is one file, and max_shard_size={max_shard_size!r} may need "
-            "several; pass a directory"
-        )
-    directory = os.path.dirname(os.path.abspath(path)) if single else os.path.abspath(path)
+    single = where.endswith(".safetensors")
+    directory = os.path.dirname(where) if single else where
     shards = _sharded(saving.blocks, limit)
     names = [SINGLE] if len(shards) == 1 else _numbered(len(shards))
     if single:
-        names = [os.path.basename(path)]
-    told = {"format": "pt"} if metadata is None else dict(metadata)
+        names = [os.path.basename(where)]
     kind = "file" if single else "shards" if len(shards) > 1 else "model"
     _write(directory, names, shards, saving, plan, told, base, kind)
     return names
@@ -288,6 +294,23 @@ def _numbered(count: int) -> list[str]:
     return [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
 
 
+def _told(metadata: object) -> dict[str, str]:
+    """Return what the header says of a file; the format has text by text alone."""
+    if metadata is None:
+        return {"format": "pt"}
+    if not isinstance(metadata, Mapping):
+        raise ArgumentTypeError(
+            f"metadata={metadata!r} is of type {type(metadata).__name__}; pass a dictionary of text"
+        )
+    for key, value in metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise ArgumentTypeError(
+                f"metadata has {key!r}: {value!r}, and safetensors files take text alone; pass "
+                f"{str(key)!r}: {str(value)!r}"
+            )
+    return dict(metadata)
+
+
 def _bytes_of(size: int | str | None) -> int:
     if size is None:
         return 0
@@ -298,7 +321,7 @@ def _bytes_of(size: int | str | None) -> int:
                 number, unit = number[:-2], known
         try:
             found = int(float(number) * _UNITS[unit])
-        except ValueError:
+        except (ValueError, OverflowError):  # no number, or an infinite one
             found = 0
     else:
         found = size

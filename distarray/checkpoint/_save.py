@@ -6,13 +6,14 @@ import json
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from distarray.checkpoint import _background, _files, _rendezvous
+from distarray.checkpoint._asked import check_flags, checked_path, compare, same
 from distarray.checkpoint._blocks import Block
 from distarray.checkpoint._checksums import checksums
 from distarray.checkpoint._directory import (
@@ -30,8 +31,8 @@ from distarray.checkpoint._values import Node
 from distarray.checkpoint._writing import Part, parts_of, pieces_of, write_parts
 from distarray.comm import Communicator
 from distarray.comm._world import base_of
-from distarray.core._agreement import differing
-from distarray.errors import MismatchError
+
+_HINT = ", and wrap values that differ in da.checkpoint.PerRank"
 
 
 def save(
@@ -108,12 +109,30 @@ def save(
     base = base_of(comm)
     _background.finish(base)
     _rendezvous.begin(base, "da.checkpoint.save")
-    asked = os.fspath(path), step, keep_last, remove_later, async_op, check
+    asked = _Asked(path, step, keep_last, remove_later, async_op, check)
     request = _prepared(asked, state, base)
     if async_op:
         return _background.start(base, request)
     request.run(base)
     return None
+
+
+class _Asked(NamedTuple):
+    """The arguments of a save, but for the state."""
+
+    path: Any
+    step: Any
+    keep_last: Any
+    remove_later: Any
+    async_op: Any
+    check: Any
+
+    def checked(self) -> _Asked:
+        """Return them with the whole path; raise unless they are what they can be."""
+        path = checked_path(self.path)
+        checked_step(self.step, self.keep_last, self.remove_later)
+        check_flags(async_op=self.async_op, check=self.check)
+        return self._replace(path=os.path.abspath(path))
 
 
 @dataclass
@@ -189,18 +208,18 @@ class Request:
 # --- before anything is written ------------------------------------------------------------------
 
 
-def _prepared(asked: tuple[Any, ...], state: Any, comm: Communicator) -> Request:
+def _prepared(asked: _Asked, state: Any, comm: Communicator) -> Request:
     """Return what is to be written, once all ranks have found that they save the same."""
-    path, step, keep_last, remove_later, copied, check = asked
-    saving = Saving(state)
 
-    def node() -> Node:
-        checked_step(step, keep_last, remove_later)
+    def say() -> _Asked:
+        found = asked.checked()
         if comm.rank == 0:
-            check_newest(path, step, remove_later)
-        return saving.node(state, "")
+            check_newest(found.path, found.step, found.remove_later)
+        return found
 
-    tree = collect(saving, node, (os.path.abspath(path), *asked[1:]), comm)
+    path, step, keep_last, remove_later, copied, check = same(comm, "paths or options", say)
+    saving = Saving(state)
+    tree = collect(saving, lambda: saving.node(state, ""), comm)
     plan = who_writes(saving, check, comm)
     parts: list[Part] = []
     _rendezvous.each(comm, lambda: parts.extend(parts_of(saving.blocks, plan.mine, copied)))
@@ -210,7 +229,6 @@ def _prepared(asked: tuple[Any, ...], state: Any, comm: Communicator) -> Request
 def collect(
     saving: Saving,
     node: Callable[[], Node],
-    options: tuple[Any, ...],
     comm: Communicator,
 ) -> Node:
     """Return the tree of a state, the same on all ranks, with the values of each in it.
@@ -218,20 +236,20 @@ def collect(
     Raises
     ------
     MismatchError
-        The ranks have different trees or options.
+        The ranks have different trees.
     """
     tree: Node = None
 
     def say() -> tuple[Any, ...]:
         nonlocal tree
         tree = node()
-        return options, _digest(tree), saving.own
+        return _digest(tree), saving.own
 
-    everyone, trees, own = zip(*_rendezvous.each(comm, say), strict=True)
-    _compare("paths or options", everyone, everyone, comm)
+    trees, own = zip(*_rendezvous.each(comm, say), strict=True)
     if len(set(trees)) > 1:
         all_trees = _rendezvous.each(comm, lambda: tree)
-        _compare("names or values", [_unlike(all_trees[0], t) for t in all_trees], trees, comm)
+        shown = [_unlike(all_trees[0], t) for t in all_trees]
+        compare("names or values", shown, trees, comm, _HINT)
     for reduce in saving.later:
         reduce()
     return _with_own(tree, own) if any(own) else tree
@@ -263,14 +281,6 @@ def who_writes(saving: Saving, check: bool, comm: Communicator) -> Plan:
 
 _plans: weakref.WeakKeyDictionary[Communicator, dict[bytes, Plan]] = weakref.WeakKeyDictionary()
 """Who wrote what in the last save of a communicator: the next one is mostly alike."""
-
-
-def _compare(what: str, shown: Sequence[Any], values: Sequence[Any], comm: Communicator) -> None:
-    if any(value != values[0] for value in values):
-        raise MismatchError(
-            f"{what} of a checkpoint differ between ranks: {differing(shown, comm.ranks)}; pass "
-            "the same everywhere, and wrap values that differ in da.checkpoint.PerRank"
-        )
 
 
 def _digest(value: Any) -> bytes:
