@@ -14,7 +14,7 @@ from distarray.checkpoint._dtypes import spelled
 from distarray.checkpoint._loading import Loading
 from distarray.checkpoint._manifest import Entry
 from distarray.checkpoint._saving import Saving
-from distarray.checkpoint._values import Node
+from distarray.checkpoint._values import Node, items_of
 from distarray.comm import DeviceMesh, _backend, _memory, default_mesh, default_placements
 from distarray.core._base import new_array
 from distarray.errors import ArgumentTypeError
@@ -68,16 +68,17 @@ class _Plain(Adapter):
 
     def save(self, value: Any, saving: Saving, name: str) -> Node:
         """Save an array that is the same on all ranks."""
-        block = Block.of_whole(spelled(value.dtype), value)
+        block = Block.of_whole(spelled(value.dtype), items_of(value, name))
         return saving.array(value, block, name, "numpy")
 
     def load(self, value: Any, loading: Loading, name: str) -> Made:
         """Fill the array's own memory."""
-        if _backend.is_numpy(value) and not value.flags.writeable:
+        items = items_of(value, name)
+        if not items.flags.writeable:
             loading.entry(name)
             loading.refuse(f"{name} is read-only; pass a copy, or None for a new array")
             return lambda: value
-        loading.fill(name, Block.of_whole(spelled(value.dtype), value))
+        loading.fill(name, Block.of_whole(spelled(value.dtype), items))
         return lambda: value
 
 

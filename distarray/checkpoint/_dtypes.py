@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from distarray.core._arguments import check_travels
-from distarray.errors import CheckpointError
+from distarray.errors import CheckpointError, DTypeError
 
 Spec = str | dict[str, str]
 """How a dtype is written: a name, or ``{"numpy": description}`` for what has none."""
@@ -54,9 +54,14 @@ def spelled(dtype: np.dtype[Any]) -> Spec:
     Raises
     ------
     DTypeError
-        It holds Python objects.
+        It holds Python objects, or its items have no bytes.
     """
     check_travels(dtype)
+    if not dtype.itemsize:
+        raise DTypeError(
+            f"items of dtype {dtype} have no bytes, of which a checkpoint could hold them; leave "
+            "the array out, or convert it"
+        )
     if dtype.name in _PLAIN and dtype.isnative:
         return dtype.name
     if dtype.kind == "V":

@@ -52,7 +52,8 @@ class StoredArray:
         given = index if isinstance(index, tuple) else (index,)
         if not all(one is Ellipsis or isinstance(one, (int, np.integer, slice)) for one in given):
             return self[...][index]
-        if any(one is Ellipsis for one in given):
+        stays = any(one is Ellipsis for one in given)  # an array, also where it has no axes
+        if stays:
             at = next(i for i, one in enumerate(given) if one is Ellipsis)
             filling = (slice(None),) * (self.ndim - len(given) + 1)
             given = (*given[:at], *filling, *given[at + 1 :])
@@ -78,7 +79,7 @@ class StoredArray:
         if values.size:
             with Reader(self._manifest) as reader:
                 reader.read(self._entry, tuple(box), values)
-        return values[tuple(rest)]
+        return values[(*rest, ...) if stays else tuple(rest)]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         values = self[...]

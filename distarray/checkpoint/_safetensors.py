@@ -103,11 +103,17 @@ def _item(told: Mapping[str, Any], start: int) -> Item:
     spec = spec_of_code(told["dtype"])
     if spec is None:
         raise ValueError(f"dtype {told['dtype']!r} is not known to this version")
-    first, last = map(int, told["data_offsets"])
-    shape = tuple(map(int, told["shape"]))
+    first, last = _integers(told["data_offsets"])
+    shape = tuple(_integers(told["shape"]))
     if min((first, *shape)) < 0 or last - first != prod(shape) * parsed(spec).itemsize:
         raise ValueError(f"offsets {first} to {last} do not fit {spec} of shape {shape}")
     return Item(spec, shape, start + first, start + last)
+
+
+def _integers(told: Any) -> list[int]:
+    if not isinstance(told, list) or not all(type(one) is int for one in told):
+        raise ValueError(f"{told!r} is no list of integers")
+    return told
 
 
 def _check(path: str, items: Mapping[str, Item], start: int, size: int) -> None:

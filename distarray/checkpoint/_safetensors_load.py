@@ -167,10 +167,20 @@ def _headers(path: str) -> list[tuple[str, int, dict[str, Item]]]:
         if not isinstance(name, str) or os.path.basename(name) != name:
             raise CheckpointError(f"{path} names a file {name!r} outside of its directory")
     found = [_header(os.path.dirname(path), name) for name in files]
-    held = {name: os.path.basename(file) for file, _, items in found for name in items}
+    held = {os.path.basename(file): items for file, _, items in found}
     for name, file in told.items():
-        if held.get(name) != file:
+        if name not in held[file]:
             raise CheckpointError(f"{path} says that {name!r} is in {file}, where it is not")
+    seen: dict[str, str] = {}
+    for file, items in held.items():
+        for name in [name for name in items if told.get(name, file) != file]:
+            del items[name]  # the index takes that of another file
+        for name in items:
+            if seen.setdefault(name, file) != file:
+                raise CheckpointError(
+                    f"{seen[name]} and {file} both have {name!r}, and {path} does not say which "
+                    "counts; add it to its weight_map"
+                )
     return found
 
 

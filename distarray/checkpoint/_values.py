@@ -34,6 +34,7 @@ def encoded(value: Any, name: str) -> Node:
     if isinstance(value, np.generic):
         return {"scalar": spelled(value.dtype), "bytes": _text(value.tobytes())}
     if isinstance(value, np.ndarray):
+        value = items_of(value, name)
         data = _text(np.ascontiguousarray(value).tobytes())
         return {"values": spelled(value.dtype), "shape": list(value.shape), "bytes": data}
     if value is None or isinstance(value, (bool, str)):
@@ -52,6 +53,32 @@ def encoded(value: Any, name: str) -> Node:
         kind = "tuple" if isinstance(value, tuple) else "list"
         return {kind: [encoded(item, name) for item in value]}
     raise unknown(value, name)
+
+
+_SUBCLASSES = (np.ndarray, np.memmap, np.recarray)
+"""Arrays of NumPy that are no more than their items."""
+
+
+def items_of(value: np.ndarray, name: str) -> np.ndarray:
+    """Return an array of NumPy, over the same memory, that is no more than its items.
+
+    Raises
+    ------
+    ArgumentTypeError
+        It is of a subclass that has more, such as a mask or a unit, or computes in another way.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise ArgumentTypeError(
+            f"{name or 'the state'} is a masked array, and a checkpoint has no masks; pass "
+            "x.filled(), or np.ma.getdata(x) and np.ma.getmaskarray(x) under two names"
+        )
+    if type(value) not in _SUBCLASSES:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise ArgumentTypeError(
+            f"{name or 'the state'} is a {kind}, of which a checkpoint has the items alone; pass "
+            "np.asarray(x), and by itself what else it has"
+        )
+    return np.asarray(value)
 
 
 def unknown(value: Any, name: str) -> ArgumentTypeError:

@@ -274,3 +274,28 @@ def test_parallelized_modules_take_and_give_files(tmp_path):
     assert found.keys() == whole.keys()
     for name, value in whole.items():
         assert torch.equal(found[name], value)
+
+
+def test_an_index_says_which_of_two_files_counts(tmp_path):
+    for number in (1, 2):
+        state = {f"own{number}": np.ones(2), "w": np.full(3, float(number))}
+        da.checkpoint.save_safetensors(tmp_path / f"{number}.safetensors", state)
+    weights = {"own1": "1.safetensors", "own2": "2.safetensors"}
+    index = tmp_path / "model.safetensors.index.json"
+    for number in (1, 2):
+        index.write_text(json.dumps({"weight_map": weights | {"w": f"{number}.safetensors"}}))
+        found = da.checkpoint.load_safetensors(tmp_path)
+        assert set(found) == {"own1", "own2", "w"}
+        assert (found["w"].full_array() == number).all()
+    index.write_text(json.dumps({"weight_map": weights}))
+    with pytest.raises(CheckpointError, match=r"both have 'w', and .* does not say which"):
+        da.checkpoint.load_safetensors(tmp_path)
+
+
+@pytest.mark.parametrize("told", ["[Infinity, 8]", "[0, NaN]", "[0.0, 8]", "[true, 8]", '["0", 8]'])
+def test_offsets_that_are_no_integers(tmp_path, told):
+    header = f'{{"x": {{"dtype": "F64", "shape": [1], "data_offsets": {told}}}}}'.encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(CheckpointError, match=r"x\.safetensors has a header that cannot be read"):
+        da.checkpoint.load_safetensors(path)
