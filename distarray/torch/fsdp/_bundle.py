@@ -76,9 +76,7 @@ class Bundle:
 
     def gather(self, what: str) -> Handle:
         """Start to gather the wholes (collective); `arrive` takes what comes."""
-        # Outside of backward values may have been written through ``data``, which nothing counts.
-        if not self.is_current or torch._C._current_graph_task_id() == -1:
-            self._piece = None
+        self._drop_stale_piece()
         self._versions = tuple(m.version for m in self.members)
         if self._piece is not None:
             assert self._smaller is not None  # that keeps the piece
@@ -93,6 +91,12 @@ class Bundle:
             lambda behind: self.packed.gather(source, purpose, background=behind),
             alone=self.packed.is_alone,
         )
+
+    def _drop_stale_piece(self) -> None:
+        """Let go of what is kept among a smaller group, unless its values are those of now."""
+        # Outside of backward values may have been written through ``data``, which nothing counts.
+        if not self.is_current or torch._C._current_graph_task_id() == -1:
+            self._piece = None
 
     def arrive(self, buffer: Buffer) -> None:
         """Take a full buffer."""

@@ -39,8 +39,7 @@ class ExtendedBundle(Bundle):
 
     def gather(self, what: str) -> Handle:
         """Start to gather what the blocks have been turned into."""
-        if not self.is_current:
-            self._piece = None
+        self._drop_stale_piece()
         if self._piece is not None:
             return super().gather(what)
         self._versions = tuple(m.version for m in self.members)

@@ -53,6 +53,21 @@ def steps(module, x, count=3):
         optimizer.step()
 
 
+@pytest.mark.parametrize("keep", [True, False, 1, 2])
+@pytest.mark.parametrize("post", [put_bits, joined_bits])
+def test_calls_without_backward_in_between(keep, post):
+    def program():
+        mesh = da.init_device_mesh((3,), ("dp",))
+        mine = dt.fully_shard(copy.deepcopy(START), mesh, reshard_after_forward=keep)
+        mine.set_all_gather_extension("0.weight", as_bits, post)
+        for _ in range(3):
+            assert torch.equal(mine(X), START(X))
+            with torch.no_grad():
+                assert torch.equal(mine(X), START(X))
+
+    simulate(3, program, timeout=60)
+
+
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("keep", [True, False, 2])
 @pytest.mark.parametrize("post", [put_bits, joined_bits])
