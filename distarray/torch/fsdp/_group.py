@@ -23,6 +23,7 @@ from distarray.torch.fsdp._gradients import Gradients
 from distarray.torch.fsdp._parameter import ShardedParameter
 from distarray.torch.fsdp._policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from distarray.torch.fsdp._receiver import Receiver
+from distarray.torch.fsdp._recomputation import watch_reading
 from distarray.torch.fsdp._saved_wholes import forget, remember
 
 
@@ -92,6 +93,7 @@ class Group:
         self.ends_with_inputs = False
         self.is_lent = False
         self.calls = 0
+        watch_reading(self, self.members)
 
     def set_reshard_after_forward(self, value: bool | int) -> None:
         """Set what is kept after forward: nothing more, all, or the share of a smaller group."""
@@ -248,6 +250,30 @@ class Group:
             member.show(whole)
         self._shown = shown
         self._seen = list(map(_version, shown))
+
+    def show_in_backward(self) -> None:
+        """Let modules hold the wholes (collective), unless they hold some.
+
+        For what is computed anew in a backward pass, with the values that it was computed of.
+        """
+        if self._shown is not None or self.is_lent:
+            return
+        if self.context is None:
+            raise ArgumentError(
+                f"{self.name}: its parameters are read inside of a backward pass (a region of "
+                "torch.utils.checkpoint is computed again), and have never been whole. In a call "
+                "by torch.func.functional_call put the checkpoint around that call; outside of "
+                "calls of sharded modules read parameters outside of the checkpoint"
+            )
+        if not all(b.is_current for b in self._bundles):
+            raise ModifiedError(
+                f"parameters of {self.name}, of which the backward pass computes a region of "
+                "torch.utils.checkpoint again, have changed since the forward pass: call backward "
+                "before optimizer.step()"
+            )
+        self.context.backward().met(self)
+        self.ensure()
+        self.show()
 
     def check_unchanged(self) -> None:
         """Raise where what modules hold has been changed in place, which would be lost."""
