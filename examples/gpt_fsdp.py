@@ -1,9 +1,10 @@
 """Train the small GPT with sharded parameters, stop, and go on with any other number of ranks.
 
-Run it as ``mpiexec -n 4 python examples/gpt_fsdp.py --mesh 2,2 --save-every 100``: the weights are
-cut over the two ranks of a group, and each of them is shared out among the groups, which gather
-them layer by layer in bfloat16 and add up their gradients in float32. ``--resume`` goes on from
-the last checkpoint, on any mesh: ``mpiexec -n 3 python examples/gpt_fsdp.py --mesh 3,1 --resume``.
+Run it as ``mpiexec -n 4 python examples/gpt_fsdp.py --mesh 2,2 --steps 200``: the weights are cut
+over the two ranks of a group, and each of them is shared out among the groups, which gather them
+layer by layer in bfloat16 and add up their gradients in float32. ``--resume`` goes on from the last
+checkpoint to a later step, on any mesh:
+``mpiexec -n 3 python examples/gpt_fsdp.py --mesh 3,1 --steps 400 --resume``.
 """
 
 from __future__ import annotations
