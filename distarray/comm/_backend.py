@@ -83,6 +83,13 @@ def to_host(array: Buffer) -> np.ndarray:
     return host
 
 
+def bits(array: Buffer) -> Buffer:
+    """Return the items of structures as unsigned integers, which CuPy knows how to copy."""
+    if array.dtype.kind == "V" and array.dtype.itemsize in (1, 2, 4, 8):
+        return array.view(f"u{array.dtype.itemsize}")
+    return array
+
+
 def is_writeable(array: Buffer) -> bool:
     """Tell whether items may be written one by one; not where several share memory."""
     if is_numpy(array):

@@ -363,7 +363,9 @@ class ndarray:
             target.fill(value)
 
     def _take(self, source: ndarray) -> None:
-        """Copy values, broadcast and cast."""
+        """Copy values, broadcast and cast; of structures nothing, as CuPy 14.0."""
+        if self.dtype.kind == "V":
+            raise TypeError(f"structures such as {self.dtype} are not copied by kernels")
         launched("elementwise_copy")
         host = operand_of(source)[0]
         while host.ndim > self.ndim and host.shape[0] == 1:
@@ -374,6 +376,8 @@ class ndarray:
 
     def fill(self, value: Any) -> None:
         """Set every item to one value: zeros of either sign by setting bytes to 0."""
+        if self.dtype.kind == "V":
+            raise TypeError(f"structures such as {self.dtype} are not set by kernels")
         if isinstance(value, ndarray):
             if value.shape != ():
                 raise ValueError("non-scalar cupy.ndarray cannot be used for fill")
