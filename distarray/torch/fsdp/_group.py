@@ -19,6 +19,7 @@ from distarray.torch.fsdp import _node
 from distarray.torch.fsdp._bundle import Bundle
 from distarray.torch.fsdp._context import Context
 from distarray.torch.fsdp._extension import ExtendedBundle
+from distarray.torch.fsdp._functional import is_given
 from distarray.torch.fsdp._gradients import Gradients
 from distarray.torch.fsdp._parameter import ShardedParameter
 from distarray.torch.fsdp._policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
@@ -115,7 +116,12 @@ class Group:
         return self._is_whole
 
     def start(self) -> None:
-        """Begin to gather the wholes in the background, unless they are there or on their way."""
+        """Begin to gather the wholes in the background, unless they are there or on their way.
+
+        Nor where others are given, in a call by torch.func.
+        """
+        if self._shown is None and any(map(is_given, self.members)):
+            return
         self._refresh()
         if not self._is_whole and self._handles is None:
             self._handles = [b.gather(self.name) for b in self._bundles]
@@ -175,7 +181,8 @@ class Group:
         """Take the parameters that modules hold, should they be others by now."""
         if self._shown is None:
             for member in self.members:
-                member.adopt()
+                if not is_given(member):
+                    member.adopt()
 
     def _refresh(self) -> None:
         """Follow parameters that have been replaced, converted or changed in value."""

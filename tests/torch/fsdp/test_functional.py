@@ -129,6 +129,37 @@ def test_some_parameters_are_given():
     by_ranks(program)
 
 
+@pytest.mark.parametrize("kind", [nn.Parameter, lambda tensor: tensor.clone().requires_grad_()])
+@pytest.mark.parametrize("names", [["0.linear.weight"], ["2.weight", "2.bias"], None])
+def test_parameters_are_given_and_the_own_ones_used(kind, names):
+    """Also with nn.Parameters, which are not to stay; and next to ordinary calls."""
+
+    def program(mine, whole):
+        for module in (mine, whole):
+            for _ in range(2):  # the second time groups come early
+                mean_square(module, X).backward()
+        wholes = given(whole)
+        shares = shares_of(mine, wholes)
+        names_given = names or list(wholes)
+        before = dict(mine.named_parameters())
+        wholes = {n: kind(wholes[n]) for n in names_given}
+        shares = {n: kind(shares[n]) for n in names_given}
+        for module, named in ((whole, wholes), (mine, shares)):
+            loss = loss_of(module)(named, X) + mean_square(module, X) + loss_of(module)(named, X)
+            loss.backward()
+        check_gradients(mine, gradients(whole))
+        for name in names_given:
+            like = mine.get_parameter(name)
+            same(dt.full_tensor(dt.place_like(shares[name].grad, like)), wholes[name].grad, name)
+        after = dict(mine.named_parameters())
+        assert all(after[name] is before[name] for name in before)
+        with torch.no_grad():
+            same(loss_of(mine)(shares, X), loss_of(whole)(wholes, X), "loss")
+            same(mean_square(mine, X), mean_square(whole, X), "own loss")
+
+    by_ranks(program, (1, 2, 3))
+
+
 def test_gradients_of_parameters():
     def program(mine, whole):
         named = {n: p.detach() for n, p in mine.named_parameters()}
