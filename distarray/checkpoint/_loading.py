@@ -14,6 +14,7 @@ from distarray.checkpoint._manifest import Entry, Manifest
 from distarray.checkpoint._names import Containers, Names
 from distarray.checkpoint._reading import Reader
 from distarray.checkpoint._saving import PerRank, joined
+from distarray.checkpoint._sharing import Held, are_unlike, held, meeting
 from distarray.checkpoint._twins import differ
 from distarray.checkpoint._values import Node, decoded
 from distarray.errors import CheckpointError, StateDictError
@@ -37,6 +38,14 @@ class Unlike(NamedTuple):
     missing: list[str]
     unexpected: list[str]
     wrong: list[str]
+
+
+class _Twins(NamedTuple):
+    """Two names of one array or tensor; where its memory is known, that of both."""
+
+    first: str
+    other: str
+    pairs: list[tuple[Held, Held]]
 
 
 class Loading:
@@ -63,8 +72,9 @@ class Loading:
         self._leaves = Names(name for name, node in self._nodes.items() if not _is_container(node))
         self._used: set[str] = set()
         self.targets: list[Target] = []
-        self._filled: dict[object, str] = {}  # memory, and the name that it is filled from
-        self._twins: list[tuple[str, str]] = []  # names of the same memory
+        self._filled: dict[object, Held] = {}  # by memory
+        self._pieces: list[Held] = []
+        self._twins: list[_Twins] = []  # names of the same memory
         self._missing: list[str] = []
         self._wrong: list[str] = []
         self._differing: list[str] = []
@@ -134,19 +144,20 @@ class Loading:
                 f"{name} has items that share memory, as in a view by expand(); pass a copy"
             )
             return False
-        first = name
-        for piece in block.pieces:
-            first = self._filled.setdefault((*piece.memory(), str(spec)), name)
-        if first != name:
-            self.also(name, first)
+        mine = held(name, entry, block)
+        others = [self._filled.setdefault(piece.key, piece) for piece in mine]
+        firsts = {other.name for other in others}
+        if len(firsts) == 1 and name not in firsts:
+            self._twins.append(_Twins(firsts.pop(), name, list(zip(others, mine, strict=True))))
         else:
+            self._pieces += mine
             self.fill_from(entry, block)
         return True
 
     def also(self, name: str, first: str) -> None:
         """Take note that a name stands for memory that is filled from another name."""
         if self.entry(name) is not None:
-            self._twins.append((first, name))
+            self._twins.append(_Twins(first, name, []))
 
     def fill_from(self, entry: Entry, block: Block) -> None:
         """Let an array, that fits, be read into what this rank holds of it."""
@@ -223,10 +234,14 @@ class Loading:
         StateDictError
             Naming what is missing, unexpected or of another shape or dtype.
         """
+        for target in self.targets:
+            _ = target.entry.chunks  # which raises where the manifest is damaged
         unlike = self.unlike()
         wrong = [*unlike.wrong, *(self._differing if strict else ())]
         if strict and not wrong:
             wrong = self._different_twins()
+        if not wrong:
+            wrong = self._clashes()
         if strict and unlike.unexpected:
             wrong.insert(0, f"the checkpoint has and the state lacks {listed(unlike.unexpected)}")
         if strict and unlike.missing:
@@ -243,21 +258,36 @@ class Loading:
 
     def _different_twins(self) -> list[str]:
         """Return in words which names stand for the same memory and for different values."""
-        pairs = [(one, other) for one, other in self._twins if _is_array(self._nodes[one])]
-        if not pairs:
+        twins = [one for one in self._twins if _is_array(self._nodes[one.first])]
+        if not twins:
             return []
         with Reader(self.manifest, verify=False) as reader:
             return [
                 f"{one} and {other} are the same array or tensor here (tied, or a view), and "
                 f"differ in the checkpoint: untie them, or leave all but {one} out by strict=False"
+                for one, other, pairs in twins
+                if self._do_differ(reader, one, other, pairs)
+            ]
+
+    def _do_differ(
+        self, reader: Reader, one: str, other: str, pairs: list[tuple[Held, Held]]
+    ) -> bool:
+        if all(a.lies == b.lies for a, b in pairs):
+            first, second = self._array(self._nodes[one]), self._array(self._nodes[other])
+            return differ(reader, first, second, self.rank, self.size)
+        return any(are_unlike(reader, a, b) for a, b in pairs)
+
+    def _clashes(self) -> list[str]:
+        """Return in words which names share part of their memory, and cannot both be filled."""
+        pairs = list(meeting(self._pieces))
+        if not pairs:
+            return []
+        with Reader(self.manifest, verify=False) as reader:
+            return [
+                f"{one.name} and {other.name} share memory here, and the checkpoint does not have "
+                "the same values for what they share: pass arrays with memory of their own"
                 for one, other in pairs
-                if differ(
-                    reader,
-                    self._array(self._nodes[one]),
-                    self._array(self._nodes[other]),
-                    self.rank,
-                    self.size,
-                )
+                if are_unlike(reader, one, other)
             ]
 
     # --- what was stored -------------------------------------------------------------------------

@@ -172,13 +172,13 @@ def _headers(path: str) -> list[tuple[str, int, dict[str, Item]]]:
         if name not in held[file]:
             raise CheckpointError(f"{path} says that {name!r} is in {file}, where it is not")
     seen: dict[str, str] = {}
-    for file, items in held.items():
-        for name in [name for name in items if told.get(name, file) != file]:
+    for base, items in held.items():
+        for name in [name for name in items if told.get(name, base) != base]:
             del items[name]  # the index takes that of another file
         for name in items:
-            if seen.setdefault(name, file) != file:
+            if seen.setdefault(name, base) != base:
                 raise CheckpointError(
-                    f"{seen[name]} and {file} both have {name!r}, and {path} does not say which "
+                    f"{seen[name]} and {base} both have {name!r}, and {path} does not say which "
                     "counts; add it to its weight_map"
                 )
     return found

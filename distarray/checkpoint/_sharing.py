@@ -1,0 +1,165 @@
+"""Memory that is filled from several names: what they share, and whether that is alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from distarray.checkpoint._blocks import Block
+from distarray.checkpoint._boxes import runs
+from distarray.checkpoint._dtypes import Spec, parsed
+from distarray.checkpoint._manifest import Entry
+from distarray.checkpoint._reading import Reader
+from distarray.layout import box as boxes
+from distarray.typing import Box, Shape
+
+_BYTES_AT_ONCE = 8 << 20
+
+
+class Held(NamedTuple):
+    """A box of an array of a checkpoint, and the memory that it is to be read into.
+
+    Attributes
+    ----------
+    low, high
+        The first byte of the memory, and the one past the last.
+    order
+        The axes as they lie in memory, the slowest first; None where there are gaps.
+    """
+
+    name: str
+    entry: Entry
+    spec: Spec
+    box: Box
+    low: int
+    high: int
+    start: int
+    shape: Shape
+    strides: tuple[int, ...]
+    order: tuple[int, ...] | None
+
+    @property
+    def key(self) -> object:
+        """The same for memory of the same items, in whatever shape."""
+        if self.order is not None:
+            return self.low, self.high, str(self.spec)
+        return self.start, self.shape, self.strides, str(self.spec)
+
+    @property
+    def lies(self) -> object:
+        """The same where items of the same indices have the same memory."""
+        return self.box, self.entry.shape, self.start, self.shape, self.strides
+
+
+def held(name: str, entry: Entry, block: Block) -> list[Held]:
+    """Return the memory of the pieces of a block."""
+    itemsize = parsed(block.spec).itemsize
+    found = []
+    for piece in block.pieces:
+        start, shape, strides = piece.memory()
+        reach = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True)]
+        low = start + sum(one for one in reach if one < 0)
+        high = start + sum(one for one in reach if one > 0) + itemsize
+        order = _order(shape, strides, itemsize)
+        found.append(
+            Held(name, entry, block.spec, piece.box, low, high, start, shape, strides, order)
+        )
+    return found
+
+
+def _order(shape: Shape, strides: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
+    order = sorted(range(len(shape)), key=lambda i: (shape[i] == 1, strides[i]), reverse=True)
+    expected = itemsize
+    for axis in reversed(order):
+        if shape[axis] > 1:
+            if strides[axis] != expected:
+                return None
+            expected *= shape[axis]
+    return tuple(order)
+
+
+def meeting(pieces: list[Held]) -> Iterator[tuple[Held, Held]]:
+    """Yield which pieces, of different names, share memory."""
+    before: list[Held] = []
+    for piece in sorted(pieces, key=lambda one: one.low):
+        before = [one for one in before if one.high > piece.low]
+        for one in before:
+            if one.name != piece.name and _share_items(one, piece):
+                yield one, piece
+        before.append(piece)
+
+
+class _Memory:
+    """What NumPy sees as an array; nobody looks at its items."""
+
+    def __init__(self, piece: Held) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": f"|V{parsed(piece.spec).itemsize}",
+            "data": (piece.start, True),
+            "shape": piece.shape,
+            "strides": piece.strides,
+        }
+
+
+def _share_items(one: Held, other: Held) -> bool:
+    if one.order is not None and other.order is not None:
+        return True  # all bytes between the bounds are theirs
+    first, second = np.asarray(_Memory(one)), np.asarray(_Memory(other))
+    shares: Any = np.shares_memory
+    try:
+        return bool(shares(first, second, max_work=10**6))
+    except np.exceptions.TooHardError:
+        return True
+
+
+def are_unlike(reader: Reader, one: Held, other: Held) -> bool:
+    """Tell whether the checkpoint has different values for items that share memory.
+
+    True also where that cannot be told: where the memory has gaps, or items that meet in part.
+    """
+    itemsize = parsed(one.spec).itemsize
+    if one.order is None or other.order is None or one.spec != other.spec:
+        return one.lies != other.lies or one.spec != other.spec or _differ(reader, one, other)
+    if (one.low - other.low) % itemsize or one.entry.spec != other.entry.spec:
+        return True
+    start, stop = max(one.low, other.low), min(one.high, other.high)
+    step = max(1, _BYTES_AT_ONCE // itemsize) * itemsize
+    return any(
+        _values(reader, one, low, min(low + step, stop))
+        != _values(reader, other, low, min(low + step, stop))
+        for low in range(start, stop, step)
+    )
+
+
+def _differ(reader: Reader, one: Held, other: Held) -> bool:
+    if one.entry.spec != other.entry.spec:
+        return True
+    found = []
+    for entry in (one.entry, other.entry):
+        values = np.empty(boxes.shape(one.box), entry.dtype)
+        reader.read(entry, one.box, values)
+        found.append(values.tobytes())
+    return found[0] != found[1]
+
+
+def _values(reader: Reader, piece: Held, low: int, high: int) -> bytes:
+    """Return what the checkpoint has for some bytes of the memory of a piece."""
+    order = piece.order or ()
+    itemsize = parsed(piece.spec).itemsize
+    shape = tuple(piece.shape[axis] for axis in order)
+    assert prod(shape) * itemsize == piece.high - piece.low  # there are no gaps
+    found = []
+    first, last = (low - piece.low) // itemsize, (high - piece.low) // itemsize
+    for run in runs(shape, first, last):
+        at = dict(zip(order, run.box, strict=True))
+        box = tuple(
+            (start + at[axis][0], start + at[axis][1]) for axis, (start, _) in enumerate(piece.box)
+        )
+        values = np.empty(boxes.shape(box), piece.entry.dtype)
+        reader.read(piece.entry, box, values)
+        found.append(values.transpose(order).tobytes())
+    return b"".join(found)
