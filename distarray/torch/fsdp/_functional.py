@@ -113,7 +113,7 @@ class _Reduce(torch.autograd.Function):
             "torch.func.vmap (or jacrev) over gradients of sharded parameters: these are averages "
             "over the ranks, whose samples differ, so that there are none of single samples. Take "
             "them of whole ones: functional_call of a copy of the module that is not sharded, with "
-            "dt.state_dict(module)"
+            "dt.state_dict(module); or jacrev(..., chunk_size=1) for rows that are averages"
         )
 
 

@@ -13,6 +13,9 @@ from torch.func import (  # noqa: E402
     functional_call,
     grad,
     grad_and_value,
+    hessian,
+    jacfwd,
+    jacrev,
     vjp,
     vmap,
 )
@@ -282,7 +285,47 @@ def test_mixed_precision():
     on_ranks(2, program)
 
 
-def refused(match, program, **kwargs):
+def test_jacobians_by_inputs():
+    def program(mine, whole):
+        ways = [jacrev]
+        if next(mine.parameters()).shape[0] == 5:  # torch's level of tangents is of all threads
+            ways += [jacfwd, hessian]
+        for way in ways:
+            same(*(way(lambda x, m=m: m(x).square())(X[:2]) for m in (mine, whole)), way.__name__)
+
+    by_ranks(program, (1, 2))
+
+
+@pytest.mark.parametrize("way", [jacrev, jacfwd, hessian])
+def test_jacobians_by_parameters_are_refused(way):
+    refused(
+        "vmap .or .*(none of single samples|call the module once)",
+        lambda mine: way(lambda named: loss_of(mine)(named, X))(
+            {n: p.detach() for n, p in mine.named_parameters()}
+        ),
+        ranks=2 if way is jacrev else 1,
+    )
+
+
+def test_jacobians_by_parameters_row_by_row():
+    """Without vmap each row is a vjp: an average over the ranks, as gradients are."""
+
+    def program(mine, whole):
+        found = []
+        for module in (mine, whole):
+            named = {n: p.detach() for n, p in module.named_parameters()}
+
+            def outputs(named, module=module):
+                return functional_call(module, named, (X,)).square().mean(0)
+
+            found.append(jacrev(outputs, chunk_size=1)(named))
+        for row in range(2):
+            check(mine, *({n: g[row] for n, g in one.items()} for one in found), "row")
+
+    by_ranks(program)
+
+
+def refused(match, program, ranks=2, **kwargs):
     def on_rank(mesh):
         mine = sharded(layers(), mesh, **kwargs)
         with pytest.raises(ArgumentError, match=match):
@@ -292,7 +335,7 @@ def refused(match, program, **kwargs):
             mean_square(module, X).backward()
         check_gradients(mine, gradients(whole))
 
-    on_ranks(2, on_rank)
+    on_ranks(ranks, on_rank)
 
 
 def test_whole_tensors_are_refused():
