@@ -30,6 +30,7 @@ from typing import Any
 from distarray.checkpoint._boxes import tiles
 from distarray.checkpoint._directory import MANIFEST
 from distarray.checkpoint._dtypes import Spec, parsed
+from distarray.checkpoint._structure import check_structure, checked_row
 from distarray.errors import CheckpointError
 from distarray.layout import box as boxes
 from distarray.typing import Box, Shape
@@ -56,8 +57,12 @@ class Chunk:
 class Entry:
     """An array of a checkpoint."""
 
-    def __init__(self, name: str, told: dict[str, Any]) -> None:
+    def __init__(
+        self, name: str, told: dict[str, Any], path: str, files: list[tuple[str, int]]
+    ) -> None:
         self.name = name
+        self._path = path
+        self._files = files
         self.spec: Spec = told["dtype"]
         self.shape: Shape = tuple(told["shape"])
         self.layout: str = told.get("layout", "")
@@ -79,12 +84,16 @@ class Entry:
         """
         found = tuple(
             Chunk(file, offset, tuple(zip(starts, stops, strict=True)), checksums)
-            for file, offset, starts, stops, checksums in self._told["chunks"]
+            for file, offset, starts, stops, checksums in (
+                checked_row(row, self._path, self.name, len(self.shape), self._files)
+                for row in self._told["chunks"]
+            )
         )
         held = [chunk.box for chunk in found]
         if prod(self.shape) and not (len(set(held)) == len(held) and tiles(self.shape, held)):
             raise CheckpointError(
-                f"the chunks of {self.name!r}, of shape {self.shape}, do not make up the array"
+                f"{self._path} is damaged: the chunks of {self.name!r}, of shape {self.shape}, do "
+                "not make up the array"
             )
         return found
 
@@ -112,16 +121,16 @@ class Manifest:
         self.directory = directory
         self.path = os.path.join(directory, MANIFEST)
         told = _checked(text, self.path)
-        try:
-            self.id: str = told["id"]
-            self.world_size: int = told["world_size"]
-            self.block_bytes: int = told["block_bytes"]
-            self.files = [(str(name), int(size)) for name, size in told["files"]]
-            self.tree: Any = told["tree"]
-            self.saved: str = told["saved"]
-            self.arrays = {name: Entry(name, one) for name, one in told["arrays"].items()}
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{self.path} lacks what it should have: {error!r}") from None
+        check_structure(told, self.path)
+        self.id: str = told["id"]
+        self.world_size: int = told["world_size"]
+        self.block_bytes: int = told["block_bytes"]
+        self.files: list[tuple[str, int]] = [(name, size) for name, size in told["files"]]
+        self.tree: Any = told["tree"]
+        self.saved: str = told["saved"]
+        self.arrays = {
+            name: Entry(name, one, self.path, self.files) for name, one in told["arrays"].items()
+        }
 
 
 def bare_manifest(path: str, files: list[list[Any]], arrays: dict[str, Any]) -> Manifest:
@@ -130,7 +139,7 @@ def bare_manifest(path: str, files: list[list[Any]], arrays: dict[str, Any]) -> 
     found.directory, found.path = "", path
     found.id, found.saved, found.world_size, found.block_bytes = "", "", 1, BLOCK_BYTES
     found.files = [(name, size) for name, size in files]
-    found.arrays = {name: Entry(name, one) for name, one in arrays.items()}
+    found.arrays = {name: Entry(name, one, path, found.files) for name, one in arrays.items()}
     found.tree = {"dict": [[name, {"array": name, "kind": "distarray"}] for name in arrays]}
     return found
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import distarray as da
 from distarray.checkpoint._manifest import compose
+from distarray.errors import CheckpointError
 from distarray.testing import simulate
 
 VALUE = np.random.default_rng(0).standard_normal((60, 40))
@@ -111,8 +112,8 @@ def test_each_damage_is_said(whole, tmp_path):
         "digest",
     )
     damaged(lambda p: rewrite(p, files=[["../x", 3]] * 2), "outside itself")
-    damaged(lambda p: rewrite(p, files=[]), "names file 0, and has none")
-    damaged(lambda p: rewrite(p, arrays={}), "has no array")
+    damaged(lambda p: rewrite(p, files=[]), "the 0 bytes stored")
+    damaged(lambda p: rewrite(p, arrays={}), "must be one of 'arrays'")
 
 
 def test_manifests_whose_chunks_do_not_make_up_the_array_are_refused(whole, tmp_path):
@@ -125,3 +126,56 @@ def test_manifests_whose_chunks_do_not_make_up_the_array_are_refused(whole, tmp_
     (copy / "manifest.json").write_bytes(compose(told))
     with pytest.raises(da.errors.CheckpointError, match="do not make up"):
         da.checkpoint.load(copy)
+
+
+EDITS = {
+    "no files": lambda m: m.update(files=None),
+    "a file of no size": lambda m: m["files"][0].__setitem__(1, None),
+    "a file of text": lambda m: m["files"].__setitem__(0, "x"),
+    "no arrays": lambda m: m.update(arrays=[]),
+    "no world": lambda m: m.update(world_size="4"),
+    "blocks of nothing": lambda m: m.update(block_bytes=0),
+    "no date": lambda m: m.pop("saved"),
+    "no tree": lambda m: m.pop("tree"),
+    "a tree of a list": lambda m: m.update(tree=[]),
+    "a dtype of nothing": lambda m: m["arrays"]["x"].update(dtype=None),
+    "no shape": lambda m: m["arrays"]["x"].update(shape=None),
+    "a shape of text": lambda m: m["arrays"]["x"].update(shape=["60", 40]),
+    "a huge shape": lambda m: m["arrays"]["x"].update(shape=[10**30, 40]),
+    "a huge empty shape": lambda m: m["arrays"]["x"].update(shape=[2**62, 0, 2**62]),
+    "a layout of numbers": lambda m: m["arrays"]["x"].update(layout=5),
+    "no array": lambda m: m["arrays"].update(x=None),
+    "no chunks": lambda m: m["arrays"]["x"].update(chunks=None),
+    "a chunk of nothing": lambda m: m["arrays"]["x"]["chunks"].__setitem__(0, None),
+    "a chunk of little": lambda m: m["arrays"]["x"]["chunks"][0].pop(),
+    "a chunk of no file": lambda m: m["arrays"]["x"]["chunks"][0].__setitem__(0, -1),
+    "a chunk of another file": lambda m: m["arrays"]["x"]["chunks"][0].__setitem__(0, 99),
+    "an offset below 0": lambda m: m["arrays"]["x"]["chunks"][0].__setitem__(1, -8),
+    "an offset of parts": lambda m: m["arrays"]["x"]["chunks"][0].__setitem__(1, 1.5),
+    "a corner of text": lambda m: m["arrays"]["x"]["chunks"][0].__setitem__(2, "ab"),
+    "few axes": lambda m: m["arrays"]["x"]["chunks"][0][3].pop(),
+    "checksums of numbers": lambda m: m["arrays"]["x"]["chunks"][0].__setitem__(4, 5),
+    "an unknown array": lambda m: m["tree"]["dict"][0][1].update(array="other"),
+    "an array of a list": lambda m: m["tree"]["dict"][0][1].update(array=[]),
+    "no pair": lambda m: m["tree"]["dict"].__setitem__(0, 5),
+    "a key of a list": lambda m: m["tree"]["dict"][0].__setitem__(0, {"list": []}),
+    "an empty object": lambda m: m["tree"]["dict"][0].__setitem__(1, {}),
+    "values of nothing": lambda m: m["tree"]["dict"][0].__setitem__(1, {"values": "float64"}),
+    "pairs of nothing": lambda m: m["tree"].update(dict=None),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("wants", [False, True])
+def test_manifests_of_another_structure_are_named(whole, tmp_path, edit, wants):
+    shutil.copytree(whole, tmp_path / "x")
+    file = tmp_path / "x" / "manifest.json"
+    told = json.loads(file.read_text())
+    del told["blake2b"]
+    EDITS[edit](told)
+    file.write_bytes(compose(told))
+    here = np.full((60, 40), 7.0)
+    state = {"x": here, "n": None, "step": None, "name": None} if wants else None
+    with pytest.raises(CheckpointError, match=r"x.manifest\.json( is damaged)?: "):
+        da.checkpoint.load(tmp_path / "x", state)
+    assert (here == 7).all()
