@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from distarray import errors
 from distarray.comm import Communicator
 from distarray.comm._waiting import waiting
 from distarray.errors import CheckpointError, DistArrayError
@@ -125,8 +124,8 @@ def _outcome(say: Callable[[], Any]) -> tuple[bytes, BaseException | None]:
 
 def _kind(error: DistArrayError) -> type[DistArrayError]:
     """Return which error of the library this is, or is one of: others may lack the class."""
-    known = vars(errors).values()
-    return next(kind for kind in type(error).__mro__ if kind in known)
+    ours = DistArrayError.__module__
+    return next(kind for kind in type(error).__mro__ if kind.__module__ == ours)
 
 
 def _raise_if_any(told: list[_Outcome], own: BaseException | None, comm: Communicator) -> None:
