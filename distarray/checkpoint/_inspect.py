@@ -122,7 +122,8 @@ class Opened(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return (
-            f"<checkpoint {self.path}, saved {self.saved} by {self.world_size}: {len(self)} values>"
+            f"<checkpoint {self.path}, saved {self.saved} by {self.world_size} "
+            f"rank{'' if self.world_size == 1 else 's'}: {len(self)} values>"
         )
 
 
