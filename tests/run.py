@@ -36,10 +36,30 @@ RUN_SECONDS = {0: 720.0, 1: 180.0, 2: 180.0, 3: 180.0, 4: 240.0, 8: 240.0}
 TEST_SECONDS = 120
 MOST_RESTARTS = 6
 LOG_LINES = 40
-ON_DEVICE = ("gpu", "array", "redistribute/test_background.py", "random/test_generator.py")
-"""Files and folders that run once more with blocks on a device."""
+ON_DEVICE = (
+    "gpu",
+    "array",
+    "redistribute/test_background.py",
+    "random/test_generator.py",
+    "torch/test_buffers.py",
+    "torch/test_clip.py",
+    "torch/test_full.py",
+    "torch/test_moves.py",
+    "torch/test_replicate.py",
+    "torch/fsdp/test_extensions.py",
+    "torch/fsdp/test_precision.py",
+    "checkpoint/test_torch.py",
+)
+"""Files and folders that run once more with blocks, or tensors, on a device."""
 EXAMPLES_ON_DEVICE = 4
-MPI_ON_DEVICE = ("test_engine.py", "test_shapes.py", "test_random.py", "test_redistribute.py")
+MPI_ON_DEVICE = (
+    "test_engine.py",
+    "test_shapes.py",
+    "test_random.py",
+    "test_redistribute.py",
+    "test_torch_moves.py",
+    "test_torch_replicate.py",
+)
 RANKS_ON_DEVICE = 3
 
 

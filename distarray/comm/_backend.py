@@ -90,6 +90,13 @@ def bits(array: Buffer) -> Buffer:
     return array
 
 
+def assign(dst: Buffer, src: Any) -> None:
+    """Set items to those of an array of the same dtype and shape."""
+    if dst.dtype.kind == "V" and not is_numpy(dst):
+        dst, src = bits(dst), bits(src)
+    dst[...] = src
+
+
 def is_writeable(array: Buffer) -> bool:
     """Tell whether items may be written one by one; not where several share memory."""
     if is_numpy(array):

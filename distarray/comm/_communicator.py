@@ -429,7 +429,7 @@ class Communicator(Reducer):
 
 
 def _copied(send: Buffer, recv: Buffer) -> Request:
-    recv.reshape(-1)[...] = send.reshape(-1)
+    _backend.assign(recv.reshape(-1), send.reshape(-1))
     return Completed(recv)
 
 

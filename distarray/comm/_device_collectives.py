@@ -68,7 +68,7 @@ class DeviceCollectives:
         """Put part ``rank`` of the root's ``send`` into ``recv``."""
         if send is not None:
             start, stop = offsets(counts)[root : root + 2]
-            recv.reshape(-1)[...] = send.reshape(-1)[start:stop]
+            _backend.assign(recv.reshape(-1), send.reshape(-1)[start:stop])
         plan = _device_messages.scatter(self._rank, send, recv, counts, root)
         return self._exchange(plan, blocking)
 
@@ -140,7 +140,7 @@ class DeviceCollectives:
         device = _backend.device_of(send)
         if in_place:
             copy = _memory.empty((n,), flat.dtype, device)
-            copy[...] = own
+            _backend.assign(copy, own)
             own = copy
         received = [n] * self._size
         received[rank] = 0
@@ -165,7 +165,7 @@ class DeviceCollectives:
         """Copy what this rank sends to itself, on the current stream."""
         if mine[0] < mine[1]:
             start, stop = starts[self._rank], starts[self._rank + 1]
-            recv.reshape(-1)[start:stop] = send.reshape(-1)[mine[0] : mine[1]]
+            _backend.assign(recv.reshape(-1)[start:stop], send.reshape(-1)[mine[0] : mine[1]])
 
     def _exchange(self, plan: Plan, blocking: bool) -> Request:
         if self._direct is None:

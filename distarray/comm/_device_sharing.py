@@ -197,7 +197,7 @@ def _copied(block: Buffer) -> Buffer:
         _staging = _cuda().MemoryPool()
     cupy = _backend.module("cuda")
     copy = cupy.ndarray(block.shape, block.dtype, memptr=_staging.malloc(block.nbytes))
-    _backend.bits(copy)[...] = _backend.bits(block)
+    _backend.assign(copy, block)
     return copy
 
 

@@ -65,7 +65,7 @@ class SimulatedCommunicator(Communicator):
     ) -> Request:
         def take(brought: list[Any]) -> None:
             for part, values in zip(parts(recv, counts), brought, strict=True):
-                part[...] = values
+                _backend.assign(part, values)
 
         doing = f"all_gather of {send.dtype} counts {tuple(counts)}"
         return self._round(doing, send.copy(), take, blocking)
@@ -105,7 +105,7 @@ class SimulatedCommunicator(Communicator):
                         f"in all_to_all rank {source} sends {values[self.rank].size} elements to "
                         f"rank {self.rank}, which expects {targets[source].size}"
                     )
-                targets[source][...] = values[self.rank]
+                _backend.assign(targets[source], values[self.rank])
 
         return self._round(
             f"all_to_all of {send.dtype}", parts(send.copy(), send_counts), take, blocking
@@ -114,7 +114,7 @@ class SimulatedCommunicator(Communicator):
     def _broadcast(self, array: np.ndarray, root: int, blocking: bool) -> Request:
         def take(brought: list[Any]) -> None:
             if self.rank != root:
-                array[...] = brought[root]
+                _backend.assign(array, brought[root])
 
         doing = f"broadcast of {array.size} {array.dtype} from rank {root}"
         return self._round(doing, array.copy() if self.rank == root else None, take, blocking)
@@ -123,7 +123,7 @@ class SimulatedCommunicator(Communicator):
         self, send: np.ndarray | None, recv: np.ndarray, counts: Counts, root: int, blocking: bool
     ) -> Request:
         def take(brought: list[Any]) -> None:
-            recv[...] = brought[root][self.rank]
+            _backend.assign(recv, brought[root][self.rank])
 
         doing = f"scatter of {recv.dtype} counts {tuple(counts)} from rank {root}"
         bringing = None if send is None else parts(send.copy(), counts)
@@ -135,7 +135,7 @@ class SimulatedCommunicator(Communicator):
         def take(brought: list[Any]) -> None:
             if recv is not None:
                 for part, values in zip(parts(recv, counts), brought, strict=True):
-                    part[...] = values
+                    _backend.assign(part, values)
 
         doing = f"gather of {send.dtype} counts {tuple(counts)} to rank {root}"
         return self._round(doing, send.copy(), take, blocking)
