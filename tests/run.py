@@ -53,12 +53,12 @@ ON_DEVICE = (
 """Files and folders that run once more with blocks, or tensors, on a device."""
 EXAMPLES_ON_DEVICE = 4
 MPI_ON_DEVICE = (
-    "test_engine.py",
-    "test_shapes.py",
-    "test_random.py",
-    "test_redistribute.py",
-    "test_torch_moves.py",
-    "test_torch_replicate.py",
+    "mpi/test_engine.py",
+    "mpi/test_shapes.py",
+    "mpi/test_random.py",
+    "mpi/test_redistribute.py",
+    "mpi/test_torch_moves.py",
+    "gpu/test_torch_on_gpu.py",
 )
 RANKS_ON_DEVICE = 3
 
@@ -148,7 +148,7 @@ def _again(paths: list[str], counts: list[int]) -> list[Run]:
     """Return what runs once more under MPI with its blocks on a device."""
     if paths or RANKS_ON_DEVICE not in counts:
         return []
-    files = [str(ROOT / "tests" / "mpi" / name) for name in MPI_ON_DEVICE]
+    files = [str(ROOT / "tests" / name) for name in MPI_ON_DEVICE]
     return [Run(RANKS_ON_DEVICE, files, f"on {_device()}", "cuda")]
 
 

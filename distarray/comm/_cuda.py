@@ -14,7 +14,7 @@ import contextlib
 import importlib
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -40,6 +40,9 @@ _LOCAL_RANK: Final = (
 _bound: ContextVar[int | None] = ContextVar("distarray_gpu", default=None)
 """The GPU of a simulated rank; its background work inherits it."""
 _bound_process: int | None = None
+
+spare: list[Callable[[], Any]] = []
+"""Each gives back to CUDA what another library keeps of a GPU's memory without using it."""
 _told = False
 
 
@@ -196,7 +199,12 @@ def empty(shape: Shape, dtype: Any, device: str) -> Buffer:
     use(number)
     check_dtype(dtype)
     try:
-        block = library.empty(shape, dtype)
+        try:
+            block = library.empty(shape, dtype)
+        except library.cuda.memory.OutOfMemoryError:
+            for give_back in spare:
+                give_back()
+            block = library.empty(shape, dtype)
     except library.cuda.memory.OutOfMemoryError as error:
         nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         raise OutOfMemoryError(

@@ -168,6 +168,7 @@ def _follow(number: int) -> None:
         cupy.cuda.ExternalStream(stream, number).use().wait_event(event)
     if _work_on not in followers:
         followers.append(_work_on)
+        _cuda.spare.append(torch.cuda.empty_cache)
 
 
 def _stream_of_torch(number: int) -> int:
