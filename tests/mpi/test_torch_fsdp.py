@@ -120,6 +120,8 @@ def test_wide_layers_with_mixed_precision(mesh):
 @pytest.mark.filterwarnings("ignore")  # of the compiler itself
 def test_compiled(mesh, what):
     """More layers than the compiler would compile one by one: they share what it makes."""
+    if mesh.size > 2:
+        pytest.skip("every rank compiles the same: two show it")
     torch.compiler.reset()
     whole = nn.Sequential(*(Block(6, 9) for _ in range(10))).double()
     with torch.no_grad():
