@@ -324,7 +324,7 @@ def redistribute(
     """Return `array` under other placements or on another mesh; see the public method."""
     src = array._layout
     dst = target(src, placements, mesh, cuts)
-    if device_of(src) != device_of(dst):
+    if dst.mesh is not src.mesh and device_of(src) != device_of(dst):
         return _to_another_device(array, dst, async_op, max_bytes)
     block = averaged(array._local, dst)
     if async_op:

@@ -50,7 +50,9 @@ def namespace_of(array: Buffer) -> Any:
 
 def device_of(array: Buffer) -> str:
     """Return "cpu", or "cuda:<number>" of the GPU that holds an array."""
-    return f"cuda:{array.device.id}" if is_cupy(array) else "cpu"
+    if type(array) is not np.ndarray and is_cupy(array):
+        return f"cuda:{array.device.id}"
+    return "cpu"
 
 
 def is_here(array: Buffer, device: str) -> bool:
@@ -62,6 +64,8 @@ def is_here(array: Buffer, device: str) -> bool:
 
 def asarray(value: Any, device: str | None = None, dtype: Any = None) -> Buffer:
     """Return ``value`` as a buffer on ``device``, copied only where it must be."""
+    if type(value) is np.ndarray and device == "cpu" and dtype is None:
+        return value
     if kind_of(device) == "cpu":
         return np.asarray(to_host(value) if is_cupy(value) else value, dtype=dtype)
     library = module(device)
@@ -106,6 +110,8 @@ def is_writeable(array: Buffer) -> bool:
 
 def may_share_memory(a: Buffer, b: Buffer) -> bool:
     """Tell whether two arrays may look at the same memory."""
+    if type(a) is type(b) is np.ndarray:
+        return np.may_share_memory(a, b)
     if is_numpy(a) is not is_numpy(b) or not a.size or not b.size:
         return False
     return bool(namespace_of(a).may_share_memory(a, b))

@@ -202,18 +202,17 @@ class Channel:
         MismatchError
             On entering: the ranks passed different tokens.
         """
-        if not _backend.is_numpy(block):
+        views = _Views(self, block, token, what, closing)
+        if views.on_device:
             self.reached_on_device()
-        return _Views(self, block, token, what, closing)
+        return views
 
-    def _offer(self, block: Buffer) -> Buffer | None:
+    def _offer(self, block: np.ndarray) -> np.ndarray | None:
         """Put a block into the own slot, or say there where it lies in the own arena.
 
         Returns what must stay alive until all have read it.
         """
         slot = self._mine[self._round & 1]
-        if not _backend.is_numpy(block):
-            return self._lend(block, slot)
         if block.nbytes > INLINE_BYTES:
             own = _in_arena(block)
             lent = block if own else _stage(block)
@@ -225,8 +224,9 @@ class Channel:
         slot.put(block)
         return None
 
-    def _lend(self, block: Buffer, slot: Slot) -> Buffer:
-        """Say in a slot where a block on a GPU lies; return what must stay alive."""
+    def _lend(self, block: Buffer) -> Buffer:
+        """Say in the own slot where a block on a GPU lies; return what must stay alive."""
+        slot = self._mine[self._round & 1]
         if len(self._near) == 1:  # nobody reads it
             slot.words[KIND] = BLOCK_ON_DEVICE
             return block
@@ -329,10 +329,10 @@ class _Views:
         "_channel",
         "_closing",
         "_lent",
-        "_on_device",
         "_open",
         "_token",
         "_what",
+        "on_device",
     )
 
     def __init__(
@@ -343,20 +343,20 @@ class _Views:
         self._token = token
         self._what = what
         self._closing = closing
-        self._on_device = not _backend.is_numpy(block)
+        self.on_device = not _backend.is_numpy(block)
         self._lent: Buffer | None = None
         self._open = False
 
     def __enter__(self) -> list[Buffer | None]:
         channel, block = self._channel, self._block
         words = channel._mine[channel._round & 1].words
-        self._lent = channel._offer(block)
+        self._lent = channel._lend(block) if self.on_device else channel._offer(block)
         views: list[Buffer | None] = [None] * channel.size
         views[channel.me] = block
         lent = self._lent is not None and words[KIND] == BLOCK_IN_ARENA
         others = channel._complete_round(words, self._token, self._what)
         channel._unread = None  # everybody has left the round before
-        if self._on_device:
+        if self.on_device:
             others = [(rank, other) for rank, other in others if rank in channel._near]
             lent = max(map(len, channel.reached_on_device())) > 1  # all wait, or nobody
         for rank, other in others:
@@ -368,7 +368,7 @@ class _Views:
     def __exit__(self, *_: object) -> None:
         # What travelled inside the slots was copied there, and other copies are kept: nobody needs
         # to wait for the readers.
-        if self._on_device:
+        if self.on_device:
             _device_sharing.read()
         if self._open:
             self._channel.barrier()

@@ -44,7 +44,9 @@ def copy_box(dst: Buffer, src: Buffer, *, total: int = 0) -> None:
     """
     nbytes = dst.nbytes
     if nbytes < _KERNEL_BYTES or not _plain(dst, src):
-        if isinstance(dst, np.ndarray) or not copied([(dst, src)]):
+        if isinstance(dst, np.ndarray):
+            dst[...] = src
+        elif not copied([(dst, src)]):
             _backend.assign(dst, src)
         return
     streaming = max(total, nbytes) >= STREAMING_BYTES

@@ -199,10 +199,10 @@ class _Doing:
 
 
 def _agreed(
-    number: int, step: BoundStep, purpose: Purpose | None, local: Buffer
+    number: int, step: BoundStep, purpose: Purpose | None, device: str
 ) -> tuple[int, object]:
     """Return the token of a step for a purpose and a kind of device, and what says it."""
-    if not _backend.is_numpy(local):
+    if device != "cpu":
         number ^= _ON_GPU
     return (number, step) if purpose is None else (number ^ purpose.token, _Doing(purpose, step))
 
@@ -313,25 +313,26 @@ class _Exchange:
 
     def _run(self, local: Buffer, purpose: Purpose | None) -> Buffer:
         communicator = self._communicator
+        device = _backend.device_of(local)
         if communicator is None:
-            out = _memory.empty(self._shape, self._dtype, _backend.device_of(local))
+            out = _memory.empty(self._shape, self._dtype, device)
             self._take([local], out)
             return out
-        number, what = _agreed(self._token, self, purpose, local)
+        number, what = _agreed(self._token, self, purpose, device)
         if self._whole and local.nbytes <= SMALL_BYTES:
             op = self._op
             assert op is not None  # it reduces
             reduced = communicator.all_reduce_small(local, op, number, what)
             if reduced is not None:
-                return _backend.asarray(reduced, _backend.device_of(local))
-        out = _memory.empty(self._shape, self._dtype, _backend.device_of(local))
+                return _backend.asarray(reduced, device)
+        out = _memory.empty(self._shape, self._dtype, device)
         with communicator.views(local, number, what) as views:
             if any(view is None for view in views):
-                device = _backend.kind_of(_backend.device_of(local))
-                wire = self._wires.get(device)
+                kind = _backend.kind_of(device)
+                wire = self._wires.get(kind)
                 if wire is None:
                     reached = [view is not None for view in views]
-                    wire = self._wires[device] = Wire(self._step, communicator, reached, device)
+                    wire = self._wires[kind] = Wire(self._step, communicator, reached, kind)
                 wire.exchange(local, views, out)
             else:
                 self._take(views, out)
@@ -382,7 +383,7 @@ class _AllReduce:
         if communicator is None:
             reduce_into(out, [local], self._op)
             return out
-        number, what = _agreed(self._token, self, purpose, local)
+        number, what = _agreed(self._token, self, purpose, device)
         if not communicator.reaches_all_on(device):
             communicator.agree(number, what)
             source, target = _contiguous(local).reshape(-1), out.reshape(-1)
