@@ -25,7 +25,7 @@ from numpy import (
     uint64,
 )
 
-from distarray import checkpoint, errors, random
+from distarray import checkpoint, errors, memory, random
 from distarray.array._array import (
     DistArray,
     distribute_array,
@@ -435,6 +435,7 @@ __all__ = [
     "max",
     "maximum",
     "mean",
+    "memory",
     "min",
     "minimum",
     "mod",

@@ -112,7 +112,7 @@ def info() -> None:
             platform.node(),
             os.getpid(),
             len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            bytes_text(_memory.stats().limit),
+            bytes_text(_memory.stats().limit or 0),
         )
     )
     shared = _shared_memory(comm)

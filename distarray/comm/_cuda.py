@@ -16,7 +16,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -37,12 +37,33 @@ _LOCAL_RANK: Final = (
 )
 """Where launchers say which rank of its node a process is."""
 
+T = TypeVar("T")
+
 _bound: ContextVar[int | None] = ContextVar("distarray_gpu", default=None)
 """The GPU of a simulated rank; its background work inherits it."""
 _bound_process: int | None = None
 
-spare: list[Callable[[], Any]] = []
-"""Each gives back to CUDA what another library keeps of a GPU's memory without using it."""
+
+
+class Keeper(NamedTuple):
+    """Another library that keeps memory of GPUs.
+
+    Attributes
+    ----------
+    name
+        Of the library.
+    reserved
+        How many bytes of a GPU it has, by the number of the GPU.
+    give_back
+        Returns to CUDA what it does not use.
+    """
+
+    name: str
+    reserved: Callable[[int], int]
+    give_back: Callable[[], Any]
+
+
+keepers: list[Keeper] = []
 _told = False
 
 
@@ -113,13 +134,7 @@ def bind(device: str, local_rank: int | None, *, simulated: bool = False) -> int
     have = count(device)
     told = device.partition(":")[2]
     if told:
-        number = int(told)
-        if number >= have:
-            shown = "only GPU 0" if have == 1 else f"GPUs 0 to {have - 1}"
-            raise DeviceError(
-                f"device {device!r} is not there: this process sees {shown}; use one of them, or "
-                "device='cuda' for the one that is this rank's"
-            )
+        number = _existing(int(told), have)
     elif have == 1:
         number = 0
     elif local_rank is None:
@@ -135,6 +150,16 @@ def bind(device: str, local_rank: int | None, *, simulated: bool = False) -> int
     else:
         _bound_process = number
     use(number)
+    return number
+
+
+def _existing(number: int, have: int) -> int:
+    if number >= have:
+        shown = "only GPU 0" if have == 1 else f"GPUs 0 to {have - 1}"
+        raise DeviceError(
+            f"device 'cuda:{number}' is not there: this process sees {shown}; use one of them, or "
+            "device='cuda' for the one that is this rank's"
+        )
     return number
 
 
@@ -163,10 +188,13 @@ def number_of(device: str) -> int:
     told = device.partition(":")[2]
     if told:
         return int(told)
-    bound = _bound.get()
-    if bound is None:
-        bound = _bound_process
+    bound = _bound_number()
     return bind(device, local_rank()) if bound is None else bound
+
+
+def _bound_number() -> int | None:
+    bound = _bound.get()
+    return _bound_process if bound is None else bound
 
 
 def use(number: int) -> None:
@@ -198,21 +226,76 @@ def empty(shape: Shape, dtype: Any, device: str) -> Buffer:
     number = number_of(device)
     use(number)
     check_dtype(dtype)
-    try:
-        try:
-            block = library.empty(shape, dtype)
-        except library.cuda.memory.OutOfMemoryError:
-            for give_back in spare:
-                give_back()
-            block = library.empty(shape, dtype)
-    except library.cuda.memory.OutOfMemoryError as error:
-        nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        raise OutOfMemoryError(
-            f"cannot have {nbytes} bytes for a local block of shape {tuple(shape)} on GPU {number}"
-            f": {error} Use more ranks, a smaller dtype, or drop arrays first"
-        ) from error
+    block = with_memory(lambda: library.empty(shape, dtype), number)
     after_allocation()
     return block
+
+
+def with_memory(work: Callable[[], T], number: int) -> T:
+    """Return what ``work`` returns, called again where the GPU's memory did not suffice at first.
+
+    In between other libraries give back what they do not use.
+
+    Raises
+    ------
+    OutOfMemoryError
+        It does not suffice; the message says how much was asked for, and who holds the rest.
+    """
+    lack = cupy().cuda.memory.OutOfMemoryError
+    try:
+        return work()
+    except lack:
+        for keeper in keepers:
+            keeper.give_back()
+    try:
+        return work()
+    except lack as error:
+        raise OutOfMemoryError(
+            f"GPU {number}: {error} {held(number)}. Use more ranks, a smaller dtype, or drop "
+            "arrays first"
+        ) from error
+
+
+def pool_bytes(device: str) -> tuple[int, int]:
+    """Return how many bytes of a GPU arrays hold, and CuPy keeps idle.
+
+    Raises
+    ------
+    DeviceError
+        There is no such GPU.
+    """
+    with on(_existing(number_of(device), count(device))):
+        pool = cupy().get_default_memory_pool()
+        return pool.used_bytes(), pool.free_bytes()
+
+
+def trim() -> None:
+    """Give back to CUDA what CuPy keeps idle, if this rank is bound to a GPU."""
+    number = _bound_number()
+    if number is not None:
+        library = cupy()
+        with on(number):
+            library.get_default_memory_pool().free_all_blocks()
+        library.get_default_pinned_memory_pool().free_all_blocks()
+
+
+def held(number: int) -> str:
+    """Say who holds the memory of a GPU."""
+    library = cupy()
+    with on(number):
+        free, total = library.cuda.runtime.memGetInfo()
+        pool = library.get_default_memory_pool()
+        kept = [
+            f"arrays of this process hold {pool.used_bytes()}",
+            f"CuPy keeps {pool.free_bytes()} for the next",
+        ]
+        limit = pool.get_limit()
+    kept += [f"{keeper.name} has {keeper.reserved(number)}" for keeper in keepers]
+    bound = f", which set_limit bounds to {limit}" if limit else ""
+    return (
+        f"Of its {total} bytes {free} are free; {', '.join(kept)}{bound}; the rest belongs to "
+        "other processes and to CUDA"
+    )
 
 
 def check_dtype(dtype: Any) -> None:

@@ -41,16 +41,16 @@ _POOLING = hasattr(os, "memfd_create")  # Linux; elsewhere every block comes fro
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """What the pool of this process holds, in bytes."""
+    """What a pool of this process holds, in bytes."""
 
     in_use: int
     """Held by arrays that are alive."""
     idle: int
     """Returned by arrays and kept warm for the next."""
-    peak: int
-    """Largest ``in_use`` so far."""
-    limit: int
-    """Most that is kept idle."""
+    peak: int | None
+    """Largest ``in_use`` so far; None where it is not counted."""
+    limit: int | None
+    """Most that is kept idle; None where nothing bounds it."""
 
 
 class _Lease:

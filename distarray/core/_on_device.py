@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend
+from distarray.comm import _backend, _cuda
 from distarray.errors import DeviceError
 from distarray.typing import Buffer
 
@@ -26,9 +26,10 @@ def is_on_device(blocks: Sequence[Any]) -> bool:
 
 def called(local: Callable[..., Any], blocks: Sequence[Any], dtypes: Sequence[Any]) -> Any:
     """Return the results of a local call as a tuple, each of the dtype that it should have."""
-    _backend.use(next(block for block in blocks if _backend.is_cupy(block)))
+    on = next(block for block in blocks if _backend.is_cupy(block))
+    _backend.use(on)
     function = substitute(local)
-    results = function(*blocks)
+    results = _cuda.with_memory(lambda: function(*blocks), on.device.id)
     results = results if isinstance(results, tuple) else (results,)
     if any(_is_narrower(one.dtype, dtype) for one, dtype in zip(results, dtypes, strict=True)):
         # CuPy has computed in a narrower dtype than NumPy would have.

@@ -129,6 +129,11 @@ def device_of(tensor: torch.Tensor) -> str:
     return "cpu" if number is None else f"cuda:{number}"
 
 
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in host memory: itself, or a copy of one on a GPU."""
+    return tensor.cpu()
+
+
 def torch_device(device: str) -> torch.device:
     """Return torch's device for one of a mesh: "cuda" is the GPU that is this rank's."""
     if _backend.kind_of(device) == "cpu":
@@ -168,7 +173,9 @@ def _follow(number: int) -> None:
         cupy.cuda.ExternalStream(stream, number).use().wait_event(event)
     if _work_on not in followers:
         followers.append(_work_on)
-        _cuda.spare.append(torch.cuda.empty_cache)
+        _cuda.keepers.append(
+            _cuda.Keeper("torch", torch.cuda.memory_reserved, torch.cuda.empty_cache)
+        )
 
 
 def _stream_of_torch(number: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import sys
 from typing import Any
 
@@ -126,8 +127,45 @@ def test_memory_that_is_not_there_is_an_error_that_says_how_much() -> None:
     def program() -> None:
         mesh = da.init_device_mesh((1,), device="cuda:0")
         total = cupy.cuda.runtime.memGetInfo()[1]
-        with pytest.raises(da.errors.OutOfMemoryError, match=f"{2 * total} bytes.*GPU 0"):
+        kept = da.ones((1 << 20,), mesh=mesh)
+        with pytest.raises(
+            da.errors.OutOfMemoryError,
+            match=rf"GPU 0: .*{2 * total:,} bytes.* Of its {total} bytes .*hold (\d+),",
+        ) as caught:
             da.empty((2 * total,), dtype=np.uint8, mesh=mesh)
+        told = re.search(r"hold (\d+),", str(caught.value))
+        assert told is not None
+        assert int(told[1]) >= kept.nbytes
+
+    simulate(1, program)
+
+
+def test_what_another_library_keeps_is_asked_for_before_memory_is_said_to_lack(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cupy = stand_in()
+
+    def program() -> None:
+        x = da.ones((1 << 19,), mesh=da.init_device_mesh((1,), device="cuda:0"))
+        pool = cupy.get_default_memory_pool()
+        hoard = [cupy.empty(x.nbytes, np.uint8)]
+        pool.free_all_blocks()
+
+        def give_back() -> None:
+            hoard.clear()
+            pool.free_all_blocks()
+
+        keeper = _cuda.Keeper("another", lambda number: sum(b.nbytes for b in hoard), give_back)
+        monkeypatch.setattr(_cuda, "keepers", [keeper])
+        pool.set_limit(size=pool.used_bytes())
+        try:
+            y = x + x
+            assert not hoard
+            with pytest.raises(da.errors.OutOfMemoryError, match="another has 0, which"):
+                x * x
+        finally:
+            pool.set_limit(size=0)
+        assert float(y.sum()) == 2 << 19
 
     simulate(1, program)
 

@@ -1,0 +1,78 @@
+"""What the process keeps of memory can be seen, bounded and given back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import distarray as da
+from distarray.comm import _memory, _pinned
+from distarray.comm._simulated import simulate
+from distarray.errors import ArgumentError, DeviceError
+from tests.on_device import stand_in
+
+MEBIBYTE = 1 << 20
+
+needs_pool = pytest.mark.skipif(not _memory._POOLING, reason="the system has no memfd_create")
+
+
+@needs_pool
+def test_what_an_array_leaves_stays_until_it_is_given_back() -> None:
+    block = _memory.empty((3 * MEBIBYTE,), np.uint8)
+    assert da.memory.stats().in_use >= block.nbytes
+    da.memory.trim()
+    assert da.memory.stats().idle == 0
+    del block
+    assert da.memory.stats().idle >= 3 * MEBIBYTE
+    da.memory.trim(keep=2 * MEBIBYTE)
+    assert da.memory.stats().idle <= 2 * MEBIBYTE
+
+
+@needs_pool
+def test_what_is_kept_is_bounded() -> None:
+    before = da.memory.stats().limit
+    assert before is not None
+    try:
+        da.memory.set_limit(MEBIBYTE)
+        _memory.empty((3 * MEBIBYTE,), np.uint8)
+        found = da.memory.stats()
+        assert found.limit == MEBIBYTE
+        assert found.idle <= MEBIBYTE
+    finally:
+        da.memory.set_limit(before)
+
+
+@pytest.mark.parametrize("nbytes", [-1, 1.5, True, "1", None])
+def test_numbers_of_bytes_are_checked(nbytes: Any) -> None:
+    for function in (da.memory.trim, da.memory.set_limit):
+        with pytest.raises(ArgumentError, match="number of bytes"):
+            function(nbytes)
+
+
+def test_other_kinds_of_memory_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="'pinned'"):
+        da.memory.stats("tpu")
+
+
+def test_memory_on_gpus_is_counted_and_given_back() -> None:
+    cupy = stand_in()
+
+    def program() -> None:
+        x = da.ones((MEBIBYTE,), mesh=da.init_device_mesh((1,), device="cuda:0"))
+        held = da.memory.stats("cuda").in_use
+        assert held >= x.nbytes
+        del x
+        found = da.memory.stats("cuda:0")
+        assert found.in_use <= held - 8 * MEBIBYTE
+        assert found.idle >= 8 * MEBIBYTE
+        _pinned.pool.take(cupy, MEBIBYTE)
+        assert da.memory.stats("pinned").idle >= MEBIBYTE
+        da.memory.trim()
+        assert da.memory.stats("cuda").idle == 0
+        assert da.memory.stats("pinned").idle == 0
+        with pytest.raises(DeviceError, match="is not there"):
+            da.memory.stats("cuda:99")
+
+    simulate(1, program)
