@@ -65,6 +65,7 @@ def prepare(cupy: Any) -> None:
 
     _cuda_driver.allocation_of = allocation
     _buffers.gpu_of = gpu_of
+    _buffers.on_host = lambda tensor: tensor.clone()
     _buffers.torch_device = lambda _: torch.device("cpu")
     _buffers._stream_of_torch = lambda number: cupy.cuda.get_current_stream(number).ptr
     _buffers._work_on = lambda _: contextlib.nullcontext()

@@ -9,7 +9,8 @@ import numpy as np
 
 from distarray.checkpoint._boxes import whole
 from distarray.checkpoint._dtypes import Spec
-from distarray.comm import _backend
+from distarray.comm import _backend, _memory
+from distarray.comm._packing import copy_box
 from distarray.layout import Layout
 from distarray.layout import box as boxes
 from distarray.typing import Box, Shape
@@ -40,9 +41,23 @@ class Piece:
         found = within(self.array, boxes.shift(box, self.box))
         return found if _backend.is_numpy(found) else found.get()
 
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the memory is the host's."""
+        return _backend.is_numpy(self.array)
+
+    def copy(self, box: Box) -> np.ndarray:
+        """Return the values of a box within this one, in host memory of their own."""
+        values = self.part(box)
+        if not self.is_on_host:
+            return values
+        copy = _memory.empty(values.shape, values.dtype)
+        copy_box(copy, values)
+        return copy
+
     def opened(self) -> np.ndarray:
         """Return memory of the host to be filled."""
-        if _backend.is_numpy(self.array):
+        if self.is_on_host:
             return self.array
         return np.empty(self.array.shape, self.array.dtype)
 

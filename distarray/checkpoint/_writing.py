@@ -15,7 +15,6 @@ from distarray.checkpoint._checksums import Beside, checksums
 from distarray.checkpoint._dtypes import Spec, parsed
 from distarray.checkpoint._manifest import BLOCK_BYTES, block_items
 from distarray.checkpoint._safetensors import METADATA, composed
-from distarray.comm import _memory
 from distarray.layout import box as boxes
 from distarray.typing import Box, Shape
 
@@ -53,10 +52,7 @@ def parts_of(
         for box in wanted:
             piece = next(piece for piece in block.pieces if boxes.contains(piece.box, box))
             if copied:
-                values = piece.part(box)
-                copy = _memory.empty(values.shape, values.dtype)
-                copy[...] = values
-                piece = Piece(box, copy)
+                piece = Piece(box, piece.copy(box))
             found.append(Part(name, block.spec, block.shape, box, piece))
     return sorted(found, key=lambda part: -parsed(part.spec).itemsize)
 

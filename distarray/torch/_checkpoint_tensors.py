@@ -38,21 +38,27 @@ class TensorPiece(Piece):
         strides = tuple(stride * tensor.element_size() for stride in tensor.stride())
         return tensor.data_ptr(), tuple(tensor.shape), strides
 
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the memory is the host's."""
+        return _buffers.gpu_of(self.array) is None
+
     def part(self, box: Box) -> np.ndarray:
         """Return the values of a box within this one, in host memory."""
-        found: np.ndarray = within(self.array, boxes.shift(box, self.box)).cpu().numpy()
+        part = within(self.array, boxes.shift(box, self.box))
+        found: np.ndarray = _buffers.on_host(part).numpy()
         return found
 
     def opened(self) -> np.ndarray:
         """Return memory of the host to be filled."""
-        if _buffers.gpu_of(self.array) is None:
+        if self.is_on_host:
             found: np.ndarray = self.array.numpy()
             return found
         return torch.empty(self.array.shape, dtype=self.array.dtype, device="cpu").numpy()
 
     def close(self, filled: np.ndarray) -> None:
         """Take what was filled, and let autograd know that the tensor has changed."""
-        if _buffers.gpu_of(self.array) is not None:
+        if not self.is_on_host:
             self.array.copy_(torch.from_numpy(filled))
         if not self.array.is_inference():
             torch.autograd.graph.increment_version(self.array)
