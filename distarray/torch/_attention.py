@@ -18,8 +18,10 @@ from distarray.torch._heads import attend
 from distarray.torch._layouts import hand_on
 from distarray.torch._modules import place_parameters
 from distarray.torch._passage import around, keep_placed
+from distarray.torch._untraced import untraced
 
 _R = Replicate()
+_place_untraced = untraced(place_parameters)
 
 
 def cut_heads(
@@ -60,7 +62,7 @@ def cut_heads(
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        place_parameters(module.out_proj)
+        _place_untraced(module.out_proj)
         if is_causal and attn_mask is None:
             raise ArgumentError(
                 "is_causal=True says what attn_mask is, but there is none; pass one, made for "

@@ -278,6 +278,25 @@ def test_compiled_models_compute_the_same():
         torch._dynamo.reset()
 
 
+@pytest.mark.filterwarnings("ignore")  # of the compiler itself
+def test_the_compiler_does_not_read_what_other_ranks_write():
+    """Simulated ranks share what is known of tensors, which changes while one of them compiles."""
+
+    def program():
+        model = nn.MultiheadAttention(6, 3, batch_first=True)
+        dt.parallelize_module(model, da.init_device_mesh((1,)), dt.ColwiseParallel())
+        x = torch.ones(2, 3, 6)
+        guards = torch._dynamo.explain(model)(x, x, x).out_guards
+        assert guards
+        assert not [guard for guard in guards if "_beside" in guard.name]
+
+    torch._dynamo.reset()
+    try:
+        simulate(1, program)
+    finally:
+        torch._dynamo.reset()
+
+
 def test_an_error_in_forward_puts_the_bias_back():
     class Failing(nn.Linear):
         def forward(self, x):
