@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from tests import processes
 
 GRACE_SECONDS = 4.0
 LINES = 30
@@ -79,46 +78,6 @@ def run(
         except subprocess.TimeoutExpired:
             status = None
         finally:
-            _end(process)
+            processes.end(process, GRACE_SECONDS)
     printed = log.read_bytes()[start:].decode(errors="replace")
     return Ended(status, time.monotonic() - begun, printed)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a job to end, and then make it."""
-    family = _family(process.pid)
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        family |= _family(process.pid)
-        for pid in family:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        limit = time.monotonic() + GRACE_SECONDS
-        while any(_parent(pid) is not None for pid in family) and time.monotonic() < limit:
-            process.poll()
-            time.sleep(0.02)
-    process.wait()
-
-
-def _family(leader: int) -> set[int]:
-    """Return the processes that a process started, and those that these did; and itself."""
-    parents = {
-        int(entry.name): _parent(int(entry.name))
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdigit()
-    }
-    family = {leader} if parents.get(leader) is not None else set()
-    grown = True
-    while grown:
-        children = {pid for pid, parent in parents.items() if parent in family} - family
-        family |= children
-        grown = bool(children)
-    return family
-
-
-def _parent(pid: int) -> int | None:
-    """Return the parent of a process that lives."""
-    try:
-        fields = (Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else int(fields[1])

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.gpu import __main__ as driver
 from benchmarks.gpu import check, job, part, report, thresholds
+from tests import processes
 
 ROOT = Path(driver.ROOT)
 needs_mpiexec = pytest.mark.skipif(check.launcher(None) is None, reason="needs mpiexec")
@@ -147,7 +148,7 @@ def test_descendants_of_a_job_end_with_it(tmp_path: Path, monkeypatch: pytest.Mo
     )
     ended = job.run([sys.executable, "-c", program], os.environ, 2.0, tmp_path / "log", tmp_path)
     assert ended.status is None
-    assert job._parent(int(ended.output.split()[0])) is None
+    assert not processes.lives(int(ended.output.split()[0]))
 
 
 def test_page_says_what_holds_and_what_is_not_known() -> None:

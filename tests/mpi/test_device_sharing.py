@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 
 import numpy as np
 import pytest
@@ -53,7 +54,17 @@ def test_a_block_without_items_is_read(xp, c):
         assert [view.shape for view in views] == [(r + 1, 0, 2) for r in range(c.size)]
 
 
+def _mappings() -> int:
+    return sum(map(len, _device_sharing._mapped.values()))
+
+
+def _still_open(xp) -> int:
+    counts = getattr(xp, "operations", {})
+    return counts.get("ipcOpenMemHandle", 0) - counts.get("ipcCloseMemHandle", 0)
+
+
 def test_new_memory_at_an_address_that_was_lent_before_is_read_anew(xp, c):
+    kept_open = _still_open(xp) - _mappings()
     pool = xp.cuda.MemoryPool()
     for turn in range(4):
         with xp.cuda.using_allocator(pool.malloc):
@@ -63,8 +74,11 @@ def test_new_memory_at_an_address_that_was_lent_before_is_read_anew(xp, c):
         assert found == [10.0 * turn + rank for rank in range(c.size)]
         del block, views
         pool.free_all_blocks()  # the next block may get the same addresses
-    owners = _device_sharing._mapped.values()
-    assert all(len(mapped) <= 64 for mapped in owners)
+    for mapped in _device_sharing._mapped.values():
+        spans = sorted((base, base + one.lent.nbytes) for base, one in mapped.items())
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+    if hasattr(xp, "operations"):
+        assert _still_open(xp) - _mappings() == kept_open
 
 
 def test_memory_that_cannot_be_lent_is_copied_where_it_can(xp, c, monkeypatch):
