@@ -1,8 +1,8 @@
 """Run the whole suite: ``python -m tests.run``.
 
 First everything that needs no MPI, with simulated ranks, in three processes at a time: tests/torch,
-the rest, and once more what is about arrays, with their blocks on GPUs or, where there is none, on
-the stand-in for CuPy. Then ``tests/mpi`` on 1, 2, 3 and 4 ranks under mpiexec, its tests marked
+what starts programs and waits for them, the rest, and once more what is about arrays, with their
+blocks on GPUs or, where there is none, on the stand-in for CuPy. Then ``tests/mpi`` on 1, 2, 3 and 4 ranks under mpiexec, its tests marked
 ``eight_ranks`` on 8, and a few on 3 with their blocks on a device. Every run has a hard limit, and
 so has the suite; after it all processes are ended, and tests that hung are named. A test that hangs
 or kills its job counts as failed, and the rest of its run goes on in a fresh job. The last line is
@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests import on_device
+from tests import on_device, processes
 
 ROOT = Path(__file__).resolve().parent.parent
 SUITE_SECONDS = 1100.0
@@ -36,6 +35,9 @@ RUN_SECONDS = {0: 840.0, 1: 180.0, 2: 240.0, 3: 240.0, 4: 300.0, 8: 240.0}
 TEST_SECONDS = 120
 MOST_RESTARTS = 6
 LOG_LINES = 40
+PROCESSES = 3
+PROGRAMS = ("comm", "benchmarks", "test_abort.py", "test_command_line.py")
+"""Files and folders that start processes, and wait for them more than they compute."""
 ON_DEVICE = (
     "gpu",
     "array",
@@ -110,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
         _again(options.paths, counts),
     ]:
         if together:
-            with ThreadPoolExecutor(len(together)) as pool:
+            with ThreadPoolExecutor(PROCESSES) as pool:
                 runs += pool.map(lambda run: _perform(run, options.k, end), together)
     passed, failed, skipped = (
         sum(r.count(o) for r in runs) for o in ("passed", "failed", "skipped")
@@ -129,17 +131,18 @@ def _runs(paths: list[str], ranks: int) -> list[Run]:
         chosen = _select(paths, ranks)
         return [Run(ranks, chosen)] if chosen else []
     folder = ROOT / "tests"
-    apart = folder / "torch"
+    torch, *programs = (str(folder / name) for name in ("torch", *PROGRAMS))
     rest = sorted(
         str(path)
         for path in folder.iterdir()
-        if path not in (apart, folder / "mpi")
+        if str(path) not in (torch, *programs, str(folder / "mpi"))
         and (path.name.startswith("test_") or (path.is_dir() and path.name[0] not in "._"))
     )
     arrays = [str(folder / name) for name in ON_DEVICE]
     return [
-        Run(0, [str(apart)], "plain, torch"),
+        Run(0, [torch], "plain, torch"),
         Run(0, rest, "plain, the rest"),
+        Run(0, programs, "plain, programs"),
         Run(0, arrays, f"plain, on {_device()}", "cuda"),
     ]
 
@@ -236,19 +239,19 @@ def _mpiexec() -> str:
 
 
 def _environment(ranks: int, records: Path, device: str) -> dict[str, str]:
-    """Set what a job needs to know, one thread a rank, and more ranks than cores for Open MPI."""
+    """Set what a job needs to know, one thread a process, more ranks than cores for Open MPI."""
     environment = dict(os.environ, DISTARRAY_TEST_RECORDS=str(records))
     if device != "cpu":
         environment["DISTARRAY_TEST_DEVICE"] = device
         environment.setdefault("DISTARRAY_TEST_EXAMPLES", str(EXAMPLES_ON_DEVICE))
+    for name in (
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "NUMBA_NUM_THREADS",
+    ):
+        environment.setdefault(name, "1")
     if ranks:
-        for name in (
-            "OMP_NUM_THREADS",
-            "OPENBLAS_NUM_THREADS",
-            "MKL_NUM_THREADS",
-            "NUMBA_NUM_THREADS",
-        ):
-            environment.setdefault(name, "1")
         environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
         environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
         environment.setdefault("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
@@ -275,56 +278,7 @@ def _run_job(
         except subprocess.TimeoutExpired:
             return None
         finally:
-            _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End every process of the job, those that mpiexec put into sessions of their own included."""
-    doomed = _family(process.pid)
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        doomed |= _family(process.pid)
-        for pid in doomed:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                continue
-        deadline = time.monotonic() + 2.0
-        while time.monotonic() < deadline:
-            process.poll()
-            if not any(_alive(pid) for pid in doomed):
-                return
-            time.sleep(0.02)
-    process.wait()
-
-
-def _family(leader: int) -> set[int]:
-    """Find the processes of `leader`'s session and all its descendants."""
-    parents: dict[int, int] = {}
-    family = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(fields[1])
-            if fields[0] != "Z" and int(fields[3]) == leader:
-                family.add(int(entry.name))
-    if leader in parents:
-        family.add(leader)
-    grown = True
-    while grown:
-        children = {pid for pid, parent in parents.items() if parent in family} - family
-        family |= children
-        grown = bool(children)
-    return family
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
+            processes.end(process)
 
 
 def _read(run: Run, records: Path, log: Path, status: int | None) -> bool:

@@ -91,7 +91,7 @@ COUNTS = st.integers(0, 40)
 
 
 @WAYS
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_values_arrive_whatever_the_counts(way, monkeypatch, data):
     monkeypatch.setenv(_cuda_aware.VARIABLE, way)
