@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -30,6 +31,9 @@ from tests import on_device
 
 GRACE_SECONDS = 10.0
 """How long a rank that failed waits for the others to leave the same test."""
+
+SWITCH_SECONDS = 0.0005
+"""Simulated ranks are threads, which hand values to each other all the time."""
 
 PASSED, FAILED, SKIPPED = 0, 1, 2
 
@@ -47,6 +51,7 @@ hypothesis.settings.register_profile(
 def pytest_configure(config: pytest.Config) -> None:
     """Record this rank's outcomes; under MPI also agree on them with the other ranks."""
     on_device.prepare()
+    sys.setswitchinterval(SWITCH_SECONDS)
     with_mpi = config.getoption("--with-mpi", False) or config.getoption("--only-mpi", False)
     hypothesis.settings.load_profile("mpi" if with_mpi else "plain")
     record = Record(os.environ.get("DISTARRAY_TEST_RECORDS"), _world_rank() if with_mpi else 0)

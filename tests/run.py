@@ -1,13 +1,13 @@
 """Run the whole suite: ``python -m tests.run``.
 
-First everything that needs no MPI, with simulated ranks, in three processes at a time: tests/torch,
-what starts programs and waits for them, the rest, and once more what is about arrays, with their
-blocks on GPUs or, where there is none, on the stand-in for CuPy. Then ``tests/mpi`` on 1, 2, 3 and 4 ranks under mpiexec, its tests marked
-``eight_ranks`` on 8, and a few on 3 with their blocks on a device. Every run has a hard limit, and
-so has the suite; after it all processes are ended, and tests that hung are named. A test that hangs
-or kills its job counts as failed, and the rest of its run goes on in a fresh job. The last line is
-the sum over all runs, ``N passed, N failed``; the exit status is 0 only if tests ran and none
-failed.
+First everything that needs no MPI, with simulated ranks, in four processes at the same time:
+tests/torch, what starts programs and waits for them, the rest, and once more what is about arrays,
+with their blocks on GPUs or, where there is none, on the stand-in for CuPy. Then ``tests/mpi`` on
+1, 2, 3 and 4 ranks under mpiexec, its tests marked ``eight_ranks`` on 8, and a few on 3 with their
+blocks on a device. Every run has a hard limit, and so has the suite; after it all processes are
+ended, and tests that hung are named. A test that hangs or kills its job counts as failed, and the
+rest of its run goes on in a fresh job. The last line is the sum over all runs, ``N passed, N
+failed``; the exit status is 0 only if tests ran and none failed.
 
 Give paths or ``-k`` to run less, ``--ranks 2,3`` to choose the jobs (0 is the run without MPI).
 """
@@ -35,7 +35,6 @@ RUN_SECONDS = {0: 840.0, 1: 180.0, 2: 240.0, 3: 240.0, 4: 300.0, 8: 240.0}
 TEST_SECONDS = 120
 MOST_RESTARTS = 6
 LOG_LINES = 40
-PROCESSES = 3
 PROGRAMS = ("comm", "benchmarks", "test_abort.py", "test_command_line.py")
 """Files and folders that start processes, and wait for them more than they compute."""
 ON_DEVICE = (
@@ -112,7 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
         _again(options.paths, counts),
     ]:
         if together:
-            with ThreadPoolExecutor(PROCESSES) as pool:
+            with ThreadPoolExecutor(len(together)) as pool:
                 runs += pool.map(lambda run: _perform(run, options.k, end), together)
     passed, failed, skipped = (
         sum(r.count(o) for r in runs) for o in ("passed", "failed", "skipped")

@@ -47,7 +47,7 @@ def test_sharded_contenders_compute_the_same_and_hold_their_share() -> None:
     from benchmarks import fsdp, fsdp_memory
 
     _even()
-    for reshard in (True, False):
+    for reshard in (True, False)[: 4 // COMM.size]:
         rows = fsdp._measured(COMM, (128, 2, 8), reshard, peer=False, quick=True)
         assert len(rows) == 2
         for row in rows:
