@@ -144,8 +144,9 @@ def test_blocks_are_what_a_rank_holds(shape):
     each(shape, program)
 
 
-@pytest.mark.parametrize("assign", [False, True])
-@pytest.mark.parametrize("source", [None, 0, -1])
+@pytest.mark.parametrize(
+    ("source", "assign"), [(None, False), (None, True), (0, True), (-1, False)]
+)
 @pytest.mark.parametrize("shape", MESHES, ids=str)
 def test_whole_tensors_are_loaded_from_all_ranks_or_from_one(shape, source, assign):
     def program(mesh):
