@@ -44,7 +44,6 @@ _bound: ContextVar[int | None] = ContextVar("distarray_gpu", default=None)
 _bound_process: int | None = None
 
 
-
 class Keeper(NamedTuple):
     """Another library that keeps memory of GPUs.
 
