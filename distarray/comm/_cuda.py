@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -20,7 +21,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from distarray.comm._device_streams import after_allocation, used
+from distarray.comm._device_streams import used
 from distarray.errors import DeviceError, DTypeError, OutOfMemoryError
 from distarray.typing import Buffer, Shape
 
@@ -196,12 +197,22 @@ def _bound_number() -> int | None:
     return _bound_process if bound is None else bound
 
 
+class _Thread(threading.local):
+    """Whether CUDA knows of a thread: a new one has a device, number 0, and no context on it."""
+
+    has_context = False
+
+
+_thread = _Thread()
+
+
 def use(number: int) -> None:
     """Make a GPU the current one of this thread."""
     used()
     runtime = cupy().cuda.runtime
-    if runtime.getDevice() != number:
+    if not _thread.has_context or runtime.getDevice() != number:
         runtime.setDevice(number)
+        _thread.has_context = True
 
 
 @contextlib.contextmanager
@@ -225,9 +236,7 @@ def empty(shape: Shape, dtype: Any, device: str) -> Buffer:
     number = number_of(device)
     use(number)
     check_dtype(dtype)
-    block = with_memory(lambda: library.empty(shape, dtype), number)
-    after_allocation()
-    return block
+    return with_memory(lambda: library.empty(shape, dtype), number)
 
 
 def with_memory(work: Callable[[], T], number: int) -> T:

@@ -4,7 +4,7 @@ A thread in the background has a stream of its own. What it begins waits for all
 stream had been given when the work was asked for, and the thread waits until its stream is empty
 before the result counts as done: so nobody else has to wait for events. CuPy's pool hands memory
 that an array has left to the next array of the same stream, and the program may still be reading
-it: `after_allocation` lets the thread's stream wait for that.
+it: whatever the thread allocates, its stream waits for that first.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ followers: list[Callable[[int], contextlib.AbstractContextManager[Any]]] = []
 
 
 class _Thread(threading.local):
-    """The streams of a thread in the background, by device, and which two it works with now."""
-
-    own: Any = None
-    program: Any = None
+    """The streams of a thread in the background, by device."""
 
     def __init__(self) -> None:
         self.streams: dict[int, Any] = {}
@@ -58,11 +55,10 @@ class Fork:
             for follower in followers:
                 stack.enter_context(follower(own.ptr))
             own.wait_event(self._event)
-            _thread.own, _thread.program = own, self._program
+            stack.enter_context(cuda.using_allocator(_after(cuda, self._program, own)))
             try:
                 return work(*arguments)
             finally:
-                _thread.own = _thread.program = None
                 own.synchronize()
 
 
@@ -77,11 +73,16 @@ def used() -> None:
     _is_used = True
 
 
-def after_allocation() -> None:
-    """Let a thread in the background use memory that it was given: see above."""
-    if _thread.program is not None:
-        cuda = sys.modules["cupy"].cuda
-        _thread.own.wait_event(_recorded(cuda, _thread.program))
+def _after(cuda: Any, program: Any, own: Any) -> Callable[[int], Any]:
+    """Return an allocator whose memory a stream uses after the program's has done with it."""
+    allocate = cuda.get_allocator()
+
+    def allocated(nbytes: int) -> Any:
+        memory = allocate(nbytes)
+        own.wait_event(_recorded(cuda, program))
+        return memory
+
+    return allocated
 
 
 def _recorded(cuda: Any, stream: Any) -> Any:

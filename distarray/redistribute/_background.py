@@ -75,6 +75,7 @@ def redistribute_async(
 
         return done_by(now)
     steps = bound_steps(src, dst, local.dtype, max_bytes, background=True)
+    _backend.use(local)
     if prepare is not None and not _backend.is_numpy(local):
         prepare()  # on the stream of the program, which does not wait for it
         prepare = None
