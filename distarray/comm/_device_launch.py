@@ -47,6 +47,8 @@ def usable(array: Buffer) -> bool:
     Where Numba's simulator runs the kernels, every array in host memory serves.
     """
     global _usable
+    if not array.size:
+        return False  # nothing to do, and no address to find anything out with
     if _usable is None:
         with _lock:
             if _usable is None:
@@ -55,13 +57,17 @@ def usable(array: Buffer) -> bool:
 
 
 def _found_usable(array: Buffer) -> bool:
-    if kernels(_INTRINSICS) is None:
-        return False
-    if simulated():
-        return True
-    from numba import cuda
-
-    if not cuda.is_available():
+    try:
+        if kernels(_INTRINSICS) is None:
+            return False
+        if simulated():
+            return True
+        cuda = kernels(_INTRINSICS).cuda
+        if not cuda.is_available():
+            _warn(f"Numba does not reach the GPU ({cuda.cuda_error() or 'it has no compiler'})")
+            return False
+    except Exception as error:  # of another package, at its import
+        _warn(f"numba.cuda does not import ({type(error).__name__}: {error})")
         return False
     runtime = importlib.import_module("cupy").cuda.runtime
     try:
@@ -188,15 +194,18 @@ def launch(kernel: Any, at: Buffer, boxes: int, tiles: int, *more: int) -> bool:
             _launched.add(kernel)
     except Exception as error:
         _usable = False
-        warnings.warn(
-            f"the kernels for GPUs do not compile here and CuPy's own functions serve, which are "
-            f"slower: {type(error).__name__}: {error}; install the package numba-cuda for the "
-            "CUDA version of this machine",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        _warn(f"the kernels for GPUs do not compile here ({type(error).__name__}: {error})")
         return False
     return True
+
+
+def _warn(why: str) -> None:
+    warnings.warn(
+        f"{why}: CuPy's own functions serve, which are slower; install numba-cuda[cu12] or [cu13], "
+        "as the driver has it, of a version that knows this NumPy",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 def _stream() -> Any:
@@ -206,7 +215,5 @@ def _stream() -> Any:
         return 0
     found = _streams.get(where)
     if found is None:
-        from numba import cuda
-
-        found = _streams[where] = cuda.external_stream(where[1])
+        found = _streams[where] = kernels(_INTRINSICS).cuda.external_stream(where[1])
     return found

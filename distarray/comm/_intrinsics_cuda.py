@@ -17,7 +17,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import numba
-from numba import cuda
+
+from distarray.comm import _numba_cuda
+
+cuda: Any = _numba_cuda.cuda()
 
 SIMULATED: Final = bool(numba.config.ENABLE_CUDASIM)
 """Whether Numba's simulator runs the kernels, in host memory."""
