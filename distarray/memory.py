@@ -6,7 +6,7 @@ needs it, as another library or another process of the node, `trim` returns what
 
 from __future__ import annotations
 
-from distarray.comm import _cuda, _memory, _pinned
+from distarray.comm import _cuda, _device_sharing, _memory, _pinned
 from distarray.comm._memory import MemoryStats
 from distarray.errors import ArgumentError
 
@@ -47,6 +47,9 @@ def stats(device: str = "cpu") -> MemoryStats:
 def trim(keep: int = 0) -> None:
     """Give what is idle back to the system, and to CUDA.
 
+    A GPU has the memory that its ranks give back when no other rank reads it any more: call this on
+    all of them.
+
     Parameters
     ----------
     keep : int
@@ -59,6 +62,7 @@ def trim(keep: int = 0) -> None:
     """
     _memory.trim(_checked(keep, "trim"))
     _pinned.pool.trim()
+    _device_sharing.close_unread()
     _cuda.trim()
 
 

@@ -1,7 +1,9 @@
 """Blocks on GPUs that the other processes of a node read in place, through CUDA's handles for it.
 
 An owner lends the allocation in which a block lies; a reader maps it once and keeps the mapping
-until the owner lends another allocation at the same addresses, which tells that the first is gone.
+until the owner lends another allocation at the same addresses, which tells that the first is gone,
+until it has mapped many others since, or until `close_unread`. Memory that its owner gives back to
+CUDA stays taken until all readers have closed it.
 A block whose allocation CUDA cannot lend (of an asynchronous pool, managed, or made of pieces) is
 copied to memory that it can. The calls are those of "Interprocess Communication" in the CUDA
 Runtime API.
@@ -27,6 +29,7 @@ NBYTES = _FORMAT.size
 
 _PROBE = struct.Struct("=QQ")
 _KEPT = 4096  # allocations of which the handle is remembered
+_MOST_MAPPED = 64  # allocations of one owner
 
 
 class Lent(NamedTuple):
@@ -60,14 +63,39 @@ class Lent(NamedTuple):
 _NOTHING = Lent(b"", 0, 0, 0)
 
 
-class _Mapped(NamedTuple):
-    lent: Lent
-    pointer: int
+class _Mapped:
+    """Another process's allocation, where it is in this one's addresses."""
+
+    __slots__ = ("lent", "pointer", "read")
+
+    def __init__(self, lent: Lent, pointer: int) -> None:
+        self.lent = lent
+        self.pointer = pointer
+        self.read: set[int] = set()
+        """Stands for each array that looks at it."""
+
+    @property
+    def end(self) -> int:
+        return self.lent.base + self.lent.nbytes
+
+
+class _Reading:
+    """What an array holds that looks at a mapping."""
+
+    __slots__ = ("_mapped",)
+
+    def __init__(self, mapped: _Mapped) -> None:
+        self._mapped = mapped
+        mapped.read.add(id(self))
+
+    def __del__(self) -> None:
+        # May run inside any allocation (garbage collection) or thread: only an atomic removal here.
+        self._mapped.read.discard(id(self))
 
 
 _lock = threading.Lock()
 _handles: dict[tuple[int, int], bytes | None] = {}  # by identity and base; None: cannot be lent
-_mapped: dict[Hashable, dict[int, _Mapped]] = {}  # by owner and base
+_mapped: dict[Hashable, dict[int, _Mapped]] = {}  # by owner and base; last used last
 _staging: Any = None
 
 
@@ -85,6 +113,7 @@ def lend(block: Buffer) -> tuple[Lent, int, Buffer]:
     """
     if not block.size:
         return _NOTHING, 0, block
+    _backend.use(block)
     lent = _lent(block)
     if lent is None:
         block = _copied(block)
@@ -113,7 +142,8 @@ def borrow(
     if not lent.nbytes:
         return cupy.empty(tuple(shape), dtype)
     cuda = cupy.cuda
-    memory = cuda.UnownedMemory(_map(owner, lent), lent.nbytes, owner)
+    where, reading = _map(owner, lent)
+    memory = cuda.UnownedMemory(where, lent.nbytes, reading)
     pointer = cuda.MemoryPointer(memory, offset)
     return cupy.ndarray(tuple(shape), dtype, memptr=pointer, strides=tuple(strides))
 
@@ -201,22 +231,38 @@ def _copied(block: Buffer) -> Buffer:
     return copy
 
 
-def _map(owner: Hashable, lent: Lent) -> int:
-    """Return where another process's allocation is in this one's addresses."""
+def _map(owner: Hashable, lent: Lent) -> tuple[int, _Reading]:
+    """Return where another process's allocation is in this one's addresses, and what to hold."""
     with _lock:
         mapped = _mapped.setdefault(owner, {})
-        found = mapped.get(lent.base)
-        if found is not None and found.lent.identity == lent.identity:
-            return found.pointer
-        runtime = _cuda().runtime
-        end = lent.base + lent.nbytes
-        for base, old in list(mapped.items()):
-            if base < end and lent.base < base + old.lent.nbytes:
-                del mapped[base]
-                runtime.ipcCloseMemHandle(old.pointer)
-        pointer: int = runtime.ipcOpenMemHandle(lent.handle)
-        mapped[lent.base] = _Mapped(lent, pointer)
-        return pointer
+        found = mapped.pop(lent.base, None)
+        if found is None or found.lent.identity != lent.identity:
+            if found is not None:
+                _close(found)
+            end = lent.base + lent.nbytes
+            gone = [old for base, old in mapped.items() if base < end and lent.base < old.end]
+            unread = [old for old in mapped.values() if not old.read and old not in gone]
+            gone += unread[: max(0, len(mapped) - len(gone) + 1 - _MOST_MAPPED)]
+            for old in gone:
+                del mapped[old.lent.base]
+                _close(old)
+            found = _Mapped(lent, int(_cuda().runtime.ipcOpenMemHandle(lent.handle)))
+        mapped[lent.base] = found
+        return found.pointer, _Reading(found)
+
+
+def close_unread() -> None:
+    """Close what this process has mapped of others' memory, so that they can give it back."""
+    with _lock:
+        for mapped in _mapped.values():
+            for base, old in list(mapped.items()):
+                if not old.read:
+                    del mapped[base]
+                    _close(old)
+
+
+def _close(mapped: _Mapped) -> None:
+    _cuda().runtime.ipcCloseMemHandle(mapped.pointer)
 
 
 def _cuda() -> Any:

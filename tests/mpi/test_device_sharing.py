@@ -81,6 +81,32 @@ def test_new_memory_at_an_address_that_was_lent_before_is_read_anew(xp, c):
         assert _still_open(xp) - _mappings() == kept_open
 
 
+def test_few_mappings_are_kept_and_none_that_is_read_is_closed(xp, c, monkeypatch):
+    monkeypatch.setattr(_device_sharing, "_mapped", {})
+    monkeypatch.setattr(_device_sharing, "_MOST_MAPPED", 3)
+    pools = [xp.cuda.MemoryPool() for _ in range(6)]  # whose allocations are not one another's
+    blocks = []
+    for i, pool in enumerate(pools):
+        with xp.cuda.using_allocator(pool.malloc):
+            blocks.append(xp.full(500, 10.0 * i + c.rank))
+    peer = (c.rank + 1) % c.size
+    with c.views(blocks[0], 1) as views:
+        first = views[peer]
+    for turn in range(2):
+        for i, block in enumerate(blocks):
+            with c.views(block, 1) as views:
+                assert [float(v[-1].get()) for v in views] == [10.0 * i + r for r in range(c.size)]
+            del views
+        assert all(len(mapped) <= 3 for mapped in _device_sharing._mapped.values()), turn
+    assert float(first[7].get()) == peer
+    c.barrier()  # until then the blocks must be there
+    _device_sharing.close_unread()
+    assert _mappings() == (0 if c.size == 1 else 1)
+    del first
+    _device_sharing.close_unread()
+    assert _mappings() == 0
+
+
 def test_memory_that_cannot_be_lent_is_copied_where_it_can(xp, c, monkeypatch):
     block = xp.arange(5000.0) + c.rank
     known = _cuda_driver.allocation_of(block.data.ptr)
