@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -170,12 +170,28 @@ def _follow(number: int) -> None:
         # What CuPy was given before, of arrays that have no tensor, comes first.
         event = cupy.cuda.Event(disable_timing=True)
         event.record(before)
-        cupy.cuda.ExternalStream(stream, number).use().wait_event(event)
+        _foreign(cupy.cuda, stream, number).use().wait_event(event)
     if _work_on not in followers:
         followers.append(_work_on)
         _cuda.keepers.append(
             _cuda.Keeper("torch", torch.cuda.memory_reserved, torch.cuda.empty_cache)
         )
+
+
+class _Foreign(NamedTuple):
+    """A stream of another library, as CUDA's protocol for streams has it."""
+
+    pointer: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.pointer
+
+
+def _foreign(cuda: Any, pointer: int, number: int) -> Any:
+    """Return CuPy's stream for one that another library has made on a GPU."""
+    if hasattr(cuda.Stream, "from_external"):  # CuPy 14.1
+        return cuda.Stream.from_external(_Foreign(pointer))
+    return cuda.ExternalStream(pointer, number)
 
 
 def _stream_of_torch(number: int) -> int:

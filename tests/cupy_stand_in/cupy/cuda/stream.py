@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import warnings
 from typing import Any
 
 from cupy._device import operations
@@ -137,11 +138,22 @@ class Stream(_BaseStream):
         self.is_non_blocking = non_blocking
         self.priority = priority or 0
 
+    @classmethod
+    def from_external(cls, obj: Any) -> Stream:
+        """Return somebody else's stream."""
+        version, pointer = obj.__cuda_stream__()
+        if version != 0:
+            raise TypeError("The version of the protocol must be 0")
+        stream = cls(null=True)
+        stream.ptr, stream.known = pointer, {pointer: 0}
+        return stream
+
 
 class ExternalStream(_BaseStream):
     """Somebody else's stream."""
 
     def __init__(self, ptr: int, device_id: int = -1) -> None:
+        warnings.warn("use Stream.from_external", DeprecationWarning, stacklevel=2)
         super().__init__(ptr, device_id)
 
 
