@@ -32,7 +32,9 @@ def has_gpu() -> bool:
         cupy = importlib.import_module("cupy")
         return not hasattr(cupy, "operations") and cupy.cuda.runtime.getDeviceCount() > 0
     except Exception:
-        sys.modules.pop("cupy", None)
+        for name in list(sys.modules):
+            if name.partition(".")[0] in ("cupy", "cupyx", "cupy_backends"):
+                del sys.modules[name]
         return False
 
 

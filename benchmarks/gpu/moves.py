@@ -204,6 +204,9 @@ def _judge(part: Part, ranks: Ranks, side: int, found: dict[str, float]) -> None
     if share is None:
         part.verdict("moves", None, "no time for it")
         return
+    if not ranks.mesh.communicator().reaches_all_on("cuda"):
+        part.verdict("moves", None, "CUDA does not let ranks read each other's blocks here")
+        return
     gib = 4 * side * side / 2**30
     others = ", ".join(f"{name} {100 * value:.0f} %" for name, value in found.items())
     is_it = gib >= 4 and ranks.comm.size == 2 and not part.rehearsal
