@@ -86,6 +86,7 @@ def test_info_tells_gpus_bindings_and_how_values_move():
     assert "CUDA-aware  " in told
     assert "library   " in told
     assert "device memory goes " in told
+    assert "CuPy's own, which are slower: Numba does not reach the GPU" in told
 
 
 @pytest.mark.parametrize(

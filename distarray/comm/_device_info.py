@@ -7,7 +7,9 @@ import os
 import platform
 from typing import Any, NamedTuple
 
-from distarray.comm import _cuda, _cuda_aware
+import numpy as np
+
+from distarray.comm import _cuda, _cuda_aware, _device_launch, _memory
 from distarray.comm._communicator import Communicator
 from distarray.comm._cuda_switches import SWITCHES, library
 from distarray.comm._device_mesh import init_device_mesh
@@ -40,6 +42,8 @@ class Here(NamedTuple):
         Of driver, runtime and CuPy.
     bound
         Number of its own GPU; None where that cannot be told, which ``trouble`` explains.
+    lacking
+        Why our kernels do not run on it; empty where they do.
     """
 
     host: str
@@ -48,6 +52,7 @@ class Here(NamedTuple):
     versions: str = ""
     bound: int | None = None
     trouble: str = ""
+    lacking: str = ""
 
     @property
     def own(self) -> str:
@@ -77,6 +82,8 @@ def lines(communicator: Communicator, everyone: list[Here]) -> Lines:
     told += [("trouble", text) for text in troubles[:1]]
     if without or troubles:
         return told
+    lacking = dict.fromkeys(here.lacking for here in everyone if here.lacking)
+    told += [("kernels", f"CuPy's own, which are slower: {why}") for why in lacking]
     return told + _of_moving(communicator)
 
 
@@ -103,7 +110,8 @@ def _here(size: int) -> Here:
     )
     try:
         init_device_mesh((size,), device="cuda")
-        return Here(host, "", tuple(gpus), versions, _cuda.number_of("cuda"))
+        lacking = _device_launch.lacking(_memory.empty((1,), np.int64, "cuda"))
+        return Here(host, "", tuple(gpus), versions, _cuda.number_of("cuda"), "", lacking)
     except DeviceError as error:
         return Here(host, "", tuple(gpus), versions, None, str(error))
 

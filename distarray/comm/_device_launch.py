@@ -52,28 +52,31 @@ def usable(array: Buffer) -> bool:
     if _usable is None:
         with _lock:
             if _usable is None:
-                _usable = _found_usable(array)
+                why = lacking(array)
+                if why.startswith("Numba"):
+                    _warn(why)
+                _usable = not why
     return _usable and (simulated() or (_backend.is_cupy(array) and _reachable(array)))
 
 
-def _found_usable(array: Buffer) -> bool:
+def lacking(array: Buffer) -> str:
+    """Return why no kernel works on such an array, which has items; empty where they do."""
     try:
         if kernels(_INTRINSICS) is None:
-            return False
+            return "there is no Numba, or DISTARRAY_NUMBA=0"
         if simulated():
-            return True
+            return ""
         cuda = kernels(_INTRINSICS).cuda
         if not cuda.is_available():
-            _warn(f"Numba does not reach the GPU ({cuda.cuda_error() or 'it has no compiler'})")
-            return False
+            return f"Numba does not reach the GPU ({cuda.cuda_error() or 'it has no compiler'})"
     except Exception as error:  # of another package, at its import
-        _warn(f"numba.cuda does not import ({type(error).__name__}: {error})")
-        return False
+        return f"Numba's part for GPUs does not import ({type(error).__name__}: {error})"
     runtime = importlib.import_module("cupy").cuda.runtime
     try:
-        return bool(runtime.pointerGetAttributes(address_of(array)).type == _DEVICE_MEMORY)
-    except Exception:  # no array of the GPU that Numba found
-        return False
+        of_device = runtime.pointerGetAttributes(address_of(array)).type == _DEVICE_MEMORY
+    except Exception:
+        of_device = False
+    return "" if of_device else "the array is not of the GPU that Numba has found"
 
 
 def _reachable(array: Buffer) -> bool:
@@ -194,7 +197,7 @@ def launch(kernel: Any, at: Buffer, boxes: int, tiles: int, *more: int) -> bool:
             _launched.add(kernel)
     except Exception as error:
         _usable = False
-        _warn(f"the kernels for GPUs do not compile here ({type(error).__name__}: {error})")
+        _warn(f"Numba does not compile the kernels for GPUs ({type(error).__name__}: {error})")
         return False
     return True
 
