@@ -68,7 +68,8 @@ def lacking(array: Buffer) -> str:
             return ""
         cuda = kernels(_INTRINSICS).cuda
         if not cuda.is_available():
-            return f"Numba does not reach the GPU ({cuda.cuda_error() or 'it has no compiler'})"
+            told = " ".join(str(cuda.cuda_error() or "it has no compiler").split())
+            return f"Numba does not reach the GPU ({told})"
     except Exception as error:  # of another package, at its import
         return f"Numba's part for GPUs does not import ({type(error).__name__}: {error})"
     runtime = importlib.import_module("cupy").cuda.runtime
