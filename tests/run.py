@@ -47,10 +47,17 @@ ON_DEVICE = (
     "torch/test_clip.py",
     "torch/test_full.py",
     "torch/test_moves.py",
+    "torch/test_moves_autograd.py",
+    "torch/test_moves_errors.py",
     "torch/test_replicate.py",
+    "torch/test_replicate_autograd.py",
+    "torch/test_replicate_buckets.py",
+    "torch/test_replicate_errors.py",
     "torch/fsdp/test_extensions.py",
     "torch/fsdp/test_precision.py",
     "checkpoint/test_torch.py",
+    "checkpoint/test_torch_fused.py",
+    "checkpoint/test_torch_tensors.py",
 )
 """Files and folders that run once more with blocks, or tensors, on a device."""
 EXAMPLES_ON_DEVICE = 4

@@ -11,7 +11,7 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import DTypeError, LayoutError, MismatchError  # noqa: E402
 from distarray.layout import Layout  # noqa: E402
-from tests.torch.test_moves import DIFFERENT, here  # noqa: E402
+from tests.torch.moves_that_differ import DIFFERENT, here  # noqa: E402
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 R, P, S = da.Replicate(), da.Partial(), da.Shard

@@ -1,13 +1,7 @@
-"""A move's values are those of the layouts, and its gradients the exact transpose of that.
-
-The model is the global tensor. Where a layout is ``Partial``, the global value is the sum (or the
-mean) of what the ranks hold; so by the chain rule the gradient of a contribution is the gradient of
-the global value (divided by the number of contributions to a mean), the same on every rank.
-"""
+"""A move's values are those of the layouts, and its gradients the exact transpose of that."""
 
 from __future__ import annotations
 
-import threading
 from math import prod
 
 import numpy as np
@@ -20,92 +14,25 @@ from hypothesis import strategies as st  # noqa: E402
 
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
-from distarray.errors import (  # noqa: E402
-    ArgumentError,
-    ArgumentTypeError,
-    DTypeError,
-    LayoutError,
-    MeshError,
-    MismatchError,
-)
 from distarray.layout import AbstractMesh, Layout  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from distarray.torch import _moves  # noqa: E402
-from tests.redistribute.strategies import layouts, shapes  # noqa: E402
-
-R, P, S = da.Replicate(), da.Partial(), da.Shard
-AVG = da.Partial("avg")
-EXACT = {"rtol": 0, "atol": 1e-12}
-
-
-# --- the model -----------------------------------------------------------------------------------
-
-
-def on(layout, mesh):
-    """Return an abstract layout over a mesh of processes."""
-    return layout.replace(mesh=mesh)
-
-
-def contributions(layout, seed, dtype=np.float64):
-    """Return a global value for every coordinate of the Partial mesh axes."""
-    count = prod(layout.mesh.shape[i] for i in layout.partial_axes)
-    values = np.random.default_rng(seed).integers(-4, 5, (count, *layout.shape))
-    return values.astype(dtype)
-
-
-def value(layout, values):
-    """Return the global value of contributions: summed, or averaged, axis by axis."""
-    axes = [(layout.mesh.shape[i], layout.placements[i].op) for i in layout.partial_axes]
-    whole = values.reshape((*(size for size, _ in axes), *layout.shape))
-    for _, op in axes:
-        whole = whole.sum(0) if op == "sum" else whole.mean(0)
-    return whole
-
-
-def averaged(layout):
-    return prod(
-        layout.mesh.shape[i] for i in layout.partial_axes if layout.placements[i].op == "avg"
-    )
-
-
-def block(layout, values):
-    """Return this rank's block of the contribution that is its own."""
-    coordinate = layout.mesh.coordinate
-    index = 0
-    for i in layout.partial_axes:
-        index = index * layout.mesh.shape[i] + coordinate[i]
-    return values[(index, *(slice(a, b) for a, b in layout.local_box()))]
-
-
-def part(layout, whole):
-    """Return this rank's block of a global value, whether the layout is Partial or not."""
-    return torch.as_tensor(whole)[tuple(slice(a, b) for a, b in layout.local_box())].clone()
-
-
-def summed(mesh, layout, tensor):
-    """Return the global value of a block, put together by plain means."""
-    pieces = mesh.communicator().all_gather_object((mesh.coordinate, tensor.detach().numpy()))
-    count = prod(mesh.shape[i] for i in layout.partial_axes)
-    values = np.zeros((count, *layout.shape), tensor.detach().numpy().dtype)
-    for coordinate, piece in pieces:
-        index = 0
-        for i in layout.partial_axes:
-            index = index * mesh.shape[i] + coordinate[i]
-        box = layout.local_box(coordinate)
-        values[(index, *(slice(a, b) for a, b in box))] = piece
-    return value(layout, values)
-
-
-@st.composite
-def two_layouts(draw):
-    """Two layouts of one shape on a mesh of at most four ranks, with sums and averages."""
-    sizes = draw(st.sampled_from([(1,), (2,), (3,), (4,), (2, 2), (1, 3), (2, 1, 2)]))
-    mesh = AbstractMesh(sizes)
-    shape = draw(shapes)
-    return [draw(layouts(mesh, shape, ["sum", "avg"])) for _ in range(2)]
-
-
-# --- values and gradients ------------------------------------------------------------------------
+from tests.torch.moves_model import (  # noqa: E402
+    AVG,
+    EXACT,
+    MOVES,
+    P,
+    R,
+    S,
+    averaged,
+    block,
+    contributions,
+    on,
+    part,
+    summed,
+    two_layouts,
+    value,
+)
 
 
 @settings(max_examples=60)
@@ -165,7 +92,6 @@ def own_share(mesh, dst, arriving):
     return share
 
 
-MOVES = [([P], [R]), ([S(0)], [R]), ([R], [S(0)]), ([S(0)], [S(1)]), ([P], [S(1)]), ([R], [P])]
 DTYPES = [
     torch.float16,
     torch.bfloat16,
@@ -281,299 +207,3 @@ def test_inputs_and_gradients_may_lie_anyhow(kind, move):
         torch.testing.assert_close(odd.grad, plain.grad)
 
     simulate(ranks, program, timeout=60)
-
-
-# --- modes of autograd ---------------------------------------------------------------------------
-
-
-def each(program, ranks=2):
-    """Run a program of a mesh on simulated ranks."""
-    return simulate(ranks, lambda: program(da.init_device_mesh((ranks,))), timeout=60)
-
-
-def test_modes_decide_what_is_differentiable():
-    def program(mesh):
-        x = torch.ones(3, 2, requires_grad=True)
-        with torch.no_grad():
-            assert not dt.redistribute(x, mesh, [P], [R]).requires_grad
-            dt.redistribute(x, mesh, [da.Partial("max")], [R])  # no gradient is asked for
-        with torch.inference_mode():
-            y = dt.redistribute(x, mesh, [P], [R])
-            assert y.is_inference()
-            z = dt.redistribute(y, mesh, [R], [S(0)])
-            assert torch.equal(z, torch.full_like(z, 2.0))
-            pending = dt.redistribute(y, mesh, [R], [S(0)], async_op=True)
-            assert torch.equal(pending.wait(), z)
-        assert not dt.redistribute(x.detach(), mesh, [P], [R]).requires_grad
-        with pytest.raises(DTypeError, match="has no gradient"):
-            dt.redistribute(x, mesh, [da.Partial("max")], [R])
-
-    each(program)
-
-
-def test_what_does_not_move_is_the_same_tensor():
-    def program(mesh):
-        x = torch.ones(3, 2, requires_grad=True)
-        for placements in ([R], [P], [S(0)]):
-            assert dt.redistribute(x, mesh, placements, placements) is x
-            pending = dt.redistribute(x, mesh, placements, placements, async_op=True)
-            assert pending.test()
-            assert pending.wait() is x
-        plain = x.detach()
-        assert dt.redistribute(plain, mesh, [R], [R], grad_placements=[P]) is plain
-        shared = dt.redistribute(x, mesh, [R], [R], grad_placements=[P])
-        assert shared.data_ptr() == x.data_ptr()
-        shared.sum().backward()
-        assert torch.equal(x.grad, torch.full_like(x, 2.0))
-        with pytest.raises(RuntimeError, match="inplace"):  # torch says to clone it
-            shared.add_(1)
-
-    each(program)
-
-
-def test_results_never_share_memory_that_is_used_again():
-    def program(mesh):
-        x = torch.full((64, 1024), float(mesh.rank + 1))
-        results = [dt.redistribute(x, mesh, *move) for move in MOVES]
-        copies = [y.clone() for y in results]
-        for y in results:
-            assert y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
-        x.zero_()
-        for _ in range(5):
-            dt.redistribute(torch.full_like(x, -1), mesh, [P], [R])
-        for y, copy in zip(results, copies, strict=True):
-            assert torch.equal(y, copy)
-        results[0].zero_()
-        assert all(torch.equal(y, c) for y, c in zip(results[1:], copies[1:], strict=True))
-
-    each(program)
-
-
-def test_changing_a_saved_result_is_found_out_by_torch():
-    def program(mesh):
-        x = torch.ones(3, 2, requires_grad=True)
-        y = dt.redistribute(x, mesh, [P], [R])
-        z = (y * y).sum()
-        with torch.no_grad():
-            y.zero_()
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            z.backward()
-
-    each(program)
-
-
-def test_a_result_may_be_changed_in_place():
-    def program(mesh):
-        x = torch.ones(3, 2, requires_grad=True)
-        torch.relu_(dt.redistribute(x, mesh, [P], [R])).sum().backward()
-        assert torch.equal(x.grad, torch.ones_like(x))
-
-    each(program)
-
-
-def test_a_background_move_is_like_one_in_the_foreground():
-    def program(mesh):
-        x = torch.randn(6, 4, generator=torch.Generator().manual_seed(mesh.rank)).double()
-        for move in MOVES:
-            one, other = x.clone().requires_grad_(), x.clone().requires_grad_()
-            y = dt.redistribute(one, mesh, *move)
-            pending = dt.redistribute(other, mesh, *move, async_op=True)
-            dt.redistribute(x, mesh, [P], [S(0)], async_op=True)  # dropped
-            result = pending.wait()
-            assert pending.wait() is result
-            assert pending.test()
-            assert dt.layout_of(result) is dt.layout_of(y)
-            torch.testing.assert_close(result, y, rtol=0, atol=0)
-            weights = torch.linspace(0, 1, y.numel()).double().reshape(y.shape)
-            (y * weights).sum().backward()
-            (result * weights).sum().backward()
-            torch.testing.assert_close(other.grad, one.grad, rtol=0, atol=0)
-
-    each(program)
-
-
-def test_a_background_move_is_differentiable_as_where_it_began():
-    def program(mesh):
-        x = torch.ones(3, 2, requires_grad=True)
-        pending = dt.redistribute(x, mesh, [P], [R], async_op=True)
-        with torch.no_grad():
-            assert pending.wait().requires_grad
-        with torch.no_grad():
-            pending = dt.redistribute(x, mesh, [P], [R], async_op=True)
-        assert not pending.wait().requires_grad
-
-    each(program)
-
-
-def test_a_source_that_changes_on_its_way_is_an_error():
-    def program(mesh):
-        x = torch.ones(3, 2)
-        pending = dt.redistribute(x, mesh, [P], [R], async_op=True)
-        x.add_(1)
-        for _ in range(2):
-            with pytest.raises(ArgumentError, match="changed in place before wait"):
-                pending.wait()
-
-    each(program)
-
-
-def test_backward_runs_in_another_thread():
-    def program(mesh):
-        x = torch.ones(3, 2, requires_grad=True)
-        y = dt.redistribute(x, mesh, [R], [R], grad_placements=[P]).sum()
-        thread = threading.Thread(target=y.backward)
-        thread.start()
-        thread.join(30)
-        assert torch.equal(x.grad, torch.full_like(x, 2.0))
-
-    each(program)
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpoints_compute_it_again(reentrant):
-    from torch.utils.checkpoint import checkpoint
-
-    def program(mesh):
-        def compute(x):
-            y = dt.redistribute(torch.sin(x), mesh, [P], [R])
-            return torch.cos(dt.redistribute(y, mesh, [R], [S(0)]))
-
-        one, other = (torch.linspace(0, 1, 10).requires_grad_() for _ in range(2))
-        compute(one).sum().backward()
-        with da.CommLog() as log:
-            checkpoint(compute, other, use_reentrant=reentrant).sum().backward()
-        torch.testing.assert_close(other.grad, one.grad)
-        assert log.count("all_reduce") == 2
-        assert log.count("all_gather") == 1
-
-    each(program)
-
-
-def test_deep_reentrant_checkpoints_leave_the_thread():
-    from torch.utils.checkpoint import checkpoint
-
-    def program(mesh):
-        def nested(x, depth):
-            x = dt.redistribute(x, mesh, [R], [R], grad_placements=[AVG])
-            return checkpoint(nested, x, depth - 1, use_reentrant=True) if depth else x * 2
-
-        x = torch.ones(2, requires_grad=True)
-        nested(x, 70).sum().backward()
-        assert torch.equal(x.grad, torch.full((2,), 2.0))
-
-    each(program)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own use
-def test_forward_mode_moves_tangents():
-    def program(mesh):
-        x = torch.linspace(-1, 1, 6).double()
-        tangent = torch.linspace(1, 2, 6).double()
-        one = torch.autograd.forward_ad.make_dual(x, tangent)
-        y = dt.redistribute(one.sin(), mesh, [P], [R])
-        y = dt.redistribute(y, mesh, [R], [R], grad_placements=[P]).cos()
-        found = torch.autograd.forward_ad.unpack_dual(y).tangent
-        expected = -(mesh.size * x.sin()).sin() * mesh.size * x.cos() * tangent
-        torch.testing.assert_close(found, expected, **EXACT)
-
-    with torch.autograd.forward_ad.dual_level():  # of all threads
-        each(program)
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_code_computes_the_same(backend):
-    def compute(x, mesh):
-        y = torch.relu(x) * 2
-        y = dt.redistribute(y, mesh, [P], [R])
-        y = dt.redistribute(y + 1, mesh, [R], [R], grad_placements=[P])
-        return (y * y).sum()
-
-    def program(mesh):
-        torch._dynamo.reset()
-        compiled = torch.compile(compute, backend=backend)
-        for size in (4, 6):
-            one, other = (torch.linspace(-1, 1, size).requires_grad_() for _ in range(2))
-            expected = compute(one, mesh)
-            expected.backward()
-            found = compiled(other, mesh)
-            found.backward()
-            torch.testing.assert_close(found, expected)
-            torch.testing.assert_close(other.grad, one.grad)
-
-    each(program, 1)  # torch's compiler keeps state for all threads
-
-
-# --- what is wrong, and where --------------------------------------------------------------------
-
-
-def test_wrong_arguments_are_refused():
-    def program(mesh):
-        x = torch.ones(4, 2)
-        with pytest.raises(LayoutError, match="leave shape= out"):
-            dt.redistribute(x, mesh, [S(0)], [R], shape=(4, 2))
-        with pytest.raises(LayoutError, match="cut where the tensor is"):
-            dt.redistribute(x, mesh, [R], [S(0)], grad_placements=[R])
-        with pytest.raises(LayoutError, match="cut where the tensor is"):
-            dt.redistribute(x, mesh, [S(0)], [R], grad_placements=[S(1)])
-        with pytest.raises(ArgumentTypeError, match="make one by"):
-            dt.redistribute(x, da.AbstractMesh((2,)), [R], [R])
-        with pytest.raises(ArgumentTypeError, match="no memory that MPI could send"):
-            dt.redistribute(x.to("meta"), mesh, [S(0)], [R])
-        with pytest.raises(ArgumentTypeError, match=r"dense torch tensor, not torch\.sparse_coo"):
-            dt.redistribute(x.to_sparse(), mesh, [S(0)], [R])
-        with pytest.raises(ArgumentTypeError, match="dense torch tensor, not list"):
-            dt.redistribute([1.0], mesh, [S(0)], [R])
-        with pytest.raises(DTypeError, match=r"float8.* cannot be sent"):
-            dt.redistribute(x.to(torch.float8_e5m2), mesh, [S(0)], [R])
-        with pytest.raises(DTypeError, match="band"):
-            dt.redistribute(x, mesh, [da.Partial("band")], [R])
-        single = da.DeviceMesh([1 - mesh.rank])
-        with pytest.raises(MeshError, match="not in"):
-            dt.redistribute(x, single, [R], [R])
-
-    each(program)
-
-
-DIFFERENT = {
-    "shape": lambda odd: ((torch.ones(4 + odd, 2), [P], [R]), {}),
-    "axes": lambda odd: ((torch.ones(*(4, 2, 3)[: 2 + odd]), [S(0)], [R]), {}),
-    "uncut axis": lambda odd: ((torch.ones(4, 2 + odd), [S(0)], [R]), {}),
-    "dtype": lambda odd: (
-        (torch.ones(4, 2, dtype=(torch.float32, torch.float64)[odd]), [P], [R]),
-        {},
-    ),
-    "dtype of shards": lambda odd: (
-        (torch.ones(4, 2, dtype=(torch.float32, torch.int32)[odd]), [S(0)], [R]),
-        {},
-    ),
-    "source": lambda odd: ((torch.ones(4, 2), [(P, S(0))[odd]], [R]), {"shape": (4 + 4 * odd, 2)}),
-    "target": lambda odd: ((torch.ones(4, 2), [P], [(R, S(0))[odd]]), {}),
-    "target of shards": lambda odd: ((torch.ones(4, 2), [S(0)], [(R, S(1))[odd]]), {}),
-    "shape told": lambda odd: ((torch.ones(4 + odd, 2), [S(0)], [R]), {"shape": (8, 2)}),
-    "need of a gradient": lambda odd: (
-        (torch.ones(4, 2, requires_grad=bool(odd)), [S(0)], [R]),
-        {"grad_placements": [P]},
-    ),
-    "need of an impossible gradient": lambda odd: (
-        (torch.ones(4, 2, requires_grad=bool(odd)), [da.Partial("max")], [R]),
-        {},
-    ),
-}
-
-
-def here(x, mesh, src, dst, background, options):
-    """Redistribute, and wait for it where it runs in the background."""
-    found = dt.redistribute(x, mesh, src, dst, **options, async_op=background)
-    return found.wait() if background else found
-
-
-@pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("what", DIFFERENT)
-def test_ranks_that_differ_all_raise(what, background):
-    def program(mesh):
-        (x, src, dst), options = DIFFERENT[what](mesh.rank == 1)
-        with pytest.raises((MismatchError, LayoutError, DTypeError)):
-            here(x, mesh, src, dst, background, options)
-
-    simulate(2, lambda: program(da.init_device_mesh((2,))), timeout=60)

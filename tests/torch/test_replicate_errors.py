@@ -1,0 +1,90 @@
+"""What cannot be replicated or averaged is refused, on all ranks where they differ."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import distarray as da  # noqa: E402
+import distarray.torch as dt  # noqa: E402
+from distarray.testing import simulate  # noqa: E402
+from tests.torch.replicas import filled, mlp, on_ranks, values  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.register_parameter("extra", nn.Parameter(torch.ones(1))), "parameter extra"),
+        (lambda m: m.double(), "0.weight: float32.*rank 1: .*0.weight: float64"),
+        (lambda m: m[0].requires_grad_(False), "0.weight.*without gradient"),
+        (lambda m: m.__setitem__(0, nn.Linear(5, 8)), r"0.weight: float32 \(8, 5\)"),
+        (lambda m: m.to("meta"), "meta"),
+        (lambda m: dt.replicate(m, da.init_device_mesh((1,))), "already"),
+        (lambda m: m.register_buffer("b", torch.ones(2)), "buffer b"),
+    ],
+)
+def test_ranks_with_different_modules_hear_of_it_all(change, message):
+    def program():
+        mesh = da.init_device_mesh((3,), ("dp",))
+        module = filled(nn.Sequential(nn.Linear(5, 9), nn.Linear(9, 9)))
+        if mesh.coordinate == (1,):
+            # On one rank alone: another mesh of one rank, where the mesh of three is not at hand.
+            with contextlib.suppress(da.errors.MeshError):
+                if message == "already":
+                    module.__dict__["_distarray_replica"] = None
+                else:
+                    change(module)
+        with pytest.raises(da.errors.DistArrayError, match=message):
+            dt.replicate(module, mesh)
+        return True
+
+    assert simulate(3, program) == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"op": "max"}, "'avg' or 'sum'"), ({"bucket_bytes": 0}, "positive")],
+)
+def test_arguments_that_cannot_be(arguments, message):
+    def program(mesh):
+        with pytest.raises(da.errors.ArgumentError, match=message):
+            dt.replicate(mlp(), mesh, **arguments)
+
+    on_ranks(2, program)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
+def test_gradients_that_cannot_be_averaged():
+    def program(mesh):
+        sparse = dt.replicate(nn.Embedding(4, 2, sparse=True), mesh)
+        with pytest.raises(da.errors.ArgumentTypeError, match="'weight' is sparse"):
+            sparse(torch.tensor([1, 2])).sum().backward()
+        again = dt.replicate(mlp(), mesh)
+        y = again(values(2, 5)).square().sum()
+        with pytest.raises(da.errors.ArgumentError, match="create_graph"):
+            y.backward(create_graph=True)
+
+    on_ranks(2, program)
+
+
+def test_no_sync_of_what_is_not_replicated():
+    error = pytest.raises(da.errors.ArgumentError, match="without anything replicated")
+    with error, dt.no_sync(nn.Linear(2, 2)):
+        pass
+
+
+def test_ranks_out_of_step_hear_of_it():
+    def program(mesh):
+        mine = dt.replicate(mlp(), mesh)
+        x = values(2, 5)
+        if mesh.coordinate[0] == 0:
+            mine(x)  # one call more than the other
+        with pytest.raises(da.errors.MismatchError, match="forward call"):
+            mine(x).sum().backward()
+
+    on_ranks(2, program)
