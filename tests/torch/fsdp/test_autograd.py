@@ -1,12 +1,8 @@
-"""Ways to run backward, and what happens where forward or backward fails."""
+"""Ways to run forward and backward: several times, in part, recomputed, with hooks, compiled."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import gc
-import pickle
-import weakref
 
 import pytest
 
@@ -16,8 +12,8 @@ from torch import nn  # noqa: E402
 from torch.autograd.graph import save_on_cpu  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
+from tests.torch.fsdp.failing_layers import Layer, X, Y, beside, layers  # noqa: E402
 from tests.torch.fsdp.training import (  # noqa: E402
     check_gradients,
     check_parameters,
@@ -26,67 +22,7 @@ from tests.torch.fsdp.training import (  # noqa: E402
     mean_square,
     on_ranks,
     same,
-    values,
 )
-
-
-class Layer(nn.Module):
-    def __init__(self, width=5):
-        super().__init__()
-        self.linear = nn.Linear(width, width)
-        self.fails_in = ""
-
-    def forward(self, x):
-        if self.fails_in == "forward":
-            raise ZeroDivisionError("forward")
-        x = torch.tanh(self.linear(x))
-        if self.fails_in == "backward" and x.requires_grad:
-            x.register_hook(_fail)
-        return x
-
-
-def _fail(_):
-    raise ZeroDivisionError("backward")
-
-
-def layers(count=3):
-    return filled(nn.Sequential(*(Layer() for _ in range(count)), nn.Linear(5, 2)))
-
-
-def sharded(module, mesh, **kwargs):
-    mine = copy.deepcopy(module)
-    for child in mine:
-        dt.fully_shard(child, mesh, **kwargs)
-    return dt.fully_shard(mine, mesh, **kwargs)
-
-
-def beside(program, ranks=2, module=None, **kwargs):
-    """Run a program with a sharded module and with a whole one; compare what it returns."""
-    start = layers() if module is None else module
-    whole = copy.deepcopy(start)
-    wanted = program(whole)
-
-    def on_rank(mesh):
-        mine = sharded(start, mesh, **kwargs)
-        found = program(mine)
-        for given, expected in zip(found or (), wanted or (), strict=True):
-            same(given.detach(), expected.detach(), "result")
-        check_gradients(mine, gradients(whole))
-        check_parameters(mine, whole)
-        assert mesh.size == 1 or all(
-            p.shape != q.shape for p, q in zip(mine.parameters(), whole.parameters(), strict=True)
-        )
-
-    on_ranks(ranks, on_rank)
-    on_ranks(1, on_rank)  # where shares are the wholes
-
-
-X, Y = values(6, 5), values(6, 5, seed=1)
-
-
-@pytest.fixture(params=[True, False, 1, 2], ids=lambda after: f"after={after}")
-def after(request):
-    return request.param
 
 
 def test_two_forwards_before_one_backward(after):
@@ -297,102 +233,6 @@ def test_the_users_tensor_is_the_gradient():
     on_ranks(2, lambda mesh: program(dt.fully_shard(filled(Adds()), mesh)))
 
 
-def test_step_between_forward_and_backward(after):
-    def program(mesh):
-        mine = sharded(layers(), mesh, reshard_after_forward=after)
-        whole = layers()
-        for m in (mine, whole):
-            mean_square(m, X).backward()
-        loss = mean_square(mine, X)
-        torch.optim.SGD(mine.parameters(), 0.1).step()
-        with pytest.raises(da.errors.ModifiedError, match=r"before optimizer\.step"):
-            loss.backward()
-        mine.zero_grad()
-        fresh = layers()
-        with torch.no_grad():
-            for (_, p), q in zip(mine.named_parameters(), fresh.parameters(), strict=True):
-                q.copy_(dt.full_tensor(p))
-        mean_square(fresh, X).backward()
-        mean_square(mine, X).backward()
-        check_gradients(mine, gradients(fresh))
-
-    on_ranks(2, program)
-
-
-@pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("which", [0, 1, 2])
-@pytest.mark.parametrize("zero", ["module", "optimizer"])
-def test_going_on_after_an_exception(after, where, which, zero):
-    def program(m):
-        optimizer = torch.optim.AdamW(m.parameters(), 0.05)
-        for step in range(4):
-            optimizer.zero_grad()
-            m[which].fails_in = where if step in (1, 2) else ""
-            with contextlib.suppress(ZeroDivisionError):
-                mean_square(m, X).backward()
-            if m[which].fails_in:
-                (m if zero == "module" else optimizer).zero_grad()
-                assert all(p.grad is None for p in m.parameters())
-                with torch.no_grad():
-                    for group in optimizer.param_groups:
-                        for p in group["params"]:
-                            p.mul_(0.9)
-                continue
-            optimizer.step()
-
-    beside(program, 2, reshard_after_forward=after)
-
-
-@pytest.mark.parametrize("which", [0, 1, 2])
-def test_a_failed_pass_and_no_sync(which):
-    def program(m):
-        m[which].fails_in = "backward"
-        with contextlib.suppress(ZeroDivisionError):
-            mean_square(m, X).backward()
-        m[which].fails_in = ""
-        m.zero_grad()
-        mean_square(m, Y).backward()
-
-    beside(program, 2)
-
-
-def test_second_derivatives_are_refused():
-    def program(mesh):
-        mine = sharded(layers(), mesh)
-        with pytest.raises(da.errors.ArgumentError, match="create_graph"):
-            mean_square(mine, X).backward(create_graph=True)
-        mine.zero_grad()
-        mean_square(mine, X).backward()
-
-    on_ranks(2, program)
-
-
-def test_copies_are_refused():
-    def program(mesh):
-        mine = sharded(layers(), mesh)
-        with pytest.raises(da.errors.ArgumentTypeError, match="copied"):
-            copy.deepcopy(mine)
-        with pytest.raises((da.errors.ArgumentTypeError, pickle.PicklingError)):
-            pickle.dumps(mine)
-        mean_square(mine, X).backward()
-
-    on_ranks(2, program)
-
-
-def test_functional_call():
-    def program(mesh):
-        start = layers()
-        mine = sharded(start, mesh)
-        whole = dict(start.named_parameters())
-        with pytest.raises(da.errors.ArgumentError, match="replaced by"):
-            torch.func.functional_call(mine, {n: p.detach() for n, p in whole.items()}, (X,))
-        mean_square(mine, X).backward()
-        mean_square(start, X).backward()
-        check_gradients(mine, gradients(start))
-
-    on_ranks(2, program)
-
-
 @pytest.mark.parametrize(("backend", "what"), [("eager", "parts"), ("aot_eager", "whole")])
 @pytest.mark.filterwarnings("ignore")  # of the compiler itself
 def test_compiled(backend, what):
@@ -422,20 +262,3 @@ def test_compiled(backend, what):
 
     on_ranks(1, program)
     torch.compiler.reset()
-
-
-def test_nothing_is_left_behind(after):
-    def program(mesh):
-        mine = sharded(layers(), mesh, reshard_after_forward=after)
-        mean_square(mine, X).backward()
-        return weakref.ref(mine)
-
-    def leave_whole(mesh):
-        mine = sharded(layers(), mesh, reshard_after_forward=after)
-        mean_square(mine, X)
-        mine.unshard()
-        return weakref.ref(mine)
-
-    refs = on_ranks(2, program) + on_ranks(2, leave_whole)
-    gc.collect()
-    assert [ref() for ref in refs] == [None] * 4

@@ -1,0 +1,131 @@
+"""Modules go on where forward or backward fails or is refused, and leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import pickle
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import distarray as da  # noqa: E402
+import distarray.torch as dt  # noqa: E402
+from tests.torch.fsdp.failing_layers import X, Y, beside, layers, sharded  # noqa: E402
+from tests.torch.fsdp.training import check_gradients, gradients, mean_square, on_ranks  # noqa: E402
+
+
+def test_step_between_forward_and_backward(after):
+    def program(mesh):
+        mine = sharded(layers(), mesh, reshard_after_forward=after)
+        whole = layers()
+        for m in (mine, whole):
+            mean_square(m, X).backward()
+        loss = mean_square(mine, X)
+        torch.optim.SGD(mine.parameters(), 0.1).step()
+        with pytest.raises(da.errors.ModifiedError, match=r"before optimizer\.step"):
+            loss.backward()
+        mine.zero_grad()
+        fresh = layers()
+        with torch.no_grad():
+            for (_, p), q in zip(mine.named_parameters(), fresh.parameters(), strict=True):
+                q.copy_(dt.full_tensor(p))
+        mean_square(fresh, X).backward()
+        mean_square(mine, X).backward()
+        check_gradients(mine, gradients(fresh))
+
+    on_ranks(2, program)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("zero", ["module", "optimizer"])
+def test_going_on_after_an_exception(after, where, which, zero):
+    def program(m):
+        optimizer = torch.optim.AdamW(m.parameters(), 0.05)
+        for step in range(4):
+            optimizer.zero_grad()
+            m[which].fails_in = where if step in (1, 2) else ""
+            with contextlib.suppress(ZeroDivisionError):
+                mean_square(m, X).backward()
+            if m[which].fails_in:
+                (m if zero == "module" else optimizer).zero_grad()
+                assert all(p.grad is None for p in m.parameters())
+                with torch.no_grad():
+                    for group in optimizer.param_groups:
+                        for p in group["params"]:
+                            p.mul_(0.9)
+                continue
+            optimizer.step()
+
+    beside(program, 2, reshard_after_forward=after)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_failed_pass_and_no_sync(which):
+    def program(m):
+        m[which].fails_in = "backward"
+        with contextlib.suppress(ZeroDivisionError):
+            mean_square(m, X).backward()
+        m[which].fails_in = ""
+        m.zero_grad()
+        mean_square(m, Y).backward()
+
+    beside(program, 2)
+
+
+def test_second_derivatives_are_refused():
+    def program(mesh):
+        mine = sharded(layers(), mesh)
+        with pytest.raises(da.errors.ArgumentError, match="create_graph"):
+            mean_square(mine, X).backward(create_graph=True)
+        mine.zero_grad()
+        mean_square(mine, X).backward()
+
+    on_ranks(2, program)
+
+
+def test_copies_are_refused():
+    def program(mesh):
+        mine = sharded(layers(), mesh)
+        with pytest.raises(da.errors.ArgumentTypeError, match="copied"):
+            copy.deepcopy(mine)
+        with pytest.raises((da.errors.ArgumentTypeError, pickle.PicklingError)):
+            pickle.dumps(mine)
+        mean_square(mine, X).backward()
+
+    on_ranks(2, program)
+
+
+def test_functional_call():
+    def program(mesh):
+        start = layers()
+        mine = sharded(start, mesh)
+        whole = dict(start.named_parameters())
+        with pytest.raises(da.errors.ArgumentError, match="replaced by"):
+            torch.func.functional_call(mine, {n: p.detach() for n, p in whole.items()}, (X,))
+        mean_square(mine, X).backward()
+        mean_square(start, X).backward()
+        check_gradients(mine, gradients(start))
+
+    on_ranks(2, program)
+
+
+def test_nothing_is_left_behind(after):
+    def program(mesh):
+        mine = sharded(layers(), mesh, reshard_after_forward=after)
+        mean_square(mine, X).backward()
+        return weakref.ref(mine)
+
+    def leave_whole(mesh):
+        mine = sharded(layers(), mesh, reshard_after_forward=after)
+        mean_square(mine, X)
+        mine.unshard()
+        return weakref.ref(mine)
+
+    refs = on_ranks(2, program) + on_ranks(2, leave_whole)
+    gc.collect()
+    assert [ref() for ref in refs] == [None] * 4
