@@ -1,4 +1,4 @@
-"""Modules are found by their names, cut once, and stay plain modules of plain parameters."""
+"""Modules are found by their names, and stay plain modules of plain parameters."""
 
 from __future__ import annotations
 
@@ -13,29 +13,12 @@ from torch import nn  # noqa: E402
 
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
-from distarray.errors import (  # noqa: E402
-    ArgumentError,
-    ArgumentTypeError,
-    LayoutError,
-    MeshError,
-    MismatchError,
-)
+from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError, MeshError, MismatchError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from tests.torch.twins import compare  # noqa: E402
+from tests.torch.two_layers import Block, X, each  # noqa: E402
 
 COL, ROW = dt.ColwiseParallel, dt.RowwiseParallel
-
-
-class Block(nn.Module):
-    """Two linear layers under the names up and down."""
-
-    def __init__(self, width=6):
-        super().__init__()
-        self.up = nn.Linear(4, width)
-        self.down = nn.Linear(width, 4)
-
-    def forward(self, x):
-        return x + self.down(torch.tanh(self.up(x)))
 
 
 def net(blocks=2):
@@ -49,13 +32,6 @@ def net(blocks=2):
 
 class Net(nn.Sequential):
     """Blocks in a row."""
-
-
-def each(program, ranks=2):
-    return simulate(ranks, lambda: program(da.init_device_mesh((ranks,), ("tp",))), timeout=60)
-
-
-X = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -170,86 +146,6 @@ def test_values_come_from_one_rank_or_are_compared():
     each(program)
 
 
-# --- twice ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("plans", "named"),
-    [
-        (({"up": COL()}, {"up": COL(), "down": ROW()}), ["nothing more", "down (Linear of"]),
-        (({"up": COL()}, {"up": ROW()}), ["up (Linear of", "by ColwiseParallel(", "by RowwiseP"]),
-        (({"up": COL()}, {"up": COL(output_layouts=da.Replicate())}), ["output_layouts=Replicate"]),
-        (({"up": COL()}, {"down": COL()}), ["weight (6, 4) float32", "weight (4, 6) float32"]),
-        (({"up": COL()}, {}), ["nothing more"]),
-    ],
-)
-def test_plans_that_differ_between_ranks_raise_on_all(plans, named):
-    model = Block()
-
-    def program(mesh):
-        twin = copy.deepcopy(model)
-        with pytest.raises(MismatchError) as caught:
-            dt.parallelize_module(twin, mesh, plans[mesh.rank == 1])
-        assert twin.up.weight.shape == (6, 4)
-        assert "ranks 0, 2: " in str(caught.value)
-        assert "rank 1: " in str(caught.value)
-        return str(caught.value)
-
-    one, other, *_ = each(program, 3)
-    assert one == other
-    for text in named:
-        assert text in one
-
-
-def test_modules_that_differ_between_ranks_raise_on_all():
-    models = [Block(), Block(5), Block().double(), Block().to("meta")]
-
-    def program(mesh):
-        for model in models[1:]:
-            twin = copy.deepcopy(model if mesh.rank else models[0])
-            with pytest.raises(MismatchError, match=r"up \(Linear of weight"):
-                dt.parallelize_module(twin, mesh, {"up": COL(), "down": ROW()})
-        with pytest.raises(ArgumentError, match="matches no module"):  # a rank alone knows
-            dt.parallelize_module(
-                copy.deepcopy(models[0]), mesh, {"up" if mesh.rank else "left": COL()}
-            )
-        with pytest.raises(MismatchError, match="src_data_rank=0; rank 1: src_data_rank=1"):
-            dt.parallelize_module(
-                copy.deepcopy(models[0]), mesh, {"up": COL()}, src_data_rank=mesh.rank
-            )
-
-    each(program)
-
-
-class Hooked(dt.ParallelStyle):
-    """A style that has a function and an object, which no other process has."""
-
-    def __init__(self):
-        self.function = lambda x: x
-        self.thing = object()
-
-    def apply(self, module, mesh):
-        del module, mesh
-
-
-def test_styles_with_functions_and_objects_are_alike():
-    model = Block()
-    each(lambda mesh: dt.parallelize_module(copy.deepcopy(model), mesh, {"up": Hooked()}))
-
-
-def test_uneven_blocks_of_an_earlier_call_are_alike():
-    def program(mesh):
-        model = Block(5)
-        dt.parallelize_module(model, mesh, {"up": COL()})
-        assert model.up.weight.shape[0] == (3, 2)[mesh.rank]
-        told = dt.PrepareModuleInput(
-            input_layouts=da.Replicate(), desired_input_layouts=da.Replicate()
-        )
-        dt.parallelize_module(model, mesh, {"up": told})
-
-    each(program)
-
-
 def test_only_the_blocks_of_a_parameter_travel():
     full = nn.Linear(64, 96)
     others = nn.Linear(64, 96)
@@ -264,28 +160,6 @@ def test_only_the_blocks_of_a_parameter_travel():
     blocks = each(program, 3)
     rows = {tuple(row.tolist()) for block in blocks for row in block}
     assert rows == {tuple(row.tolist()) for row in full.weight.detach()}
-
-
-def test_a_module_is_parallelized_once():
-    def program(mesh):
-        for style in (COL(), ROW(), dt.ColwiseParallel(output_layouts=da.Replicate())):
-            model = dt.parallelize_module(Block(), mesh, {"up": style})
-            for again in (style, COL(), ROW()):
-                with pytest.raises(LayoutError, match=r"up \(Linear\): .*(before|already)"):
-                    dt.parallelize_module(model, mesh, {"up": again})
-            copied = copy.deepcopy(model)
-            with pytest.raises(LayoutError, match="up"):
-                dt.parallelize_module(copied, mesh, {"up": COL()})
-        with pytest.raises(LayoutError, match="already"):
-            dt.parallelize_module(Block(), mesh, {"u*": COL(), "up": ROW()})
-        gathered = dt.PrepareModuleInput(
-            input_layouts=(da.Shard(0),), desired_input_layouts=(da.Replicate(),)
-        )
-        model = dt.parallelize_module(Block(), mesh, gathered)
-        with pytest.raises(LayoutError, match=r"the module .* before"):
-            dt.parallelize_module(model, mesh, gathered)
-
-    each(program)
 
 
 def test_several_styles_on_one_module_run_in_their_order():
