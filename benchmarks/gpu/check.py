@@ -21,9 +21,20 @@ NEEDS = {
     "pytest_timeout": "the suite: pip install pytest-timeout",
     "pytest_mpi": "the suite on several ranks: pip install pytest-mpi",
 }
+_KERNEL = """
+import warnings
+import cupy
+from distarray.comm._device_copies import copied
+warnings.simplefilter("error", RuntimeWarning)
+source = cupy.arange(65536.0).reshape(256, 256)
+target = cupy.empty((256, 256))
+assert copied([(target, source.T)]), "no kernel ran"
+assert (target == source.T).all(), "a kernel copied wrongly"
+"""
 PROBES = {
     "a GPU": "import cupy; assert cupy.cuda.runtime.getDeviceCount() > 0",
     "numba.cuda on it": "from numba import cuda; assert cuda.is_available()",
+    "a kernel of distarray": _KERNEL,
     "an MPI for mpi4py": "from mpi4py import MPI",
     "torch on it": "import torch; assert torch.cuda.is_available()",
 }
