@@ -22,12 +22,21 @@ from typing import Any
 import numpy as np
 
 import distarray as da
-from distarray.comm import _cuda, _device_launch, _device_streams
+from distarray.comm import (
+    _communicator,
+    _cuda,
+    _device_launch,
+    _device_streams,
+    _reducer,
+    _staging,
+)
 from distarray.testing import simulate
 from tests import on_device
 from tests.comm.races import Checker
 from tests.comm.watched_stand_in import watch
 
+CHUNK_BYTES = 600
+"""Few enough for messages that are staged to be cut."""
 STEPS = 40
 LAYERS, FEATURES, TRAINING_STEPS = 4, 24, 3
 
@@ -39,10 +48,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--ranks-per-node", type=int, default=None)
     parser.add_argument("--dtype", default="float64")
+    parser.add_argument("--by-host", action="store_true", help="small messages, as by default")
     parser.add_argument("--careless", action="store_true")
     options = parser.parse_args(arguments)
     checker = watch(on_device.stand_in())
     on_device.prepare()
+    _staging.CHUNK_BYTES = CHUNK_BYTES
+    if not options.by_host:
+        _communicator.ON_HOST_BYTES = _reducer.ON_HOST_BYTES = -1
     if options.careless:
         _device_streams._after = lambda cuda, program, own: cuda.get_allocator()
     PROGRAMS[options.program](checker, options)

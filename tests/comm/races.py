@@ -3,8 +3,8 @@
 Two accesses to the same memory, one of which writes, race unless they are of one stream, or the
 later one's stream has waited for an event after the earlier one, or the host has waited for the
 earlier one before it asked for the later one. The stand-in for CuPy does all work at once and so
-computes the same whatever is missing; but its streams know what they have waited for. Memory is
-kept account of by the unit that allocations are cut in.
+computes the same whatever is missing; but its streams know what they have waited for. Of an array
+all bytes from its first to its last count.
 
 That the host has waited holds for all threads from that moment on, also for one that did not wait
 for the thread that did: such a race is found or not as the threads happen to run.
@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 UNIT = 512
+"""Memory is looked up by pieces of so many bytes."""
 LIBRARY = str(Path(__file__).resolve().parents[2] / "distarray")
 PLACES = 4
 """Lines of the library that are told of an access, the innermost first."""
@@ -37,6 +38,18 @@ class Span(NamedTuple):
             return range(0)
         return range(self.address // UNIT, (self.address + self.nbytes - 1) // UNIT + 1)
 
+    def overlaps(self, other: Span) -> bool:
+        """Tell whether a byte is in both."""
+        return self.address < other.address + other.nbytes and (
+            other.address < self.address + self.nbytes
+        )
+
+    def covers(self, other: Span) -> bool:
+        """Tell whether all bytes of another one are in this one."""
+        return self.address <= other.address and (
+            other.address + other.nbytes <= self.address + self.nbytes
+        )
+
 
 class Access(NamedTuple):
     """What an operation did to memory; the number is that of the work on its stream."""
@@ -48,6 +61,29 @@ class Access(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.operation} on stream {self.stream:#x} at {self.place or 'the program'}"
+
+
+class Touch(NamedTuple):
+    """An access to some bytes."""
+
+    access: Access
+    span: Span
+    is_write: bool
+
+    def races_with(self, earlier: Touch) -> bool:
+        """Tell whether the two must be ordered: one of them writes what the other one touches."""
+        return (
+            (self.is_write or earlier.is_write)
+            and self.access is not earlier.access
+            and self.span.overlaps(earlier.span)
+        )
+
+    def replaces(self, earlier: Touch) -> bool:
+        """Tell whether what comes after this one comes after an earlier one too."""
+        mine, theirs = self.access.stream, earlier.access.stream
+        return self.span.covers(earlier.span) and (
+            self.is_write or (mine == theirs and not earlier.is_write)
+        )
 
 
 class Race(NamedTuple):
@@ -70,10 +106,10 @@ class Checker:
     """Takes note of every access, and finds those that race with one before."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collection of garbage may come in between
+        self._fresh: deque[Span] = deque()
         self._completed: defaultdict[int, int] = defaultdict(int)
-        self._written: dict[int, Access] = {}
-        self._read: defaultdict[int, dict[int, Access]] = defaultdict(dict)
+        self._past: dict[int, list[Touch]] = {}
         self._counts: Counter[tuple[str, ...]] = Counter()
         self._first: dict[tuple[str, ...], Race] = {}
         self.accesses = 0
@@ -87,18 +123,15 @@ class Checker:
         """
         place = _place()
         with self._lock:
+            self._forget()
             self.accesses += 1
             number = stream.known[stream.ptr] = stream.known.get(stream.ptr, 0) + 1
             mine = Access(stream.ptr, number, operation, place)
-            written = _units(writes)
-            for unit in _units(reads) - written:
-                self._compare("read after write", mine, stream, self._written.get(unit), unit)
-                self._read[unit][stream.ptr] = mine
-            for unit in written:
-                for earlier in self._read.pop(unit, {}).values():
-                    self._compare("write after read", mine, stream, earlier, unit)
-                self._compare("write after write", mine, stream, self._written.get(unit), unit)
-                self._written[unit] = mine
+            written = set(writes)
+            for span in set(reads) - written:
+                self._touched(Touch(mine, span, False), stream)
+            for span in written:
+                self._touched(Touch(mine, span, True), stream)
 
     def completed(self, known: dict[int, int] | None) -> None:
         """Take note that the host has waited for the work of streams, up to these numbers."""
@@ -106,12 +139,12 @@ class Checker:
             for stream, number in (known or {}).items():
                 self._completed[stream] = max(self._completed[stream], number)
 
-    def forget(self, memory: Span) -> None:
-        """Take memory as new: the runtime gives none out that is in use."""
-        with self._lock:
-            for unit in memory.units():
-                self._written.pop(unit, None)
-                self._read.pop(unit, None)
+    def allocated(self, memory: Span) -> None:
+        """Take memory as new: the runtime gives none out that is in use.
+
+        Nothing is waited for, because the pool that asks for memory has locked itself.
+        """
+        self._fresh.append(memory)
 
     def report(self, most: int = 20) -> str:
         """Return the races, those at the same places together, and their number at the end."""
@@ -119,23 +152,36 @@ class Checker:
         lines.append(f"races: {self._counts.total()} in {self.accesses} accesses")
         return "\n".join(lines)
 
-    def _compare(
-        self, kind: str, mine: Access, stream: Any, earlier: Access | None, unit: int
-    ) -> None:
-        if earlier is None or earlier.stream == stream.ptr:
-            return
-        told = max(stream.known.get(earlier.stream, 0), self._completed[earlier.stream])
-        if told >= earlier.number:
-            return
-        key = (kind, mine.operation, mine.place, earlier.operation, earlier.place)
+    def _forget(self) -> None:
+        while self._fresh:
+            for unit in self._fresh.popleft().units():
+                self._past.pop(unit, None)
+
+    def _touched(self, touch: Touch, stream: Any) -> None:
+        for unit in touch.span.units():
+            past = self._past.get(unit, [])
+            for earlier in past:
+                if touch.races_with(earlier) and not self._is_ordered(earlier.access, stream):
+                    self._found(touch, earlier)
+            self._past[unit] = [one for one in past if not touch.replaces(one)]
+            self._past[unit].append(touch)
+
+    def _is_ordered(self, earlier: Access, stream: Any) -> bool:
+        """Tell whether an access comes before what a stream is given now."""
+        if earlier.stream == stream.ptr:
+            return True
+        known = stream.known.get(earlier.stream, 0)
+        return max(known, self._completed[earlier.stream]) >= earlier.number
+
+    def _found(self, touch: Touch, earlier: Touch) -> None:
+        mine, theirs = touch.access, earlier.access
+        told = ("write" if one.is_write else "read" for one in (touch, earlier))
+        kind = " after ".join(told)
+        key = (kind, mine.operation, mine.place, theirs.operation, theirs.place)
         self._counts[key] += 1
         if key not in self._first:
             thread = threading.current_thread().name
-            self._first[key] = Race(kind, mine, earlier, unit * UNIT, thread)
-
-
-def _units(spans: Iterable[Span]) -> set[int]:
-    return {unit for span in spans for unit in span.units()}
+            self._first[key] = Race(kind, mine, theirs, touch.span.address, thread)
 
 
 def _place() -> str:

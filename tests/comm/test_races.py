@@ -25,10 +25,11 @@ with_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reaso
 
 def found_in(*arguments: str) -> tuple[int, str]:
     """Return the exit status of a program of `tests.comm.race_programs`, and its last words."""
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DISTARRAY_CUDA_AWARE": "0"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.comm.race_programs", *arguments],
         cwd=ROOT,
-        env=dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1"),
+        env=os.environ | own,
         capture_output=True,
         text=True,
         timeout=100,
@@ -44,16 +45,21 @@ def assert_nothing_races(*arguments: str, accesses: int) -> None:
     assert int(told.split()[3]) >= accesses, told
 
 
-@pytest.mark.parametrize("node", [(), ("--ranks-per-node", "1")], ids=["one node", "a node each"])
 @pytest.mark.parametrize("ranks", ["2", "3"])
-def test_redistributions_in_the_background(ranks: str, node: tuple[str, ...]) -> None:
-    assert_nothing_races("arrays", "--ranks", ranks, *node, accesses=400)
+@pytest.mark.parametrize(
+    "way",
+    [(), ("--ranks-per-node", "1"), ("--ranks-per-node", "1", "--by-host")],
+    ids=["read in place", "staged", "by host"],
+)
+def test_redistributions_in_the_background(ranks: str, way: tuple[str, ...]) -> None:
+    assert_nothing_races("arrays", "--ranks", ranks, *way, accesses=400)
 
 
 @with_torch
+@pytest.mark.parametrize("way", [(), ("--ranks-per-node", "1")], ids=["read in place", "staged"])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_steps_of_sharded_and_replicated_modules(dtype: str) -> None:
-    assert_nothing_races("modules", "--dtype", dtype, accesses=1000)
+def test_steps_of_sharded_and_replicated_modules(dtype: str, way: tuple[str, ...]) -> None:
+    assert_nothing_races("modules", "--dtype", dtype, *way, accesses=800)
 
 
 def test_memory_of_the_background_comes_after_the_programs_use_of_it() -> None:

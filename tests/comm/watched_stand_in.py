@@ -144,7 +144,7 @@ def _watch_allocations(cupy: Any, checker: Checker) -> None:
 
     def malloc(size: int) -> int:
         address: int = allocate(size)
-        checker.forget(Span(address, size))
+        checker.allocated(Span(address, size))
         return address
 
     cupy.cuda.runtime.malloc = malloc
