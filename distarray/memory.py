@@ -36,7 +36,7 @@ def stats(device: str = "cpu") -> MemoryStats:
     if device == "pinned":
         pool = _pinned.pool
         return MemoryStats(pool.in_use, pool.idle, None, pool.kept)
-    if kind == "cuda":
+    if kind == "cuda" and (device == kind or device.partition(":")[2].isdecimal()):
         used, idle = _cuda.pool_bytes(device)
         return MemoryStats(used, idle, None, None)
     raise ArgumentError(

@@ -100,6 +100,13 @@ def test_info_tells_the_setting_that_decides(value, answer, way):
     assert way in told
 
 
+def test_info_tells_of_a_setting_that_is_none():
+    path = os.pathsep.join([str(STAND_IN), str(ROOT)])
+    told = command("info", ranks=2, PYTHONPATH=path, DISTARRAY_CUDA_AWARE="yes")
+    assert "DISTARRAY_CUDA_AWARE='yes' is not known" in told
+    assert "versions" in told
+
+
 def test_plan_is_printed_without_mpi(capsys):
     assert main(["plan", "8192x8192", "4", "S0", "S1"]) == 0
     told = capsys.readouterr().out

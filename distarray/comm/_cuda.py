@@ -116,7 +116,7 @@ def count(device: str = "cuda") -> int:
 
 
 def bind(device: str, local_rank: int | None, *, simulated: bool = False) -> int:
-    """Bind this rank to the GPU that a device names, make it current, and return its number.
+    """Make the GPU that a device names current, and return its number; bind this rank to "cuda".
 
     Parameters
     ----------
@@ -135,7 +135,9 @@ def bind(device: str, local_rank: int | None, *, simulated: bool = False) -> int
     told = device.partition(":")[2]
     if told:
         number = _existing(int(told), have)
-    elif have == 1:
+        use(number)
+        return number
+    if have == 1:
         number = 0
     elif local_rank is None:
         raise DeviceError(
@@ -204,11 +206,13 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+_in_use: set[int] = set()
 
 
 def use(number: int) -> None:
     """Make a GPU the current one of this thread."""
     used()
+    _in_use.add(number)
     runtime = cupy().cuda.runtime
     if not _thread.has_context or runtime.getDevice() != number:
         runtime.setDevice(number)
@@ -278,13 +282,12 @@ def pool_bytes(device: str) -> tuple[int, int]:
 
 
 def trim() -> None:
-    """Give back to CUDA what CuPy keeps idle, if this rank is bound to a GPU."""
-    number = _bound_number()
-    if number is not None:
-        library = cupy()
+    """Give back to CUDA what CuPy keeps idle on the GPUs that this process has used."""
+    for number in sorted(_in_use):
         with on(number):
-            library.get_default_memory_pool().free_all_blocks()
-        library.get_default_pinned_memory_pool().free_all_blocks()
+            cupy().get_default_memory_pool().free_all_blocks()
+    if _in_use:
+        cupy().get_default_pinned_memory_pool().free_all_blocks()
 
 
 def held(number: int) -> str:

@@ -13,7 +13,7 @@ from distarray.comm import _cuda, _cuda_aware, _device_launch, _memory
 from distarray.comm._communicator import Communicator
 from distarray.comm._cuda_switches import SWITCHES, library
 from distarray.comm._device_mesh import init_device_mesh
-from distarray.errors import DeviceError
+from distarray.errors import ArgumentError, DeviceError, MismatchError
 from distarray.layout._format import bytes_text
 
 Lines = list[tuple[str, str]]
@@ -75,9 +75,8 @@ def lines(communicator: Communicator, everyone: list[Here]) -> Lines:
     told = _of_nodes(everyone)
     if without:
         rank = without[0]
-        told.append(
-            ("trouble", f"{len(without)} ranks have none, such as {rank}: {everyone[rank].none}")
-        )
+        where = f"rank {rank}, for one, on {everyone[rank].host}: {everyone[rank].none}"
+        told.append(("trouble", f"{len(without)} of {len(everyone)} ranks have none: {where}"))
     troubles = [here.trouble for here in everyone if here.trouble]
     told += [("trouble", text) for text in troubles[:1]]
     if without or troubles:
@@ -93,9 +92,11 @@ def _here(size: int) -> Here:
         cupy: Any = importlib.import_module("cupy")
         have = _cuda.count()
     except ImportError as error:
-        missing = getattr(error, "name", "") == "cupy"
-        said = "CuPy is not installed" if missing else f"CuPy does not import ({error})"
-        return Here(host, f"{said}; distarray-mpi[cuda12] or [cuda13] brings it")
+        if getattr(error, "name", "") == "cupy":
+            said = "CuPy is not installed; distarray-mpi[cuda12] or [cuda13] brings it"
+        else:
+            said = f"CuPy does not import ({_last_line(error)}); is it the one for this driver?"
+        return Here(host, said)
     except DeviceError as error:
         return Here(host, str(error))
     runtime = cupy.cuda.runtime
@@ -114,6 +115,12 @@ def _here(size: int) -> Here:
         return Here(host, "", tuple(gpus), versions, _cuda.number_of("cuda"), "", lacking)
     except DeviceError as error:
         return Here(host, "", tuple(gpus), versions, None, str(error))
+
+
+def _last_line(error: Exception) -> str:
+    """Return the end of a message, which may be a page long."""
+    lines = [line.strip() for line in str(error.__cause__ or error).splitlines()]
+    return next((line for line in reversed(lines) if line.strip("=")), type(error).__name__)
 
 
 def _version(number: int) -> str:
@@ -145,7 +152,10 @@ def _of_moving(communicator: Communicator) -> Lines:
 
     version = MPI.Get_library_version()
     known = library(version)
-    found = _cuda_aware.verdict(communicator)
+    try:
+        found = _cuda_aware.verdict(communicator)
+    except (ArgumentError, MismatchError) as error:  # on every rank
+        return [("CUDA-aware", "not known"), ("trouble", str(error))]
     told = [("CUDA-aware", "yes" if found.direct else "no")]
     told += [(f"  {step}", text) for step, _, text in found.findings]
     way = "as it is, by MPI" if found.direct else "through pinned host memory, in chunks"

@@ -47,8 +47,8 @@ def usable(array: Buffer) -> bool:
     Where Numba's simulator runs the kernels, every array in host memory serves.
     """
     global _usable
-    if not array.size:
-        return False  # nothing to do, and no address to find anything out with
+    if _usable is None and not array.size:  # has no address to find out by
+        return not lacking(array)
     if _usable is None:
         with _lock:
             if _usable is None:
@@ -60,7 +60,7 @@ def usable(array: Buffer) -> bool:
 
 
 def lacking(array: Buffer) -> str:
-    """Return why no kernel works on such an array, which has items; empty where they do."""
+    """Return why no kernel works on such an array; empty where they do, as far as it tells."""
     try:
         if kernels(_INTRINSICS) is None:
             return "there is no Numba, or DISTARRAY_NUMBA=0"
@@ -72,6 +72,8 @@ def lacking(array: Buffer) -> str:
             return f"Numba does not reach the GPU ({told})"
     except Exception as error:  # of another package, at its import
         return f"Numba's part for GPUs does not import ({type(error).__name__}: {error})"
+    if not array.size:
+        return ""
     runtime = importlib.import_module("cupy").cuda.runtime
     try:
         of_device = runtime.pointerGetAttributes(address_of(array)).type == _DEVICE_MEMORY

@@ -122,7 +122,7 @@ def check_device(block: Buffer, mesh: DeviceMesh, call: str) -> None:
             want = f"cuda:{_cuda.number_of(want)}"
         raise DeviceError(
             f"{call} got a block on {have!r}, and the blocks of {mesh} are on {want!r} here; pass "
-            f"one that is there, or mesh=init_device_mesh({mesh.shape}, device={have!r})"
+            f"one that is there, or a mesh with device={_backend.kind_of(have)!r}"
         )
 
 

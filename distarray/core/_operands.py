@@ -142,7 +142,7 @@ def beside(name: str, value: Buffer, like: Buffer) -> Any:
         return value[()]
     raise DeviceError(
         f"{name} got a plain array on {have!r} and a DistArray on {want!r}; make a DistArray of it "
-        f"there with da.asarray(value, mesh=x.mesh), or use x.to_device({have!r})"
+        f"there with da.asarray(value, mesh=x.mesh), or use x.to_device({_backend.kind_of(have)!r})"
     )
 
 

@@ -18,7 +18,7 @@ from distarray.core._dispatch import move
 from distarray.core._meshes import replicated
 from distarray.core._operands import beside
 from distarray.core._policy import permit, permit_exchange
-from distarray.errors import ArgumentError, DTypeError, ShapeError
+from distarray.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from distarray.layout import Layout, Partial, Replicate
 from distarray.layout._box import slices
 from distarray.ops._blocks import empty_block
@@ -101,10 +101,13 @@ def setitem(x: Any, key: Any, value: Any) -> None:
         If the key is out of range, too long, or of another kind.
     ShapeError
         If the value does not broadcast to the selected shape.
+    DeviceError
+        If the value is on another device.
     """
     found = select(x._layout, key)
     _check_writable(x)
     if isinstance(value, BaseArray):
+        _check_device(x, value)
         _write_distributed(x, found, value)
         return
     if _backend.is_buffer(value):
@@ -135,6 +138,15 @@ def _check_writable(x: Any) -> None:
         raise ArgumentError(
             "the array is read-only here: its block is shared with another array (a result of "
             "broadcast_to, or memory that its owner protects); write into a copy: x = x.copy()"
+        )
+
+
+def _check_device(x: Any, value: Any) -> None:
+    here, there = x._layout.mesh.device, value._layout.mesh.device
+    if here != there:
+        raise DeviceError(
+            f"assignment of a DistArray on {there!r} to items of one on {here!r}; nothing moves "
+            f"between devices unless it is asked for: bring it over with value.to_device({here!r})"
         )
 
 

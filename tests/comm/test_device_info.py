@@ -25,7 +25,7 @@ def test_ranks_without_a_gpu_are_named_and_nothing_is_tried(monkeypatch):
     monkeypatch.setattr(_cuda_aware, "verdict", None)
     here = Here("a", "", tuple(H100), VERSIONS, 0)
     told = dict(_device_info.lines(None, [here, Here("b", "CUDA sees no GPU")]))
-    assert told["trouble"] == "1 ranks have none, such as 1: CUDA sees no GPU"
+    assert told["trouble"] == "1 of 2 ranks have none: rank 1, for one, on b: CUDA sees no GPU"
 
 
 def test_rank_that_cannot_tell_its_gpu_is_told_of():

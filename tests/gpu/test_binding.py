@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import re
 import sys
@@ -121,6 +122,34 @@ def test_items_that_gpus_lack_are_refused_on_every_rank(dtype: Any) -> None:
     simulate(2, program)
 
 
+def test_a_numbered_gpu_does_not_become_the_ranks_own() -> None:
+    def program() -> int:
+        mesh = da.init_device_mesh((2,), device="cuda")
+        x = da.zeros((4,), mesh=mesh)
+        own: int = x.to_local().device.id
+        other = da.init_device_mesh((2,), device="cuda:0")
+        assert da.ones((4,), mesh=other).to_local().device.id == 0
+        assert x.to_device("cuda:0").to_local().device.id == 0
+        assert da.zeros((4,), mesh=mesh).to_local().device.id == own
+        return own
+
+    if stand_in().cuda.runtime.getDeviceCount() > 1:
+        assert simulate(2, program) == [0, 1]
+
+
+def test_items_are_not_set_to_those_of_an_array_on_another_device() -> None:
+    def program() -> None:
+        x = da.zeros((8,), mesh=da.init_device_mesh((2,), device="cuda"))
+        y = da.ones((8,), mesh=da.init_device_mesh((2,), device="cpu"))
+        for target, value in ((x, y), (y, x)):
+            with pytest.raises(DeviceError, match="nothing moves between devices"):
+                target[:2] = value[:2]
+        x[:2] = y[:2].to_device("cuda")
+        assert float(x.sum()) == 2
+
+    simulate(2, program)
+
+
 def test_memory_that_is_not_there_is_an_error_that_says_how_much() -> None:
     cupy = stand_in()
 
@@ -148,6 +177,7 @@ def test_what_another_library_keeps_is_asked_for_before_memory_is_said_to_lack(
     def program() -> None:
         x = da.ones((1 << 19,), mesh=da.init_device_mesh((1,), device="cuda:0"))
         pool = cupy.get_default_memory_pool()
+        gc.collect()  # so that nobody gives memory back while it is counted
         hoard = [cupy.empty(x.nbytes, np.uint8)]
         pool.free_all_blocks()
 
