@@ -102,6 +102,9 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(f"missing: {one}" for one in lacking) or "nothing is missing", flush=True)
         if options.check:
             return 1 if lacking else 0
+        if any(one.startswith("a GPU ") for one in lacking):
+            print("there is nothing to measure without a GPU; --rehearse runs all of it")
+            return 1
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "gpu.log").write_text("")
     parts: list[dict[str, Any]] = []

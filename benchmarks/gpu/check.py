@@ -35,6 +35,7 @@ PROBES = {
     "a GPU": "import cupy; assert cupy.cuda.runtime.getDeviceCount() > 0",
     "numba.cuda on it": "from numba import cuda; assert cuda.is_available()",
     "a kernel of distarray": _KERNEL,
+    "cuBLAS, for products": "from cupy_backends.cuda.libs import cublas",
     "an MPI for mpi4py": "from mpi4py import MPI",
     "torch on it": "import torch; assert torch.cuda.is_available()",
 }
