@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,9 +103,16 @@ class Race(NamedTuple):
 
 
 class Checker:
-    """Takes note of every access, and finds those that race with one before."""
+    """Takes note of every access, and finds those that race with one before.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    owner
+        Tells whose memory an address is of: a negative number is nobody's that is kept account of.
+    """
+
+    def __init__(self, owner: Callable[[int], int]) -> None:
+        self._owner = owner
         self._lock = threading.RLock()  # a collection of garbage may come in between
         self._fresh: deque[Span] = deque()
         self._completed: defaultdict[int, int] = defaultdict(int)
@@ -127,8 +134,9 @@ class Checker:
             self.accesses += 1
             number = stream.known[stream.ptr] = stream.known.get(stream.ptr, 0) + 1
             mine = Access(stream.ptr, number, operation, place)
-            written = set(writes)
-            for span in set(reads) - written:
+            written = {span for span in writes if self._owner(span.address) >= 0}
+            read = {span for span in reads if self._owner(span.address) >= 0}
+            for span in read - written:
                 self._touched(Touch(mine, span, False), stream)
             for span in written:
                 self._touched(Touch(mine, span, True), stream)

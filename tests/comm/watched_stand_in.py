@@ -2,7 +2,7 @@
 
 For a process of its own: the stand-in is changed for good. Every function, method and ufunc that
 launches something reads the arrays that it is given, and writes those that it returns. Not seen:
-kernels of Numba, and what MPI does with memory of the host or of a device.
+kernels of Numba, what MPI does with memory of the host or of a device, and memory of torch's own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def watch(cupy: Any) -> Checker:
     cupy
         The stand-in, of which nothing has been used yet.
     """
-    checker = Checker()
+    checker = Checker(importlib.import_module("cupy._device").owner)
     streams = importlib.import_module("cupy.cuda.stream")
 
     def launched(what: str) -> None:
