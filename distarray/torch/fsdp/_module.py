@@ -22,9 +22,9 @@ class UnshardHandle:
         self._group = group
 
     def wait(self) -> None:
-        """Return when the module's parameters are whole."""
+        """Return when the module's parameters are whole, of the values that the shares have now."""
         if self._group is not None:
-            self._group.ensure()
+            self._group.renew()
             self._group.show()
             self._group = None
 

@@ -159,6 +159,13 @@ def test_parameters_that_are_asked_for(waits):
             for p in twice.parameters():
                 p.mul_(2)
         same(mine(X).detach(), twice(X).detach(), "after a change")
+        handle = layer.unshard(async_op=True)
+        with torch.no_grad():
+            for p in layer.parameters():
+                p.mul_(2)
+        handle.wait()
+        wanted = 4 * start.layers[0].linear.weight.detach()
+        same(layer.linear.weight.detach(), wanted, "changed on the way")
 
     on_ranks(2, program)
 
