@@ -13,7 +13,7 @@ from pathlib import Path
 NEEDS = {
     "cupy": "everything: pip install cupy-cuda13x (or 12x, as new as the driver)",
     "numba": "the kernels: pip install numba",
-    "numba_cuda": "the kernels: pip install numba-cuda",
+    "numba_cuda": "the kernels: pip install numba-cuda[cu13] (or [cu12])",
     "mpi4py": "everything on several ranks: pip install mpi4py",
     "torch": "the steps of models: a torch with CUDA",
     "pytest": "the suite: pip install pytest",

@@ -296,16 +296,12 @@ def held(number: int) -> str:
     with on(number):
         free, total = library.cuda.runtime.memGetInfo()
         pool = library.get_default_memory_pool()
-        kept = [
-            f"arrays of this process hold {pool.used_bytes()}",
-            f"CuPy keeps {pool.free_bytes()} for the next",
-        ]
-        limit = pool.get_limit()
-    kept += [f"{keeper.name} has {keeper.reserved(number)}" for keeper in keepers]
-    bound = f", which set_limit bounds to {limit}" if limit else ""
+        used, idle, limit = pool.used_bytes(), pool.free_bytes(), pool.get_limit()
+    others = "".join(f", {keeper.name} has {keeper.reserved(number)}" for keeper in keepers)
+    bound = f", {limit} at most (raise it by set_limit of CuPy's pool)" if limit else ""
     return (
-        f"Of its {total} bytes {free} are free; {', '.join(kept)}{bound}; the rest belongs to "
-        "other processes and to CUDA"
+        f"Of its {total} bytes {free} are free; arrays of this process hold {used}, and CuPy keeps "
+        f"{idle} for the next{bound}{others}; the rest belongs to other processes and to CUDA"
     )
 
 

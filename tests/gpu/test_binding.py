@@ -191,7 +191,7 @@ def test_what_another_library_keeps_is_asked_for_before_memory_is_said_to_lack(
         try:
             y = x + x
             assert not hoard
-            with pytest.raises(da.errors.OutOfMemoryError, match="another has 0, which"):
+            with pytest.raises(da.errors.OutOfMemoryError, match=r"at most .*another has 0;"):
                 x * x
         finally:
             pool.set_limit(size=0)
