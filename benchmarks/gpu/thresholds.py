@@ -87,7 +87,7 @@ def _of_reductions(
         out = cupy.empty(nbytes // 4, "float32")
 
         def ours(out: Any = out, sources: Any = sources) -> bool:
-            return _device_reduce.reduced(out, sources, "f4", "sum", 1)
+            return _device_reduce.reduced([(out, sources)], "f4", "sum", 1)
 
         def theirs(out: Any = out, sources: Any = sources) -> None:
             _block_reduction._by_numpy(out, sources, "sum", False)

@@ -113,11 +113,12 @@ def reduce_into(
                 combine(dst, source, out=dst)
         return
     if dst.dtype.kind == "V" and is_bfloat16(dst.dtype):
-        dst, sources = dst.view("u2"), [source.view("u2") for source in sources]
+        dst, sources = _as_bits(dst, sources)
         bfloat16 = True
     nbytes = dst.nbytes
     if nbytes < _KERNEL_BYTES or not isinstance(dst, np.ndarray):
-        if isinstance(dst, np.ndarray) or not _by_device_kernel(dst, sources, op, bfloat16):
+        boxes = [(dst, sources)]
+        if isinstance(dst, np.ndarray) or not _by_device_kernel(boxes, op, bfloat16):
             _by_numpy(dst, sources, op, bfloat16)
         return
     streaming = max(total, nbytes) >= STREAMING_BYTES
@@ -133,6 +134,30 @@ def reduce_into(
         _reduce(dst[where], [source[where] for source in sources], op, bfloat16, streaming)
 
     _threads.run(part, [(*before, slice(a, b)) for a, b in itertools.pairwise(cuts)])
+
+
+def reduce_boxes(
+    boxes: Sequence[tuple[Buffer, Sequence[Buffer]]], op: str, *, total: int = 0
+) -> None:
+    """Reduce the sources of each pair into its first array, as ``reduce_into`` would, in any order.
+
+    In device memory this is one launch for all pairs that suit one. All arrays have one dtype, but
+    for the results of `avg`; no result shares memory with another's sources.
+    """
+    bfloat16 = False
+    if len(boxes) > 1 and not isinstance(boxes[0][0], np.ndarray):
+        bfloat16 = is_bfloat16(boxes[0][0].dtype)
+        if bfloat16:
+            boxes = [_as_bits(*box) for box in boxes]
+        if _by_device_kernel(boxes, op, bfloat16):
+            return
+    for dst, sources in boxes:
+        reduce_into(dst, sources, op, bfloat16=bfloat16, total=total)
+
+
+def _as_bits(dst: Buffer, sources: Sequence[Buffer]) -> tuple[Buffer, list[Buffer]]:
+    """Return bfloat16 arrays as uint16."""
+    return dst.view("u2"), [source.view("u2") for source in sources]
 
 
 def accumulate(dst: Buffer, source: Buffer, op: str, *, bfloat16: bool = False) -> None:
@@ -195,13 +220,15 @@ def _by_kernel(
     return True
 
 
-def _by_device_kernel(dst: Buffer, sources: Sequence[Buffer], op: str, bfloat16: bool) -> bool:
-    """Reduce arrays in device memory by one launch where a kernel serves; tell whether it did."""
-    dtype = sources[0].dtype
+def _by_device_kernel(
+    boxes: Sequence[tuple[Buffer, Sequence[Buffer]]], op: str, bfloat16: bool
+) -> bool:
+    """Reduce arrays in device memory by launches where kernels serve; tell whether they did."""
+    dtype = boxes[0][1][0].dtype
     kind, way, number = _kernel_of(dtype, op, bfloat16)
     if dtype.kind == "c" and op in ("prod", "min", "max"):
         kind, way = f"c{dtype.itemsize}", op
-    return bool(kind) and reduced(dst, sources, kind, way, number)
+    return bool(kind) and reduced(boxes, kind, way, number)
 
 
 def _kernel_of(dtype: np.dtype[Any], op: str, bfloat16: bool) -> tuple[str, str, int]:

@@ -1,10 +1,10 @@
-"""Reduce boxes of several ranks' blocks in device memory, by one launch of one kernel."""
+"""Reduce boxes of several ranks' blocks in device memory, any number of them by few launches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -17,60 +17,91 @@ from distarray.typing import Buffer
 _KERNELS: Final = "distarray.comm._kernels_cuda_reduce"
 
 LEAST_BYTES: Final = 16 * 1024
-"""Below this size CuPy reduces two blocks, by one function each time; three and more are always
-reduced by the kernel. Not measured yet."""
+"""Below this size CuPy reduces two blocks, by one function; what would take it more than one is
+always reduced by the kernel. Not measured yet."""
 
 _MOST_BOXES: Final = 4096
-"""So many boxes a reduction may become, which has more than three axes that cannot be joined."""
+"""So many boxes reductions may become that have more than three axes that cannot be joined."""
+
+_Launch: TypeAlias = tuple[str, int, int, tuple[int, int], int]
+"""Kind of item and how many are taken at once; where the table begins, its numbers of boxes and
+tiles; bytes of a record."""
 
 
-def reduced(dst: Buffer, sources: Sequence[Buffer], kind: str, op: str, number: int) -> bool:
-    """Set ``dst`` to the sources, combined in their order; tell whether it was done.
+def reduced(
+    boxes: Sequence[tuple[Buffer, Sequence[Buffer]]], kind: str, op: str, number: int
+) -> bool:
+    """Set the first array of each pair to the sources, combined in their order, if kernels serve.
+
+    There is one launch for all boxes with the same number of sources, and the same width of words.
 
     Parameters
     ----------
-    dst
-        float64 for "avg" of integers, else of the sources' dtype; it may be the first source.
-    sources
-        Of ``dst``'s shape.
+    boxes
+        The first is float64 for "avg" of integers, else of the sources' dtype, and of their shape.
+        It shares no memory with sources, but that of a single box may be its first source.
     kind, op
         Of the kernel (see ``reducing``); ``op`` among bytes for truth values.
     number
         Items of the kind in an element.
+
+    Returns
+    -------
+    Whether it was done. If not, some boxes may have been written.
     """
-    if not dst.size:
+    arrays = [(dst, *sources) for dst, sources in boxes if dst.size]
+    if not arrays:
         return True
-    if len(sources) < 3 and dst.nbytes < LEAST_BYTES:
+    nbytes = calls = 0
+    for dst, *sources in arrays:
+        nbytes += dst.nbytes
+        calls += max(1, len(sources) - 1)
+    if calls < 2 and nbytes < LEAST_BYTES:
         return False
-    arrays = (dst, *sources)
-    dtype = sources[0].dtype
+    dtype = arrays[0][1].dtype
     averaged = np.dtype(np.float64) if op == "avg" and kind[0] in "iu" else dtype
-    if dst.dtype != averaged or not all(map(usable, arrays)):
-        return False
-    if any(source.dtype != dtype or source.shape != dst.shape for source in sources):
+    if not all(_reducible(box, dtype, averaged) for box in arrays):
         return False
     key = (
-        *(kind, op, number, dst.shape),
-        *((address_of(array), array.strides) for array in arrays),
+        *(kind, op, number),
+        *((box[0].shape, *((address_of(array), array.strides) for array in box)) for box in arrays),
+    )
+    at, launches = table(key, lambda: _tables(arrays, kind, op, number))
+    module = kernels(_KERNELS)
+    return launches is not None and all(
+        launch(module.reducing(found, op, lanes), at[start:] if start else at, *counts, length)
+        for found, lanes, start, counts, length in launches
     )
 
-    def build() -> tuple[np.ndarray, Any]:
+
+def _reducible(box: Sequence[Buffer], dtype: np.dtype[Any], result: np.dtype[Any]) -> bool:
+    dst, *sources = box
+    return (
+        dst.dtype == result
+        and all(source.dtype == dtype and source.shape == dst.shape for source in sources)
+        and all(map(usable, box))
+    )
+
+
+def _tables(
+    boxes: Sequence[Sequence[Buffer]], kind: str, op: str, number: int
+) -> tuple[np.ndarray, list[_Launch] | None]:
+    """Return the tables of all launches, one after another, and what each launch is given."""
+    groups: dict[tuple[str, int, int], list[Record]] = {}
+    for arrays in boxes:
         addresses, axes = joint_axes(*arrays)
         sizes = [array.itemsize // number for array in arrays]
         found, lanes, axes = _suited(kind, op, addresses, _with_parts(axes, sizes, number), sizes)
-        records = list(_records(addresses, axes))
-        length = 8 * (len(records[0]) - 1)
-        if len(records) > _MOST_BOXES:
-            return np.zeros(0, np.int64), None
-        made, counts = tabled(records)
-        return made, (found, lanes, *counts, length)
-
-    at, facts = table(key, build)
-    if facts is None:
-        return False
-    found, lanes, boxes, tiles, length = facts
-    kernel = kernels(_KERNELS).reducing(found, op, lanes)
-    return launch(kernel, at, boxes, tiles, length)
+        groups.setdefault((found, lanes, len(arrays)), []).extend(_records(addresses, axes))
+    if sum(map(len, groups.values())) > _MOST_BOXES:
+        return np.zeros(0, np.int64), None
+    made, launches, start = [], [], 0
+    for (found, lanes, _), records in groups.items():
+        one, counts = tabled(records)
+        launches.append((found, lanes, start, counts, 8 * (len(records[0]) - 1)))
+        made.append(one)
+        start += one.size  # even: tables and records begin at multiples of 16 bytes
+    return np.concatenate(made), launches
 
 
 def _with_parts(axes: Sequence[Axis], sizes: Sequence[int], number: int) -> list[Axis]:

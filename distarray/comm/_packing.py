@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.comm import _backend, _memory, _threads
-from distarray.comm._block_reduction import accumulate, reduce_into
+from distarray.comm._block_reduction import accumulate, reduce_boxes, reduce_into
 from distarray.comm._device_copies import copied, padded
 from distarray.comm._strided import STREAMING_BYTES, copy_by_kernel, fill
 from distarray.errors import ShapeError
@@ -22,6 +22,7 @@ __all__ = [
     "fill",
     "pack",
     "pad",
+    "reduce_boxes",
     "reduce_into",
     "unpack",
     "unpad",

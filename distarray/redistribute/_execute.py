@@ -29,7 +29,7 @@ from distarray.comm._communicator import Communicator
 from distarray.comm._device_mesh import DeviceMesh
 from distarray.comm._log import record, recording, unrecorded
 from distarray.comm._mismatch import Purpose, token
-from distarray.comm._packing import copy_box, copy_boxes, fill, reduce_into
+from distarray.comm._packing import copy_box, copy_boxes, fill, reduce_boxes, reduce_into
 from distarray.comm._reducer import SMALL_BYTES
 from distarray.errors import MismatchError
 from distarray.layout import Layout
@@ -347,9 +347,11 @@ class _Exchange:
             ]
             copy_boxes(pairs, total=total)
             return
-        for peers, source, target in self._takes:
-            pieces = [blocks[peer][source] for peer in peers]
-            reduce_into(out[target], pieces, op, total=total)
+        boxes = [
+            (out[target], [blocks[peer][source] for peer in peers])
+            for peers, source, target in self._takes
+        ]
+        reduce_boxes(boxes, op, total=total)
 
 
 class _AllReduce:

@@ -21,7 +21,7 @@ from distarray.comm._communicator import Communicator
 from distarray.comm._device_mesh import DeviceMesh
 from distarray.comm._log import record, recording, unrecorded
 from distarray.comm._mismatch import Purpose
-from distarray.comm._packing import copy_boxes, reduce_into
+from distarray.comm._packing import copy_boxes, reduce_boxes
 from distarray.layout import Layout, Partial, Replicate, Shard
 from distarray.redistribute._execute import redistribute_local
 from distarray.redistribute._wire import region
@@ -200,10 +200,12 @@ class Packed:
         """Reduce this rank's blocks out of the contributions of all ranks."""
         own = _memory.empty((self.count,), fulls[0].dtype, _backend.device_of(fulls[0]))
         contributions = [self.wholes(full) for full in fulls]
-        for piece, block in zip(self._pieces[self.rank], self.blocks(own), strict=True):
-            if block.size:
-                parts = [wholes[piece.tensor][piece.region] for wholes in contributions]
-                reduce_into(block, parts, op, total=own.nbytes)
+        boxes = [
+            (block, [wholes[piece.tensor][piece.region] for wholes in contributions])
+            for piece, block in zip(self._pieces[self.rank], self.blocks(own), strict=True)
+            if block.size
+        ]
+        reduce_boxes(boxes, op, total=own.nbytes)
         return own
 
     def _in_line(self, full: Buffer) -> Buffer:

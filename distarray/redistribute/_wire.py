@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from distarray.comm import _backend, _memory
 from distarray.comm._communicator import Communicator
-from distarray.comm._packing import copy_box, copy_boxes, pack, reduce_into
+from distarray.comm._packing import copy_box, copy_boxes, pack, reduce_boxes
 from distarray.layout._box import shape, slices
 from distarray.redistribute._exchange import receives, sends
 from distarray.redistribute._steps import AllGatherStep, ExchangeStep
@@ -118,18 +118,18 @@ class Wire:
         self, takes: list[_Take], recv: Buffer, blocks: Sequence[Buffer], out: Buffer
     ) -> None:
         op = self._step.reduce
-        copies = []
+        boxes = []
         for peers, offsets, source, extents, target in takes:
             size = prod(extents)
             pieces = [
                 blocks[peer][source] if at is None else recv[at : at + size].reshape(extents)
                 for peer, at in zip(peers, offsets, strict=True)
             ]
-            if op is None:
-                copies.append((out[target], pieces[0]))
-            else:
-                reduce_into(out[target], pieces, op)
-        copy_boxes(copies)
+            boxes.append((out[target], pieces))
+        if op is None:
+            copy_boxes([(dst, pieces[0]) for dst, pieces in boxes])
+        else:
+            reduce_boxes(boxes, op)
 
     def _gather(self, local: Buffer, out: Buffer) -> None:
         """Gather whole blocks, straight into the result where they lie there one after another."""

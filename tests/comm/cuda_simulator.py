@@ -23,7 +23,17 @@ from distarray.comm import (
     _device_tables,
 )
 from distarray.comm._device_copies import copied, padded
-from distarray.comm._packing import accumulate, copy_box, copy_boxes, pack, pad, reduce_into, unpack
+from distarray.comm._packing import (
+    accumulate,
+    copy_box,
+    copy_boxes,
+    pack,
+    pad,
+    reduce_boxes,
+    reduce_into,
+    unpack,
+)
+from distarray.comm._reducing import BFLOAT16
 
 from .strided_arrays import views
 
@@ -37,12 +47,25 @@ def for_small_arrays() -> Iterator[None]:
     assert _device_launch.simulated()
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
+    simulator = importlib.import_module("numba.cuda.simulator.kernelapi")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulator.FakeCUDAShared, "array", shared_array)
         patch.setattr(_device_copies, "LEAST_BYTES", 0)
         patch.setattr(_device_reduce, "LEAST_BYTES", 0)
         patch.setattr(_device_copies, "_TILE_BITS", 6)
         yield
     sys.setswitchinterval(interval)
+
+
+def shared_array(block: Any, shape: int, dtype: str) -> np.ndarray:
+    """Return a block's array for the line that asks, one for all threads.
+
+    Numba's own looks it up and stores it in two steps, between which another thread does the same.
+    """
+    frame = sys._getframe(1)
+    place = frame.f_code.co_filename, frame.f_lineno
+    found: np.ndarray = block._allocations.setdefault(place, np.empty(shape, dtype))
+    return found
 
 
 @st.composite
@@ -215,26 +238,30 @@ def bits(kind: str, array: np.ndarray) -> np.ndarray:
 def test_reductions_give_the_bits_of_numpy(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(KINDS))
     op = data.draw(st.sampled_from(ops_of(kind)))
-    shape = data.draw(shapes())
     dtype = np.dtype("u2" if kind == "bf16" else kind)
-    sources = []
-    for seed in range(data.draw(st.integers(1, 4))):
-        _, source = data.draw(views(shape, dtype))
-        source[...] = values(kind, shape, seed)
-        sources.append(source)
     result = np.dtype("f8") if op == "avg" and kind[0] in "iu?" else dtype
-    held, dst = data.draw(views(shape, result))
-    offset = dst.__array_interface__["data"][0] - held.__array_interface__["data"][0]
+    boxes, held, expected = [], [], []
+    with np.errstate(all="ignore"):
+        for _ in range(data.draw(st.integers(1, 3))):
+            shape = data.draw(shapes())
+            sources = []
+            for seed in range(data.draw(st.integers(1, 4))):
+                _, source = data.draw(views(shape, dtype))
+                source[...] = values(kind, shape, seed)
+                sources.append(source)
+            expected.append(expected_of(kind, op, sources))
+            around, dst = data.draw(views(shape, result))
+            held.append(around)
+            boxes.append((dst, sources))
     most = data.draw(st.sampled_from((5, 1 << 30)))
-    with np.errstate(all="ignore"), pytest.MonkeyPatch.context() as patch:
-        expected = expected_of(kind, op, sources)
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_device_tables, "_MOST_ITEMS", most)
         _device_launch._tables.clear()
-        assert _block_reduction._by_device_kernel(dst, sources, op, kind == "bf16")
-    np.testing.assert_array_equal(bits(kind, dst), bits(kind, expected))
-    if dst.size:
-        np.ndarray(shape, result, held, offset, dst.strides)[...] = np.zeros((), result)
-    assert not held.any()
+        assert _block_reduction._by_device_kernel(boxes, op, kind == "bf16")
+    for (dst, _), around, wanted in zip(boxes, held, expected, strict=True):
+        np.testing.assert_array_equal(bits(kind, dst), bits(kind, wanted))
+        dst[...] = np.zeros((), result)
+        assert not around.any()
 
 
 @pytest.mark.parametrize("kind", ["bf16", "f2"])
@@ -247,7 +274,7 @@ def test_two_narrow_items_are_taken_at_once(kind: str, op: str) -> None:
         expected = expected_of(kind, op, sources)
     addresses, axes = _device_reduce.joint_axes(dst, *sources)
     assert _device_reduce._suited(kind, op, addresses, axes, [2] * 4)[1] == 2
-    assert _block_reduction._by_device_kernel(dst, sources, op, kind == "bf16")
+    assert _block_reduction._by_device_kernel([(dst, sources)], op, kind == "bf16")
     np.testing.assert_array_equal(bits(kind, dst), bits(kind, expected))
 
 
@@ -301,6 +328,32 @@ def test_copies_and_reductions_of_blocks_on_a_device_are_launches(launches: list
     accumulate(total, other, "max")
     np.testing.assert_array_equal(total.get(), np.maximum(3 * host + 1, host + 1))
     assert len(launches) == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes", "counts", "number"),
+    [
+        ("f4", [(6, 10), (8,), (), (0, 4)], [2, 2, 2, 2], 1),
+        ("f4", [(6, 10), (8,), (3, 5)], [2, 3, 2], 2),
+        ("f2", [(6, 10), (8,), (3, 5)], [2, 2, 2], 2),  # an odd number of items goes one by one
+        ("bf16", [(4, 10), (8,), (2, 16)], [2, 2, 2], 1),
+    ],
+)
+def test_boxes_of_as_many_sources_are_reduced_by_one_launch(
+    launches: list[Any], kind: str, shapes: list[Any], counts: list[int], number: int
+) -> None:
+    cupy = importlib.import_module("cupy")
+    boxes, expected = [], []
+    for shape, count in zip(shapes, counts, strict=True):
+        source = values(kind, shape, count)
+        source = source.view(BFLOAT16) if kind == "bf16" else source
+        boxes.append((cupy.zeros(shape, source.dtype), [cupy.asarray(source)] * count))
+        expected.append(np.zeros_like(source))
+        reduce_into(expected[-1], [source] * count, "sum")
+    reduce_boxes(boxes, "sum")
+    for (dst, _), wanted in zip(boxes, expected, strict=True):
+        assert dst.get().tobytes() == wanted.tobytes()
+    assert len(launches) == number
 
 
 def test_a_table_is_made_once_for_the_same_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

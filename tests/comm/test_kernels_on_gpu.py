@@ -108,19 +108,23 @@ def test_large_boxes_are_copied(cupy: Any, name: str, dtype: str) -> None:
 @given(data=st.data())
 def test_reductions_give_the_bits_of_numpy(cupy: Any, kind: str, data: st.DataObject) -> None:
     op = data.draw(st.sampled_from(ops_of(kind)))
-    shape = data.draw(shapes())
     dtype = np.dtype("u2" if kind == "bf16" else kind)
-    sources, there = [], []
-    for seed in range(data.draw(st.integers(1, 4))):
-        held, source = data.draw(views(shape, dtype))
-        source[...] = values(kind, shape, seed)
-        sources.append(source)
-        there.append(moved(cupy, held, source)[1])
-    dst = cupy.zeros(shape, np.dtype("f8") if op == "avg" and kind[0] in "iu?" else dtype)
-    with np.errstate(all="ignore"):
-        expected = expected_of(kind, op, sources)
-    assert _block_reduction._by_device_kernel(dst, there, op, kind == "bf16")
-    np.testing.assert_array_equal(bits(kind, dst.get()), bits(kind, expected))
+    boxes, expected = [], []
+    for _ in range(data.draw(st.integers(1, 3))):
+        shape = data.draw(shapes())
+        sources, there = [], []
+        for seed in range(data.draw(st.integers(1, 4))):
+            held, source = data.draw(views(shape, dtype))
+            source[...] = values(kind, shape, seed)
+            sources.append(source)
+            there.append(moved(cupy, held, source)[1])
+        dst = cupy.zeros(shape, np.dtype("f8") if op == "avg" and kind[0] in "iu?" else dtype)
+        boxes.append((dst, there))
+        with np.errstate(all="ignore"):
+            expected.append(expected_of(kind, op, sources))
+    assert _block_reduction._by_device_kernel(boxes, op, kind == "bf16")
+    for (dst, _), wanted in zip(boxes, expected, strict=True):
+        np.testing.assert_array_equal(bits(kind, dst.get()), bits(kind, wanted))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
