@@ -25,6 +25,12 @@ class Gpu(NamedTuple):
     bus: str
     name: str
     memory: int
+    uuid: bytes = b""
+
+    @property
+    def identity(self) -> object:
+        """What no other GPU of the node has; instances (MIG) of one share its place on the bus."""
+        return self.uuid or self.bus
 
 
 class Here(NamedTuple):
@@ -81,6 +87,7 @@ def lines(communicator: Communicator, everyone: list[Here]) -> Lines:
     told += [("trouble", text) for text in troubles[:1]]
     if without or troubles:
         return told
+    told += _of_idle(everyone)
     lacking = dict.fromkeys(here.lacking for here in everyone if here.lacking)
     told += [("kernels", f"CuPy's own, which are slower: {why}") for why in lacking]
     return told + _of_moving(communicator)
@@ -104,7 +111,8 @@ def _here(size: int) -> Here:
     for number in range(have):
         told = runtime.getDeviceProperties(number)
         name = told["name"].decode(errors="replace")
-        gpus.append(Gpu(runtime.deviceGetPCIBusId(number), name, told["totalGlobalMem"]))
+        bus, uuid = runtime.deviceGetPCIBusId(number), bytes(told.get("uuid", b""))
+        gpus.append(Gpu(bus, name, told["totalGlobalMem"], uuid))
     versions = (
         f"CUDA {_version(runtime.driverGetVersion())} driver, "
         f"CUDA {_version(runtime.runtimeGetVersion())} runtime, CuPy {cupy.__version__}"
@@ -130,9 +138,9 @@ def _version(number: int) -> str:
 def _of_nodes(everyone: list[Here]) -> Lines:
     versions = dict.fromkeys(here.versions for here in everyone if here.versions)
     told = [("versions", text) for text in versions]
-    nodes: dict[str, dict[str, Gpu]] = {}
+    nodes: dict[str, dict[object, Gpu]] = {}
     for here in everyone:
-        nodes.setdefault(here.host, {}).update({gpu.bus: gpu for gpu in here.gpus})
+        nodes.setdefault(here.host, {}).update({gpu.identity: gpu for gpu in here.gpus})
     alike: dict[str, list[str]] = {}
     for host, gpus in nodes.items():
         counted: dict[str, int] = {}
@@ -145,6 +153,20 @@ def _of_nodes(everyone: list[Here]) -> Lines:
         ("GPUs", f"{text} on {hosts[0]}{f' and {len(hosts) - 1} more' * (len(hosts) > 1)}")
         for text, hosts in alike.items()
     ]
+
+
+def _of_idle(everyone: list[Here]) -> Lines:
+    """Tell of the first node whose ranks share GPUs while they see others that none uses."""
+    for host in dict.fromkeys(here.host for here in everyone):
+        ranks = [here for here in everyone if here.host == host]
+        seen = {gpu.identity for here in ranks for gpu in here.gpus}
+        used = {here.gpus[here.bound].identity for here in ranks if here.bound is not None}
+        if len(used) < min(len(seen), len(ranks)):
+            text = (
+                f"the {len(ranks)} ranks on {host} use {len(used)} of the {len(seen)} GPUs they see"
+            )
+            return [("trouble", f"{text}; is DISTARRAY_LOCAL_RANK the same on several?")]
+    return []
 
 
 def _of_moving(communicator: Communicator) -> Lines:

@@ -46,6 +46,29 @@ def test_nodes_that_are_alike_are_one_line_and_gpus_are_counted_once():
     assert each[0].own == "0 (0000:00:00.0)"
 
 
+def test_instances_of_one_gpu_are_counted_apart():
+    parts = [Gpu("0000:00:00.0", "NVIDIA H100 MIG 1g.10gb", 10 << 30, bytes([n])) for n in range(3)]
+    told = _device_info._of_nodes([Here("a", "", (part,), VERSIONS, 0) for part in parts])
+    assert told[1] == ("GPUs", "3 x NVIDIA H100 MIG 1g.10gb, 10.0 GiB on a")
+
+
+@pytest.mark.parametrize(
+    ("bound", "text"),
+    [
+        ([0, 0, 0], "the 3 ranks on b use 1 of the 4 GPUs they see"),
+        ([0, 1, 0], "the 3 ranks on b use 2 of the 4 GPUs they see"),
+        ([2, 1, 0], ""),
+        ([0, 1, 2, 3, 0, 1, 2, 3], ""),
+    ],
+)
+def test_gpus_that_stay_idle_are_told_of(bound, text):
+    everyone = [Here("a", "", tuple(H100[:1]), VERSIONS, 0)] * 2  # they have no more
+    everyone += [Here("b", "", tuple(H100), VERSIONS, number) for number in bound]
+    assert [told.split(";")[0] for _, told in _device_info._of_idle(everyone)] == [text] * bool(
+        text
+    )
+
+
 @pytest.mark.parametrize("setting", [{}, {"I_MPI_OFFLOAD": "1"}])
 def test_switch_that_is_off_is_tried_by_a_child_on_one_rank(monkeypatch, setting):
     tried = []
