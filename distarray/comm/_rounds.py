@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from distarray.comm import _backend
 from distarray.comm._mismatch import such_calls
 from distarray.errors import CommunicationError, MismatchError
 
@@ -241,4 +242,5 @@ class MailHandle:
                 f"{self._key[1]} expects {self._target.size} {self._target.dtype}"
             )
         self._target[...] = values
+        _backend.synchronize(self._target)  # the sender's stream is another
         self._taken = True

@@ -142,7 +142,9 @@ class SimulatedCommunicator(Communicator):
 
     def _send(self, array: np.ndarray, dest: int, tag: int, blocking: bool) -> Request:
         del blocking  # a message that is put down has left
-        self._group.post((self.rank, dest, tag), array.copy())
+        message = array.copy()
+        _backend.synchronize(message)  # the receiver has a stream of its own
+        self._group.post((self.rank, dest, tag), message)
         return DONE
 
     def _recv(self, array: np.ndarray, source: int, tag: int, blocking: bool) -> Request:

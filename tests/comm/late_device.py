@@ -76,7 +76,7 @@ class Stream:
             self.step()
 
 
-def current() -> Stream:
+def current(device: int = 0) -> Stream:
     if not hasattr(_local, "stream"):
         _local.stream = Stream()
     return _local.stream

@@ -23,9 +23,9 @@ pytestmark = pytest.mark.skipif(
 with_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
 
-def found_in(*arguments: str) -> tuple[int, str]:
+def found_in(*arguments: str, aware: str = "0") -> tuple[int, str]:
     """Return the exit status of a program of `tests.comm.race_programs`, and its last words."""
-    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DISTARRAY_CUDA_AWARE": "0"}
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DISTARRAY_CUDA_AWARE": aware}
     done = subprocess.run(
         [sys.executable, "-m", "tests.comm.race_programs", *arguments],
         cwd=ROOT,
@@ -37,9 +37,9 @@ def found_in(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout or done.stderr
 
 
-def assert_nothing_races(*arguments: str, accesses: int) -> None:
+def assert_nothing_races(*arguments: str, accesses: int, aware: str = "0") -> None:
     """Let a program run, and see that the checker has seen as many accesses at least."""
-    status, told = found_in(*arguments)
+    status, told = found_in(*arguments, aware=aware)
     assert status == 0, told
     assert told.startswith("races: 0 in ")
     assert int(told.split()[3]) >= accesses, told
@@ -53,6 +53,10 @@ def assert_nothing_races(*arguments: str, accesses: int) -> None:
 )
 def test_redistributions_in_the_background(ranks: str, way: tuple[str, ...]) -> None:
     assert_nothing_races("arrays", "--ranks", ranks, *way, accesses=400)
+
+
+def test_messages_of_device_memory_between_simulated_ranks() -> None:
+    assert_nothing_races("arrays", "--ranks", "3", "--ranks-per-node", "1", accesses=400, aware="1")
 
 
 @with_torch
