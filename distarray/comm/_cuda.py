@@ -78,7 +78,7 @@ def cupy(device: str = "cuda") -> Any:
     global _told
     try:
         found = importlib.import_module("cupy")
-    except ImportError as error:
+    except Exception as error:  # one made for another NumPy raises ValueError, or anything
         raise DeviceError(
             f"device {device!r} needs CuPy, which does not import here ({error}); install "
             "distarray-mpi[cuda12] or [cuda13], as the driver has it, or use device='cpu'"

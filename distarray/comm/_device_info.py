@@ -98,14 +98,14 @@ def _here(size: int) -> Here:
     try:
         cupy: Any = importlib.import_module("cupy")
         have = _cuda.count()
-    except ImportError as error:
+    except DeviceError as error:
+        return Here(host, str(error))
+    except Exception as error:
         if getattr(error, "name", "") == "cupy":
             said = "CuPy is not installed; distarray-mpi[cuda12] or [cuda13] brings it"
         else:
-            said = f"CuPy does not import ({_last_line(error)}); is it the one for this driver?"
+            said = f"CuPy does not import ({_last_line(error)}); is it for this driver and NumPy?"
         return Here(host, said)
-    except DeviceError as error:
-        return Here(host, str(error))
     runtime = cupy.cuda.runtime
     gpus = []
     for number in range(have):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from distarray.comm import _cuda, _cuda_aware, _device_info, world
 from distarray.comm._cuda_aware import Verdict
 from distarray.comm._cuda_switches import Finding
 from distarray.comm._device_info import Gpu, Here
+from distarray.errors import DeviceError
 from distarray.testing import simulate
 
 H100 = [Gpu(f"0000:{n:02x}:00.0", "NVIDIA H100", 80 << 30) for n in range(4)]
@@ -67,6 +70,16 @@ def test_gpus_that_stay_idle_are_told_of(bound, text):
     assert [told.split(";")[0] for _, told in _device_info._of_idle(everyone)] == [text] * bool(
         text
     )
+
+
+def test_cupy_that_cannot_be_imported_is_told_of(monkeypatch, tmp_path):
+    reason = "numpy.dtype size changed"
+    (tmp_path / "cupy.py").write_text(f"raise ValueError({reason!r})")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    assert reason in _device_info._here(1).none
+    with pytest.raises(DeviceError, match=f"{reason}.*distarray-mpi"):
+        _cuda.cupy()
 
 
 @pytest.mark.parametrize("setting", [{}, {"I_MPI_OFFLOAD": "1"}])
