@@ -18,7 +18,6 @@ MORE = {
     "without a mask": np.ma.ones(3),
     "matrix": np.ones((1, 2)).view(np.matrix),
     "with a unit": np.ones(3).view(WithUnit),
-    "text": np.char.array(["a ", "b"]),
 }
 
 
