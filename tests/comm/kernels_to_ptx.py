@@ -53,18 +53,27 @@ def kernels() -> dict[str, tuple[Any, int]]:
     return found
 
 
-def main() -> None:
+def believe_in_a_gpu() -> str:
+    """Let Numba compile for a GPU that is not there; return why it cannot, if it cannot."""
     try:
-        from numba import cuda
         from numba.cuda import dispatcher
         from numba.cuda.cudadrv import nvvm
 
         nvvm.NVVM()
     except Exception as error:
-        print(f"no compiler for GPUs here: {error}")
-        sys.exit(CANNOT)
+        return f"no compiler for GPUs here: {error}"
     gpu = python_types.SimpleNamespace(compute_capability=CAPABILITY)
     dispatcher.get_current_device = lambda: gpu
+    return ""
+
+
+def main() -> None:
+    why = believe_in_a_gpu()
+    if why:
+        print(why)
+        sys.exit(CANNOT)
+    from numba import cuda
+
     from distarray.comm._intrinsics_ptx import types
 
     made = {}

@@ -19,6 +19,8 @@ from hypothesis import given
 from distarray.comm import _device_launch, _device_tables
 from distarray.comm._device_tables import divisor, parts, tabled, widest_word
 
+from .kernels_to_ptx import CANNOT
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 
@@ -46,13 +48,31 @@ def test_kernels_do_on_a_simulated_gpu_what_the_host_does(folder: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["tests/comm/cuda_simulator.py", "tests/random/cuda_simulator.py"],
+        ["tests/comm/test_kernels_on_gpu.py", "-k", "not reductions"],  # large arrays, 256 threads
+    ],
+    ids=["small", "large"],
+)
+def test_kernels_do_as_instructions_of_a_gpu_what_the_host_does(arguments: list[str]) -> None:
+    done = child(str(HERE / "ptx_on_host.py"), *arguments, NUMBA_ENABLE_CUDASIM="0")
+    skip_where_it_cannot(done)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def skip_where_it_cannot(done: subprocess.CompletedProcess[str]) -> None:
+    if done.returncode == CANNOT:
+        pytest.skip(f"{done.stdout.strip()[:300]}; pip install numba-cuda[cu13]")
+
+
 @pytest.fixture(scope="module")
 def ptx(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return the code of kernels for a GPU of compute capability 9.0."""
     path = tmp_path_factory.mktemp("ptx") / "kernels.json"
     done = child(str(HERE / "kernels_to_ptx.py"), str(path), NUMBA_ENABLE_CUDASIM="0")
-    if done.returncode == 77:
-        pytest.skip(f"{done.stdout.strip()[:300]}; pip install numba-cuda[cu13]")
+    skip_where_it_cannot(done)
     assert done.returncode == 0, done.stdout + done.stderr
     return dict(json.loads(path.read_text()))
 
