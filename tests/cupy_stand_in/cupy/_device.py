@@ -93,9 +93,9 @@ class Heap:
             if offset not in self.live:
                 raise CUDARuntimeError(1)
             size, _ = self.live.pop(offset)
+            self._poison(offset, size)  # before another thread may have it
             self.used -= size
             self._free[size].append(offset)
-        self._poison(offset, size)
 
     def allocation_of(self, address: int) -> tuple[int, int, int]:
         """Return offset, size and number of the stretch that holds an address."""

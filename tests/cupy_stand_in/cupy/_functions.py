@@ -272,12 +272,12 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Any:
         raise ValueError("Must provide both 'x' and 'y' or neither.")
     if x is None:
         return condition.nonzero()
-    chosen = condition.astype("?", copy=False)._host
+    chosen = condition.astype("?", copy=False)  # held: its memory goes with it
     (a, weak_a), (b, weak_b) = operand_of(x), operand_of(y)
     parts = [h.dtype if w is None else w(0) for h, w in ((a, weak_a), (b, weak_b))]
     kind = np.result_type(*parts)
     launched("where")
-    return _new(np.where(chosen, a.astype(kind), b.astype(kind)))
+    return _new(np.where(chosen._host, a.astype(kind), b.astype(kind)))
 
 
 def clip(a: ndarray, a_min: Any, a_max: Any, out: Any = None) -> ndarray:
