@@ -33,7 +33,7 @@ from distarray.comm._intrinsics_cuda import (
 
 _u64 = np.uint64
 _ONE, _QUIET, _BELOW_HALF = _u64(1), _u64(0x40), _u64(0x7FFF)
-_S16, _LOW16 = _u64(16), _u64(0xFFFF)
+_S16 = _u64(16)
 
 _LOADS: Final[dict[int, Any]] = {1: load1, 2: load2, 4: load4, 8: load8, 16: load16}
 _STORES: Final[dict[int, Any]] = {1: store1, 2: store2, 4: store4, 8: store8, 16: store16}
@@ -112,6 +112,14 @@ def _of_both(combine: Any) -> Any:
     return both
 
 
+def _by_number(divide: Any) -> Any:
+    @device
+    def both(value: Any, count: int) -> Any:
+        return divide(value[0], count), divide(value[1], count)
+
+    return both
+
+
 # --- how values are read and written -------------------------------------------------------------
 
 
@@ -125,51 +133,62 @@ def _bfloat16_of(value: Any) -> Any:
 
 
 @device
-def _read_single(address: int) -> Any:
-    return single_of(load4(address))
-
-
-@device
-def _write_single(address: int, value: Any) -> None:
-    store4(address, bits_of_single(value))
-
-
-@device
-def _read_double(address: int) -> Any:
-    return double_of(load8(address))
-
-
-@device
-def _write_double(address: int, value: Any) -> None:
-    store8(address, bits_of(value))
-
-
-@device
 def _single_of_bfloat16(bits: Any) -> Any:
     return single_of(bits << _S16)
 
 
-def _narrow(size: int, widen: Any, narrow: Any) -> tuple[Any, Any]:
-    """Return how a value of 16 bits, or two beside each other, become float32 and back."""
+_BITS: Final[dict[str, tuple[Any, Any]]] = {
+    "f2": (single_of_half, half_of_single),
+    "bf16": (_single_of_bfloat16, _bfloat16_of),
+    "f4": (single_of, bits_of_single),
+    "f8": (double_of, bits_of),
+}
+"""How bits become a value of a kind, and a value the lowest bits of a word."""
+
+
+def _floating(kind: str, lanes: int) -> tuple[Any, Any]:
+    """Return how values beside each other are read, as pairs of pairs, and written."""
+    of, to = _BITS[kind]
+    size = 2 if kind == "bf16" else int(kind[1])
+    width = size
+    while width < min(size * lanes, 8):
+        of, to = _paired(of, to, 8 * width)
+        width *= 2
+    load, store = _LOADS[size * lanes], _STORES[size * lanes]
 
     @device
     def read(address: int) -> Any:
-        return widen(load2(address))
+        return of(load(address))
 
     @device
     def write(address: int, value: Any) -> None:
-        store2(address, narrow(value))
+        store(address, to(value))
 
     @device
-    def read_both(address: int) -> Any:
-        bits = load4(address)
-        return widen(bits & _LOW16), widen(bits >> _S16)
+    def read_two_words(address: int) -> Any:
+        low, high = load(address)
+        return of(low), of(high)
 
     @device
-    def write_both(address: int, value: Any) -> None:
-        store4(address, narrow(value[0]) | (narrow(value[1]) << _S16))
+    def write_two_words(address: int, value: Any) -> None:
+        store(address, to(value[0]), to(value[1]))
 
-    return (read, write) if size == 2 else (read_both, write_both)
+    return (read_two_words, write_two_words) if size * lanes == 16 else (read, write)
+
+
+def _paired(of: Any, to: Any, bits: int) -> tuple[Any, Any]:
+    """Return the same for two values in a word, of so many bits each."""
+    mask, shift = _u64((1 << bits) - 1), _u64(bits)
+
+    @device
+    def of_both(word: Any) -> Any:
+        return of(word & mask), of(word >> shift)
+
+    @device
+    def to_both(value: Any) -> Any:
+        return to(value[0]) | (to(value[1]) << shift)
+
+    return of_both, to_both
 
 
 def _complex(size: int, read: Any, write: Any) -> tuple[Any, Any]:
@@ -230,23 +249,23 @@ def ways(kind: str, op: str, lanes: int) -> tuple[Any, Any, Any]:
     if op in ("band", "bor", "bxor"):
         size = int(kind[1:])
         return _pair_of_words(combine) if size == 16 else (_LOADS[size], combine, _STORES[size])
-    if kind in ("f2", "bf16"):
-        widen = single_of_half if kind == "f2" else _single_of_bfloat16
-        narrow = half_of_single if kind == "f2" else _bfloat16_of
-        read, write = _narrow(2 * lanes, widen, narrow)
-        return read, combine if lanes == 1 else _of_both(combine), write
+    if kind in _BITS:
+        read, write = _floating(kind, lanes)
+        return read, _nested(_of_both, combine, lanes), write
     if kind in ("c8", "c16"):
-        real = (_read_single, _write_single) if kind == "c8" else (_read_double, _write_double)
-        read, write = _complex(int(kind[1:]), *real)
+        read, write = _complex(int(kind[1:]), *_floating(f"f{int(kind[1:]) // 2}", 1))
         return read, _COMBINE_COMPLEX[op], write
-    if kind == "f4":
-        return _read_single, combine, _write_single
-    if kind == "f8":
-        return _read_double, combine, _write_double
     if op == "avg":
-        return _converted(kind), combine, _write_double
+        return _converted(kind), combine, _floating("f8", 1)[1]
     read, write = _whole(int(kind[1]), signed=kind[0] == "i" and op in ("min", "max"))
     return read, combine, write
+
+
+def _nested(of_both: Any, function: Any, lanes: int) -> Any:
+    """Return a function of one value as one of so many, in pairs of pairs."""
+    while lanes > 1:
+        function, lanes = of_both(function), lanes // 2
+    return function
 
 
 def averaged(kind: str, lanes: int) -> Any:
@@ -257,16 +276,10 @@ def averaged(kind: str, lanes: int) -> Any:
         return value / np.float32(count)
 
     @device
-    def both(value: Any, count: int) -> Any:
-        return value[0] / np.float32(count), value[1] / np.float32(count)
-
-    @device
     def double(value: Any, count: int) -> Any:
         return value / np.float64(count)
 
-    if kind in ("f4", "f2", "bf16"):
-        return single if lanes == 1 else both
-    return double
+    return _nested(_by_number, single if kind in ("f4", "f2", "bf16") else double, lanes)
 
 
 @device

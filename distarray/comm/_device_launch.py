@@ -22,7 +22,7 @@ from distarray.typing import Buffer
 _INTRINSICS: Final = "distarray.comm._intrinsics_cuda"
 
 THREADS: Final = 256
-"""Threads of a block. All kernels take 40 to 66 registers and spill none (ptxas 13.0, compute
+"""Threads of a block. All kernels take 40 to 80 registers and spill none (ptxas 13.0, compute
 capability 9.0), so that three to six blocks run at once on a processor."""
 
 SIMULATED_THREADS: Final = 3

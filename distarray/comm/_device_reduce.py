@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from distarray.comm._device_launch import address_of, launch, table, threads, usable
-from distarray.comm._device_tables import Record, divisor, parts, tabled, widest_word
+from distarray.comm._device_tables import WIDEST, Record, divisor, parts, tabled, widest_word
 from distarray.comm._jit import kernels
 from distarray.comm._strided import Axis, joint_axes
 from distarray.typing import Buffer
@@ -125,8 +125,10 @@ def _suited(
     word = widest_word(run, *addresses, *strides)
     if op in ("band", "bor", "bxor"):
         return f"u{word}", 1, _in_words(outer, run, word, len(sizes))
-    if kind in ("f2", "bf16") and dense and word >= 4:
-        return kind, 2, _in_words(outer, run, 4, len(sizes))
+    if kind in ("f2", "bf16", "f4", "f8") and dense:
+        width = WIDEST if word == WIDEST else 4  # few kernels: each is compiled when first used
+        if sizes[0] < width <= word:
+            return kind, width // sizes[0], _in_words(outer, run, width, len(sizes))
     return kind, 1, axes
 
 

@@ -108,28 +108,16 @@ def _move(dst: int, src: int, size: int) -> None:
 
 
 @device
-def _words(record: int, part: int, thread: int, threads: int) -> None:
-    """Move words ``thread``, ``thread + threads``, ... of the tile number ``part``."""
-    size = entry(record + 8 * SIZE)
-    i0 = low(part * 4 * threads + thread)
-    i1 = low(i0 + threads)
-    i2 = low(i1 + threads)
-    i3 = low(i2 + threads)
-    left = entry(record + 8 * VOLUME) - i0
-    if left <= 0:
-        return
-    d0 = entry(record + 8 * DST)
-    s0 = entry(record + 8 * SRC)
-    if s0 == 0:
-        s0 = record + 8 * PATTERN
-    d1 = d0
-    d2 = d0
-    d3 = d0
-    s1 = s0
-    s2 = s0
-    s3 = s0
-    at = record + 8 * FIRST_AXIS
-    for _ in range(entry(record + 8 * RANK) - 1):
+def _places(
+    at: int, axes: int, dst: int, src: int, i0: int, i1: int, i2: int, i3: int
+) -> tuple[int, int, int, int, int, int, int, int]:
+    """Return where four items are in the destination, and where in the source.
+
+    The axes are described one after another at an address, innermost first.
+    """
+    d0 = d1 = d2 = d3 = dst
+    s0 = s1 = s2 = s3 = src
+    for _ in range(axes - 1):
         n = entry(at)
         multiplier = low(entry(at + 8))
         shift = entry(at + 16)
@@ -166,6 +154,27 @@ def _words(record: int, part: int, thread: int, threads: int) -> None:
     s2 += i2 * s
     d3 += i3 * d
     s3 += i3 * s
+    return d0, d1, d2, d3, s0, s1, s2, s3
+
+
+@device
+def _words(record: int, part: int, thread: int, threads: int) -> None:
+    """Move words ``thread``, ``thread + threads``, ... of the tile number ``part``."""
+    size = entry(record + 8 * SIZE)
+    i0 = low(part * 4 * threads + thread)
+    i1 = low(i0 + threads)
+    i2 = low(i1 + threads)
+    i3 = low(i2 + threads)
+    left = entry(record + 8 * VOLUME) - i0
+    if left <= 0:
+        return
+    dst = entry(record + 8 * DST)
+    src = entry(record + 8 * SRC)
+    if src == 0:
+        src = record + 8 * PATTERN
+    at = record + 8 * FIRST_AXIS
+    axes = entry(record + 8 * RANK)
+    d0, d1, d2, d3, s0, s1, s2, s3 = _places(at, axes, dst, src, i0, i1, i2, i3)
     if left > 3 * threads:
         _move_four(d0, d1, d2, d3, s0, s1, s2, s3, size)
         return
@@ -232,36 +241,86 @@ def _move_four(
 def _shifted(record: int, part: int, thread: int, threads: int) -> None:
     """Write windows of 8 bytes, aligned in the destination, of rows at any address."""
     run = entry(record + 8 * SIZE)
-    volume = entry(record + 8 * VOLUME)
-    for turn in range(4):
-        i = low((part * 4 + turn) * threads + thread)
-        if i >= volume:
-            return
-        dst = entry(record + 8 * DST)
-        src = entry(record + 8 * SRC)
-        at = record + 8 * FIRST_AXIS
-        q = low((i * low(entry(at + 8))) >> entry(at + 16))
-        window = low(i - q * entry(at))
-        i = q
-        for _ in range(entry(record + 8 * RANK) - 1):
-            at += 8 * AXIS
-            q = low((i * low(entry(at + 8))) >> entry(at + 16))
-            r = low(i - q * entry(at))
-            dst += r * entry(at + 24)
-            src += r * entry(at + 32)
-            i = q
-        first = (dst & -8) + 8 * window
-        source = src + (first - dst)
-        if first >= dst and first + 8 <= dst + run:
-            shift = (source & 7) * 8
-            word = load8(source & -8)
-            if shift:
-                word = (word >> shift) | (load8((source & -8) + 8) << (64 - shift))
-            store8(first, word)
-        else:
-            for byte in range(8):
-                if first + byte >= dst and first + byte < dst + run:
-                    store1(first + byte, load1(source + byte))
+    i0 = low(part * 4 * threads + thread)
+    i1 = low(i0 + threads)
+    i2 = low(i1 + threads)
+    i3 = low(i2 + threads)
+    left = entry(record + 8 * VOLUME) - i0
+    if left <= 0:
+        return
+    at = record + 8 * FIRST_AXIS
+    n = entry(at)
+    multiplier = low(entry(at + 8))
+    shift = entry(at + 16)
+    q0 = low((i0 * multiplier) >> shift)
+    q1 = low((i1 * multiplier) >> shift)
+    q2 = low((i2 * multiplier) >> shift)
+    q3 = low((i3 * multiplier) >> shift)
+    # Rows first, then what of them a window covers.
+    dst = entry(record + 8 * DST)
+    src = entry(record + 8 * SRC)
+    outer = entry(record + 8 * RANK) - 1
+    d0, d1, d2, d3, s0, s1, s2, s3 = _places(at + 8 * AXIS, outer, dst, src, q0, q1, q2, q3)
+    f0 = (d0 & -8) + 8 * low(i0 - q0 * n)
+    f1 = (d1 & -8) + 8 * low(i1 - q1 * n)
+    f2 = (d2 & -8) + 8 * low(i2 - q2 * n)
+    f3 = (d3 & -8) + 8 * low(i3 - q3 * n)
+    s0 += f0 - d0
+    s1 += f1 - d1
+    s2 += f2 - d2
+    s3 += f3 - d3
+    if (
+        left > 3 * threads
+        and _inside(f0, d0, run)
+        and _inside(f1, d1, run)
+        and _inside(f2, d2, run)
+        and _inside(f3, d3, run)
+    ):
+        # All of them are on their way at once.
+        a0 = load8(s0 & -8)
+        a1 = load8(s1 & -8)
+        a2 = load8(s2 & -8)
+        a3 = load8(s3 & -8)
+        b0 = load8((s0 + 7) & -8)
+        b1 = load8((s1 + 7) & -8)
+        b2 = load8((s2 + 7) & -8)
+        b3 = load8((s3 + 7) & -8)
+        store8(f0, _joined(a0, b0, s0))
+        store8(f1, _joined(a1, b1, s1))
+        store8(f2, _joined(a2, b2, s2))
+        store8(f3, _joined(a3, b3, s3))
+        return
+    _window(f0, s0, d0, run)
+    if left > threads:
+        _window(f1, s1, d1, run)
+    if left > 2 * threads:
+        _window(f2, s2, d2, run)
+    if left > 3 * threads:
+        _window(f3, s3, d3, run)
+
+
+@device
+def _inside(first: int, row: int, run: int) -> bool:
+    """Tell whether a window of 8 bytes is in a row, which has others on both sides."""
+    return first >= row and first + 8 <= row + run
+
+
+@device
+def _joined(a: Any, b: Any, source: int) -> Any:
+    """Return the 8 bytes at an address, of the words that hold the first and the last of them."""
+    shift = (source & 7) * 8
+    return (a >> shift) | ((b << 1) << (63 - shift))
+
+
+@device
+def _window(first: int, source: int, row: int, run: int) -> None:
+    """Write what of a window is in a row."""
+    if _inside(first, row, run):
+        store8(first, _joined(load8(source & -8), load8((source + 7) & -8), source))
+        return
+    for byte in range(8):
+        if first + byte >= row and first + byte < row + run:
+            store1(first + byte, load1(source + byte))
 
 
 @device

@@ -66,7 +66,7 @@ def reducing(kind: str, op: str, lanes: int = 1) -> Any:
     op
         sum, prod, min, max, avg; band, bor, bxor.
     lanes
-        2 where two items of 16 bits beside each other are read at once.
+        How many floating-point items beside each other are read at once, in 4 or 16 bytes.
     """
     read, combine, write = ways(kind, op, lanes)
     finish = averaged(kind, lanes) if op == "avg" else unchanged

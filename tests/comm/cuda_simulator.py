@@ -264,16 +264,30 @@ def test_reductions_give_the_bits_of_numpy(data: st.DataObject) -> None:
         assert not around.any()
 
 
-@pytest.mark.parametrize("kind", ["bf16", "f2"])
-@pytest.mark.parametrize("op", ARITHMETIC)
-def test_two_narrow_items_are_taken_at_once(kind: str, op: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "aligned", "lanes"),
+    [("bf16", 4, 2), ("f2", 4, 2), ("bf16", 16, 8), ("f2", 16, 8), ("f4", 16, 4), ("f8", 16, 2)],
+)
+@pytest.mark.parametrize("op", ["sum", "avg", "max"])
+def test_items_beside_each_other_are_taken_at_once(
+    kind: str, aligned: int, lanes: int, op: str
+) -> None:
     dtype = np.dtype("u2" if kind == "bf16" else kind)
-    sources = [values(kind, (3, 16), seed)[:, 2:14] for seed in range(3)]
-    dst = np.zeros((3, 12), dtype)
+
+    def part(make: Any) -> np.ndarray:
+        rows = make((5, 256 // dtype.itemsize))
+        held = np.zeros(rows.nbytes + 16, "u1")
+        start = -held.ctypes.data % 16 + aligned % 16
+        room = held[start : start + rows.nbytes].view(dtype).reshape(rows.shape)
+        room[...] = rows
+        return room[:, : 224 // dtype.itemsize]
+
+    sources = [part(lambda shape, seed=seed: values(kind, shape, seed)) for seed in range(3)]
+    dst = part(lambda shape: np.zeros(shape, dtype))
     with np.errstate(all="ignore"):
         expected = expected_of(kind, op, sources)
     addresses, axes = _device_reduce.joint_axes(dst, *sources)
-    assert _device_reduce._suited(kind, op, addresses, axes, [2] * 4)[1] == 2
+    assert _device_reduce._suited(kind, op, addresses, axes, [dtype.itemsize] * 4)[1] == lanes
     assert _block_reduction._by_device_kernel([(dst, sources)], op, kind == "bf16")
     np.testing.assert_array_equal(bits(kind, dst), bits(kind, expected))
 
@@ -333,9 +347,9 @@ def test_copies_and_reductions_of_blocks_on_a_device_are_launches(launches: list
 @pytest.mark.parametrize(
     ("kind", "shapes", "counts", "number"),
     [
-        ("f4", [(6, 10), (8,), (), (0, 4)], [2, 2, 2, 2], 1),
-        ("f4", [(6, 10), (8,), (3, 5)], [2, 3, 2], 2),
-        ("f2", [(6, 10), (8,), (3, 5)], [2, 2, 2], 2),  # an odd number of items goes one by one
+        ("f4", [(6, 10), (8,), (4, 4), (0, 4)], [2, 2, 2, 2], 1),
+        ("f4", [(6, 10), (8,), (4, 4)], [2, 3, 2], 2),
+        ("f2", [(6, 10), (2, 2), (3, 5)], [2, 2, 2], 2),  # an odd number goes one by one
         ("bf16", [(4, 10), (8,), (2, 16)], [2, 2, 2], 1),
     ],
 )

@@ -9,6 +9,7 @@ calls is in one of the kernels; all combinations of type and operation take minu
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import types as python_types
@@ -19,7 +20,7 @@ CAPABILITY = (9, 0)
 
 
 SOME = (
-    *("copy", "sum of f4", "prod of f8", "min of f4", "avg of pairs of f2", "sum of pairs of bf16"),
+    *("copy", "sum of f4", "prod of f8", "min of f4", "avg of 2 f2", "sum of 8 bf16"),
     *("max of bf16", "min of i1", "avg of i8", "avg of u4", "prod of c16", "max of c8"),
     *("bxor of u16", "normal float64", "uniform float32", "integers of 8 bytes"),
 )
@@ -36,9 +37,9 @@ def kernels() -> dict[str, tuple[Any, int]]:
     for kind in ("f2", "bf16", "f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"):
         for op in arithmetic:
             found[f"{op} of {kind}"] = reducing(kind, op), 4
-    for kind in ("f2", "bf16"):
-        for op in arithmetic:
-            found[f"{op} of pairs of {kind}"] = reducing(kind, op, 2), 4
+    for kind, many in (("f2", (2, 8)), ("bf16", (2, 8)), ("f4", (4,)), ("f8", (2,))):
+        for op, lanes in itertools.product(arithmetic, many):
+            found[f"{op} of {lanes} {kind}"] = reducing(kind, op, lanes), 4
     for kind in ("c8", "c16"):
         for op in ("prod", "min", "max"):
             found[f"{op} of {kind}"] = reducing(kind, op), 4

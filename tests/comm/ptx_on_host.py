@@ -157,7 +157,7 @@ def _statements(body: str, known: dict[str, str]) -> Iterator[str]:
             elif part.startswith(".reg"):
                 yield _declaration(part)
             elif part.startswith("."):
-                raise NotImplementedError(part)
+                raise ValueError(f"no instruction: {part}")
             else:
                 yield _instruction(part.replace("}", ">"), known)
 

@@ -51,10 +51,11 @@ def test_kernels_do_on_a_simulated_gpu_what_the_host_does(folder: str) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["tests/comm/cuda_simulator.py", "tests/random/cuda_simulator.py"],
+        ["tests/comm/cuda_simulator.py"],
+        ["tests/random/cuda_simulator.py"],
         ["tests/comm/test_kernels_on_gpu.py", "-k", "not reductions"],  # large arrays, 256 threads
     ],
-    ids=["small", "large"],
+    ids=["small", "random", "large"],
 )
 def test_kernels_do_as_instructions_of_a_gpu_what_the_host_does(arguments: list[str]) -> None:
     done = child(str(HERE / "ptx_on_host.py"), *arguments, NUMBA_ENABLE_CUDASIM="0")
