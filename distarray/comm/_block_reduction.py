@@ -141,8 +141,8 @@ def reduce_boxes(
 ) -> None:
     """Reduce the sources of each pair into its first array, as ``reduce_into`` would, in any order.
 
-    In device memory this is one launch for all pairs that suit one. All arrays have one dtype, but
-    for the results of `avg`; no result shares memory with another's sources.
+    In device memory this is one launch for all pairs with as many sources and words as wide. All
+    arrays have one dtype, but for the results of `avg`; no result shares memory with sources.
     """
     bfloat16 = False
     if len(boxes) > 1 and not isinstance(boxes[0][0], np.ndarray):

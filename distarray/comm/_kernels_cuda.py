@@ -108,6 +108,22 @@ def _move(dst: int, src: int, size: int) -> None:
 
 
 @device
+def split(i: int, axis: int) -> tuple[int, int]:
+    """Return the index along an axis, and what is left of the index beyond it."""
+    quotient = low((i * low(entry(axis + 8))) >> entry(axis + 16))
+    return low(i - quotient * entry(axis)), quotient
+
+
+@device
+def _four(part: int, thread: int, threads: int) -> tuple[int, int, int, int]:
+    """Return the numbers of a thread's four items of a tile."""
+    i0 = low(part * 4 * threads + thread)
+    i1 = low(i0 + threads)
+    i2 = low(i1 + threads)
+    return i0, i1, i2, low(i2 + threads)
+
+
+@device
 def _places(
     at: int, axes: int, dst: int, src: int, i0: int, i1: int, i2: int, i3: int
 ) -> tuple[int, int, int, int, int, int, int, int]:
@@ -118,31 +134,20 @@ def _places(
     d0 = d1 = d2 = d3 = dst
     s0 = s1 = s2 = s3 = src
     for _ in range(axes - 1):
-        n = entry(at)
-        multiplier = low(entry(at + 8))
-        shift = entry(at + 16)
+        r0, i0 = split(i0, at)
+        r1, i1 = split(i1, at)
+        r2, i2 = split(i2, at)
+        r3, i3 = split(i3, at)
         d = entry(at + 24)
         s = entry(at + 32)
-        q = low((i0 * multiplier) >> shift)
-        r = low(i0 - q * n)
-        d0 += r * d
-        s0 += r * s
-        i0 = q
-        q = low((i1 * multiplier) >> shift)
-        r = low(i1 - q * n)
-        d1 += r * d
-        s1 += r * s
-        i1 = q
-        q = low((i2 * multiplier) >> shift)
-        r = low(i2 - q * n)
-        d2 += r * d
-        s2 += r * s
-        i2 = q
-        q = low((i3 * multiplier) >> shift)
-        r = low(i3 - q * n)
-        d3 += r * d
-        s3 += r * s
-        i3 = q
+        d0 += r0 * d
+        s0 += r0 * s
+        d1 += r1 * d
+        s1 += r1 * s
+        d2 += r2 * d
+        s2 += r2 * s
+        d3 += r3 * d
+        s3 += r3 * s
         at += 8 * AXIS
     d = entry(at + 24)
     s = entry(at + 32)
@@ -161,10 +166,7 @@ def _places(
 def _words(record: int, part: int, thread: int, threads: int) -> None:
     """Move words ``thread``, ``thread + threads``, ... of the tile number ``part``."""
     size = entry(record + 8 * SIZE)
-    i0 = low(part * 4 * threads + thread)
-    i1 = low(i0 + threads)
-    i2 = low(i1 + threads)
-    i3 = low(i2 + threads)
+    i0, i1, i2, i3 = _four(part, thread, threads)
     left = entry(record + 8 * VOLUME) - i0
     if left <= 0:
         return
@@ -241,30 +243,24 @@ def _move_four(
 def _shifted(record: int, part: int, thread: int, threads: int) -> None:
     """Write windows of 8 bytes, aligned in the destination, of rows at any address."""
     run = entry(record + 8 * SIZE)
-    i0 = low(part * 4 * threads + thread)
-    i1 = low(i0 + threads)
-    i2 = low(i1 + threads)
-    i3 = low(i2 + threads)
+    i0, i1, i2, i3 = _four(part, thread, threads)
     left = entry(record + 8 * VOLUME) - i0
     if left <= 0:
         return
     at = record + 8 * FIRST_AXIS
-    n = entry(at)
-    multiplier = low(entry(at + 8))
-    shift = entry(at + 16)
-    q0 = low((i0 * multiplier) >> shift)
-    q1 = low((i1 * multiplier) >> shift)
-    q2 = low((i2 * multiplier) >> shift)
-    q3 = low((i3 * multiplier) >> shift)
+    w0, i0 = split(i0, at)
+    w1, i1 = split(i1, at)
+    w2, i2 = split(i2, at)
+    w3, i3 = split(i3, at)
     # Rows first, then what of them a window covers.
     dst = entry(record + 8 * DST)
     src = entry(record + 8 * SRC)
     outer = entry(record + 8 * RANK) - 1
-    d0, d1, d2, d3, s0, s1, s2, s3 = _places(at + 8 * AXIS, outer, dst, src, q0, q1, q2, q3)
-    f0 = (d0 & -8) + 8 * low(i0 - q0 * n)
-    f1 = (d1 & -8) + 8 * low(i1 - q1 * n)
-    f2 = (d2 & -8) + 8 * low(i2 - q2 * n)
-    f3 = (d3 & -8) + 8 * low(i3 - q3 * n)
+    d0, d1, d2, d3, s0, s1, s2, s3 = _places(at + 8 * AXIS, outer, dst, src, i0, i1, i2, i3)
+    f0 = (d0 & -8) + 8 * w0
+    f1 = (d1 & -8) + 8 * w1
+    f2 = (d2 & -8) + 8 * w2
+    f3 = (d3 & -8) + 8 * w3
     s0 += f0 - d0
     s1 += f1 - d1
     s2 += f2 - d2
@@ -369,10 +365,8 @@ def _transposed(record: int, part: int, thread: int, threads: int) -> None:
     rest = low((part * low(entry(at + 8))) >> entry(at + 16))
     first_row = low(part - rest * (((rows - 1) >> high) + 1)) << high
     for _ in range(entry(record + 8 * RANK) - 2):
-        part = rest
         at += 8 * AXIS
-        rest = low((part * low(entry(at + 8))) >> entry(at + 16))
-        r = low(part - rest * entry(at))
+        r, rest = split(rest, at)
         dst += r * entry(at + 24)
         src += r * entry(at + 32)
     dst += first_column * size + first_row * dst_stride

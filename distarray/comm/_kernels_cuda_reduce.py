@@ -17,7 +17,7 @@ from numba import cuda
 
 from distarray.comm._device_items import averaged, unchanged, ways
 from distarray.comm._intrinsics_cuda import device, entry, kernel, low
-from distarray.comm._kernels_cuda import find
+from distarray.comm._kernels_cuda import find, split
 
 AXES: Final = 3
 """Axes of a box, all of them given; those that are not needed have one item."""
@@ -43,13 +43,6 @@ def _offset(strides: int, x: int, y: int, z: int, step: int) -> int:
 @device
 def _bounded(i: int, last: int) -> int:
     return low(i if i < last else last)
-
-
-@device
-def _split(i: int, axis: int) -> tuple[int, int]:
-    """Return the index along an axis, and what is left of the index beyond it."""
-    quotient = low((i * low(entry(axis + 8))) >> entry(axis + 16))
-    return low(i - quotient * entry(axis)), quotient
 
 
 @functools.cache
@@ -82,14 +75,14 @@ def reducing(kind: str, op: str, lanes: int = 1) -> Any:
             first = (tile - entry(table + 8 * box)) * 4 * threads + cuda.threadIdx.x
             axis = record + 8 * FIRST_AXIS
             # Those beyond the last read it as well, and write nothing.
-            x0, z0 = _split(_bounded(first, last), axis)
-            x1, z1 = _split(_bounded(first + threads, last), axis)
-            x2, z2 = _split(_bounded(first + 2 * threads, last), axis)
-            x3, z3 = _split(_bounded(first + 3 * threads, last), axis)
-            y0, z0 = _split(z0, axis + 32)
-            y1, z1 = _split(z1, axis + 32)
-            y2, z2 = _split(z2, axis + 32)
-            y3, z3 = _split(z3, axis + 32)
+            x0, z0 = split(_bounded(first, last), axis)
+            x1, z1 = split(_bounded(first + threads, last), axis)
+            x2, z2 = split(_bounded(first + 2 * threads, last), axis)
+            x3, z3 = split(_bounded(first + 3 * threads, last), axis)
+            y0, z0 = split(z0, axis + 32)
+            y1, z1 = split(z1, axis + 32)
+            y2, z2 = split(z2, axis + 32)
+            y3, z3 = split(z3, axis + 32)
             count = entry(record + 8 * COUNT)
             at = record + 8 * SOURCES
             base = entry(at)
