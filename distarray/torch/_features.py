@@ -219,17 +219,19 @@ def addend(
 ) -> torch.Tensor:
     """Return what of a bias, whole on every rank, to add to an output that has left.
 
+    Of an output whose ranks' parts are still to be added, a rank's is a part of the bias.
     ``axis`` is that of the output's features, counted from its end.
     """
     shape = tuple(bias.shape)
     whole = _layout(mesh, _R, shape)
     leaving = _resolved(target, y.ndim)
-    if type(leaving) is Shard and leaving.axis == axis % y.ndim:
-        ways = _moves.legs_between(whole, _layout(mesh, Shard(0), shape))
-        bias = _moves.moved(bias, *ways)
-    elif type(leaving) is Shard:
+    if type(leaving) is Shard and leaving.axis != axis % y.ndim:
         # Each rank adds it to other items: the gradients of all of them are added.
-        bias = _moves.moved(bias, *_moves.legs_between(whole, whole, [_P]))
+        ways = _moves.legs_between(whole, whole, [_P])
+    else:
+        leaving = Shard(0) if type(leaving) is Shard else leaving
+        ways = _moves.legs_between(whole, _layout(mesh, leaving, shape), None, bias.requires_grad)
+    bias = _moves.moved(bias, *ways)
     return bias.to(y.dtype).reshape(-1, *[1] * (-1 - axis))  # another one under autocast
 
 

@@ -21,6 +21,7 @@ from distarray.layout import Replicate, Shard
 from distarray.torch._colwise import ColwiseParallel
 from distarray.torch._features import Features, addend, shared, summed
 from distarray.torch._forwards import check_stock
+from distarray.torch._layouts import hand_on
 from distarray.torch._modules import map_inputs, state_of
 from distarray.torch._passage import keep_placed
 from distarray.torch._rowwise import RowwiseParallel
@@ -167,7 +168,7 @@ class LowRankParallel(ParallelStyle):
             y = summed(y, mesh, target)
             if biased:
                 bias: Any = module.get_submodule(name).bias
-                y = y + addend(bias, mesh, target, -1, y)
+                y = hand_on(y, y + addend(bias, mesh, target, -1, y))
             return y
 
         self.on_input(module, scatter)
