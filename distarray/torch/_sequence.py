@@ -13,11 +13,13 @@ from distarray.errors import ArgumentTypeError, AxisError, LayoutError
 from distarray.layout import Layout, Replicate, Shard
 from distarray.torch import _moves
 from distarray.torch._arrivals import found
+from distarray.torch._carried import relabelled
 from distarray.torch._dropout import drop
-from distarray.torch._layouts import hand_on
+from distarray.torch._layouts import hand_on, is_placed, place
 from distarray.torch._modules import map_inputs, state_of
 from distarray.torch._passage import around
 from distarray.torch._positions import Merged, check_axis, check_module
+from distarray.torch._reshaped import cut_axes
 from distarray.torch._statistics import normalized
 from distarray.torch._style import ParallelStyle, one_axis
 from distarray.torch._summed import with_summed_parameters
@@ -47,7 +49,8 @@ class SequenceParallel(ParallelStyle):
         Axis of the input that is cut, 1 by default; may count from the end. Blocks of any sizes,
         also empty ones, are taken. An input whose layout is known and different (the replicated
         output of `RowwiseParallel`, for instance) is brought there; any other is taken as a
-        share of the sequence already.
+        share of the sequence already. The ranks tell each other the shapes of such shares, so that
+        the layout of the output is known.
     use_local_output
         For compatibility: outputs are plain tensors always.
 
@@ -90,15 +93,16 @@ class SequenceParallel(ParallelStyle):
                     return forward(*args, **kwargs)
             merged = self._merged(module, x)
             x = self._share(mesh, x)
+            layout = self._layout(x, mesh)
             with with_summed_parameters(module, mesh):
                 if merged is not None:
                     output: Any = normalized(module, x, mesh, *merged)
                 elif isinstance(module, _DROPOUT) and module.training and module.p > 0:
-                    output = drop(module, x, self._layout(x, mesh))
+                    output = drop(module, x, layout)
                 else:
                     args, kwargs = map_inputs(args, kwargs, 1, lambda _: x)
                     output = forward(*args, **kwargs)
-            return hand_on(x, output) if isinstance(output, torch.Tensor) else output
+            return _placed(output, x, layout) if isinstance(output, torch.Tensor) else output
 
         around(module, run)
 
@@ -138,6 +142,16 @@ class SequenceParallel(ParallelStyle):
         if placed is not None and _axis_of(placed.layout, mesh) is not None:
             return placed.layout
         return _moves.layout_from(x, mesh, [Shard(self.sequence_dim % x.ndim)])
+
+
+def _placed(output: torch.Tensor, x: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Return an output, placed as the share that it was computed from, whatever its features."""
+    hand_on(x, output)
+    cut = cut_axes(layout)
+    kept = all(output.shape[axis : axis + 1] == x.shape[axis : axis + 1] for axis in cut)
+    if kept and not is_placed(output):
+        place(output, relabelled(layout, {axis: axis for axis in cut}, output.shape))
+    return output
 
 
 def _axis_of(layout: Layout, mesh: DeviceMesh) -> int | None:

@@ -10,7 +10,8 @@ from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentTypeError
-from distarray.layout import Replicate
+from distarray.layout import Layout, Replicate
+from distarray.torch import _moves
 from distarray.torch._colwise import ColwiseParallel
 from distarray.torch._dropout import drop
 from distarray.torch._features import Features
@@ -80,4 +81,9 @@ class TransformerLayerParallel(ParallelStyle):
             shape = (*input.shape[:-1], hidden.size)
             return drop(module, input, hidden.layout(shape, input.ndim - 1))
 
+        def leave(_: nn.Module, y: torch.Tensor) -> torch.Tensor:
+            whole = Layout(mesh, [Replicate()], y.shape)
+            return _moves.moved(y, *_moves.legs_between(whole, whole))
+
         around(module.dropout, left_out)
+        self.on_output(module, leave)

@@ -104,3 +104,138 @@ def test_a_bias_counts_once_however_the_output_leaves(how, ranks, output):
             torch.testing.assert_close(dt.full_tensor(twin(mine.detach())), expected)
 
     simulate(ranks, program, timeout=60)
+
+
+class OneLayer(nn.Module):
+    """A transformer layer, after which nobody says how its output is placed."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(6, 3, 8, dropout=0.0, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+WORDS = torch.tensor([[1, 0, 4, 2, 3], [2, 2, 0, 1, 4]])
+ALONE = {
+    # module, style, a plain input given its mesh, how the output leaves, its full shape
+    "norm": (nn.LayerNorm(6), dt.SequenceParallel(), S(1), (2, 5, 6), S(1), (2, 5, 6)),
+    "norm of a flat axis": (
+        nn.LayerNorm(6),
+        dt.SequenceParallel(sequence_dim=-2),
+        S(0),
+        (5, 6),
+        S(0),
+        (5, 6),
+    ),
+    "linear on shares": (nn.Linear(6, 4), dt.SequenceParallel(), S(1), (2, 5, 6), S(1), (2, 5, 4)),
+    "identity": (nn.Identity(), dt.SequenceParallel(), S(1), (2, 5, 6), S(1), (2, 5, 6)),
+    "dropout": (nn.Dropout(0.5), dt.SequenceParallel(), S(1), (2, 5, 6), S(1), (2, 5, 6)),
+    "merged": (
+        nn.GroupNorm(2, 6),
+        dt.SequenceParallel(sequence_dim=2),
+        S(2),
+        (2, 6, 5),
+        S(2),
+        (2, 6, 5),
+    ),
+    "columns": (nn.Linear(6, 7), dt.ColwiseParallel(), R, (2, 5, 6), S(2), (2, 5, 7)),
+    "rows": (nn.Linear(7, 6), dt.RowwiseParallel(), S(2), (2, 5, 7), R, (2, 5, 6)),
+    "channels": (nn.BatchNorm1d(7), dt.ColwiseParallel(), S(1), (4, 7, 3), S(1), (4, 7, 3)),
+    "groups": (nn.Conv1d(6, 6, 1, groups=3), dt.ColwiseParallel(), R, (2, 6, 4), S(1), (2, 6, 4)),
+    "layer": (OneLayer().layer, dt.TransformerLayerParallel(), R, (2, 5, 6), R, (2, 5, 6)),
+    "prepared": (
+        nn.Identity(),
+        dt.PrepareModuleOutput(output_layouts=S(1), desired_output_layouts=R),
+        S(1),
+        (2, 5, 6),
+        R,
+        (2, 5, 6),
+    ),
+    "said": (
+        nn.Identity(),
+        dt.PrepareModuleOutput(output_layouts=S(1), desired_output_layouts=S(1)),
+        S(1),
+        (2, 5, 6),
+        S(1),
+        (2, 5, 6),
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ["grad", "no_grad", "inference", "frozen", "eval", "autocast"])
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("what", ALONE)
+def test_what_is_made_of_a_plain_share_is_placed_as_the_style_says(what, ranks, how):
+    module, style, arrives, shape, leaves, full = ALONE[what]
+
+    def program():
+        mesh = da.init_device_mesh((ranks,), ("tp",))
+        twin = dt.parallelize_module(copy.deepcopy(module), mesh, style)
+        seed = 1 if arrives is R else mesh.rank + 1
+        local = da.Layout(mesh, [arrives], shape).local_shape()
+        x = _values(*local, seed=seed).float()
+        twin.requires_grad_(how != "frozen").train(how != "eval")
+        modes = {
+            "no_grad": torch.no_grad,
+            "inference": torch.inference_mode,
+            "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+        }
+        with modes.get(how, torch.enable_grad)():
+            y = twin(x)
+        found = dt.layout_of(y)
+        assert (found.placements, found.shape) == ((leaves,), full)
+
+    simulate(ranks, program, timeout=60)
+
+
+@pytest.mark.parametrize("words", [S(0), S(1)], ids=str)
+def test_vectors_of_a_share_of_the_words_are_a_share(words):
+    table = nn.Embedding(5, 4).double()
+
+    def program():
+        mesh = da.init_device_mesh((3,), ("tp",))
+        twin = copy.deepcopy(table)
+        dt.parallelize_module(twin, mesh, dt.SequenceParallel(sequence_dim=words.axis))
+        own = da.Layout(mesh, [words], WORDS.shape).local_box()
+        y = twin(WORDS[tuple(slice(*ends) for ends in own)].clone())
+        torch.testing.assert_close(dt.full_tensor(y), table(WORDS))
+
+    simulate(3, program, timeout=60)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_norm_of_a_plain_share_is_not_taken_for_the_whole(grad):
+    model = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 7), nn.GELU(), nn.Linear(7, 6)).double()
+
+    def program():
+        mesh = da.init_device_mesh((2,), ("tp",))
+        x = _values(2, 3 - mesh.rank, 6, seed=mesh.rank + 1)
+        full = dt.redistribute(x.clone(), mesh, [S(1)], [R])
+        plan = {"0": dt.SequenceParallel(), "1": dt.ColwiseParallel(), "3": dt.RowwiseParallel()}
+        wrong = dt.parallelize_module(copy.deepcopy(model), mesh, plan)
+        plan["1"] = dt.ColwiseParallel(input_layouts=S(1))
+        right = dt.parallelize_module(copy.deepcopy(model), mesh, plan)
+        with torch.set_grad_enabled(grad):
+            with pytest.raises(LayoutError, match=r"^1 .*\(1\)\].*pass input_layouts=Shard"):
+                wrong(x)
+            torch.testing.assert_close(right(x), model(full))
+
+    simulate(2, program, timeout=60)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_after_a_transformer_layer_a_norm_takes_a_share_of_the_whole(grad):
+    model = nn.Sequential(OneLayer().layer, nn.LayerNorm(6)).double()
+    x = _values(2, 5, 6)
+
+    def program():
+        mesh = da.init_device_mesh((2,), ("tp",))
+        twin = copy.deepcopy(model)
+        plan = {"0": dt.TransformerLayerParallel(), "1": dt.SequenceParallel()}
+        dt.parallelize_module(twin, mesh, plan)
+        with torch.set_grad_enabled(grad):
+            torch.testing.assert_close(dt.full_tensor(twin(x)), model(x))
+
+    simulate(2, program, timeout=60)
