@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import distarray as da
-from distarray.comm import Communicator, _device_info, _memory, world
+from distarray.comm import Communicator, _device_info, _memory, _node, world
 from distarray.comm._mpi_group import import_mpi
 from distarray.comm._presence import node_colour
 from distarray.layout._format import bytes_text, table
@@ -128,7 +128,7 @@ def info() -> None:
         [
             ("ranks", f"{comm.size} on {nodes} node{'s' * (nodes > 1)}"),
             ("shared memory", shared),
-            ("available memory", f"{bytes_text(_memory.available())} here"),
+            ("available memory", f"{bytes_text(_node.available())} here"),
         ],
     )
     header = ["rank", "host", "process", "cores", "idle memory kept up to"]

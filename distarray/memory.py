@@ -69,7 +69,8 @@ def trim(keep: int = 0) -> None:
 def set_limit(nbytes: int) -> None:
     """Set how many bytes of host memory may be kept idle, and give back what is more.
 
-    At first it is ``DISTARRAY_POOL_LIMIT``, or half of the memory, shared by the ranks of the node.
+    At first it is ``DISTARRAY_POOL_LIMIT``, or half of the memory that the job may use on the node,
+    shared by its ranks.
 
     Raises
     ------

@@ -12,20 +12,19 @@ Smaller blocks come from NumPy, whose own allocator is faster there.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import threading
 from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from distarray.comm import _backend, _cuda
 from distarray.comm._mapping import Mapping, huge_page
+from distarray.comm._node import available, memory, ranks
 from distarray.comm._strided import fill
 from distarray.errors import ArgumentError, OutOfMemoryError
 from distarray.typing import Buffer, Shape
@@ -95,7 +94,7 @@ class Arena:
         self._idle_bytes = 0
         self._unasked = 0  # bytes of fresh pages since the system was asked what it has left
         self._peak = 0
-        self.limit = _default_limit(physical)
+        self.limit = _default_limit()
 
     def lease(self, nbytes: int) -> _Lease | None:
         """Return a stretch of at least ``nbytes`` bytes, warm if one of that size was returned.
@@ -231,31 +230,6 @@ def _mapped(file: int, capacity: int) -> Mapping:
             capacity //= 4
 
 
-def available() -> int:
-    """Return the bytes of memory that can still be had, by the system and by its control group."""
-    free = _numbers("/proc/meminfo").get("MemAvailable:", 1 << 52) * 1024
-    with contextlib.suppress(OSError, ValueError):
-        group = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip()
-        folder = Path("/sys/fs/cgroup") / group.lstrip("/")
-        limit = int((folder / "memory.max").read_text())
-        used = int((folder / "memory.current").read_text())
-        cached = _numbers(str(folder / "memory.stat"))
-        used -= cached.get("inactive_file", 0) + cached.get("active_file", 0)
-        free = min(free, limit - used)
-    return free
-
-
-def _numbers(path: str) -> dict[str, int]:
-    """Return the first number of every line of a file, by the line's first word."""
-    found = {}
-    with contextlib.suppress(OSError):
-        for line in Path(path).read_text().splitlines():
-            words = line.split()
-            if len(words) > 1 and words[1].isdigit():
-                found[words[0]] = int(words[1])
-    return found
-
-
 def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
@@ -266,7 +240,7 @@ def _size_class(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
-def _default_limit(physical: int) -> int:
+def _default_limit() -> int:
     configured = os.environ.get("DISTARRAY_POOL_LIMIT")
     if configured:
         if not configured.isdecimal():
@@ -275,13 +249,7 @@ def _default_limit(physical: int) -> int:
                 "such as 4000000000, or unset it"
             )
         return int(configured)
-    local_ranks = 1
-    for name in ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"):
-        value = os.environ.get(name, "")
-        if value.isdigit():
-            local_ranks = max(1, int(value))
-            break
-    return physical // (2 * local_ranks)
+    return memory() // (2 * ranks())
 
 
 _arena: Arena | None = None

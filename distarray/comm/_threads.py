@@ -11,20 +11,13 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
+from distarray.comm._node import ranks
+
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
 _BYTES_PER_THREAD: Final = 8 * 1024 * 1024
 _MOST: Final = 8  # a few cores use up what the memory of a node can give
-
-# What launchers set, those that count the ranks of the node first.
-_LOCAL_SIZES: Final = (
-    "MPI_LOCALNRANKS",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MV2_COMM_WORLD_LOCAL_SIZE",
-    "PMI_SIZE",
-    "PMIX_SIZE",
-)
 
 _pool: ThreadPoolExecutor | None = None
 _pool_lock = threading.Lock()
@@ -77,19 +70,7 @@ def _configured() -> int:
 def _share_of_cores() -> int:
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, min(_MOST, cores // ranks_of_node()))
-
-
-def ranks_of_node() -> int:
-    """Return how many ranks the launcher says it started on this node, 1 if it says nothing."""
-    for name in _LOCAL_SIZES:
-        value = os.environ.get(name, "")
-        if value.isdigit() and int(value) > 0:
-            return int(value)
-    # Slurm writes "2(x3),1": tasks on each node of the job; the largest is the safe reading.
-    tasks = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or os.environ.get("SLURM_TASKS_PER_NODE")
-    sizes = [part.partition("(")[0] for part in (tasks or "").split(",")]
-    return max((int(size) for size in sizes if size.isdigit()), default=1)
+    return max(1, min(_MOST, cores // ranks()))
 
 
 def _forget_pool() -> None:

@@ -93,26 +93,6 @@ def test_kernel_with_another_closure_has_a_folder_of_its_own() -> None:
     assert names[0] != _jit._folders(adding(1), "int64(int64)", (_jit,))[0].name
 
 
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({}, 1),
-        ({"MPI_LOCALNRANKS": "4"}, 4),
-        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "3", "PMI_SIZE": "9"}, 3),
-        ({"SLURM_TASKS_PER_NODE": "2(x3),5"}, 5),
-        ({"SLURM_TASKS_PER_NODE": "nonsense"}, 1),
-    ],
-)
-def test_ranks_of_the_node_are_what_the_launcher_says(
-    environment: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in (*_threads._LOCAL_SIZES, "SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert _threads.ranks_of_node() == expected
-
-
 def test_threads_are_as_many_as_configured_and_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_threads, "_count", None)
     monkeypatch.setenv("DISTARRAY_NUM_THREADS", "5")
