@@ -17,6 +17,7 @@ import numpy as np
 
 from distarray.comm import _memory
 from distarray.comm._node_local import Channel
+from distarray.comm._settings import setting
 from distarray.comm._slots import SLOT, TOKEN, PeerMemory, Slot
 
 _peers: dict[tuple[int, int, int], PeerMemory] = {}  # by process, file and identity of its arena
@@ -44,7 +45,7 @@ def attach(
     """
     offer = None
     nonce = int.from_bytes(os.urandom(7), "little")
-    if os.environ.get("DISTARRAY_SHARED_MEMORY", "1") != "0" and hasattr(os, "memfd_create"):
+    if setting("DISTARRAY_SHARED_MEMORY", "1") != "0" and hasattr(os, "memfd_create"):
         with contextlib.suppress(OSError):
             arena = _memory.arena()
             own = _memory.empty((max(2 * SLOT, _memory.POOLED_BYTES),), np.uint8)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from distarray.comm._device_streams import used
+from distarray.comm._settings import setting
 from distarray.errors import DeviceError, DTypeError, OutOfMemoryError
 from distarray.typing import Buffer, Shape
 
@@ -174,7 +174,7 @@ def local_rank() -> int | None:
         DISTARRAY_LOCAL_RANK is no number.
     """
     for name in _LOCAL_RANK:
-        value = os.environ.get(name, "")
+        value = setting(name)
         if value.isdecimal():
             return int(value)
         if value and name == "DISTARRAY_LOCAL_RANK":

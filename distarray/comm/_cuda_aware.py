@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from distarray.comm import _backend
+from distarray.comm import _backend, _settings
 from distarray.comm._collectives import OWN_TAG
 from distarray.comm._cuda_switches import Finding, ask
 from distarray.comm._presence import node_colour
@@ -75,7 +75,7 @@ def setting() -> str:
     ArgumentError
         It is none of these.
     """
-    told = os.environ.get(VARIABLE, "auto").strip() or "auto"
+    told = _settings.setting(VARIABLE, "auto")
     if told not in ("auto", "1", "0"):
         raise ArgumentError(
             f"{VARIABLE}={told!r} is not known; set auto (find out), 1 (MPI takes device memory) "

@@ -25,6 +25,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from distarray.comm._settings import setting
+
 _PATIENCE = 60.0
 """Seconds to wait for another process that compiles the same kernel."""
 
@@ -52,7 +54,7 @@ def loaded(name: str) -> bool:
 
 
 def _usable() -> bool:
-    if os.environ.get("DISTARRAY_NUMBA", "1") == "0":
+    if setting("DISTARRAY_NUMBA", "1") == "0":
         return False
     try:
         import numba

@@ -25,6 +25,7 @@ import numpy as np
 from distarray.comm import _backend, _cuda
 from distarray.comm._mapping import Mapping, huge_page
 from distarray.comm._node import available, memory, ranks
+from distarray.comm._settings import setting
 from distarray.comm._strided import fill
 from distarray.errors import ArgumentError, OutOfMemoryError
 from distarray.typing import Buffer, Shape
@@ -241,7 +242,7 @@ def _size_class(nbytes: int) -> int:
 
 
 def _default_limit() -> int:
-    configured = os.environ.get("DISTARRAY_POOL_LIMIT")
+    configured = setting("DISTARRAY_POOL_LIMIT")
     if configured:
         if not configured.isdecimal():
             raise ArgumentError(

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple, Protocol
 
 from distarray.comm._job import job
 from distarray.comm._mismatch import such_calls
+from distarray.comm._settings import setting
 from distarray.errors import ArgumentError
 
 BYTES_AT_MOST: Final = 1 << 16
@@ -36,7 +37,7 @@ def node_colour(world_rank: int) -> str:
     ``DISTARRAY_RANKS_PER_NODE=k`` makes believe, for tests, that every k consecutive ranks of
     the MPI world are a node.
     """
-    pretended = os.environ.get("DISTARRAY_RANKS_PER_NODE", "")
+    pretended = setting("DISTARRAY_RANKS_PER_NODE")
     if pretended and not (pretended.isdecimal() and int(pretended)):
         raise ArgumentError(
             f"DISTARRAY_RANKS_PER_NODE={pretended!r} is not a number of ranks; set a positive "

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from distarray.comm._node import ranks
+from distarray.comm._settings import setting
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -61,7 +62,7 @@ def _threads() -> ThreadPoolExecutor:
 
 def _configured() -> int:
     for name in ("DISTARRAY_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
-        value = os.environ.get(name, "").split(",")[0].strip()
+        value = setting(name).split(",")[0].strip()
         if value.isdigit() and int(value) > 0:
             return int(value)
     return 0

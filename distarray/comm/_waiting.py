@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol
 from distarray.comm._in_vain import Watch
 from distarray.comm._mismatch import such_calls
 from distarray.comm._presence import Meeting
+from distarray.comm._settings import setting
 from distarray.errors import ArgumentError
 
 SECONDS = 30.0
@@ -130,7 +131,7 @@ def timeout() -> float:
     ArgumentError
         ``DISTARRAY_TIMEOUT`` is not a positive number.
     """
-    told = os.environ.get("DISTARRAY_TIMEOUT", "inf")
+    told = setting("DISTARRAY_TIMEOUT", "inf")
     try:
         seconds = float(told)
     except ValueError:

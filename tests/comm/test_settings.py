@@ -1,0 +1,42 @@
+"""Settings that are empty count as unset, whichever they are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import distarray
+from distarray.comm import _cuda, _cuda_aware, _jit, _memory, _presence, _threads, _waiting
+
+READERS = {
+    "DISTARRAY_TIMEOUT": _waiting.timeout,
+    "DISTARRAY_NUM_THREADS": _threads._configured,
+    "DISTARRAY_POOL_LIMIT": lambda: _memory._default_limit(),
+    "DISTARRAY_NUMBA": _jit._usable,
+    "DISTARRAY_CUDA_AWARE": _cuda_aware.setting,
+    "DISTARRAY_LOCAL_RANK": _cuda.local_rank,
+    "DISTARRAY_RANKS_PER_NODE": lambda: _presence.node_colour(5),
+}
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+@pytest.mark.parametrize("name", READERS)
+def test_setting_that_is_empty_counts_as_unset(
+    name: str, empty: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(name, raising=False)
+    unset = READERS[name]()
+    monkeypatch.setenv(name, empty)
+    assert READERS[name]() == unset
+
+
+def test_settings_are_read_in_one_place() -> None:
+    package = Path(distarray.__file__).parent
+    direct = [
+        path.name
+        for path in package.rglob("*.py")
+        if re.search(r"environ(\.get\(|\[)\s*[\"']DISTARRAY_", path.read_text())
+    ]
+    assert direct == []
