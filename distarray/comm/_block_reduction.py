@@ -22,6 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.comm import _backend, _threads
+from distarray.comm._choice import run_faster
 from distarray.comm._device_reduce import reduced
 from distarray.comm._jit import kernels
 from distarray.comm._reducing import is_bfloat16
@@ -208,15 +209,24 @@ def _by_kernel(
     if kernels_reduce is None or (kind == "f2" and not kernels_reduce.HALF):
         return False
     run = kernels_reduce.reducing(kind, way, int(streaming)).run
-    table = np.array([addresses[1:], rows[2:]], np.int64).T.copy()
-    where = table.__array_interface__["data"][0]
-    if not beyond:
-        run(addresses[0], where, len(sources), rows[0], rows[1], n * parts)
-        return True
-    start = table[:, 0].copy()
-    for offset in offsets(beyond):
-        table[:, 0] = start + offset[1:]
-        run(addresses[0] + offset[0], where, len(sources), rows[0], rows[1], n * parts)
+
+    def by_kernel() -> None:
+        table = np.array([addresses[1:], rows[2:]], np.int64).T.copy()
+        where = table.__array_interface__["data"][0]
+        start = table[:, 0].copy()
+        for offset in offsets(beyond, len(sizes)):
+            table[:, 0] = start + offset[1:]
+            run(addresses[0] + offset[0], where, len(sources), rows[0], rows[1], n * parts)
+
+    if streaming:
+        run_faster(
+            ("reduce", kind, way, len(sources)),
+            dst.nbytes,
+            by_kernel,
+            lambda: _by_numpy(dst, sources, op, bfloat16),
+        )
+    else:
+        by_kernel()
     return True
 
 

@@ -72,8 +72,7 @@ def parts(
         So many of the innermost axes stay uncut.
     """
     beyond = axes[most:]
-    nothing = (0,) * (len(axes[0]) - 1)
-    for offset in offsets(beyond) if beyond else (nothing,):
+    for offset in offsets(beyond, len(axes[0]) - 1):
         for more, part in _cut(axes[:most], fixed):
             yield tuple(map(sum, zip(offset, more, strict=True))), part
 

@@ -56,6 +56,27 @@ def move(typing: Any, dst: Any, src: Any, nbytes: Any, streaming: Any) -> Any:
 
 
 @intrinsic
+def move_lines(typing: Any, dst: Any, src: Any, dst_stride: Any, src_stride: Any) -> Any:
+    """Copy two lines, and the two a stride further on: all loads, then streaming stores."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        type_ = ir.VectorType(_I64, LINE // 8)
+        targets, values = [], []
+        for far in (False, True):
+            d, s = args[:2]
+            if far:
+                d, s = builder.add(d, args[2]), builder.add(s, args[3])
+            for offset in (0, LINE):
+                targets.append(pointer_to(builder, d, type_, offset))
+                values.append(builder.load(pointer_to(builder, s, type_, offset), align=1))
+        for value, target in zip(values, targets, strict=True):
+            store(builder, value, target, True)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), generate
+
+
+@intrinsic
 def copy_bytes(typing: Any, dst: Any, src: Any, nbytes: Any) -> Any:
     """Copy any number of bytes, by the C library."""
 

@@ -8,6 +8,11 @@ their pages, because touching fresh pages costs several times what the arithmeti
 the pool keeps at most :func:`limit` bytes idle and gives the rest back to the system.
 
 Smaller blocks come from NumPy, whose own allocator is faster there.
+
+Stretches of several huge pages begin at one, so that the system can use them; the blocks in them
+do not: each begins some lines before the last one, modulo a page. Blocks that all begin alike
+compete for the same sets of the caches, and some processors (AMD's Zen 3) take a load for one of
+what a store to the same offset of another page has just written, and let it wait.
 """
 
 from __future__ import annotations
@@ -35,6 +40,9 @@ POOLED_BYTES = 64 * 1024
 
 _PAGE = mmap.PAGESIZE
 _MADV_REMOVE = 9
+_STAGGER = (
+    5 * 64
+)  # odd in lines of a cache, so that all of a page's are used before one comes again
 _LARGE = 64 << 20  # of so many fresh bytes at once or in sum the system is asked first
 _POOLING = hasattr(os, "memfd_create")  # Linux; elsewhere every block comes from NumPy
 
@@ -58,7 +66,7 @@ class _Lease:
 
     __slots__ = ("__array_interface__", "_arena", "_nbytes", "_offset")
 
-    def __init__(self, arena: Arena, offset: int, nbytes: int) -> None:
+    def __init__(self, arena: Arena, offset: int, nbytes: int, shift: int) -> None:
         self._arena = arena
         self._offset = offset
         self._nbytes = nbytes
@@ -66,7 +74,7 @@ class _Lease:
             "version": 3,
             "shape": (nbytes,),
             "typestr": "|u1",
-            "data": (arena.address + offset, False),
+            "data": (arena.address + offset + shift, False),
         }
 
     def __del__(self) -> None:
@@ -95,6 +103,7 @@ class Arena:
         self._idle_bytes = 0
         self._unasked = 0  # bytes of fresh pages since the system was asked what it has left
         self._peak = 0
+        self._shift = 0  # where in its first page the last large block began
         self.limit = _default_limit()
 
     def lease(self, nbytes: int) -> _Lease | None:
@@ -116,7 +125,10 @@ class Arena:
                 offset = found
             self._in_use += size
             self._peak = max(self._peak, self._in_use)
-        return _Lease(self, offset, nbytes)
+            shift = 0
+            if _begins_at_huge_page(size):
+                shift = self._shift = (self._shift - _STAGGER) % _PAGE
+        return _Lease(self, offset, nbytes, shift)
 
     def trim(self, keep: int = 0) -> None:
         """Give idle stretches back to the system until at most ``keep`` bytes stay warm."""
@@ -188,7 +200,7 @@ class Arena:
 
     def _take_empty(self, size: int) -> int | None:
         """Return a stretch without pages; one of several huge pages begins at one."""
-        unit = huge_page() if size >= 2 * huge_page() else _PAGE
+        unit = huge_page() if _begins_at_huge_page(size) else _PAGE
         for i, (start, length) in enumerate(self._empty):
             offset = -(-start // unit) * unit
             if start + length >= offset + size:
@@ -236,9 +248,17 @@ def _power_of_two(n: int) -> int:
 
 
 def _size_class(nbytes: int) -> int:
-    """Round up so that blocks of nearly equal size reuse each other: at most 1/8 more, in pages."""
+    """Round up so that blocks of nearly equal size reuse each other: at most 1/8 more, in pages.
+
+    One that begins at a huge page has another page, to begin anywhere in its first.
+    """
     step = max(_PAGE, 1 << max(0, nbytes.bit_length() - 4))
-    return -(-nbytes // step) * step
+    size = -(-nbytes // step) * step
+    return size + _PAGE if _begins_at_huge_page(size) else size
+
+
+def _begins_at_huge_page(size: int) -> bool:
+    return size >= 2 * huge_page()
 
 
 def _default_limit() -> int:

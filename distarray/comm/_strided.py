@@ -4,24 +4,28 @@ When a kernel serves, and what it gains over NumPy, measured with float64 on one
 processor (2 MB of level-2 cache a core; the speed of one core in memory is what limits):
 
 =========================================  =========================================
-rows of at least 512 bytes, 16 MB or more  past the caches, 4 rows at a time: 1.3 to 1.9
+rows of at least 512 bytes, 16 MB or more  past the caches, 2 rows at a time: 1.3 to 1.9
    the same below 16 MB                    NumPy: what stays in a cache is read again
 rows of 16 to 128 bytes                    two overlapping moves a row: 1.1 to 3
 transposed, items of 1 to 16 bytes         tiles in registers: 3 to 14
 filling, 16 MB or more                     past the caches: 2.2
 any other strides or sizes of item         NumPy
 =========================================  =========================================
+
+What goes past the caches gains on some processors and loses on others; `_choice` finds out.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from distarray.comm import _threads
+from distarray.comm._choice import run_faster
 from distarray.comm._jit import kernels
 
 STREAMING_BYTES: Final = 16 * 1024 * 1024
@@ -57,13 +61,20 @@ def copy_by_kernel(dst: np.ndarray, src: np.ndarray, streaming: bool) -> bool:
     outer = axes[:-1]
     if axes[-1][2] == itemsize:
         run = axes[-1][0] * itemsize
+        if len(outer) > 3 and run * math.prod(axis[0] for axis in outer[-3:]) < _BYTES_PER_CALL:
+            return False
         if streaming and (run >= _LONG_RUN or _whole_lines(d, run, outer)):
-            kernel = kernels_cpu.stream_rows
+            run_faster(
+                ("rows", run.bit_length()),
+                dst.nbytes,
+                lambda: _copy_rows(kernels_cpu.stream_rows.run, d, s, run, outer),
+                lambda: np.copyto(dst, src),
+            )
         elif run in _SHORT_RUN:
-            kernel = kernels_cpu.copy_short
+            _copy_rows(kernels_cpu.copy_short.run, d, s, run, outer)
         else:
             return False
-        return _copy_rows(kernel.run, d, s, run, outer)
+        return True
     return _copy_transposed(kernels_cpu, d, s, axes, itemsize, streaming)
 
 
@@ -92,10 +103,18 @@ def fill(dst: Any, value: Any) -> None:
     flat[head + whole // dst.itemsize :] = line[0]
     parts = _threads.wanted(whole)
     cuts = [whole // _LINE * i // parts * _LINE for i in range(parts + 1)]
-    start, source = address + head * dst.itemsize, _address(line)
+    source = _address(line)
 
     def part(cut: tuple[int, int]) -> None:
-        kernels_cpu.stream_fill(start + cut[0], source, cut[1] - cut[0])
+        start, stop = (head + n // dst.itemsize for n in cut)
+        run_faster(
+            "fill",
+            cut[1] - cut[0],
+            lambda: kernels_cpu.stream_fill(
+                address + start * dst.itemsize, source, cut[1] - cut[0]
+            ),
+            lambda: flat[start:stop].fill(line[0]),
+        )
 
     if parts == 1:
         part((0, whole))
@@ -139,10 +158,11 @@ def joint_axes(*arrays: Any) -> tuple[list[int], list[Axis]]:
     return addresses, joined
 
 
-def offsets(axes: Sequence[Axis]) -> Iterator[tuple[int, ...]]:
+def offsets(axes: Sequence[Axis], arrays: int) -> Iterator[tuple[int, ...]]:
     """Yield the offset in bytes into each array, for every index along ``axes``, in C order."""
     steps = [[tuple(i * stride for stride in axis[1:]) for i in range(axis[0])] for axis in axes]
-    for chosen in itertools.product(*steps):
+    start = (0,) * arrays
+    for chosen in itertools.product([start], *steps):
         yield tuple(map(sum, zip(*chosen, strict=True)))
 
 
@@ -150,19 +170,12 @@ def _whole_lines(address: int, run: int, outer: Sequence[Axis]) -> bool:
     return (address | run) % _LINE == 0 and all(axis[1] % _LINE == 0 for axis in outer)
 
 
-def _copy_rows(kernel: Any, d: int, s: int, run: int, outer: Sequence[Axis]) -> bool:
+def _copy_rows(kernel: Any, d: int, s: int, run: int, outer: Sequence[Axis]) -> None:
     """Copy rows by a kernel that takes three outer axes, the longest first."""
     inner = sorted(outer[-3:], key=lambda axis: -axis[0])
     inner += [(1, 0, 0)] * (3 - len(inner))
-    beyond = outer[:-3]
-    if not beyond:
-        kernel(d, s, run, *inner[0], *inner[1], *inner[2])
-        return True
-    if run * inner[0][0] * inner[1][0] * inner[2][0] < _BYTES_PER_CALL:
-        return False
-    for e, t in offsets(beyond):
+    for e, t in offsets(outer[:-3], 2):
         kernel(d + e, s + t, run, *inner[0], *inner[1], *inner[2])
-    return True
 
 
 def _copy_transposed(
@@ -179,12 +192,18 @@ def _copy_transposed(
     least = _LINE // itemsize
     if min(rows, columns) < least or (beyond and rows * columns * itemsize < _BYTES_PER_CALL):
         return False
+
+    def copy_planes(by: Any) -> None:
+        for e, t in offsets(beyond, 2):
+            by.run(d + e, s + t, columns, rows, dst_stride, src_stride)
+
     aligned = (d | dst_stride) % _LINE == 0 and all(axis[1] % _LINE == 0 for axis in beyond)
-    if streaming and aligned:
-        kernel = kernels_cpu.TRANSPOSE_STREAMING.get(itemsize, kernel)
-    if not beyond:
-        kernel.run(d, s, columns, rows, dst_stride, src_stride)
-        return True
-    for e, t in offsets(beyond):
-        kernel.run(d + e, s + t, columns, rows, dst_stride, src_stride)
+    past = kernels_cpu.TRANSPOSE_STREAMING.get(itemsize) if streaming and aligned else None
+    if past is None:
+        copy_planes(kernel)
+    else:
+        nbytes = itemsize * math.prod(axis[0] for axis in axes)
+        run_faster(
+            ("transpose", itemsize), nbytes, lambda: copy_planes(past), lambda: copy_planes(kernel)
+        )
     return True

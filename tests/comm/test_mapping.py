@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import mmap
 import os
 
 import numpy as np
@@ -41,13 +43,17 @@ def test_memory_outlives_the_mapping_while_somebody_looks(file):
     assert view[191] == 5
 
 
-def test_stretches_of_several_huge_pages_begin_at_one():
+def test_blocks_of_several_huge_pages_begin_in_the_first_page_of_one_each_elsewhere():
     from distarray.comm import _memory
 
     small = _memory.empty((70_000,), np.uint8)
-    large = _memory.empty((3 * huge_page(),), np.uint8)
-    assert (large.ctypes.data % huge_page()) == 0
-    assert _memory.arena().offset_of(large) % huge_page() == 0
-    del small, large
-    _memory.trim()
-    assert _memory.empty((2 * huge_page(),), np.uint8).ctypes.data % huge_page() == 0
+    blocks = [_memory.empty((n * huge_page(),), np.uint8) for n in (2, 3, 2, 4)]
+    at = [block.ctypes.data % huge_page() for block in blocks]
+    assert all(first % 64 == 0 and first < mmap.PAGESIZE for first in at)
+    assert len(set(at)) == len(at)
+    for first, second in itertools.pairwise(at):
+        assert (first - second) % mmap.PAGESIZE < mmap.PAGESIZE // 4
+    for number, block in enumerate(blocks):
+        block[:] = number
+    assert [set(block[[0, -1]]) for block in blocks] == [{0}, {1}, {2}, {3}]
+    del small, blocks
