@@ -51,19 +51,20 @@ def run_faster(
     Parameters
     ----------
     work
-        The kind of work: calls of one kind cost about as much for a byte.
+        The kind of work: calls of one kind and of about one size cost as much for a byte.
     nbytes
         How much of it there is.
     kernel, plain
         Either does all of it, with the same result.
     """
-    trial = _trials.get(work)
+    kind = (work, nbytes.bit_length())
+    trial = _trials.get(kind)
     if trial is None:
-        trial = _trials.setdefault(work, _Trial())
+        trial = _trials.setdefault(kind, _Trial())
     by_kernel = trial.kernel <= trial.plain if trial.settled else trial.calls in (0, 1, 3, 5)
     if trial.settled:
         (kernel if by_kernel else plain)()
         return
     start = time.perf_counter()
     (kernel if by_kernel else plain)()
-    trial.note(by_kernel, (time.perf_counter() - start) / nbytes)
+    trial.note(by_kernel, (time.perf_counter() - start) / max(nbytes, 1))

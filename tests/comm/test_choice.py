@@ -58,9 +58,7 @@ def test_every_call_does_the_work_whoever_does_it(monkeypatch):
         assert (dst == turn).all()
         _block_reduction.reduce_into(dst, [src[:, :700], src[:, 700:]], "sum")
         np.testing.assert_array_equal(dst, src[:, :700] + src[:, 700:])
-    assert {work[0] if isinstance(work, tuple) else work for work in _choice._trials} == {
-        "rows",
-        "fill",
-        "reduce",
-    }
+    works = {work for work, _ in _choice._trials}
+    assert {work[0] for work in works if work != "fill"} == {"rows", "reduce"}
+    assert "fill" in works
     assert all(trial.settled for trial in _choice._trials.values())
