@@ -19,7 +19,13 @@ DTYPES = ("i1", "i2", "f4", "f8", "c16", "S3", "S24", "f4,i2", "m8[s]")
 
 
 @pytest.fixture
-def kernels_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no kernel lose to NumPy by the clock."""
+    monkeypatch.setattr(_strided, "run_faster", lambda work, nbytes, kernel, plain: kernel())
+
+
+@pytest.fixture
+def kernels_for_all_sizes(kernels_alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let kernels serve where NumPy would, so that small arrays reach them."""
     monkeypatch.setattr(_packing, "_KERNEL_BYTES", 0)
     monkeypatch.setattr(_strided, "_BYTES_PER_CALL", 0)
@@ -60,6 +66,7 @@ LARGE: dict[str, tuple[Any, Any, bool]] = {
 }
 
 
+@pytest.mark.usefixtures("kernels_alone")
 @pytest.mark.parametrize("name", LARGE)
 def test_kernel_serves_where_it_is_faster(name: str) -> None:
     dst, src, served = LARGE[name]
@@ -155,6 +162,7 @@ def test_fill_sets_every_element_of_a_view() -> None:
     assert block.sum() == 7 * 4
 
 
+@pytest.mark.usefixtures("kernels_alone")
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("dtype", ["i1", "f2", "f4", "c16", "S3", "S32", "m8[s]", "f4,f4"])
 def test_fill_past_the_caches_sets_what_an_assignment_sets(
