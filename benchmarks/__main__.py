@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import memory_report, report
+from benchmarks import machine, memory_report, report
 
 SUITES = {
     "redistribution": (2, 4),
@@ -37,7 +37,9 @@ def main() -> int:
     parser.add_argument("--ranks", help="rank counts instead of the suites' own, such as 2,4")
     parser.add_argument("--quick", action="store_true", help="only see that everything runs")
     parser.add_argument("--without", default="", help="contenders to leave out: heat,dtensor")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "benchmarks" / "results" / machine.label()
+    )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     for suite in options.suites or SUITES:
