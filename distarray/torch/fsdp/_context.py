@@ -17,9 +17,12 @@ _IN_FLIGHT = 2
 class Member(Protocol):
     """What a context knows of a group."""
 
-    reshard_after_forward: bool
     unshard_in_backward: bool
     reshard_after_backward: bool
+
+    @property
+    def goes_after_forward(self) -> bool:
+        """Whether the wholes go when the forward pass that is under way has used them."""
 
     @property
     def forward_prefetch(self) -> Sequence[Any] | None:
@@ -101,7 +104,7 @@ class Context:
         for group in self._entered:
             if id(group) not in used:  # the last of its modules has not been called
                 group.hide()
-                if group.reshard_after_forward or not torch.is_grad_enabled():
+                if group.goes_after_forward:
                     group.free(after_forward=True)
 
     def _gather_early(self, group: Member) -> None:

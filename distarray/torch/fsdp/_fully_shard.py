@@ -34,7 +34,7 @@ def fully_shard(
     module: nn.Module | Sequence[nn.Module],
     mesh: DeviceMesh,
     *,
-    reshard_after_forward: bool | int = True,
+    reshard_after_forward: bool | int | None = None,
     shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None = None,
     mp_policy: MixedPrecisionPolicy | None = None,
     offload_policy: OffloadPolicy | None = None,
@@ -61,6 +61,8 @@ def fully_shard(
         Whether the whole parameters go after the forward pass, to be gathered again for the
         backward pass. A number of ranks: each of them keeps its share among that many
         consecutive ones (those of its node, for instance), from which they are gathered again.
+        With None they go, but for those of the outermost module of a call, with which the
+        backward pass begins.
     shard_placement_fn
         Function of a parameter: `Shard` of the axis that is cut, or None for axis 0.
     mp_policy, offload_policy
@@ -81,7 +83,8 @@ def fully_shard(
     ------
     ArgumentError
         Parameters without shape, with a gradient, or shared with a module that another call
-        has sharded; or of a module that `replicate` was applied to.
+        has sharded; or of a module that `replicate` was applied to. A container without a
+        ``forward`` of its own, such as ``nn.ModuleList``: no call would gather its parameters.
     MismatchError
         The modules of the ranks differ.
 
@@ -171,6 +174,9 @@ _numbers = itertools.count()
 """Tell groups apart whose modules have no names yet; ranks agree on the largest."""
 
 
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
 _POLICIES = {k.__name__: k for k in (MixedPrecisionPolicy, OffloadPolicy, CPUOffloadPolicy)}
 
 
@@ -193,9 +199,11 @@ def _check_arguments(policy: Any, offload: Any, after: Any) -> None:
         raise ArgumentTypeError(
             f"offload_policy={offload!r}: takes a dt.CPUOffloadPolicy, or a dt.OffloadPolicy"
         )
+    if after is None:
+        return
     if not isinstance(after, int):
         raise ArgumentTypeError(
-            f"reshard_after_forward={after!r}: True, False, or a number of ranks"
+            f"reshard_after_forward={after!r}: True, False, None, or a number of ranks"
         )
     check_reshard_after_forward(after)
 
@@ -210,6 +218,15 @@ def _checked_modules(given: Any) -> list[nn.Module]:
         if state_beside(one) is not None:
             with located(one):
                 raise LayoutError("fully_shard was applied to it before; apply it once")
+        if type(one) is nn.Module or (
+            isinstance(one, _CONTAINERS) and type(one).forward is nn.Module.forward
+        ):
+            with located(one):
+                raise ArgumentError(
+                    "it has no forward, so that no call of it would gather the parameters: "
+                    "fully_shard each module in it, or all of them as a list, or the module that "
+                    "calls them"
+                )
     return modules
 
 

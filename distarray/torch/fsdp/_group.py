@@ -35,8 +35,12 @@ class Group:
     ----------
     name
         The path of the module, for errors.
-    reshard_after_forward, reshard_after_backward
+    reshard_after_forward
+        Whether the wholes go then; None: unless their module was the outermost one of the call.
+    reshard_after_backward
         Whether the wholes go then.
+    is_outermost
+        Whether the last call of its modules was inside of no call of another sharded one.
     unshard_in_backward
         Whether they come at the beginning of the backward pass, or when first needed.
     syncing, replicas_sync
@@ -61,7 +65,7 @@ class Group:
         mesh: DeviceMesh,
         policy: MixedPrecisionPolicy,
         offload: OffloadPolicy,
-        reshard_after_forward: bool | int,
+        reshard_after_forward: bool | int | None,
         device: torch.device,
         name: str,
     ) -> None:
@@ -74,6 +78,7 @@ class Group:
         self._device = device
         self._bundles: list[Bundle] = []
         self.set_reshard_after_forward(reshard_after_forward)
+        self.is_outermost = False
         self.reshard_after_backward = True
         self.unshard_in_backward = True
         self.syncing = True
@@ -96,17 +101,28 @@ class Group:
         self.calls = 0
         watch_reading(self, self.members)
 
-    def set_reshard_after_forward(self, value: bool | int) -> None:
+    def set_reshard_after_forward(self, value: bool | int | None) -> None:
         """Set what is kept after forward: nothing more, all, or the share of a smaller group."""
         size = self.mesh.shape[-1]
-        self.reshard_after_forward = bool(value)
+        self.reshard_after_forward = None if value is None else bool(value)
         self._smaller: DeviceMesh | None = None
-        if not isinstance(value, bool):
+        if value is not None and not isinstance(value, bool):
             check_reshard_after_forward(value)
             if value < size:
                 self._smaller = _smaller(self.mesh, value)
         for bundle in self._bundles:
             bundle.keep_among(self._smaller)
+
+    @property
+    def goes_after_forward(self) -> bool:
+        """Whether the wholes go when the forward pass that is under way has used them.
+
+        The backward pass begins with the outermost group, so that it is not worth its while to go.
+        """
+        if not torch.is_grad_enabled():
+            return True
+        goes = self.reshard_after_forward
+        return not self.is_outermost if goes is None else goes
 
     # --- gathering -------------------------------------------------------------------------------
 

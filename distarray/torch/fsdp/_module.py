@@ -140,7 +140,7 @@ class FSDPModule:
             group.replicas_sync = requires_all_reduce
 
     def set_reshard_after_forward(
-        self, reshard_after_forward: bool | int, *, recurse: bool = True
+        self, reshard_after_forward: bool | int | None, *, recurse: bool = True
     ) -> None:
         """Set it as `fully_shard` does."""
         for group in self._groups(recurse):

@@ -87,6 +87,7 @@ class Call:
         group.renew()
         group.show()
         if not self._recomputing:
+            group.is_outermost = self._outermost
             group.calls += torch.is_grad_enabled()
             self._context.entered(group)
         group.depth += 1
@@ -112,7 +113,7 @@ class Call:
         elif not group.depth and not self._recomputing and self._is_last:
             group.hide()
             self._context.left(group)
-            if group.reshard_after_forward or not torch.is_grad_enabled():
+            if group.goes_after_forward:
                 group.free(after_forward=True)
 
     def _end_pass(self) -> None:

@@ -28,7 +28,8 @@ def layers(count=4, width=5):
     )
 
 
-def sharded(module, mesh, **kwargs):
+def sharded(module, mesh, *, reshard_after_forward=True, **kwargs):
+    kwargs["reshard_after_forward"] = reshard_after_forward
     mine = copy.deepcopy(module)
     for child in list(mine)[:-1]:
         dt.fully_shard(child, mesh, **kwargs)
