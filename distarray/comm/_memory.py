@@ -342,8 +342,11 @@ def full(shape: Shape, value: Any, dtype: Any, device: str | None = None) -> Buf
 
 
 def zeros(shape: Shape, dtype: Any, device: str | None = None) -> Buffer:
-    """Return a C-contiguous block of zeros."""
-    return full(shape, 0, dtype, device)
+    """Return a C-contiguous block of NumPy's zeros: of text it is empty, of dates the epoch."""
+    block = empty(shape, dtype, device)
+    # Every dtype's zero is zero bytes, also between the fields of a structure.
+    fill(block.reshape(-1).view(np.uint8) if _backend.is_numpy(block) else block, 0)
+    return block
 
 
 def is_shared(array: Buffer) -> bool:

@@ -16,7 +16,13 @@ from distarray.core._base import BaseArray, new_array
 from distarray.core._dtypes import checked_dtype
 from distarray.core._meshes import device_of
 from distarray.core._registry import register_function
-from distarray.errors import ArgumentError, ArgumentTypeError, DeviceError, ShapeError
+from distarray.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DeviceError,
+    OutOfRangeError,
+    ShapeError,
+)
 from distarray.layout import Layout, Placement, Replicate
 from distarray.ops._blocks import empty_block
 from distarray.redistribute._execute import redistribute_local
@@ -195,7 +201,9 @@ def full(
     Raises
     ------
     ArgumentError
-        If `fill_value` is not a scalar.
+        If `fill_value` is not a scalar, or does not convert to the data type.
+    OutOfRangeError
+        If the data type cannot hold it.
     """
     sizes = checked_shape(shape)
     value = as_scalar(fill_value)
@@ -222,11 +230,14 @@ def as_scalar(value: Any) -> Any:
 
 def _filled(layout: Layout, dtype: np.dtype[Any], value: Any) -> Any:
     # Converted once, before any block exists: a value out of range fails on every rank alike.
-    item = np.empty((), dtype)
+    item = np.zeros((), dtype)
+    scalar = as_scalar(value)
     try:
-        item[...] = as_scalar(value)
+        # A Python integer is taken as such: as an item of int64 it would wrap around.
+        np.copyto(item, value if type(value) is int else scalar, casting="unsafe")
     except (TypeError, ValueError, OverflowError) as error:
-        raise ArgumentError(
+        refused = OutOfRangeError if isinstance(error, OverflowError) else ArgumentError
+        raise refused(
             f"fill_value {value!r} does not become {dtype}: {error}; pass another dtype or value"
         ) from None
 

@@ -16,6 +16,7 @@ from distarray.errors import (
     ArgumentTypeError,
     DeviceError,
     DTypeError,
+    OutOfRangeError,
     PlacementError,
     ShapeError,
 )
@@ -23,7 +24,7 @@ from distarray.layout import Partial, Replicate, Shard
 from distarray.ops import _creation as creation
 from distarray.ops._asarray import asarray
 from distarray.ops._ranges import arange, eye, linspace
-from tests.array.strategies import Case, agrees, cases, on_ranks
+from tests.array.strategies import KIND, Case, agrees, cases, on_ranks
 
 FILLED = {"zeros": np.zeros, "ones": np.ones}
 LIKE = {"zeros_like": np.zeros_like, "ones_like": np.ones_like}
@@ -311,3 +312,85 @@ def test_partial_result_lies_as_after_redistribution() -> None:
         np.testing.assert_array_equal(x.to_local(), y.to_local())
 
     on_ranks(program)
+
+
+ALIGNED = np.dtype([("a", "i1"), ("b", "f8")], align=True)
+NESTED = np.dtype(
+    [(("title", "n"), [("t", "U3"), ("d", "M8[s]")]), ("v", "f4", (2,)), ("p", ALIGNED)]
+)
+numpys_dtypes = pytest.mark.skipif(KIND != "cpu", reason="CuPy has numbers and truth values only")
+KINDS = ("U3", "U1", "S5", "M8[s]", "m8[D]", "?", "f2", "c8", ALIGNED, NESTED, [("x", "S3")])
+
+
+@numpys_dtypes
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@pytest.mark.parametrize("name", ["zeros", "ones"])
+def test_filled_array_of_any_dtype_is_numpys_also_on_empty_ranks(name: str, dtype: Any) -> None:
+    theirs, kind = getattr(np, name), np.dtype(dtype)
+
+    def program() -> None:
+        mesh = init_device_mesh((3,))  # one process is outside; of two rows, one block is empty
+        for shape, placements in (((2, 3), [Shard(0)]), ((), [Replicate()]), ((0, 2), [Shard(1)])):
+            expected = theirs(shape, kind)
+            made = getattr(creation, name)(shape, dtype=kind, mesh=mesh, placements=placements)
+            check = agrees if kind.fields else bitwise  # between fields lies anything
+            check(made, expected)
+            check(getattr(creation, f"{name}_like")(made), expected)
+            check(
+                getattr(creation, f"{name}_like")(
+                    np.empty(shape), dtype=kind, mesh=mesh, placements=placements
+                ),
+                expected,
+            )
+
+    on_ranks(program)
+
+
+@numpys_dtypes
+@pytest.mark.parametrize("dtype", ["U4", "S1", "M8[s]", ALIGNED, "S3"], ids=str)
+@pytest.mark.parametrize("name", ["zeros", "ones"])
+def test_large_filled_array_of_any_dtype_is_numpys(name: str, dtype: Any) -> None:
+    kind = np.dtype(dtype)
+    count = 17 * 2**20 // kind.itemsize
+
+    def program() -> None:
+        made = getattr(creation, name)(count, dtype=kind, mesh=DeviceMesh([0]))
+        if made.mesh.coordinate is not None:
+            expected = getattr(np, name)(count, kind)
+            assert np.array_equal(made.to_local(), expected)
+            assert name == "ones" or not made.to_local().view(np.uint8).any()
+
+    on_ranks(program)
+
+
+@numpys_dtypes
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        ("abc", None), ("abcd", "U2"), (b"ab", None), (np.datetime64("2020-01-02"), None),
+        (np.datetime64("NaT"), None), (np.timedelta64(3, "s"), "m8[ms]"), (2.7, "u1"), ("7", "i4"),
+        (np.array((1, 2.5), ALIGNED)[()], None), (np.int64(300), "u1"), (None, "f8"), (-0.0, "f2"),
+        (2**63, "u8"), (2**63, None), (True, "U5"),
+    ],
+)  # fmt: skip
+def test_full_array_takes_values_as_numpy_does(value: Any, dtype: Any) -> None:
+    expected = np.full((2, 3), value, dtype)
+
+    def program() -> None:
+        mesh = init_device_mesh((3,))
+        made = creation.full((2, 3), value, dtype=dtype, mesh=mesh, placements=[Shard(0)])
+        check = agrees if expected.dtype.fields else bitwise
+        check(made, expected)
+        check(creation.full_like(made, value), expected)
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(300, "u1"), (-1, "u8"), ("x", "i4"), (None, "i4")])
+def test_value_that_does_not_fit_the_dtype_raises_on_every_rank(value: Any, dtype: Any) -> None:
+    def program() -> str:
+        with pytest.raises((ArgumentError, OutOfRangeError)) as caught:
+            creation.full((2,), value, dtype=dtype, mesh=init_device_mesh((4,)))
+        return str(caught.value)
+
+    assert len(set(on_ranks(program))) == 1
