@@ -29,6 +29,7 @@ from distarray import checkpoint, errors, memory, random
 from distarray.array._array import (
     DistArray,
     distribute_array,
+    redistribute,
 )
 from distarray.array._mapping import map_blocks
 from distarray.array._visualize import (
@@ -466,6 +467,7 @@ __all__ = [
     "ravel",
     "real",
     "reciprocal",
+    "redistribute",
     "register_rule",
     "remainder",
     "repeat",

@@ -42,3 +42,47 @@ def test_array_is_the_function_and_always_copies() -> None:
     # The package of the same name stays importable.
     assert sys.modules["distarray.array"].__name__ == "distarray.array"
     assert sys.modules["distarray.array._array"].DistArray is da.DistArray
+
+
+def test_redistribute_is_the_function_of_the_method() -> None:
+    def program() -> None:
+        rank = da.default_mesh().rank
+        local = np.random.default_rng(rank).random((2, 6))
+        x = da.DistArray.from_local(local, None, [da.Shard(0)])
+        y = da.redistribute(x, [da.Shard(1)])
+        assert y.placements == (da.Shard(1),)
+        assert np.array_equal(y.full_array(), x.full_array())
+        z = da.redistribute(x, boundaries={0: (0, 1, 4)}, async_op=True).wait()
+        assert z.layout.boundaries == {0: (0, 1, 4)}
+        with pytest.raises(da.errors.ArgumentTypeError, match="takes a DistArray"):
+            da.redistribute(local, [da.Shard(1)])
+
+    simulate(2, program)
+    # The package of the same name stays importable.
+    from distarray.redistribute import plan
+
+    assert plan is da.plan
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("zeros", ((2, 2), float)),
+        ("ones", ((2, 3), np.int32)),
+        ("full", (3, 7, "f4")),
+        ("zeros_like", (np.ones((2, 3)), np.int8)),
+        ("full_like", (np.ones((2, 3)), 5, np.int16)),
+        ("asarray", ([1, 2, 3], np.float32)),
+        ("arange", (1, 7, 2, np.float32)),
+        ("linspace", (0, 1, 5, False, False, np.float32)),
+        ("eye", (3, 4, 1, np.int8)),
+    ],
+)
+def test_dtype_is_taken_by_position_as_in_numpy(name: str, args: tuple[object, ...]) -> None:
+    def program() -> None:
+        x = getattr(da, name)(*args)
+        expected = getattr(np, name)(*args)
+        assert x.dtype == expected.dtype
+        assert np.array_equal(x.full_array(), expected)
+
+    simulate(2, program)

@@ -14,6 +14,7 @@ from distarray.array._protocols import Protocols
 from distarray.array._repr import Printing
 from distarray.array._scalars import Scalars
 from distarray.core._base import set_array_class
+from distarray.core._operands import checked
 from distarray.errors import ArgumentTypeError
 from distarray.layout import Layout, Placement
 from distarray.typing import AxisName, Buffer
@@ -216,6 +217,31 @@ def distribute_array(
         return value.redistribute(placements, mesh=mesh)
     block, layout = _convert.distribute(value, mesh, placements, src)
     return _wrap(block, layout)
+
+
+def redistribute(
+    x: DistArray,
+    placements: Sequence[Placement] | None = None,
+    *,
+    mesh: Any = None,
+    shard_order: Sequence[AxisName] | None = None,
+    boundaries: Mapping[int, Sequence[int]] | None = None,
+    async_op: bool = False,
+    max_bytes: int | None = None,
+) -> Any:
+    """Return the same values under other placements or on another mesh (collective).
+
+    The function of the method `DistArray.redistribute`, which has the arguments' description.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.redistribute(da.ones((4, 6)), [da.Shard(1)]).placements
+    (Shard(1),)
+    """
+    checked("redistribute", x)
+    cuts = (shard_order, boundaries)
+    return _convert.redistribute(x, placements, mesh, cuts, async_op, max_bytes)
 
 
 set_array_class(DistArray)

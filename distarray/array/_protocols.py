@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -79,6 +81,8 @@ class Protocols(BaseArray):
             )
         if not all(_is_known(t) for t in types):
             return NotImplemented
+        if kwargs:
+            args, kwargs = _by_position(func, ours, args, kwargs)
         return ours(*args, **kwargs)
 
     def __dlpack_device__(self) -> tuple[Any, int]:
@@ -118,6 +122,26 @@ class Protocols(BaseArray):
     def tolist(self) -> Any:
         """Return the global array as nested lists, on every rank (collective over the mesh)."""
         return np.asarray(self).tolist()
+
+
+def _by_position(theirs: Any, ours: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return arguments with those by position that ours, unlike NumPy's, takes only so."""
+    names, kwargs = _leading_names(theirs, ours), dict(kwargs)
+    given = [*args]
+    while len(given) < len(names) and names[len(given)] in kwargs:
+        given.append(kwargs.pop(names[len(given)]))
+    return given, kwargs
+
+
+@functools.cache
+def _leading_names(theirs: Any, ours: Any) -> tuple[str, ...]:
+    """Return NumPy's names of the arguments that our function takes by position only."""
+    try:
+        names = [*inspect.signature(theirs).parameters]
+    except ValueError:  # NumPy does not tell
+        return ()
+    taken = inspect.signature(ours).parameters.values()
+    return tuple(names[: sum(p.kind is p.POSITIONAL_ONLY for p in taken)])
 
 
 def _is_known(kind: type) -> bool:

@@ -23,8 +23,8 @@ from distarray.typing import Box, Buffer
 def asarray(
     obj: Any,
     /,
-    *,
     dtype: Any = None,
+    *,
     device: Any = None,
     copy: bool | None = None,
     mesh: Any = None,

@@ -105,8 +105,8 @@ def box_shape(box: Box) -> Shape:
 
 def empty(
     shape: Any,
-    *,
     dtype: Any = None,
+    *,
     device: Any = None,
     mesh: Any = None,
     placements: Sequence[Placement] | None = None,
@@ -147,8 +147,8 @@ def _empty(layout: Layout, dtype: np.dtype[Any]) -> Any:
 
 def zeros(
     shape: Any,
-    *,
     dtype: Any = None,
+    *,
     device: Any = None,
     mesh: Any = None,
     placements: Sequence[Placement] | None = None,
@@ -165,8 +165,8 @@ def _zeros(layout: Layout, dtype: np.dtype[Any]) -> Any:
 
 def ones(
     shape: Any,
-    *,
     dtype: Any = None,
+    *,
     device: Any = None,
     mesh: Any = None,
     placements: Sequence[Placement] | None = None,
@@ -179,8 +179,8 @@ def ones(
 def full(
     shape: Any,
     fill_value: Any,
-    *,
     dtype: Any = None,
+    *,
     device: Any = None,
     mesh: Any = None,
     placements: Sequence[Placement] | None = None,
@@ -280,8 +280,8 @@ def _dtype_like(x: Any, dtype: Any) -> np.dtype[Any]:
 def empty_like(
     x: Any,
     /,
-    *,
     dtype: Any = None,
+    *,
     device: Any = None,
     shape: Any = None,
     mesh: Any = None,
@@ -306,8 +306,8 @@ def empty_like(
 def zeros_like(
     x: Any,
     /,
-    *,
     dtype: Any = None,
+    *,
     device: Any = None,
     shape: Any = None,
     mesh: Any = None,
@@ -320,8 +320,8 @@ def zeros_like(
 def ones_like(
     x: Any,
     /,
-    *,
     dtype: Any = None,
+    *,
     device: Any = None,
     shape: Any = None,
     mesh: Any = None,
@@ -335,8 +335,8 @@ def full_like(
     x: Any,
     /,
     fill_value: Any,
-    *,
     dtype: Any = None,
+    *,
     device: Any = None,
     shape: Any = None,
     mesh: Any = None,
@@ -351,7 +351,7 @@ def full_like(
 def _as_numpy(like: Callable[..., Any]) -> Callable[..., Any]:
     """Return a `*_like` function that takes NumPy's arguments (memory order says nothing here)."""
 
-    def call(x: Any, *args: Any, order: str = "K", subok: bool = True, **options: Any) -> Any:
+    def call(x: Any, /, *args: Any, order: str = "K", subok: bool = True, **options: Any) -> Any:
         del order, subok
         given = list(args)
         if like is full_like:

@@ -299,3 +299,39 @@ def test_partial_operands_of_numpy_functions_are_reduced() -> None:
         agrees(np.exp(x), np.exp(np.full(3, 4.0)))
 
     on_ranks(program)
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (np.mean, {"a": 0}),
+        (np.sum, {"a": 0, "axis": 1}),
+        (np.clip, {"a": 0, "a_min": -1, "a_max": 1}),
+        (np.real, {"val": 0}),
+        (np.moveaxis, {"a": 0, "source": 0, "destination": 1}),
+        (np.allclose, {"a": 0, "b": 0}),
+        (np.zeros_like, {"a": 0, "dtype": np.int8}),
+        (np.zeros_like, {"a": 0, "dtype": None, "order": "K", "subok": True, "shape": (3,)}),
+        (np.concatenate, {"axis": 1}),
+    ],
+)
+def test_numpy_functions_take_their_arguments_by_numpys_names(
+    function: Any, names: dict[str, Any]
+) -> None:
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        local = np.random.default_rng(mesh.rank).integers(-3, 4, (1, 5)).astype(float)
+        x = DistArray.from_local(local, mesh, [Shard(0)])
+        whole = x.full_array()
+
+        def called(array: Any) -> Any:
+            given = {k: array if k in ("a", "b", "val") else v for k, v in names.items()}
+            return function(*([[array, array]] if function is np.concatenate else []), **given)
+
+        result, expected = called(x), called(whole)
+        if isinstance(result, DistArray):
+            agrees(result, expected)
+        else:
+            assert result == expected
+
+    on_ranks(program)
