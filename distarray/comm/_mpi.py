@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,6 +25,7 @@ from distarray.comm._mpi_objects import all_gather_bytes, compare
 from distarray.comm._reducer import SMALL_BYTES
 from distarray.comm._reducing import divide, plain_ufunc
 from distarray.comm._requests import DONE, Pending, Request
+from distarray.comm._waiting import waiting
 from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
 from distarray.typing import Buffer
 
@@ -54,7 +55,8 @@ class _Handle:
         self._request = request
 
     def wait(self) -> None:
-        self._request.Wait()
+        with waiting("messages of MPI on their way"):
+            self._request.Wait()
 
     def test(self) -> bool:
         return self._request.Test()
@@ -104,9 +106,9 @@ class MPICommunicator(Communicator):
         source, target = carrier(send), carrier(recv)
         if counts.count(counts[0]) == self.size:
             call = mpi.Allgather if blocking else mpi.Iallgather
-            return _begun(call([source, counts[0], kind], [target, counts[0], kind]), send, recv)
+            return _begun(call, [source, counts[0], kind], [target, counts[0], kind])
         callv = mpi.Allgatherv if blocking else mpi.Iallgatherv
-        return _begun(callv([source, send.size, kind], [target, counts, None, kind]), send, recv)
+        return _begun(callv, [source, send.size, kind], [target, counts, None, kind])
 
     def all_reduce_small(
         self, array: Buffer, op: str, token: int | None = None, what: object = ""
@@ -148,7 +150,7 @@ class MPICommunicator(Communicator):
         mpi = self._group.mpi
         message = source if send is recv else [carrier(send), send.size, kind]
         call = mpi.Allreduce if blocking else mpi.Iallreduce
-        return _begun(call(message, [carrier(recv), recv.size, kind], how), send, recv)
+        return _begun(call, message, [carrier(recv), recv.size, kind], how)
 
     def _reduce_scatter(
         self, send: np.ndarray, recv: np.ndarray, counts: Counts, op: str, blocking: bool
@@ -160,9 +162,7 @@ class MPICommunicator(Communicator):
         kind, how = reducing_type(recv.dtype, op)
         source, target = carrier(send), carrier(recv)
         call = mpi.Reduce_scatter if blocking else mpi.Ireduce_scatter
-        return _begun(
-            call([source, send.size, kind], [target, recv.size, kind], counts, how), send, recv
-        )
+        return _begun(call, [source, send.size, kind], [target, recv.size, kind], counts, how)
 
     def _all_to_all(
         self,
@@ -179,16 +179,14 @@ class MPICommunicator(Communicator):
         kind = moving_type(recv.itemsize)
         source, target = carrier(send), carrier(recv)
         call = mpi.Alltoallv if blocking else mpi.Ialltoallv
-        return _begun(
-            call([source, send_counts, None, kind], [target, recv_counts, None, kind]), send, recv
-        )
+        return _begun(call, [source, send_counts, None, kind], [target, recv_counts, None, kind])
 
     def _broadcast(self, array: np.ndarray, root: int, blocking: bool) -> Request:
         mpi = self._group.mpi
         if _mpi_large.exceeds(array.size):
             return _started(_mpi_large.broadcast(mpi, array, root), (array,), blocking)
         call = mpi.Bcast if blocking else mpi.Ibcast
-        return _begun(call([carrier(array), array.size, moving_type(array.itemsize)], root), array)
+        return _begun(call, [carrier(array), array.size, moving_type(array.itemsize)], root)
 
     def _scatter(
         self, send: np.ndarray | None, recv: np.ndarray, counts: Counts, root: int, blocking: bool
@@ -200,7 +198,7 @@ class MPICommunicator(Communicator):
         kind = moving_type(recv.itemsize)
         source = None if send is None else [carrier(send), counts, None, kind]
         call = mpi.Scatterv if blocking else mpi.Iscatterv
-        return _begun(call(source, [carrier(recv), recv.size, kind], root), send, recv)
+        return _begun(call, source, [carrier(recv), recv.size, kind], root)
 
     def _gather(
         self, send: np.ndarray, recv: np.ndarray | None, counts: Counts, root: int, blocking: bool
@@ -212,7 +210,7 @@ class MPICommunicator(Communicator):
         kind = moving_type(send.itemsize)
         target = None if recv is None else [carrier(recv), counts, None, kind]
         call = mpi.Gatherv if blocking else mpi.Igatherv
-        return _begun(call([carrier(send), send.size, kind], target, root), send, recv)
+        return _begun(call, [carrier(send), send.size, kind], target, root)
 
     # --- point to point --------------------------------------------------------------------------
 
@@ -355,9 +353,12 @@ class MPICommunicator(Communicator):
         self._group.free()
 
 
-def _begun(request: MPI.Request | None, *buffers: Any) -> Request:
-    """Return the request of a call: a blocking one gave none."""
-    return DONE if request is None else Pending(_Handle(request), buffers)
+def _begun(call: Callable[..., MPI.Request | None], *arguments: Any) -> Request:
+    """Make a call of MPI, and return its request: a blocking one gives none."""
+    with waiting(f"MPI's {call.__name__}"):
+        request = call(*arguments)
+    # The arguments have the buffers.
+    return DONE if request is None else Pending(_Handle(request), arguments)
 
 
 def _started(handle: _mpi_large.Several, buffers: Sequence[Any], blocking: bool) -> Request:

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 def all_gather_bytes(comm: MPI.Intracomm, mine: bytes) -> list[bytes]:
     """Return every rank's bytes."""
     sizes = np.empty(comm.Get_size(), np.int64)
-    comm.Allgather(np.array([len(mine)], np.int64), sizes)
-    ends = np.cumsum(sizes)
-    everyone = np.empty(int(ends[-1]), np.uint8)
-    comm.Allgatherv(np.frombuffer(mine, np.uint8), [everyone, sizes.tolist()])
+    with waiting("MPI's Allgather"):
+        comm.Allgather(np.array([len(mine)], np.int64), sizes)
+        ends = np.cumsum(sizes)
+        everyone = np.empty(int(ends[-1]), np.uint8)
+        comm.Allgatherv(np.frombuffer(mine, np.uint8), [everyone, sizes.tolist()])
     starts = ends - sizes
     return [everyone[a:b].tobytes() for a, b in zip(starts, ends, strict=True)]
 

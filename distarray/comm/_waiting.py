@@ -2,8 +2,8 @@
 
 A wait is noted before it begins and forgotten when it ends; a thread looks twice a second how
 long the oldest has lasted. After `SECONDS` it tells the line of the program that waits, once; after
-``DISTARRAY_TIMEOUT`` seconds, where that is set, it ends all ranks. It ends them at once where the
-ranks of this node are known to wait in vain (`_in_vain`).
+``DISTARRAY_TIMEOUT`` seconds, by default `LIMIT`, it ends all ranks. It ends them at once where the
+ranks of this node are known to wait in vain (`_in_vain`), or one of them has died (`_neighbours`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,15 @@ from distarray.errors import ArgumentError
 
 SECONDS = 30.0
 """How long a rank waits before it says so."""
+
+LIMIT = 1800.0
+"""How long a rank waits before that is an error, where ``DISTARRAY_TIMEOUT`` says nothing.
+
+Of ranks on other nodes nothing tells that they have died: somebody has to give up. Reading a large
+file on one rank takes less.
+"""
+
+_OFF = ("0", "none")  # what turns the limit off
 
 _EVERY = 0.5  # seconds between looks
 _GRACE = 2.0  # for those who watch the time themselves
@@ -68,17 +77,25 @@ class waiting:  # noqa: N801 - reads as a verb: with waiting("for a communicator
         Where, if others can be told so.
     """
 
-    __slots__ = ("_meeting", "_what")
+    __slots__ = ("_meeting", "_outer", "_what")
 
     def __init__(self, what: object, meeting: Meeting | None = None) -> None:
         self._what = what
         self._meeting = meeting
+        self._outer: _Wait | None = None
 
     def __enter__(self) -> None:
-        _waits[threading.get_ident()] = _Wait(time.monotonic(), self._what, self._meeting)
+        own = threading.get_ident()
+        outer = self._outer = _waits.get(own)
+        if outer is None or self._meeting is not None:  # else this is a part of what is known
+            _waits[own] = _Wait(time.monotonic(), self._what, self._meeting)
 
     def __exit__(self, *_: object) -> None:
-        _waits.pop(threading.get_ident(), None)
+        own = threading.get_ident()
+        if self._outer is None:
+            _waits.pop(own, None)
+        else:
+            _waits[own] = self._outer
 
 
 class _Behind:
@@ -124,22 +141,24 @@ behind = _Behind()
 
 
 def timeout() -> float:
-    """Return the seconds after which waiting is an error.
+    """Return the seconds after which waiting is an error, infinity where it never is.
 
     Raises
     ------
     ArgumentError
-        ``DISTARRAY_TIMEOUT`` is not a positive number.
+        ``DISTARRAY_TIMEOUT`` is neither a positive number nor what turns the limit off.
     """
-    told = setting("DISTARRAY_TIMEOUT", "inf")
+    told = setting("DISTARRAY_TIMEOUT", str(LIMIT))
+    if told in _OFF:
+        return math.inf
     try:
         seconds = float(told)
     except ValueError:
         seconds = math.nan
     if not seconds > 0:
         raise ArgumentError(
-            f"DISTARRAY_TIMEOUT={told!r} is not a time; set a positive number of seconds, or "
-            "unset it"
+            f"DISTARRAY_TIMEOUT={told!r} is not a time; set a positive number of seconds, 0 to "
+            f"wait for ever, or unset it for {LIMIT:g}"
         )
     return seconds
 
@@ -268,10 +287,7 @@ def _message(who: str, frame: FrameType | None, what: object, late: bool) -> str
     elif math.isfinite(limit):
         then = f"If they do not come within DISTARRAY_TIMEOUT={limit:g} s, all ranks end"
     else:
-        then = (
-            "If they never come there, it waits for ever (DISTARRAY_TIMEOUT=seconds makes long "
-            "waiting an error)"
-        )
+        then = "If they never come there, it waits for ever: DISTARRAY_TIMEOUT sets no limit"
     return (
         f"{who} for other ranks{_line(frame)} ({what}). {then}: every rank must make the same "
         f"calls{such_calls(what)}\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 
 import pytest
@@ -53,7 +55,30 @@ def test_a_long_wait_is_told_once_and_ends_well():
     assert "rank 0 of 3 has waited" not in ended.said
 
 
-@pytest.mark.parametrize("wrong", ["soon", "0", "-1", "nan"])
+@pytest.mark.parametrize(("told", "seconds"), [("", 1800), ("0", math.inf), ("none", math.inf)])
+def test_there_is_a_limit_unless_it_is_turned_off(told, seconds, monkeypatch):
+    monkeypatch.setenv("DISTARRAY_TIMEOUT", told)
+    assert _waiting.timeout() == seconds
+
+
+def test_a_rank_of_another_node_is_waited_for_in_every_call_of_mpi():
+    program = (
+        f"{ARRAY}\nimport numpy as np\nfrom distarray.comm import world\n"
+        "_waiting.SECONDS = 0.2\n"
+        "comm = world()\ncomm.barrier()\nif rank == 0:\n    time.sleep(1.5)\n"
+        "comm.all_gather(np.ones(9000), np.ones(27000))\n"
+        "if rank == 0:\n    time.sleep(1.5)\n"
+        "comm.all_reduce(np.ones(9000), 'sum', blocking=False).wait()\n"
+    )
+    ended = launch(program, DISTARRAY_SHARED_MEMORY="0")
+    assert ended.status == 0, ended.said
+    for rank in (1, 2):
+        for line in (16, 19):
+            told = f"rank {rank} of 3 has waited [0-9]+ s for other ranks at <string>, line {line}"
+            assert re.search(told, ended.said), ended.said
+
+
+@pytest.mark.parametrize("wrong", ["soon", "-1", "nan"])
 def test_a_limit_that_is_no_time_is_refused(wrong, monkeypatch):
     monkeypatch.setenv("DISTARRAY_TIMEOUT", wrong)
     with pytest.raises(ArgumentError, match="DISTARRAY_TIMEOUT"):
