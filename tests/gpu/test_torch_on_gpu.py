@@ -21,6 +21,8 @@ from distarray.comm._world import world  # noqa: E402
 from distarray.torch import _buffers  # noqa: E402
 from distarray.torch._random import keys_from  # noqa: E402
 from tests.on_device import host  # noqa: E402
+from tests.torch.fsdp.training import rows_of  # noqa: E402
+from tests.torch.replicas import share  # noqa: E402
 
 STEPS = 4
 
@@ -45,14 +47,20 @@ def perceptron():
 
 
 def trained(module, x, scaled=lambda loss: loss, clip=dt.clip_grad_norm_, **options):
-    """Return losses and norms of some steps."""
+    """Return losses, on average over the ranks, and norms of some steps.
+
+    Where modules are sharded each rank has rows of its own.
+    """
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.05, **options)
-    found = []
+    found, x = [], rows_of(module, x)
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss = module(x).square().mean()
         scaled(loss).backward()
-        found += [loss.item(), float(clip(module.parameters(), 0.5))]
+        found += [
+            float(np.mean(world().all_gather_object(loss.item()))),
+            float(clip(module.parameters(), 0.5)),
+        ]
         optimizer.step()
     return found
 
@@ -102,7 +110,7 @@ def test_parallelized_layers(kind):
 @pytest.mark.parametrize("after", [True, False])
 def test_sharded_modules(offload, after):
     mesh = line()
-    twin, x = perceptron(), values(6, 7)
+    twin, x = perceptron(), values(12, 7)
     expected = expected_of(copy.deepcopy(twin), x)
     if offload is None:
         twin = twin.to(gpu(mesh))
@@ -116,7 +124,7 @@ def test_sharded_modules(offload, after):
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16], ids=str)
 def test_sharded_modules_in_mixed_precision(low):
     mesh = line()
-    twin, x = perceptron().float(), values(6, 7).float()
+    twin, x = perceptron().float(), values(12, 7).float()
     expected = expected_of(copy.deepcopy(twin), x)
     policy = dt.MixedPrecisionPolicy(
         param_dtype=low, reduce_dtype=torch.float32, output_dtype=torch.float32
@@ -129,7 +137,7 @@ def test_sharded_modules_in_mixed_precision(low):
 def test_a_mesh_that_says_cpu():
     mesh = da.init_device_mesh((world().size,), device="cpu")
     where = gpu(line())
-    twin, x = perceptron(), values(6, 7)
+    twin, x = perceptron(), values(12, 7)
     expected = expected_of(copy.deepcopy(twin), x)
     mine = dt.fully_shard(twin, mesh).to(where)
     same(trained(mine, x.to(where)), expected)
@@ -138,11 +146,12 @@ def test_a_mesh_that_says_cpu():
 
 def test_replicated_modules_in_low_precision():
     mesh = line()
-    twin, x = perceptron(), values(6, 7)
+    twin, x = perceptron(), values(12, 7)
     expected = expected_of(copy.deepcopy(twin), x)
-    same(trained(dt.replicate(twin.to(gpu(mesh)), mesh), x.to(gpu(mesh))), expected)
+    part = share(x, mesh).to(gpu(mesh))
+    same(trained(dt.replicate(twin.to(gpu(mesh)), mesh), part), expected)
     low = dt.replicate(perceptron().bfloat16().to(gpu(mesh)), mesh)
-    low(x.bfloat16().to(gpu(mesh))).sum().backward()
+    low(part.bfloat16()).sum().backward()
     assert low[1].weight.grad.dtype is torch.bfloat16
     dt.check_replicas(low, mesh)
 
@@ -163,7 +172,8 @@ def test_a_step_that_overflows_is_skipped_by_all():
     scaler = dt.GradScaler(mesh, gpu(mesh).type, init_scale=1024.0)
     optimizer = torch.optim.SGD(mine.parameters(), lr=1.0)
     before = [p.detach().clone() for p in mine.parameters()]
-    scaler.scale(mine(values(6, 7).to(gpu(mesh))).mean()).backward()
+    x = rows_of(mine, values(12, 7)).to(gpu(mesh))
+    scaler.scale(mine(x).mean()).backward()
     if mesh.rank == 0:
         mine[1].weight.grad.fill_(float("inf"))
     scaler.step(optimizer)
@@ -185,7 +195,7 @@ def test_dropout_is_that_of_the_host():
 
 def test_checkpoints(tmp_path):
     folder = world().broadcast_object(str(tmp_path))
-    mesh, x = line(), values(6, 7)
+    mesh, x = line(), values(12, 7)
 
     def made():
         module = dt.fully_shard(perceptron().to(gpu(mesh)), mesh)
@@ -194,7 +204,7 @@ def test_checkpoints(tmp_path):
     def steps(module, optimizer):
         for _ in range(STEPS):
             optimizer.zero_grad()
-            module(x.to(gpu(mesh))).square().mean().backward()
+            module(rows_of(module, x).to(gpu(mesh))).square().mean().backward()
             optimizer.step()
 
     one = made()
@@ -250,13 +260,15 @@ def test_results_are_right_on_streams_of_the_program():
     for seed in range(6):
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
-            x = torch.full((n,), float(seed), device=gpu(mesh), dtype=torch.float64)
+            first = float(seed + mesh.rank)
+            x = torch.full((n,), first, device=gpu(mesh), dtype=torch.float64)
             for _ in range(20):
                 x = x * 1.0 + 0.0  # the stream is behind
             pending = dt.redistribute(x, mesh, [da.Partial()], [da.Replicate()], async_op=True)
             y = dt.redistribute(x + 1, mesh, [da.Partial()], [da.Replicate()])
             found = pending.wait().sum().item(), y.sum().item()
-        assert found == (n * mesh.size * seed, n * mesh.size * (seed + 1))
+        total = n * sum(seed + rank for rank in range(mesh.size))
+        assert found == (total, total + n * mesh.size)
         torch.cuda.current_stream().wait_stream(stream)
 
 
@@ -267,19 +279,20 @@ def test_memory_that_is_still_read_is_not_handed_out_again():
     with torch.no_grad():
         layer.weight.zero_()
     mine = dt.fully_shard(nn.Sequential(layer), mesh)
-    x = torch.ones(1, 2048, device=gpu(mesh))
+    x = torch.full((1, 2048), 2.0 * mesh.rank, device=gpu(mesh))
     for step in range(20):
         mine(x * step).sum().backward()
         for _ in range(8):  # where the whole gradient was
             torch.full((2048, 2048), float("nan"), device=gpu(mesh))
-        assert bool((mine[0].weight.grad == step).all())
+        wanted = step * (mesh.size - 1)  # the mean of 0, 2, 4, ...
+        assert bool((mine[0].weight.grad == wanted).all())
         mine.zero_grad()
 
 
 @pytest.mark.gpu
 def test_autocast_and_compiled_modules():
     mesh = line()
-    twin, x = perceptron().float(), values(6, 7).float()
+    twin, x = perceptron().float(), values(12, 7).float()
     expected = twin(x)
     mine = dt.parallelize_module(twin.to(gpu(mesh)), mesh, PLANS["tensor"])
     x = x.to(gpu(mesh))
@@ -312,5 +325,5 @@ def test_a_default_device():
     mesh = line()
     with torch.device("cuda"):
         mine = dt.fully_shard(perceptron(), mesh, offload_policy=dt.CPUOffloadPolicy())
-        dt.dropout(mine(values(6, 7).to(gpu(mesh))), 0.5).sum().backward()
+        dt.dropout(mine(values(12, 7).to(gpu(mesh))), 0.5).sum().backward()
     assert all(p.grad.is_cpu for p in mine.parameters())

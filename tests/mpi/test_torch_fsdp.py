@@ -15,7 +15,12 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from tests.redistribute.test_packed import Tensors, check  # noqa: E402
 from tests.torch.fsdp.models import Block, model, next_token_loss, tokens  # noqa: E402
-from tests.torch.fsdp.training import check_gradients, check_parameters, trained  # noqa: E402
+from tests.torch.fsdp.training import (  # noqa: E402
+    check_gradients,
+    check_parameters,
+    rows_of,
+    trained,
+)
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(100)]
 
@@ -94,10 +99,14 @@ def test_wide_layers_with_mixed_precision(mesh):
     with torch.no_grad():
         for i, p in enumerate(start.parameters()):
             p.copy_(torch.linspace(-1, 1, p.numel()).roll(i).view(p.shape) / 10)
-    x = torch.linspace(-1, 1, 8 * 260).view(8, 260)
-    low = copy.deepcopy(start).bfloat16()
-    low(x.bfloat16()).float().square().mean().backward()
-    wanted = {name: p.grad.float() for name, p in low.named_parameters()}
+    n = mesh.size
+    parts = torch.linspace(-1, 1, 8 * n * 260).view(8, n, 260).unbind(1)
+    wanted = {name: torch.zeros_like(p) for name, p in start.named_parameters()}
+    for part in parts:
+        low = copy.deepcopy(start).bfloat16()
+        low(part.bfloat16()).float().square().mean().backward()
+        for name, p in low.named_parameters():
+            wanted[name] += p.grad.float() / n
     policy = dt.MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     mine = copy.deepcopy(start)
     dt.fully_shard(mine[0], mesh, mp_policy=policy)
@@ -105,9 +114,8 @@ def test_wide_layers_with_mixed_precision(mesh):
     for _ in range(3):
         mine.zero_grad()
         with da.CommLog() as log:
-            mine(x).float().square().mean().backward()
+            mine(parts[mesh.coordinate[0]]).float().square().mean().backward()
         check_gradients(mine, wanted, 1e-6)
-    n = mesh.size
     assert log.count("all_gather") == 4 * (n > 1)
     assert log.count("reduce_scatter") == 2 * (n > 1)
     own = sum(p.numel() for p in mine.parameters())
@@ -140,16 +148,18 @@ def test_compiled(mesh, what):
     optimizers = [torch.optim.AdamW(module.parameters(), 0.01) for _, module in both]
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
         for rows in (4, 4, 3, 5, 5):
-            x = torch.linspace(-1, 1, rows * 6, dtype=torch.float64).view(rows, 6)
+            size = rows * mesh.size
+            x = torch.linspace(-1, 1, size * 6, dtype=torch.float64).view(size, 6)
             for (one, module), optimizer in zip(both, optimizers, strict=True):
                 optimizer.zero_grad()
-                one(x).square().mean().backward()
+                one(rows_of(module, x)).square().mean().backward()
                 if module is whole:
                     wanted = {n: p.grad for n, p in whole.named_parameters()}
                     check_gradients(mine, wanted)
                 optimizer.step()
             with torch.no_grad():
-                torch.testing.assert_close(run(x), whole(x))
+                part = rows_of(mine, x)
+                torch.testing.assert_close(run(part), whole(part))
     check_parameters(mine, whole)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
     torch.compiler.reset()
@@ -198,7 +208,7 @@ def test_ranks_out_of_step(mesh, step, kind):
     dt.fully_shard(mine, mesh)
 
     def run(other):
-        x = layers[0](torch.ones(2, 5))
+        x = layers[0](torch.ones(2, 5) + mesh.coordinate[0])
         if not (other and kind == "skip"):
             x = layers[1](x, biased=not (other and kind == "unused"))
         layers[2](x).sum().backward()

@@ -61,4 +61,4 @@ def of_mesh(shape: tuple[int, ...], program: Callable[[da.DeviceMesh], Any]) -> 
     return simulate(prod(shape), lambda: program(da.init_device_mesh(shape, names)), timeout=60)
 
 
-X, Y, Z = (values(6, 5, seed=i) for i in range(3))
+X, Y, Z = (values(12, 5, seed=i) for i in range(3))

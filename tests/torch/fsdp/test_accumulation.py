@@ -17,6 +17,7 @@ from tests.torch.fsdp.training import (  # noqa: E402
     gradients,
     mean_square,
     on_ranks,
+    rows_of,
 )
 
 
@@ -41,7 +42,7 @@ def test_accumulation(shape, after):
                 mine.set_requires_gradient_sync(i == 2)
                 mine.set_reshard_after_backward(i == 2)
                 with da.CommLog() as log:
-                    mine(x, **use).square().mean().backward()
+                    mine(rows_of(mine, x), **use).square().mean().backward()
                 if i < 2:
                     assert log.count("reduce_scatter") == 0
                     assert all(p.grad is None for p in mine.parameters())
@@ -57,9 +58,13 @@ def test_accumulation_is_in_the_reduce_dtype():
     cast = copy.deepcopy(start).to(torch.bfloat16)
     total = None
     for i in range(12):
-        cast.zero_grad()
-        cast(X.bfloat16(), spare=i > 0).square().mean().backward()
-        new = {n: None if p.grad is None else p.grad.float() for n, p in cast.named_parameters()}
+        parts = []
+        for x in X.bfloat16().chunk(2):
+            cast.zero_grad()
+            cast(x, spare=i > 0).square().mean().backward()
+            parts.append({n: p.grad for n, p in cast.named_parameters()})
+        new = {n: None if g is None else g.float() / 2 for n, g in parts[0].items()}
+        new = {n: None if g is None else g + parts[1][n].float() / 2 for n, g in new.items()}
         if total is None:
             total = new
         else:
@@ -69,7 +74,7 @@ def test_accumulation_is_in_the_reduce_dtype():
         mine = sharded(start, mesh, mp_policy=policy)
         for i in range(12):
             mine.set_requires_gradient_sync(i == 11)
-            mine(X.float(), spare=i > 0).square().mean().backward()
+            mine(rows_of(mine, X.float()), spare=i > 0).square().mean().backward()
         check_gradients(mine, total, 1e-6)
 
     on_ranks(2, program)
@@ -95,7 +100,7 @@ def test_replicas_that_are_reduced_later(factor, last):
                 mine.set_requires_all_reduce(i == 2)
                 mine.set_is_last_backward(last or i == 2)
                 with da.CommLog() as log:
-                    mine(x, **use).square().mean().backward()
+                    mine(rows_of(mine, x), **use).square().mean().backward()
                 if i < 2:
                     assert log.count("all_reduce") == 0
                     assert all(p.grad is None for p in mine.parameters())

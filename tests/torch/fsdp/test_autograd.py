@@ -12,6 +12,7 @@ from torch import nn  # noqa: E402
 from torch.autograd.graph import save_on_cpu  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from tests.torch.fsdp.failing_layers import Layer, X, Y, beside, layers  # noqa: E402
 from tests.torch.fsdp.training import (  # noqa: E402
@@ -21,7 +22,9 @@ from tests.torch.fsdp.training import (  # noqa: E402
     gradients,
     mean_square,
     on_ranks,
+    rows_of,
     same,
+    values,
 )
 
 
@@ -52,10 +55,11 @@ def test_backward_twice(after):
 
 def test_a_part_runs_alone(after):
     def program(m):
-        hidden = m[0](X)
+        x, y = rows_of(m, X), rows_of(m, Y)
+        hidden = m[0](x)
         with torch.no_grad():
-            m[1](X)
-        (m[1](hidden).sum() + m(X).sum() + m[1](Y).mean()).backward()
+            m[1](x)
+        (m[1](hidden).mean() + m(x).mean() + m[1](y).mean()).backward()
 
     beside(program, 2, reshard_after_forward=after)
 
@@ -63,8 +67,8 @@ def test_a_part_runs_alone(after):
 def test_a_module_skipped_in_the_second_forward(after):
     def program(m):
         first = mean_square(m, X)
-        second = m[3](m[0](Y)).mean()
-        third = m[1](Y).mean()
+        second = m[3](m[0](rows_of(m, Y))).mean()
+        third = m[1](rows_of(m, Y)).mean()
         (first + second + third).backward()
 
     beside(program, 2, reshard_after_forward=after)
@@ -82,7 +86,7 @@ def test_gradients_of_some(after):
 
 def test_gradients_of_activations(after):
     def program(m):
-        x = X.clone().requires_grad_()
+        x = rows_of(m, X).clone().requires_grad_()
         hidden = m[1](m[0](x))
         loss = m[3](m[2](hidden)).square().mean()
         (found,) = torch.autograd.grad(loss, hidden, retain_graph=True)
@@ -106,7 +110,7 @@ def test_backward_for_some(after):
 @pytest.mark.parametrize("where", ["around", "inside", "pairs", "all"])
 def test_checkpoint(after, reentrant, where):
     def program(m):
-        x = X.clone().requires_grad_()
+        x = rows_of(m, X).clone().requires_grad_()
         if where == "all":
             y = checkpoint(m, x, use_reentrant=reentrant)
         elif where == "around":
@@ -198,13 +202,14 @@ def test_gradients_that_the_user_gives(given, after):
     """The user's own tensor becomes the gradient of a bias, and changes afterwards."""
 
     def program(m):
-        gradient = torch.ones(6, 2, dtype=torch.float64)
+        x = rows_of(m, X)
+        gradient = rows_of(m, values(6, 2, seed=5)) * (len(X) / len(x))
         if isinstance(m, dt.FSDPModule):
             m.set_requires_gradient_sync(False)
         for step in range(3):
             if isinstance(m, dt.FSDPModule) and step == 2:
                 m.set_requires_gradient_sync(True)
-            out = m(X) + 0
+            out = m(x) + 0
             out.backward(gradient)
             if given == "changed":
                 gradient.mul_(2)
@@ -222,13 +227,14 @@ def test_the_users_tensor_is_the_gradient():
             return x + self.bias
 
     def program(m):
-        gradient = torch.ones(6, 5, dtype=torch.float64)
+        rank = da.comm.world().rank
+        gradient = torch.full((6, 5), 1.0 + rank, dtype=torch.float64)
         m.set_requires_gradient_sync(False)
         m(X).backward(gradient)
         gradient.mul_(2)
         m.set_requires_gradient_sync(True)
         m(X).backward(gradient)
-        same(dt.full_tensor(m.bias.grad), torch.full((6, 5), 3.0, dtype=torch.float64), "sum")
+        same(dt.full_tensor(m.bias.grad), torch.full((6, 5), 4.5, dtype=torch.float64), "sum")
 
     on_ranks(2, lambda mesh: program(dt.fully_shard(filled(Adds()), mesh)))
 

@@ -19,7 +19,7 @@ from distarray.testing import simulate  # noqa: E402
 from distarray.torch.fsdp._bundle import Bundle  # noqa: E402
 from tests.torch.fsdp.training import filled, mean_square, on_ranks, values  # noqa: E402
 
-X = values(6, 5)
+X = values(12, 5)
 
 
 def layers(count=4, width=5):
@@ -224,7 +224,7 @@ def test_shares_alone_stay():
 
     def program(mesh):
         mine = sharded(layers(3, 130), mesh)
-        mean_square(mine, values(3, 130)).backward()
+        mean_square(mine, values(4, 130)).backward()
         kept = {p.untyped_storage()._cdata: p.untyped_storage().nbytes() for p in mine.parameters()}
         return sum(kept.values())
 

@@ -16,7 +16,7 @@ import distarray.torch as dt  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from tests.torch.fsdp.training import filled, mean_square, values  # noqa: E402
 
-X = values(6, 5)
+X = values(12, 5)
 START = filled(nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)))
 
 

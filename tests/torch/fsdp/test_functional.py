@@ -29,13 +29,15 @@ from tests.torch.fsdp.training import (  # noqa: E402
     gradients,
     mean_square,
     on_ranks,
+    rows_of,
     same,
+    square_mean,
     values,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")  # of torch itself, in jvp
 
-X = values(6, 5)
+X = values(12, 5)
 
 
 class Layer(nn.Module):
@@ -85,7 +87,8 @@ def check(module, shares, wholes, what):
 
 
 def loss_of(module):
-    return lambda named, x: functional_call(module, named, (x,)).square().mean()
+    """Return the loss of a module's rows, a function of its parameters and all rows."""
+    return lambda named, x: functional_call(module, named, (rows_of(module, x),)).square().mean()
 
 
 def by_ranks(program, ranks=(2, 3), **kwargs):
@@ -102,8 +105,8 @@ def test_functional_call(after):
             one.requires_grad_()
         shares = {n: s.detach().requires_grad_() for n, s in shares_of(mine, wholes).items()}
         expected = functional_call(whole, wholes, (X,))
-        found = functional_call(mine, shares, (X,))
-        same(found, expected, "output")
+        found = functional_call(mine, shares, (rows_of(mine, X),))
+        same(found, rows_of(mine, expected), "output")
         expected.square().mean().backward()
         found.square().mean().backward()
         check(
@@ -123,7 +126,7 @@ def test_some_parameters_are_given():
         wholes = {n: given(whole)[n].requires_grad_() for n in names}
         shares = {n: shares_of(mine, given(whole))[n].requires_grad_() for n in names}
         for one, named in ((whole, wholes), (mine, shares)):
-            functional_call(one, named, (X,)).square().mean().backward()
+            loss_of(one)(named, X).backward()
         check_gradients(mine, gradients(whole))
         for name in names:
             like = mine.get_parameter(name)
@@ -157,8 +160,9 @@ def test_parameters_are_given_and_the_own_ones_used(kind, names):
         after = dict(mine.named_parameters())
         assert all(after[name] is before[name] for name in before)
         with torch.no_grad():
-            same(loss_of(mine)(shares, X), loss_of(whole)(wholes, X), "loss")
-            same(mean_square(mine, X), mean_square(whole, X), "own loss")
+            x = rows_of(mine, X)
+            same(loss_of(mine)(shares, X), loss_of(whole)(wholes, x), "loss")
+            same(square_mean(mine, x), square_mean(whole, x), "own loss")
 
     by_ranks(program, (1, 2, 3))
 
@@ -167,17 +171,19 @@ def test_gradients_of_parameters():
     def program(mine, whole):
         named = {n: p.detach() for n, p in mine.named_parameters()}
         theirs = {n: p.detach() for n, p in whole.named_parameters()}
-        expected, value = grad_and_value(loss_of(whole))(theirs, X)
+        expected = grad(loss_of(whole))(theirs, X)
         with da.CommLog() as log:
             found, mean = grad_and_value(loss_of(mine))(named, X)
         if next(mine.parameters()).shape[0] < 5:
             assert log.count("all_gather") == log.count("reduce_scatter") == 3
-        same(mean, value, "loss")
+        x = rows_of(mine, X)
+        same(mean, loss_of(whole)(theirs, x), "loss")
         check(mine, found, expected, "gradient")
-        out, pull = vjp(lambda named: functional_call(mine, named, (X,)), named)
+        out, pull = vjp(lambda named: functional_call(mine, named, (x,)), named)
         theirs_out, theirs_pull = vjp(lambda named: functional_call(whole, named, (X,)), theirs)
-        same(out, theirs_out, "output")
-        check(mine, pull(out)[0], theirs_pull(theirs_out)[0], "vjp")
+        same(out, rows_of(mine, theirs_out), "output")
+        ranks = len(X) // len(x)
+        check(mine, pull(out * ranks)[0], theirs_pull(theirs_out)[0], "vjp")
         assert all(p.grad is None for p in mine.parameters())
 
     by_ranks(program, (1, 2, 3))
@@ -210,13 +216,14 @@ def test_gradients_of_inputs():
 
     def program(mine, whole):
         found = []
-        for module in (mine, whole):
-            x = X.clone().requires_grad_()
-            slope = grad(lambda x, m=module: m(x).square().mean())(x)
-            (module(x).square().mean() + slope.square().sum()).backward()
-            found.append((slope.detach(), x.grad))
-        same(found[0][0], found[1][0], "gradient")
-        same(found[0][1], found[1][1], "gradient of the gradient")
+        ranks = len(X) // len(rows_of(mine, X))
+        for module, scale in ((mine, 1), (whole, ranks)):
+            x = rows_of(module, X).clone().requires_grad_()
+            slope = scale * grad(lambda x, m=module: m(x).square().mean())(x)
+            (module(x).square().mean() + slope.square().mean()).backward()
+            found.append((slope.detach(), scale * x.grad))
+        for first, second, what in zip(*found, ("gradient", "and its own"), strict=True):
+            same(first, rows_of(mine, second), what)
         check_gradients(mine, gradients(whole))
 
     by_ranks(program)
@@ -224,13 +231,14 @@ def test_gradients_of_inputs():
 
 def test_inputs_one_by_one():
     def program(mine, whole):
-        same(vmap(mine)(X), whole(X), "vmap")
-        slopes = [vmap(grad(lambda x, m=m: m(x).square().mean()))(X) for m in (mine, whole)]
+        x = rows_of(mine, X)
+        same(vmap(mine)(x), whole(x), "vmap")
+        slopes = [vmap(grad(lambda x, m=m: m(x).square().mean()))(x) for m in (mine, whole)]
         same(*slopes, "gradients of samples")
         with torch.no_grad():
-            same(vmap(mine)(X), whole(X), "vmap without gradients")
+            same(vmap(mine)(x), whole(x), "vmap without gradients")
         for module in (mine, whole):
-            vmap(module)(X).square().mean().backward()
+            vmap(module)(rows_of(module, X)).square().mean().backward()
         check_gradients(mine, gradients(whole))
 
     by_ranks(program)
@@ -239,16 +247,16 @@ def test_inputs_one_by_one():
 def test_wholes_that_are_there_already():
     def program(mine, whole):
         mine.unshard()
-        wholes = given(whole)
+        wholes, x = given(whole), rows_of(mine, X)
         same(
-            functional_call(mine, shares_of(mine, wholes), (X,)),
-            functional_call(whole, wholes, (X,)),
+            functional_call(mine, shares_of(mine, wholes), (x,)),
+            functional_call(whole, wholes, (x,)),
             "given",
         )
-        slopes = [grad(lambda x, m=m: m(x).square().mean())(X) for m in (mine, whole)]
+        slopes = [grad(lambda x, m=m: m(x).square().mean())(x) for m in (mine, whole)]
         same(*slopes, "gradient")
         mine.reshard()
-        same(mine(X), whole(X), "output")
+        same(mine(x), whole(x), "output")
 
     by_ranks(program, (2,))
 
@@ -273,6 +281,12 @@ def test_with_tensor_parallelism_and_replicas():
 
 def test_mixed_precision():
     start = layers().float()
+    expected = {}
+    for x in X.bfloat16().chunk(2):
+        low = copy.deepcopy(start).bfloat16()
+        low(x).float().square().mean().backward()
+        for n, p in low.named_parameters():
+            expected[n] = expected.get(n, 0) + p.grad.float() / 2
 
     def program(mesh):
         policy = dt.MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32)
@@ -281,6 +295,8 @@ def test_mixed_precision():
         mean_square(mine, X.float()).backward()
         for name, p in mine.named_parameters():
             same(found[name], p.grad, name, 1e-6)
+            share = dt.place_like(found[name].detach().clone(), p)
+            same(dt.full_tensor(share), expected[name], name, 1e-6)
 
     on_ranks(2, program)
 
@@ -291,7 +307,8 @@ def test_jacobians_by_inputs():
         if next(mine.parameters()).shape[0] == 5:  # torch's level of tangents is of all threads
             ways += [jacfwd, hessian]
         for way in ways:
-            same(*(way(lambda x, m=m: m(x).square())(X[:2]) for m in (mine, whole)), way.__name__)
+            x = rows_of(mine, X)[:2]
+            same(*(way(lambda x, m=m: m(x).square())(x) for m in (mine, whole)), way.__name__)
 
     by_ranks(program, (1, 2))
 
@@ -316,7 +333,7 @@ def test_jacobians_by_parameters_row_by_row():
             named = {n: p.detach() for n, p in module.named_parameters()}
 
             def outputs(named, module=module):
-                return functional_call(module, named, (X,)).square().mean(0)
+                return functional_call(module, named, (rows_of(module, X),)).square().mean(0)
 
             found.append(jacrev(outputs, chunk_size=1)(named))
         for row in range(2):
@@ -348,7 +365,8 @@ def test_whole_tensors_are_refused():
 def test_samples_of_sharded_parameters_are_refused():
     def program(mine):
         named = {n: p.detach() for n, p in mine.named_parameters()}
-        vmap(grad(loss_of(mine)), in_dims=(None, 0))(named, X)
+        one = grad(lambda named, x: functional_call(mine, named, (x,)).square().mean())
+        vmap(one, in_dims=(None, 0))(named, X)
 
     refused("none of single samples", program)
 

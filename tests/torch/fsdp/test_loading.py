@@ -21,6 +21,7 @@ from tests.torch.fsdp.training import (  # noqa: E402
     gradients,
     mean_square,
     on_ranks,
+    rows_of,
     same,
     values,
 )
@@ -30,7 +31,11 @@ TP = {
     "layers.*.down": dt.RowwiseParallel(),
     "head": dt.ColwiseParallel(output_layouts=da.Replicate()),
 }
-BATCH = tokens(1, 6)[0]
+BATCH = tokens(1, 12)[0]
+
+
+def loss_of(module):
+    return next_token_loss(module, rows_of(module, BATCH))
 
 
 def sharded(module, mesh, **kwargs):
@@ -70,7 +75,7 @@ def laid(request):
 def stepped(module, optimizer, steps=2):
     for _ in range(steps):
         optimizer.zero_grad()
-        next_token_loss(module, BATCH).backward()
+        loss_of(module).backward()
         optimizer.step()
 
 
@@ -88,7 +93,7 @@ def test_state_dicts(laid):
         found = dt.state_dict(mine)
         for name, value in start.state_dict().items():
             same(found[name], value, name)
-        next_token_loss(mine, BATCH).backward()
+        loss_of(mine).backward()
         dt.load_state_dict(mine, dict(other.state_dict()))
         mine.zero_grad()
         theirs = torch.optim.AdamW(mine.parameters(), 0.02)
@@ -114,7 +119,7 @@ def test_state_dicts(laid):
 def test_local_state_dicts(laid):
     start = model()
     whole = copy.deepcopy(start)
-    next_token_loss(whole, BATCH).backward()
+    loss_of(whole).backward()
 
     def program(shard, mesh):
         mine = shard(copy.deepcopy(start))
@@ -123,7 +128,7 @@ def test_local_state_dicts(laid):
             for p in mine.parameters():
                 p.zero_()
         mine.load_state_dict(own)
-        next_token_loss(mine, BATCH).backward()
+        loss_of(mine).backward()
         check_gradients(mine, gradients(whole))
         mine.load_state_dict({n: v * 0.5 for n, v in own.items()}, assign=True)
         half = copy.deepcopy(start)
@@ -132,8 +137,8 @@ def test_local_state_dicts(laid):
                 p.mul_(0.5)
         same(mine(BATCH).detach(), half(BATCH).detach(), "assigned")
         mine.zero_grad()
-        next_token_loss(mine, BATCH).backward()
-        next_token_loss(half, BATCH).backward()
+        loss_of(mine).backward()
+        loss_of(half).backward()
         check_gradients(mine, gradients(half))
 
     laid(program)
@@ -143,7 +148,7 @@ def test_local_state_dicts(laid):
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_assigned_between_two_forwards(ranks, after):
     start = filled(nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)))
-    x = values(4, 5)
+    x = values(12, 5)
 
     def program(mesh):
         mine = copy.deepcopy(start)
@@ -192,16 +197,16 @@ def test_modules_on_the_meta_device(laid):
 def test_another_dtype(after):
     start = model().float()
     whole = copy.deepcopy(start).double()
-    next_token_loss(whole, BATCH).backward()
+    loss_of(whole).backward()
 
     def program(mesh):
         mine = sharded(copy.deepcopy(start), mesh, reshard_after_forward=after)
-        next_token_loss(mine, BATCH)
+        loss_of(mine)
         with torch.no_grad():
-            next_token_loss(mine, BATCH)
+            loss_of(mine)
         mine.double()
         assert all(p.dtype is torch.float64 for p in mine.parameters())
-        next_token_loss(mine, BATCH).backward()
+        loss_of(mine).backward()
         check_gradients(mine, gradients(whole))
 
     on_ranks(2, program)
@@ -211,12 +216,12 @@ def test_another_dtype(after):
 def test_norms_of_gradients(laid, norm):
     start = model()
     whole = copy.deepcopy(start)
-    next_token_loss(whole, BATCH).backward()
+    loss_of(whole).backward()
     wanted = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.01, norm)
 
     def program(shard, mesh):
         mine = shard(copy.deepcopy(start))
-        next_token_loss(mine, BATCH).backward()
+        loss_of(mine).backward()
         found = dt.clip_grad_norm_(mine.parameters(), 0.01, norm)
         same(found, wanted, "norm")
         check_gradients(mine, gradients(whole))
@@ -227,13 +232,13 @@ def test_norms_of_gradients(laid, norm):
 def test_another_dtype_before_backward():
     def program(mesh):
         mine = sharded(model(), mesh)
-        loss = next_token_loss(mine, BATCH)
+        loss = loss_of(mine)
         mine.float()
-        next_token_loss(mine, BATCH)
+        loss_of(mine)
         with pytest.raises(da.errors.ModifiedError):
             loss.backward()
         mine.zero_grad()
-        next_token_loss(mine, BATCH).backward()
+        loss_of(mine).backward()
 
     on_ranks(2, program)
 
@@ -300,9 +305,9 @@ def test_loaded_into_a_part(ranks, assign, unsharded):
         assert type(copied) is nn.Linear
         copied.load_state_dict(own)
         same(mine(BATCH), half(BATCH), "output")
-        next_token_loss(mine, BATCH).backward()
+        loss_of(mine).backward()
         reference = copy.deepcopy(half)
-        next_token_loss(reference, BATCH).backward()
+        loss_of(reference).backward()
         check_gradients(mine, gradients(reference))
 
     on_ranks(ranks, program)
@@ -321,7 +326,7 @@ def test_assigned_from_outside():
         mine.load_state_dict(own, assign=True)
         same(dt.full_tensor(mine[0].weight), start[0].weight * 0.5, "weight")
         twice = torch.optim.SGD(mine.parameters(), 1.0)
-        mean_square(mine, values(4, 5)).backward()
+        mean_square(mine, values(12, 5)).backward()
         twice.step()
         assert all(p.grad is not None for p in mine.parameters())
 
@@ -340,7 +345,7 @@ def test_a_checkpoint_for_a_model_that_has_grown(tmp_path, apart):
     def program(mesh):
         small, large = grown(2, mesh), grown(3, mesh)
         old = torch.optim.AdamW(small.parameters(), 0.25)
-        mean_square(small, values(4, 5)).backward()
+        mean_square(small, values(12, 5)).backward()
         old.step()
         name = str(tmp_path / "saved")
         da.checkpoint.save(name, {"model": small, "optimizer": old})

@@ -21,7 +21,9 @@ from tests.torch.fsdp.training import (  # noqa: E402
     gradients,
     mean_square,
     on_ranks,
+    rows_of,
     same,
+    square_mean,
     trained,
     values,
 )
@@ -257,15 +259,15 @@ def test_inputs_that_need_gradients():
 
     def program(mesh):
         mine = every_child(copy.deepcopy(module), mesh)
-        given = x.detach().clone().requires_grad_()
-        mean_square(mine, given).backward()
-        same(given.grad, x.grad, "input")
+        given = rows_of(mine, x.detach()).clone().requires_grad_()
+        square_mean(mine, given).backward()
+        same(given.grad, rows_of(mine, x.grad) * 2, "input")
         frozen = every_child(copy.deepcopy(module), mesh)
         for p in frozen.parameters():
             p.requires_grad_(False)
         given.grad = None
-        mean_square(frozen, given).backward()
-        same(given.grad, x.grad, "input of frozen parameters")
+        square_mean(frozen, given).backward()
+        same(given.grad, rows_of(mine, x.grad) * 2, "input of frozen parameters")
         assert all(p.grad is None for p in frozen.parameters())
 
     module.zero_grad()
@@ -311,8 +313,8 @@ def test_methods_that_are_called_from_outside():
     def program(mesh):
         mine = dt.fully_shard(copy.deepcopy(start), mesh)
         dt.register_fsdp_forward_method(mine, "generate")
-        found = mine.generate(x, times=3)
-        same(found.detach(), expected.detach(), "generated")
+        found = mine.generate(rows_of(mine, x), times=3)
+        same(found.detach(), rows_of(mine, expected.detach()), "generated")
         found.square().mean().backward()
         check_gradients(mine, gradients(twin))
         with pytest.raises(da.errors.ArgumentError, match="no method"):

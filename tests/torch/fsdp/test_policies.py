@@ -19,6 +19,7 @@ from tests.torch.fsdp.training import (  # noqa: E402
     gradients,
     mean_square,
     on_ranks,
+    rows_of,
     same,
     values,
 )
@@ -126,7 +127,8 @@ def test_parameters_that_are_asked_for(waits):
     whole = copy.deepcopy(start)
     mean_square(whole, X).backward()
     (
-        whole.layers[0].linear.weight.square().sum() + functional.linear(X, whole.head.weight).sum()
+        whole.layers[0].linear.weight.square().sum()
+        + functional.linear(X, whole.head.weight).mean()
     ).backward()
 
     def program(mesh):
@@ -141,7 +143,8 @@ def test_parameters_that_are_asked_for(waits):
                 handle.wait()
                 handle.wait()
         same(layer.linear.weight.detach(), start.layers[0].linear.weight.detach(), "unsharded")
-        loss = layer.linear.weight.square().sum() + functional.linear(X, mine.head.weight).sum()
+        outside = functional.linear(rows_of(mine, X), mine.head.weight).mean()
+        loss = layer.linear.weight.square().sum() + outside
         loss.backward()
         assert layer.linear.weight.shape != (5, 5)
         mine.unshard()

@@ -71,8 +71,31 @@ def gradients(module: nn.Module) -> dict[str, Any]:
     return {n: None if p.grad is None else p.grad.clone() for n, p in module.named_parameters()}
 
 
+def rows_of(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    """Return this rank's rows of a batch for a sharded module, and all of them for a whole one.
+
+    Means over equal shares are, on average over the ranks, the means over the whole batch: so
+    every rank has data of its own, and a single process says what must come out.
+    """
+    sharded = (part for part in module.modules() if isinstance(part, dt.FSDPModule))
+    groups = [group for part in sharded for group in part._groups(False)]
+    if not groups:
+        return batch
+    mesh = groups[0].mesh
+    assert len(batch) % mesh.size == 0, f"{len(batch)} rows for {mesh.size} ranks"
+    position = 0
+    for size, coordinate in zip(mesh.shape, mesh.coordinate, strict=True):
+        position = position * size + coordinate
+    return batch.chunk(mesh.size)[position]
+
+
 def mean_square(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    """Return the mean of the squares of what a module returns."""
+    """Return the mean of the squares of what a module returns for its rows of a batch."""
+    return square_mean(module, rows_of(module, batch))
+
+
+def square_mean(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    """Return the mean of the squares of what a module returns for a batch."""
     return module(batch).square().mean()
 
 
@@ -90,7 +113,7 @@ class Single:
 
 
 def trained(
-    module: nn.Module, batches: Sequence[torch.Tensor], loss: Loss = mean_square, rate: float = 0.02
+    module: nn.Module, batches: Sequence[torch.Tensor], loss: Loss = square_mean, rate: float = 0.02
 ) -> Single:
     """Train a copy of a module by AdamW, one step for each batch."""
     twin = copy.deepcopy(module)
