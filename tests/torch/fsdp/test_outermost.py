@@ -18,8 +18,8 @@ from tests.torch.fsdp.training import (  # noqa: E402
     check_gradients,
     filled,
     gradients,
-    mean_square,
     on_ranks,
+    square_mean,
     values,
 )
 
@@ -38,7 +38,7 @@ def batch(mesh) -> torch.Tensor:
 def wanted(ranks: int) -> dict[str, torch.Tensor]:
     """Return the gradients of one process that has the items of all ranks."""
     whole = stack()
-    mean_square(whole, torch.cat([values(4, 5, seed=17 + i) for i in range(ranks)])).backward()
+    square_mean(whole, torch.cat([values(4, 5, seed=17 + i) for i in range(ranks)])).backward()
     return gradients(whole)
 
 
@@ -53,7 +53,7 @@ def gathers(mine, x) -> tuple[int, int]:
     """Return how often a step gathers: in forward, and in backward."""
     mine.zero_grad()
     with da.CommLog() as forward:
-        loss = mean_square(mine, x)
+        loss = square_mean(mine, x)
     with da.CommLog() as backward:
         loss.backward()
     return forward.count("all_gather"), backward.count("all_gather")
@@ -143,7 +143,7 @@ def test_changes_between_passes_are_seen_by_the_next_one():
     for _ in range(3):
         optimizer.zero_grad()
         single(torch.cat(parts)).square().sum()  # never used
-        mean_square(single, torch.cat(parts)).backward()
+        square_mean(single, torch.cat(parts)).backward()
         optimizer.step()
     expected = copy.deepcopy(single.state_dict())
 
@@ -153,7 +153,7 @@ def test_changes_between_passes_are_seen_by_the_next_one():
         for _ in range(3):
             optimizer.zero_grad()
             mine(batch(mesh)).square().sum()  # whole from here on, and used by nothing
-            mean_square(mine, batch(mesh)).backward()
+            square_mean(mine, batch(mesh)).backward()
             optimizer.step()
         for name, one in dt.state_dict(mine).items():
             torch.testing.assert_close(one, expected[name], msg=name)
