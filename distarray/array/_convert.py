@@ -118,7 +118,7 @@ def _compared(mesh: Any, checked: Callable[[], _Given]) -> tuple[Buffer, Layout]
 
     everyone = gathered(mesh, "from_local", say)
     shapes, dtypes, placed, told = (list(answers) for answers in zip(*everyone, strict=True))
-    ranks = mesh.communicator().ranks
+    ranks = mesh.communicator().world_ranks
     if len({len(own) for own in shapes}) > 1:
         raise LayoutError(
             f"the blocks differ in their number of axes: shape {differing(shapes, ranks)}; reshape "
@@ -257,12 +257,12 @@ def _scatter(value: Any, mesh: Any, placements: Any, src: Any) -> tuple[Buffer, 
     positions, asked, told = zip(*gathered(mesh, "distribute_array", say), strict=True)
     if len(set(positions)) > 1:
         raise ArgumentError(
-            f"src= differs between ranks: {differing(positions, comm.ranks)}; pass the same "
+            f"src= differs between ranks: {differing(positions, comm.world_ranks)}; pass the same "
             "everywhere"
         )
     if any(one != asked[0] for one in asked):
         raise PlacementError(
-            f"placements differ between ranks: {differing(asked, comm.ranks)}; pass the same "
+            f"placements differ between ranks: {differing(asked, comm.world_ranks)}; pass the same "
             "everywhere"
         )
     shape, dtype = told[positions[0]]

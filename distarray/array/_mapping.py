@@ -98,7 +98,7 @@ def map_blocks(
         return tuple(result[0].shape), result[0].dtype.str
 
     shapes, dtypes = (list(x) for x in zip(*gathered(mesh, "map_blocks", say), strict=True))
-    ranks = mesh.communicator().ranks
+    ranks = mesh.communicator().world_ranks
     if len({len(shape) for shape in shapes}) > 1:
         raise LayoutError(
             f"map_blocks: the results differ in their number of axes: {differing(shapes, ranks)}"

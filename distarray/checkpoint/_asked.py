@@ -105,6 +105,6 @@ def compare(
     """
     if any(value != values[0] for value in values):
         raise MismatchError(
-            f"{what} of a checkpoint differ between ranks: {differing(shown, comm.ranks)}; pass "
-            f"the same everywhere{hint}"
+            f"{what} of a checkpoint differ between ranks: {differing(shown, comm.world_ranks)}; "
+            f"pass the same everywhere{hint}"
         )

@@ -37,13 +37,17 @@ class Plan(NamedTuple):
     mine: dict[str, list[Box]]
 
 
-def shares(everyone: Sequence[Mapping[str, Told]], rank: int) -> Plan:
+def shares(everyone: Sequence[Mapping[str, Told]], rank: int, world_ranks: Sequence[int]) -> Plan:
     """Return who writes what, the same on every rank but for what is its own.
 
     Parameters
     ----------
     everyone
         What each rank holds of the same arrays.
+    rank
+        This rank.
+    world_ranks
+        What messages call each of them.
 
     Raises
     ------
@@ -65,7 +69,8 @@ def shares(everyone: Sequence[Mapping[str, Told]], rank: int) -> Plan:
         first = arrays[name] = next(iter(held.values()))
         for other, one in held.items():
             if one[:2] != first[:2] or one.checksum != first.checksum:
-                raise _differing(name, first, one, next(iter(held)), other)
+                reference = next(iter(held))
+                raise _differing(name, first, one, world_ranks[reference], world_ranks[other])
         alike = first.shape, tuple([(other, one.boxes) for other, one in held.items()])
         if alike not in known:
             known[alike] = _holders(name, first.shape, held)

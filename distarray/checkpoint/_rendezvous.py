@@ -135,5 +135,5 @@ def _raise_if_any(told: list[_Outcome], own: BaseException | None, comm: Communi
     if own is not None and isinstance(own, DistArrayError) and len(set(failures.values())) == 1:
         raise own
     rank, (kind, message) = next(iter(failures.items()))
-    where = f"rank {comm.ranks[rank]}: " if comm.size > 1 else ""
+    where = f"rank {comm.world_ranks[rank]}: " if comm.size > 1 else ""
     raise kind(f"{where}{message}") from own

@@ -275,7 +275,7 @@ def who_writes(saving: Saving, check: bool, comm: Communicator) -> Plan:
     known = _plans.setdefault(comm, {})
     if key not in known or len(set(sums)) > 1:
         known.clear()
-        known[key] = shares(_rendezvous.each(comm, lambda: told), comm.rank)
+        known[key] = shares(_rendezvous.each(comm, lambda: told), comm.rank, comm.world_ranks)
     return known[key]
 
 

@@ -26,7 +26,7 @@ _peers: dict[tuple[int, int, int], PeerMemory] = {}  # by process, file and iden
 def attach(
     members: tuple[int, ...],
     me: int,
-    size: int,
+    world_ranks: tuple[int, ...],
     all_gather_object: Callable[[Any], list[Any]],
 ) -> Channel | None:
     """Make the channel of a communicator's ranks on this node; None where none share memory.
@@ -38,8 +38,10 @@ def attach(
     ----------
     members
         Ranks of the communicator on this node, ascending, this one among them.
-    me, size
-        This process's rank and the number of ranks.
+    me
+        This process's rank.
+    world_ranks
+        The number of every rank in the MPI world.
     all_gather_object
         Gathers one small object of every rank to every rank.
     """
@@ -54,7 +56,7 @@ def attach(
             slots[0].words[TOKEN] = nonce
             offer = (os.getpid(), arena.file, arena.identity, arena.offset_of(own), nonce)
     everyone = all_gather_object((offer, len(members)))
-    if all(alone == 1 for _, alone in everyone) and size > 1:
+    if all(alone == 1 for _, alone in everyone) and len(world_ranks) > 1:
         return None
     offers = [theirs for theirs, _ in everyone]
     peers: dict[int, tuple[PeerMemory, int]] = {}
@@ -68,7 +70,7 @@ def attach(
             reached = False
     if not all(all_gather_object(reached)):
         return None
-    channel = Channel(members, me, size, own, peers)
+    channel = Channel(members, me, world_ranks, own, peers)
     if not _channels:
         atexit.register(_leave_all)
     _channels.add(channel)

@@ -53,6 +53,9 @@ class Communicator(Reducer):
     ranks
         For each of them, its rank in the communicator of the program: the numbers that meshes
         are made of.
+    world_ranks
+        The same in the MPI world, where the program's communicator has part of it: the numbers
+        that messages name.
     name
         The mesh axis that it serves, or "mesh" or "world": what ``CommLog`` calls it.
     meshes

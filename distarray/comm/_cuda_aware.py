@@ -268,7 +268,8 @@ def _ring(communicator: Communicator) -> Finding:
     try:
         mine = _around(copy)
     except Exception as error:
-        mine = Finding("ring", False, f"rank {copy.rank} failed: {type(error).__name__}: {error}")
+        rank = copy.world_ranks[copy.rank]
+        mine = Finding("ring", False, f"rank {rank} failed: {type(error).__name__}: {error}")
     found = _first_no(_gathered(communicator, mine))
     if found.answer:
         copy.free()
@@ -280,6 +281,7 @@ def _around(communicator: Communicator) -> Finding:
     xp = _backend.module("cuda")
     rank, n = communicator.rank, communicator.size
     before, after = (rank - 1) % n, (rank + 1) % n
+    here, sender = communicator.world_ranks[rank], communicator.world_ranks[before]
     limit = time.monotonic() + RING_SECONDS
     right = True
     for nbytes in RING_BYTES:
@@ -293,12 +295,12 @@ def _around(communicator: Communicator) -> Finding:
         ]
         while requests := [request for request in requests if not request.test()]:
             if time.monotonic() > limit:
-                told = f"what rank {before} sends to rank {rank} has not come in {RING_SECONDS:g} s"
+                told = f"what rank {sender} sends to rank {here} has not come in {RING_SECONDS:g} s"
                 return Finding("ring", False, told)
             time.sleep(0)
         right = right and (received.get() == _values(nbytes, before)).all()
     if not right:  # said at the end: the others wait for what this rank sends
-        return Finding("ring", False, f"rank {rank} got WRONG VALUES from rank {before}")
+        return Finding("ring", False, f"rank {here} got WRONG VALUES from rank {sender}")
     return Finding("ring", True, "device memory has gone around the ranks of the job")
 
 

@@ -56,7 +56,7 @@ class Purpose(NamedTuple):
         return cls(token("purpose", text), text)
 
 
-def mismatch(doing: Sequence[Any], ranks: Iterable[int] | None = None) -> MismatchError:
+def mismatch(doing: Sequence[Any], ranks: Iterable[int]) -> MismatchError:
     """Return the error to raise, alike on every rank.
 
     Parameters
@@ -64,7 +64,7 @@ def mismatch(doing: Sequence[Any], ranks: Iterable[int] | None = None) -> Mismat
     doing
         What each rank is about to do.
     ranks
-        Their numbers; default: 0, 1, ...
+        Their numbers in the MPI world.
     """
     return MismatchError(
         f"ranks are about to do different things together: {differing(doing, ranks)}. Every rank "
@@ -73,10 +73,10 @@ def mismatch(doing: Sequence[Any], ranks: Iterable[int] | None = None) -> Mismat
     )
 
 
-def differing(said: Sequence[Any], ranks: Iterable[int] | None = None) -> str:
-    """Return each distinct answer with the ranks that gave it, for a message."""
+def differing(said: Sequence[Any], ranks: Iterable[int]) -> str:
+    """Return each distinct answer with the ranks of the MPI world that gave it, for a message."""
     groups: dict[str, list[int]] = {}
-    for rank, one in zip(range(len(said)) if ranks is None else ranks, said, strict=True):
+    for rank, one in zip(ranks, said, strict=True):
         groups.setdefault(str(one), []).append(rank)
     parts = [f"{_ranks(found)}: {text}" for text, found in groups.items()]
     more = [f"and {len(parts) - _SHOWN} others"] if len(parts) > _SHOWN else []

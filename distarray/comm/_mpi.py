@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,12 +20,12 @@ from distarray.comm import _backend, _mismatch, _mpi_large, _on_error, _requests
 from distarray.comm._collectives import Counts
 from distarray.comm._communicator import Communicator
 from distarray.comm._datatypes import carrier, moving_type, reducing_type
+from distarray.comm._mpi_calls import Call, Handle
 from distarray.comm._mpi_group import Base, Group, import_mpi
-from distarray.comm._mpi_objects import all_gather_bytes, compare
+from distarray.comm._mpi_objects import all_gather_bytes
 from distarray.comm._reducer import SMALL_BYTES
 from distarray.comm._reducing import divide, plain_ufunc
 from distarray.comm._requests import DONE, Pending, Request
-from distarray.comm._waiting import waiting
 from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
 from distarray.typing import Buffer
 
@@ -46,22 +46,6 @@ class _Exchange(Protocol):
     def __call__(self, payload: bytes, token: int, what: object) -> list[Any]: ...
 
 
-class _Handle:
-    """An mpi4py request as a ``Handle``."""
-
-    __slots__ = ("_request",)
-
-    def __init__(self, request: MPI.Request) -> None:
-        self._request = request
-
-    def wait(self) -> None:
-        with waiting("messages of MPI on their way"):
-            self._request.Wait()
-
-    def test(self) -> bool:
-        return self._request.Test()
-
-
 class MPICommunicator(Communicator):
     """A communicator over MPI.
 
@@ -79,6 +63,35 @@ class MPICommunicator(Communicator):
         self.verdicts = group.verdicts
         self._exchange: _Exchange | None = None  # where shared memory reaches all ranks
 
+    @property
+    def world_ranks(self) -> tuple[int, ...]:
+        """The number of each in the MPI world; here, where that lacks some."""
+        return self._group.world_ranks
+
+    # --- calls of MPI ----------------------------------------------------------------------------
+
+    def _begun(self, name: str, blocking: bool, buffer: Buffer, *arguments: Any) -> Request:
+        """Make a collective call of MPI; the buffer says in messages what it moves."""
+        what = Call(name, buffer)
+        mpi = self._group.mpi
+        if blocking:
+            with self._group.calling(what):
+                getattr(mpi, name)(*arguments)
+            return DONE
+        request = getattr(mpi, f"I{name.lower()}")(*arguments)
+        return self._started(_mpi_large.Several([request]), what, False, arguments)
+
+    def _started(
+        self, requests: _mpi_large.Several, what: Call, blocking: bool, buffers: Any = ()
+    ) -> Request:
+        """Return the request of messages under way, or wait for them."""
+        ranks = self.world_ranks if what.peer is None else (what.peer,)
+        handle = Handle(requests, what, ranks)
+        if blocking:
+            handle.wait()
+            return DONE
+        return Pending(handle, (what.buffer, buffers))
+
     # --- collectives -----------------------------------------------------------------------------
 
     def _barrier(self) -> None:
@@ -86,7 +99,7 @@ class MPICommunicator(Communicator):
         if channel is not None and channel.is_complete:
             channel.barrier()
         else:
-            compare(self._group.mpi, _token("barrier"), "waiting at a barrier")
+            self._group.compare(_token("barrier"), "waiting at a barrier")
 
     def _all_gather(
         self, send: np.ndarray, recv: np.ndarray, counts: Counts, blocking: bool
@@ -99,16 +112,15 @@ class MPICommunicator(Communicator):
             recv.view(np.uint8)[:] = np.frombuffer(b"".join(everyone), np.uint8)  # type: ignore[arg-type]
             return DONE
         if _mpi_large.end_exceeds(recv.size):
-            handle = _mpi_large.all_gather(self._group.mpi, send, recv, counts)
-            return _started(handle, (send, recv), blocking)
-        mpi = self._group.mpi
+            requests = _mpi_large.all_gather(self._group.mpi, send, recv, counts)
+            return self._started(requests, Call("Allgather", recv), blocking, send)
         kind = moving_type(recv.itemsize)
         source, target = carrier(send), carrier(recv)
         if counts.count(counts[0]) == self.size:
-            call = mpi.Allgather if blocking else mpi.Iallgather
-            return _begun(call, [source, counts[0], kind], [target, counts[0], kind])
-        callv = mpi.Allgatherv if blocking else mpi.Iallgatherv
-        return _begun(callv, [source, send.size, kind], [target, counts, None, kind])
+            both = [source, counts[0], kind], [target, counts[0], kind]
+            return self._begun("Allgather", blocking, recv, *both)
+        bothv = [source, send.size, kind], [target, counts, None, kind]
+        return self._begun("Allgatherv", blocking, recv, *bothv)
 
     def all_reduce_small(
         self, array: Buffer, op: str, token: int | None = None, what: object = ""
@@ -144,25 +156,22 @@ class MPICommunicator(Communicator):
 
         source = MPI.IN_PLACE if send is recv else send
         if _mpi_large.exceeds(recv.size):
-            handle = _mpi_large.all_reduce(self._group.mpi, source, recv, op)
-            return _started(handle, (send, recv), blocking)
+            requests = _mpi_large.all_reduce(self._group.mpi, source, recv, op)
+            return self._started(requests, Call("Allreduce", recv), blocking, send)
         kind, how = reducing_type(recv.dtype, op)
-        mpi = self._group.mpi
         message = source if send is recv else [carrier(send), send.size, kind]
-        call = mpi.Allreduce if blocking else mpi.Iallreduce
-        return _begun(call, message, [carrier(recv), recv.size, kind], how)
+        target = [carrier(recv), recv.size, kind]
+        return self._begun("Allreduce", blocking, recv, message, target, how)
 
     def _reduce_scatter(
         self, send: np.ndarray, recv: np.ndarray, counts: Counts, op: str, blocking: bool
     ) -> Request:
-        mpi = self._group.mpi
         if _mpi_large.exceeds(send.size):
-            handle = _mpi_large.reduce_scatter(mpi, send, recv, counts, op)
-            return _started(handle, (send, recv), blocking)
+            requests = _mpi_large.reduce_scatter(self._group.mpi, send, recv, counts, op)
+            return self._started(requests, Call("Reduce_scatter", send), blocking, recv)
         kind, how = reducing_type(recv.dtype, op)
-        source, target = carrier(send), carrier(recv)
-        call = mpi.Reduce_scatter if blocking else mpi.Ireduce_scatter
-        return _begun(call, [source, send.size, kind], [target, recv.size, kind], counts, how)
+        both = [carrier(send), send.size, kind], [carrier(recv), recv.size, kind]
+        return self._begun("Reduce_scatter", blocking, send, *both, counts, how)
 
     def _all_to_all(
         self,
@@ -174,53 +183,51 @@ class MPICommunicator(Communicator):
     ) -> Request:
         mpi = self._group.mpi
         if _mpi_large.any_end_exceeds(mpi, max(send.size, recv.size)):
-            handle = _mpi_large.all_to_all(mpi, send, recv, send_counts, recv_counts)
-            return _started(handle, (send, recv), blocking)
+            requests = _mpi_large.all_to_all(mpi, send, recv, send_counts, recv_counts)
+            return self._started(requests, Call("Alltoall", recv), blocking, send)
         kind = moving_type(recv.itemsize)
-        source, target = carrier(send), carrier(recv)
-        call = mpi.Alltoallv if blocking else mpi.Ialltoallv
-        return _begun(call, [source, send_counts, None, kind], [target, recv_counts, None, kind])
+        source = [carrier(send), send_counts, None, kind]
+        target = [carrier(recv), recv_counts, None, kind]
+        return self._begun("Alltoallv", blocking, recv, source, target)
 
     def _broadcast(self, array: np.ndarray, root: int, blocking: bool) -> Request:
-        mpi = self._group.mpi
         if _mpi_large.exceeds(array.size):
-            return _started(_mpi_large.broadcast(mpi, array, root), (array,), blocking)
-        call = mpi.Bcast if blocking else mpi.Ibcast
-        return _begun(call, [carrier(array), array.size, moving_type(array.itemsize)], root)
+            requests = _mpi_large.broadcast(self._group.mpi, array, root)
+            return self._started(requests, Call("Bcast", array), blocking)
+        message = [carrier(array), array.size, moving_type(array.itemsize)]
+        return self._begun("Bcast", blocking, array, message, root)
 
     def _scatter(
         self, send: np.ndarray | None, recv: np.ndarray, counts: Counts, root: int, blocking: bool
     ) -> Request:
-        mpi = self._group.mpi
         if _mpi_large.end_exceeds(sum(counts)):
-            handle = _mpi_large.scatter(mpi, send, recv, counts, root)
-            return _started(handle, (send, recv), blocking)
+            requests = _mpi_large.scatter(self._group.mpi, send, recv, counts, root)
+            return self._started(requests, Call("Scatter", recv), blocking, send)
         kind = moving_type(recv.itemsize)
         source = None if send is None else [carrier(send), counts, None, kind]
-        call = mpi.Scatterv if blocking else mpi.Iscatterv
-        return _begun(call, source, [carrier(recv), recv.size, kind], root)
+        target = [carrier(recv), recv.size, kind]
+        return self._begun("Scatterv", blocking, recv, source, target, root)
 
     def _gather(
         self, send: np.ndarray, recv: np.ndarray | None, counts: Counts, root: int, blocking: bool
     ) -> Request:
-        mpi = self._group.mpi
         if _mpi_large.end_exceeds(sum(counts)):
-            handle = _mpi_large.gather(mpi, send, recv, counts, root)
-            return _started(handle, (send, recv), blocking)
+            requests = _mpi_large.gather(self._group.mpi, send, recv, counts, root)
+            return self._started(requests, Call("Gather", send), blocking, recv)
         kind = moving_type(send.itemsize)
+        source = [carrier(send), send.size, kind]
         target = None if recv is None else [carrier(recv), counts, None, kind]
-        call = mpi.Gatherv if blocking else mpi.Igatherv
-        return _begun(call, [carrier(send), send.size, kind], target, root)
+        return self._begun("Gatherv", blocking, send, source, target, root)
 
     # --- point to point --------------------------------------------------------------------------
 
     def _send(self, array: np.ndarray, dest: int, tag: int, blocking: bool) -> Request:
-        handle = _mpi_large.send(self._group.mpi, array, dest, tag)
-        return _started(handle, (array,), blocking)
+        requests = _mpi_large.send(self._group.mpi, array, dest, tag)
+        return self._started(requests, Call("send", array, self.world_ranks[dest]), blocking)
 
     def _recv(self, array: np.ndarray, source: int, tag: int, blocking: bool) -> Request:
-        handle = _mpi_large.recv(self._group.mpi, array, source, tag)
-        return _started(handle, (array,), blocking)
+        requests = _mpi_large.recv(self._group.mpi, array, source, tag)
+        return self._started(requests, Call("recv", array, self.world_ranks[source]), blocking)
 
     # --- objects ---------------------------------------------------------------------------------
 
@@ -244,7 +251,7 @@ class MPICommunicator(Communicator):
             if all(item[:1] == _FITS for item in told):
                 return [item[1:] for item in told]
         else:
-            compare(self._group.mpi, _token("all_gather_object"), "all_gather_object")
+            self._group.compare(_token("all_gather_object"), "all_gather_object")
         return all_gather_bytes(self._group.mpi, mine)
 
     def _broadcast_object(self, obj: Any, root: int) -> tuple[Any, int]:
@@ -269,7 +276,7 @@ class MPICommunicator(Communicator):
         if not _backend.is_numpy(block):
             self._group.reach_on_device()
         if not complete:
-            compare(self._group.mpi, token, what)
+            self._group.compare(token, what)
         if channel is None:
             return self._own_view(block)
         return channel.views(block, token, what, closing=closing)
@@ -351,21 +358,6 @@ class MPICommunicator(Communicator):
     def free(self) -> None:
         """Free what MPI holds for these ranks."""
         self._group.free()
-
-
-def _begun(call: Callable[..., MPI.Request | None], *arguments: Any) -> Request:
-    """Make a call of MPI, and return its request: a blocking one gives none."""
-    with waiting(f"MPI's {call.__name__}"):
-        request = call(*arguments)
-    # The arguments have the buffers.
-    return DONE if request is None else Pending(_Handle(request), arguments)
-
-
-def _started(handle: _mpi_large.Several, buffers: Sequence[Any], blocking: bool) -> Request:
-    if blocking:
-        handle.wait()
-        return DONE
-    return Pending(handle, buffers)
 
 
 _world: MPICommunicator | None = None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import zlib
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from distarray.comm import _attaching, _presence
-from distarray.comm._mpi_objects import all_gather_object
+from distarray.comm._mpi_objects import all_gather_object, compare
 from distarray.comm._node_local import Channel
 from distarray.comm._presence import node_colour
 from distarray.comm._waiting import waiting
@@ -83,18 +84,22 @@ class Base:
     def create(self, ranks: tuple[int, ...], kind: int) -> tuple[MPI.Intracomm, str]:
         """Return a new communicator of some ranks, and its name; collective over these."""
         everyone = self._parent.Get_group()
-        members = [self._numbers[rank] for rank in ranks]
+        members = self.world_ranks(ranks)
         chosen = everyone.Incl(members)
         meeting = self.meeting(ranks, f"communicator {kind}")
         name = f"{kind}.{meeting.number}" if meeting is not None else ""
         # Threads may make communicators of different ranks at the same time.
-        tag = zlib.crc32(repr(members).encode()) % _GROUPS * _KINDS + kind
+        tag = zlib.crc32(repr(list(members)).encode()) % _GROUPS * _KINDS + kind
         try:
             with waiting(self.first_call(ranks), meeting):
                 return self._parent.Create_group(chosen, tag), name
         finally:
             chosen.Free()
             everyone.Free()
+
+    def world_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Return the numbers of some ranks in the MPI world; here, where it lacks some."""
+        return tuple(self._numbers[rank] for rank in ranks)
 
     def meeting(self, ranks: tuple[int, ...], what: str) -> _presence.Meeting | None:
         """Return the next meeting of some ranks for something, which this rank joins now.
@@ -103,12 +108,12 @@ class Base:
         """
         if not self._in_world:
             return None
-        members = tuple(self._numbers[rank] for rank in ranks)
+        members = self.world_ranks(ranks)
         return _presence.joining(f"{what} of ranks {members}", members)
 
     def first_call(self, ranks: tuple[int, ...]) -> str:
         """Return what some ranks do in a meeting, for messages."""
-        shown = ", ".join(str(self._numbers[rank]) for rank in ranks[:_SHOWN])
+        shown = ", ".join(map(str, self.world_ranks(ranks[:_SHOWN])))
         return f"the first call of ranks {shown}{', ...' * (len(ranks) > _SHOWN)} together"
 
 
@@ -119,6 +124,8 @@ class Group:
     ----------
     ranks
         Numbers in the base communicator.
+    world_ranks
+        The same in the MPI world.
     rank
         This process's position among them.
     channel
@@ -130,6 +137,7 @@ class Group:
     def __init__(self, base: Base, ranks: tuple[int, ...]) -> None:
         self.base = base
         self.ranks = ranks
+        self.world_ranks = base.world_ranks(ranks)
         self.rank = ranks.index(base.rank)
         self.channel: Channel | None = None
         self.ranks_per_node: int | None = None
@@ -138,6 +146,8 @@ class Group:
         self.verdicts: list[Any] = []  # not shared with duplicates, which other threads may use
         self._own: MPI.Intracomm | None = None
         self._name = ""
+        self._place = ""
+        self._calls = 0
         self._exported: MPI.Intracomm | None = None
         self._background: Group | None = None
 
@@ -149,8 +159,36 @@ class Group:
 
     def _made(self) -> MPI.Intracomm:
         if self._own is None:
-            self._own, self._name = self.base.create(self.ranks, _OWN)
+            self._use(*self.base.create(self.ranks, _OWN))
+        assert self._own is not None  # it has just been made
         return self._own
+
+    def _use(self, comm: MPI.Intracomm, name: str) -> None:
+        self._own, self._name = comm, name
+        if name:
+            self._place = f"call through {name} of ranks {self.world_ranks}"
+            _presence.counted_by(self._place, self)
+
+    @property
+    def joined(self) -> int:
+        """How many collective calls of MPI this rank has made, through ``mpi``."""
+        return self._calls
+
+    def calling(self, what: object) -> waiting:
+        """Return a context in which this rank makes one, that all ranks make.
+
+        ``str(what)`` says in messages what it is for.
+        """
+        self._calls += 1
+        if not self._place:
+            return waiting(what, ranks=self.world_ranks)
+        return waiting(what, _presence.Meeting(self._place, self._calls, self.world_ranks))
+
+    def compare(self, token: int, what: object) -> None:
+        """Check that all ranks do the same; see ``_mpi_objects.compare``."""
+        mpi = self.mpi
+        with self.calling(what):
+            compare(mpi, token, what, self.world_ranks)
 
     def exported(self) -> MPI.Intracomm:
         """Return a communicator for the user; the first use is collective."""
@@ -161,7 +199,7 @@ class Group:
     def duplicate(self) -> Group:
         """Return another group of the same ranks with communicators of its own; collective."""
         copy = Group(self.base, self.ranks)
-        copy._own, copy._name = self.base.create(self.ranks, _COPY)
+        copy._use(*self.base.create(self.ranks, _COPY))
         return copy
 
     @property
@@ -190,10 +228,10 @@ class Group:
                     return None
                 members = tuple(i for i, colour in enumerate(colours) if colour == mine)
                 self.channel = _attaching.attach(
-                    members, self.rank, len(self.ranks), lambda obj: all_gather_object(mpi, obj)
+                    members, self.rank, self.world_ranks, lambda obj: all_gather_object(mpi, obj)
                 )
             if self.channel is not None and meeting is not None:
-                self.channel.meets(f"round of {meeting.place}", meeting.ranks)
+                self.channel.meets(f"round of {meeting.place}")
         return self.channel
 
     def reach_on_device(self) -> tuple[bool, bool]:

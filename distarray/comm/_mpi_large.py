@@ -18,7 +18,6 @@ import numpy as np
 from distarray.comm import _backend
 from distarray.comm._collectives import OWN_TAG, Counts, parts
 from distarray.comm._datatypes import carrier, moving_type, reducing_type
-from distarray.comm._waiting import waiting
 from distarray.typing import Buffer
 
 if TYPE_CHECKING:
@@ -70,8 +69,7 @@ class Several:
         """Return when all are complete."""
         from mpi4py import MPI
 
-        with waiting("messages of MPI"):
-            MPI.Request.Waitall(self._requests)
+        MPI.Request.Waitall(self._requests)
 
     def test(self) -> bool:
         """Tell whether all are complete."""

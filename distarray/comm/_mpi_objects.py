@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,11 +32,12 @@ def all_gather_object(comm: MPI.Intracomm, obj: Any) -> list[Any]:
     return [pickle.loads(item) for item in all_gather_bytes(comm, pickle.dumps(obj))]
 
 
-def compare(comm: MPI.Intracomm, token: int, what: object) -> None:
+def compare(comm: MPI.Intracomm, token: int, what: object, ranks: Sequence[int]) -> None:
     """Check that all ranks do the same: that they pass the same token, below 2**62.
 
     A reduction of two numbers goes ahead of what the ranks then do, so that those that disagree
-    find out instead of taking each other's messages for what they are not.
+    find out instead of taking each other's messages for what they are not. ``ranks`` are their
+    numbers in the MPI world.
 
     Raises
     ------
@@ -45,7 +47,6 @@ def compare(comm: MPI.Intracomm, token: int, what: object) -> None:
     from mpi4py import MPI
 
     extremes = np.array([token, -token], np.int64)
-    with waiting(what):
-        comm.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
+    comm.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
     if extremes[0] != -extremes[1]:
-        raise mismatch(all_gather_object(comm, str(what)))
+        raise mismatch(all_gather_object(comm, str(what)), ranks)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -72,8 +73,8 @@ class Channel:
         Ranks of the communicator on this node, ascending.
     me
         This process's rank in the communicator.
-    size
-        Size of the communicator.
+    world_ranks
+        The number in the MPI world of every rank of the communicator.
     own
         This rank's two slots, as writable memory.
     peers
@@ -84,17 +85,16 @@ class Channel:
         self,
         members: tuple[int, ...],
         me: int,
-        size: int,
+        world_ranks: tuple[int, ...],
         own: np.ndarray,
         peers: dict[int, tuple[PeerMemory, int]],
     ) -> None:
         self.members = members
         self.me = me
-        self.size = size
+        self.size = len(world_ranks)
+        self._world_ranks = world_ranks
         self._round = 0
         self._place = ""
-        self._number = me
-        self._ranks: tuple[int, ...] = ()
         self._spins = _SPINS if len(members) <= _cores() else _SPINS_CROWDED
         self._keep = own
         self._unread: Buffer | None = None
@@ -124,20 +124,14 @@ class Channel:
         """How many rounds this rank has joined."""
         return self._round
 
-    def meets(self, place: str, ranks: tuple[int, ...]) -> None:
-        """Let others be told of long waits for rounds.
-
-        Parameters
-        ----------
-        place
-            What names the rounds of this channel, alike on all its ranks.
-        ranks
-            The numbers in the MPI world of all ranks of the communicator.
-        """
+    def meets(self, place: str) -> None:
+        """Let others be told of long waits for rounds, which `place` names alike on all ranks."""
         self._place = place
-        self._number = ranks[self.me]
-        self._ranks = tuple(ranks[rank] for rank in self.members)
         counted_by(place, self)
+
+    def _named(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Return what the MPI world calls some ranks of the communicator."""
+        return tuple(self._world_ranks[rank] for rank in ranks)
 
     def exchange(
         self, payload: bytes | memoryview, token: int, what: object = ""
@@ -277,7 +271,7 @@ class Channel:
         said = self.exchange(payload, MISMATCH)
         raise mismatch(
             [bytes(said[rank] or b"").decode(errors="replace") for rank in self.members],
-            self.members,
+            self._named(self.members),
         )
 
     def leave(self) -> None:
@@ -291,9 +285,8 @@ class Channel:
         others = self._others[(number - 1) & 1]
         gone = [r for r, slot in others if slot.words[GONE] and slot.words[ROUND] != number]
         if gone:
-            if self._ranks:  # as the program counts them
-                gone = [self._ranks[self.members.index(rank)] for rank in gone]
-            raise CommunicationError(message_of_gone(self._number, gone, what))
+            me = self._world_ranks[self.me]
+            raise CommunicationError(message_of_gone(me, self._named(gone), what))
 
     def _wait(self, words: memoryview, number: int, what: object) -> None:
         for _ in range(self._spins):
@@ -304,7 +297,9 @@ class Channel:
                 return
             os.sched_yield()
         deadline = time.monotonic() + timeout()
-        meeting = Meeting(self._place, number, self._ranks) if self._place else None
+        meeting = None
+        if self._place:
+            meeting = Meeting(self._place, number, self._named(self.members))
         with waiting(what, meeting):
             while words[ROUND] != number:
                 time.sleep(_SLEEP)

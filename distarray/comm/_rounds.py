@@ -169,13 +169,13 @@ class Group:
                 self.program.check()
                 if not wait:
                     return None
-                source, dest, tag = key
-                if self.ranks[source] in self.program.finished:
+                source, dest, tag = self.ranks[key[0]], self.ranks[key[1]], key[2]
+                if source in self.program.finished:
                     raise CommunicationError(
                         f"rank {dest} waits for a message with tag {tag} from rank {source}, which "
                         "has left the program"
                     )
-                self.program.waiting[self.ranks[dest]] = f"recv(source={source}, tag={tag})"
+                self.program.waiting[dest] = f"recv(source={source}, tag={tag})"
                 self.arrived.wait(_POLL)
             self.program.waiting.pop(self.ranks[key[1]], None)
             return self.mail.pop((key, number))
@@ -237,9 +237,10 @@ class MailHandle:
         if values is None:
             return
         if values.size != self._target.size or values.dtype != self._target.dtype:
+            source, dest = (self._group.ranks[rank] for rank in self._key[:2])
             raise MismatchError(
-                f"rank {self._key[0]} sent {values.size} {values.dtype} elements, and rank "
-                f"{self._key[1]} expects {self._target.size} {self._target.dtype}"
+                f"rank {source} sent {values.size} {values.dtype} elements, and rank {dest} "
+                f"expects {self._target.size} {self._target.dtype}"
             )
         self._target[...] = values
         _backend.synchronize(self._target)  # the sender's stream is another

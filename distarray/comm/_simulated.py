@@ -102,8 +102,9 @@ class SimulatedCommunicator(Communicator):
             for source, values in enumerate(brought):
                 if values[self.rank].size != targets[source].size:
                     raise MismatchError(
-                        f"in all_to_all rank {source} sends {values[self.rank].size} elements to "
-                        f"rank {self.rank}, which expects {targets[source].size}"
+                        f"in all_to_all rank {self.ranks[source]} sends {values[self.rank].size} "
+                        f"elements to rank {self.ranks[self.rank]}, which expects "
+                        f"{targets[source].size}"
                     )
                 _backend.assign(targets[source], values[self.rank])
 

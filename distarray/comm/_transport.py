@@ -39,6 +39,11 @@ class Transport(ABC):
         self.meshes = {}
         self.verdicts = []
 
+    @property
+    def world_ranks(self) -> tuple[int, ...]:
+        """The number of each in the MPI world: what launchers, and all messages, call it."""
+        return self.ranks
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}: rank {self.rank} of {self.size}>"
 

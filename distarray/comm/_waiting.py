@@ -56,11 +56,12 @@ _QUIET_MODULES = (  # of the functions or classes of threads of common tools
 
 
 class _Wait(NamedTuple):
-    """What a thread waits for, and since when."""
+    """What a thread waits for, since when, and which ranks of the MPI world may be late there."""
 
     since: float
     what: object
     meeting: Meeting | None
+    ranks: tuple[int, ...]
 
 
 _waits: dict[int, _Wait] = {}  # by thread
@@ -75,20 +76,25 @@ class waiting:  # noqa: N801 - reads as a verb: with waiting("for a communicator
         ``str(what)`` says what it is about to do with them.
     meeting
         Where, if others can be told so.
+    ranks
+        For which ranks of the MPI world, where that is known; default: those of the meeting.
     """
 
-    __slots__ = ("_meeting", "_outer", "_what")
+    __slots__ = ("_meeting", "_outer", "_ranks", "_what")
 
-    def __init__(self, what: object, meeting: Meeting | None = None) -> None:
+    def __init__(
+        self, what: object, meeting: Meeting | None = None, ranks: tuple[int, ...] | None = None
+    ) -> None:
         self._what = what
         self._meeting = meeting
+        self._ranks = ranks or (() if meeting is None else meeting.ranks)
         self._outer: _Wait | None = None
 
     def __enter__(self) -> None:
         own = threading.get_ident()
         outer = self._outer = _waits.get(own)
-        if outer is None or self._meeting is not None:  # else this is a part of what is known
-            _waits[own] = _Wait(time.monotonic(), self._what, self._meeting)
+        if outer is None or self._ranks:  # else this is a part of what is known
+            _waits[own] = _Wait(time.monotonic(), self._what, self._meeting, self._ranks)
 
     def __exit__(self, *_: object) -> None:
         own = threading.get_ident()

@@ -59,10 +59,10 @@ def gathered(mesh: Any, call: str, say: Callable[[], Said]) -> list[Said]:
     comm = mesh.communicator()
     calls, everyone = zip(*comm.all_gather_object((f"{call} on {mesh}", mine)), strict=True)
     if len(set(calls)) > 1:
-        raise mismatch(calls, comm.ranks)
+        raise mismatch(calls, comm.world_ranks)
     failures = {
         rank: said
-        for rank, said in zip(comm.ranks, everyone, strict=True)
+        for rank, said in zip(comm.world_ranks, everyone, strict=True)
         if isinstance(said, _Failure)
     }
     if not failures:

@@ -73,7 +73,7 @@ def check_replicas(module: nn.Module, mesh: DeviceMesh, *, buffers: bool = True)
         named = [*module.named_parameters(), *(module.named_buffers() if buffers else ())]
         return {name: _held(name, tensor, mesh) for name, tensor in named}
 
-    ranks = mesh.communicator().ranks
+    ranks = mesh.communicator().world_ranks
     told = dict(zip(ranks, gathered(mesh, "check_replicas", say), strict=True))
     wrong = []
     for name in dict.fromkeys(name for one in told.values() for name in one):

@@ -116,7 +116,7 @@ def distribute_tensor(
     if any(one != told[0] for one in told):
         raise MismatchError(
             "distribute_tensor got different shapes, dtypes, placements, sources or values: "
-            f"{differing(told, mesh.communicator().ranks)}; pass the same on every rank"
+            f"{differing(told, mesh.communicator().world_ranks)}; pass the same on every rank"
         )
     layout = Layout(mesh, told[0][2], tensor.shape)
     plain = layout.replace(placements=[_R if type(p) is Partial else p for p in layout.placements])

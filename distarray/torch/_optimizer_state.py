@@ -71,7 +71,7 @@ def optimizer_state_dict(
         if any(other != told[0] for other in told):
             raise MismatchError(
                 "optimizers keep different states on different ranks: "
-                f"{differing(told, one.communicator().ranks)}; make the same steps everywhere"
+                f"{differing(told, one.communicator().world_ranks)}; make the same steps everywhere"
             )
     state: dict[str, Any] = {}
     for parameter, name in names.items():
@@ -143,9 +143,10 @@ def load_optimizer_state_dict(
     for one in everyone:
         said = gathered(one, "load_optimizer_state_dict", say)
         if any(other != strict for other, _ in said):
+            ranks = one.communicator().world_ranks
             raise MismatchError(
                 "load_optimizer_state_dict got strict=True on some ranks and strict=False on "
-                f"others: {differing([other for other, _ in said], one.communicator().ranks)}; "
+                f"others: {differing([other for other, _ in said], ranks)}; "
                 "pass the same everywhere"
             )
         told = said[one.flat_ranks.index(one.rank if source is None else source)][1]

@@ -196,8 +196,8 @@ def _agreed_block(
         if len(set(told)) > 1:
             raise MismatchError(
                 f"parameter {name!r} differs between the ranks of {mesh}: digests of it are "
-                f"{differing(told)}; start from the same values, or let src_data_rank=0 give its "
-                "own to all"
+                f"{differing(told, comm.world_ranks)}; start from the same values, or let "
+                "src_data_rank=0 give its own to all"
             )
         return block_of(whole, placed).clone(memory_format=torch.contiguous_format)
     rank = mesh.flat_ranks[source]

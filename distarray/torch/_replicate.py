@@ -228,7 +228,7 @@ def _compare(described: list[list[tuple[Any, ...]]], mesh: DeviceMesh) -> None:
             texts = [text for text, _ in said]
             if len(set(texts)) == 1:
                 texts = [f"{text} with strides {strides}" for text, strides in said]
-            ranks = mesh.communicator().ranks
+            ranks = mesh.communicator().world_ranks
             raise MismatchError(
                 f"replicate needs the same module on every rank of {mesh}: "
                 f"{differing(texts, ranks)}; build it alike everywhere"

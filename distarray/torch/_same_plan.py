@@ -57,7 +57,8 @@ def chosen_alike(
             break
     raise MismatchError(
         "parallelize_module: the ranks would parallelize different modules, or in different ways: "
-        f"{differing(said, comm.ranks)}. Every rank must pass the same model and the same plan"
+        f"{differing(said, comm.world_ranks)}. Every rank must pass the same model and the same "
+        "plan"
     )
 
 

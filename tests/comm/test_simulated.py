@@ -174,3 +174,23 @@ def test_threads_end_after_an_error():
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() <= before
+
+
+def test_messages_name_ranks_of_the_world_in_groups_of_some() -> None:
+    def receiving() -> None:
+        ours = world().subgroup([2, 1])
+        if world().rank == 1:
+            ours.recv(np.empty(3), 0)
+
+    with pytest.raises(CommunicationError, match=r"rank 1 waits .* from rank 2, which has left"):
+        simulate(3, receiving, timeout=30)
+
+    def sending() -> None:
+        ours = world().subgroup([2, 1])
+        if world().rank == 2:
+            ours.send(np.ones(2), 1)
+        elif world().rank == 1:
+            ours.recv(np.empty(3), 0)
+
+    with pytest.raises(MismatchError, match="rank 2 sent 2 float64 elements, and rank 1 expects 3"):
+        simulate(3, sending, timeout=30)

@@ -18,7 +18,9 @@ def channel():
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD.Dup()
-    made = _attaching.attach(tuple(range(comm.size)), comm.rank, comm.size, comm.allgather)
+    made = _attaching.attach(
+        tuple(range(comm.size)), comm.rank, tuple(range(comm.size)), comm.allgather
+    )
     if made is None:
         pytest.skip("the system does not let processes map each other's memory")
     yield made
@@ -154,4 +156,9 @@ def test_no_channel_where_shared_memory_is_switched_off(monkeypatch):
 
     comm = MPI.COMM_WORLD
     monkeypatch.setenv("DISTARRAY_SHARED_MEMORY", "0" if comm.rank == 0 else "1")
-    assert _attaching.attach(tuple(range(comm.size)), comm.rank, comm.size, comm.allgather) is None
+    assert (
+        _attaching.attach(
+            tuple(range(comm.size)), comm.rank, tuple(range(comm.size)), comm.allgather
+        )
+        is None
+    )

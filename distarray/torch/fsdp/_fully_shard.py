@@ -312,5 +312,5 @@ def _compare(told: Sequence[Sequence[str]], mesh: DeviceMesh) -> None:
         if len(set(said)) > 1:
             raise MismatchError(
                 f"fully_shard needs the same module and arguments on every rank of {mesh}: "
-                f"{differing(said, mesh.communicator().ranks)}; build it alike everywhere"
+                f"{differing(said, mesh.communicator().world_ranks)}; build it alike everywhere"
             )
