@@ -232,7 +232,7 @@ def _distribute_outside(value: Any, mesh: Any, placements: Any) -> tuple[Buffer,
     Shape and dtype are those of the value it passes; if it has none to pass, they stay unknown
     here, and the shape is taken as empty.
     """
-    array = value if _backend.is_buffer(value) else np.asarray(value)
+    array = plain_buffer(value, "distribute_array", objects=True)
     if array.dtype.hasobject:
         axes = [p.axis for p in placements or () if type(p) is Shard]
         array = np.empty((0,) * (1 + max((*axes, 0))))

@@ -14,7 +14,7 @@ from distarray.ops import _elementwise_arithmetic as arithmetic
 from distarray.ops import _elementwise_logic as logic
 
 _PLAIN_NUMBERS = frozenset((bool, int, float, complex))
-_TAKEN = (BaseArray, bool, int, float, complex, np.generic)
+_TAKEN = (BaseArray, bool, int, float, complex, str, bytes, np.generic)
 
 
 def _known(value: Any) -> bool:
@@ -32,6 +32,23 @@ def _binary(row: Binary) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
         cls = other.__class__
         if cls is self.__class__ or cls in _PLAIN_NUMBERS or _known(other):
+            return quick(self, other)
+        return NotImplemented
+
+    return _named(method, row)
+
+
+def _equality(row: Binary) -> Callable[[Any, Any], Any]:
+    """Return an operator that compares with whatever does not ask to answer itself."""
+    quick = row.quick
+
+    def method(self: Any, other: Any) -> Any:
+        cls = other.__class__
+        if (
+            cls is self.__class__
+            or cls in _PLAIN_NUMBERS
+            or getattr(other, "__array_ufunc__", ...) is not None
+        ):
             return quick(self, other)
         return NotImplemented
 
@@ -148,8 +165,8 @@ class Operators(BaseArray):
     __le__ = _binary(logic.less_equal)
     __gt__ = _binary(logic.greater)
     __ge__ = _binary(logic.greater_equal)
-    __eq__ = _binary(logic.equal)
-    __ne__ = _binary(logic.not_equal)
+    __eq__ = _equality(logic.equal)
+    __ne__ = _equality(logic.not_equal)
 
     __neg__ = _unary(arithmetic.negative)
     __pos__ = _unary(arithmetic.positive)

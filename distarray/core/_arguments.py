@@ -6,10 +6,18 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from distarray.comm import _backend, _cuda
 from distarray.comm._device_mesh import DeviceMesh, default_mesh, default_placements
 from distarray.core._base import BaseArray
-from distarray.errors import ArgumentError, ArgumentTypeError, DeviceError, DTypeError
+from distarray.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DeviceError,
+    DistArrayError,
+    DTypeError,
+)
 from distarray.layout import AbstractMesh, Placement
 from distarray.typing import Buffer, Shape
 
@@ -77,13 +85,23 @@ def checked_position(src: Any, mesh: DeviceMesh) -> int:
     return position
 
 
-def plain_buffer(value: Any, call: str, device: str = "cpu") -> Buffer:
+_STORES = (np.memmap, np.recarray)
+"""Subclasses of NumPy's array that say where values lie or how they are named, and no more."""
+
+
+def plain_buffer(
+    value: Any, call: str, device: str = "cpu", *, dtype: Any = None, objects: bool = False
+) -> Buffer:
     """Return a plain value as an array; a NumPy or CuPy array is returned itself.
+
+    Whatever users pass as values comes through here. `dtype` is for values that are no arrays yet;
+    `objects` lets arrays of Python objects pass.
 
     Raises
     ------
     ArgumentTypeError
-        If it is distributed already.
+        If it is distributed already, or an array of a class whose items mean more than their
+        values: a mask, a unit, the algebra of matrices would be lost.
     ArgumentError
         If it is no regular array, as nested sequences of different lengths.
     DTypeError
@@ -94,17 +112,28 @@ def plain_buffer(value: Any, call: str, device: str = "cpu") -> Buffer:
             f"{call} takes plain arrays, and got a DistArray; pass x.to_local() for this process's "
             "block, or use x.redistribute(placements, mesh=...)"
         )
-    if _backend.is_buffer(value):
+    if type(value) is np.ndarray or _backend.is_cupy(value):
         buffer = value
+    elif isinstance(value, np.ndarray):
+        if not isinstance(value, _STORES):
+            raise ArgumentTypeError(
+                f"{call} got a {type(value).__name__}, whose class gives its items a meaning (a "
+                "mask, a unit, matrix products) that a DistArray would lose; pass plain values: "
+                "np.asarray(value), of a masked array value.filled(...)"
+            )
+        buffer = np.asarray(value)
     else:
         try:
-            buffer = _backend.asarray(value, device)
+            buffer = _backend.asarray(value, device, dtype)
+        except DistArrayError:
+            raise
         except (TypeError, ValueError, OverflowError) as error:
             raise ArgumentError(
                 f"{call} got {type(value).__name__} that is no array: {error}; pass an array, "
                 "numbers, or nested sequences of equal lengths"
             ) from None
-    check_travels(buffer.dtype)
+    if not objects:
+        check_travels(buffer.dtype)
     return buffer
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from distarray.core._policy import permit
 from distarray.core._resolution import Resolution
 from distarray.layout import Layout
+from distarray.layout._box import slices
 from distarray.redistribute._execute import redistribute_local
 from distarray.typing import Buffer
 
@@ -40,12 +41,18 @@ def move(name: str, block: Buffer, src: Layout, dst: Layout) -> Buffer:
 def move_all(name: str, blocks: Sequence[Buffer], resolution: Resolution) -> list[Buffer]:
     """Return the blocks that `resolution` asks for, after asking the policy about all of them."""
     for block, step in zip(blocks, resolution.moves, strict=True):
-        if step is not None:
+        if step is not None and not block.dtype.hasobject:
             permit(name, *step, block.dtype)
     return [
-        block if step is None else redistribute_local(block, *step)
+        block if step is None else _moved(block, *step)
         for block, step in zip(blocks, resolution.moves, strict=True)
     ]
+
+
+def _moved(block: Buffer, src: Layout, dst: Layout) -> Buffer:
+    if block.dtype.hasobject:  # a plain operand, which every rank has: objects cannot travel
+        return block[slices(dst.local_box() or ())]
+    return redistribute_local(block, src, dst)
 
 
 def remember(cache: dict[Any, Any], key: Any, value: Any) -> None:

@@ -58,7 +58,8 @@ class Elementwise:
     nin : int
         Number of operands.
     kinds : str
-        Kinds of dtype the function is meant for.
+        Kinds of dtype the function is meant for; with "O" it also takes plain operands of Python
+        objects, of which it must make none.
     rules : tuple of Rule
         When a Partial input may stay so.
     exact : callable, optional
@@ -144,7 +145,10 @@ class Elementwise:
 
         `local` replaces the row's function of blocks; Partial inputs are then reduced first.
         """
-        operands = [x if isinstance(x, BaseArray) else plain(self.name, x) for x in operands]
+        objects = "O" in self.kinds
+        operands = [
+            x if isinstance(x, BaseArray) else plain(self.name, x, objects) for x in operands
+        ]
         if self.check is not None:
             self.check(operands)
         first = next((x for x in operands if isinstance(x, BaseArray)), None)

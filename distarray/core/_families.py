@@ -10,10 +10,13 @@ import numpy as np
 
 from distarray.core import _docstrings
 from distarray.core._base import BaseArray
-from distarray.core._elementwise import Elementwise
+from distarray.core._dtypes import anything
+from distarray.core._elementwise import REFUSALS, Elementwise
 from distarray.core._paths import binary_path, inplace_path, unary_path
 from distarray.core._registry import register_ufunc
+from distarray.core._rules import POINTWISE
 from distarray.core._spec import Rule
+from distarray.errors import ArgumentTypeError, DTypeError
 
 Row = TypeVar("Row", bound=Elementwise)
 
@@ -56,6 +59,39 @@ class Binary(Elementwise):
         return self.run((x1, x2))
 
 
+class Equality(Binary):
+    """A test of equality: what the ufunc has no loop for is compared as NumPy's operator does it.
+
+    Of dtypes that cannot be equal nothing is; Python objects, which have come with a plain operand,
+    compare themselves, and structures field by field. Order has no such way: objects may refuse
+    one item and take another, and so raise on some processes only.
+    """
+
+    def __init__(self, *args: Any, compare: Callable[[Any, Any], Any]) -> None:
+        super().__init__(*args)
+        kinds = self.kinds + "O"
+        self.general = Elementwise(self.name, compare, 2, kinds, self.rules, check=self._comparable)
+
+    def run(self, operands: Sequence[Any], local: Callable[..., Any] | None = None) -> Any:
+        """Return the comparison of operands of any kind; see `Elementwise.run`."""
+        operands = [np.array(None) if x is None else x for x in operands]
+        try:
+            return super().run(operands, local)
+        except (DTypeError, ArgumentTypeError):
+            if local is not None:
+                raise
+        return self.general.run(operands)
+
+    def _comparable(self, operands: Sequence[Any]) -> None:
+        """Compare objects with one item: a process without items must raise with the others."""
+        if any(getattr(x, "dtype", None) == np.object_ for x in operands):
+            items = [np.zeros(1, x.dtype) if isinstance(x, BaseArray) else x for x in operands]
+            try:
+                self.general.local(*items)
+            except REFUSALS as error:
+                raise self.general.refused(error, operands) from error
+
+
 def unary(
     name: str, kinds: str, rules: tuple[Rule, ...], local: Callable[..., Any], sentence: str
 ) -> Unary:
@@ -93,6 +129,14 @@ def binary(
     `check(operands)` refuses values that every rank knows.
     """
     return _described(Binary(name, local, 2, kinds, rules, exact, check), ("x1", "x2"), sentence)
+
+
+def equality(
+    name: str, local: Callable[..., Any], compare: Callable[[Any, Any], Any], sentence: str
+) -> Equality:
+    """Return the row of a test of equality by a ufunc and by Python's operator; see `unary`."""
+    row = Equality(name, local, 2, anything, POINTWISE, compare=compare)
+    return _described(row, ("x1", "x2"), sentence)
 
 
 def nary(

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend, _memory
-from distarray.core._arguments import check_travels
+from distarray.core._arguments import check_travels, plain_buffer
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move
 from distarray.core._dtypes import PLAIN_SCALARS
 from distarray.core._meshes import common_mesh, lift, replicated
 from distarray.core._resolution import Resolution, align
 from distarray.core._spec import pointwise
-from distarray.errors import ArgumentError, ArgumentTypeError, DeviceError, ShapeError
+from distarray.errors import ArgumentTypeError, DeviceError, ShapeError
 from distarray.layout import Layout, Partial, Replicate
 from distarray.redistribute._execute import redistribute_local
 from distarray.typing import Buffer, Shape
@@ -43,13 +43,15 @@ def checked(name: str, x: Any) -> Any:
     return x
 
 
-def plain(name: str, value: Any) -> Any:
+def plain(name: str, value: Any, objects: bool = False) -> Any:
     """Return `value` as an operand that every rank has: a number, or a NumPy or CuPy array.
+
+    `objects` lets arrays of Python objects pass, as operands of functions that make none.
 
     Raises
     ------
     ArgumentTypeError
-        If it is neither, nor converts to one.
+        If it is neither, nor converts to one; or an array that means more than its values.
     ArgumentError
         If it is no regular array, as nested sequences of different lengths.
     DTypeError
@@ -57,17 +59,10 @@ def plain(name: str, value: Any) -> Any:
     """
     if isinstance(value, _SCALARS):
         return value
-    if _backend.is_buffer(value):
-        check_travels(value.dtype)
-        return value
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ArgumentError(
-            f"{name} got {type(value).__name__} that is no array: {error}; pass an array, numbers, "
-            "or nested sequences of equal lengths"
-        ) from None
-    if array.dtype.hasobject:
+    array = plain_buffer(value, name, objects=True)
+    if array.dtype.hasobject and not objects:
+        if array is value:
+            check_travels(array.dtype)
         raise ArgumentTypeError(
             f"{name} does not take {type(value).__name__}; operands are DistArrays, arrays that "
             "every rank has alike, and numbers"

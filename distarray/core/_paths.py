@@ -69,8 +69,8 @@ def binary_path(row: Elementwise) -> Callable[[Any, Any], Any]:
             return run((x, y))
         try:
             result = local(block, other)
-        except REFUSALS as error:
-            raise row.refused(error, (x, y)) from error
+        except REFUSALS:
+            return run((x, y))  # finds the reason and says it, or knows another way
         if result.__class__ is not _ndarray and isinstance(result, np.generic):
             result = np.asarray(result)
         array = _new(cls)

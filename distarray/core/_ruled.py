@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend, _memory
+from distarray.comm import _memory
+from distarray.core._arguments import plain_buffer
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block, move_all, remember
 from distarray.core._meshes import device_of
-from distarray.core._operands import lifted_layouts, local_blocks, plain
+from distarray.core._operands import lifted_layouts, local_blocks
 from distarray.core._registry import functions, ufuncs
 from distarray.core._resolution import Resolution, resolve
 from distarray.core._spec import Letters, Spec
@@ -51,10 +52,7 @@ class Ruled:
             )
         rest = operands[count:]
         arrays = [
-            x
-            if isinstance(x, BaseArray) or _backend.is_buffer(x)
-            else np.asarray(plain(self.name, x))
-            for x in operands[:count]
+            x if isinstance(x, BaseArray) else plain_buffer(x, self.name) for x in operands[:count]
         ]
         first = next((x for x in arrays if isinstance(x, BaseArray)), None)
         if first is None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from distarray.comm import _backend, _memory
+from distarray.core._arguments import plain_buffer
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move
 from distarray.core._policy import permit
@@ -56,11 +55,13 @@ def asarray(
     """
     if isinstance(obj, BaseArray):
         return _converted(obj, dtype, device, copy, mesh, placements)
-    value = obj if _backend.is_buffer(obj) else _from_python(obj, dtype)
-    kind = checked_dtype(dtype, value.dtype)
+    # NumPy decides what a list of numbers is; the wanted dtype decides how large ones fit.
+    wanted = None if dtype is None else checked_dtype(dtype)
+    value = plain_buffer(obj, "asarray", dtype=wanted)
+    kind = value.dtype if wanted is None else wanted
     layout = target_layout(tuple(value.shape), mesh, placements, device)
     there: Any = layout.mesh
-    here = value is obj and _backend.is_here(value, there.device)
+    here = _backend.is_buffer(obj) and _backend.is_here(value, there.device)
     if copy is False and (value.dtype != kind or layout.has_partial or not here):
         raise ArgumentError(
             f"asarray of {type(obj).__name__} with copy=False: the blocks of {layout} with dtype "
@@ -107,19 +108,6 @@ def array(
         If the value holds Python objects.
     """
     return asarray(obj, dtype=dtype, device=device, copy=copy, mesh=mesh, placements=placements)
-
-
-def _from_python(obj: Any, dtype: Any) -> np.ndarray:
-    try:
-        # NumPy decides what a list of numbers is; the wanted dtype decides how large ones fit.
-        value = np.asarray(obj, None if dtype is None else checked_dtype(dtype))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ArgumentError(
-            f"asarray of {type(obj).__name__}: {error}; pass numbers or nested sequences of equal "
-            "lengths"
-        ) from None
-    checked_dtype(value.dtype)
-    return value
 
 
 def _converted(

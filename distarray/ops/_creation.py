@@ -11,7 +11,7 @@ import numpy as np
 from distarray.comm import _backend, _memory
 from distarray.comm._device_mesh import default_placements
 from distarray.comm._packing import fill
-from distarray.core._arguments import chosen_mesh
+from distarray.core._arguments import chosen_mesh, plain_buffer
 from distarray.core._base import BaseArray, new_array
 from distarray.core._dtypes import checked_dtype
 from distarray.core._meshes import device_of
@@ -219,7 +219,7 @@ def as_scalar(value: Any) -> Any:
     ArgumentError
         If it has axes.
     """
-    array = _backend.to_host(value) if _backend.is_cupy(value) else np.asarray(value)
+    array = _backend.to_host(plain_buffer(value, "fill_value", objects=True))
     if array.ndim:
         raise ArgumentError(
             f"fill_value has shape {array.shape}, but must be a scalar; use "

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
 
 from distarray.core._dtypes import anything, boolean, integer, numeric, real
-from distarray.core._families import binary, unary
+from distarray.core._families import binary, equality, unary
 from distarray.core._rules import POINTWISE, joining
 
-equal = binary("equal", anything, POINTWISE, np.equal, "Tell where items are equal.")
-not_equal = binary("not_equal", anything, POINTWISE, np.not_equal, "Tell where items differ.")
+equal = equality("equal", np.equal, operator.eq, "Tell where items are equal.")
+not_equal = equality("not_equal", np.not_equal, operator.ne, "Tell where items differ.")
 less = binary("less", anything, POINTWISE, np.less, "Tell where x1 < x2.")
 less_equal = binary("less_equal", anything, POINTWISE, np.less_equal, "Tell where x1 <= x2.")
 greater = binary("greater", anything, POINTWISE, np.greater, "Tell where x1 > x2.")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
+from distarray.core._arguments import plain_buffer
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move
 from distarray.core._meshes import replicated
@@ -111,7 +112,7 @@ def setitem(x: Any, key: Any, value: Any) -> None:
         _write_distributed(x, found, value)
         return
     if _backend.is_buffer(value):
-        value = beside("assignment", value, x._local)
+        value = beside("assignment", plain_buffer(value, "assignment", objects=True), x._local)
     array = _converted(value, x._local.dtype)
     if array.ndim == 0 and not x._layout.has_partial:
         if x._layout.mesh.coordinate is not None:

@@ -266,8 +266,6 @@ def test_an_operator_leaves_unknown_classes_to_speak_for_themselves() -> None:
     def program() -> None:
         x = distribute_array(np.arange(6.0), init_device_mesh((4,)), [Shard(0)])
         assert x + Stranger() == "stranger"
-        assert (x == "a") is False
-        assert (x != None) is True  # noqa: E711 - the operator is what is tested
         agrees(x + [1] * 6, np.arange(6.0) + 1)
 
     on_ranks(program)
