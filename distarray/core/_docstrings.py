@@ -108,5 +108,5 @@ def pointwise(rules: tuple[Rule, ...]) -> str:
     partial = "Partial operands are reduced first"
     if rules:
         shown = "; ".join(f"{', '.join(map(str, rule[1:]))} -> {rule[0]}" for rule in rules)
-        partial += f", but for {shown}"
+        partial += f", but for {shown} (sums and products: of integers)"
     return paragraph(f"{_POINTWISE}{partial}.")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from distarray.errors import ArgumentTypeError, DTypeError
+from distarray.layout import REDUCTIONS
 
 boolean = "b"
 integer = "biu"
@@ -46,15 +47,14 @@ def checked_dtype(dtype: Any, default: Any = DEFAULT_DTYPE) -> np.dtype[Any]:
     return found
 
 
-def keeps_sums(before: Any, after: Any) -> bool:
-    """Tell whether blocks of dtype `before` may be reduced after they became `after`.
+def stays_partial(op: str, before: Any, after: Any) -> bool:
+    """Tell whether blocks under `Partial(op)` may be computed with before they are reduced.
 
-    Integers wrap around at their own width, so only the very same dtype will do; inexact types may
-    widen.
+    Where a rule allows it, and from dtype `before` to `after`: the result must be that of the
+    reduced values. An extreme is one of the items, and integers wrap around in any order, at their
+    own width. Parts of floating point may overflow, or meet an infinity, where their sum does not.
     """
-    if before == after:
-        return True
-    return before.kind in floating and after.kind in floating and np.can_cast(before, after, "safe")
+    return bool(before == after and (REDUCTIONS[op].idempotent or before.kind in integer))
 
 
 def dtype_key(operand: Any) -> Any:

@@ -11,7 +11,7 @@ from distarray.comm import _backend, _memory
 from distarray.core import _on_device
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block, move_all, remember
-from distarray.core._dtypes import dtype_key, keeps_sums, stand_in
+from distarray.core._dtypes import dtype_key, stand_in, stays_partial
 from distarray.core._meshes import device_of
 from distarray.core._operands import (
     LARGE,
@@ -62,9 +62,6 @@ class Elementwise:
         objects, of which it must make none.
     rules : tuple of Rule
         When a Partial input may stay so.
-    exact : callable, optional
-        `exact(position, operand) -> bool`: whether the rules hold with this operand where they
-        say Replicate (a factor must be finite, a divisor also known not to be zero).
     check : callable, optional
         `check(operands)` refuses values that every rank knows, and that the function would refuse
         only where there are items.
@@ -80,7 +77,6 @@ class Elementwise:
         nin: int,
         kinds: str,
         rules: tuple[Rule, ...],
-        exact: Callable[[int, Any], bool] | None = None,
         check: Callable[[Sequence[Any]], None] | None = None,
     ) -> None:
         self.name = self.__name__ = name
@@ -89,7 +85,6 @@ class Elementwise:
         self.nout: int = getattr(local, "nout", 1)
         self.kinds = kinds
         self.rules = rules
-        self.exact = exact
         self.check = check
         self.is_ufunc = isinstance(local, np.ufunc)
         self.resolutions: dict[Any, Resolution] = {}
@@ -177,16 +172,16 @@ class Elementwise:
         return self._finish(first, operands, found, self.local if local is None else local)
 
     def _holding_rules(self, operands: Sequence[Any]) -> tuple[Rule, ...]:
-        """Return the Partial rules that stay exact for these dtypes and plain values."""
+        """Return the Partial rules that are exact for these dtypes."""
         kept = []
         result = self.result_dtypes(operands, self.local)[0]
         for rule in self.rules:
             good = True
-            for position, (placement, x) in enumerate(zip(rule[1:], operands, strict=True)):
+            for placement, x in zip(rule[1:], operands, strict=True):
                 if type(placement) is Partial:
-                    good &= isinstance(x, BaseArray) and keeps_sums(x._local.dtype, result)
-                elif self.exact is not None:
-                    good &= self.exact(position, x)
+                    good &= isinstance(x, BaseArray) and stays_partial(
+                        placement.op, x._local.dtype, result
+                    )
             if good:
                 kept.append(rule)
         return tuple(kept)

@@ -120,15 +120,13 @@ def binary(
     local: Callable[..., Any],
     sentence: str,
     *,
-    exact: Callable[[int, Any], bool] | None = None,
     check: Callable[[Sequence[Any]], None] | None = None,
 ) -> Binary:
     """Return the row of a function of two operands; see `unary`.
 
-    `exact(position, operand)` tells whether the Partial rules hold with this replicated operand;
     `check(operands)` refuses values that every rank knows.
     """
-    return _described(Binary(name, local, 2, kinds, rules, exact, check), ("x1", "x2"), sentence)
+    return _described(Binary(name, local, 2, kinds, rules, check), ("x1", "x2"), sentence)
 
 
 def equality(

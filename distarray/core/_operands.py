@@ -152,8 +152,15 @@ def allocate(shape: Shape, dtype: Any, device: str, blocks: Sequence[Any]) -> Bu
 def reduced(name: str, array: Any) -> Any:
     """Return `array` with its Partial mesh axes replicated, in memory of its own."""
     layout = array._layout
-    whole = layout.replace(placements=[_R if type(p) is Partial else p for p in layout.placements])
+    whole = without_partial(layout)
     return array._new(move(name, array._local, layout, whole), whole)
+
+
+def without_partial(layout: Layout) -> Layout:
+    """Return `layout` with its Partial mesh axes replicated."""
+    if not layout.has_partial:
+        return layout
+    return layout.replace(placements=[_R if type(p) is Partial else p for p in layout.placements])
 
 
 def assign(name: str, out: Any, result: Any, casting: Any = "same_kind") -> None:
@@ -163,7 +170,7 @@ def assign(name: str, out: Any, result: Any, casting: Any = "same_kind") -> None
     if src.shape == dst.shape:
         moved = result._local if src == dst else move(name, result._local, src, dst)
     else:
-        target = dst.replace(placements=[_R if type(p) is Partial else p for p in dst.placements])
+        target = without_partial(dst)
         step = align(pointwise((dst.shape, src.shape), dst.shape), [target, src]).moves[1]
         moved = result._local if step is None else move(name, result._local, *step)
         if dst.mesh.coordinate is not None:

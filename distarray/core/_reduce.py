@@ -13,19 +13,18 @@ from distarray.comm import _backend, _memory
 from distarray.core import _on_device
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block, move_all, remember
-from distarray.core._dtypes import checked_dtype, keeps_sums
-from distarray.core._meshes import device_of
+from distarray.core._dtypes import checked_dtype, stays_partial
+from distarray.core._masked_reduce import reduce_masked
 from distarray.core._operands import (
     assign,
-    broadcast_shape,
-    lifted_layouts,
-    local_blocks,
     plain,
+    without_partial,
 )
 from distarray.core._resolution import Resolution, resolve
-from distarray.core._spec import Rule, Spec, reduction
+from distarray.core._spec import Rule, reduction
 from distarray.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError, ShapeError
 from distarray.layout import REDUCTIONS, Layout, Partial
+from distarray.redistribute._execute import redistribute_local
 from distarray.typing import Buffer, Shape
 
 ABSENT: Any = type("Absent", (), {"__repr__": lambda _: "<no value>"})()
@@ -42,8 +41,7 @@ class Reduction:
     name : str
         The public name.
     local : callable
-        `local(block, axes, dtype, keepdims, count, **where)` with the reduced axes as a tuple and
-        the global number of items that are reduced into one.
+        `local(block, axes, dtype, keepdims, **where)` with the reduced axes as a tuple.
     combine : str
         The Partial op that combines results of blocks.
     positional : tuple of str
@@ -52,6 +50,10 @@ class Reduction:
         The reduction's own ufunc: `initial` goes through it.
     rules : tuple of Rule
         Which Partial inputs may stay.
+    initial : callable, optional
+        How `initial=` joins the result.
+    finish : callable, optional
+        `finish(reduced block, count, dtype of the result)`; the ranks then reduce at once.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Reduction:
         ufunc: np.ufunc | None = None,
         rules: tuple[Rule, ...] = (),
         initial: Callable[[Any, Any], Any] | None = None,
+        finish: Callable[[Buffer, int, Any], Any] | None = None,
     ) -> None:
         self.name = self.__name__ = self.__qualname__ = name
         self.__module__ = "distarray"
@@ -74,6 +77,7 @@ class Reduction:
         self.ufunc = ufunc
         self.rules = rules
         self.initial = initial
+        self.finish = finish
         self.resolutions: dict[Any, Resolution] = {}
 
     def __repr__(self) -> str:
@@ -122,8 +126,7 @@ class Reduction:
                 rest["where"] = where
             axes = normalised_axes(axis, np.ndim(x))
             block = x if _backend.is_buffer(x) else np.asarray(x)
-            count = reduced_count(block.shape, axes)
-            return self.local(block, axes, dtype, keepdims, count, **rest)
+            return self.local(block, axes, dtype, keepdims, **rest)
         if dtype is None and self.ufunc is not None and "dtype" in self.positional:
             dtype = self._accumulator(x.dtype, out)
         if initial is None:
@@ -131,7 +134,9 @@ class Reduction:
         if initial is not ABSENT:
             initial = self._checked_initial(initial, self.result_dtype(x.dtype, dtype))
         if where is not True:
-            result = self._masked(x, axis, dtype, keepdims, initial, where)
+            if self.ufunc is not None and self.ufunc.identity is None and initial is ABSENT:
+                raise ArgumentError(f"{self.name}(where=) needs initial=, as nothing may be left")
+            result = reduce_masked(self, x, normalised_axes(axis, x.ndim), dtype, keepdims, where)
         else:
             result = self._plain(x, axis, dtype, keepdims, initial is ABSENT)
         if initial is not ABSENT:
@@ -196,13 +201,19 @@ class Reduction:
         if strict and layout.size == 0:
             self._check_empty(layout.shape, dtype, axes)
         combine = self.combine if result.kind in REDUCTIONS[self.combine].kinds else None
-        rules = self.rules if keeps_sums(dtype, result) else ()
-        spec = reduction(layout.ndim, axes, keepdims, combine, rules)
-        found = resolve(spec, (layout,))
+        rules = tuple(
+            rule
+            for rule in self.rules
+            if isinstance(rule[1], Partial) and stays_partial(rule[1].op, dtype, result)
+        )
+        found = resolve(reduction(layout.ndim, axes, keepdims, combine, rules), (layout,))
         source = found.moves[0][1] if found.moves[0] else layout
+        if _leaves_out(self.combine, result, source, axes):
+            found = resolve(reduction(layout.ndim, axes, keepdims, None), (layout,))
+            source = found.moves[0][1] if found.moves[0] else layout
         count = reduced_count(layout.shape, axes)
         found.local = self._bound(
-            found, source.local_shape(), axes, result, wanted, keepdims, count
+            found, source.local_shape(), axes, (dtype, result), wanted, keepdims, count
         )
         return found
 
@@ -211,29 +222,70 @@ class Reduction:
         found: Resolution,
         shape: Shape,
         axes: tuple[int, ...],
-        result: Any,
+        dtypes: tuple[Any, Any],
         wanted: Any,
         keepdims: bool,
         count: int,
+    ) -> Callable[..., Buffer]:
+        """Return the call for blocks of this shape, with what follows at once, if anything does."""
+        before, result = dtypes
+        total = self.total_dtype(*dtypes, wanted)
+        wide = self.wide_dtype(total, found.output)
+        if wide is None and self.finish is None:
+            return self._local_call(found, shape, axes, result, wanted, keepdims)
+        adds = total if wide is None else wide
+        call = self._local_call(found, shape, axes, adds, adds, keepdims)
+        narrow = wide is not None and before != total
+        partial, found.output = found.output, without_partial(found.output)
+        finish = self.finish
+
+        def settled(block: Buffer) -> Buffer:
+            sums = call(block.astype(total) if narrow else block)
+            sums = redistribute_local(sums, partial, found.output).astype(total, copy=False)
+            return sums if finish is None else as_block(finish(sums, count, result))
+
+        return settled
+
+    def wide_dtype(self, total: Any, output: Layout) -> Any:
+        """Return the dtype in which sums travel, where it is not their own; they are reduced then.
+
+        Half precision adds up in float32 on all ranks together, and is rounded once.
+        """
+        half = self.combine == "sum" and total.char == "e" and output.has_partial
+        return np.dtype(np.float32) if half else None
+
+    def _local_call(
+        self,
+        found: Resolution,
+        shape: Shape,
+        axes: tuple[int, ...],
+        result: Any,
+        wanted: Any,
+        keepdims: bool,
     ) -> Callable[..., Buffer]:
         """Return the local call for blocks of this shape."""
         out_shape = found.output.local_shape()
         if found.outside or 0 in shape:
             # Nothing here to reduce: what changes nothing when it is combined with the others.
             return lambda block: _memory.full(
-                out_shape, self.identity(result, count), result, _backend.device_of(block)
+                out_shape, self.identity(result), result, _backend.device_of(block)
             )
         local = self.local
 
         def call(block: Buffer) -> Buffer:
-            found = as_block(local(block, axes, wanted, keepdims, count))
+            found = as_block(local(block, axes, wanted, keepdims))
             return found if _backend.is_numpy(found) else _on_device.conformed(found, result)
 
         return call
 
-    def identity(self, dtype: Any, count: int) -> Any:
-        """Return what an empty block contributes to items of `dtype` reduced from `count` items."""
-        del count
+    def total_dtype(self, before: Any, result: Any, wanted: Any) -> Any:
+        """Return the dtype of what `finish` takes, of items of dtype `before`."""
+        del before, wanted
+        return result
+
+    def identity(self, dtype: Any) -> Any:
+        """Return what an empty block contributes to items of `dtype`."""
+        # A sum of nothing is 0.0: NumPy's sums begin with it, so that none of a block is -0.0.
         return REDUCTIONS[self.combine].identity(dtype.kind, dtype.itemsize) or 0
 
     def result_dtype(self, dtype: Any, wanted: Any) -> Any:
@@ -246,7 +298,7 @@ class Reduction:
         """
         wanted = None if wanted is None else checked_dtype(wanted)
         try:
-            return np.asarray(self.local(np.zeros((1,), dtype), (0,), wanted, False, 1)).dtype
+            return np.asarray(self.local(np.zeros((1,), dtype), (0,), wanted, False)).dtype
         except TypeError as error:
             raise DTypeError(f"{self.name} of {dtype}: {error}; convert with astype") from error
 
@@ -254,77 +306,12 @@ class Reduction:
         """Refuse what NumPy refuses, on every rank alike."""
         try:
             with np.errstate(all="ignore"):
-                self.local(np.empty(shape, dtype), axes, None, False, reduced_count(shape, axes))
+                self.local(np.empty(shape, dtype), axes, None, False)
         except ValueError as error:
             raise ArgumentError(
                 f"{self.name} over axes {axes} of an array of shape {shape}: {error}; check "
                 "x.size first" + (", or pass initial=" if self.initial else "")
             ) from error
-
-    # --- where= and out= -------------------------------------------------------------------------
-
-    def _masked(
-        self, x: BaseArray, axis: Any, dtype: Any, keepdims: bool, initial: Any, where: Any
-    ) -> Any:
-        """Reduce only items where the mask is true."""
-        mask = where if isinstance(where, BaseArray) else plain(self.name, where)
-        if not isinstance(mask, BaseArray) and not _backend.is_buffer(mask):
-            mask = np.asarray(mask)
-        if np.dtype(mask.dtype) != np.bool_:
-            raise DTypeError(f"{self.name}(where=) takes booleans, not {mask.dtype}")
-        if broadcast_shape(self.name, (x.shape, mask.shape)) != x.shape:
-            raise ShapeError(
-                f"{self.name}(where=) of shape {mask.shape} does not broadcast to {x.shape}"
-            )
-        if self.ufunc is not None and self.ufunc.identity is None and initial is ABSENT:
-            raise ArgumentError(f"{self.name}(where=) needs initial=, as nothing may be left")
-        axes = normalised_axes(axis, x.ndim)
-        kept = mask._layout if isinstance(mask, BaseArray) else mask.shape
-        layouts = lifted_layouts(self.name, [x._layout, kept])
-        result = self.result_dtype(x._local.dtype, dtype)
-        combine = self.combine if result.kind in REDUCTIONS[self.combine].kinds else None
-        whole = reduction(x.ndim, axes, keepdims, combine)
-        shift = x.ndim - len(mask.shape)
-        letters = tuple(
-            None if size == 1 and x.shape[shift + i] != 1 else shift + i
-            for i, size in enumerate(mask.shape)
-        )
-        found = resolve(Spec((*whole.inputs, letters), whole.output, combine), layouts)
-        blocks = local_blocks(self.name, x, [x, mask])
-        blocks = move_all(self.name, blocks, found)
-        count = reduced_count(x.shape, axes)
-        value = self.identity(result, count)
-        if found.outside or 0 in blocks[0].shape:
-            shape, device = found.output.local_shape(), device_of(x._layout)
-            return x._new(_memory.full(shape, value, result, device), found.output)
-        if _backend.is_cupy(blocks[0]):
-            return x._new(
-                self._masked_on_device(blocks[0], blocks[1], axes, dtype, keepdims, count, result),
-                found.output,
-            )
-        extra = {"where": blocks[1]}
-        if self.ufunc is not None and self.ufunc.identity is None:
-            extra["initial"] = value
-        local = self.local(blocks[0], axes, dtype, keepdims, count, **extra)
-        return x._new(as_block(local), found.output)
-
-    def _masked_on_device(
-        self,
-        block: Buffer,
-        mask: Any,
-        axes: tuple[int, ...],
-        dtype: Any,
-        keepdims: bool,
-        count: int,
-        result: Any,
-    ) -> Buffer:
-        """Reduce a block on a GPU in which masked items have become what changes nothing."""
-        library = _backend.namespace_of(block)
-        nothing = self.identity(result, count)
-        chosen = mask if _backend.is_cupy(mask) else library.asarray(mask)
-        kept = library.where(chosen, block, _backend.scalar(nothing, block))
-        local = self.local(kept, axes, dtype, keepdims, count)
-        return _on_device.conformed(local, result)
 
     def _into(self, out: Any, result: Any) -> Any:
         if not isinstance(out, BaseArray):
@@ -338,6 +325,14 @@ class Reduction:
             raise DTypeError(f"{self.name} gives {result.dtype}, but out= has {out.dtype}")
         assign(self.name, out, result)
         return out
+
+
+def _leaves_out(combine: str, dtype: Any, source: Layout, axes: tuple[int, ...]) -> bool:
+    """Tell whether a block is empty for which no value could stand: it must contribute nothing."""
+    if REDUCTIONS[combine].has_exact_identity(dtype.kind) or not source.size:
+        return False
+    parts = [source.partition(axis) for axis in axes]
+    return any(part.length(i) == 0 for part in parts for i in range(part.count))
 
 
 def _signature(positional: tuple[str, ...]) -> inspect.Signature:

@@ -68,6 +68,13 @@ class Reduction:
             case _:
                 return None
 
+    def has_exact_identity(self, kind: str) -> bool:
+        """Tell whether there is an identity that leaves every value as it is.
+
+        Of complex products there is none: infinity times ``1 + 0j`` has NaN in it.
+        """
+        return kind in self.kinds and self.name != "avg" and (self.name, kind) != ("prod", "c")
+
     def keeps_copies(self) -> bool:
         """Tell whether reducing copies of one value gives this value (`avg` included)."""
         return self.idempotent or self.name == "avg"

@@ -133,7 +133,8 @@ def matmul(x1: Any, x2: Any, /) -> Any:
     -------
     DistArray
         Cut as the rows of `x1` and the columns of `x2` are. Where the axis summed over is cut,
-        `Partial("sum")`. Integers keep NumPy's dtype and wrap around as there.
+        `Partial("sum")`, but in half precision, which adds up in float32 at once. Integers keep
+        NumPy's dtype and wrap around as there.
 
     Raises
     ------
@@ -144,8 +145,7 @@ def matmul(x1: Any, x2: Any, /) -> Any:
 
     Notes
     -----
-    A `Partial` sum times a factor that is replicated along that mesh axis stays a sum; infinities
-    in the factor may then give NaN where the reduced operand would not.
+    `Partial` operands are reduced first.
     """
     return _matmul_pair(x1, x2)
 

@@ -11,28 +11,8 @@ from distarray.comm import _backend
 from distarray.core._base import BaseArray
 from distarray.core._dtypes import floating, integer, numeric, real
 from distarray.core._families import binary, unary
-from distarray.core._rules import (
-    ADDITIVE,
-    DIVIDING,
-    KEEPING,
-    LINEAR,
-    MULTIPLICATIVE,
-    POINTWISE,
-    joining,
-)
+from distarray.core._rules import ADDITIVE, LINEAR, MULTIPLICATIVE, POINTWISE, joining
 from distarray.errors import ArgumentError
-
-
-def _finite(_position: int, operand: Any) -> bool:
-    """Tell whether a factor may meet each part of a sum: infinity times a part that is 0 is NaN."""
-    return isinstance(operand, BaseArray) or bool(np.all(np.isfinite(operand)))
-
-
-def _divisor(_position: int, operand: Any) -> bool:
-    """Tell whether each part of a sum may be divided: known here, finite and not zero."""
-    if isinstance(operand, BaseArray):
-        return False
-    return bool(np.all(np.isfinite(operand)) and np.all(np.not_equal(operand, 0)))
 
 
 def _natural(operands: Sequence[Any]) -> None:
@@ -62,12 +42,8 @@ def _natural(operands: Sequence[Any]) -> None:
 
 add = binary("add", numeric, ADDITIVE, np.add, "Add two arrays.")
 subtract = binary("subtract", numeric, ADDITIVE, np.subtract, "Subtract the second array.")
-multiply = binary(
-    "multiply", numeric, MULTIPLICATIVE, np.multiply, "Multiply two arrays.", exact=_finite
-)
-divide = binary(
-    "divide", floating, DIVIDING, np.divide, "Divide by the second array.", exact=_divisor
-)
+multiply = binary("multiply", numeric, MULTIPLICATIVE, np.multiply, "Multiply two arrays.")
+divide = binary("divide", floating, POINTWISE, np.divide, "Divide by the second array.")
 floor_divide = binary(
     "floor_divide", real, POINTWISE, np.floor_divide, "Round quotients down to integers."
 )
@@ -88,7 +64,7 @@ float_power = binary(
     "float_power", floating, POINTWISE, np.float_power, "Raise to powers in float64 or wider."
 )
 negative = unary("negative", numeric, LINEAR, np.negative, "Change the sign.")
-positive = unary("positive", numeric, KEEPING, np.positive, "Return a copy of each item.")
+positive = unary("positive", numeric, LINEAR, np.positive, "Return a copy of each item.")
 abs = unary("abs", numeric, POINTWISE, np.absolute, "Return absolute values.")
 fabs = unary("fabs", real, POINTWISE, np.fabs, "Return absolute values as floating point.")
 sign = unary("sign", numeric, POINTWISE, np.sign, "Return -1, 0, 1, or z/|z| for complex z.")

@@ -9,13 +9,13 @@ import numpy as np
 
 from distarray.comm import _backend, _memory
 from distarray.core._base import BaseArray
-from distarray.core._dtypes import anything, checked_dtype, keeps_sums, numeric
+from distarray.core._dtypes import anything, checked_dtype, numeric
 from distarray.core._dtypes import real as real_kinds
 from distarray.core._families import nary, unary
 from distarray.core._meshes import device_of
 from distarray.core._operands import reduced
 from distarray.core._registry import register_function
-from distarray.core._rules import KEEPING, LINEAR, POINTWISE, SELECTING
+from distarray.core._rules import LINEAR, POINTWISE
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.typing import Buffer
 
@@ -33,12 +33,12 @@ _clipped = nary(
     "clip", ("x", "min", "max"), real_kinds, POINTWISE, np.clip, "Limit items to a range."
 )
 _chosen = nary(
-    "where", ("condition", "x1", "x2"), anything, SELECTING, np.where, "Choose item by item."
+    "where", ("condition", "x1", "x2"), anything, POINTWISE, np.where, "Choose item by item."
 )
 _angle = unary("angle", numeric, POINTWISE, np.angle, "Return arguments of complex numbers.")
 _filled = unary("nan_to_num", numeric, POINTWISE, np.nan_to_num, "Replace NaN and infinities.")
 _close = nary("isclose", ("x1", "x2"), numeric, POINTWISE, np.isclose, "Tell where items agree.")
-_copied = unary("copy", anything, KEEPING, np.copy, "Copy.")
+_copied = unary("copy", anything, LINEAR, np.copy, "Copy.")
 
 
 @register_function(np.round, np.around)
@@ -179,8 +179,7 @@ def astype(
 
     Notes
     -----
-    A Partial array stays Partial only where converting its parts is the same as converting their
-    sum; else it is reduced first.
+    A Partial array is reduced before it is converted.
 
     Raises
     ------
@@ -205,18 +204,12 @@ def astype(
         x, copy = there.to_device(device), False
     if target == x.dtype:
         return x._new(_copy_block(x._local) if copy else x._local, x._layout)
-    if x._layout.has_partial and not (
-        keeps_sums(x.dtype, target) and all(p.op in ("sum", "avg") for p in _partials(x._layout))
-    ):
+    if x._layout.has_partial:
         x = reduced("astype", x)
     block = x._local
     out = _memory.empty(block.shape, target, _backend.device_of(block))
     _backend.namespace_of(block).copyto(out, block, casting="unsafe")
     return x._new(out, x._layout)
-
-
-def _partials(layout: Any) -> list[Any]:
-    return [layout.placements[axis] for axis in layout.partial_axes]
 
 
 def _copy_block(block: Buffer, order: str = "K") -> Buffer:

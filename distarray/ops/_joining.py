@@ -15,7 +15,6 @@ import numpy as np
 from distarray.comm import _backend
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move
-from distarray.core._dtypes import keeps_sums
 from distarray.core._operands import checked, lifted_layouts, local_blocks, plain
 from distarray.core._policy import permit
 from distarray.core._registry import register_function
@@ -170,11 +169,10 @@ def resized(layout: Layout, axis: int, size: int) -> Layout:
 
 
 def promoted(name: str, block: Buffer, layout: Layout, dtype: Any) -> Part:
-    """Return an array cast to `dtype`, reduced first where the cast would alter sums."""
+    """Return an array cast to `dtype`, reduced first."""
     if block.dtype == dtype:
         return block, layout
-    sums = all(layout.placements[m].is_partial("sum") for m in layout.partial_axes)
-    if layout.has_partial and not (sums and keeps_sums(block.dtype, dtype)):
+    if layout.has_partial:
         whole = unreduced(layout)
         block, layout = move(name, block, layout, whole), whole
     return block.astype(dtype), layout

@@ -3,8 +3,8 @@
 On one mesh axis, cutting a letter that the result has cuts the result; cutting one that is summed
 gives a `Partial("sum")` result, reduced only when its value is needed. Operands that do not fit
 together are redistributed in the way that takes the least time, sending and multiplying taken
-together: of two matrices cut by rows, the smaller is gathered. A product is linear in each
-operand, so that a `Partial` sum times a replicated factor stays a sum.
+together: of two matrices cut by rows, the smaller is gathered. `Partial`
+operands are reduced first.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import numpy as np
 from distarray.comm import _backend, _memory
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block, move_all, remember
-from distarray.core._dtypes import keeps_sums
 from distarray.core._meshes import common_mesh, lift, replicated
 from distarray.core._on_device import conformed
-from distarray.core._operands import local_blocks, plain
+from distarray.core._operands import local_blocks, plain, without_partial
 from distarray.core._resolution import Resolution, resolve
-from distarray.core._spec import Letters, Rule, Spec
+from distarray.core._spec import Letters, Spec
 from distarray.errors import ArgumentTypeError, DTypeError, ShapeError
-from distarray.layout import Layout, Partial, Replicate
+from distarray.layout import Layout
 from distarray.ops._blocks import empty_block
 from distarray.ops._items import setitem
+from distarray.redistribute._execute import redistribute_local
 from distarray.typing import Buffer, Shape
 
 LARGE = _memory.POOLED_BYTES
@@ -99,18 +99,24 @@ class Contraction:
         dtype = self._result_dtype(dtypes)
         parts = [x._layout if isinstance(x, BaseArray) else np.shape(x) for x in operands]
         boolean = dtype.kind == "b"
-        rules = self._rules(parts, dtypes, dtype)
-        key = (static, boolean, rules, *parts)
+        key = (static, boolean, *parts)
         found = self._resolutions.get(key)
         if found is None:
-            found = self._resolve(parts, static, boolean, rules)
+            found = self._resolve(parts, static, boolean)
             remember(self._resolutions, key, found)
             if found.still and static is None and self._plainly(parts, found):
                 remember(self._quick, tuple(parts), found.output)
         blocks = local_blocks(self.name, arrays[0], operands)
         if not found.still:
             blocks = move_all(self.name, blocks, found)
-        return arrays[0]._new(self._product(blocks, static, found, dtype), found.output)
+        output = found.output
+        if dtype.char != "e" or not output.has_partial:
+            return arrays[0]._new(self._product(blocks, static, found, dtype), output)
+        # Half precision adds up in float32, on all ranks together, and is rounded once.
+        wide = np.dtype(np.float32)
+        total = self._product([block.astype(wide) for block in blocks], static, found, wide)
+        whole = without_partial(output)
+        return arrays[0]._new(redistribute_local(total, output, whole).astype(dtype), whole)
 
     def call(self, operands: Sequence[Any], options: dict[str, Any]) -> Any:
         """Run as NumPy's ufunc of the same name, with its `out=` and `axis=`.
@@ -185,28 +191,7 @@ class Contraction:
             )
         return dtype
 
-    def _rules(self, parts: Sequence[Any], dtypes: Sequence[Any], dtype: Any) -> tuple[Rule, ...]:
-        """Return the rules of inputs that may stay Partial: sums that the product keeps."""
-        rules: list[Rule] = []
-        for i, part in enumerate(parts):
-            if not isinstance(part, Layout) or not part.has_partial:
-                continue
-            kept: tuple[str, ...] = ("any",)
-            if dtype.kind != "b":
-                kept = ("sum", "avg") if keeps_sums(dtypes[i], dtype) else ()
-            for mesh_axis in part.partial_axes:
-                placement = part.placements[mesh_axis]
-                assert type(placement) is Partial
-                rule: Rule = tuple(
-                    placement if j in (0, i + 1) else Replicate() for j in range(len(parts) + 1)
-                )
-                if placement.op in kept and rule not in rules:
-                    rules.append(rule)
-        return tuple(rules)
-
-    def _resolve(
-        self, parts: Sequence[Any], static: Any, boolean: bool, rules: tuple[Rule, ...]
-    ) -> Resolution:
+    def _resolve(self, parts: Sequence[Any], static: Any, boolean: bool) -> Resolution:
         shapes = [part.shape if isinstance(part, Layout) else part for part in parts]
         inputs, output = self.subscripts(shapes, static)
         mesh = common_mesh(self.name, [part.mesh for part in parts if isinstance(part, Layout)])
@@ -214,7 +199,7 @@ class Contraction:
             lift(part, mesh) if isinstance(part, Layout) else replicated(mesh, part)
             for part in parts
         ]
-        spec = Spec(inputs, output, "any" if boolean else "sum", rules)
+        spec = Spec(inputs, output, "any" if boolean else "sum")
         return resolve(spec, layouts, lambda targets: _seconds(inputs, targets))
 
     def _product(

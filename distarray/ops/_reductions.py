@@ -18,9 +18,7 @@ from distarray.core._folding import reduce_block
 from distarray.core._reduce import (
     ABSENT,
     Reduction,
-    normalised_axes,
     partial_rules,
-    reduced_count,
 )
 from distarray.core._registry import register_function, register_reduction
 from distarray.core._variance import Variance
@@ -39,9 +37,8 @@ def _by(ufunc: Any, always: Any = None) -> Any:
     """Return the local call of a ufunc's reduction; `always` is a fixed dtype."""
 
     def local(
-        block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool, count: int, **extra: Any
+        block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool, **extra: Any
     ) -> Buffer:
-        del count
         dtype = always if dtype is None else dtype
         if extra:  # never on a GPU, whose reductions take no mask
             return ufunc.reduce(block, axes, dtype, None, keepdims, **extra)
@@ -50,28 +47,10 @@ def _by(ufunc: Any, always: Any = None) -> Any:
     return local
 
 
-def _average(
-    block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool, count: int, **extra: Any
-) -> Buffer:
-    """Return what a block contributes to a mean of `count` items."""
-    if dtype is None:
-        kind, result = block.dtype.kind, block.dtype.newbyteorder("=")
-        wide = np.float64 if kind in "biu" else np.float32 if result.char == "e" else None
-        result = np.dtype(np.float64) if kind in "biu" else result
-    else:
-        wide = result = np.dtype(dtype)
-    if extra:
-        total = np.add.reduce(block, axis=axes, dtype=wide, keepdims=keepdims, **extra)
-    else:
-        total = reduce_block(np.add, block, axes, wide, keepdims)
-    total = np.true_divide(total, count)
-    return total if total.dtype == result else total.astype(result)
-
-
 def _nonzero(
-    block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool, count: int, **extra: Any
+    block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool, **extra: Any
 ) -> Buffer:
-    del dtype, count
+    del dtype
     if extra:
         block = np.logical_and(block, extra["where"])
     if not _backend.is_numpy(block):
@@ -80,19 +59,39 @@ def _nonzero(
 
 
 class _Mean(Reduction):
-    """The mean: an empty block adds nothing, but a mean of nothing is NaN."""
+    """The mean: the sum of all ranks' items, divided once."""
 
-    def identity(self, dtype: Any, count: int) -> Any:
-        del dtype
-        if count == 0:
-            warnings.warn("Mean of empty slice.", RuntimeWarning, stacklevel=5)
-            return np.nan
-        return 0
+    def result_dtype(self, dtype: Any, wanted: Any) -> Any:
+        """Return the dtype of the mean."""
+        if wanted is not None:
+            return checked_dtype(wanted)
+        super().result_dtype(dtype, _mean_dtype(dtype))  # refuses what does not add up
+        return dtype.newbyteorder("=") if dtype.char == "e" else _mean_dtype(dtype)
+
+    def total_dtype(self, before: Any, result: Any, wanted: Any) -> Any:
+        """Return the dtype of the sum: wider than the mean of half precision."""
+        return result if wanted is not None else _mean_dtype(before)
 
 
-sum = Reduction(
-    "sum", _by(np.add), "sum", _SUMS, np.add, partial_rules("sum", "avg"), arithmetic.add
-)
+def _quotient(total: Buffer, count: int, result: Any) -> Buffer:
+    """Return a sum divided as NumPy does: in float64, then rounded to its dtype if it has axes.
+
+    Parameters
+    ----------
+    total : array
+        May be overwritten.
+    count : int
+    result : dtype
+    """
+    if count == 0:
+        warnings.warn("Mean of empty slice.", RuntimeWarning, stacklevel=6)
+    if total.ndim and _backend.is_numpy(total):
+        np.true_divide(total, np.intp(count), out=total, casting="unsafe")
+        return total.astype(result, copy=False)
+    return np.true_divide(total, np.intp(count)).astype(result)
+
+
+sum = Reduction("sum", _by(np.add), "sum", _SUMS, np.add, partial_rules("sum"), arithmetic.add)
 prod = Reduction(
     "prod", _by(np.multiply), "prod", _SUMS, np.multiply, partial_rules("prod"), arithmetic.multiply
 )
@@ -105,15 +104,14 @@ max = Reduction(
 any = Reduction("any", _by(np.logical_or, np.bool_), "any", _TRUTHS, None, partial_rules("any"))
 all = Reduction("all", _by(np.logical_and, np.bool_), "all", _TRUTHS, None, partial_rules("all"))
 count_nonzero = Reduction("count_nonzero", _nonzero, "sum", ("axis", "keepdims"))
-_mean = _Mean("mean", _average, "sum", _SUMS[:4], None, partial_rules("sum", "avg"))
+_mean = _Mean("mean", _by(np.add), "sum", _SUMS[:4], finish=_quotient)
 _variance = Variance("var")
 _first_smallest = Extreme("argmin", np.argmin, np.min)
 _first_largest = Extreme("argmax", np.argmax, np.max)
 
 _LAZY = (
     "Distribution: where a mesh axis cuts a reduced axis the result is Partial({op!r}): nothing is "
-    "sent until its value is needed. Kept axes stay cut. Partial inputs of the same kind stay so, "
-    "others are reduced first."
+    "sent until its value is needed{half}. Kept axes stay cut. {inputs} reduced first."
 )
 
 
@@ -124,7 +122,15 @@ def _document(row: Reduction, sentence: str) -> None:
     row.__doc__ = _docstrings.REDUCTION.format(
         sentence=sentence,
         options=options,
-        distribution=_docstrings.paragraph(_LAZY.format(op=row.combine)),
+        distribution=_docstrings.paragraph(
+            _LAZY.format(
+                op=row.combine,
+                half=", but for half precision, which adds up in float32" if row is sum else "",
+                inputs="Partial inputs of this kind stay so"
+                + (" where they are integers" if row in (sum, prod) else "")
+                + ", others are",
+            )
+        ),
     )
 
 
@@ -170,31 +176,28 @@ def mean(
 ) -> Any:
     """Return the mean over axes; integers give float64, float16 is summed in float32.
 
-    The result is lazy like a sum: each block contributes its sum divided by the global count, and
-    the result is `Partial("sum")` where a mesh axis cuts a reduced axis.
+    Distribution: where a mesh axis cuts a reduced axis, the sums of all blocks are reduced at once
+    and divided by the count, and the result is replicated there. Kept axes stay cut.
     """
     if not isinstance(x, BaseArray):
         return np.mean(x, axis, dtype, out, keepdims, where=where)
-    wanted = x.dtype if x.dtype.kind in "fc" else np.dtype(np.float64)
-    if dtype is not None:
-        wanted = checked_dtype(dtype)
-    if where is True and (dtype is None or wanted.kind in "fc"):
-        return _mean.reduce(x, axis, dtype, out, keepdims)
-    # Quotients rounded to integers do not add up: the sum is needed first.
-    total = sum(x, axis=axis, dtype=_mean_dtype(x, dtype), keepdims=keepdims, where=where)
     if where is True:
-        count: Any = reduced_count(x.shape, normalised_axes(axis, x.ndim))
-    else:
-        count = _selected(x, axis, keepdims, where)
-    result = astype(arithmetic.divide(total, count), wanted, copy=False)
+        return _mean.reduce(x, axis, dtype, out, keepdims)
+    wanted = _mean.result_dtype(x.dtype, dtype)
+    wide = wanted if dtype is not None else _mean_dtype(x.dtype)
+    total = sum(x, axis=axis, dtype=wide, keepdims=keepdims, where=where)
+    quotient = arithmetic.divide(total, _selected(x, axis, keepdims, where))
+    if total.ndim:
+        quotient = astype(quotient, total.dtype, copy=False)
+    result = astype(quotient, wanted, copy=False)
     return result if out is None else _put(out, result)
 
 
-def _mean_dtype(x: Any, dtype: Any) -> Any:
-    if dtype is not None:
-        return dtype
-    kind = np.dtype(x.dtype)
-    return np.float64 if kind.kind in "biu" else np.float32 if kind.char == "e" else kind
+def _mean_dtype(dtype: Any) -> Any:
+    """Return the dtype in which items of a dtype add up to a mean."""
+    if dtype.kind in "biu":
+        return np.dtype(np.float64)
+    return np.dtype(np.float32) if dtype.char == "e" else dtype.newbyteorder("=")
 
 
 def _selected(x: Any, axis: Any, keepdims: bool, mask: Any) -> Any:
@@ -286,7 +289,7 @@ def _masked_variance(x: Any, axis: Any, ddof: float, keepdims: bool, mask: Any) 
     total = sum(
         arithmetic.square(deviation),
         axis=axis,
-        dtype=_mean_dtype(deviation, None),
+        dtype=_mean_dtype(deviation.dtype),
         keepdims=keepdims,
         where=mask,
     )

@@ -27,29 +27,60 @@ from tests.on_device import host
 R = Replicate()
 
 
-def _partial(mesh: Any, op: str, factor: float = 1.0) -> DistArray:
-    block = np.arange(6.0).reshape(2, 3) * factor * (1 + mesh.rank)
+def _partial(mesh: Any, op: str, dtype: Any = np.float64) -> DistArray:
+    block = (np.arange(6).reshape(2, 3) * (1 + mesh.rank)).astype(dtype)
     return DistArray.from_local(block, mesh, [Partial(op)])
 
 
-def test_linear_operations_of_sums_stay_partial_and_send_nothing() -> None:
+def test_what_is_exact_of_sums_stays_partial_and_sends_nothing() -> None:
     def program() -> None:
         mesh = init_device_mesh((4,))
         with CommLog() as log:
+            x = _partial(mesh, "sum", np.int64)
+            r = distribute_array(np.ones((2, 3), np.int64), mesh, [R], src=None)
+            for result in (
+                x + x, x - x, x * 2, 2 * x, -x, +x, x * r, r * x, x.copy(), np.int32(3) * x,
+                x * np.full((2, 3), 2), x.conj(), x.T, x.sum(0),
+            ):  # fmt: skip
+                assert result.placements == (Partial("sum"),)
+            x = _partial(mesh, "prod", np.int64)
+            assert (x * x).placements == (Partial("prod"),)
             for op in ("sum", "avg"):
                 x = _partial(mesh, op)
-                r = distribute_array(np.ones((2, 3)), mesh, [R], src=None)
-                for result in (
-                    x + x, x - x, x * 2, 2.5 * x, x / 4, -x, +x, x * r, r * x, x.copy(),
-                    np.float64(3) * x, x * np.full((2, 3), 2.0), x.conj(), x.T, x.sum(0),
-                    x.astype(np.complex128),
-                ):  # fmt: skip
+                for result in (x.copy(), x.T, x[0], x.reshape(-1)):
                     assert result.placements == (Partial(op),)
-            assert arithmetic.maximum(_partial(mesh, "max"), 3.0).placements == (Partial("max"),)
-            x = _partial(mesh, "prod")
-            assert (x * x).placements == (Partial("prod"),)
+            for result in (
+                arithmetic.maximum(_partial(mesh, "max"), 3.0), _partial(mesh, "max").max(0),
+            ):  # fmt: skip
+                assert result.placements == (Partial("max"),)
         assert log.count("all_reduce") == 0
         assert log.count("all_gather") == 0
+
+    on_ranks(program)
+
+
+LARGE = 0.75  # of the largest number: parts of it may not be doubled, their sum may
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.float16])
+def test_arithmetic_of_sums_overflows_only_where_their_values_do(dtype: Any) -> None:
+    top = np.finfo(dtype).max
+    parts = (np.array([LARGE, -0.5, 0.0, 0.0]) * float(top)).astype(dtype)
+    value = parts.sum()
+
+    def program() -> None:
+        x = distribute_array(parts, init_device_mesh((4,)), [Shard(0)]).sum()
+        twice = distribute_array(np.array([parts, parts]), init_device_mesh((4,)), [Shard(1)])
+        with np.errstate(all="ignore"):
+            agrees(x, value)
+            for function in (
+                lambda s: s * 2, lambda s: 2 * s, lambda s: s / dtype(0.5), lambda s: s + s,
+                lambda s: s - (-s), lambda s: s * dtype(np.inf), lambda s: s / 0, lambda s: -s,
+                lambda s: s * 0, np.conj, np.real, lambda s: s.astype(np.complex128) * 2,
+            ):  # fmt: skip
+                agrees(function(x), function(value))
+            agrees(twice.sum(1).sum(), value + value)
+            agrees(twice.sum(1) @ np.ones(2, dtype), np.full(2, value, dtype) @ np.ones(2, dtype))
 
     on_ranks(program)
 
@@ -75,6 +106,13 @@ def test_everything_else_reduces_partial_first() -> None:
                     (abs(x), abs(full)),
                     (x > 3, full > 3),
                     (x.astype(np.int32), full.astype(np.int32)),
+                    (x.astype(np.complex128), full.astype(np.complex128)),
+                    (x * 2.0, full * 2),
+                    (x / 4, full / 4),
+                    (-x, -full),
+                    (x * r, full * 2),
+                    (x + x, full + full),
+                    (x.sum(0), full.sum(0)) if op == "sum" else (x + 0, full),
                 ):
                     assert not result.layout.has_partial
                     agrees(result, expected)

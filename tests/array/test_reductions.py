@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from distarray.array._array import distribute_array
 from distarray.comm import CommLog, init_device_mesh
+from distarray.core._policy import communication
 from distarray.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError
 from distarray.layout import Partial, Replicate, Shard
 from distarray.ops import _reductions as ours
@@ -172,7 +173,7 @@ def test_large_blocks_reduce_as_accurately_as_numpy(shape: Any, dtype: Any) -> N
 def test_reduction_over_a_cut_axis_is_partial_and_sends_nothing(name: str) -> None:
     def program() -> None:
         mesh = init_device_mesh((2, 2), ("dp", "tp"))
-        x = distribute_array(np.ones((4, 6)), mesh, [Shard(0), Shard(1)])
+        x = distribute_array(np.ones((4, 6), np.int64), mesh, [Shard(0), Shard(1)])
         with CommLog() as log:
             result = getattr(ours, name)(x, axis=0)
             again = getattr(ours, name)(result)
@@ -183,14 +184,20 @@ def test_reduction_over_a_cut_axis_is_partial_and_sends_nothing(name: str) -> No
     on_ranks(program)
 
 
-def test_mean_is_a_lazy_sum_and_variance_one_exchange() -> None:
+def test_mean_and_variance_are_one_exchange() -> None:
     def program() -> None:
         mesh = init_device_mesh((2, 2), ("dp", "tp"))
         x = distribute_array(np.arange(24.0).reshape(4, 6), mesh, [Shard(0), Shard(1)])
-        with CommLog() as log:
+        with CommLog() as log, communication("raise"):
             mean = x.mean()
-        assert log.count() == 0
-        assert mean.placements == (Partial("sum"), Partial("sum"))
+        assert log.count() == log.count("all_reduce") == 1
+        assert mean.layout.is_replicated
+        with CommLog() as log:
+            assert x.mean(0).placements == (Replicate(), Shard(0))
+        assert log.count() == 1
+        with CommLog() as log:
+            assert x.redistribute([Shard(0), Replicate()]).mean(1).placements[0] == Shard(0)
+        assert log.count("all_reduce") == 0
         with CommLog() as log:
             deviation = x.std(0)
             place = x.argmax()
@@ -375,5 +382,80 @@ def test_values_in_the_other_byte_order_give_what_numpy_gives(name, dtype):
             expected = expected.astype("f2") if half else expected
             tolerance = 8 * float(np.finfo(expected.dtype).eps)
             agrees(getattr(ours, name)(x, axis), expected, rtol=tolerance, atol=0)
+
+    on_ranks(program)
+
+
+def test_mean_is_the_sum_divided_once() -> None:
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        assert float(distribute_array(np.full(17, 7.0), mesh, [Shard(0)]).mean()) == 7
+        rng = np.random.default_rng(5)
+        for count in range(1, 60):
+            for dtype in (np.int64, np.uint8, np.float64, np.bool_):
+                value = rng.integers(0, 200, (count, 3)).astype(dtype)
+                x = distribute_array(value, mesh, [Shard(0)])
+                for axis in (None, 0, 1, ()):  # sums of integers are exact in any order
+                    for keepdims in (False, True):
+                        expected = np.asarray(value.mean(axis, keepdims=keepdims))
+                        agrees(x.mean(axis, keepdims=keepdims), expected)
+                agrees(x.sum() / np.int64(count), value.sum() / np.int64(count))
+            small = rng.integers(-9, 9, (count, 2))
+            for dtype in (np.float32, np.float16, np.complex64):
+                value = small.astype(dtype)
+                x = distribute_array(value, mesh, [Shard(0)])
+                agrees(x.mean(), value.mean())
+                agrees(x.mean(0), value.astype(np.result_type(dtype, "f4")).mean(0).astype(dtype))
+
+    on_ranks(program)
+
+
+def test_half_precision_adds_up_in_float32_on_all_ranks_and_is_rounded_once() -> None:
+    value = np.array([60000, 60000, -60000, -60000, 1, 0.0004, 2048, 1, 1, 1], np.float16)
+    signs = np.float16([1, -1, -1, 1]).repeat(100)[:, None]
+    tall = signs * np.full((400, 5), 20000, np.float16)
+    mask = np.arange(400)[:, None] % 3 > 0
+
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        x = distribute_array(value, mesh, [Shard(0)])
+        with np.errstate(all="raise"):
+            agrees(x.sum(), value.sum())
+            agrees(x.mean(), value.mean())
+            agrees(x.mean(dtype=np.float16), value.mean(dtype=np.float16))
+            agrees(x.astype(np.float64).sum(dtype=np.float16), value.sum())
+            agrees(x @ np.ones(10, np.float16), value.sum())
+            y = distribute_array(tall, mesh, [Shard(0)])  # the sums of blocks have no half
+            agrees(y.sum(0, where=mask), (tall.astype(np.float32) * mask).sum(0).astype("f2"))
+        assert x.sum().layout.is_replicated
+        with np.errstate(all="ignore"):
+            wide = value.astype(np.float32) * 2
+            y = distribute_array(wide, mesh, [Shard(0)])
+            agrees(y.sum(dtype=np.float16), wide.sum(dtype=np.float16))  # infinite as a half
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_product_of_complex_infinities_is_numpys_where_blocks_are_empty(first: int) -> None:
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        for count in (1, 2, 3):
+            value = np.full((count, 2), 2 - 1j)
+            value[min(first, count - 1), 0] = complex(np.inf, 0)
+            value[0, 1] = complex(-np.inf, np.inf)
+            x = distribute_array(value, mesh, [Shard(0)])
+            with np.errstate(all="ignore"):
+                for axis in (None, 0, 1):
+                    agrees(x.prod(axis), value.prod(axis))
+
+    on_ranks(program)
+
+
+def test_sum_of_nothing_is_positive_zero() -> None:
+    def program() -> None:
+        x = distribute_array(np.ones((0, 3)), init_device_mesh((4,)), [Shard(0)])
+        for total in (x.sum(), x.sum(0), x.sum(where=np.zeros((0, 3), bool)), (x + 0j).sum(0)):
+            assert not np.signbit(np.real(total.full_array())).any()
 
     on_ranks(program)
