@@ -1,6 +1,7 @@
 """What torch saves for the backward pass inside a call: slices of what all ranks have alike.
 
-torch hands every tensor that it saves to `Call.pack`. One whose values lie inside a tensor that is
+torch hands every tensor that it saves to the innermost `Hooks`, which hand on to those outside of
+them what they do not take themselves. Of those here one whose values lie inside a tensor that is
 known to be replicated is saved as a view of that: the rank keeps a slice of the replicated tensor,
 once for all its views, and gathers it when the first of them is needed again. So it does not matter
 which view of it a rank takes, and nothing is cut that is not known to be the same on all ranks.
@@ -11,12 +12,12 @@ the stretch that it takes there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -145,6 +146,69 @@ class Kept(NamedTuple):
         return self.tensor
 
 
+class _Handed(NamedTuple):
+    """What other hooks, which were there before, have made of a tensor."""
+
+    packed: Any
+    unpack: Callable[[Any], torch.Tensor]
+
+    def restored(self) -> torch.Tensor:
+        return self.unpack(self.packed)
+
+
+class Hooks:
+    """Hooks for saved tensors, which hand on what they do not take to those outside of them.
+
+    Parameters
+    ----------
+    outer
+        What packed and unpacked before.
+    """
+
+    def __init__(self, outer: tuple[Any, Any] | None) -> None:
+        self.outer = outer
+
+    def taken(self, tensor: torch.Tensor) -> Any:
+        """Return what is saved in the place of a tensor, with a method `restored`, or None."""
+        raise NotImplementedError
+
+    @untraced
+    def pack(self, tensor: torch.Tensor) -> Any:
+        """Return what is saved in the place of a tensor."""
+        found = self.taken(tensor)
+        if found is not None:
+            return found
+        if self.outer is not None:
+            return _Handed(self.outer[0](tensor), self.outer[1])
+        return Kept(tensor, tensor._version)
+
+    @untraced
+    def unpack(self, saved: Any) -> torch.Tensor:
+        """Return a saved tensor."""
+        found: torch.Tensor = saved.restored()
+        return found
+
+
+def enter_hooks(kind: type[Hooks]) -> AbstractContextManager[Any] | None:
+    """Let torch hand over what it saves; return what ends it, None where torch does so already."""
+    outer = _innermost()
+    if isinstance(_owner(outer), kind):
+        return None
+    hooks = kind(outer)
+    found: Any = torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack)
+    found.__enter__()
+    return found  # type: ignore[no-any-return]
+
+
+def _innermost() -> Any:
+    """Return the hooks that torch calls now."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def _owner(hooks: tuple[Any, Any] | None) -> Any:
+    return None if hooks is None else getattr(hooks[0], "__self__", None)
+
+
 class Call:
     """One call of a module, during which what torch saves is looked at.
 
@@ -209,10 +273,14 @@ class Call:
         return _Cut(known.slice, known.geometry, geometry)
 
     @cached_property
-    def _own_memory(self) -> frozenset[int]:
-        """The memory of parameters and buffers."""
+    def _own_memory(self) -> dict[int, StorageWeakRef]:
+        """The memory of parameters and buffers, whose addresses are not given away meanwhile.
+
+        Sharded parameters come and go during a call, and activations would take their place.
+        """
         tensors = (*self._module.parameters(), *self._module.buffers())
-        return frozenset(t.untyped_storage()._cdata for t in tensors)
+        references = (StorageWeakRef(tensor.untyped_storage()) for tensor in tensors)
+        return {reference.cdata: reference for reference in references}
 
     def _slice(self, whole: torch.Tensor) -> Slice:
         self._cuts += 1
@@ -239,10 +307,12 @@ def resharding(call: Call) -> Iterator[None]:
     """Let torch hand over what it saves, to this call and those around it."""
     token = _calls.set((*_calls.get(), call))
     watching = watched.set(_note_placed)
+    entered = enter_hooks(_Slices)
     try:
-        with torch.autograd.graph.saved_tensors_hooks(_pack, _unpack):
-            yield
+        yield
     finally:
+        if entered is not None:
+            entered.__exit__(None, None, None)
         watched.reset(watching)
         _calls.reset(token)
 
@@ -250,28 +320,26 @@ def resharding(call: Call) -> Iterator[None]:
 def may_decide() -> bool:
     """Tell whether this is the place to decide what is saved.
 
-    It is not inside other hooks for saved tensors, such as those of torch's checkpoints, nor where
-    a backward pass computes something again only to use it at once.
+    It is not inside hooks of others for saved tensors, such as those of torch's checkpoints, nor
+    where a backward pass computes something again only to use it at once.
     """
     if torch._C._current_graph_task_id() != -1:
         return False
-    outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return outer is None or outer[0] is _pack
+    hooks = _innermost()
+    while hooks is not None:
+        owner = _owner(hooks)
+        if not isinstance(owner, Hooks):
+            return False
+        hooks = owner.outer
+    return True
 
 
-@untraced
-def _pack(tensor: torch.Tensor) -> _Cut | Kept:
-    # The outermost call that knows a tensor cuts it, so that inner ones share its slice.
-    for call in _calls.get():
-        found = call.cut(tensor)
-        if found is not None:
-            return found
-    return Kept(tensor, tensor._version)
+class _Slices(Hooks):
+    """What the calls under way cut."""
 
-
-@untraced
-def _unpack(saved: _Cut | Kept) -> torch.Tensor:
-    return saved.restored()
+    def taken(self, tensor: torch.Tensor) -> Any:
+        """Return a view of a slice, of the outermost call that knows the tensor: one for all."""
+        return next((cut for call in _calls.get() if (cut := call.cut(tensor)) is not None), None)
 
 
 def _note_placed(tensor: torch.Tensor) -> None:

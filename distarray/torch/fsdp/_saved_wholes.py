@@ -6,16 +6,13 @@ holds one keeps its memory alive, and never finds it gone.
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from distarray.errors import ModifiedError
-from distarray.torch._saved import Geometry, Kept
-from distarray.torch._untraced import untraced
+from distarray.torch._saved import Geometry, Hooks
 from distarray.torch.fsdp._bundle import Bundle
 from distarray.torch.fsdp._parameter import ShardedParameter
 
@@ -79,51 +76,18 @@ class _Saved(NamedTuple):
         return self.bundle.view(self.dtype, self.geometry)
 
 
-class _Handed(NamedTuple):
-    """What other hooks, which were there before, have made of a tensor."""
+class Wholes(Hooks):
+    """What is a view of a whole."""
 
-    packed: Any
-    unpack: Callable[[Any], torch.Tensor]
-
-    def restored(self) -> torch.Tensor:
-        return self.unpack(self.packed)
-
-
-class _Hooks:
-    """The hooks of one call, which hand on to those outside of it what is no parameter."""
-
-    def __init__(self, outer: tuple[Any, Any] | None) -> None:
-        self._outer = outer
-
-    @untraced
-    def pack(self, tensor: torch.Tensor) -> Any:
-        """Return what is saved in the place of a tensor."""
-        if tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(
+    def taken(self, tensor: torch.Tensor) -> Any:
+        """Return where a view of a whole is."""
+        if tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(
             tensor
         ):
-            found = _found(tensor)
-            if found is not None:
-                source, bundle = found
-                geometry = Geometry.of(tensor)
-                made = bundle.made_of(geometry.offset)
-                return _Saved(source, bundle, tensor.dtype, geometry, *made)
-        if self._outer is not None:
-            return _Handed(self._outer[0](tensor), self._outer[1])
-        return Kept(tensor, tensor._version)
-
-    @untraced
-    def unpack(self, saved: Any) -> torch.Tensor:
-        """Return a saved tensor."""
-        found: torch.Tensor = saved.restored()
-        return found
-
-
-def enter_saving() -> contextlib.AbstractContextManager[Any] | None:
-    """Let torch hand over what it saves; return what ends it, None where torch does so already."""
-    outer: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    if outer is not None and isinstance(getattr(outer[0], "__self__", None), _Hooks):
-        return None
-    hooks = _Hooks(outer)
-    found: Any = torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack)
-    found.__enter__()
-    return found  # type: ignore[no-any-return]
+            return None
+        found = _found(tensor)
+        if found is None:
+            return None
+        source, bundle = found
+        geometry = Geometry.of(tensor)
+        return _Saved(source, bundle, tensor.dtype, geometry, *bundle.made_of(geometry.offset))
