@@ -78,12 +78,13 @@ def differing(said: Sequence[Any], ranks: Iterable[int]) -> str:
     groups: dict[str, list[int]] = {}
     for rank, one in zip(ranks, said, strict=True):
         groups.setdefault(str(one), []).append(rank)
-    parts = [f"{_ranks(found)}: {text}" for text, found in groups.items()]
+    parts = [f"{named(found)}: {text}" for text, found in groups.items()]
     more = [f"and {len(parts) - _SHOWN} others"] if len(parts) > _SHOWN else []
     return "; ".join(parts[:_SHOWN] + more)
 
 
-def _ranks(found: list[int]) -> str:
+def named(found: Sequence[int]) -> str:
+    """Return some ranks, for a message."""
     if len(found) == 1:
         return f"rank {found[0]}"
     more = f" and {len(found) - _SHOWN} others" if len(found) > _SHOWN else ""

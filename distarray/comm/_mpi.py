@@ -26,6 +26,7 @@ from distarray.comm._mpi_objects import all_gather_bytes
 from distarray.comm._reducer import SMALL_BYTES
 from distarray.comm._reducing import divide, plain_ufunc
 from distarray.comm._requests import DONE, Pending, Request
+from distarray.comm._waiting import answer, waiting
 from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
 from distarray.typing import Buffer
 
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _FITS, _TOO_LARGE = b"\0", b"\1"
-_small: dict[tuple[str, np.dtype[Any], int], tuple[int, np.ufunc | None]] = {}
-"""Of (op, dtype, size): the token of its exchange, and the function where NumPy's dtype serves."""
+_small: dict[tuple[str, np.dtype[Any], int], tuple[int, np.ufunc | None, str]] = {}
+"""Of (op, dtype, size): the token of its exchange, the function where NumPy's dtype serves, and
+what messages say."""
 
 
 _token = lru_cache(maxsize=4096)(_mismatch.token)
@@ -75,7 +77,7 @@ class MPICommunicator(Communicator):
         what = Call(name, buffer)
         mpi = self._group.mpi
         if blocking:
-            with self._group.calling(what):
+            with waiting(what, self._group.joining()):
                 getattr(mpi, name)(*arguments)
             return DONE
         request = getattr(mpi, f"I{name.lower()}")(*arguments)
@@ -85,8 +87,7 @@ class MPICommunicator(Communicator):
         self, requests: _mpi_large.Several, what: Call, blocking: bool, buffers: Any = ()
     ) -> Request:
         """Return the request of messages under way, or wait for them."""
-        ranks = self.world_ranks if what.peer is None else (what.peer,)
-        handle = Handle(requests, what, ranks)
+        handle = Handle(requests, what, self._group.joining() if what.peer is None else None)
         if blocking:
             handle.wait()
             return DONE
@@ -136,12 +137,13 @@ class MPICommunicator(Communicator):
         key = (op, dtype, array.size)
         known = _small.get(key)
         if known is None:
-            known = _small[key] = (_token("all_reduce", *key), plain_ufunc(op, dtype))
-        usual, function = known
+            what_usual = f"all_reduce, {op}, of {array.size} {dtype}"
+            known = _small[key] = (_token("all_reduce", *key), plain_ufunc(op, dtype), what_usual)
+        usual, function, what_usual = known
         if function is None:
             return None
         if token is None:
-            token, what = usual, key
+            token, what = usual, what_usual
         first, second, *others = exchange(array.tobytes(), token, what)
         shape = array.shape
         # As NumPy does, the functions may warn: all ranks compute the same, and warn alike.
@@ -379,6 +381,8 @@ def world() -> MPICommunicator:
                 if len(base.ranks) > 1:
                     _on_error.install_at_exit()
                     _on_error.watch()
+                    if mpi.Comm.Get_parent() == mpi.COMM_NULL:  # else a rank of that job is asked
+                        answer(base.rank)
                 else:
                     _on_error.warn_if_alone()
                 _world = MPICommunicator(base.group(base.ranks), "world")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from distarray.comm._mpi_large import Several
+from distarray.comm._presence import Meeting
 from distarray.comm._waiting import waiting
 from distarray.typing import Buffer
 
@@ -41,20 +42,22 @@ class Handle:
         Complete when it is.
     what
         The call.
-    ranks
-        The numbers in the MPI world of all that it may wait for.
+    meeting
+        Of all ranks that make the call, where others can be told of it.
     """
 
-    __slots__ = ("_ranks", "_requests", "_what")
+    __slots__ = ("_meeting", "_requests", "_what")
 
-    def __init__(self, requests: Several, what: Call, ranks: tuple[int, ...]) -> None:
+    def __init__(self, requests: Several, what: Call, meeting: Meeting | None) -> None:
         self._requests = requests
         self._what = what
-        self._ranks = ranks
+        self._meeting = meeting
 
     def wait(self) -> None:
         """Return when it is complete."""
-        with waiting(self._what, ranks=self._ranks):
+        peer = self._what.peer
+        late = None if peer is None else lambda: (peer,)
+        with waiting(self._what, self._meeting, late):
             self._requests.wait()
 
     def test(self) -> bool:

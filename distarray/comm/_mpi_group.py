@@ -174,20 +174,20 @@ class Group:
         """How many collective calls of MPI this rank has made, through ``mpi``."""
         return self._calls
 
-    def calling(self, what: object) -> waiting:
-        """Return a context in which this rank makes one, that all ranks make.
+    def joining(self) -> _presence.Meeting | None:
+        """Return the next of them as a meeting, which this rank joins now.
 
-        ``str(what)`` says in messages what it is for.
+        None where the MPI world does not have all the ranks.
         """
         self._calls += 1
         if not self._place:
-            return waiting(what, ranks=self.world_ranks)
-        return waiting(what, _presence.Meeting(self._place, self._calls, self.world_ranks))
+            return None
+        return _presence.Meeting(self._place, self._calls, self.world_ranks)
 
     def compare(self, token: int, what: object) -> None:
         """Check that all ranks do the same; see ``_mpi_objects.compare``."""
         mpi = self.mpi
-        with self.calling(what):
+        with waiting(what, self.joining()):
             compare(mpi, token, what, self.world_ranks)
 
     def exported(self) -> MPI.Intracomm:

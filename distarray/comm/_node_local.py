@@ -52,7 +52,7 @@ from distarray.comm._slots import (
     Slot,
     describe,
 )
-from distarray.comm._waiting import timeout, waiting
+from distarray.comm._waiting import given_up, timeout, waiting
 from distarray.errors import CommunicationError
 from distarray.typing import Buffer
 
@@ -300,20 +300,19 @@ class Channel:
         meeting = None
         if self._place:
             meeting = Meeting(self._place, number, self._named(self.members))
-        with waiting(what, meeting):
+
+        def late() -> tuple[int, ...]:
+            others = self._others[(number - 1) & 1]
+            return self._named([rank for rank, slot in others if slot.words[ROUND] != number])
+
+        with waiting(what, meeting, late):
             while words[ROUND] != number:
                 time.sleep(_SLEEP)
                 _requests.progress()
                 if words[GONE]:
                     self._raise_gone(number, what)
                 if time.monotonic() > deadline:
-                    others = self._others[(number - 1) & 1]
-                    late = [r for r, other in others if other.words[ROUND] != number]
-                    raise CommunicationError(
-                        f"rank {self.me} has waited {timeout():g} s for ranks {late} to join an "
-                        "operation; they are elsewhere in the program, or gone "
-                        "(DISTARRAY_TIMEOUT sets the limit)"
-                    )
+                    raise CommunicationError(given_up(self._world_ranks[self.me]))
 
 
 class _Views:

@@ -4,6 +4,7 @@ A wait is noted before it begins and forgotten when it ends; a thread looks twic
 long the oldest has lasted. After `SECONDS` it tells the line of the program that waits, once; after
 ``DISTARRAY_TIMEOUT`` seconds, by default `LIMIT`, it ends all ranks. It ends them at once where the
 ranks of this node are known to wait in vain (`_in_vain`), or one of them has died (`_neighbours`).
+Who keeps whom waiting the ranks of a node ask one another (`_whereabouts`).
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from typing import NamedTuple, Protocol
 
 from distarray.comm._in_vain import Watch
 from distarray.comm._mismatch import such_calls
-from distarray.comm._presence import Meeting
+from distarray.comm._presence import Meeting, has_joined
 from distarray.comm._settings import setting
+from distarray.comm._whereabouts import Answers, Question, Whereabouts
+from distarray.comm._whereabouts import late as late_ranks
 from distarray.errors import ArgumentError
 
 SECONDS = 30.0
@@ -40,6 +43,7 @@ _OFF = ("0", "none")  # what turns the limit off
 
 _EVERY = 0.5  # seconds between looks
 _GRACE = 2.0  # for those who watch the time themselves
+_SECONDS_ENDING = 10.0  # that it takes a rank to end all others, at most
 _SOON = 0.25  # seconds after which it is asked whether a wait is in vain
 _LIBRARIES = ("distarray", "numpy", "torch")  # whose lines say nothing about the program
 
@@ -56,12 +60,23 @@ _QUIET_MODULES = (  # of the functions or classes of threads of common tools
 
 
 class _Wait(NamedTuple):
-    """What a thread waits for, since when, and which ranks of the MPI world may be late there."""
+    """What a thread waits for, since when, and for whom, where that is known."""
 
     since: float
     what: object
     meeting: Meeting | None
-    ranks: tuple[int, ...]
+    late: Callable[[], tuple[int, ...]] | None
+
+    @property
+    def question(self) -> Question:
+        """What ranks are asked that it may wait for."""
+        return self.meeting[:2] if self.meeting is not None else ("", 0)
+
+    def ranks(self) -> tuple[int, ...]:
+        """Return the ranks that it may wait for."""
+        if self.late is not None:
+            return self.late()
+        return self.meeting.ranks if self.meeting is not None else ()
 
 
 _waits: dict[int, _Wait] = {}  # by thread
@@ -76,25 +91,29 @@ class waiting:  # noqa: N801 - reads as a verb: with waiting("for a communicator
         ``str(what)`` says what it is about to do with them.
     meeting
         Where, if others can be told so.
-    ranks
-        For which ranks of the MPI world, where that is known; default: those of the meeting.
+    late
+        Tells which ranks of the MPI world have not come; default: some of those of the meeting.
     """
 
-    __slots__ = ("_meeting", "_outer", "_ranks", "_what")
+    __slots__ = ("_late", "_meeting", "_outer", "_what")
 
     def __init__(
-        self, what: object, meeting: Meeting | None = None, ranks: tuple[int, ...] | None = None
+        self,
+        what: object,
+        meeting: Meeting | None = None,
+        late: Callable[[], tuple[int, ...]] | None = None,
     ) -> None:
         self._what = what
         self._meeting = meeting
-        self._ranks = ranks or (() if meeting is None else meeting.ranks)
+        self._late = late
         self._outer: _Wait | None = None
 
     def __enter__(self) -> None:
         own = threading.get_ident()
         outer = self._outer = _waits.get(own)
-        if outer is None or self._ranks:  # else this is a part of what is known
-            _waits[own] = _Wait(time.monotonic(), self._what, self._meeting, self._ranks)
+        # Else this is a part of what is known.
+        if outer is None or self._meeting is not None or self._late is not None:
+            _waits[own] = _Wait(time.monotonic(), self._what, self._meeting, self._late)
 
     def __exit__(self, *_: object) -> None:
         own = threading.get_ident()
@@ -204,7 +223,7 @@ class _Looking:
         self._abort = abort
         self._others = others
         self._end = end
-        self._told: set[_Wait] = set()
+        self._told: set[tuple[int, float]] = set()
 
     def run(self) -> None:
         """Look every now and then, until the program ends."""
@@ -216,18 +235,17 @@ class _Looking:
                 self._look_for_vain(dict(now), self._others)
 
     def _look_for_long(self, now: list[tuple[int, _Wait]]) -> None:
-        self._told.intersection_update(wait for _, wait in now)
+        self._told.intersection_update((thread, wait.since) for thread, wait in now)
         for thread, wait in now:
             seconds = time.monotonic() - wait.since
             # Those who watch the time themselves raise an error first, where the program can see.
             late = seconds > timeout() + _GRACE
-            if not late and (seconds < SECONDS or wait in self._told):
+            if not late and (seconds < SECONDS or (thread, wait.since) in self._told):
                 continue
-            self._told.add(wait)
-            frame = sys._current_frames().get(thread)
-            sys.stderr.write(
-                _message(f"{self._place} has waited {seconds:.0f} s", frame, wait.what, late)
-            )
+            self._told.add((thread, wait.since))
+            line = _line(sys._current_frames().get(thread))
+            who = f"{self._place} has waited {seconds:.0f} s"
+            sys.stderr.write(f"{_message(who, wait, line, late)}\n")
             sys.stderr.flush()
             if late:
                 self._abort(1)
@@ -286,7 +304,60 @@ def _system_name(thread: threading.Thread) -> str:
         return ""
 
 
-def _message(who: str, frame: FrameType | None, what: object, late: bool) -> str:
+_answers: Answers | None = None
+_given_up: tuple[float, _Wait, str] | None = None
+"""When the main thread has given up waiting, and for what, at which line."""
+
+
+def answer(rank: int) -> None:
+    """Tell other ranks of the node from now on where this one is, and ask them.
+
+    Parameters
+    ----------
+    rank
+        Its number in the MPI world.
+    """
+    global _answers
+    _answers = Answers(rank, _here)
+    _answers.begin()
+
+
+def _here(question: Question) -> Whereabouts:
+    """Return where this rank is; what it has just given up keeps others waiting, too."""
+    place, number = question
+    main = threading.main_thread().ident or 0
+    now = dict(_waits)
+    line = _line(sys._current_frames().get(main))
+    wait = now.get(main)
+    if wait is None and behind.holds(main):
+        wait = _wait_behind(now)
+    if wait is None and _given_up is not None and time.monotonic() - _given_up[0] < _SECONDS_ENDING:
+        _, wait, line = _given_up
+    joined = bool(place) and has_joined(place, number)
+    if wait is None:
+        return Whereabouts(joined, line, "", ("", 0), ())
+    ranks = tuple(rank for rank in wait.ranks() if _answers is None or rank != _answers.rank)
+    return Whereabouts(joined, line, str(wait.what), wait.question, ranks)
+
+
+def given_up(rank: int) -> str:
+    """Return what is wrong where this thread has waited for as long as it may, and gives up.
+
+    Parameters
+    ----------
+    rank
+        Its number in the MPI world.
+    """
+    global _given_up
+    wait = _waits[threading.get_ident()]
+    line = _line(sys._getframe())
+    if threading.current_thread() is threading.main_thread():
+        _given_up = time.monotonic(), wait, line
+    return _message(f"rank {rank} has waited {timeout():g} s", wait, line, True)
+
+
+def _message(who: str, wait: _Wait, line: str, late: bool) -> str:
+    whom, why = late_ranks(_answers, wait.question, wait.ranks(), wait.late is not None)
     limit = timeout()
     if late:
         then = f"That is more than DISTARRAY_TIMEOUT={limit:g} allows, and ends all ranks"
@@ -294,9 +365,10 @@ def _message(who: str, frame: FrameType | None, what: object, late: bool) -> str
         then = f"If they do not come within DISTARRAY_TIMEOUT={limit:g} s, all ranks end"
     else:
         then = "If they never come there, it waits for ever: DISTARRAY_TIMEOUT sets no limit"
+    because = f". {why[0].upper()}{why[1:]}" if why else ""
     return (
-        f"{who} for other ranks{_line(frame)} ({what}). {then}: every rank must make the same "
-        f"calls{such_calls(what)}\n"
+        f"{who} for {whom}{line} ({wait.what}){because}. {then}: every rank must make the same "
+        f"calls{such_calls(wait.what)}"
     )
 
 

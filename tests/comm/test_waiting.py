@@ -74,7 +74,7 @@ def test_a_rank_of_another_node_is_waited_for_in_every_call_of_mpi():
     assert ended.status == 0, ended.said
     for rank in (1, 2):
         for line in (16, 19):
-            told = f"rank {rank} of 3 has waited [0-9]+ s for other ranks at <string>, line {line}"
+            told = f"rank {rank} of 3 has waited [0-9]+ s for rank 0 at <string>, line {line}"
             assert re.search(told, ended.said), ended.said
 
 
@@ -89,7 +89,8 @@ def test_a_rank_that_is_elsewhere_is_named_at_the_limit():
     program = f"{ARRAY}\nfloat(x.sum())\nif rank == 0:\n    print(x)\ntime.sleep(60)\n"
     ended = launch(program, DISTARRAY_TIMEOUT="1")
     assert ended.status != 0
-    assert "rank 0 has waited 1 s for ranks [1, 2]" in ended.said, ended.said
+    assert "rank 0 has waited 1 s for ranks 1, 2 at <string>, line 11" in ended.said, ended.said
+    assert "Ranks 1, 2: at <string>, line 12" in ended.said, ended.said
 
 
 def test_calls_that_do_not_look_like_such_are_named_only_where_arrays_may_make_them():
@@ -113,3 +114,61 @@ def test_the_line_of_the_program_is_named_and_not_that_of_torch():
     Told.apply(torch.ones(1))
     assert f"{__file__}, line" in lines[0]
     assert "Told.apply(torch.ones(1))" in lines[0]
+
+
+CHAIN = f"""{ARRAY}
+def on(*ranks):
+    mesh = da.DeviceMesh(ranks)
+    if rank in ranks:
+        ones = da.ones(4, mesh=mesh, placements=[da.Shard(0)])
+        float(ones.sum())
+        return ones
+
+first, second = on(0, 1), on(2, 1)
+if rank == 0:
+    float(first.sum())
+elif rank == 1:
+    float(second.sum())
+else:
+    time.sleep(30)
+"""
+
+
+def line_of(program: str, text: str) -> str:
+    """Return how messages name the line of a program that has a text."""
+    (number,) = [i for i, line in enumerate(program.splitlines(), 1) if text in line]
+    return f"at <string>, line {number}"
+
+
+@pytest.mark.parametrize("shared", ["1", "0"])
+def test_the_last_of_a_chain_is_blamed_at_the_limit_with_its_line(shared):
+    ended = launch(CHAIN, DISTARRAY_TIMEOUT="1.5", DISTARRAY_SHARED_MEMORY=shared)
+    assert ended.status != 0
+    told = next(line for line in ended.said.splitlines() if "for rank 1, and in the end" in line)
+    here, between, last = (line_of(CHAIN, text) for text in ("(first.", "(second.", "(30)"))
+    assert re.search(rf"rank 0 (of 3 )?has .* and in the end for rank 2, {here} \(all-red", told)
+    assert f"Rank 2: {last}; rank 1: waits for rank 2 {between} (all-reduce of" in told
+
+
+def test_a_rank_of_another_node_is_not_known_to_be_late():
+    ended = launch(CHAIN, DISTARRAY_TIMEOUT="1.5", DISTARRAY_RANKS_PER_NODE="2")
+    assert ended.status != 0
+    assert "for rank 1, and in the end for at least rank 2, at" in ended.said, ended.said
+    assert "Rank 2: does not answer" in ended.said
+
+
+def test_messages_between_two_ranks_are_waited_for_by_name():
+    program = (
+        f"{ARRAY}\nimport numpy as np\nfrom distarray.comm import world\n"
+        "ours = world().subgroup([2, 1])\n"
+        "if ours is not None:\n    ours.barrier()\n"
+        "_waiting.SECONDS = 0.5\n"
+        "if rank == 1:\n    ours.recv(np.empty(3), 0)\n"
+        "if rank == 2:\n    time.sleep(2)\n    ours.send(np.ones(3), 1)\n"
+    )
+    ended = launch(program)
+    assert ended.status == 0, ended.said
+    there, here = line_of(program, "sleep"), line_of(program, ".recv")
+    told = rf"rank 1 of 3 has waited \d+ s for rank 2 {here} \(recv of 3 float64 with rank 2\)"
+    assert re.search(told, ended.said), ended.said
+    assert f"Rank 2: {there}. If" in ended.said
