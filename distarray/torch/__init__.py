@@ -35,6 +35,7 @@ from distarray.torch._sequence import SequenceParallel
 from distarray.torch._state_dict import state_dict
 from distarray.torch._style import ParallelStyle
 from distarray.torch._transformer import TransformerLayerParallel
+from distarray.torch._whole_matrices import check_optimizers as _check_optimizers
 from distarray.torch.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -46,6 +47,7 @@ from distarray.torch.fsdp import (
 )
 
 _register_all()
+_check_optimizers()
 
 __all__ = [
     "CPUOffloadPolicy",

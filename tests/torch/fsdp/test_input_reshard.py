@@ -18,7 +18,7 @@ from tests.torch.fsdp.training import (  # noqa: E402
     check_gradients,
     filled,
     gradients,
-    mean_square,
+    square_mean,
     values,
 )
 from tests.torch.reshard_models import MLP_PLAN, Mlp  # noqa: E402
@@ -55,7 +55,7 @@ def test_slices_are_kept_in_sharded_modules(first, place, after):
     whole = filled(Stack())
     batches = [values(2, 5, WIDTH, seed=40 + i) for i in range(2)]
     plain = copy.deepcopy(whole)
-    mean_square(plain, torch.cat(batches)).backward()
+    square_mean(plain, torch.cat(batches)).backward()
     wanted = gradients(plain)
 
     def counted(*, shard):
@@ -80,7 +80,7 @@ def test_slices_are_kept_in_sharded_modules(first, place, after):
             for _ in range(3):
                 mine.zero_grad()
                 with da.CommLog() as log:
-                    mean_square(mine, batches[mesh["dp"].coordinate[0]]).backward()
+                    square_mean(mine, batches[mesh["dp"].coordinate[0]]).backward()
                 counts.append(log.count("all_gather", "tp"))
                 if shard:
                     check_gradients(mine, wanted) if "" in sharded else None
@@ -103,7 +103,7 @@ def test_wholes_go_while_slices_are_kept():
         mine = dt.parallelize_module(copy.deepcopy(whole), mesh["tp"], PLAN)
         dt.fully_shard(mine, mesh["dp"], reshard_after_forward=True)
         dt.input_reshard(mine, mesh["tp"], 1)
-        loss = mean_square(mine, values(2, 5, WIDTH, seed=mesh.rank // 2))
+        loss = square_mean(mine, values(2, 5, WIDTH, seed=mesh.rank // 2))
         assert not mine._state.group.is_whole
         with da.CommLog() as log:
             loss.backward()
