@@ -11,6 +11,7 @@ import torch
 import distarray as da
 from distarray.testing import simulate
 from distarray.torch._cross_entropy import vocab_parallel_cross_entropy
+from tests.tolerance import assert_close
 
 cross_entropy = torch.nn.functional.cross_entropy
 
@@ -47,7 +48,7 @@ def compare_losses(
     rows: Sequence[int],
     kind: str,
     *,
-    tolerance: float = 1e-12,
+    tolerance: float | None = None,
     dtype: torch.dtype = torch.float64,
     part: bool = False,
     **options: Any,
@@ -76,10 +77,10 @@ def compare_losses(
             (loss * slopes.to(dtype)).sum().backward()
         assert log.count() == log.count("all_reduce") == forward == (2 if ranks > 1 else 0)
         assert loss.dtype is mine.grad.dtype is dtype
-        close = {"rtol": tolerance, "atol": tolerance, "equal_nan": True}
-        torch.testing.assert_close(loss.detach().double(), expected.detach(), **close)
+        assert_close(loss.detach().double(), expected.detach(), tolerance=tolerance, what="loss")
         share = share_of(twin.grad, axis, offsets, mesh.rank)
-        torch.testing.assert_close(mine.grad.double(), share, **close)
+        terms = [twin.grad, expected]
+        assert_close(mine.grad.double(), share, terms, tolerance=tolerance, what="gradient")
         return log, loss.detach()
 
     answers = simulate(ranks, program, timeout=60)

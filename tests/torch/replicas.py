@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 
 import distarray as da
 from distarray.testing import simulate
+from tests.tolerance import assert_close
 
 
 def values(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -41,8 +42,8 @@ def on_ranks(
     )
 
 
-def same(given: torch.Tensor, wanted: torch.Tensor, tolerance: float = 1e-12) -> None:
-    torch.testing.assert_close(given, wanted, rtol=tolerance, atol=tolerance)
+def same(given: torch.Tensor, wanted: torch.Tensor, terms: Iterable[Any] = ()) -> None:
+    assert_close(given, wanted, terms)
 
 
 def gradients(module: nn.Module) -> dict[str, torch.Tensor | None]:
@@ -50,14 +51,14 @@ def gradients(module: nn.Module) -> dict[str, torch.Tensor | None]:
 
 
 def check_gradients(
-    module: nn.Module, wanted: dict[str, torch.Tensor | None], tolerance: float = 1e-12
+    module: nn.Module, wanted: dict[str, torch.Tensor | None], tolerance: float | None = None
 ) -> None:
     """Compare gradients with those of one process; None must be None."""
     for name, gradient in gradients(module).items():
         if wanted[name] is None:
             assert gradient is None, name
         else:
-            same(gradient, wanted[name], tolerance)
+            assert_close(gradient, wanted[name], wanted.values(), tolerance=tolerance, what=name)
 
 
 def share(batch: torch.Tensor, mesh: da.DeviceMesh) -> torch.Tensor:

@@ -14,6 +14,7 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import ArgumentError, LayoutError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
+from tests.tolerance import assert_close  # noqa: E402
 from tests.torch.twins import compare  # noqa: E402
 
 KINDS = [
@@ -193,14 +194,12 @@ def test_groups_stay_together_in_units_of_several(n):
         dt.parallelize_module(mine, mesh, plan)
         found = mine(x)
         found.square().mean().backward()
-        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        assert_close(found, expected)
+        terms = [p.grad for p in model.parameters()]
         for (name, parameter), other in zip(
             mine.named_parameters(), model.parameters(), strict=True
         ):
-            gradient = dt.full_tensor(parameter.grad)
-            torch.testing.assert_close(
-                gradient, other.grad, rtol=1e-9, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}"
-            )
+            assert_close(dt.full_tensor(parameter.grad), other.grad, terms, what=name)
 
     simulate(n, program)
 

@@ -14,6 +14,7 @@ from distarray.errors import LayoutError, MismatchError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from distarray.torch._layouts import place  # noqa: E402
 from distarray.torch._loss_parallel import loss_parallel  # noqa: E402
+from tests.tolerance import assert_close  # noqa: E402
 from tests.torch.word_head import BATCH, LENGTH, WIDTH, WORDS, setting  # noqa: E402
 
 F = torch.nn.functional
@@ -35,7 +36,7 @@ def _check(ranks, loss_of, *, inside=True, collectives=2):
             loss = loss_of(logits, target)
             loss.sum().backward()
         assert log.count() == log.count("all_reduce") == collectives
-        torch.testing.assert_close(loss.detach(), expected.detach(), rtol=1e-12, atol=1e-12)
+        assert_close(loss.detach(), expected.detach())
         start, stop = dt.layout_of(mine.weight).local_box()[0]
         torch.testing.assert_close(mine.weight.grad, twin.weight.grad[start:stop])
         torch.testing.assert_close(mine.bias.grad, twin.bias.grad[start:stop])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 
 import distarray as da
 from distarray.testing import simulate
+from tests.tolerance import assert_close
 
 
 def compare(
@@ -19,7 +20,7 @@ def compare(
     inputs: tuple[torch.Tensor, ...],
     parallel: Callable[[nn.Module, da.DeviceMesh], Callable[..., torch.Tensor]],
     *,
-    tolerance: float = 1e-12,
+    tolerance: float | None = None,
 ) -> list[Any]:
     """Run a module and its parallel copies; compare outputs and all gradients.
 
@@ -39,6 +40,7 @@ def compare(
     weights = torch.linspace(-1, 1, expected.numel(), dtype=expected.dtype).reshape(expected.shape)
     (expected * weights).sum().backward()
     gradients = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+    terms = [*gradients.values(), *(x.grad for x in values)]
     module.zero_grad()
 
     def program() -> da.CommLog:
@@ -49,23 +51,30 @@ def compare(
         with da.CommLog() as log:
             result = run(*mine)
             (result * weights).sum().backward()
-        torch.testing.assert_close(
-            result.detach(), expected.detach(), rtol=tolerance, atol=tolerance
-        )
+        assert_close(result.detach(), expected.detach(), tolerance=tolerance, what="output")
         for x, y in zip(mine, values, strict=True):
-            torch.testing.assert_close(x.grad, y.grad, rtol=tolerance, atol=tolerance)
+            assert (x.grad is None) == (y.grad is None)
+            if y.grad is not None:
+                assert_close(x.grad, y.grad, terms, tolerance=tolerance, what="input")
         for name, parameter in twin.named_parameters():
             assert type(parameter) is nn.Parameter
-            check_gradient(name, parameter, gradients.get(name), tolerance)
+            check_gradient(name, parameter, gradients.get(name), tolerance, terms)
         return log
 
     return simulate(ranks, program, timeout=60)
 
 
 def check_gradient(
-    name: str, parameter: nn.Parameter, expected: torch.Tensor | None, tolerance: float
+    name: str,
+    parameter: nn.Parameter,
+    expected: torch.Tensor | None,
+    tolerance: float | None = None,
+    terms: Iterable[Any] = (),
 ) -> None:
-    """Compare a parameter's gradient with this rank's block of the full one."""
+    """Compare a parameter's gradient with this rank's block of the full one.
+
+    The magnitude of ``terms``, and of the full one, is what the tolerance is relative to.
+    """
     from distarray.torch._layouts import placed_of
     from distarray.torch._parameters import block_of
 
@@ -75,6 +84,5 @@ def check_gradient(
     placed = placed_of(parameter)
     block = expected if placed is None else block_of(expected, placed)
     assert parameter.grad is not None, name
-    torch.testing.assert_close(
-        parameter.grad, block, rtol=tolerance, atol=tolerance, msg=lambda m: f"{name}: {m}"
-    )
+    terms = (expected, *terms)
+    assert_close(parameter.grad, block, terms, tolerance=tolerance, what=name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -14,6 +14,7 @@ from torch import nn
 import distarray as da
 import distarray.torch as dt
 from distarray.testing import simulate
+from tests.tolerance import assert_close
 
 Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
@@ -38,11 +39,15 @@ def on_ranks(ranks: int, program: Callable[[da.DeviceMesh], Any]) -> list[Any]:
     return simulate(ranks, lambda: program(da.init_device_mesh((ranks,), ("dp",))), timeout=60)
 
 
-def same(given: torch.Tensor, wanted: torch.Tensor, what: str, tolerance: float = 1e-9) -> None:
-    """Compare tensors."""
-    torch.testing.assert_close(
-        given, wanted, rtol=tolerance, atol=tolerance, msg=lambda m: f"{what}: {m}"
-    )
+def same(
+    given: torch.Tensor,
+    wanted: torch.Tensor,
+    what: str,
+    tolerance: float = 1e-9,
+    terms: Iterable[Any] = (),
+) -> None:
+    """Compare tensors, relative to the largest number in what is wanted, or in its terms."""
+    assert_close(given, wanted, terms, tolerance=tolerance, what=what)
 
 
 def check_gradients(module: nn.Module, wanted: dict[str, Any], tolerance: float = 1e-9) -> None:
@@ -53,7 +58,8 @@ def check_gradients(module: nn.Module, wanted: dict[str, Any], tolerance: float 
         else:
             assert parameter.grad is not None, name
             assert parameter.grad.shape == parameter.shape, name
-            same(dt.full_tensor(parameter.grad), wanted[name], f"gradient of {name}", tolerance)
+            full = dt.full_tensor(parameter.grad)
+            same(full, wanted[name], f"gradient of {name}", tolerance, wanted.values())
 
 
 def check_parameters(module: nn.Module, wanted: nn.Module, tolerance: float = 1e-9) -> None:
@@ -63,7 +69,7 @@ def check_parameters(module: nn.Module, wanted: nn.Module, tolerance: float = 1e
     for name, parameter in module.named_parameters():
         assert type(parameter) is nn.Parameter, name
         with torch.no_grad():
-            same(dt.full_tensor(parameter), theirs[name].detach(), name, tolerance)
+            same(dt.full_tensor(parameter), theirs[name].detach(), name, tolerance, theirs.values())
 
 
 def gradients(module: nn.Module) -> dict[str, Any]:
