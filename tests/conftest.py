@@ -53,7 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
     on_device.prepare()
     sys.setswitchinterval(SWITCH_SECONDS)
     with_mpi = config.getoption("--with-mpi", False) or config.getoption("--only-mpi", False)
-    hypothesis.settings.load_profile("mpi" if with_mpi else "plain")
+    profile = os.environ.get("DISTARRAY_TEST_PROFILE", "mpi" if with_mpi else "plain")
+    hypothesis.settings.load_profile(profile)
     record = Record(os.environ.get("DISTARRAY_TEST_RECORDS"), _world_rank() if with_mpi else 0)
     config.pluginmanager.register(record, "distarray-record")
     if with_mpi:

@@ -227,7 +227,7 @@ def _command(ranks: int, paths: list[str], expression: str) -> list[str]:
     if ranks == 0:
         command += [f"--ignore={ROOT / 'tests' / 'mpi'}"]
     else:
-        command = [_mpiexec(), "-n", str(ranks), *command, "--with-mpi"]
+        command = [mpiexec(), "-n", str(ranks), *command, "--with-mpi"]
         if ranks > 4:
             command += ["-m", "eight_ranks"]
     if expression:
@@ -235,7 +235,7 @@ def _command(ranks: int, paths: list[str], expression: str) -> list[str]:
     return command + paths
 
 
-def _mpiexec() -> str:
+def mpiexec() -> str:
     """Find the launcher that belongs to this Python, else the site's."""
     beside = Path(sys.executable).parent / "mpiexec"
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
@@ -247,12 +247,8 @@ def _mpiexec() -> str:
     return found
 
 
-def _environment(ranks: int, records: Path, device: str) -> dict[str, str]:
-    """Set what a job needs to know, one thread a process, more ranks than cores for Open MPI."""
-    environment = dict(os.environ, DISTARRAY_TEST_RECORDS=str(records))
-    if device != "cpu":
-        environment["DISTARRAY_TEST_DEVICE"] = device
-        environment.setdefault("DISTARRAY_TEST_EXAMPLES", str(EXAMPLES_ON_DEVICE))
+def prepared(environment: dict[str, str]) -> dict[str, str]:
+    """Ask for one thread a process, and for more ranks than cores of Open MPI."""
     for name in (
         "OMP_NUM_THREADS",
         "OPENBLAS_NUM_THREADS",
@@ -260,23 +256,30 @@ def _environment(ranks: int, records: Path, device: str) -> dict[str, str]:
         "NUMBA_NUM_THREADS",
     ):
         environment.setdefault(name, "1")
-    if ranks:
-        environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
-        environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-        environment.setdefault("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+    environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
+    environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    environment.setdefault("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
     return environment
+
+
+def _environment(records: Path, device: str) -> dict[str, str]:
+    """Set what a job needs to know."""
+    environment = dict(os.environ, DISTARRAY_TEST_RECORDS=str(records))
+    if device != "cpu":
+        environment["DISTARRAY_TEST_DEVICE"] = device
+        environment.setdefault("DISTARRAY_TEST_EXAMPLES", str(EXAMPLES_ON_DEVICE))
+    return prepared(environment)
 
 
 def _run_job(
     command: list[str], records: Path, log: Path, limit: float, device: str = "cpu"
 ) -> int | None:
     """Run one job in a session of its own; return its status, or None where it had to be ended."""
-    ranks = int(command[2]) if command[1] == "-n" else 0
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env=_environment(ranks, records, device),
+            env=_environment(records, device),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -16,6 +16,7 @@ from distarray.errors import (
     ArgumentError,
     DTypeError,
     LayoutError,
+    MismatchError,
     PlacementError,
 )
 from distarray.layout import Layout, Partial, Replicate, Shard
@@ -306,3 +307,19 @@ def test_negative_zero_keeps_its_sign_through_a_sum_yet_to_be_formed():
                 np.testing.assert_array_equal(np.signbit(back.real), [True, False, False])
 
     on_ranks(program)
+
+
+@pytest.mark.parametrize("axes", [(1, 2), (2, 1)])
+def test_ranks_that_ask_for_other_layouts_hear_of_it_and_stay_in_step(axes) -> None:
+    """Steps of one kind: nothing but the layouts tells them apart."""
+
+    def program() -> None:
+        value = np.arange(64.0).reshape(4, 4, 4)
+        x = distribute_array(value, placements=[Shard(0)])
+        rank = x.mesh.rank
+        with pytest.raises(MismatchError, match=rf"S\({axes[0]}\).*S\({axes[1]}\)"):
+            x.redistribute([Shard(axes[rank])])
+        found = x.redistribute([Shard(1)]).to_local()
+        np.testing.assert_array_equal(found, value[:, 2 * rank : 2 * rank + 2])
+
+    simulate(2, program)

@@ -1,0 +1,713 @@
+"""Mutants of the library, each of which the suite must kill: ``python -m tests.mutants [names]``.
+
+A mutant is one replacement in one file, of the kind of mistake that gives a wrong value or a wait
+without a word: a rank left out, a box shifted, a token that nobody compares. The tests that should
+notice are named with it, as few as take seconds. Each mutant is applied to a copy of the package in
+a temporary folder, never to the working tree, and its tests run against the copy. Before the first
+one they all run against the copy as it is.
+
+The table says of each mutant which test killed it, and in how many seconds. The exit status is 0
+only if every mutant is killed. One whose text is not found exactly once in its file is stale: the
+code has changed, and the mutant is to be written anew. `tests/test_mutants.py` says so as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests import processes
+from tests.run import mpiexec, prepared
+
+ROOT = Path(__file__).resolve().parent.parent
+PARTS = ("distarray", "tests", "pyproject.toml", "setup.cfg")
+"""What is copied."""
+SECONDS = 240.0
+TEST_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one file.
+
+    Attributes
+    ----------
+    name
+        Says what is wrong.
+    file
+        Inside of the package.
+    old, new
+        What is replaced, found exactly once, and by what.
+    tests
+        Files below ``tests``, or tests in them, that should kill it.
+    ranks
+        How many ranks of MPI run the tests; 0 for none, where they simulate their ranks.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    ranks: int = 0
+
+    def stale(self, root: Path = ROOT) -> str:
+        """Return why the mutant does not fit the code, or nothing."""
+        path = root / "distarray" / self.file
+        if not path.exists():
+            return f"there is no distarray/{self.file}"
+        found = path.read_text().count(self.old)
+        return "" if found == 1 else f"{self.old!r} is {found} times in distarray/{self.file}"
+
+    def unknown(self, root: Path = ROOT) -> list[str]:
+        """Return those of its tests that do not exist."""
+        missing = []
+        for test in self.tests:
+            file, _, function = test.partition("::")
+            path = root / "tests" / file
+            if not path.exists() or (function and function not in _functions(path)):
+                missing.append(test)
+        return missing
+
+
+def _functions(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text())
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+MUTANTS = (
+    # --- layout: who holds what ------------------------------------------------------------------
+    Mutant(
+        "blocks of uneven splits are rounded down",
+        "layout/_partition.py",
+        "step = -(-(stop - start) // count)",
+        "step = max((stop - start) // count, 1)",
+        ("layout/test_partition.py",),
+    ),
+    Mutant(
+        "the last block of an uneven split is not cut at the end",
+        "layout/_partition.py",
+        "            stop = min(start + step, stop)",
+        "            stop = start + step",
+        ("layout/test_partition.py",),
+    ),
+    Mutant(
+        "an interval that ends with a block meets the next one, too",
+        "layout/_partition.py",
+        "return range(start // step, (stop - 1) // step + 1)",
+        "return range(start // step, stop // step + 1)",
+        ("layout/test_partition.py",),
+    ),
+    Mutant(
+        "mesh axes that cut one array axis count in the wrong order",
+        "layout/_layout.py",
+        "        for mesh_axis in self._cuts[axis]:",
+        "        for mesh_axis in reversed(self._cuts[axis]):",
+        ("layout/test_layout.py",),
+    ),
+    Mutant(
+        "coordinates along the outer mesh axis do not end",
+        "layout/_mesh.py",
+        "position // stride % extent",
+        "position // stride",
+        ("layout/test_mesh.py",),
+    ),
+    Mutant(
+        "the identity of products is zero",
+        "layout/_reduction.py",
+        "return _number(1, kind)",
+        "return _number(0, kind)",
+        ("layout/test_reduction.py",),
+    ),
+    Mutant(
+        "the identity of the largest signed integer is zero",
+        "layout/_reduction.py",
+        "return int(-(2 ** (8 * itemsize - 1)))",
+        "return 0",
+        ("layout/test_reduction.py",),
+    ),
+    Mutant(
+        "the identity of sums loses the sign of zero",
+        "layout/_reduction.py",
+        "return -0.0 if kind",
+        "return 0.0 if kind",
+        ("layout/test_reduction.py", "array/test_convert.py"),
+    ),
+    # --- redistribute: from layout to layout -----------------------------------------------------
+    Mutant(
+        "a box is taken from where it goes to, and not from where it lies",
+        "redistribute/_exchange.py",
+        "Transfer(peers, _less(piece, block_origin), _less(piece, origin))",
+        "Transfer(peers, _less(piece, origin), _less(piece, origin))",
+        ("redistribute/test_plan.py", "array/test_convert.py"),
+    ),
+    Mutant(
+        "contributions are reduced in the wrong order of ranks",
+        "redistribute/_route.py",
+        "return tuple(found)",
+        "return tuple(found[::-1])",
+        ("redistribute/test_exchange.py",),
+    ),
+    Mutant(
+        "a contribution is left out of every reduction",
+        "redistribute/_route.py",
+        "            found.append(rank_at(block))",
+        "            found[:] = [*found[-2:], rank_at(block)]",
+        ("redistribute/test_exchange.py", "redistribute/test_plan.py"),
+    ),
+    Mutant(
+        "rounds of a redistribution leave out one value",
+        "redistribute/_rounds.py",
+        "index * size // count, (index + 1)",
+        "index * size // count + (index > 0), (index + 1)",
+        ("redistribute/test_rounds.py",),
+    ),
+    Mutant(
+        "what other nodes sent is unpacked with two senders swapped",
+        "redistribute/_wire.py",
+        "at = [sum(recv_counts[:peer]) for peer in range(len(reached))]",
+        "at = [sum(recv_counts[peer + 1 :]) for peer in range(len(reached))]",
+        ("mpi/test_redistribute.py",),
+        3,
+    ),
+    Mutant(
+        "blocks gathered between nodes are set in the wrong place",
+        "redistribute/_wire.py",
+        "            at = sum(counts[: take.peers[0]])",
+        "            at = sum(counts[take.peers[0] + 1 :])",
+        ("mpi/test_redistribute.py",),
+        3,
+    ),
+    Mutant(
+        "large all-reduces leave out the last rank",
+        "redistribute/_execute.py",
+        "pieces = [view[start:stop] for view in views]",
+        "pieces = [view[start:stop] for view in views[: max(1, len(views) - 1)]]",
+        ("mpi/test_redistribute.py",),
+        2,
+    ),
+    Mutant(
+        "large all-reduces copy the part of another rank from the own block",
+        "redistribute/_execute.py",
+        "copy_box(target[start:stop], view[start:stop], total=out.nbytes)",
+        "copy_box(target[start:stop], source[start:stop], total=out.nbytes)",
+        ("mpi/test_redistribute.py",),
+        2,
+    ),
+    Mutant(
+        "ranks that redistribute between other layouts do not hear of it",
+        "redistribute/_execute.py",
+        "step.src.fingerprint, step.dst.fingerprint, step.dtype.str, step.rounds",
+        "step.dtype.str, step.rounds",
+        ("array/test_convert.py", "redistribute/test_packed.py"),
+    ),
+    Mutant(
+        "a packed reduce-scatter ignores all other ranks",
+        "redistribute/_packed.py",
+        "contributions = [self.wholes(full) for full in fulls]",
+        "contributions = [self.wholes(fulls[self.rank % len(fulls)]) for _ in fulls]",
+        ("torch/fsdp/test_autograd.py::test_two_forwards_before_one_backward",),
+    ),
+    Mutant(
+        "a packed reduce-scatter leaves out the last rank",
+        "redistribute/_packed.py",
+        "(block, [wholes[piece.tensor][piece.region] for wholes in contributions])",
+        "(block, [wholes[piece.tensor][piece.region] for wholes in contributions[:2]])",
+        ("redistribute/test_packed.py",),
+    ),
+    Mutant(
+        "a packed all-gather sets the blocks of two ranks in each other's place",
+        "redistribute/_packed.py",
+        "enumerate(zip(self._pieces, flats, strict=False))",
+        "enumerate(zip(self._pieces, flats[::-1], strict=False))",
+        ("redistribute/test_packed.py",),
+    ),
+    Mutant(
+        "packed blocks that travel between nodes are set beside their place",
+        "redistribute/_packed.py",
+        "            at += count",
+        "            at += len(pieces)",
+        ("redistribute/test_packed.py",),
+    ),
+    # --- comm: bytes among ranks -----------------------------------------------------------------
+    Mutant(
+        "readers of blocks in place are not waited for",
+        "comm/_node_local.py",
+        "self._open = lent and self._closing",
+        "self._open = False",
+        ("mpi/test_node_local.py",),
+        2,
+    ),
+    Mutant(
+        "tokens in the slots are not compared",
+        "comm/_node_local.py",
+        "            if other.words[TOKEN] != token:",
+        "            if False:",
+        ("mpi/test_node_local.py",),
+        2,
+    ),
+    Mutant(
+        "ranks do not wait for the round of the others",
+        "comm/_node_local.py",
+        "            if theirs[ROUND] != number:",
+        "            if False:",
+        ("mpi/test_node_local.py",),
+        2,
+    ),
+    Mutant(
+        "a staged copy is given back before it has been read",
+        "comm/_node_local.py",
+        "self._channel._unread = self._lent",
+        "self._channel._unread = None",
+        ("mpi/test_node_local.py",),
+        2,
+    ),
+    Mutant(
+        "blocks that others read have one item's strides",
+        "comm/_node_local.py",
+        "strides = tuple(words[SHAPE + ndim : SHAPE + 2 * ndim])",
+        "strides = np.empty(shape, dtype).strides",
+        ("mpi/test_node_local.py",),
+        2,
+    ),
+    Mutant(
+        "simulated ranks do not wait for the readers of their blocks",
+        "comm/_simulated.py",
+        "if closing and self._program.failure is None:",
+        "if False:",
+        ("comm/test_collectives.py",),
+    ),
+    Mutant(
+        "a simulated message is the sender's own memory",
+        "comm/_simulated.py",
+        "message = array.copy()",
+        "message = array",
+        ("comm/test_collectives.py", "comm/test_simulated.py"),
+    ),
+    Mutant(
+        "simulated ranks do not compare what they are about to do",
+        "comm/_rounds.py",
+        "if entered.agreed.count(agree) != len(self.ranks):",
+        "if False:",
+        ("comm/test_collectives.py", "comm/test_simulated.py"),
+    ),
+    Mutant(
+        "a reduction in order of ranks leaves one out",
+        "comm/_reducing.py",
+        "        for source in sources[1:]:",
+        "        for source in sources[2:]:",
+        ("comm/test_collectives.py",),
+    ),
+    Mutant(
+        "averages are not divided",
+        "comm/_reducing.py",
+        "            sums /= n\n",
+        "            sums /= 1\n",
+        ("comm/test_collectives.py",),
+    ),
+    Mutant(
+        "averages of integers stay integers",
+        "comm/_reducing.py",
+        'result = np.dtype(np.float64) if kind in "biu" else dtype',
+        "result = dtype",
+        ("comm/test_collectives.py", "array/test_convert.py"),
+    ),
+    Mutant(
+        "sums of half precision add up in half precision",
+        "comm/_reducing.py",
+        "return Reduction(flat.astype(np.float32), op, dtype, lambda sums: _narrow(sums, dtype))",
+        "return Reduction(flat, op, dtype, None)",
+        ("comm/test_reducing.py", "comm/test_collectives.py"),
+    ),
+    Mutant(
+        "ties go up when values are rounded to bfloat16",
+        "comm/_reducing.py",
+        "np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))",
+        "np.uint32(0x8000)",
+        ("comm/test_reducing.py",),
+    ),
+    Mutant(
+        "a copy shared by threads leaves out the last part",
+        "comm/_packing.py",
+        "cuts = [dst.shape[axis] * i // parts for i in range(parts + 1)]",
+        "cuts = [dst.shape[axis] * i // parts for i in range(parts)]",
+        ("comm/test_packing.py",),
+    ),
+    Mutant(
+        "idle memory is handed out twice",
+        "comm/_memory.py",
+        "            self._idle.setdefault(size, []).append(offset)",
+        "            self._idle.setdefault(size, []).extend([offset, offset])",
+        ("comm/test_memory.py",),
+    ),
+    # --- core and ops: arrays --------------------------------------------------------------------
+    Mutant(
+        "the place of an extreme is counted from the block's own start",
+        "core/_extremes.py",
+        "index + box[axis][0]",
+        "index",
+        ("array/test_reductions.py::test_place_is_the_first_in_global_order_on_random_layouts",),
+    ),
+    Mutant(
+        "of equal extremes the last one is found",
+        "core/_extremes.py",
+        "np.where(matches, indices, _LAST).min(axis=0)",
+        "np.where(matches, indices, -1).max(axis=0)",
+        (
+            "array/test_reductions.py::test_place_is_the_first_in_global_order_on_random_layouts",
+            "array/test_reductions.py::test_ties_and_nans_go_to_the_lowest_index_across_columns",
+        ),
+    ),
+    Mutant(
+        "rows that do not fill a folded one are not reduced",
+        "core/_folding.py",
+        "result = ufunc(result, ufunc.reduce(rest, 0, dtype))",
+        "pass",
+        ("array/test_reductions.py::test_large_blocks_reduce_as_accurately_as_numpy",),
+    ),
+    Mutant(
+        "the means of two blocks count alike, however many items they have",
+        "core/_moments.py",
+        "mean = a.mean + delta * (b.count / count)",
+        "mean = a.mean + delta / 2",
+        ("array/test_reductions.py::test_moment_agrees_with_numpy_on_random_layouts",),
+    ),
+    Mutant(
+        "the variance between blocks is forgotten",
+        "core/_moments.py",
+        "m2 = a.m2 + b.m2 + _squared(delta) * (a.count * (b.count / count))",
+        "m2 = a.m2 + b.m2",
+        ("array/test_reductions.py::test_moment_agrees_with_numpy_on_random_layouts",),
+    ),
+    Mutant(
+        "states of blocks are merged with the wrong ranks",
+        "core/_states.py",
+        "state = self.merge([states[i] for i in step.filled], step.boxes, step)",
+        "state = self.merge([states[0] for i in step.filled], step.boxes, step)",
+        ("array/test_reductions.py::test_moment_agrees_with_numpy_on_random_layouts",),
+    ),
+    Mutant(
+        "ranks that make different calls do not hear of it",
+        "core/_agreement.py",
+        "    if len(set(calls)) > 1:",
+        "    if False:",
+        ("array/test_convert.py", "torch/test_parallelize_agreement.py"),
+    ),
+    Mutant(
+        "a sum in wider integers is reduced in narrower ones",
+        "core/_dtypes.py",
+        'before.kind in floating and after.kind in floating and np.can_cast(before, after, "safe")',
+        'np.can_cast(before, after, "safe")',
+        ("array/test_operators.py", "array/test_operators_layouts.py", "array/test_elementwise.py"),
+    ),
+    Mutant(
+        "the mirror image of a block comes from the rank itself",
+        "ops/_windows.py",
+        "size - 1 - c if m in cutting else c",
+        "c if m in cutting else c",
+        ("array/test_shape.py::test_flip_and_triangles_agree_with_numpy",),
+    ),
+    Mutant(
+        "a stretch of the flat order is shifted by one",
+        "ops/_windows.py",
+        "    head = start - first * inner",
+        "    head = max(start - first * inner - 1, 0)",
+        ("array/test_shape.py::test_reshape_agrees_with_numpy",),
+    ),
+    # --- random ----------------------------------------------------------------------------------
+    Mutant(
+        "random numbers ignore where the block lies",
+        "random/_blocks.py",
+        "corner += start * stride",
+        "corner += 0",
+        ("random/test_blocks.py",),
+    ),
+    Mutant(
+        "the second call draws what the first one drew",
+        "random/_blocks.py",
+        "call & 0xFFFFFFFF,",
+        "0,",
+        ("random/test_blocks.py",),
+    ),
+    Mutant(
+        "dropout ignores where the block lies",
+        "torch/_dropout.py",
+        "else layout.local_box()\n",
+        "else tuple((0, n) for n in x.shape)\n",
+        ("torch/test_random.py",),
+    ),
+    # --- checkpoint ------------------------------------------------------------------------------
+    Mutant(
+        "checksums are not compared",
+        "checkpoint/_reading.py",
+        "    if told.startswith(found):",
+        "    if True:",
+        ("checkpoint/test_damage.py",),
+    ),
+    Mutant(
+        "values that differ between ranks are saved as one",
+        "checkpoint/_ownership.py",
+        "if one[:2] != first[:2] or one.checksum != first.checksum:",
+        "if one[:2] != first[:2]:",
+        ("checkpoint/test_torch_tensors.py",),
+    ),
+    Mutant(
+        "the end of a stretch of a file is taken for its beginning",
+        "checkpoint/_boxes.py",
+        "        yield from _row(shape, last, 0, tail)",
+        "        yield from _row(shape, first, 0, tail)",
+        ("checkpoint/test_round_trip.py",),
+    ),
+    Mutant(
+        "a rank does not write its part of what all ranks hold",
+        "checkpoint/_ownership.py",
+        "                if writer == rank:",
+        "                if writer == rank or rank:",
+        ("checkpoint/test_sharing.py", "checkpoint/test_round_trip.py"),
+    ),
+    # --- torch -----------------------------------------------------------------------------------
+    Mutant(
+        "a bias is added once per rank",
+        "torch/_rowwise.py",
+        "y = summed(y, mesh, target)",
+        "y = summed(y + module.bias if biased else y, mesh, target)",
+        ("torch/test_linear.py",),
+    ),
+    Mutant(
+        "outputs of row-parallel layers are not added up",
+        "torch/_features.py",
+        "ways = _moves.legs_between(_layout(mesh, _P, shape), _layout(mesh, target, shape))",
+        "ways = _moves.legs_between(_layout(mesh, _R, shape), _layout(mesh, target, shape))",
+        ("torch/test_linear.py",),
+    ),
+    Mutant(
+        "gradients of what all ranks use are not added up",
+        "torch/_features.py",
+        "return _everywhere(x, mesh, given, name, [_P])",
+        "return _everywhere(x, mesh, given, name, [_R])",
+        ("torch/test_linear.py",),
+    ),
+    Mutant(
+        "fused weights come in the order of ranks",
+        "torch/_features.py",
+        "y = _fused.by_parts(y, self.parts, self.units, self.mesh.size, axis)",
+        "y = y + 0",
+        ("torch/test_fused.py",),
+    ),
+    Mutant(
+        "gradients of averages are not divided",
+        "torch/_legs.py",
+        "Leg(arriving, returning, _averaged_over(dst) / _averaged_over(src))",
+        "Leg(arriving, returning, 1.0)",
+        ("torch/test_moves.py", "torch/test_moves_autograd.py"),
+    ),
+    Mutant(
+        "gradients of parameters that work on shares of a sequence are not added up",
+        "torch/_summed.py",
+        "        total = _moves.moved(packed, *ways)",
+        "        total = packed",
+        ("torch/test_sequence.py",),
+    ),
+    Mutant(
+        "words of the next rank are looked up, too",
+        "torch/_vocabulary.py",
+        "here = (words >= start) & (words < stop)",
+        "here = (words >= start - (start > 0)) & (words < stop)",
+        ("torch/test_vocabulary.py",),
+    ),
+    Mutant(
+        "the largest logit is that of this rank",
+        "torch/_row_losses.py",
+        'largest = _reduced(found.largest, "max", terms)',
+        "largest = found.largest",
+        ("torch/test_cross_entropy.py", "torch/test_loss_parallel.py"),
+    ),
+    Mutant(
+        "norms count what several ranks hold several times",
+        "torch/_norms.py",
+        "if all(mesh.coordinate[axis] == 0 for axis in axes - cut)",
+        "if True",
+        ("torch/test_clip.py",),
+    ),
+    Mutant(
+        "gradients of replicas are not averaged",
+        "torch/_replica.py",
+        'src = Layout(replica.mesh, [Partial("avg")] * replica.mesh.ndim, buffer.shape)',
+        "src = Layout(replica.mesh, [Replicate()] * replica.mesh.ndim, buffer.shape)",
+        ("torch/test_replicate.py",),
+    ),
+    Mutant(
+        "gradients of replicas that are to be added are averaged",
+        "torch/_replica.py",
+        "return tuple(g if g is None else g * self.mesh.size for g in gradients)",
+        "return gradients",
+        ("torch/test_replicate.py",),
+    ),
+    Mutant(
+        "sums of shares' gradients are not divided by the factor",
+        "torch/fsdp/_gradients.py",
+        "            own = own.mul_(1 / how.factor)",
+        "            pass",
+        ("torch/fsdp/test_accumulation.py::test_replicas_that_are_reduced_later",),
+    ),
+    Mutant(
+        "gradients of earlier passes are forgotten",
+        "torch/fsdp/_gradients.py",
+        "            block.add_(left.to(block.device, block.dtype))",
+        "            pass",
+        ("torch/fsdp/test_accumulation.py::test_replicas_that_are_reduced_later",),
+    ),
+    Mutant(
+        "gradients of shares are not averaged among replicas",
+        "torch/fsdp/_gradients.py",
+        "return redistribute_local(own, src, dst, purpose=purpose, background=background)",
+        "return own",
+        ("torch/fsdp/test_accumulation.py::test_accumulation",),
+    ),
+    Mutant(
+        "gradients of later passes take the place of earlier ones",
+        "torch/fsdp/_gradients.py",
+        "        parameter.grad.add_(gradient)",
+        "        parameter.grad.copy_(gradient)",
+        ("torch/fsdp/test_accumulation.py::test_gradients_add_up",),
+    ),
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Apply the mutants that were asked for, one by one, and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("names", nargs="*", help="parts of the names of mutants (default: all)")
+    parser.add_argument("--list", action="store_true", help="only list them")
+    parser.add_argument("--now", action="store_true", help="without a run that has no mutant")
+    options = parser.parse_args(arguments)
+    chosen = [m for m in MUTANTS if not options.names or any(n in m.name for n in options.names)]
+    if options.list or not chosen:
+        print("\n".join(f"{m.file}: {m.name}" for m in chosen) or "no such mutant")
+        return 0 if chosen else 2
+    with tempfile.TemporaryDirectory(prefix="distarray-mutants-") as folder:
+        copy = Path(folder) / "copy"
+        copy.mkdir()
+        _copy(copy)
+        if not options.now and not _all_pass(chosen, copy):
+            return 2
+        return _run(chosen, copy)
+
+
+def _all_pass(chosen: Sequence[Mutant], copy: Path) -> bool:
+    """Run the tests of some mutants against the copy as it is."""
+    for ranks in sorted({mutant.ranks for mutant in chosen}):
+        tests = dict.fromkeys(t for m in chosen if m.ranks == ranks for t in m.tests)
+        whole = [t for t in tests if t.partition("::")[0] == t or t.partition("::")[0] not in tests]
+        killer, seconds = tried(copy, whole, ranks, SECONDS * len(whole))
+        if killer:
+            print(f"without any mutant {killer} fails: mend that first")
+            return False
+        print(f"{'(none)':78} {'all pass':70} {seconds:5.0f} s", flush=True)
+    return True
+
+
+def _run(chosen: Sequence[Mutant], copy: Path) -> int:
+    survivors = stale = 0
+    for number, mutant in enumerate(chosen):
+        reason = mutant.stale(copy)
+        if reason:
+            stale += 1
+            print(f"{mutant.name:78} STALE: {reason}", flush=True)
+            continue
+        path = copy / "distarray" / mutant.file
+        text = path.read_text()
+        try:
+            _write(path, text.replace(mutant.old, mutant.new), 2 * number + 1)
+            killer, seconds = tried(copy, mutant.tests, mutant.ranks)
+        finally:
+            _write(path, text, 2 * number + 2)
+        survivors += not killer
+        print(f"{mutant.name:78} {killer or 'SURVIVES':70} {seconds:5.0f} s", flush=True)
+    killed = len(chosen) - survivors - stale
+    print(f"{len(chosen)} mutants: {killed} killed, {survivors} survive, {stale} stale")
+    return 1 if survivors or stale else 0
+
+
+def _copy(target: Path) -> None:
+    for name in PARTS:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target / name)
+
+
+def _write(path: Path, text: str, number: int) -> None:
+    """Write a file such that what is compiled of another content of it is not taken for its own."""
+    path.write_text(text)
+    stamp = time.time() + 10 * number  # Python compares whole seconds, and the size
+    os.utime(path, (stamp, stamp))
+
+
+def tried(
+    copy: Path, tests: Sequence[str], ranks: int, limit: float = SECONDS
+) -> tuple[str, float]:
+    """Return the first test that fails against a copy, or nothing, and how long that took."""
+    inside = [str(copy / "tests" / test) for test in tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rf", "-p", "no:cacheprovider"]
+    command += ["--no-header", f"--timeout={TEST_SECONDS}"]
+    if ranks:
+        command = [mpiexec(), "-n", str(ranks), *command, "--with-mpi"]
+    # The profile of tests under MPI draws the same each time, and shrinks nothing.
+    environment = dict(os.environ, PYTHONPATH=str(copy), DISTARRAY_TEST_PROFILE="mpi")
+    environment = prepared(environment)
+    environment.setdefault("NUMBA_CACHE_DIR", str(ROOT / "distarray/comm/__pycache__/mutants"))
+    started = time.monotonic()
+    with (copy.parent / "log").open("w+") as log:
+        process = subprocess.Popen(
+            [*command, *inside],
+            cwd=copy,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status: int | None = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            processes.end(process)
+        log.seek(0)
+        output = log.read()
+    seconds = time.monotonic() - started
+    if status == 0:
+        return "", seconds
+    return _first_failure(output, status), seconds
+
+
+def _first_failure(output: str, status: int | None) -> str:
+    """Return which test failed, as far as the output of a run tells it."""
+    found = re.search(r"^(?:FAILED|ERROR) (?:\S*tests/)?(\S+)", output, re.MULTILINE)
+    if found:
+        return found[1]
+    # A hang ends the process, and the job: its stack names the test, or the ranks do.
+    found = re.search(r"tests/(\S+?\.py)\", line \d+, in (test_\w+)", output)
+    if found:
+        return f"{found[1]}::{found[2]} (did not end)"
+    if status is None:
+        return "none ended in time"
+    if status in (4, 5):
+        raise SystemExit(f"no test was run:\n{output[-2000:]}")
+    return f"exit status {status}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
