@@ -43,6 +43,10 @@ class NonFiniteError(DistArrayError, RuntimeError, ArithmeticError):
     """A number that is infinite or not one, where a finite one is needed."""
 
 
+class FloatingError(DistArrayError, FloatingPointError):
+    """A division by zero, an overflow or the like, where `np.errstate` asks to raise it."""
+
+
 class ArgumentError(DistArrayError, ValueError):
     """An argument with a value outside what the function accepts."""
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from distarray.comm import _backend
 from distarray.core._policy import permit
 from distarray.core._resolution import Resolution
 from distarray.layout import Layout
@@ -63,5 +64,11 @@ def remember(cache: dict[Any, Any], key: Any, value: Any) -> None:
 
 
 def as_block(result: Any) -> Buffer:
-    """Return `result` as an array: NumPy gives a scalar where every operand is 0-d."""
-    return np.asarray(result) if isinstance(result, np.generic) else result
+    """Return `result` as an array: NumPy gives a scalar, or an object, where operands are 0-d."""
+    if isinstance(result, np.ndarray) or _backend.is_buffer(result):
+        return result
+    if isinstance(result, np.generic):
+        return np.asarray(result)
+    block = np.empty((), object)
+    block[()] = result
+    return block

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from distarray.core import _on_device
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block, move_all, remember
 from distarray.core._dtypes import dtype_key, stand_in, stays_partial
+from distarray.core._float_errors import strict, told
 from distarray.core._meshes import device_of
 from distarray.core._operands import (
     LARGE,
@@ -64,7 +66,7 @@ class Elementwise:
         When a Partial input may stay so.
     check : callable, optional
         `check(operands)` refuses values that every rank knows, and that the function would refuse
-        only where there are items.
+        only where there are items; true if it may refuse values that only some ranks know.
     """
 
     __signature__: Any
@@ -77,7 +79,7 @@ class Elementwise:
         nin: int,
         kinds: str,
         rules: tuple[Rule, ...],
-        check: Callable[[Sequence[Any]], None] | None = None,
+        check: Callable[[Sequence[Any]], bool] | None = None,
     ) -> None:
         self.name = self.__name__ = name
         self.local = local
@@ -144,8 +146,7 @@ class Elementwise:
         operands = [
             x if isinstance(x, BaseArray) else plain(self.name, x, objects) for x in operands
         ]
-        if self.check is not None:
-            self.check(operands)
+        uncertain = self.check is not None and self.check(operands)
         first = next((x for x in operands if isinstance(x, BaseArray)), None)
         if first is None:
             try:
@@ -169,7 +170,8 @@ class Elementwise:
         if found is None:
             found = self._resolve(key, rules)
             remember(self.resolutions, found_key, found)
-        return self._finish(first, operands, found, self.local if local is None else local)
+        local = self.local if local is None else local
+        return self._finish(first, operands, found, local, uncertain)
 
     def _holding_rules(self, operands: Sequence[Any]) -> tuple[Rule, ...]:
         """Return the Partial rules that are exact for these dtypes."""
@@ -202,18 +204,27 @@ class Elementwise:
         operands: Sequence[Any],
         resolution: Resolution,
         local: Callable[..., Any],
+        uncertain: bool,
     ) -> Any:
         blocks = local_blocks(self.name, first, operands)
         output = resolution.output
+        if not resolution.still:
+            dtypes = self.result_dtypes(blocks, local)  # finds dtype errors before any sending
+            blocks = move_all(self.name, blocks, resolution)
+            if resolution.outside:
+                device = device_of(first._layout)
+                empty = [_memory.empty(output.local_shape(), dtype, device) for dtype in dtypes]
+                return self._wrap(first, empty, output)
+        if uncertain or strict():
+            call = functools.partial(self._computed, first, blocks, output, local)
+            return told(output.mesh, self.name, call)
+        return self._computed(first, blocks, output, local)
+
+    def _computed(
+        self, first: BaseArray, blocks: Sequence[Any], output: Layout, local: Callable[..., Any]
+    ) -> Any:
+        """Return the function of blocks that fit together."""
         try:
-            if not resolution.still:
-                dtypes = self.result_dtypes(blocks, local)  # finds dtype errors before any sending
-                blocks = move_all(self.name, blocks, resolution)
-                if resolution.outside:
-                    device = device_of(first._layout)
-                    shape = output.local_shape()
-                    empty = [_memory.empty(shape, dtype, device) for dtype in dtypes]
-                    return self._wrap(first, empty, output)
             if _on_device.is_on_device(blocks):
                 dtypes = self.result_dtypes(blocks, local)
                 return self._wrap(first, _on_device.called(local, blocks, dtypes), output)
@@ -300,8 +311,7 @@ class Elementwise:
         """
         local = self.local if local is None else local
         operands = [x if isinstance(x, BaseArray) else plain(self.name, x) for x in operands]
-        if self.check is not None:
-            self.check(operands)
+        uncertain = self.check is not None and self.check(operands)
         self._check_out(out, operands, local, casting)
         if len(out) > 1 or out[0]._layout.has_partial:
             if masked:
@@ -326,14 +336,24 @@ class Elementwise:
         if not found.still:
             blocks = move_all(self.name, blocks, found)
         if not found.outside:
-            try:
-                if _on_device.is_on_device(blocks):
-                    self._into_on_device(out[0]._local, blocks, local, casting)
-                else:
-                    local(*blocks, out=out[0]._local, casting=casting)
-            except REFUSALS as error:
-                raise self.refused(error, blocks) from error
+            if uncertain or strict():
+                call = functools.partial(self._write, out[0]._local, blocks, local, casting)
+                told(out[0]._layout.mesh, self.name, call)
+            else:
+                self._write(out[0]._local, blocks, local, casting)
         return out[0]
+
+    def _write(
+        self, target: Buffer, blocks: Sequence[Any], local: Callable[..., Any], casting: Any
+    ) -> None:
+        """Write the function of blocks that fit together into a block."""
+        try:
+            if _on_device.is_on_device(blocks):
+                self._into_on_device(target, blocks, local, casting)
+            else:
+                local(*blocks, out=target, casting=casting)
+        except REFUSALS as error:
+            raise self.refused(error, blocks) from error
 
     def _into_on_device(
         self, target: Buffer, blocks: Sequence[Any], local: Callable[..., Any], casting: Any

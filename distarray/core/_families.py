@@ -82,7 +82,7 @@ class Equality(Binary):
                 raise
         return self.general.run(operands)
 
-    def _comparable(self, operands: Sequence[Any]) -> None:
+    def _comparable(self, operands: Sequence[Any]) -> bool:
         """Compare objects with one item: a process without items must raise with the others."""
         if any(getattr(x, "dtype", None) == np.object_ for x in operands):
             items = [np.zeros(1, x.dtype) if isinstance(x, BaseArray) else x for x in operands]
@@ -90,6 +90,7 @@ class Equality(Binary):
                 self.general.local(*items)
             except REFUSALS as error:
                 raise self.general.refused(error, operands) from error
+        return False
 
 
 def unary(
@@ -120,7 +121,7 @@ def binary(
     local: Callable[..., Any],
     sentence: str,
     *,
-    check: Callable[[Sequence[Any]], None] | None = None,
+    check: Callable[[Sequence[Any]], bool] | None = None,
 ) -> Binary:
     """Return the row of a function of two operands; see `unary`.
 

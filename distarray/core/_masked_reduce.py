@@ -11,6 +11,7 @@ from distarray.comm import _backend, _memory
 from distarray.core import _on_device
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block, move_all
+from distarray.core._float_errors import alike
 from distarray.core._operands import (
     broadcast_shape,
     lifted_layouts,
@@ -62,13 +63,17 @@ def reduce_masked(
     )
     found = resolve(Spec((*whole.inputs, letters), whole.output, combine), layouts)
     blocks = move_all(row.name, local_blocks(row.name, x, [x, mask]), found)
-    wide = row.wide_dtype(result, found.output)
-    if wide is None:
-        return x._new(_reduced(row, found, blocks, axes, dtype, keepdims, result), found.output)
-    blocks[0] = blocks[0].astype(result, copy=False)
-    sums = _reduced(row, found, blocks, axes, wide, keepdims, wide)
-    output = without_partial(found.output)
-    return x._new(redistribute_local(sums, found.output, output).astype(result), output)
+    mesh, output = found.output.mesh, found.output
+    wide = row.wide_dtype(result, output)
+    adds = (dtype, result) if wide is None else (wide, wide)
+    if wide is not None:
+        blocks[0] = blocks[0].astype(result, copy=False)
+    block = alike(mesh, row.name, lambda: _reduced(row, found, blocks, axes, keepdims, *adds))
+    if wide is not None:
+        output = without_partial(output)
+        sums = redistribute_local(block, found.output, output)
+        block = alike(mesh, row.name, lambda: sums.astype(result))
+    return x._new(block, output)
 
 
 def _reduced(
@@ -76,8 +81,8 @@ def _reduced(
     found: Resolution,
     blocks: Sequence[Any],
     axes: tuple[int, ...],
-    dtype: Any,
     keepdims: bool,
+    dtype: Any,
     result: Any,
 ) -> Buffer:
     """Return the local result of dtype `result`."""

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from distarray.core._base import BaseArray
+from distarray.core._dispatch import as_block
 from distarray.core._elementwise import REFUSALS, Elementwise
+from distarray.core._float_errors import CALM, state, strict
 from distarray.core._operands import LARGE
 
 _new = object.__new__
@@ -33,12 +35,14 @@ def unary_path(row: Elementwise) -> Callable[[Any], Any]:
         layout = x._layout
         if layout.has_partial or block.nbytes >= LARGE or block.__class__ is not _ndarray:
             return run((x,))
+        if state() is not CALM and strict():
+            return run((x,))
         try:
             result = local(block)
         except REFUSALS as error:
             raise row.refused(error, (x,)) from error
-        if result.__class__ is not _ndarray and isinstance(result, np.generic):
-            result = np.asarray(result)
+        if result.__class__ is not _ndarray:
+            result = as_block(result)
         array = _new(x.__class__)
         array._local = result
         array._layout = layout
@@ -58,6 +62,8 @@ def binary_path(row: Elementwise) -> Callable[[Any, Any], Any]:
         block = x._local
         if layout.has_partial or block.nbytes >= LARGE or block.__class__ is not _ndarray:
             return run((x, y))
+        if state() is not CALM and strict():
+            return run((x, y))
         cls = x.__class__
         if y.__class__ is cls:
             if y._layout is not layout:
@@ -71,8 +77,8 @@ def binary_path(row: Elementwise) -> Callable[[Any, Any], Any]:
             result = local(block, other)
         except REFUSALS:
             return run((x, y))  # finds the reason and says it, or knows another way
-        if result.__class__ is not _ndarray and isinstance(result, np.generic):
-            result = np.asarray(result)
+        if result.__class__ is not _ndarray:
+            result = as_block(result)
         array = _new(cls)
         array._local = result
         array._layout = layout
@@ -90,6 +96,8 @@ def inplace_path(row: Elementwise) -> Callable[[Any, Any], Any]:
     def call(x: Any, y: Any) -> Any:
         layout = x._layout
         if layout.has_partial or x._local.__class__ is not _ndarray:
+            return into((x,), (x, y))
+        if state() is not CALM and strict():
             return into((x,), (x, y))
         if y.__class__ is x.__class__ and y._layout is layout:
             other = y._local

@@ -11,9 +11,11 @@ import numpy as np
 
 from distarray.comm import _backend, _memory
 from distarray.core import _on_device
+from distarray.core._arguments import check_travels
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block, move_all, remember
 from distarray.core._dtypes import checked_dtype, stays_partial
+from distarray.core._float_errors import alike, strict, told
 from distarray.core._masked_reduce import reduce_masked
 from distarray.core._operands import (
     assign,
@@ -239,10 +241,14 @@ class Reduction:
         partial, found.output = found.output, without_partial(found.output)
         finish = self.finish
 
+        def finished(sums: Buffer) -> Buffer:
+            sums = sums.astype(total, copy=False)
+            return sums if finish is None else as_block(finish(sums, count, result))
+
         def settled(block: Buffer) -> Buffer:
             sums = call(block.astype(total) if narrow else block)
-            sums = redistribute_local(sums, partial, found.output).astype(total, copy=False)
-            return sums if finish is None else as_block(finish(sums, count, result))
+            sums = redistribute_local(sums, partial, found.output)
+            return alike(partial.mesh, self.name, lambda: finished(sums))
 
         return settled
 
@@ -267,16 +273,18 @@ class Reduction:
         out_shape = found.output.local_shape()
         if found.outside or 0 in shape:
             # Nothing here to reduce: what changes nothing when it is combined with the others.
-            return lambda block: _memory.full(
-                out_shape, self.identity(result), result, _backend.device_of(block)
+            mesh, device = found.output.mesh, _backend.device_of
+            nothing = self.identity(result)
+            return lambda block: alike(
+                mesh, self.name, lambda: _memory.full(out_shape, nothing, result, device(block))
             )
-        local = self.local
+        mesh, local, name = found.output.mesh, self.local, self.name
 
         def call(block: Buffer) -> Buffer:
             found = as_block(local(block, axes, wanted, keepdims))
             return found if _backend.is_numpy(found) else _on_device.conformed(found, result)
 
-        return call
+        return lambda block: told(mesh, name, lambda: call(block)) if strict() else call(block)
 
     def total_dtype(self, before: Any, result: Any, wanted: Any) -> Any:
         """Return the dtype of what `finish` takes, of items of dtype `before`."""
@@ -297,6 +305,7 @@ class Reduction:
             If NumPy has no such reduction for `dtype`, or `wanted` holds Python objects.
         """
         wanted = None if wanted is None else checked_dtype(wanted)
+        check_travels(dtype)
         try:
             return np.asarray(self.local(np.zeros((1,), dtype), (0,), wanted, False)).dtype
         except TypeError as error:

@@ -20,6 +20,7 @@ from distarray.comm._log import record, unrecorded
 from distarray.comm._mismatch import token
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move_all, remember
+from distarray.core._float_errors import alike
 from distarray.core._reduce import normalised_axes
 from distarray.core._resolution import Resolution, resolve
 from distarray.core._spec import reduction
@@ -137,18 +138,23 @@ class StateReduction(ABC):
         block = x._local
         if not step.moves.still:
             (block,) = move_all(self.name, (block,), step.moves)
-        if block.size and not step.moves.outside:
-            state = tuple(on_host(part) for part in self.state(block, step))
-        else:
-            shape = step.output.local_shape() if step.moves.outside else step.shape
-            state = tuple(np.zeros(shape, dtype) for dtype in self.state_dtypes(block.dtype))
+        mesh = step.output.mesh
+        state = alike(mesh, self.name, lambda: self._own(block, step))
         if step.communicator is not None:
             states = _exchanged(step.communicator, state, step)
             if step.filled:
-                state = self.merge([states[i] for i in step.filled], step.boxes, step)
+                filled = [states[i] for i in step.filled]
+                state = alike(mesh, self.name, lambda: self.merge(filled, step.boxes, step))
         shape = step.output.local_shape()
         device = _backend.device_of(block)
         return tuple(_backend.asarray(part, device).reshape(shape) for part in state), step
+
+    def _own(self, block: Buffer, step: Step) -> State:
+        """Return the state of this rank's block in host memory, also of an empty one."""
+        if block.size and not step.moves.outside:
+            return tuple(on_host(part) for part in self.state(block, step))
+        shape = step.output.local_shape() if step.moves.outside else step.shape
+        return tuple(np.zeros(shape, dtype) for dtype in self.state_dtypes(block.dtype))
 
     def _step(self, x: BaseArray, axis: Any, keepdims: bool) -> Step:
         layout = x._layout

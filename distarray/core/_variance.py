@@ -10,6 +10,7 @@ import numpy as np
 
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block
+from distarray.core._float_errors import alike
 from distarray.core._moments import Moments, merge, moments, state_dtype
 from distarray.core._reduce import reduced_count
 from distarray.core._states import State, StateReduction, Step
@@ -57,6 +58,10 @@ class Variance(StateReduction):
             warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=4)
             divisor = 0
         dtype = m2.dtype if x.dtype.char != "e" else np.dtype(np.float16)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            result = (m2 if count else m2 * np.nan) / m2.dtype.type(divisor)
-        return x._new(as_block(result.astype(dtype, copy=False)), step.output)
+
+        def finished() -> Buffer:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                result = (m2 if count else m2 * np.nan) / m2.dtype.type(divisor)
+            return as_block(result.astype(dtype, copy=False))
+
+        return x._new(alike(step.output.mesh, self.name, finished), step.output)

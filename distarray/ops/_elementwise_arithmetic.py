@@ -15,8 +15,13 @@ from distarray.core._rules import ADDITIVE, LINEAR, MULTIPLICATIVE, POINTWISE, j
 from distarray.errors import ArgumentError
 
 
-def _natural(operands: Sequence[Any]) -> None:
+def _natural(operands: Sequence[Any]) -> bool:
     """Refuse a negative exponent of integers that every rank knows, not only where items are.
+
+    Returns
+    -------
+    bool
+        Whether only some ranks may know of one.
 
     Raises
     ------
@@ -24,13 +29,16 @@ def _natural(operands: Sequence[Any]) -> None:
         If NumPy refuses it.
     """
     base, exponent = operands[:2]
-    if isinstance(exponent, BaseArray) or not getattr(base, "size", 1) * np.size(exponent):
-        return
+    if isinstance(exponent, BaseArray):
+        kinds = {getattr(x, "dtype", np.dtype(type(x))).kind for x in (base, exponent)}
+        return exponent.dtype.kind == "i" and kinds <= set("biu")
+    if not getattr(base, "size", 1) * np.size(exponent):
+        return False
     lowest = exponent if isinstance(exponent, int) else np.min(exponent)
     if _backend.is_cupy(lowest):
         lowest = _backend.to_host(lowest)[()]
     if np.asarray(lowest).dtype.kind != "i" or lowest >= 0:
-        return
+        return False
     try:
         np.power(np.ones((1,), base.dtype) if hasattr(base, "dtype") else base, lowest)
     except ValueError as error:
@@ -38,6 +46,7 @@ def _natural(operands: Sequence[Any]) -> None:
             f"pow of {getattr(base, 'dtype', base)} and exponent {lowest}: {error}; convert the "
             "base with astype, or use float_power"
         ) from error
+    return False
 
 
 add = binary("add", numeric, ADDITIVE, np.add, "Add two arrays.")

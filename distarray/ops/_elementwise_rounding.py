@@ -12,6 +12,7 @@ from distarray.core._base import BaseArray
 from distarray.core._dtypes import anything, checked_dtype, numeric
 from distarray.core._dtypes import real as real_kinds
 from distarray.core._families import nary, unary
+from distarray.core._float_errors import alike
 from distarray.core._meshes import device_of
 from distarray.core._operands import reduced
 from distarray.core._registry import register_function
@@ -208,7 +209,8 @@ def astype(
         x = reduced("astype", x)
     block = x._local
     out = _memory.empty(block.shape, target, _backend.device_of(block))
-    _backend.namespace_of(block).copyto(out, block, casting="unsafe")
+    copyto = _backend.namespace_of(block).copyto
+    alike(x._layout.mesh, "astype", lambda: copyto(out, block, casting="unsafe"))
     return x._new(out, x._layout)
 
 

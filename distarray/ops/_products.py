@@ -18,6 +18,7 @@ import numpy as np
 from distarray.comm import _backend, _memory
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block, move_all, remember
+from distarray.core._float_errors import CALM, alike, state, strict
 from distarray.core._meshes import common_mesh, lift, replicated
 from distarray.core._on_device import conformed
 from distarray.core._operands import local_blocks, plain, without_partial
@@ -71,7 +72,7 @@ class Contraction:
         if output is None:
             return self.run((x1, x2), None)
         left, right = x1._local, x2._local
-        if left.nbytes >= LARGE or right.nbytes >= LARGE:
+        if left.nbytes >= LARGE or right.nbytes >= LARGE or (state() is not CALM and strict()):
             return self.run((x1, x2), None)
         array = object.__new__(x1.__class__)
         array._local = self.local(left, right)
@@ -110,13 +111,17 @@ class Contraction:
         if not found.still:
             blocks = move_all(self.name, blocks, found)
         output = found.output
-        if dtype.char != "e" or not output.has_partial:
-            return arrays[0]._new(self._product(blocks, static, found, dtype), output)
+        half = dtype.char == "e" and output.has_partial
+        wide = np.dtype(np.float32) if half else dtype
+        if half:
+            blocks = [block.astype(wide) for block in blocks]
+        total = alike(output.mesh, self.name, lambda: self._product(blocks, static, found, wide))
+        if not half:
+            return arrays[0]._new(total, output)
         # Half precision adds up in float32, on all ranks together, and is rounded once.
-        wide = np.dtype(np.float32)
-        total = self._product([block.astype(wide) for block in blocks], static, found, wide)
         whole = without_partial(output)
-        return arrays[0]._new(redistribute_local(total, output, whole).astype(dtype), whole)
+        sums = redistribute_local(total, output, whole)
+        return arrays[0]._new(alike(whole.mesh, self.name, lambda: sums.astype(dtype)), whole)
 
     def call(self, operands: Sequence[Any], options: dict[str, Any]) -> Any:
         """Run as NumPy's ufunc of the same name, with its `out=` and `axis=`.

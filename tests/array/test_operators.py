@@ -274,16 +274,3 @@ def test_negative_power_of_integers_raises_also_on_ranks_without_items() -> None
 
     results = on_ranks(program)
     assert all(said == results[0] for said in results)
-
-
-def test_negative_powers_that_one_rank_holds_raise_our_error_there() -> None:
-    def program() -> None:
-        mesh = init_device_mesh((4,))
-        x = distribute_array(np.array([1, 1, 1, -1]), mesh, [Shard(0)])
-        if mesh.rank == 3:
-            with pytest.raises(ArgumentError, match="negative integer powers"):
-                2**x
-        else:
-            2**x
-
-    on_ranks(program)

@@ -1,0 +1,141 @@
+"""Errors that depend on values reach every rank, and cost nothing where none is asked for."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distarray.array._array import DistArray, distribute_array
+from distarray.comm import CommLog, init_device_mesh
+from distarray.errors import ArgumentError, DTypeError, FloatingError
+from distarray.layout import Partial, Replicate, Shard
+from distarray.ops import _reductions as reductions
+from tests.array.strategies import agrees, on_ranks
+
+pytestmark = pytest.mark.host_only
+
+CALLS: dict[str, Callable[[Any, Any], Any]] = {
+    "unary": lambda x, _: np.log(x),
+    "binary": lambda x, _: 1 / x,
+    "number": lambda x, _: x / 0.0,
+    "arrays": lambda x, y: y / x,
+    "in place": lambda x, y: operator.itruediv(y.copy(), x),
+    "out": lambda x, y: np.divide(y, x, out=y.copy()),
+    "masked": lambda x, y: np.divide(y, x, where=x.full_array() < 9),
+    "other layouts": lambda x, y: y.redistribute([Replicate()]) / x,
+    "several results": lambda x, y: np.divmod(y, x),
+    "sum": lambda x, _: (x * 1e308 + 1e308).sum(),
+    "sum over a kept axis": lambda x, _: (x * 1e308).reshape(6, 1).sum(1, dtype=np.float32),
+    "sum under a mask": lambda x, _: (x * 1e308 + 1e308).sum(where=np.ones(6, bool)),
+    "prod": lambda x, _: (x + 1e200).prod(),
+    "mean": lambda x, _: (x * 1e308 + 1e308).mean(),
+    "half": lambda x, _: (x + 60000).astype(np.float16).sum(),
+    "var": lambda x, _: (x * 1e200).var(),
+    "matmul": lambda x, _: (x * 1e200) @ (x * 1e200),
+    "small matmul": lambda x, _: (x * 1e200).reshape(6, 1) @ np.full((1, 1), 1e200),
+    "astype": lambda x, _: (x * 1e200).astype(np.float32),
+    "root": lambda x, _: np.sqrt(-x),
+}
+
+
+@pytest.mark.parametrize("mode", ["raise", "call"])
+@pytest.mark.parametrize("name", CALLS)
+def test_float_error_of_one_rank_raises_on_every_rank(name: str, mode: str) -> None:
+    def called(kind: str, _: int) -> None:
+        raise FloatingPointError(kind)
+
+    def program() -> list[str]:
+        mesh = init_device_mesh((4,))
+        x, y = (distribute_array(value, mesh, [Shard(0)]) for value in (np.arange(6.0), np.ones(6)))
+        said = []
+        with np.errstate(all=mode, call=called):
+            for _ in range(2):
+                with pytest.raises(FloatingError, match=r"np\.errstate") as caught:
+                    CALLS[name](x, y)
+                said.append(str(caught.value))
+            agrees(x + 1, np.arange(6.0) + 1)
+        agrees(x * 2, np.arange(6.0) * 2)
+        return said
+
+    results = on_ranks(program)
+    assert all(said == results[0] for said in results)
+
+
+def test_nothing_is_said_where_float_errors_do_not_raise() -> None:
+    def program() -> None:
+        x = distribute_array(np.arange(6.0), init_device_mesh((4,)), [Shard(0)])
+        y = distribute_array(np.arange(6), init_device_mesh((4,)), [Shard(0)])
+        for mode in ("ignore", "warn"):
+            with np.errstate(all=mode), CommLog() as log:
+                x + x, x.sum(), x.max(), np.sqrt(x), x.astype(np.float32), y**2, x**y
+                y ** distribute_array(np.arange(6, dtype=np.uint8), y.mesh, [Shard(0)], src=None)
+            assert log.count() == 0
+
+    on_ranks(program)
+
+
+POWERS: dict[str, Callable[[Any], Any]] = {
+    "number": lambda y: 2**y,
+    "number in NumPy": lambda y: np.power(np.int8(2), y),
+    "plain": lambda y: np.arange(6) ** y,
+    "arrays": lambda y: y**y,
+    "in place": lambda y: operator.ipow(y.copy(), y),
+    "truths": lambda y: (y > 0) ** y,
+    "partial": lambda y: y ** DistArray.from_local(
+        np.array([1, -1, 0, 0, 0, -y.mesh.rank]), y.mesh, [Partial("sum")]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", POWERS)
+def test_negative_power_of_integers_that_one_rank_holds_raises_on_every_rank(name: str) -> None:
+    def program() -> str:
+        mesh = init_device_mesh((4,))
+        y = distribute_array(np.array([1, 2, 1, 1, 1, -1]), mesh, [Shard(0)])
+        with pytest.raises(ArgumentError, match="negative integer powers") as caught:
+            POWERS[name](y)
+        agrees(2 ** abs(y), 2 ** np.array([1, 2, 1, 1, 1, 1]))
+        agrees(2.0**y, 2.0 ** np.array([1, 2, 1, 1, 1, -1]))
+        z = DistArray.from_local(np.array([3 - 2 * mesh.rank]), mesh, [Partial("max")])
+        agrees(2**z, np.array([8]))  # parts are negative, their largest is not
+        return str(caught.value)
+
+    assert len(set(on_ranks(program))) == 1
+
+
+def test_results_of_python_functions_are_objects_as_in_numpy_until_they_must_travel() -> None:
+    half = np.frompyfunc(lambda v: v / 2, 1, 1)
+    both = np.frompyfunc(divmod, 2, 2)
+
+    def program() -> list[str]:
+        value = np.arange(5.0)
+        x = distribute_array(value, init_device_mesh((4,)), [Shard(0)])
+        for one, whole in (
+            (x, value),
+            (x[2], value[2]),
+            (x.sum(), value.sum()),
+            (x[:0], value[:0]),
+        ):
+            result = half(one)
+            assert result.dtype == object
+            assert result.to_local().shape == result.layout.local_shape()
+            agrees(result.astype(float), np.asarray(half(whole)).astype(float))
+            agrees((result + 1).astype(float), np.asarray(half(whole) + 1).astype(float))
+        for result, expected in zip(both(x, 2), both(value, 2), strict=True):
+            agrees(result.astype(np.float32), expected.astype(np.float32))
+        said = []
+        for call in (
+            lambda: half(x).full_array(), lambda: half(x).sum(), lambda: half(x).mean(),
+            lambda: reductions.max(half(x)), lambda: half(x).redistribute([Replicate()]),
+        ):  # fmt: skip
+            with pytest.raises(DTypeError, match="objects") as caught:
+                call()
+            said.append(str(caught.value))
+        return said
+
+    results = on_ranks(program)
+    assert all(said == results[0] for said in results)
