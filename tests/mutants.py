@@ -404,11 +404,18 @@ MUTANTS = (
         ("array/test_convert.py", "torch/test_parallelize_agreement.py"),
     ),
     Mutant(
-        "a sum in wider integers is reduced in narrower ones",
+        "floating point values are computed with before they are added up",
         "core/_dtypes.py",
-        'before.kind in floating and after.kind in floating and np.can_cast(before, after, "safe")',
-        'np.can_cast(before, after, "safe")',
-        ("array/test_operators.py", "array/test_operators_layouts.py", "array/test_elementwise.py"),
+        "return bool(before == after and (REDUCTIONS[op].idempotent or before.kind in integer))",
+        "return bool(before == after)",
+        ("array/test_reductions.py", "array/test_operators_layouts.py", "array/test_operators.py"),
+    ),
+    Mutant(
+        "means are not divided by the number of items",
+        "ops/_reductions.py",
+        'np.true_divide(total, np.intp(count), out=total, casting="unsafe")',
+        "pass",
+        ("array/test_reductions.py::test_mean_of_an_integer_dtype_divides_the_whole_sum",),
     ),
     Mutant(
         "the mirror image of a block comes from the rank itself",

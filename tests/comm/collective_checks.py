@@ -240,6 +240,14 @@ def check_point_to_point(c: Communicator) -> None:
     for request in sends:
         request.wait()
     assert (first[0], second[0]) == (7.0, 8.0)
+    sent = np.array([float(c.rank)])
+    if c.rank:
+        c.recv(first, left)
+    c.send(sent, right)
+    sent[0] = -1.0  # a message that has been sent is no longer the sender's array
+    if not c.rank:
+        c.recv(first, left)
+    assert first[0] == left
 
 
 def check_objects(c: Communicator) -> None:

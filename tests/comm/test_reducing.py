@@ -53,6 +53,12 @@ def test_narrowing_to_bfloat16_takes_the_nearest_and_the_even_of_two(value):
             assert narrowed % 2 == 0
 
 
+def test_ties_go_to_the_even_neighbour_when_narrowed_to_bfloat16():
+    high = ALL_BITS[np.isfinite(widen_bfloat16(ALL_BITS))].astype(np.uint32)
+    ties = ((high << 16) | 0x8000).view(np.float32)
+    np.testing.assert_array_equal(narrow_bfloat16(ties), high + (high & 1))
+
+
 def test_nan_with_a_payload_stays_nan_when_narrowed():
     nan = np.array([0x7F800001, 0xFFFFFFFF], np.uint32).view(np.float32)
     assert np.isnan(widen_bfloat16(narrow_bfloat16(nan))).all()
