@@ -22,7 +22,7 @@ import numpy as np
 
 import distarray as da
 from distarray.comm import Communicator, _device_info, _memory, _node, world
-from distarray.comm._mpi_group import import_mpi
+from distarray.comm._mpi_start import import_mpi
 from distarray.comm._presence import node_colour
 from distarray.layout._format import bytes_text, table
 

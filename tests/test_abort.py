@@ -7,6 +7,7 @@ here the others are busy with arrays.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,11 @@ rank = mesh.rank
 small = da.distribute_array(np.arange(12.0).reshape(3, 4), mesh, [da.Shard(0)])
 large = da.ones((1536, 1024), mesh=mesh, placements=[da.Shard(0)])
 assert float(da.sum(large)) == 1536 * 1024
+"""
+MEMORY_FILES = """
+for line in open("/proc/self/maps"):
+    if "/dev/shm/mpich" in line:
+        print("memory file", line.split()[-1])
 """
 BACKGROUND = """
 large.redistribute([da.Shard(1)], async_op=True).wait()
@@ -70,6 +76,16 @@ def launch(program: str, **environment: str) -> Ended:
     return Ended(done.returncode, done.stdout + done.stderr, time.monotonic() - started)
 
 
+BY_A_SCRIPT = """
+import subprocess, sys, time
+done = subprocess.run([sys.executable, "-c", {program!r}], close_fds=False)
+if done.returncode <= 0:
+    time.sleep(60)
+sys.exit(done.returncode)
+"""
+"""Lets the launcher not notice that a rank is killed: Slurm's lets the others wait."""
+
+
 def assert_ended_by(ended: Ended, error: str, tracebacks: int = 1) -> None:
     """Check that a job ended soon, by this error, told once."""
     assert ended.status != 0, ended.said
@@ -102,11 +118,16 @@ def test_exception_ends_ranks_that_are_inside(others: str) -> None:
 
 def test_exception_ends_ranks_that_wait_for_another_node() -> None:
     ended = launch(
-        f"{ARRAYS}\nif rank == 1:\n    raise ValueError('on purpose')\n"
+        f"{ARRAYS}\nprint(f'said by {{rank}}')\n{MEMORY_FILES}\n"
+        "if rank == 1:\n    raise ValueError('on purpose')\n"
         "large.redistribute([da.Shard(1)])\nprint('came to its end')",
         DISTARRAY_SHARED_MEMORY="0",
     )
     assert_ended_by(ended, "ValueError: on purpose")
+    for rank in range(3):
+        assert f"said by {rank}" in ended.said  # not flushed, in a pipe
+    left = [line.split()[2] for line in ended.said.splitlines() if line.startswith("memory file ")]
+    assert not any(map(os.path.exists, left)), left
 
 
 def test_exception_ends_ranks_while_the_failing_one_has_background_work() -> None:
@@ -125,7 +146,7 @@ def test_exit_status_ends_ranks_while_the_leaving_one_has_background_work() -> N
         "mesh.communicator().barrier()\nprint('came to its end')"
     )
     assert ended.status != 0, ended.said
-    assert "rank 1 of 3 left with exit status 3" in ended.said
+    assert "rank 1 of 3 left with exit status 3 at <string>, line 15: ending" in ended.said
     assert ended.seconds < SECONDS_TO_END
 
 
@@ -168,6 +189,40 @@ def test_error_of_all_ranks_before_mpi_runs_is_told_once() -> None:
     assert_ended_by(ended, "the axis must be an integer")
 
 
+STARTS = """
+import os, sys, time
+rank = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
+if rank == 1 and {before}: raise ValueError("on purpose")
+import distarray as da
+if rank == 1: {leaves}
+da.ones(3).full_array()
+print("came to its end")
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "leaves", "told"),
+    [
+        (False, "sys.exit(0)", r"rank 0 waits for ranks \[1\] \(the start of MPI\), and they have"),
+        (False, "os._exit(0)", r"rank 0 waits for ranks \[1\] \(the start|rank 1 of 3 left by os"),
+        (False, "sys.exit(3)", "rank 1 of 3 left with exit status 3 at <string>, line 6"),
+        (
+            True,
+            "",
+            r"for rank 1 at <string>, line 7 \(the start of MPI: 1 of this node has",
+        ),
+    ],
+)
+def test_rank_that_does_not_start_mpi_is_told_and_ends_the_others(
+    before: bool, leaves: str, told: str
+) -> None:
+    ended = launch(STARTS.format(before=before, leaves=leaves or "pass"), DISTARRAY_TIMEOUT="1")
+    assert ended.status != 0, ended.said
+    assert re.search(told, ended.said), ended.said
+    assert "came to its end" not in ended.said
+    assert ended.seconds < SECONDS_TO_END
+
+
 def test_exception_before_the_first_mesh_ends_the_others() -> None:
     ended = launch(
         "from mpi4py import MPI\nimport distarray as da\n"
@@ -183,12 +238,21 @@ def test_call_of_one_rank_alone_ends_with_an_error_once_the_others_are_through()
     assert "(all-gather" in ended.said
 
 
-def test_rank_that_is_killed_ends_the_others() -> None:
-    ended = launch(
-        f"{ARRAYS}\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+@pytest.mark.parametrize(
+    ("dies", "told"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 has died, as rank 0 of the same node"),
+        ("os._exit(0)", "rank 1 of 3 left by os._exit(0) at <string>, line 13: ending"),
+    ],
+)
+def test_rank_that_dies_ends_the_others(dies: str, told: str) -> None:
+    program = (
+        f"{ARRAYS}\nif rank == 1:\n    {dies}\n"
         "small.redistribute([da.Shard(1)])\nprint('came to its end')"
     )
+    ended = launch(BY_A_SCRIPT.format(program=program))
     assert ended.status != 0, ended.said
+    assert told in ended.said, ended.said
     assert "came to its end" not in ended.said
     assert ended.seconds < SECONDS_TO_END
 

@@ -17,8 +17,10 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from distarray.comm._mismatch import such_calls
+from distarray.comm._neighbours import Neighbours, message_of_dead
 from distarray.comm._presence import (
     BYTES_AT_MOST,
+    START,
     Meeting,
     Presence,
     has_joined,
@@ -75,10 +77,18 @@ class Watch:
     ----------
     presence
         This rank among those of its node.
+    size
+        The number of ranks of the program.
+
+    Attributes
+    ----------
+    neighbours
+        The ranks of the node that may die.
     """
 
-    def __init__(self, presence: Presence) -> None:
+    def __init__(self, presence: Presence, size: int) -> None:
         self._presence = presence
+        self.neighbours = Neighbours(presence, size)
         presence.listen()
         self._gone: dict[tuple[Meeting, int], float] = {}  # since when it has been seen
         self._here: tuple[Meeting, float] | None = None
@@ -86,6 +96,15 @@ class Watch:
         self._tell_after = 0.0
         self._sent_on: set[tuple[int, str, int, int]] = set()
         self._unsent: list[tuple[Sequence[int], bytes]] = []
+
+    def rest(self, seconds: float) -> None:
+        """Sleep, and do meanwhile what other ranks ask for."""
+        self._presence.rest(seconds)
+
+    def died(self) -> str:
+        """Return that ranks of this node have died, if so; to be asked every now and then."""
+        dead = self.neighbours.died()
+        return message_of_dead(self._presence.rank, dead) if dead else ""
 
     def gone(self, meeting: Meeting, doing: object) -> str:
         """Return that ranks have gone without a meeting at which this one waits, if so.
@@ -101,6 +120,8 @@ class Watch:
         for rank in found:
             self._gone.setdefault((meeting, rank), now)
         gone = [rank for rank in found if now - self._gone[meeting, rank] >= _SECONDS_GONE]
+        if meeting.place == START:  # messages are of this start, and not of a program before
+            gone, doing = sorted(self._presence.never_started.union(gone)), START
         return message_of_gone(self._presence.rank, gone, doing) if gone else ""
 
     def elsewhere(

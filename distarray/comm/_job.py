@@ -7,6 +7,7 @@ process: a launcher may start a script, or a tool, that starts the program.
 from __future__ import annotations
 
 import os
+import socket
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -40,11 +41,28 @@ def job() -> tuple[object, ...]:
     namespaces = tuple(os.environ.get(name) for name in _NAMESPACES)
     launcher = _launcher(os.getppid())
     if launcher is not None:
-        return (*namespaces, *launcher)
+        return (*namespaces, process_namespace(), *launcher)
     if any(namespaces):
         return namespaces
     step = tuple(os.environ.get(name) for name in _STEP)
-    return step if all(step) else (os.getppid(),)
+    return step if all(step) else (process_namespace(), os.getppid())
+
+
+def process_namespace() -> str:
+    """Return what names the space in which numbers of processes mean something."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return socket.gethostname()
+
+
+def is_all_of_rank() -> bool:
+    """Tell whether this process is all that there will be of its rank: the launcher started it.
+
+    A script that starts it may start another program after it.
+    """
+    launcher = _launcher(os.getppid())
+    return launcher is not None and launcher[0] == os.getppid()
 
 
 def _launcher(process: int) -> tuple[int, int] | None:

@@ -21,8 +21,9 @@ from distarray.comm._collectives import Counts
 from distarray.comm._communicator import Communicator
 from distarray.comm._datatypes import carrier, moving_type, reducing_type
 from distarray.comm._mpi_calls import Call, Handle
-from distarray.comm._mpi_group import Base, Group, import_mpi
+from distarray.comm._mpi_group import Base, Group
 from distarray.comm._mpi_objects import all_gather_bytes
+from distarray.comm._mpi_start import import_mpi
 from distarray.comm._reducer import SMALL_BYTES
 from distarray.comm._reducing import divide, plain_ufunc
 from distarray.comm._requests import DONE, Pending, Request

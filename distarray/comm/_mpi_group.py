@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from distarray.comm import _attaching, _presence
 from distarray.comm._mpi_objects import all_gather_object, compare
+from distarray.comm._mpi_start import import_mpi
 from distarray.comm._node_local import Channel
 from distarray.comm._presence import node_colour
 from distarray.comm._waiting import waiting
-from distarray.errors import CommunicationError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -25,31 +25,6 @@ _KINDS: Final = 4
 _GROUPS: Final = 8191  # MPI's tags reach to 32767 at least
 
 _SHOWN: Final = 8  # ranks that a message lists
-
-
-def import_mpi() -> Any:
-    """Return ``mpi4py.MPI``; MPI is running then.
-
-    Raises
-    ------
-    CommunicationError
-        There is no mpi4py, no MPI library for it, or MPI is over.
-    """
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise CommunicationError(
-            f"MPI does not start: {error}; install one with pip install 'distarray-mpi[mpich]', or "
-            "load the module of this machine's MPI (and build mpi4py for it where it finds none)"
-        ) from error
-    if MPI.Is_finalized():
-        raise CommunicationError(
-            "MPI has been finalized, and cannot start again in this process; leave MPI.Finalize() "
-            "to the end of the program"
-        )
-    if not MPI.Is_initialized():  # mpi4py was told to leave that to the program
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    return MPI
 
 
 class Base:

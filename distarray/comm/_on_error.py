@@ -1,18 +1,24 @@
 """End all ranks when one ends by an error, instead of leaving the others waiting for it.
 
 An uncaught exception, in the main thread or another, prints its traceback and aborts MPI. So
-does leaving the program with an exit status other than zero. Where all ranks fail alike the
-traceback of one is enough: rank 0 prints at once and the others wait a moment, and of those on a
-node one speaks. What was written is given time to leave before the abort, which would lose it.
+does leaving the program with an exit status other than zero, or by ``os._exit`` while others go on.
+Where all ranks fail alike the traceback of one is enough: rank 0 prints at once and the others wait
+a moment, and of those on a node one speaks. What was written is given time to leave before the
+abort, which would lose it: the rank that aborts asks the others of its node to let out what they
+hold back, and waits a second for them at most. Ranks of other nodes are not asked, and a rank that
+the launcher kills, because another one was killed, has no time to.
+
+A rank that comes to the end of the program says so (`_presence`). Where it has not started MPI, and
+its process is all that there will be of it, it stays for some seconds until its neighbours know:
+each of them that comes to ``MPI_Init`` meanwhile would wait there in vain.
 """
 
 from __future__ import annotations
 
 import atexit
-import builtins
 import contextlib
-import dis
 import errno
+import faulthandler
 import importlib
 import io
 import os
@@ -24,10 +30,14 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from types import CodeType, FrameType, TracebackType
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any, NamedTuple, NoReturn
 
 from distarray.comm import _in_vain, _job, _presence, _waiting
+from distarray.comm._exit_status import watch_exit_status
+from distarray.comm._neighbours import Start
 from distarray.errors import CommunicationError
 
 _SECONDS_BEFORE_OTHERS_PRINT = 1.0
@@ -41,6 +51,12 @@ _SECONDS_TO_FORWARD = 0.2
 """How long it has then to pass it on."""
 _SECONDS_TO_JOIN = 10
 """How long a rank that fails before MPI has started waits for the others to start it."""
+_SECONDS_TO_FLUSH = 1.0
+"""How long a rank that ends the job waits for what others of its node have printed."""
+_SECONDS_TO_COME = 5.0
+"""How long a rank that ends without starting MPI waits for those who would wait for it there."""
+_FILES_OF_MPI = ("/dev/shm/mpich_shm_", "/dev/shm/Intel_MPI_")
+"""Memory files of a job, which MPI removes when it ends well and leaves behind when it does not."""
 
 
 def install() -> None:
@@ -53,6 +69,12 @@ def install() -> None:
     sys.excepthook = _ending.on_exception
     threading.excepthook = _ending.on_thread_exception
     atexit.register(_say_that_gone, os.getpid())
+    if _launched() is not None:
+        with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
+            if not faulthandler.is_enabled():  # a crash tells its line
+                faulthandler.enable()
+        if _job.is_all_of_rank():
+            install_at_exit()
 
 
 def end(message: str, frame: FrameType | None) -> None:
@@ -70,33 +92,85 @@ def end(message: str, frame: FrameType | None) -> None:
 
 
 def watch() -> None:
-    """Look from now on for long waits of this rank, and for those in vain."""
+    """Look from now on for long waits of this rank, for those in vain, and for dead neighbours.
+
+    Called before MPI starts, where the launcher says which rank this is, and when MPI has said it.
+    """
+    global _watched
     place = _place()
+    if _watched is not None:
+        if _watched.place == place:
+            if _watched.others is not None:
+                _watched.others.neighbours.look()
+            return
+        _watched.stop.set()
+        _present(_watched.place).close()
+        _watched = None
     if place is not None:
-        others = None if _is_spawned() else _in_vain.Watch(_presence.Presence(place.rank))
-        _waiting.watch(str(place), abort, others, end)
+        others = None
+        if not _is_spawned():
+            _present(place).flush = _let_out
+            others = _in_vain.Watch(_present(place), place.size)
+        _watched = _Watched(place, others, _waiting.watch(str(place), abort, others, end))
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Note that this rank starts MPI, which it does as soon as all others do."""
+    global _is_starting
+    place = _launched()
+    if place is None or _is_spawned():
+        yield
+        return
+    watch()
+    start = Start(_present(place), place.size)
+    _is_starting = True
+    try:
+        meeting = _presence.joining(_presence.START, start.ranks)
+        with _waiting.waiting(start, meeting, start.late):
+            yield
+    finally:
+        _is_starting = False
+    watch()
 
 
 def _say_that_gone(process: int) -> None:
     """Tell those who wait for this rank that it has come to the end of the program."""
-    place = _place()
+    place = _place() if _watched is None else _watched.place
     if place is None or process != os.getpid() or _is_spawned():
         return
-    _presence.Presence(place.rank).go()
+    presence = _present(place)
+    presence.go()
+    ranks = _presence.node_ranks(*place) or range(place.size)
+    if _watched is not None:
+        presence.leave(ranks, 0, _SECONDS_TO_COME)
+    elif _mpi() is None and _job.is_all_of_rank():
+        presence.leave(ranks, _presence.count_of_node(*place) - 1, _SECONDS_TO_COME, False)
+
+
+@lru_cache(maxsize=1)
+def _present(place: _Place) -> _presence.Presence:
+    return _presence.Presence(place.rank)
 
 
 def _is_spawned() -> bool:
     """Tell whether another job of MPI started this one: these cannot be told apart here."""
     mpi = _mpi()
-    told = os.environ.get("PMI_SPAWNED", "0") != "0"
-    return told or (mpi is not None and mpi.Comm.Get_parent() != mpi.COMM_NULL)
+    if os.environ.get("PMI_SPAWNED", "0") != "0":
+        return True
+    return mpi is not None and not mpi.Is_finalized() and mpi.Comm.Get_parent() != mpi.COMM_NULL
 
 
 def install_at_exit() -> None:
-    """Make leaving with an exit status other than zero end all ranks as well."""
-    leaving = _Leaving()
-    # Before the threads are waited for, which may be in the middle of an exchange.
-    getattr(threading, "_register_atexit", atexit.register)(leaving.on_exit)
+    """Make leaving with an exit status other than zero, or at once, end all ranks as well."""
+    global _leaving
+    if _leaving is None:
+        _leaving = _Leaving()
+        # Before the threads are waited for, which may be in the middle of an exchange: the last to
+        # register is called first, and the module of pools registers when it is imported.
+        importlib.import_module("concurrent.futures.thread")
+        getattr(threading, "_register_atexit", atexit.register)(_leaving.on_exit)
+        os._exit = _leaving.at_once
 
 
 def warn_if_alone() -> None:
@@ -122,6 +196,14 @@ _LAUNCHED = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 """Where launchers say which rank of how many a process is."""
+
+
+class _Watched(NamedTuple):
+    """Which rank is watched, what it finds out, and what stops that, set."""
+
+    place: _Place
+    others: _in_vain.Watch | None
+    stop: threading.Event
 
 
 class _Place(NamedTuple):
@@ -162,26 +244,46 @@ def _mpi() -> Any:
 
 
 def abort(code: int) -> None:
-    """End all ranks with a status, once what this one wrote has left it."""
+    """End all ranks with a status, once what they wrote has left them."""
+    place = _place()
+    if place is not None and not _is_spawned():
+        _present(place).let_flush(range(place.size), _SECONDS_TO_FLUSH)
     _drain()
-    if _mpi() is None:
+    if _mpi() is None and not _is_starting:
         # The others may be starting MPI, and wait there for this rank: it joins, to end them.
         # If they do not come, the alarm ends this one.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_SECONDS_TO_JOIN)
         with contextlib.suppress(ImportError, RuntimeError):
-            importlib.import_module("mpi4py.MPI")
+            joined: Any = importlib.import_module("mpi4py.MPI")
+            if not joined.Is_initialized():
+                joined.Init_thread()
         signal.alarm(0)
-    mpi = _mpi()
-    if mpi is not None and not mpi.Is_finalized():
+    _remove_files()
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and (_is_starting or mpi.Is_initialized()) and not mpi.Is_finalized():
         mpi.COMM_WORLD.Abort(code)
+    if _is_starting:  # a library that cannot abort yet
+        time.sleep(_SECONDS_SILENT)
+        _exit(code)
+
+
+def _remove_files() -> None:
+    """Remove the memory files of this job: those that this process has in its memory."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        for path in {line.split(maxsplit=5)[-1] for line in lines}:
+            if path.startswith(_FILES_OF_MPI):
+                with contextlib.suppress(OSError):  # another rank has
+                    os.unlink(path)
 
 
 class _Leaving:
     """What it means for the others that this rank leaves with a status."""
 
     def __init__(self) -> None:
-        self._status = _watch_exit_status()
+        self._status = watch_exit_status()
+        self._process = os.getpid()
 
     def on_exit(self) -> None:
         """Abort where the program is leaving with a status other than zero."""
@@ -189,9 +291,31 @@ class _Leaving:
         if status is None or status == 0 or place is None:
             return
         code = status if isinstance(status, int) else 1
-        sys.stderr.write(f"{place} left with exit status {code}: ending all ranks\n")
+        how = f"{place} left with exit status {code}{self._status.where}"
+        sys.stderr.write(f"{how}: ending all ranks\n")
         time.sleep(_SECONDS_TO_LEAVE)
         abort(code)
+
+    def at_once(self, status: int) -> NoReturn:
+        """Take the place of ``os._exit``: abort unless the others of the node leave as well.
+
+        Launchers take a process that ends with status 0 for a good one, even while others wait.
+        """
+        place = _place()
+        if place is None or os.getpid() != self._process or _is_spawned():
+            _exit(status)
+        line = _waiting.line_of(sys._getframe(1))
+        presence = _present(place)
+        presence.go()
+        ranks = _presence.node_ranks(*place) or range(place.size)
+        end = time.monotonic() + _SECONDS_TO_LEAVE
+        while (stay := presence.here(ranks) - presence.gone(ranks)) and time.monotonic() < end:
+            time.sleep(_SECONDS_TO_LEAVE / 50)
+        if stay or status:
+            sys.stderr.write(f"{place} left by os._exit({status}){line}: ending all ranks\n")
+            abort(status or 1)
+        _say_that_gone(self._process)
+        _exit(status)
 
 
 class _Ending:
@@ -246,11 +370,11 @@ class _Ending:
     def _announce(self, place: _Place) -> bool:
         """Say that this rank fails; False where another one does, and waits for this to join."""
         if place.rank != 0:
-            time.sleep(_SECONDS_BEFORE_OTHERS_PRINT)
+            _rest(place, _SECONDS_BEFORE_OTHERS_PRINT)
         if not self._speaks():
-            if _mpi() is None:
+            if _mpi() is None and not _is_starting:
                 return False
-            time.sleep(_SECONDS_SILENT)
+            _rest(place, _SECONDS_SILENT)
         sys.stderr.write(f"{place} failed: ending all ranks\n")
         return True
 
@@ -270,7 +394,19 @@ class _Ending:
         return True
 
 
+def _rest(place: _Place, seconds: float) -> None:
+    """Sleep, and let out meanwhile what was printed if another rank asks for it."""
+    if _watched is None or _is_spawned():
+        time.sleep(seconds)
+    else:
+        _present(place).rest(seconds)
+
+
 _ending: _Ending | None = None
+_leaving: _Leaving | None = None
+_watched: _Watched | None = None
+_is_starting = False
+_exit = os._exit
 
 
 # --- what was written ----------------------------------------------------------------------------
@@ -289,12 +425,18 @@ def _in_one_piece() -> Iterator[None]:
 
 def _drain() -> None:
     """Wait until the launcher has what this rank wrote."""
+    _let_out(_SECONDS_TO_READ)
+    time.sleep(_SECONDS_TO_FORWARD)
+
+
+def _let_out(seconds: float = _SECONDS_TO_FLUSH / 2) -> None:
+    """Write what is held back, and wait for the launcher to read it."""
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    limit = time.monotonic() + _SECONDS_TO_READ
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or none
+            stream.flush()
+    limit = time.monotonic() + seconds
     while any(map(_unread, (1, 2))) and time.monotonic() < limit:
         time.sleep(0.01)
-    time.sleep(_SECONDS_TO_FORWARD)
 
 
 def _unread(file: int) -> int:
@@ -306,72 +448,3 @@ def _unread(file: int) -> int:
         if stat.S_ISFIFO(os.fstat(file).st_mode):
             return int.from_bytes(fcntl.ioctl(file, termios.FIONREAD, bytes(4)), sys.byteorder)
     return 0
-
-
-# --- the exit status -----------------------------------------------------------------------------
-# Python tells nobody that a SystemExit ends the program, nor its status.
-
-
-def _outermost_frame() -> FrameType | None:
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and frame.f_back is not None:
-        frame = frame.f_back
-    return frame
-
-
-def _watch_exit_status() -> _CalledExit | _UnwoundExit:
-    outermost = _outermost_frame()
-    if sys.version_info >= (3, 12) and outermost is not None:
-        for tool in (4, 3):  # those that debuggers, coverage and profilers leave free
-            if sys.monitoring.get_tool(tool) is None:
-                return _UnwoundExit(outermost.f_code, tool)
-    return _CalledExit(outermost)
-
-
-class _UnwoundExit:
-    """The status of the SystemExit that leaves the outermost frame, by ``sys.monitoring``."""
-
-    def __init__(self, code: CodeType, tool: int) -> None:
-        self._code = code
-        self._status: object = None
-        monitoring: Any = getattr(sys, "monitoring")  # noqa: B009 - Python 3.12 has it
-        monitoring.use_tool_id(tool, "distarray")
-        monitoring.register_callback(tool, monitoring.events.PY_UNWIND, self._unwound)
-        monitoring.set_events(tool, monitoring.events.PY_UNWIND)
-
-    def _unwound(self, code: CodeType, _: int, error: BaseException) -> None:
-        if code is self._code and isinstance(error, SystemExit):
-            self._status = error.code
-
-    def get(self) -> object:
-        """Return the status with which the program is ending; None without one."""
-        return self._status
-
-
-class _CalledExit:
-    """The status of the last call of ``sys.exit``, if it is what ended the outermost frame.
-
-    A status given to ``raise SystemExit(status)`` itself is not seen.
-    """
-
-    def __init__(self, outermost: FrameType | None) -> None:
-        self._outermost = outermost
-        self._status: object = None
-        sys.exit = self._exit
-        for name in ("exit", "quit"):  # absent under python -S
-            if hasattr(builtins, name):
-                setattr(builtins, name, self._exit)
-
-    def _exit(self, status: Any = None, /) -> NoReturn:
-        self._status = status
-        raise SystemExit(status)
-
-    def get(self) -> object:
-        """Return the status with which the program is ending; None without one."""
-        frame = self._outermost
-        if frame is None:
-            return self._status
-        last = {step.offset: step.opname for step in dis.get_instructions(frame.f_code)}
-        # The frame returned: somebody caught the exception, and the program came to its end.
-        returned = last.get(frame.f_lasti, "").startswith("RETURN")
-        return None if returned else self._status

@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 
 from distarray.comm._in_vain import Watch
 from distarray.comm._mismatch import such_calls
-from distarray.comm._presence import Meeting, has_joined
+from distarray.comm._presence import START, Meeting, has_joined
 from distarray.comm._settings import setting
 from distarray.comm._whereabouts import Answers, Question, Whereabouts
 from distarray.comm._whereabouts import late as late_ranks
@@ -196,7 +196,7 @@ class End(Protocol):
 
 def watch(
     place: str, abort: Callable[[int], None], others: Watch | None = None, end: End | None = None
-) -> None:
+) -> threading.Event:
     """Start to look for long waits, and for those in vain.
 
     Parameters
@@ -207,10 +207,16 @@ def watch(
         Ends all ranks, with a status.
     others, end
         What the others are known to do, and what ends all ranks where they will not come.
+
+    Returns
+    -------
+    threading.Event
+        What stops it, set.
     """
     timeout()  # a wrong setting is an error at once, and here
     looking = _Looking(place, abort, others, end)
     threading.Thread(target=looking.run, daemon=True, name="distarray waits").start()
+    return looking.stop
 
 
 class _Looking:
@@ -224,15 +230,18 @@ class _Looking:
         self._others = others
         self._end = end
         self._told: set[tuple[int, float]] = set()
+        self.stop = threading.Event()
 
     def run(self) -> None:
-        """Look every now and then, until the program ends."""
-        while True:
-            time.sleep(_EVERY)
+        """Look every now and then, until the program ends or this is stopped."""
+        rest = time.sleep if self._others is None else self._others.rest
+        while not self.stop.is_set():
+            rest(_EVERY)
             now = list(_waits.items())
             self._look_for_long(now)
             if self._others is not None:
                 self._look_for_vain(dict(now), self._others)
+                self._end_if(self._others.died(), threading.main_thread().ident or 0)
 
     def _look_for_long(self, now: list[tuple[int, _Wait]]) -> None:
         self._told.intersection_update((thread, wait.since) for thread, wait in now)
@@ -243,7 +252,7 @@ class _Looking:
             if not late and (seconds < SECONDS or (thread, wait.since) in self._told):
                 continue
             self._told.add((thread, wait.since))
-            line = _line(sys._current_frames().get(thread))
+            line = line_of(sys._current_frames().get(thread))
             who = f"{self._place} has waited {seconds:.0f} s"
             sys.stderr.write(f"{_message(who, wait, line, late)}\n")
             sys.stderr.flush()
@@ -267,7 +276,7 @@ class _Looking:
             others.elsewhere(None, "", 0)
 
     def _end_if(self, why: str, thread: int) -> None:
-        if why and self._end is not None:
+        if why and self._end is not None and not self.stop.is_set():
             self._end(why, sys._current_frames().get(thread))
 
 
@@ -327,7 +336,7 @@ def _here(question: Question) -> Whereabouts:
     place, number = question
     main = threading.main_thread().ident or 0
     now = dict(_waits)
-    line = _line(sys._current_frames().get(main))
+    line = line_of(sys._current_frames().get(main))
     wait = now.get(main)
     if wait is None and behind.holds(main):
         wait = _wait_behind(now)
@@ -350,7 +359,7 @@ def given_up(rank: int) -> str:
     """
     global _given_up
     wait = _waits[threading.get_ident()]
-    line = _line(sys._getframe())
+    line = line_of(sys._getframe())
     if threading.current_thread() is threading.main_thread():
         _given_up = time.monotonic(), wait, line
     return _message(f"rank {rank} has waited {timeout():g} s", wait, line, True)
@@ -366,13 +375,14 @@ def _message(who: str, wait: _Wait, line: str, late: bool) -> str:
     else:
         then = "If they never come there, it waits for ever: DISTARRAY_TIMEOUT sets no limit"
     because = f". {why[0].upper()}{why[1:]}" if why else ""
-    return (
-        f"{who} for {whom}{line} ({wait.what}){because}. {then}: every rank must make the same "
-        f"calls{such_calls(wait.what)}"
-    )
+    if wait.question[0] == START:
+        must = "come to its first mesh"
+    else:
+        must = f"make the same calls{such_calls(wait.what)}"
+    return f"{who} for {whom}{line} ({wait.what}){because}. {then}: every rank must {must}"
 
 
-def _line(frame: FrameType | None) -> str:
+def line_of(frame: FrameType | None) -> str:
     """Return the line of the program that a thread is in, for a message; empty where none is."""
     roots = [
         str(Path(module.__file__).parent) + os.sep

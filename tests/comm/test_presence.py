@@ -8,6 +8,7 @@ import itertools
 import multiprocessing
 import os
 import re
+import signal
 import threading
 import time
 
@@ -15,8 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distarray.comm import _in_vain, _job, _presence, _waiting
+from distarray.comm import _in_vain, _job, _neighbours, _presence, _waiting
 from distarray.comm._in_vain import Watch
+from distarray.comm._neighbours import Neighbours, Start
 from distarray.comm._presence import Meeting, Presence
 
 
@@ -38,7 +40,7 @@ def apart(monkeypatch):
 
 
 def test_a_rank_with_work_in_the_background_is_not_in_a_circle_with_one_that_waits_for_it(apart):
-    zero, one = (Watch(apart(rank)) for rank in range(2))
+    zero, one = (Watch(apart(rank), 2) for rank in range(2))
     x, y = Meeting("x", 1, (0, 1)), Meeting("y", 1, (0, 1))
     began = time.monotonic() - 10
     for _ in range(4):
@@ -63,11 +65,92 @@ def test_a_rank_that_has_gone_is_missed_only_where_it_has_not_been(apart):
     assert here.gone_without(meeting._replace(number=2, ranks=(0, 2))) == []
 
 
+def test_only_a_rank_whose_name_is_free_and_that_has_not_said_so_has_died(apart, monkeypatch):
+    monkeypatch.setattr(_neighbours, "_SECONDS_DEAD", 0.2)
+    here, leaving, dying, living = (apart(rank) for rank in range(4))
+    for one in (here, leaving, dying, living):
+        one.listen()
+    neighbours = Neighbours(here, 4)
+    child = os.fork()
+    if not child:  # it must not keep the names of its parent
+        time.sleep(20)
+        os._exit(0)
+    try:
+        assert neighbours.died() == []
+        leaving.leave(range(4), 0, 5.0)
+        leaving.close()
+        dying.close()
+        assert neighbours.died() == []
+        time.sleep(0.3)
+        assert neighbours.died() == [2]
+        assert here.left == {1}
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_rank_that_leaves_stays_until_those_know_it_that_come_late(apart):
+    leaving, late = apart(0), apart(1)
+    staying = threading.Thread(target=leaving.leave, args=(range(3), 2, 20.0, False))
+    staying.start()
+    late.listen()
+    time.sleep(0.3)
+    assert staying.is_alive()
+    apart(2).go()
+    staying.join(10)
+    assert not staying.is_alive()
+    late.receive()
+    assert late.never_started == {0}
+
+
+def test_many_ranks_that_leave_are_all_heard_by_one_that_seldom_listens(apart):
+    here, leaving = apart(0), [apart(rank) for rank in range(1, 40)]
+    here.listen()
+    threads = [threading.Thread(target=one.leave, args=(range(1), 0, 20.0)) for one in leaving]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        here.rest(0.05)
+    here.receive()
+    assert here.left == set(range(1, 40))
+
+
+@pytest.mark.parametrize(
+    ("told", "ranks"),
+    [
+        ({"DISTARRAY_RANKS_PER_NODE": "2"}, [4]),
+        ({"SLURM_GTIDS": "1,4", "SLURM_STEP_NUM_TASKS": "5"}, [1, 4]),
+        ({"SLURM_GTIDS": "0", "SLURM_STEP_NUM_TASKS": "1", "MPI_LOCALNRANKS": "3"}, None),
+        ({"MPI_LOCALNRANKS": "5"}, [0, 1, 2, 3, 4]),
+    ],
+)
+def test_the_ranks_of_this_node_are_those_that_the_launcher_names(told, ranks, monkeypatch):
+    for name in ("SLURM_GTIDS", "SLURM_STEP_NUM_TASKS", "MPI_LOCALNRANKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert _presence.node_ranks(4, 5) == ranks
+
+
+def test_who_has_not_come_to_the_start_is_named_where_that_is_known(apart, monkeypatch):
+    here, there, gone = apart(0), apart(1), apart(2)
+    there.listen()
+    gone.listen()
+    gone.go()
+    told = {4: [0, 1, 2, 3], 5: None}
+    monkeypatch.setattr(_neighbours, "node_ranks", lambda _, size: told[size])
+    monkeypatch.setattr(_neighbours, "count_of_node", lambda _, __: 4)
+    assert Start(here, 4).late() == (2, 3)
+    assert "2 of this node have not come" in str(Start(here, 4))
+    assert Start(here, 5).late() == ()
+    assert "2 other ranks of this node have not come, [1] have" in str(Start(here, 5))
+
+
 class Ranks:
     """Ranks that wait where they are told, and look at it in turns."""
 
     def __init__(self, apart, n):
-        self.watches = [Watch(apart(rank)) for rank in range(n)]
+        self.watches = [Watch(apart(rank), n) for rank in range(n)]
         self.joined = [set() for _ in range(n)]
         self.waits = {}
 
@@ -162,7 +245,7 @@ def _stuck(calls):
 
 
 def test_two_ranks_conclude_only_what_both_say(apart):
-    zero, one = Watch(apart(0)), Watch(apart(1))
+    zero, one = Watch(apart(0), 2), Watch(apart(1), 2)
     x, y = Meeting("x", 1, (0, 1)), Meeting("y", 1, (0, 1, 2))
     began = time.monotonic() - 5
     assert one.elsewhere(x, "in x", began) == ""
@@ -175,7 +258,7 @@ def test_two_ranks_conclude_only_what_both_say(apart):
 
 
 def test_an_answer_about_a_meeting_that_is_over_is_not_concluded_from(apart):
-    zero, one = Watch(apart(0)), Watch(apart(1))
+    zero, one = Watch(apart(0), 2), Watch(apart(1), 2)
     x, y = Meeting("x", 1, (0, 1)), Meeting("y", 1, (0, 1, 2))
     began = time.monotonic() - 5
     zero.elsewhere(x, "in x", began)
@@ -184,7 +267,7 @@ def test_an_answer_about_a_meeting_that_is_over_is_not_concluded_from(apart):
 
 
 def test_a_rank_that_waits_where_this_one_has_been_is_on_its_way(apart):
-    zero, one = Watch(apart(0)), Watch(apart(1))
+    zero, one = Watch(apart(0), 2), Watch(apart(1), 2)
     x, y = Meeting("x", 1, (0, 1)), Meeting("y", 1, (0, 1, 2))
     began = time.monotonic() - 5
     one.elsewhere(y, "in y", began)
@@ -209,7 +292,7 @@ def test_what_is_read_late_about_a_place_that_is_no_more_is_not_concluded_from()
 
 @pytest.mark.parametrize("message", [b"", b"[1]", b"null", b'["x", 1, [[2]]]', b"[[], {}, [7]]"])
 def test_what_cannot_be_read_is_left(apart, message):
-    zero, stranger = Watch(apart(0)), apart(1)
+    zero, stranger = Watch(apart(0), 2), apart(1)
     stranger.listen()
     stranger.say([0], message)
     x = Meeting("x", 1, (0, 1))
@@ -217,7 +300,7 @@ def test_what_cannot_be_read_is_left(apart, message):
 
 
 def test_a_name_that_is_free_soon_does_not_say_that_a_rank_has_gone(apart, monkeypatch):
-    zero, one = Watch(apart(0)), apart(1)
+    zero, one = Watch(apart(0), 2), apart(1)
     meeting = Meeting("a place", 1, (0, 1))
     one.go()
     assert zero.gone(meeting, "in x") == ""
@@ -241,8 +324,9 @@ def test_a_job_is_named_by_what_its_launcher_says(monkeypatch):
 
     try:
         monkeypatch.setattr(_job, "_launcher", lambda _: None)
-        assert named() == (os.getppid(),)
-        assert named(SLURM_JOB_ID="5") == (os.getppid(),)  # of which steps may have several jobs
+        alone = _job.process_namespace(), os.getppid()
+        assert named() == alone
+        assert named(SLURM_JOB_ID="5") == alone  # of which steps may have several jobs
         steps = [named(SLURM_JOB_ID="5", SLURM_STEP_ID=step) for step in "01"]
         spaces = [named(PMIX_NAMESPACE=name) for name in "ab"]
         monkeypatch.setattr(_job, "_launcher", lambda _: (12, 34))
@@ -278,7 +362,7 @@ def test_only_threads_that_are_known_to_keep_apart_are_left_out():
 
 
 def test_nobody_is_told_who_does_not_share_the_meeting(apart):
-    zero, one, two = (Watch(apart(rank)) for rank in range(3))
+    zero, one, two = (Watch(apart(rank), 3) for rank in range(3))
     x, y = Meeting("x", 1, (0, 1)), Meeting("y", 1, (1, 2))
     _presence.joining("y", y.ranks)
     for _ in range(3):

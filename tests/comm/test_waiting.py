@@ -107,7 +107,7 @@ def test_the_line_of_the_program_is_named_and_not_that_of_torch():
     class Told(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
-            lines.append(_waiting._line(sys._getframe().f_back))
+            lines.append(_waiting.line_of(sys._getframe().f_back))
             return x
 
     lines = []
