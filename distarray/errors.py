@@ -51,6 +51,10 @@ class ArgumentError(DistArrayError, ValueError):
     """An argument with a value outside what the function accepts."""
 
 
+class ReadOnlyError(ArgumentError):
+    """An array that may not be written into: a copy of items of another, or memory of others."""
+
+
 class ArgumentTypeError(DistArrayError, TypeError):
     """An argument of a type the function does not accept."""
 

@@ -100,7 +100,8 @@ class DistArray(Operators, Products, Indexing, Methods, Scalars, Printing, Proto
     ) -> Any:
         """Return the same values under other placements or on another mesh (collective).
 
-        The result has memory of its own, except where nothing changes: then it shares this array's.
+        The result has memory of its own, also where nothing changes; then
+        `da.asarray(x, placements=...)` returns the array itself.
 
         Parameters
         ----------

@@ -22,6 +22,7 @@ from distarray.core._base import BaseArray
 from distarray.core._meshes import device_of
 from distarray.errors import ArgumentError, DTypeError, LayoutError, PlacementError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
+from distarray.ops._blocks import separate
 from distarray.redistribute._background import redistribute_async
 from distarray.redistribute._execute import redistribute_local
 from distarray.redistribute._ways import check_dtype
@@ -114,10 +115,13 @@ def _compared(mesh: Any, checked: Callable[[], _Given]) -> tuple[Buffer, Layout]
     def say() -> tuple[Any, ...]:
         given.append(checked())
         block, draft, told = given[0]
-        return tuple(block.shape), block.dtype.str, draft.placements, told
+        writeable = _backend.is_writeable(block)
+        return tuple(block.shape), block.dtype.str, draft.placements, told, writeable
 
     everyone = gathered(mesh, "from_local", say)
-    shapes, dtypes, placed, told = (list(answers) for answers in zip(*everyone, strict=True))
+    shapes, dtypes, placed, told, writeable = (
+        list(answers) for answers in zip(*everyone, strict=True)
+    )
     ranks = mesh.communicator().world_ranks
     if len({len(own) for own in shapes}) > 1:
         raise LayoutError(
@@ -137,7 +141,9 @@ def _compared(mesh: Any, checked: Callable[[], _Given]) -> tuple[Buffer, Layout]
         raise LayoutError(
             f"shape= differs between ranks: {differing(told, ranks)}; pass the same everywhere"
         )
-    return given[0].block, tiled_layout(mesh, placed[0], shapes, told[0])
+    # Where one rank's memory is protected, writing fails on every rank alike.
+    block = given[0].block if all(writeable) else _backend.fixed(given[0].block)
+    return block, tiled_layout(mesh, placed[0], shapes, told[0])
 
 
 def tiled_layout(
@@ -211,19 +217,7 @@ def _take_part(value: Any, mesh: Any, placements: Any) -> tuple[Buffer, Layout]:
         array = _backend.asarray(array, mesh.device)
     whole = Layout(mesh, (Replicate(),) * mesh.ndim, array.shape)
     block = redistribute_local(array, whole, layout)
-    return _owned(_backend.asarray(block, mesh.device), array), layout
-
-
-def _owned(block: Buffer, source: Buffer) -> Buffer:
-    """Return `block`, copied where it shares memory with `source`."""
-    return copy_block(block) if _backend.may_share_memory(block, source) else block
-
-
-def copy_block(block: Buffer) -> Buffer:
-    """Return a C-contiguous copy in memory of its own."""
-    out = _memory.empty(block.shape, block.dtype, _backend.device_of(block))
-    out[...] = block
-    return out
+    return separate(_backend.asarray(block, mesh.device), array), layout
 
 
 def _distribute_outside(value: Any, mesh: Any, placements: Any) -> tuple[Buffer, Layout]:
@@ -308,9 +302,7 @@ def gather(array: BaseArray) -> Buffer:
     if layout.mesh.coordinate is None:
         return block.copy()
     whole = Layout(layout.mesh, (Replicate(),) * layout.mesh.ndim, layout.shape)
-    result = block if whole is layout else redistribute_local(block, layout, whole)
-    shared = result is block or _backend.may_share_memory(result, block)
-    return copy_block(result) if shared else result
+    return separate(redistribute_local(block, layout, whole), block)
 
 
 def redistribute(
@@ -329,10 +321,10 @@ def redistribute(
     block = averaged(array._local, dst)
     if async_op:
         return PendingArray(array, redistribute_async(block, src, dst, max_bytes=max_bytes), dst)
-    if dst is src:
-        return array._new(array._local, src)
+    # A slice of a replicated block, or the block itself where nothing changes, would let in-place
+    # operations on the result change this array, and replicas on every rank in another part.
     result = redistribute_local(block, src, dst, max_bytes=max_bytes)
-    return array._new(own(result, array._local), dst)
+    return array._new(separate(result, array._local), dst)
 
 
 def _to_another_device(array: Any, dst: Layout, async_op: bool, max_bytes: int | None) -> Any:
@@ -358,16 +350,6 @@ def to_device(array: Any, device: str) -> Any:
     if mesh is src.mesh:
         return array
     return array._new(_backend.asarray(array._local, mesh.device), src.replace(mesh=mesh))
-
-
-def own(result: Buffer, block: Buffer) -> Buffer:
-    """Return `result` in memory apart from `block`.
-
-    A slice of a replicated block would let an in-place operation on the result change the
-    replicas, on every rank another part.
-    """
-    shared = result is not block and _backend.may_share_memory(result, block)
-    return copy_block(result) if shared else result
 
 
 def target(src: Layout, placements: Any, mesh: Any, cuts: tuple[Any, Any]) -> Layout:
@@ -403,7 +385,7 @@ class PendingArray:
     def wait(self) -> Any:
         """Return the array, after all of it has arrived."""
         if self._result is None:
-            block = own(self._handle.wait(), self._array._local)
+            block = separate(self._handle.wait(), self._array._local)
             self._result = self._array._new(block, self._layout)
             self._handle = None
         return self._result

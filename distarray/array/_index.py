@@ -7,7 +7,7 @@ from typing import Any
 
 from distarray.core._base import BaseArray
 from distarray.errors import ArgumentTypeError
-from distarray.ops._items import getitem, setitem
+from distarray.ops._items import getitem, rows, setitem
 
 __all__ = ["Indexing", "getitem", "setitem"]
 
@@ -28,7 +28,7 @@ class Indexing(BaseArray):
         return shape[0]
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield `x[0]`, `x[1]`, ...; where axis 0 is cut, each item comes from its owner."""
+        """Yield `x[0]`, `x[1]`, ...: views, or read-only copies where axis 0 is cut."""
         if not self._layout.shape:
             raise ArgumentTypeError("a 0-d array cannot be iterated over; its value is x.item()")
-        return (getitem(self, i) for i in range(self._layout.shape[0]))
+        return rows(self, range(self._layout.shape[0]))

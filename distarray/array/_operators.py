@@ -10,6 +10,8 @@ import numpy as np
 from distarray.comm import _backend
 from distarray.core._base import BaseArray
 from distarray.core._families import Binary, Unary
+from distarray.core._read_only import in_place
+from distarray.errors import ReadOnlyError
 from distarray.ops import _elementwise_arithmetic as arithmetic
 from distarray.ops import _elementwise_logic as logic
 
@@ -68,7 +70,12 @@ def _inplace(row: Binary) -> Callable[[Any, Any], Any]:
     inplace = row.inplace
 
     def method(self: Any, other: Any) -> Any:
-        return inplace(self, other) if _known(other) else NotImplemented
+        if not _known(other):
+            return NotImplemented
+        try:
+            return inplace(self, other)
+        except ReadOnlyError as error:
+            return in_place(inplace, self, other, error)
 
     return _named(method, row)
 
@@ -112,7 +119,10 @@ def _power_in_place(self: Any, other: Any) -> Any:
     row = _shortcut(self, other) if other.__class__ in (int, float) else None
     if row is None:
         return _power_of_any_in_place(self, other)
-    return row.into((self,), (self,))
+    try:
+        return row.into((self,), (self,))
+    except ReadOnlyError as error:
+        return in_place(lambda x, _: row.into((x,), (x,)), self, other, error)
 
 
 class Operators(BaseArray):

@@ -8,7 +8,8 @@ import numpy as np
 
 from distarray.array._operators import _known
 from distarray.core._base import BaseArray
-from distarray.errors import DTypeError
+from distarray.core._read_only import in_place
+from distarray.errors import DTypeError, ReadOnlyError
 from distarray.ops._contraction import dot, matmul
 from distarray.ops._items import setitem
 
@@ -38,7 +39,10 @@ class Products(BaseArray):
                 f"x @= y gives {result.dtype}, which does not go into an array of {self.dtype}; "
                 "write x = x @ y"
             )
-        setitem(self, (...,), result)
+        try:
+            setitem(self, (...,), result)
+        except ReadOnlyError as error:
+            return in_place(type(self).__imatmul__, self, other, error)
         return self
 
     def dot(self, other: Any) -> Any:

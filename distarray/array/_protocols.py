@@ -31,6 +31,9 @@ class Protocols(BaseArray):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Return the global array on every rank (collective over the mesh).
 
+        `np.asarray(x)` is read-only: writing into it would not change `x`. `np.array(x)` and
+        `x.full_array()` are copies to work on.
+
         Raises
         ------
         ArgumentError
@@ -54,6 +57,8 @@ class Protocols(BaseArray):
         whole = Layout(layout.mesh, (Replicate(),) * layout.mesh.ndim, layout.shape)
         permit("np.asarray(x)", layout, whole, self._local.dtype)
         full = _backend.to_host(_convert.gather(self))
+        if copy is None:  # where NumPy's asarray(x) gives x itself, or converts it
+            full.flags.writeable = False
         return full if dtype is None else full.astype(dtype, copy=False)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:

@@ -56,7 +56,7 @@ class _Distributed(Adapter):
             )
         elif layout.mesh.coordinate is None:
             loading.entry(name)
-        elif _backend.is_numpy(local) and not local.flags.writeable:
+        elif not _backend.is_writeable(local):
             loading.refuse(f"{name} has read-only blocks; pass a copy, da.asarray(x, copy=True)")
         else:
             loading.fill(name, block_of(local, layout))

@@ -19,10 +19,15 @@ class BaseArray:
     below needs to know that class. Where there is no operand (creation), use `new_array`.
     """
 
-    __slots__ = ("__weakref__", "_layout", "_local")
+    __slots__ = ("__weakref__", "_layout", "_local", "_origin")
 
     _local: Buffer
     _layout: Layout
+    _origin: Any
+    """Set where the array is a copy made by `x[key]`: a weak reference to `x`, and the key as text.
+
+    In-place operators on it then wait for `x[key] = ...` (see `_read_only`).
+    """
 
     def _new(self: Self, local: Buffer, layout: Layout) -> Self:
         """Return an array of this array's class; nothing is checked and nothing is copied.

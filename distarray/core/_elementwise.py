@@ -27,6 +27,7 @@ from distarray.core._operands import (
     spread,
 )
 from distarray.core._options import call_with, masked_call, ufunc_options
+from distarray.core._read_only import check_writable
 from distarray.core._resolution import Resolution, align, resolve
 from distarray.core._spec import Rule, pointwise
 from distarray.errors import (
@@ -380,10 +381,7 @@ class Elementwise:
                     f"{self.name} gives {dtype}, which casting={casting!r} does not put into an "
                     f"array of {one.dtype}; use a new array, or x.astype({str(dtype)!r}) first"
                 )
-            if not _backend.is_writeable(one._local):
-                raise ArgumentError(
-                    f"{self.name} into an array whose block is read-only; use x.copy() first"
-                )
+            check_writable(self.name, one)
 
     def _into_reduced(
         self, out: tuple[Any, ...], operands: Sequence[Any], local: Any, casting: Any

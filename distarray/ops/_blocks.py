@@ -20,3 +20,8 @@ def copied(block: Buffer) -> Buffer:
     out = _memory.empty(block.shape, block.dtype, _backend.device_of(block))
     out[...] = block
     return out
+
+
+def separate(block: Buffer, source: Buffer) -> Buffer:
+    """Return `block`, copied where it may share memory with `source`."""
+    return copied(block) if _backend.may_share_memory(block, source) else block

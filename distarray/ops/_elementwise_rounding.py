@@ -137,14 +137,21 @@ def isclose(
 
 @register_function(np.real)
 def real(x: Any, /) -> Any:
-    """Return real parts (a view where the blocks allow it)."""
-    return real_part(x)
+    """Return real parts: a view, but a read-only copy where `x` must be reduced first."""
+    return _part(real_part, x)
 
 
 @register_function(np.imag)
 def imag(x: Any, /) -> Any:
-    """Return imaginary parts (a view where the blocks allow it)."""
-    return imag_part(x)
+    """Return imaginary parts; see `real`."""
+    return _part(imag_part, x)
+
+
+def _part(row: Any, x: Any) -> Any:
+    result = row(x)
+    if isinstance(x, BaseArray) and result._layout is not x._layout:  # reduced: no view of `x`
+        return result._new(_backend.fixed(result._local), result._layout)
+    return result
 
 
 @register_function(np.copy)

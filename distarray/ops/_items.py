@@ -1,14 +1,15 @@
 """Reading and writing the items that a basic index selects.
 
 A result that needed no communication looks at the memory of its array, as in NumPy; one that did
-(an integer on a cut axis, a negative step along one) is a copy. Writing goes through the layout of
-the selected part: the value is brought to that layout and each process writes its own items.
+(an integer on a cut axis, a negative step along one) is a read-only copy. Writing goes through the
+layout of the selected part: the value is brought to that layout and each process writes its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -19,10 +20,11 @@ from distarray.core._dispatch import move
 from distarray.core._meshes import replicated
 from distarray.core._operands import beside
 from distarray.core._policy import permit, permit_exchange
+from distarray.core._read_only import PendingWrite, check_writable
 from distarray.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from distarray.layout import Layout, Partial, Replicate
 from distarray.layout._box import slices
-from distarray.ops._blocks import empty_block
+from distarray.ops._blocks import empty_block, separate
 from distarray.ops._relabel import carry
 from distarray.ops._selection import Selection, select
 from distarray.ops._windows import mirror, mirrored, run
@@ -39,7 +41,8 @@ def getitem(x: Any, key: Any) -> Any:
     the result looks at the memory of `x`. An integer on a cut axis copies the selected item from
     its owner to the processes along the mesh axes that cut it (or, where it has more than
     `SPREAD_ITEMS` items, spreads it); write `x[i:i + 1]` to leave it in place. A negative step
-    along a cut axis exchanges the blocks with their mirror images.
+    along a cut axis exchanges the blocks with their mirror images. Both are copies, and read-only,
+    because NumPy's would be views: `x[i] = value` and `x[i] += value` write into `x`.
 
     Raises
     ------
@@ -48,10 +51,21 @@ def getitem(x: Any, key: Any) -> Any:
     """
     found = select(x._layout, key)
     if not found.still:
-        return x._new(_moved(x._local, found), found.output)
+        block = separate(_moved(x._local, found), x._local)
+        result = x._new(_backend.fixed(block), found.output)
+        result._origin = (ref(x), found.purpose.text)
+        return result
     if x._layout.mesh.coordinate is None:
         return x._new(empty_block(found.output, x._local.dtype), found.output)
     return x._new(x._local[found.key], found.output)
+
+
+def rows(x: Any, keys: Iterable[Any]) -> Iterator[Any]:
+    """Yield `x[key]` for some keys; what is a copy is read-only for in-place operators, too."""
+    for key in keys:
+        row = getitem(x, key)
+        row._origin = None
+        yield row
 
 
 def _moved(block: Buffer, found: Selection) -> Buffer:
@@ -104,9 +118,13 @@ def setitem(x: Any, key: Any, value: Any) -> None:
         If the value does not broadcast to the selected shape.
     DeviceError
         If the value is on another device.
+    ReadOnlyError
+        If the array is read-only.
     """
     found = select(x._layout, key)
-    _check_writable(x)
+    if isinstance(value, PendingWrite):
+        value = value.settle(x, found.purpose.text)
+    check_writable("assignment", x)
     if isinstance(value, BaseArray):
         _check_device(x, value)
         _write_distributed(x, found, value)
@@ -132,14 +150,6 @@ def setitem(x: Any, key: Any, value: Any) -> None:
         assert box is not None
         block = _on_device(array[slices(box)], x._local)
     x._local[found.key] = block
-
-
-def _check_writable(x: Any) -> None:
-    if not _backend.is_writeable(x._local):
-        raise ArgumentError(
-            "the array is read-only here: its block is shared with another array (a result of "
-            "broadcast_to, or memory that its owner protects); write into a copy: x = x.copy()"
-        )
 
 
 def _check_device(x: Any, value: Any) -> None:

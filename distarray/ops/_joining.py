@@ -22,9 +22,9 @@ from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import Layout, dimmap
 from distarray.ops._blocks import copied, empty_block
 from distarray.ops._creation import checked_dtype, unreduced
-from distarray.ops._items import getitem
+from distarray.ops._items import getitem, rows
 from distarray.ops._relabel import carry
-from distarray.ops._reshape import reshape
+from distarray.ops._reshape import reshaped
 from distarray.ops._selection import select
 from distarray.ops._shape import expand_dims
 from distarray.redistribute import estimate
@@ -69,7 +69,7 @@ def concat(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: Any = None)
         raise ShapeError("concat got no arrays; pass at least one")
     first = checked("concat", next((x for x in given if isinstance(x, BaseArray)), given[0]))
     if axis is None:
-        given = [reshape(x, (-1,)) if isinstance(x, BaseArray) else np.ravel(x) for x in given]
+        given = [reshaped(x, (-1,)) if isinstance(x, BaseArray) else np.ravel(x) for x in given]
         axis = 0
     shapes = [x.shape if isinstance(x, BaseArray) else np.shape(x) for x in given]
     (along,) = dimmap.checked_axes(axis, len(shapes[0]))
@@ -208,7 +208,7 @@ def unstack(x: Any, /, axis: int = 0) -> tuple[Any, ...]:
     """
     (along,) = dimmap.checked_axes(axis, checked("unstack", x).ndim)
     before = (slice(None),) * along
-    return tuple(getitem(x, (*before, i)) for i in range(x.shape[along]))
+    return tuple(rows(x, ((*before, i) for i in range(x.shape[along]))))
 
 
 def roll(x: Any, /, shift: int | Sequence[int], axis: Axes = None) -> Any:
@@ -242,7 +242,7 @@ def roll(x: Any, /, shift: int | Sequence[int], axis: Axes = None) -> Any:
             f"roll got shift={shift!r}; pass an integer, or one for each axis"
         ) from None
     if axis is None:
-        return reshape(roll(reshape(x, (-1,)), sum(several), 0), x.shape)
+        return reshaped(roll(reshaped(x, (-1,)), sum(several), 0), x.shape)
     axes = list(axis) if isinstance(axis, (tuple, list, np.ndarray)) else [axis]
     shifts = several * len(axes) if len(several) == 1 else several
     axes = axes * len(shifts) if len(axes) == 1 else axes
@@ -301,7 +301,7 @@ def repeat(x: Any, /, repeats: Any, axis: int | None = None) -> Any:
         If there is no such axis.
     """
     if axis is None:
-        return repeat(reshape(checked("repeat", x), (-1,)), repeats, axis=0)
+        return repeat(reshaped(checked("repeat", x), (-1,)), repeats, axis=0)
     layout = checked("repeat", x)._layout
     (along,) = dimmap.checked_axes(axis, layout.ndim)
     size = layout.shape[along]

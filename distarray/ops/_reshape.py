@@ -18,7 +18,7 @@ from distarray.core._operands import checked
 from distarray.core._policy import permit, permit_exchange
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, dimmap
-from distarray.ops._blocks import copied, empty_block
+from distarray.ops._blocks import empty_block, separate
 from distarray.ops._relabel import transposed
 from distarray.ops._routes import route
 from distarray.typing import Buffer, Shape
@@ -29,17 +29,30 @@ _programs: dict[Any, Program] = {}
 class Program:
     """How arrays of one layout become arrays of one shape on this process."""
 
-    __slots__ = ("inside", "moves", "output", "steps", "varied")
+    __slots__ = ("inside", "joined", "moves", "output", "steps", "varied")
 
     def __init__(self, layout: Layout, shape: Shape) -> None:
         found = route(layout, shape)
         self.moves = found.moves
-        self.varied = not found.moves and _merges_unalike(layout, shape)
+        groups = dimmap.reshape(layout.shape, shape).groups if layout.size else ()
+        self.joined = [pair for group in groups for pair in pairwise(group.inputs)]
+        """Axes that become one with the next."""
+        self.varied = bool(self.joined) and not found.moves and _are_unalike(layout)
         """The blocks of some processes might be views where those of others must be copies."""
         self.output = found.reached
         self.inside = layout.mesh.coordinate is not None
         # In place, one relabelling does.
         self.steps = found.bind() if self.inside and found.moves else []
+
+    def fits(self, block: Buffer) -> bool:
+        """Tell whether blocks can be seen in the new shape: whether NumPy's result is a view, too.
+
+        Strides decide; also those of axes of length 1 here, for which any would do.
+        """
+        return all(
+            block.strides[axis] == block.shape[after] * block.strides[after]
+            for axis, after in self.joined
+        )
 
     def run(self, block: Buffer) -> Buffer:
         """Return the new block."""
@@ -67,7 +80,8 @@ def reshape(
         Row-major or column-major order of the items.
     copy : bool, optional
         True: the result never shares memory with `x`. False: it must (an error where that takes a
-        copy or an exchange). Default: it shares where it can on every process alike.
+        copy or an exchange). Default: it is a view or a copy as NumPy's is; where only the blocks
+        are in the way of a view (items must move, or blocks are not alike), a read-only copy.
 
     Raises
     ------
@@ -88,49 +102,57 @@ def reshape(
     if order == "F":
         return _column_major(x, shape, copy)
     asked = _asked(shape)
-    key = (x._layout, asked)
-    program = _programs.get(key)
-    if program is None:
-        sizes = dimmap.reshape(x._layout.shape, asked).out_shape
-        program = Program(x._layout, sizes)
-        remember(_programs, key, program)
+    program = _program(x._layout, asked)
     if copy is False and program.moves:
         raise ArgumentError(
             f"reshape of {x._layout} to {asked} with copy=False: items must move to other "
             "processes; leave copy out, or redistribute first"
         )
-    if program.varied:
-        if copy is False:
-            raise ArgumentError(
-                f"reshape of {x._layout} to {asked} with copy=False: some processes have fewer "
-                "than two items along an axis, so that blocks may not all share memory; leave copy "
-                "out"
-            )
-        copy = True
+    if copy is False and program.varied:
+        raise ArgumentError(
+            f"reshape of {x._layout} to {asked} with copy=False: some processes have fewer "
+            "than two items along an axis, so that blocks may not all share memory; leave copy "
+            "out"
+        )
     block = program.run(x._local)
-    if copy is not None and copy is _shares(x._local, block):
-        if not copy:
-            raise ArgumentError(
-                f"reshape of {x._layout} to {asked} with copy=False needs a copy of the block, "
-                f"whose strides are {x._local.strides}; leave copy out"
-            )
-        block = copied(block)
+    if copy is False and not _shares(x._local, block):
+        raise ArgumentError(
+            f"reshape of {x._layout} to {asked} with copy=False needs a copy of the block, "
+            f"whose strides are {x._local.strides}; leave copy out"
+        )
+    if copy is None and (program.moves or program.varied):
+        block = _backend.fixed(separate(block, x._local))
+    elif copy or (copy is None and not program.fits(x._local)):
+        block = separate(block, x._local)
     return x._new(block, program.output)
 
 
-def _merges_unalike(layout: Layout, shape: Shape) -> bool:
-    """Tell whether merging axes may take a copy of some blocks but not of others.
+def reshaped(x: Any, shape: Sequence[int]) -> Any:
+    """Return the same items under another shape, in memory that may be that of `x` or not."""
+    program = _program(x._layout, _asked(shape))
+    return x._new(program.run(x._local), program.output)
 
-    Axes merge in place where their strides fit, and along an axis with fewer than two items any
-    stride fits. Where that is so on some processes only, writing into the result would change `x`
-    there and nowhere else.
+
+def _program(layout: Layout, asked: tuple[int, ...]) -> Program:
+    key = (layout, asked)
+    program = _programs.get(key)
+    if program is None:
+        program = Program(layout, dimmap.reshape(layout.shape, asked).out_shape)
+        remember(_programs, key, program)
+    return program
+
+
+def _are_unalike(layout: Layout) -> bool:
+    """Tell whether some processes could merge axes in place where others must copy.
+
+    Axes merge in place where their strides fit. What the strides are depends on all axes that lie
+    between them in memory, and along an axis with fewer than two items any stride fits. Where that
+    is so on some processes only, writing into the result would change `x` there and nowhere else.
     """
-    for group in dimmap.reshape(layout.shape, shape).groups:
-        if len(group.inputs) > 1:
-            for axis in group.inputs:
-                offsets = layout.partition(axis).offsets
-                if len({min(stop - start, 2) for start, stop in pairwise(offsets)}) > 1:
-                    return True
+    for axis in range(layout.ndim):
+        offsets = layout.partition(axis).offsets
+        if len({min(stop - start, 2) for start, stop in pairwise(offsets)}) > 1:
+            return True
     return False
 
 

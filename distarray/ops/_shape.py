@@ -2,7 +2,8 @@
 
 What every function does to the axes is a `DimMap`; the layout of the result follows from it. Only
 a cut axis that the result cannot have any more (one of length 1 that is dropped or widened) takes
-communication. `Partial` arrays stay so: no item changes.
+communication; the result is then a read-only copy, else a view. `Partial` arrays stay so: no item
+changes.
 """
 
 from __future__ import annotations
@@ -67,9 +68,8 @@ def rename(
     if found.still:
         return x._new(found.local(x._local), found.output)
     block = move(name, x._local, x._layout, found.required)
-    if not found.inside:
-        return x._new(empty_block(found.output, block.dtype), found.output)
-    return x._new(found.local(block), found.output)
+    block = found.local(block) if found.inside else empty_block(found.output, block.dtype)
+    return x._new(block if found.required is x._layout else _backend.fixed(block), found.output)
 
 
 def _as_key(axes: Any) -> Any:
@@ -241,7 +241,8 @@ def broadcast_to(x: Any, /, shape: int | Sequence[int]) -> Any:
     ShapeError
         If the array does not broadcast to `shape`.
     """
-    return rename("broadcast_to", x, checked_shape(shape), _broadcast_to)
+    result = rename("broadcast_to", x, checked_shape(shape), _broadcast_to)
+    return result._new(_backend.fixed(result._local), result._layout)
 
 
 def broadcast_arrays(*arrays: Any) -> tuple[Any, ...]:
@@ -283,12 +284,14 @@ def flip(x: Any, /, axis: Axes = None) -> Any:
     """Return the array with the order of its items reversed along some axes, by default all.
 
     Along an uncut axis the result looks at the memory of `x`. Along a cut axis blocks and their
-    mirror images are exchanged, and the result's boundaries are the mirror image of those of `x`.
+    mirror images are exchanged: the result is a read-only copy, whose boundaries are the mirror
+    image of those of `x`.
     """
     layout = checked("flip", x)._layout
     axes = range(layout.ndim) if axis is None else dimmap.checked_axes(axis, layout.ndim)
     block, after = flipped(x._local, layout, axes)
-    return x._new(block, after)
+    cut = any(layout.sharding_axes(axis) for axis in axes)
+    return x._new(_backend.fixed(block) if cut else block, after)
 
 
 def tril(x: Any, /, k: int = 0) -> Any:

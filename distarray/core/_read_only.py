@@ -1,0 +1,114 @@
+"""Read-only arrays: copies where NumPy has a view, and in-place operators on them.
+
+Python runs `x[i] += y` in three steps: it takes `x[i]`, adds in place, and assigns what that gives
+to `x[i]`. Where `x[i]` is a copy, because its axis is cut, the second step cannot know whether the
+third follows: `row = x[i]; row += y` begins alike. So it returns the values in an object that can
+be assigned to `x[i]` and nothing else.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from distarray.comm import _backend
+from distarray.core._base import BaseArray
+from distarray.errors import ReadOnlyError
+
+
+def read_only(name: str, x: BaseArray) -> ReadOnlyError:
+    """Return the error for an operation that would write into an array that is read-only."""
+    origin = getattr(x, "_origin", None)
+    if origin is not None:
+        return ReadOnlyError(f"{name}: {_remedy(origin[1])}")
+    return ReadOnlyError(
+        f"{name} into an array that is read-only: a copy where NumPy has a view (an item of a cut "
+        "axis, an array reversed or reshaped across blocks), a result of broadcast_to, or memory "
+        "that its owner protects; write x[key] = value into the array that it comes from, or work "
+        "on a copy: x.copy()"
+    )
+
+
+def _remedy(key: str) -> str:
+    return (
+        f"{key} is a copy, because an axis that it takes items of is cut, so that writing into it "
+        f"would not change x; write {key} = value or, in one statement, {key} += value; to keep it "
+        f"apart from x, {key}.copy()"
+    )
+
+
+def check_writable(name: str, x: BaseArray) -> None:
+    """Refuse to write into an array that is read-only.
+
+    Raises
+    ------
+    ReadOnlyError
+        See above.
+    """
+    if not _backend.is_writeable(x._local):
+        raise read_only(name, x)
+
+
+class PendingWrite:
+    """Values that only `x[key] = values` takes, for the `x` and the `key` that they come from."""
+
+    __slots__ = ("_key", "_settled", "_source", "_value")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, value: Any, origin: tuple[Any, str]) -> None:
+        self._settled = False
+        self._value = value
+        self._source, self._key = origin
+
+    def settle(self, x: BaseArray, key: str) -> Any:
+        """Return the values, which are about to be written into `key` of `x`.
+
+        Raises
+        ------
+        ReadOnlyError
+            If they belong elsewhere.
+        """
+        if self._source() is not x or key != self._key:
+            self._refuse()
+        self._settled = True
+        return self._value
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        self._settled = True
+        raise ReadOnlyError(f"nothing was written: {_remedy(self._key)}")
+
+    def __repr__(self) -> str:
+        return f"<values for {self._key}, not written>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # what is looked for and need not be there
+            raise AttributeError(name)
+        self._refuse()
+
+    def __del__(self) -> None:
+        if not self._settled:
+            warnings.warn(f"nothing was written: {_remedy(self._key)}", RuntimeWarning, 2)
+
+
+_OPERATORS = "add and floordiv lshift matmul mod mul or pow rshift sub truediv xor"
+for _name in (
+    "abs array array_function array_ufunc bool complex contains dlpack divmod eq float format ge "
+    "getitem gt index int invert iter le len lt ne neg pos rdivmod round setitem str "
+    + " ".join(f"{name} r{name} i{name}" for name in _OPERATORS.split())
+).split():
+    setattr(PendingWrite, f"__{_name}__", PendingWrite._refuse)
+
+
+def in_place(operate: Callable[[Any, Any], Any], x: Any, y: Any, error: ReadOnlyError) -> Any:
+    """Return what `operate(x, y)`, refused by `error`, gives for `x[key] = ...` to take.
+
+    Raises
+    ------
+    ReadOnlyError
+        `error`, where `x` is not itself an item that an array gave as a copy.
+    """
+    origin = getattr(x, "_origin", None)
+    if origin is None:
+        raise error
+    return PendingWrite(operate(x._new(x._local.copy(), x._layout), y), origin)
