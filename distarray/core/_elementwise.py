@@ -234,6 +234,8 @@ class Elementwise:
                 local(*blocks, out=outs)
                 return self._wrap(first, outs, output)
             results = local(*blocks)
+            if isinstance(results, np.character):  # cut to this text, and shorter than its dtype
+                results = np.asarray(results, self.result_dtypes(blocks, local)[0])
         except REFUSALS as error:
             raise self.refused(error, blocks) from error
         return self._wrap(first, results if self.nout > 1 else (results,), output)

@@ -78,6 +78,8 @@ def binary_path(row: Elementwise) -> Callable[[Any, Any], Any]:
         except REFUSALS:
             return run((x, y))  # finds the reason and says it, or knows another way
         if result.__class__ is not _ndarray:
+            if isinstance(result, np.character):  # cut to this text, and shorter than its dtype
+                return run((x, y))
             result = as_block(result)
         array = _new(cls)
         array._local = result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,7 @@ class Case:
     def value(self) -> np.ndarray:
         """The global array."""
         if self.op is None:
-            return np.asarray(self.values[0])
+            return np.asarray(self.values[0], self.values.dtype)  # of one text, not its own length
         with np.errstate(all="ignore"):
             total = _REDUCE[self.op].reduce(self.values, axis=0, dtype=self.values.dtype)
         return total / len(self.values) if self.op == "avg" else np.asarray(total)
@@ -93,7 +93,8 @@ class Case:
             index = index * layout.mesh.shape[axis] + coordinate[axis]
         box = layout.local_box()
         assert box is not None
-        block = np.array(self.values[(index, *(slice(start, stop) for start, stop in box))])
+        where = (index, *(slice(start, stop) for start, stop in box))
+        block = np.array(self.values[where], self.values.dtype)
         return template._new(_backend.asarray(block, layout.mesh.device), layout)
 
 
@@ -131,6 +132,56 @@ def values_of(dtype: Any, shape: Sequence[int], seed: int) -> np.ndarray:
     if dtype.kind == "c":
         return (drawn + 1j * rng.integers(-4, 6, size=shape)).astype(dtype)
     return np.asarray(drawn).astype(dtype)
+
+
+def special_items(dtype: Any) -> np.ndarray:
+    """Return the items of a dtype at which functions go wrong, and a few ordinary ones."""
+    dtype = np.dtype(dtype)
+    match dtype.kind:
+        case "b":
+            return np.array([False, True])
+        case "i" | "u":
+            info = np.iinfo(dtype)
+            some = {info.min, info.min + 1, info.max - 1, info.max, info.max // 2 + 1, 0, 1, 2, 3}
+            return np.array([*some, *({-1, -2} if dtype.kind == "i" else ())], dtype)
+        case "f":
+            info = np.finfo(dtype)
+            some = [info.max, info.tiny, info.smallest_subnormal, np.inf, 0.0, 1, 0.1, 3, 2**11 + 1]
+            return np.array([*some, *(-np.array(some)), np.nan, info.max / 2], dtype)
+        case "c":
+            parts = special_items(np.empty(0, dtype).real.dtype)
+            items = np.empty((parts.size, parts.size), dtype)
+            items.real, items.imag = parts[:, None], parts
+            return items.reshape(-1)
+        case "m" | "M":
+            ends = np.iinfo(np.int64)
+            return np.array([ends.min, ends.min + 1, ends.max, 0, 1, -1, 86400]).view(dtype)
+        case "S":
+            return np.array([b"", b"a", b"A", b"ab", b"b\0c", b"\xff", b"  "], dtype)
+        case _:
+            return np.array(["", "a", "A", "ab", "b\0c", "\u00e4\u20ac", "\U0010ffff", " "], dtype)
+
+
+@st.composite
+def special_cases(draw: Any, dtypes: Sequence[Any], ops: Sequence[str] = (), **kinds: Any) -> Case:
+    """Draw a distributed array of NaN, infinities, extremes, and ordinary items among them."""
+    case = draw(cases((np.uint8,), ops, **kinds))
+    items = special_items(draw(st.sampled_from(list(dtypes))))
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    values = items[rng.integers(items.size, size=case.values.shape)]
+    if draw(st.booleans()):  # few of them, so that not every sum is NaN
+        values = np.where(rng.random(values.shape) < 0.9, items[rng.integers(items.size)], values)
+    return replace(case, values=values)
+
+
+@st.composite
+def special_pairs(draw: Any, dtypes: Sequence[Any], ops: Sequence[str] = ()) -> tuple[Case, Case]:
+    """Draw two such arrays on one mesh whose shapes broadcast."""
+    shaped = draw(pairs((np.uint8,)))
+    return tuple(  # type: ignore[return-value]
+        draw(special_cases(dtypes, ops, mesh_shape=case.mesh_shape, shape=case.shape))
+        for case in shaped
+    )
 
 
 @st.composite
