@@ -309,6 +309,21 @@ def test_negative_zero_keeps_its_sign_through_a_sum_yet_to_be_formed():
     on_ranks(program)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_ranks_that_take_different_ways_in_hear_of_it_and_stay_in_step(first) -> None:
+    def program() -> None:
+        mesh = init_device_mesh((2,))
+        block = np.full(3, mesh.rank + 1.0)
+        way = distribute_array if mesh.rank == first else DistArray.from_local
+        with pytest.raises(MismatchError, match="from_local on") as caught:
+            way(block, mesh, [Shard(0)])
+        assert "distribute_array on" in str(caught.value)
+        x = DistArray.from_local(block, mesh, [Shard(0)])
+        np.testing.assert_array_equal(x.full_array(), [1, 1, 1, 2, 2, 2])
+
+    simulate(2, program)
+
+
 @pytest.mark.parametrize("axes", [(1, 2), (2, 1)])
 def test_ranks_that_ask_for_other_layouts_hear_of_it_and_stay_in_step(axes) -> None:
     """Steps of one kind: nothing but the layouts tells them apart."""

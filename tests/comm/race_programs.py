@@ -45,9 +45,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run what was asked for, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("program", choices=PROGRAMS)
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2], help="one after another")
     parser.add_argument("--ranks-per-node", type=int, default=None)
-    parser.add_argument("--dtype", default="float64")
+    parser.add_argument("--dtypes", nargs="+", default=["float64"], help="one after another")
     parser.add_argument("--by-host", action="store_true", help="small messages, as by default")
     parser.add_argument("--careless", action="store_true")
     options = parser.parse_args(arguments)
@@ -68,12 +68,13 @@ def _on_ranks(function: Callable[..., Any], options: argparse.Namespace) -> None
     """Run a function on simulated ranks, each on a stream of its own, as processes are."""
     cuda = on_device.stand_in().cuda
 
-    def on_rank() -> None:
-        mesh = da.init_device_mesh((options.ranks,), device="cuda")
+    def on_rank(ranks: int) -> None:
+        mesh = da.init_device_mesh((ranks,), device="cuda")
         with cuda.Stream(non_blocking=True):
             function(mesh)
 
-    simulate(options.ranks, on_rank, timeout=60, ranks_per_node=options.ranks_per_node)
+    for ranks in options.ranks:
+        simulate(ranks, on_rank, ranks, timeout=60, ranks_per_node=options.ranks_per_node)
 
 
 # --- arrays --------------------------------------------------------------------------------------
@@ -132,28 +133,30 @@ def modules(checker: Checker, options: argparse.Namespace) -> None:
     cupy = on_device.stand_in()
     torch_on_device.prepare(cupy)
     watch_torch(cupy, checker)
-    dtype = getattr(torch, options.dtype)
     torch.manual_seed(0)
-    inputs = torch.randn(3, FEATURES, dtype=dtype)
+    inputs = torch.randn(3, FEATURES)
 
-    def stack() -> Any:
+    def stack(dtype: Any) -> Any:
         return torch.nn.Sequential(
             *(torch.nn.Linear(FEATURES, FEATURES, dtype=dtype) for _ in range(LAYERS))
         )
 
-    def steps(module: Any) -> None:
+    def steps(module: Any, x: Any) -> None:
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         for _ in range(TRAINING_STEPS):
-            module(inputs).square().mean().backward()
+            module(x).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
 
     def train(mesh: Any) -> None:
-        sharded = stack()
-        for module in (*sharded, sharded):
-            dt.fully_shard(module, mesh)
-        steps(sharded)
-        steps(dt.replicate(stack(), mesh))
+        for name in options.dtypes:
+            dtype = getattr(torch, name)
+            x = (inputs + mesh.rank).to(dtype)
+            sharded = stack(dtype)
+            for module in (*sharded, sharded):
+                dt.fully_shard(module, mesh)
+            steps(sharded, x)
+            steps(dt.replicate(stack(dtype), mesh), x)
 
     _on_ranks(train, options)
 

@@ -45,14 +45,13 @@ def assert_nothing_races(*arguments: str, accesses: int, aware: str = "0") -> No
     assert int(told.split()[3]) >= accesses, told
 
 
-@pytest.mark.parametrize("ranks", ["2", "3"])
 @pytest.mark.parametrize(
     "way",
     [(), ("--ranks-per-node", "1"), ("--ranks-per-node", "1", "--by-host")],
     ids=["read in place", "staged", "by host"],
 )
-def test_redistributions_in_the_background(ranks: str, way: tuple[str, ...]) -> None:
-    assert_nothing_races("arrays", "--ranks", ranks, *way, accesses=400)
+def test_redistributions_in_the_background(way: tuple[str, ...]) -> None:
+    assert_nothing_races("arrays", "--ranks", "2", "3", *way, accesses=800)
 
 
 def test_messages_of_device_memory_between_simulated_ranks() -> None:
@@ -61,9 +60,8 @@ def test_messages_of_device_memory_between_simulated_ranks() -> None:
 
 @with_torch
 @pytest.mark.parametrize("way", [(), ("--ranks-per-node", "1")], ids=["read in place", "staged"])
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_steps_of_sharded_and_replicated_modules(dtype: str, way: tuple[str, ...]) -> None:
-    assert_nothing_races("modules", "--dtype", dtype, *way, accesses=800)
+def test_steps_of_sharded_and_replicated_modules(way: tuple[str, ...]) -> None:
+    assert_nothing_races("modules", "--dtypes", "float64", "bfloat16", *way, accesses=1600)
 
 
 def test_memory_of_the_background_comes_after_the_programs_use_of_it() -> None:
