@@ -83,6 +83,10 @@ class ModifiedError(DistArrayError, RuntimeError):
     """A tensor that was changed in place before the backward pass, which needs it as it was."""
 
 
+class ExportError(DistArrayError, BufferError):
+    """An array whose memory cannot be handed to another library as it is."""
+
+
 class StateDictError(DistArrayError, RuntimeError):
     """A state dict whose names or shapes are not those of the module."""
 

@@ -68,8 +68,8 @@ def prepare() -> None:
     def beside(name: str, value: Any, like: Any) -> Any:
         return _backend.asarray(value, _backend.device_of(like))
 
-    def plain_buffer(value: Any, call: str, device: str = "cpu") -> Any:
-        return _backend.asarray(taken(value, call, device), device)
+    def plain_buffer(value: Any, call: str, device: str = "cpu", **options: Any) -> Any:
+        return _backend.asarray(taken(value, call, device, **options), device)
 
     BESIDE.append(_operands.beside)
     taken = _convert.plain_buffer

@@ -191,7 +191,8 @@ def distribute_array(
     Parameters
     ----------
     value : array_like
-        The global value; only the source's is looked at.
+        The global value; only the source's is looked at. Of a stored array (see `asarray`) the
+        source reads the blocks; with `src=None` each process reads its own.
     mesh : DeviceMesh, optional
         Default: the default mesh.
     placements : sequence of Placement, optional

@@ -17,16 +17,19 @@ from distarray.core._arguments import (
     chosen_mesh,
     chosen_placements,
     plain_buffer,
+    plain_source,
+    read_box,
 )
 from distarray.core._base import BaseArray
 from distarray.core._meshes import device_of
 from distarray.errors import ArgumentError, DTypeError, LayoutError, PlacementError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
+from distarray.ops._asarray import asarray
 from distarray.ops._blocks import separate
 from distarray.redistribute._background import redistribute_async
 from distarray.redistribute._execute import redistribute_local
 from distarray.redistribute._ways import check_dtype
-from distarray.typing import Buffer, Shape
+from distarray.typing import Box, Buffer, Shape
 
 _AVERAGED_KINDS = "biu"
 
@@ -208,16 +211,11 @@ def distribute(value: Any, mesh: Any, placements: Any, src: Any) -> tuple[Buffer
 
 
 def _take_part(value: Any, mesh: Any, placements: Any) -> tuple[Buffer, Layout]:
-    array = plain_buffer(value, "distribute_array")
-    layout = Layout(mesh, chosen_placements(mesh, placements, array.ndim), array.shape)
-    array = averaged(array, layout)
-    if mesh.coordinate is None:
-        return _empty(layout, array.dtype), layout
-    if _backend.is_cupy(array):  # perhaps on another GPU than this rank's
-        array = _backend.asarray(array, mesh.device)
-    whole = Layout(mesh, (Replicate(),) * mesh.ndim, array.shape)
-    block = redistribute_local(array, whole, layout)
-    return separate(_backend.asarray(block, mesh.device), array), layout
+    source = plain_source(value, "distribute_array")
+    layout = Layout(mesh, chosen_placements(mesh, placements, len(source.shape)), source.shape)
+    dtype = averaged(np.empty(0, source.dtype), layout).dtype
+    array = asarray(source, dtype=dtype, mesh=mesh, placements=layout.placements)
+    return array._local, layout
 
 
 def _distribute_outside(value: Any, mesh: Any, placements: Any) -> tuple[Buffer, Layout]:
@@ -237,16 +235,16 @@ def _distribute_outside(value: Any, mesh: Any, placements: Any) -> tuple[Buffer,
 def _scatter(value: Any, mesh: Any, placements: Any, src: Any) -> tuple[Buffer, Layout]:
     """Send each process of the mesh its block from the process at position `src`."""
     comm = mesh.communicator()
-    array: Buffer | None = None
+    source: Any = None
 
     def say() -> tuple[Any, ...]:
-        nonlocal array
+        nonlocal source
         position = checked_position(src, mesh)
         asked = None if placements is None else chosen_placements(mesh, placements, 0)
         if comm.rank != position:
             return position, asked, None
-        array = plain_buffer(value, "distribute_array")
-        return position, asked, (tuple(array.shape), array.dtype)
+        source = plain_source(value, "distribute_array")
+        return position, asked, (tuple(source.shape), source.dtype)
 
     positions, asked, told = zip(*gathered(mesh, "distribute_array", say), strict=True)
     if len(set(positions)) > 1:
@@ -267,10 +265,9 @@ def _scatter(value: Any, mesh: Any, placements: Any, src: Any) -> tuple[Buffer, 
     )
     check_dtype(plain, layout, dtype)
     block = _memory.empty(plain.local_shape(), dtype)
-    source = None if array is None else _backend.to_host(array)
     if plain.is_replicated:
         if source is not None:
-            block[...] = source
+            block[...] = _host_box(source, plain.local_box() or ())
         comm.broadcast(block.reshape(-1), positions[0])
     else:
         _scatter_blocks(comm, source, block, plain, positions[0])
@@ -278,16 +275,20 @@ def _scatter(value: Any, mesh: Any, placements: Any, src: Any) -> tuple[Buffer, 
     return redistribute_local(block, plain, layout) if plain is not layout else block, layout
 
 
-def _scatter_blocks(comm: Any, array: Any, block: Buffer, layout: Layout, src: int) -> None:
+def _host_box(source: Any, box: Box) -> np.ndarray:
+    return _backend.to_host(read_box(source, box, "distribute_array"))
+
+
+def _scatter_blocks(comm: Any, source: Any, block: Buffer, layout: Layout, src: int) -> None:
     mesh = layout.mesh
     boxes = [layout.local_box(mesh.coordinate_of(rank)) or () for rank in comm.ranks]
     counts = [math.prod(stop - start for start, stop in box) for box in boxes]
     send = None
-    if array is not None:
+    if source is not None:
         send = _memory.empty((sum(counts),), block.dtype)
         start = 0
         for box, count in zip(boxes, counts, strict=True):
-            part = array[tuple(slice(lo, hi) for lo, hi in box)]
+            part = _host_box(source, box)
             send[start : start + count].reshape(part.shape)[...] = part
             start += count
     comm.scatter(send, block.reshape(-1), counts, src)

@@ -14,7 +14,7 @@ from distarray.comm import _backend
 from distarray.core._base import BaseArray
 from distarray.core._policy import permit
 from distarray.core._registry import functions, reductions, row_of, ufuncs
-from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
+from distarray.errors import ArgumentError, ArgumentTypeError, ExportError, MeshError
 from distarray.layout import Layout, Replicate
 from distarray.ops import _inspection  # noqa: F401 - its functions register themselves
 from distarray.ops._elementwise_logic import equal
@@ -95,19 +95,49 @@ class Protocols(BaseArray):
         kind, number = self._local.__dlpack_device__()
         return kind, number
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(self, *, copy: bool | None = None, **options: Any) -> Any:
         """Export the global array, on every rank (collective over the mesh).
 
-        It is gathered where the blocks are. Export `x.to_local()` for this process's block.
+        Where every rank holds all of it, it is exported as it is, else gathered where the blocks
+        are. Export `x.to_local()` for this process's block.
+
+        Parameters
+        ----------
+        copy : bool, optional
+            False: never a copy. True: always. Default: where it must be.
+        **options
+            `stream`, `max_version` and `dl_device`, as for arrays of NumPy and CuPy.
+
+        Raises
+        ------
+        ExportError
+            If a copy is needed and `copy=False`, or the dtype is none of DLPack's.
+        MeshError
+            Outside the mesh, where the values are not known.
         """
         layout = self._layout
         if layout.mesh.coordinate is None:
             raise MeshError(
                 f"this process is not in {layout.mesh} and has no values of this array to export"
             )
+        if not layout.is_replicated and copy is False:
+            raise ExportError(
+                f"x.__dlpack__(copy=False): the array lies in blocks, {layout}, so that the whole "
+                "is a copy; leave copy out, or export this process's block: x.to_local()"
+            )
+        if layout.is_replicated and copy is not True:
+            asked = options if copy is None else {**options, "copy": copy}
+            try:
+                return self._local.__dlpack__(**asked)
+            except BufferError as error:
+                if copy is False:
+                    raise ExportError(f"x.__dlpack__(copy=False): {error}") from None
         whole = Layout(layout.mesh, (Replicate(),) * layout.mesh.ndim, layout.shape)
         permit("x.__dlpack__()", layout, whole, self._local.dtype)
-        return _convert.gather(self).__dlpack__(**options)
+        try:
+            return _convert.gather(self).__dlpack__(**options)
+        except BufferError as error:
+            raise ExportError(f"x.__dlpack__() of {self.dtype}: {error}") from None
 
     def __contains__(self, value: Any) -> bool:
         return bool(any_of(equal(self, value)))

@@ -19,7 +19,8 @@ from distarray.errors import (
     DTypeError,
 )
 from distarray.layout import AbstractMesh, Placement
-from distarray.typing import Buffer, Shape
+from distarray.layout._box import shape, slices
+from distarray.typing import Box, Buffer, Shape
 
 
 def chosen_mesh(mesh: Any) -> DeviceMesh:
@@ -135,6 +136,45 @@ def plain_buffer(
     if not objects:
         check_travels(buffer.dtype)
     return buffer
+
+
+def plain_source(value: Any, call: str, dtype: Any = None) -> Any:
+    """Return a plain value as `read_box` takes it: an array, or one that is stored, as it is.
+
+    Stored is what has a shape, a dtype and slices of which it makes arrays: HDF5, zarr and netCDF
+    variables and their like. See `plain_buffer` for what is raised.
+    """
+    stored = (
+        isinstance(getattr(value, "shape", None), tuple)
+        and isinstance(getattr(value, "dtype", None), np.dtype)
+        and hasattr(value, "__getitem__")
+        and not isinstance(value, (np.ndarray, np.generic, BaseArray))
+        and not _backend.is_cupy(value)
+    )
+    if not stored:
+        return plain_buffer(value, call, dtype=dtype)
+    check_travels(value.dtype)
+    return value
+
+
+def read_box(source: Any, box: Box, call: str) -> Buffer:
+    """Return a box of what `plain_source` gave; of a stored array nothing else is read.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentError
+        If a slice of a stored array is no plain array of the slice's shape.
+    """
+    key: Any = slices(box)
+    if _backend.is_buffer(source):
+        return source[(*key, ...)]  # an array also where it has no axes
+    part = plain_buffer(getattr(source, "iloc", source)[key], call)  # pandas: slices by position
+    if part.shape != shape(box):
+        raise ArgumentError(
+            f"{call} got {type(source).__name__} of shape {tuple(source.shape)}, whose slice {key} "
+            f"has shape {part.shape}, not {shape(box)}; pass np.asarray(value)"
+        )
+    return part
 
 
 def check_device(block: Buffer, mesh: DeviceMesh, call: str) -> None:

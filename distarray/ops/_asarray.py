@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from distarray.comm import _backend, _memory
-from distarray.core._arguments import plain_buffer
+from distarray.core._arguments import plain_source, read_box
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move
 from distarray.core._policy import permit
 from distarray.errors import ArgumentError
 from distarray.layout import Layout, Placement
-from distarray.layout._box import slices
 from distarray.ops._blocks import copied
 from distarray.ops._creation import build, checked_dtype, target_layout, unreduced
 from distarray.redistribute._execute import redistribute_local
@@ -35,7 +34,9 @@ def asarray(
     ----------
     obj : array_like or DistArray
         A plain value must be the same on every process: each takes its block of it and nothing is
-        sent (for a value that one process has, see `distribute_array`).
+        sent (for a value that one process has, see `distribute_array`). Of an HDF5, zarr or netCDF
+        variable, a memory map, or anything else with a shape, a dtype and slices, each process
+        reads its block only.
     dtype : data type, optional
         Default: the value's own.
     device : str, optional
@@ -57,20 +58,19 @@ def asarray(
         return _converted(obj, dtype, device, copy, mesh, placements)
     # NumPy decides what a list of numbers is; the wanted dtype decides how large ones fit.
     wanted = None if dtype is None else checked_dtype(dtype)
-    value = plain_buffer(obj, "asarray", dtype=wanted)
-    kind = value.dtype if wanted is None else wanted
-    layout = target_layout(tuple(value.shape), mesh, placements, device)
+    source = plain_source(obj, "asarray", wanted)
+    kind = source.dtype if wanted is None else wanted
+    layout = target_layout(tuple(source.shape), mesh, placements, device)
     there: Any = layout.mesh
-    here = _backend.is_buffer(obj) and _backend.is_here(value, there.device)
-    if copy is False and (value.dtype != kind or layout.has_partial or not here):
+    here = _backend.is_buffer(obj) and _backend.is_here(source, there.device)
+    if copy is False and (source.dtype != kind or layout.has_partial or not here):
         raise ArgumentError(
             f"asarray of {type(obj).__name__} with copy=False: the blocks of {layout} with dtype "
             f"{kind} cannot look at its memory; leave copy out"
         )
 
     def make(box: Box) -> Buffer:
-        key: Any = (*slices(box), ...)  # an array also where it has no axes
-        block = value[key]
+        block = read_box(source, box, "asarray")
         if copy is False:
             return block
         own = _memory.empty(block.shape, kind, _backend.device_of(block))

@@ -22,9 +22,8 @@ from distarray.ops._asarray import asarray
 from distarray.ops._creation import full
 from distarray.ops._elementwise_rounding import where
 from distarray.testing import simulate
-from tests.on_device import DEVICE
 
-pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="CuPy holds numbers only")
+pytestmark = pytest.mark.host_only  # CuPy holds numbers only
 
 DAY = dt.date(2020, 1, 2)
 RECORD = np.dtype([("a", "i4"), ("b", "f8")])

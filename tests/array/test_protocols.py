@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from distarray.array._array import DistArray, distribute_array
 from distarray.comm import CommLog, DeviceMesh, init_device_mesh
 from distarray.core._registry import functions
-from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
+from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError, MeshError
 from distarray.layout import Partial, Replicate, Shard
 from tests.array.strategies import agrees, cases, on_ranks, pairs
+from tests.on_device import host
 
 R = Replicate()
 
@@ -320,7 +321,7 @@ def test_numpy_functions_take_their_arguments_by_numpys_names(
         mesh = init_device_mesh((4,))
         local = np.random.default_rng(mesh.rank).integers(-3, 4, (1, 5)).astype(float)
         x = DistArray.from_local(local, mesh, [Shard(0)])
-        whole = x.full_array()
+        whole = host(x.full_array())
 
         def called(array: Any) -> Any:
             given = {k: array if k in ("a", "b", "val") else v for k, v in names.items()}
@@ -331,5 +332,33 @@ def test_numpy_functions_take_their_arguments_by_numpys_names(
             agrees(result, expected)
         else:
             assert result == expected
+
+    on_ranks(program)
+
+
+@pytest.mark.host_only
+def test_dlpack_copies_where_it_must_and_says_so() -> None:
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        x = distribute_array(np.arange(8.0), mesh, [Shard(0)], src=None)
+        y = x.redistribute([R])
+        for asked in (None, True):
+            z = np.from_dlpack(x, copy=asked)
+            assert z.tolist() == list(range(8))
+            assert not np.shares_memory(z, x.to_local())
+        with pytest.raises(BufferError, match=r"x\.to_local\(\)") as caught:
+            np.from_dlpack(x, copy=False)
+        assert isinstance(caught.value, DistArrayError)
+        for asked in (None, False):
+            assert np.shares_memory(np.from_dlpack(y, copy=asked), y.to_local())
+        assert not np.shares_memory(np.from_dlpack(y, copy=True), y.to_local())
+        fixed = distribute_array(np.arange(8.0).reshape(4, 2), mesh, [Shard(0)], src=None)[1]
+        assert not np.from_dlpack(fixed, copy=False).flags.writeable
+        assert fixed.__dlpack__() is not None  # an old consumer gets a copy
+        with pytest.raises(BufferError, match="readonly") as caught:
+            fixed.__dlpack__(copy=False)
+        assert isinstance(caught.value, DistArrayError)
+        with pytest.raises(BufferError):
+            distribute_array(np.array(["a", "b"]), mesh, [R], src=None).__dlpack__()
 
     on_ranks(program)

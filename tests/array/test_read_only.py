@@ -20,7 +20,7 @@ from distarray.errors import ReadOnlyError
 from distarray.layout import Partial, Replicate, Shard
 from distarray.testing import simulate
 from tests.array.index_keys import keys
-from tests.array.strategies import KIND, Case, agrees, cases, on_ranks
+from tests.array.strategies import Case, agrees, cases, on_ranks
 from tests.on_device import host
 
 RAISED, DEFERRED, WRITTEN = "raised", "deferred", "written"
@@ -267,7 +267,7 @@ def test_merging_uneven_axes_is_alike_on_every_rank() -> None:
     assert one_outcome(simulate(3, program)) == RAISED
 
 
-@pytest.mark.skipif(KIND != "cpu", reason="nothing protects memory on a GPU")
+@pytest.mark.host_only
 def test_blocks_that_one_rank_protects_are_read_only_everywhere() -> None:
     def program() -> None:
         rank = default_mesh().rank
