@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distarray.comm import _backend, _memory
+from distarray.core import _replicas
 from distarray.core._agreement import differing, gathered
 from distarray.core._arguments import (
     check_device,
@@ -68,6 +69,9 @@ def adopt(
     else:
         given = checked()
         block, layout = given.block, _unchecked_layout(given)
+        if _replicas.checked:
+            told = gathered(mesh, "from_local", lambda: _replicas.said(block))
+            _replicas.refuse(mesh, "from_local", "the block", told, layout)
     return averaged(block, layout), layout
 
 
@@ -119,10 +123,11 @@ def _compared(mesh: Any, checked: Callable[[], _Given]) -> tuple[Buffer, Layout]
         given.append(checked())
         block, draft, told = given[0]
         writeable = _backend.is_writeable(block)
-        return tuple(block.shape), block.dtype.str, draft.placements, told, writeable
+        digest = _replicas.said(block) if _replicas.checked else ""
+        return tuple(block.shape), block.dtype.str, draft.placements, told, writeable, digest
 
     everyone = gathered(mesh, "from_local", say)
-    shapes, dtypes, placed, told, writeable = (
+    shapes, dtypes, placed, told, writeable, digests = (
         list(answers) for answers in zip(*everyone, strict=True)
     )
     ranks = mesh.communicator().world_ranks
@@ -144,9 +149,11 @@ def _compared(mesh: Any, checked: Callable[[], _Given]) -> tuple[Buffer, Layout]
         raise LayoutError(
             f"shape= differs between ranks: {differing(told, ranks)}; pass the same everywhere"
         )
+    layout = tiled_layout(mesh, placed[0], shapes, told[0])
+    _replicas.refuse(mesh, "from_local", "the block", digests, layout)
     # Where one rank's memory is protected, writing fails on every rank alike.
     block = given[0].block if all(writeable) else _backend.fixed(given[0].block)
-    return block, tiled_layout(mesh, placed[0], shapes, told[0])
+    return block, layout
 
 
 def tiled_layout(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
+from distarray.core import _replicas
 from distarray.core._base import BaseArray
 from distarray.core._families import Binary, Unary
 from distarray.core._read_only import in_place
@@ -101,11 +102,14 @@ _power_of_any_in_place = _inplace(arithmetic.pow)
 def _shortcut(x: Any, exponent: Any) -> Unary | None:
     """Return the row that NumPy's own operator calls for a few exponents, many times faster."""
     kind = x._local.dtype.kind
+    row = None
     if exponent == 2 and (kind in "fc" or (kind in "biu" and exponent.__class__ is int)):
-        return arithmetic.square
-    if kind in "fc":
-        return arithmetic.sqrt if exponent == 0.5 else None
-    return None
+        row = arithmetic.square
+    elif exponent == 0.5 and kind in "fc":
+        row = arithmetic.sqrt
+    if row is not None and _replicas.checked:
+        _replicas.compare_operands(arithmetic.pow.name, (x, exponent))
+    return row
 
 
 def _power(self: Any, other: Any) -> Any:

@@ -22,7 +22,7 @@ from distarray.core._operands import (
     broadcast_shape,
     lifted_layouts,
     local_blocks,
-    plain,
+    normalised,
     reduced,
     spread,
 )
@@ -143,10 +143,7 @@ class Elementwise:
 
         `local` replaces the row's function of blocks; Partial inputs are then reduced first.
         """
-        objects = "O" in self.kinds
-        operands = [
-            x if isinstance(x, BaseArray) else plain(self.name, x, objects) for x in operands
-        ]
+        operands = normalised(self.name, operands, "O" in self.kinds)
         uncertain = self.check is not None and self.check(operands)
         first = next((x for x in operands if isinstance(x, BaseArray)), None)
         if first is None:
@@ -313,7 +310,7 @@ class Elementwise:
             If the result cannot be cast to the dtype of `out`.
         """
         local = self.local if local is None else local
-        operands = [x if isinstance(x, BaseArray) else plain(self.name, x) for x in operands]
+        operands = normalised(self.name, operands, mesh=out[0]._layout.mesh)
         uncertain = self.check is not None and self.check(operands)
         self._check_out(out, operands, local, casting)
         if len(out) > 1 or out[0]._layout.has_partial:

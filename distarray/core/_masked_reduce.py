@@ -16,7 +16,7 @@ from distarray.core._operands import (
     broadcast_shape,
     lifted_layouts,
     local_blocks,
-    plain,
+    normalised,
     without_partial,
 )
 from distarray.core._resolution import Resolution, resolve
@@ -42,7 +42,7 @@ def reduce_masked(
     ShapeError
         If it does not broadcast to the array.
     """
-    mask = where if isinstance(where, BaseArray) else plain(row.name, where)
+    (mask,) = normalised(f"{row.name}(where=)", [where], mesh=x._layout.mesh)
     if not isinstance(mask, BaseArray) and not _backend.is_buffer(mask):
         mask = np.asarray(mask)
     if np.dtype(mask.dtype) != np.bool_:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _memory
+from distarray.core import _replicas
 from distarray.core._arguments import plain_buffer
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block, move_all, remember
@@ -54,6 +55,8 @@ class Ruled:
         arrays = [
             x if isinstance(x, BaseArray) else plain_buffer(x, self.name) for x in operands[:count]
         ]
+        if _replicas.checked:
+            _replicas.compare_operands(self.name, arrays)
         first = next((x for x in arrays if isinstance(x, BaseArray)), None)
         if first is None:
             return self.function(*operands, **options)

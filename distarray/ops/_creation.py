@@ -11,6 +11,7 @@ import numpy as np
 from distarray.comm import _backend, _memory
 from distarray.comm._device_mesh import default_placements
 from distarray.comm._packing import fill
+from distarray.core import _replicas
 from distarray.core._arguments import chosen_mesh, plain_buffer
 from distarray.core._base import BaseArray, new_array
 from distarray.core._dtypes import checked_dtype
@@ -208,7 +209,10 @@ def full(
     sizes = checked_shape(shape)
     value = as_scalar(fill_value)
     kind = checked_dtype(dtype, value.dtype)
-    return _filled(target_layout(sizes, mesh, placements, device), kind, fill_value)
+    layout = target_layout(sizes, mesh, placements, device)
+    if _replicas.checked:
+        _replicas.compare(layout.mesh, "full", {"fill_value": value})
+    return _filled(layout, kind, fill_value)
 
 
 def as_scalar(value: Any) -> Any:
@@ -343,8 +347,10 @@ def full_like(
     placements: Sequence[Placement] | None = None,
 ) -> Any:
     """Return one value everywhere, with the shape, dtype and layout of another array."""
-    as_scalar(fill_value)
+    value = as_scalar(fill_value)
     layout = _like(x, shape, mesh, placements, device)
+    if _replicas.checked:
+        _replicas.compare(layout.mesh, "full_like", {"fill_value": value})
     return _filled(layout, _dtype_like(x, dtype), fill_value)
 
 

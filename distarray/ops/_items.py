@@ -14,11 +14,12 @@ from weakref import ref
 import numpy as np
 
 from distarray.comm import _backend
+from distarray.core import _replicas
 from distarray.core._arguments import plain_buffer
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move
 from distarray.core._meshes import replicated
-from distarray.core._operands import beside
+from distarray.core._operands import beside, plain
 from distarray.core._policy import permit, permit_exchange
 from distarray.core._read_only import PendingWrite, check_writable
 from distarray.errors import ArgumentError, DeviceError, DTypeError, ShapeError
@@ -121,6 +122,11 @@ def setitem(x: Any, key: Any, value: Any) -> None:
     ReadOnlyError
         If the array is read-only.
     """
+    if _replicas.checked:
+        values = (
+            {} if isinstance(value, BaseArray) else {"the value": plain("assignment", value, True)}
+        )
+        _replicas.compare(x._layout.mesh, "assignment", {"the key": key, **values})
     found = select(x._layout, key)
     if isinstance(value, PendingWrite):
         value = value.settle(x, found.purpose.text)

@@ -15,7 +15,7 @@ import numpy as np
 from distarray.comm import _backend
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move
-from distarray.core._operands import checked, lifted_layouts, local_blocks, plain
+from distarray.core._operands import checked, lifted_layouts, local_blocks, normalised
 from distarray.core._policy import permit
 from distarray.core._registry import register_function
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -62,9 +62,7 @@ def concat(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: Any = None)
     ArgumentTypeError
         If none of them is distributed.
     """
-    given = [
-        x if isinstance(x, BaseArray) else plain("concat", x) for x in _listed("concat", arrays)
-    ]
+    given = normalised("concat", _listed("concat", arrays))
     if not given:
         raise ShapeError("concat got no arrays; pass at least one")
     first = checked("concat", next((x for x in given if isinstance(x, BaseArray)), given[0]))

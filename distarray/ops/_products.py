@@ -21,7 +21,7 @@ from distarray.core._dispatch import as_block, move_all, remember
 from distarray.core._float_errors import CALM, alike, state, strict
 from distarray.core._meshes import common_mesh, lift, replicated
 from distarray.core._on_device import conformed
-from distarray.core._operands import local_blocks, plain, without_partial
+from distarray.core._operands import local_blocks, normalised, without_partial
 from distarray.core._resolution import Resolution, resolve
 from distarray.core._spec import Letters, Spec
 from distarray.errors import ArgumentTypeError, DTypeError, ShapeError
@@ -89,7 +89,7 @@ class Contraction:
         DTypeError
             If the dtypes cannot be multiplied.
         """
-        operands = [x if isinstance(x, BaseArray) else plain(self.name, x) for x in operands]
+        operands = normalised(self.name, operands)
         arrays = [x for x in operands if isinstance(x, BaseArray)]
         if not arrays:
             raise ArgumentTypeError(

@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from distarray.comm import DeviceMesh
-from distarray.core._agreement import differing, gathered
+from distarray.core._agreement import gathered
+from distarray.core._replicas import apart
 from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError
 from distarray.layout import Layout, Shard
 from distarray.torch import _modules
@@ -136,15 +137,11 @@ def _block(name: str, layout: Layout, mesh: DeviceMesh) -> tuple[tuple[str, int]
 def _differences(name: str, told: dict[int, dict[str, _Held]]) -> list[str]:
     """Return what is wrong with a tensor, for each of its blocks."""
     missing = _Held((), "nothing of that name")
-    blocks: dict[tuple[tuple[str, int], ...], dict[int, str]] = {}
     everywhere = all(name in one for one in told.values())
-    for rank, one in told.items():
-        held = one.get(name, missing)
-        blocks.setdefault(held.block if everywhere else (), {})[rank] = held.text
+    held = {rank: one.get(name, missing) for rank, one in told.items()}
+    wrong = apart({rank: (one.block if everywhere else (), one.text) for rank, one in held.items()})
     found = []
-    for block, texts in blocks.items():
-        if len(set(texts.values())) > 1:
-            where = f" (block {', '.join(f'{axis} {i}' for axis, i in block)})" if block else ""
-            said = differing(list(texts.values()), list(texts)).replace("; ", " and ")
-            found.append(f"{name!r}{where}: {said}")
+    for block, said in wrong.items():
+        where = f" (block {', '.join(f'{axis} {i}' for axis, i in block)})" if block else ""
+        found.append(f"{name!r}{where}: {said.replace('; ', ' and ')}")
     return found

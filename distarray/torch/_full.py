@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from distarray.array._array import DistArray, _wrap
 from distarray.comm import DeviceMesh, _backend
 from distarray.core._agreement import differing, gathered
 from distarray.core._arguments import checked_position, chosen_placements
+from distarray.core._replicas import digest
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -213,8 +213,7 @@ def to_torch(array: DistArray) -> torch.Tensor:
 
 def digest_of(tensor: torch.Tensor) -> str:
     """Return what tells a tensor's values, by their bits, from all others."""
-    plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.blake2b(plain.numpy().data, digest_size=16).hexdigest()
+    return digest(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def _cut(whole: torch.Tensor, box: Any) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 
@@ -13,6 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from distarray.comm import DeviceMesh
 from distarray.comm._mismatch import differing, token
+from distarray.core._replicas import digest
 from distarray.errors import ArgumentError, LayoutError, MismatchError
 from distarray.layout import Layout, Placement
 from distarray.torch._buffers import buffer_of
@@ -191,8 +191,7 @@ def _agreed_block(
     doing = f"parameter {name!r} of {whole.dtype} becomes {placed.layout}{parts} of {taken}"
     comm.agree(token(doing), doing)
     if source is None:
-        values = buffer_of(whole.contiguous()).tobytes()
-        told = comm.all_gather_object(hashlib.blake2b(values, digest_size=16).hexdigest())
+        told = comm.all_gather_object(digest(buffer_of(whole.contiguous())))
         if len(set(told)) > 1:
             raise MismatchError(
                 f"parameter {name!r} differs between the ranks of {mesh}: digests of it are "

@@ -9,6 +9,7 @@ import pytest
 
 import distarray as da
 from distarray import Replicate, Shard
+from distarray.core import _replicas
 from distarray.errors import ArgumentError, DTypeError, MismatchError
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(60)]
@@ -67,3 +68,12 @@ def test_an_error_that_one_rank_tells_the_others_names_it_as_the_world_does(comm
     source = -1 if comm.rank == 0 else 0
     with pytest.raises(ArgumentError, match=rf"on rank {comm.size - 1}: src=-1|^src=-1"):
         da.distribute_array(np.ones(4), mesh, [Shard(0)], src=source)
+
+
+def test_operands_that_differ_are_found_where_that_is_checked(comm, mesh, monkeypatch):
+    monkeypatch.setattr(_replicas, "checked", True)
+    x = da.asarray(np.arange(6.0), mesh=mesh)
+    with pytest.raises(MismatchError, match=r"add on .* operand 2 differs") as caught:
+        x + np.full(6, float(comm.rank == 0))
+    assert who(str(caught.value), comm).startswith("float64 of shape (6,)")
+    np.testing.assert_array_equal((x + np.ones(6)).full_array(), np.arange(1.0, 7.0))

@@ -1,0 +1,232 @@
+"""With `DISTARRAY_CHECK=1` values that ranks should have alike, and have not, are found.
+
+All ranks raise one MismatchError, which names the value and the ranks of the world.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import distarray as da
+from distarray import Partial, Replicate, Shard
+from distarray.core import _paths, _replicas
+from distarray.errors import DistArrayError, MismatchError
+from distarray.testing import simulate
+
+RANKS = 4
+
+
+@pytest.fixture
+def checked(monkeypatch):
+    monkeypatch.setattr(_replicas, "checked", True)
+    monkeypatch.setattr(_paths, "_NUMBERS", frozenset())
+
+
+def raised(call: Callable[[int], Any], count: int = RANKS) -> list[DistArrayError | None]:
+    """Return what a call raises on each of some simulated ranks; the next operation is right."""
+
+    def program() -> DistArrayError | None:
+        found = None
+        try:
+            call(da.comm.world().rank)
+        except DistArrayError as error:
+            found = error
+        assert float(da.arange(5.0).sum()) == 10
+        return found
+
+    return simulate(count, program)
+
+
+def array(rank: int, odd: int = 2, n: int = 6) -> np.ndarray:
+    """Return an array that one rank has differently."""
+    values = np.random.default_rng(3).normal(size=n)
+    values[n // 2] += rank == odd
+    return values
+
+
+def x(*placements: Any) -> Any:
+    mesh = da.init_device_mesh((2, 2), ("a", "b"))
+    return da.distribute_array(np.arange(6.0), mesh, placements or (Shard(0), Replicate()))
+
+
+def setting(target: Any, value: Any) -> None:
+    target[1:4] = value
+
+
+CALLS: dict[str, tuple[str, Callable[[int], Any]]] = {
+    "x + array": ("add .* operand 2", lambda r: x() + array(r)),
+    "array - x": ("subtract .* operand 1", lambda r: array(r) - x()),
+    "x + number": ("add .* operand 2", lambda r: x() + (3.0 if r == 2 else 4.0)),
+    "x + NumPy's number": ("add .* operand 2", lambda r: x() + np.float32(r == 2)),
+    "number + x": ("add .* operand 1", lambda r: (r == 2) + x()),
+    "x ** number": ("pow.* operand 2", lambda r: x() ** (2 if r == 2 else 3)),
+    "x += number": ("add .* operand 2", lambda r: x().__iadd__(float(r == 2))),
+    "x *= array": ("multiply .* operand 2", lambda r: x().__imul__(array(r))),
+    "x < array": ("less .* operand 2", lambda r: x() < array(r)),
+    "-0.0": ("multiply .* operand 2", lambda r: x() * (-0.0 if r == 2 else 0.0)),
+    "another type": ("multiply .* operand 2", lambda r: x() * (1 if r == 2 else 1.0)),
+    "another dtype": ("add .* operand 2", lambda r: x() + np.ones(6, "f4" if r == 2 else "f8")),
+    "another shape": ("add .* operand 2", lambda r: x() + np.ones(5 if r == 2 else 6)),
+    "of Partial": ("add .* operand 2", lambda r: x(Partial(), Partial()) + array(r)),
+    "ufunc": ("hypot .* operand 2", lambda r: np.hypot(x(), array(r))),
+    "out": ("add .* operand 2", lambda r: np.add(x(), array(r), out=x())),
+    "where": ("where .* operand 3", lambda r: da.where(x() > 1, x(), array(r))),
+    "matmul": ("matmul .* operand 2", lambda r: x() @ array(r)),
+    "concat": ("concat .* operand 2", lambda r: da.concat([x(), array(r)])),
+    "sum of some": ("sum.where=. .* operand 1", lambda r: da.sum(x(), where=array(r) > array(0))),
+    "assignment": ("assignment .* the value", lambda r: setting(x(), array(r, n=3))),
+    "assigned number": ("assignment .* the value", lambda r: setting(x(), 1.0 * (r == 2))),
+    "assigned where": ("assignment .* the key", lambda r: x().__setitem__(int(r == 2), 5.0)),
+    "asarray": ("asarray .* the value", lambda r: da.asarray(array(r))),
+    "asarray of a list": ("asarray .* the value", lambda r: da.asarray([1.0, float(r == 2)])),
+    "distribute_array": (
+        "asarray .* the value",
+        lambda r: da.distribute_array(array(r), placements=[Shard(0)], src=None),
+    ),
+    "full": ("full .* fill_value", lambda r: da.full((4,), r == 2)),
+    "full_like": ("full_like .* fill_value", lambda r: da.full_like(x(), float(r == 2))),
+    "arange": ("arange .* start", lambda r: da.arange(1 + (r == 2), 7 + (r == 2))),
+    "linspace": ("linspace .* stop", lambda r: da.linspace(0, 1 + (r == 2), 5)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_plain_value_that_one_rank_has_differently_raises_on_all(name, checked):
+    pattern, call = CALLS[name]
+    found = raised(call)
+    assert {type(error) for error in found} == {MismatchError}, found
+    assert len({str(error) for error in found}) == 1
+    (said,) = {str(error) for error in found}
+    with pytest.raises(MismatchError, match=rf"^{pattern} differs .*: ranks 0, 1, 3: .*; rank 2: "):
+        raise MismatchError(said)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_values_that_all_have_alike_pass(name, checked):
+    _, call = CALLS[name]
+    if name != "another shape":
+        assert raised(lambda _: call(2)) == [None] * RANKS
+    assert raised(lambda _: call(1)) == [None] * RANKS
+
+
+def test_nothing_is_compared_where_the_check_is_off():
+    def program() -> int:
+        there = x()
+        with da.CommLog() as log:
+            there + array(da.comm.world().rank)
+            da.full((4,), da.comm.world().rank)
+        return len(log.records)
+
+    assert simulate(RANKS, program) == [0] * RANKS
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_blocks_of_from_local_are_compared_where_they_are_the_same_one(check, checked):
+    def adopt(rank: int, placements: list[Any]) -> Any:
+        mesh = da.init_device_mesh((2, 2), ("a", "b"))
+        block = np.full(3, rank // 2) + 10.0 * (rank == 3)
+        return da.DistArray.from_local(block, mesh, placements, check=check)
+
+    found = raised(lambda rank: adopt(rank, [Shard(0), Replicate()]))
+    assert {type(error) for error in found} == {MismatchError}
+    assert "the block differs between ranks that should have the same: rank 2: " in str(found[0])
+    assert "rank 0" not in str(found[0])
+    for other in (Shard(0), Partial()):
+        assert raised(lambda rank, other=other: adopt(rank, [Shard(0), other])) == [None] * RANKS
+        placements = [other, Shard(0)]
+        assert raised(lambda rank, p=placements: adopt(rank, p)) == [None] * RANKS
+    assert raised(lambda rank: adopt(2 * (rank // 2), [Partial(), Replicate()])) == [None] * RANKS
+
+
+def test_ranks_of_the_world_are_named_on_a_mesh_of_some(checked):
+    def add(rank: int) -> Any:
+        mesh = da.DeviceMesh([3, 1])
+        there = da.asarray(np.arange(6.0), mesh=mesh)
+        return there + array(rank, odd=3)
+
+    found = raised(add)
+    assert found[0] is None
+    assert found[2] is None
+    for rank in (1, 3):
+        assert "rank 3: " in str(found[rank])
+        assert "; rank 1: " in str(found[rank])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.array([0.0]), np.array([-0.0])),
+        (np.array([1, 2]), np.array([2, 1])),
+        (np.array([1, 2]), np.array([1, 2], "i4")),
+        (np.array([[1, 2]]), np.array([[1], [2]])),
+        (np.array([0x7FF8000000000001]).view("f8"), np.array([0x7FF8000000000002]).view("f8")),
+        (np.array(["a", "b"]), np.array(["a", "c"])),
+        (np.array(["2020-01-01"], "M8[D]"), np.array(["2020-01-02"], "M8[D]")),
+        (np.array([1, "a"], object), np.array([1, "b"], object)),
+        (np.array([1], "g"), np.array([1], "g") + np.finfo("g").eps),
+        (1, True),
+        (1, 1.0),
+        (0.0, -0.0),
+        (np.float64(1), np.float32(1)),
+    ],
+    ids=str,
+)
+def test_what_is_said_tells_values_apart(one, other):
+    assert _replicas.said(one) != _replicas.said(other)
+    for value in (one, other):
+        assert _replicas.said(value) == _replicas.said(value)
+
+
+def test_what_is_said_does_not_depend_on_how_values_lie():
+    values = np.arange(24.0).reshape(4, 6)
+    assert _replicas.said(values) == _replicas.said(np.asfortranarray(values))
+    assert _replicas.said(values[::2, 1::3]) == _replicas.said(values[::2, 1::3].copy())
+    padded = np.dtype({"names": ["a", "b"], "formats": ["i1", "f8"], "offsets": [0, 8]})
+    one = np.frombuffer(bytes(range(32)), padded).copy()
+    other = np.frombuffer(b"\x01" * 32, padded).copy()
+    for name in padded.names:
+        other[name] = one[name]
+    assert one.tobytes() != other.tobytes()
+    assert _replicas.said(one) == _replicas.said(other)
+    assert _replicas.said(np.empty((0, 3))) != _replicas.said(np.empty((3, 0)))
+    _replicas.said(np.empty(3, "U0"))
+
+    class Local:
+        pass
+
+    assert _replicas.said(np.array([Local()])) == _replicas.said(np.array([Local()]))
+
+
+@pytest.mark.parametrize(("told", "fails"), [("1", True), ("0", False), ("", False)])
+def test_the_variable_turns_the_check_on(told, fails):
+    program = (
+        "import distarray as da\n"
+        "from distarray.comm import world\n"
+        "from distarray.testing import simulate\n"
+        "simulate(2, lambda: (da.ones(4) + world().rank) ** world().rank)\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(root), "DISTARRAY_CHECK": told},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ("MismatchError: add on" in done.stderr) is fails, done.stderr
+    assert bool(done.returncode) is fails
+
+
+def test_a_variable_that_says_something_else_is_refused(monkeypatch):
+    monkeypatch.setenv("DISTARRAY_CHECK", "yes")
+    with pytest.raises(DistArrayError, match="DISTARRAY_CHECK='yes' is not known"):
+        _replicas._asked_for()
