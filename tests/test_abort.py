@@ -243,6 +243,7 @@ def test_call_of_one_rank_alone_ends_with_an_error_once_the_others_are_through()
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 has died, as rank 0 of the same node"),
         ("os._exit(0)", "rank 1 of 3 left by os._exit(0) at <string>, line 13: ending"),
+        ("os.abort()", 'File "rank 1 of 3", line 1'),
     ],
 )
 def test_rank_that_dies_ends_the_others(dies: str, told: str) -> None:

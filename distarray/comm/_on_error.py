@@ -311,9 +311,13 @@ class _Leaving:
         end = time.monotonic() + _SECONDS_TO_LEAVE
         while (stay := presence.here(ranks) - presence.gone(ranks)) and time.monotonic() < end:
             time.sleep(_SECONDS_TO_LEAVE / 50)
+        how = f"{place} left by os._exit({status}){line}"
         if stay or status:
-            sys.stderr.write(f"{place} left by os._exit({status}){line}: ending all ranks\n")
+            sys.stderr.write(f"{how}: ending all ranks\n")
             abort(status or 1)
+        if len(presence.gone(ranks)) + 1 < place.size:  # of those on other nodes nothing is known
+            sys.stderr.write(f"{how}: the launcher may end the others for it\n")
+            _drain()
         _say_that_gone(self._process)
         _exit(status)
 
