@@ -6,6 +6,7 @@ from distarray.torch._clip import clip_grad_norm_
 from distarray.torch._colwise import ColwiseParallel
 from distarray.torch._cross_entropy import vocab_parallel_cross_entropy
 from distarray.torch._dropout import dropout
+from distarray.torch._following import check_layouts
 from distarray.torch._full import distribute_tensor, from_torch, full_tensor, to_torch
 from distarray.torch._grad_scaler import GradScaler
 from distarray.torch._input_reshard import input_reshard
@@ -66,6 +67,7 @@ __all__ = [
     "SequenceParallel",
     "TransformerLayerParallel",
     "UnshardHandle",
+    "check_layouts",
     "check_replicas",
     "clip_grad_norm_",
     "distribute_parameter",

@@ -8,19 +8,37 @@ import torch
 
 from distarray.comm import DeviceMesh
 from distarray.errors import LayoutError
-from distarray.layout import Layout, Placement
+from distarray.layout import Layout, Placement, Shard
+from distarray.torch._carried import Lost, lost_of
 from distarray.torch._layouts import Placed, own_placed
-from distarray.torch._lineage import placed_by_lineage
 
 Placements = tuple[Placement, ...]
 
 
-def found(x: torch.Tensor) -> Placed | None:
-    """Return how a tensor is placed, by itself or by its way from one that is; None if unknown."""
-    placed = own_placed(x)
-    if placed is not None or x.grad_fn is None:
-        return placed
-    return placed_by_lineage(x)
+def found(x: torch.Tensor, mesh: DeviceMesh, subject: str = "the input") -> Placed | None:
+    """Return how a tensor is placed; None if unknown.
+
+    Raises
+    ------
+    LayoutError
+        On the way to it a function has worked along an axis that the mesh cuts.
+    """
+    lost = lost_of(x)
+    if lost is not None and is_cut_short(lost, mesh):
+        raise LayoutError(
+            f"{subject} was computed from a tensor placed as {lost.layout} by {lost.function}, "
+            "along an axis that is cut, of which each rank saw its share only. Let the style that "
+            "the tensor comes from pass output_layouts=da.Replicate(), and this one "
+            "input_layouts=da.Replicate(). Where a result of each rank's alone is meant, say how "
+            "it is placed: dt.redistribute(x, mesh, [da.Shard(-1)], [da.Shard(-1)])"
+        )
+    return own_placed(x)
+
+
+def is_cut_short(lost: Lost, mesh: DeviceMesh) -> bool:
+    """Tell whether a function has worked along an axis that a mesh cuts."""
+    over = placements_over(lost.layout, mesh) or ()
+    return not lost.axes.isdisjoint(p.axis for p in over if type(p) is Shard)
 
 
 def placements_over(layout: Layout, mesh: DeviceMesh) -> Placements | None:
@@ -66,7 +84,7 @@ def arrived(
     LayoutError
         It is placed otherwise than declared, or consists of parts and cannot move.
     """
-    placed = found(x)
+    placed = found(x, mesh, name or "it")
     known = None if placed is None else placements_over(placed.layout, mesh)
     if placed is None or known is None:
         return None

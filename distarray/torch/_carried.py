@@ -7,59 +7,109 @@ other has no layout, and it is remembered that it comes of a share.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from distarray.layout import Layout, Shard
-from distarray.torch._followed import Case, rule_of
-from distarray.torch._layouts import Beside, is_placed, place, placed_of
+from distarray.torch._followed import Case, item_by_item, rule_of
+from distarray.torch._layouts import Beside, Placed, displace, is_placed, own_placed, place
 from distarray.torch._parameters import is_sharded
 from distarray.torch._reshaped import Axes, cut_axes
+from distarray.torch._worked_axes import bare
 
 _FRESH = ("new_", "__get__", "_foreach")
 """Beginnings of names: results are no part of the arguments, or are followed by other means."""
 _JOINING = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
-_lost: Beside[Layout] = Beside()
+_ADDING = ("add", "sub", "subtract", "__radd__", "__iadd__", "__isub__")
+
+
+class Lost(NamedTuple):
+    """What a tensor comes of, in which it is not known how it is cut.
+
+    Attributes
+    ----------
+    layout
+        Of a tensor that it was computed from.
+    function
+        The name of a function that worked along cut axes of that one, and saw this rank's share
+        of them only; "" where there was none.
+    axes
+        Which axes these were.
+    """
+
+    layout: Layout
+    function: str = ""
+    axes: frozenset[int] = frozenset()
+
+
+_lost: Beside[Lost] = Beside()
 """Tensors that a rank computed from its share, in which it is not known how they are cut."""
 _of_weights: Beside[bool] = Beside()
 """Tensors that were computed from parameters, such as conversions and masked weights."""
 
 
-def carry(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+def carry(
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    result: Any,
+    worked: Lost | None = None,
+) -> None:
     """Place the result of a torch function whose input has a layout, where it is known how.
 
     A result of which it is not is remembered as something of this rank's alone, unless a parameter
-    with a layout took part: then the module's style says what the result is.
+    with a layout took part: then the module's style says what the result is. That the function, or
+    one before it, has ``worked`` along a cut axis is remembered in any case.
     """
     name = getattr(function, "__name__", "")
     operands = tensors_in(args, kwargs)
-    placed = [(x, found) for x in operands if (found := known(x)) is not None]
-    placed = [(x, found) for x, found in placed if is_sharded(found)] or placed
-    losing = next((lost for x in operands if (lost := lost_layout(x)) is not None), None)
+    if bare(name) in _ADDING:  # a number to be added may well be of this rank's alone
+        operands = [x for x in operands if x.ndim or lost_of(x) is None]
+    placed = [(x, found) for x in operands if (found := own_placed(x)) is not None]
+    placed = [(x, found) for x, found in placed if is_sharded(found.layout)] or placed
+    losts = [lost for x in operands if (lost := lost_of(x)) is not None]
+    losing = worked or next((lost for lost in losts if lost.function), next(iter(losts), None))
     if losing is None and not placed:
         return
     rule = None if losing is not None or not _alike(name, operands, placed) else rule_of(function)
-    if losing is None and placed and is_sharded(placed[0][1]):
-        losing = placed[0][1]
+    if losing is None and is_sharded(placed[0][1].layout):
+        losing = Lost(placed[0][1].layout)
     if name.startswith(_FRESH) and rule is None:
         return
     weights = [is_weight(x) for x, _ in placed]
-    if any(weights):
+    if any(weights) and losing is not None and not losing.function:
         losing = None
     for one in result if isinstance(result, tuple | list) else (result,):
-        if not isinstance(one, torch.Tensor) or is_placed(one):
+        if not isinstance(one, torch.Tensor):
             continue
+        if is_placed(one):
+            if losing is None or not losing.function or all(one is not x for x in operands):
+                continue
+            displace(one)  # it was changed in place
         axes = None
         if rule is not None:
-            source, layout = placed[0]
-            axes = rule(Case(function, args, kwargs, source, layout, one))
+            source, found = placed[0]
+            axes = rule(Case(function, args, kwargs, source, found.layout, one))
+            if found.parts and (rule is not item_by_item or one.shape != source.shape):
+                axes = None
             if axes is not None:
-                place(one, relabelled(layout, axes, tuple(one.shape)))
+                place(one, relabelled(found.layout, axes, tuple(one.shape)), *found[1:])
                 if all(weights):
                     _of_weights.set(one, True)
         if axes is None and losing is not None:
             _lost.set(one, losing)
+
+
+def concerns(values: Iterable[Any]) -> bool:
+    """Tell whether anything is known of a tensor among values, or in a sequence among them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if is_placed(value) or _lost.get(value) is not None:
+                return True
+        elif isinstance(value, list | tuple) and concerns(value):
+            return True
+    return False
 
 
 def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -81,20 +131,25 @@ def is_weight(x: torch.Tensor) -> bool:
     return layout is not None and is_sharded(layout)
 
 
-def lost_layout(x: torch.Tensor) -> Layout | None:
-    """Return a layout from which this rank computed a tensor, in which the cut is lost."""
+def lost_of(x: torch.Tensor) -> Lost | None:
+    """Return what a tensor comes of, in which the cut is lost; None where there is nothing."""
     return None if is_placed(x) else _lost.get(x)
 
 
+def lose(x: torch.Tensor, lost: Lost) -> None:
+    """Say what a tensor comes of, in which the cut is lost."""
+    _lost.set(x, lost)
+
+
 def _alike(
-    name: str, operands: list[torch.Tensor], placed: list[tuple[torch.Tensor, Layout]]
+    name: str, operands: list[torch.Tensor], placed: list[tuple[torch.Tensor, Placed]]
 ) -> bool:
     """Tell whether a rule for one operand holds for all: axes are told by their ends, as in torch.
 
     Beside a tensor that is known to be cut others count as shares, or as alike on all ranks. Beside
     one that is known to be replicated they may be anything.
     """
-    layouts = [layout for _, layout in placed]
+    layouts = [found.layout for _, found in placed]
     if not layouts or any(layout.has_partial for layout in layouts):
         return False
     alone = name in _JOINING or not any(map(is_sharded, layouts))
@@ -102,6 +157,8 @@ def _alike(
         return False
     if len(layouts) == 1:
         return True
+    if len({found[1:] for _, found in placed}) > 1:
+        return False  # parts of other sizes, or beside features that are none
     ndim = max(layout.ndim for layout in layouts)
     aligned = [
         relabelled(one, {axis: axis + ndim - one.ndim for axis in cut_axes(one)}, (1,) * ndim)
@@ -115,7 +172,7 @@ def known(x: Any) -> Layout | None:
 
     Tensors that consist of parts, each cut by itself, are not followed.
     """
-    placed = placed_of(x) if isinstance(x, torch.Tensor) and is_placed(x) else None
+    placed = own_placed(x) if isinstance(x, torch.Tensor) else None
     return None if placed is None or placed.parts else placed.layout
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import handle_torch_function, has_torch_function
 
 from distarray.comm import _memory
 from distarray.comm._log import unrecorded
@@ -54,13 +55,19 @@ def dropout(
     inplace
         Change ``x`` itself.
     layout
-        Of the global tensor: by default what `layout_of` knows, or else ``x`` is all of it.
+        Of the global tensor: by default what `layout_of` knows, or what is known of ``x`` in the
+        ``forward`` of a module that holds parallelized ones. Else ``x`` is all of it.
 
     Returns
     -------
     torch.Tensor
         With the layout of ``x``.
     """
+    if has_torch_function((x,)):  # modes see it as one of torch's own, such as that of layouts
+        result: torch.Tensor = handle_torch_function(
+            dropout, (x,), x, p, training, inplace, layout=layout
+        )
+        return result
     if not training or p == 0:
         return x
     if layout is None and is_placed(x):
@@ -76,14 +83,19 @@ def drop(module: Any, x: torch.Tensor, layout: Layout | None) -> torch.Tensor:
     MismatchError
         Ranks hold shares of the same channels, which are zeroed as a whole, but drew other keys.
     """
-    if module.p == 0:
-        return x
-    axes = _masked_axes(module, x.ndim)
+    return x if module.p == 0 else drop_as(type(module), x, module.p, module.inplace, layout)
+
+
+def drop_as(
+    kind: type[nn.Module], x: torch.Tensor, p: float, inplace: bool, layout: Layout | None
+) -> torch.Tensor:
+    """Return what dropout modules of a class make of a block in training; see `drop`."""
+    axes = _masked_axes(kind, x.ndim)
     key = draw_key()
     if layout is not None and any(layout.sharding_axes(axis) for axis in range(axes, x.ndim)):
         _check_alike(layout, key)
-    alpha = isinstance(module, nn.AlphaDropout | nn.FeatureAlphaDropout)
-    return _dropped(x, module.p, module.inplace, layout, axes, key, alpha)
+    alpha = issubclass(kind, nn.AlphaDropout | nn.FeatureAlphaDropout)
+    return _dropped(x, p, inplace, layout, axes, key, alpha)
 
 
 def kept(shape: Shape, box: Box, key: Key, p: float, like: torch.Tensor) -> torch.Tensor:
@@ -107,12 +119,12 @@ def kept(shape: Shape, box: Box, key: Key, p: float, like: torch.Tensor) -> torc
     return tensor_of(drawn) >= float(np.float32(p))
 
 
-def _masked_axes(module: nn.Module, ndim: int) -> int:
+def _masked_axes(kind: type[nn.Module], ndim: int) -> int:
     """Return how many of the first axes the mask has; along the others it is the same."""
-    if isinstance(module, nn.Dropout | nn.AlphaDropout):
+    if issubclass(kind, nn.Dropout | nn.AlphaDropout):
         return ndim
-    unbatched = 2 if isinstance(module, nn.Dropout1d) else 4
-    plain = isinstance(module, nn.Dropout1d | nn.Dropout3d) and ndim == unbatched
+    unbatched = 2 if issubclass(kind, nn.Dropout1d) else 4
+    plain = issubclass(kind, nn.Dropout1d | nn.Dropout3d) and ndim == unbatched
     return min(1 if plain else 2, ndim)
 
 

@@ -105,9 +105,9 @@ def rule_of(function: Any) -> Rule | None:
     if works_along(bare(name)) and bare(name) != "where":  # of three, it works item by item
         return None if bare(name) in PRODUCTS else _beside_worked
     if bare(name) in _ITEM_BY_ITEM or function in _SAME_PROPERTIES:
-        return _in_place
+        return item_by_item
     if is_pointwise(name) or is_pointwise(bare(name)):
-        return _in_place
+        return item_by_item
     return None
 
 
@@ -121,7 +121,7 @@ def is_pointwise(name: str) -> bool:
     return any(torch.Tag.pointwise in one.tags for one in overloads)
 
 
-def _in_place(case: Case) -> Axes | None:
+def item_by_item(case: Case) -> Axes | None:
     """Follow what may have more axes in front, or longer ones, but no cut one."""
     source, result = case.source, case.result
     if not case.cut and (result.shape != source.shape or case.function.__name__.endswith("_like")):

@@ -16,10 +16,6 @@ from distarray.torch._untraced import untraced
 T = TypeVar("T")
 
 
-LINEAGE = "distarray.layout"
-"""Under which autograd's nodes know how what they made is placed, by output: views outlive it."""
-
-
 class Placed(NamedTuple):
     """How a tensor is one block of a global one.
 
@@ -66,6 +62,11 @@ class Beside(Generic[T]):
                 del self._found[key]
 
         self._found[key] = (weakref.ref(tensor, forget), value)
+
+    def discard(self, tensor: torch.Tensor) -> None:
+        """Forget what stands beside a tensor."""
+        if self.get(tensor) is not None:
+            del self._found[id(tensor)]
 
     def tensors(self) -> list[tuple[torch.Tensor, T]]:
         """Return the tensors that are alive, and what stands beside them."""
@@ -187,12 +188,14 @@ def place(
     """Say that a tensor is this rank's block of a layout."""
     placed = Placed(layout, parts, axis, units)
     _beside.set(tensor, placed)
-    node: Any = tensor.grad_fn
-    if node is not None:
-        node.metadata.setdefault(LINEAGE, {})[tensor.output_nr] = placed
     watcher = watched.get()
     if watcher is not None:
         watcher(tensor)
+
+
+def displace(tensor: torch.Tensor) -> None:
+    """Forget how a tensor is placed."""
+    _beside.discard(tensor)
 
 
 @untraced

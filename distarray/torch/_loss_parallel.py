@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import torch
 from torch.nn import _reduction, functional
-from torch.overrides import TorchFunctionMode
 
 from distarray.comm import DeviceMesh
 from distarray.errors import LayoutError
 from distarray.layout import Layout
-from distarray.torch._carried import carry, known, lost_layout
+from distarray.torch._carried import known, lost_of
 from distarray.torch._cross_entropy import vocab_parallel_cross_entropy
-from distarray.torch._lineage import layout_by_lineage
+from distarray.torch._following import Following
 from distarray.torch._parameters import is_sharded
-from distarray.torch._recomputed import open_again, opening_frame
 from distarray.torch._reshaped import cut_axes
 from distarray.torch._shapes import check_mesh
 from distarray.torch._style import one_axis
-from distarray.torch._together import called_by_library, check_numbers, check_together
-from distarray.torch._untraced import untraced, untraced_alone
+from distarray.torch._untraced import untraced
 
 
 @contextmanager
@@ -57,8 +53,8 @@ def loss_parallel(mesh: DeviceMesh | None = None) -> Iterator[None]:
     is made of it. What modules with a style do with their own weights is theirs. Where a result of
     this rank's alone is meant, compute it outside.
 
-    Before the context, autograd's record of a tensor tells its layout through reshapes and
-    conversions (but nothing under ``torch.no_grad``).
+    Before the context, layouts are followed in the ``forward`` of modules that hold parallelized
+    ones alone: what becomes of logits after they have left the model belongs inside.
 
     Outside, ``F.cross_entropy`` sees a plain tensor with fewer classes, and nothing can tell it
     that these are a share: the loss would be wrong, or a class number out of range.
@@ -83,37 +79,16 @@ def loss_parallel(mesh: DeviceMesh | None = None) -> Iterator[None]:
         yield
 
 
-class _LossParallel(TorchFunctionMode):
-    """Sees torch's functions called in this thread."""
+class _LossParallel(Following):
+    """Follows layouts, and knows a loss of shares."""
 
     def __init__(self, mesh: DeviceMesh | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._mesh = mesh
-        self._opened_in: FrameType | None = opening_frame()
+        self._instead = {functional.cross_entropy: self._cross_entropy}
 
-    def __exit__(self, *error: Any) -> None:
-        self._opened_in = None
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-
-    @untraced_alone
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is functional.cross_entropy:
-            return self._cross_entropy(*args, **kwargs)
-        if torch.compiler.is_compiling() or called_by_library():
-            return func(*args, **kwargs)
-        return self._followed(func, args, kwargs)
-
-    @staticmethod
-    @untraced
-    def _followed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        check_together(func, args, kwargs)
-        result = func(*args, **kwargs)
-        carry(func, args, kwargs, result)
-        check_numbers(func, args, kwargs, result)
-        return result
+    def anew(self) -> Callable[[], Following]:
+        return partial(_LossParallel, self._mesh)
 
     @untraced
     def _cross_entropy(
@@ -139,21 +114,22 @@ class _LossParallel(TorchFunctionMode):
         mesh = self._mesh_of(input)
         if mesh is None:
             return functional.cross_entropy(input, target, **options)
-        open_again(partial(_LossParallel, self._mesh), self._opened_in)
+        self.open_again(refuse=True)
         return vocab_parallel_cross_entropy(input, target, mesh, **options)
 
     def _mesh_of(self, logits: torch.Tensor) -> DeviceMesh | None:
         """Return the mesh axis that cuts the classes; None where every rank has them all."""
-        layout = known(logits) or layout_by_lineage(logits)
+        layout = known(logits)
         if layout is not None:
             return _cutting(layout, 1 if logits.ndim > 1 else 0, self._mesh)
         if self._mesh is None:
-            lost = lost_layout(logits)
+            lost = lost_of(logits)
             why = (
-                "as of what torch has computed outside loss_parallel"
+                "as of what torch has computed outside loss_parallel and of modules that hold "
+                "parallelized ones"
                 if lost is None
-                else f"since they were computed from a tensor placed as {lost} by functions that "
-                "are not followed; those that work item by item, along other axes, or that only "
+                else f"since they were computed from a tensor placed as {lost.layout} by functions "
+                "that are not followed; those that work item by item, along other axes, or only "
                 "reshape are"
             )
             raise LayoutError(

@@ -12,6 +12,7 @@ from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
+from distarray.torch._following import follow
 from distarray.torch._layouts import placed_of
 from distarray.torch._modules import located, state_of
 from distarray.torch._moves import check_mesh
@@ -96,6 +97,10 @@ def parallelize_module(
                 _check_new(child, style, mesh)
                 style.apply(child, mesh)
                 state_of(child).styles.append((style, mesh))
+    parallel = {id(child) for _, child, _ in chosen}
+    for child in module.modules():
+        if any(id(inner) in parallel for inner in child.modules() if inner is not child):
+            follow(child)
     _check_shared(module)
     return module
 

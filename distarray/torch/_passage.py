@@ -22,6 +22,7 @@ from torch.nn.utils import parametrize
 from distarray.errors import ArgumentError, DistArrayError
 from distarray.torch._modules import locate, place_parameters, state_of
 from distarray.torch._origins import moving_for
+from distarray.torch._unseen import unseen
 from distarray.torch._untraced import untraced, untraced_itself
 
 Values = Mapping[str, "torch.Tensor | None"]
@@ -145,11 +146,14 @@ def _caller(passage: Passage) -> Any:
 
 
 @untraced
+@unseen
 def _entered(
     module: nn.Module, passage: Passage, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
     """Return the arguments for forward, and the parameters to put back after it."""
     own: dict[str, Any] = {}
+    if not (passage.inputs or passage.values or state_of(module).placed):
+        return args, kwargs, own
     parameters: dict[str, Any] = module._parameters
     try:
         place_parameters(module)
@@ -170,6 +174,7 @@ def _entered(
 
 
 @untraced
+@unseen
 def _left(module: nn.Module, passage: Passage, output: Any) -> Any:
     try:
         with moving_for(state_of(module).path):

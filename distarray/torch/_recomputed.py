@@ -1,7 +1,7 @@
-"""Checkpoints that run again, in the backward pass, what first ran inside loss_parallel.
+"""Checkpoints that run again, in the backward pass, what first ran where layouts are followed.
 
-There the context is not open: torch switches modes off while ``backward`` runs, or it is called
-after the context has ended. So the functions that checkpoints keep are made to open it themselves.
+There the mode is not open: torch switches modes off while ``backward`` runs, or it is called after
+the mode has ended. So the functions that checkpoints keep are made to open it themselves.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from distarray.errors import LayoutError
-from distarray.torch._carried import known
-from distarray.torch._layouts import own_placed, place
-from distarray.torch._lineage import layout_by_lineage
+from distarray.torch._carried import lose, lost_of
+from distarray.torch._layouts import Placed, is_placed, own_placed, place
 
 Context = Callable[[], AbstractContextManager[Any]]
 
@@ -31,7 +30,7 @@ def opening_frame() -> FrameType | None:
     return frame
 
 
-def open_again(context: Context, opened_in: FrameType | None) -> None:
+def open_again(context: Context, opened_in: FrameType | None, *, refuse: bool = False) -> None:
     """Let the checkpoints in which this thread is open a context when they run again.
 
     Parameters
@@ -40,6 +39,8 @@ def open_again(context: Context, opened_in: FrameType | None) -> None:
         Makes it.
     opened_in
         Where it was opened: checkpoints further out run that again by themselves.
+    refuse
+        Whether to raise where it is not known whether something runs again.
 
     Raises
     ------
@@ -52,20 +53,24 @@ def open_again(context: Context, opened_in: FrameType | None) -> None:
         if code.co_name == "forward" and code.co_argcount:
             holder = frame.f_locals.get(code.co_varnames[0])
             if isinstance(holder, FunctionCtx) and _package(frame) != __name__.partition(".")[0]:
-                _replace(holder, "run_function", frame.f_locals.get("args", ()), context)
+                args = frame.f_locals.get("args", ())
+                _replace(holder, "run_function", args, context, refuse)
         elif code.co_name == "checkpoint":
             found = frame.f_locals
             kept = found.get("gen")
             if isinstance(kept, GeneratorType) and kept.gi_frame is not None:
                 holder = kept.gi_frame.f_locals.get("new_frame")
                 if holder is not None:
-                    _replace(holder, "recompute_fn", found.get("args", ()), context)
+                    args = found.get("args", ())
+                    _replace(holder, "recompute_fn", args, context, refuse)
         frame = frame.f_back
 
 
-def _replace(holder: Any, name: str, args: tuple[Any, ...], context: Context) -> None:
+def _replace(holder: Any, name: str, args: tuple[Any, ...], context: Context, refuse: bool) -> None:
     function = getattr(holder, name, None)
     if not callable(function):
+        if not refuse:
+            return
         raise LayoutError(
             f"cross_entropy inside loss_parallel and in the forward of {type(holder).__name__}, a "
             "function of autograd's, whose backward might compute it again outside: there it would "
@@ -82,15 +87,17 @@ class _Again:
     def __init__(self, function: Any, context: Context, values: tuple[Any, ...]) -> None:
         self._function = function
         self._context = context
-        self._layouts = [
-            known(x) or layout_by_lineage(x) if isinstance(x, torch.Tensor) else None
-            for x in values
-        ]
+        tensors = [x if isinstance(x, torch.Tensor) else None for x in values]
+        self._known = [None if x is None else own_placed(x) or lost_of(x) for x in tensors]
 
     def __call__(self, *args: Any) -> Any:
-        for x, layout in zip(args, self._layouts, strict=False):
-            if layout is not None and isinstance(x, torch.Tensor) and own_placed(x) is None:
-                place(x, layout)
+        for x, known in zip(args, self._known, strict=False):
+            if known is None or is_placed(x):
+                continue
+            if isinstance(known, Placed):
+                place(x, *known)
+            else:
+                lose(x, known)
         with self._context():
             return self._function(*args)
 

@@ -117,7 +117,7 @@ class SequenceParallel(ParallelStyle):
 
     def _share(self, mesh: DeviceMesh, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's share of an input."""
-        placed = found(x)
+        placed = found(x, mesh)
         own = None if placed is None else _axis_of(placed.layout, mesh)
         if placed is None or own is None:
             return x
@@ -138,7 +138,7 @@ class SequenceParallel(ParallelStyle):
 
     def _layout(self, x: torch.Tensor, mesh: DeviceMesh) -> Layout:
         """Return the layout of a share; collective where it is not known."""
-        placed = found(x)
+        placed = found(x, mesh)
         if placed is not None and _axis_of(placed.layout, mesh) is not None:
             return placed.layout
         return _moves.layout_from(x, mesh, [Shard(self.sequence_dim % x.ndim)])

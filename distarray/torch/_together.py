@@ -1,4 +1,4 @@
-"""Refuse torch functions that would take a rank's share of some items for all of them."""
+"""Torch functions that would take a rank's share of some items for all of them."""
 
 from __future__ import annotations
 
@@ -9,31 +9,40 @@ from typing import Any
 import torch
 
 from distarray.errors import LayoutError
-from distarray.torch._carried import is_weight, known, lost_layout, tensors_in
+from distarray.torch._carried import Lost, is_weight, known, lost_of, tensors_in
+from distarray.torch._dropout import dropout
 from distarray.torch._indices import picked_axes
-from distarray.torch._lineage import layout_by_lineage
+from distarray.torch._layouts import own_placed
 from distarray.torch._parameters import is_sharded
 from distarray.torch._reshaped import cut_axes, single_axes
 from distarray.torch._untraced import untraced_alone
 from distarray.torch._worked_axes import PRODUCTS, bare, worked_axes, works_along
 
 _INDEXING = ("__getitem__", "__setitem__")
+_TAKING = ("chunk", "split", "tensor_split", "narrow", "glu", "__getitem__")
 _MOVING_AXES = ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_")
 
 
-def check_together(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise where a function works along a cut axis of an argument.
+def worked_over(
+    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[str, Lost] | None:
+    """Return of what a function is about to take a share for the whole; None if of nothing.
 
     Reductions, sorting, indices and the like along other axes pass, and so does what is not known:
     its result is known to come of a share.
+
+    Returns
+    -------
+    tuple of str and Lost
+        What it works along, in words, and which axes of which layout these are.
     """
     full_name = getattr(function, "__name__", "")
     name = bare(full_name)
     if not works_along(name) and name not in _INDEXING and full_name not in _MOVING_AXES:
-        return
+        return None
     operands = tensors_in(args, kwargs)
     if name in PRODUCTS and any(is_weight(x) for x in operands):
-        return  # of a module with a style, which adds up the products
+        return None  # of a module with a style, which adds up the products
     if full_name in _MOVING_AXES and (layout := known(operands[0])) is not None:
         raise LayoutError(
             f"{full_name} would move the axes of a tensor placed as {layout} in place; take "
@@ -43,37 +52,60 @@ def check_together(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, An
         axes = _axes(name, args, kwargs, x)
         if not axes:
             continue
-        layout = known(x) or (None if lost_layout(x) is not None else layout_by_lineage(x))
-        if layout is not None:
-            met = single_axes(layout) if name == "squeeze" else cut_axes(layout)
-            if is_sharded(layout) and not axes.isdisjoint(met):
-                raise _refusal(name, f"a tensor placed as {layout}")
+        placed = own_placed(x)
+        if placed is not None:
+            if placed.parts and name in _TAKING:
+                continue  # of every part its share, as it is meant
+            layout = placed.layout
+            met = axes.intersection(single_axes(layout) if name == "squeeze" else cut_axes(layout))
+            if is_sharded(layout) and met:
+                return f"a tensor placed as {layout}", Lost(layout, name, met)
         elif name == "squeeze":
             continue
-        elif (layout := lost_layout(x)) is not None and len(axes) == x.ndim:
-            raise _refusal(name, f"what was computed from a tensor placed as {layout}")
+        elif (lost := lost_of(x)) is not None and len(axes) == x.ndim:
+            return _computed_from(lost, name)
+    return None
 
 
-def check_numbers(
+def number_of(
     function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
-) -> None:
-    """Raise where a function, of whatever kind, has made a single number of a rank's share."""
-    if not isinstance(result, torch.Tensor) or result.ndim or lost_layout(result) is None:
-        return
-    if all(x.ndim == 0 for x in tensors_in(args, kwargs)):
-        return
-    layout = lost_layout(result)
-    name = getattr(function, "__name__", "the function")
-    raise _refusal(name, f"a tensor placed as {layout}, or what was computed from it,")
+) -> tuple[str, Lost] | None:
+    """Return of what a function, of whatever kind, has made a single number; as `worked_over`."""
+    if not isinstance(result, torch.Tensor) or result.ndim:
+        return None
+    lost = lost_of(result)
+    if lost is None or all(x.ndim == 0 for x in tensors_in(args, kwargs)):
+        return None
+    return _computed_from(lost, getattr(function, "__name__", "the function"))
+
+
+def _computed_from(lost: Lost, name: str) -> tuple[str, Lost]:
+    layout = lost.layout
+    what = f"what was computed from a tensor placed as {layout}"
+    return what, Lost(layout, name, frozenset(cut_axes(layout)))
+
+
+def refusal(what: str, lost: Lost) -> LayoutError:
+    """Return the error of a function that would take a share for the whole."""
+    return LayoutError(
+        f"{lost.function} inside check_layouts or loss_parallel would see this rank's share only "
+        f"of {what}; take the whole tensor, dt.full_tensor(x), or loss_parallel and cross_entropy "
+        "for a loss, or call it outside where a result of this rank's alone is meant"
+    )
 
 
 @untraced_alone
-def called_by_library() -> bool:
-    """Tell whether this package calls torch, and not the user or torch itself for the user."""
+def called_by_library(calls_modules: Any) -> bool:
+    """Tell whether this package calls torch, and not the user or torch itself for the user.
+
+    One function of it ``calls_modules`` of the user's, and `dropout` is one more of torch's.
+    """
     frame = sys._getframe(2)
     while frame is not None:
+        if frame.f_code is calls_modules.__code__:
+            return False
         package = frame.f_globals.get("__name__", "").partition(".")[0]
-        if package != "torch":
+        if package != "torch" and frame.f_code is not dropout.__code__:
             return bool(package == __name__.partition(".")[0])
         frame = frame.f_back  # type: ignore[assignment]
     return False
@@ -90,11 +122,3 @@ def _axes(
     if name == "__setitem__" and isinstance(index, torch.Tensor) and index.shape == x.shape:
         return None  # a mask, item by item
     return picked_axes(index, x.ndim)
-
-
-def _refusal(name: str, of_what: str) -> LayoutError:
-    return LayoutError(
-        f"{name} inside loss_parallel would see this rank's share only of {of_what}; take "
-        "cross_entropy for a loss, or the whole tensor, dt.full_tensor(x), or call it outside "
-        "loss_parallel where a result of this rank's alone is meant"
-    )

@@ -58,8 +58,9 @@ def test_loss_clipping_and_whole_tensors_are_those_of_one_process(mesh, smoothin
     expected.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
 
-    logits = mine(words).flatten(0, 1)
+    logits = mine(words)
     with dt.loss_parallel(), da.CommLog() as log:
+        logits = logits.flatten(0, 1)
         loss = F.cross_entropy(logits, target.flatten(), label_smoothing=smoothing)
     assert log.count() == log.count("all_reduce") == (2 if mesh.size > 1 else 0)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
@@ -75,8 +76,9 @@ def test_loss_clipping_and_whole_tensors_are_those_of_one_process(mesh, smoothin
 
 def test_errors_are_alike_on_every_rank(mesh):
     model, words, target = _setting()
-    logits = _parallel(model, mesh)(words).flatten(0, 1)
+    parallel = _parallel(model, mesh)
     with dt.loss_parallel():
+        logits = parallel(words).flatten(0, 1)
         with pytest.raises(IndexError):  # on one rank it is torch that raises
             F.cross_entropy(logits, target.flatten() + WORDS)
         if mesh.size > 1:

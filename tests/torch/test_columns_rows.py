@@ -335,14 +335,19 @@ def test_an_input_that_fits_on_some_ranks_alone_is_an_error_on_all():
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_nested_tensors_are_an_error():
+def test_padding_needs_no_nested_tensors():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, batch_first=True), 1).eval()
+    padded = torch.tensor([[False, False], [False, True]])
+    x = _values(2, 2, 4).float()
+
     def program():
         mesh = da.init_device_mesh((2,), ("tp",))
-        model = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, batch_first=True), 1).eval()
-        dt.parallelize_module(model, mesh, {"layers.*": dt.TransformerLayerParallel()})
-        padded = torch.tensor([[False, False], [False, True]])
-        with torch.no_grad(), pytest.raises(ArgumentTypeError, match="enable_nested_tensor=False"):
-            model(torch.ones(2, 2, 4), src_key_padding_mask=padded)
+        twin = copy.deepcopy(model)
+        dt.parallelize_module(twin, mesh, {"layers.*": dt.TransformerLayerParallel()})
+        with torch.no_grad():
+            expected = model(x, src_key_padding_mask=padded)
+            found = twin(x, src_key_padding_mask=padded)
+        torch.testing.assert_close(found[~padded], expected[~padded])
 
     simulate(2, program)
 

@@ -116,21 +116,27 @@ def test_a_loss_in_pieces():
         lambda y: y.unsqueeze(0).squeeze(0).flatten(0, 1).float().double(),
     ],
 )
-def test_what_was_reshaped_before_is_known_from_its_graph(reshape):
+def test_what_a_model_has_reshaped_before_is_known(reshape):
     model, x, target = setting()
     expected = F.cross_entropy(reshape(model(x)), target.flatten())
 
+    class Reshaped(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = copy.deepcopy(model)
+
+        def forward(self, x):
+            return reshape(self.head(x))
+
     def program():
         mesh = da.init_device_mesh((3,))
-        mine = dt.parallelize_module(copy.deepcopy(model), mesh, dt.ColwiseParallel())
-        logits = reshape(mine(x))  # what the module returned is gone
-        with loss_parallel():
-            loss = F.cross_entropy(logits, target.flatten())
-        torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
-        with torch.no_grad(), loss_parallel():
-            logits = reshape(mine(x))
-            loss = F.cross_entropy(logits, target.flatten())
-        torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
+        mine = dt.parallelize_module(Reshaped(), mesh, {"head": dt.ColwiseParallel()})
+        for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+            with mode():
+                logits = mine(x)
+                with loss_parallel():
+                    loss = F.cross_entropy(logits, target.flatten())
+            torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
 
     simulate(3, program, timeout=60)
 

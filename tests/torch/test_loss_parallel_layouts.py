@@ -12,7 +12,7 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import LayoutError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from distarray.torch._carried import known, lost_layout  # noqa: E402
+from distarray.torch._carried import known, lost_of  # noqa: E402
 from distarray.torch._indices import kept_axes  # noqa: E402
 from distarray.torch._layouts import place  # noqa: E402
 from tests.torch.word_blocks import FULL, ROWS, WORDS, block_of, is_block  # noqa: E402
@@ -92,7 +92,7 @@ def test_heads_are_no_classes_even_where_a_rank_has_one():
             for shape in ((2, 3, 1, 4), (2, 3, 4, 1)):
                 q = x.view(shape).transpose(1, 2)
                 scores = F.scaled_dot_product_attention(q, q, q)
-                assert lost_layout(scores) is not None
+                assert lost_of(scores) is not None
                 (q @ q.mT).softmax(-1)
             assert known(x.unsqueeze(2)).shape == (2, 3, 1, 8)
             assert known(x.view(6, 4)).shape == (6, 8)
@@ -108,7 +108,7 @@ def test_weights_that_are_converted_at_every_call_are_weights():
         place(weight, known(x))
         with dt.loss_parallel():  # what a row-parallel layer does before it adds up
             part = F.linear(x, weight.to(x.dtype).clone())
-            assert known(part) is lost_layout(part) is None
+            assert known(part) is lost_of(part) is None
             with pytest.raises(LayoutError, match="linear inside"):
                 F.linear(x, x)
 
