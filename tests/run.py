@@ -1,14 +1,14 @@
 """Run the whole suite: ``python -m tests.run``.
 
 First everything that needs no MPI, with simulated ranks, in processes at the same time:
-tests/torch, what starts programs and waits for them, the rest, and once more what is about arrays,
-with their blocks on GPUs or, where there is none, on the stand-in for CuPy. ``tests/mpi`` on 1
-rank runs beside them; then it runs on 2, 3 and 4 ranks under mpiexec, its tests marked
-``eight_ranks`` on 8, and a few on 3 with their blocks on a device. Every run has a hard limit, and
-so has the suite; after it all processes are ended, and tests that hung are named. A test that
-hangs or kills its job counts as failed, and the rest of its run goes on in a fresh job. The last
-line is the sum over all runs, ``N passed, N failed``; the exit status is 0 only if tests ran and
-none failed.
+tests/torch, what compiles kernels, what starts jobs and waits for them, the rest, and once more
+what is about arrays, with their blocks on GPUs or, where there is none, on the stand-in for CuPy.
+``tests/mpi`` on 1 rank runs beside them; then it runs on 2, 3 and 4 ranks under mpiexec, its tests
+marked ``eight_ranks`` on 8, and a few on 3 with their blocks on a device. Every run has a hard
+limit, and so has the suite; after it all processes are ended, and tests that hung are named. A test
+that hangs or kills its job counts as failed, and the rest of its run goes on in a fresh job. The
+last line is the sum over all runs, ``N passed, N failed``; the exit status is 0 only if tests ran
+and none failed.
 
 Give paths or ``-k`` to run less, ``--ranks 2,3`` to choose the jobs (0 is the run without MPI).
 """
@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,8 +37,17 @@ RUN_SECONDS = {0: 840.0, 1: 480.0, 2: 240.0, 3: 240.0, 4: 300.0, 8: 240.0}
 TEST_SECONDS = 120
 MOST_RESTARTS = 6
 LOG_LINES = 40
-PROGRAMS = ("comm", "benchmarks", "test_abort.py", "test_command_line.py")
-"""Files and folders that start processes, and wait for them more than they compute."""
+JOBS = (
+    "comm/test_first_calls.py",
+    "comm/test_on_error.py",
+    "comm/test_presence.py",
+    "comm/test_waiting.py",
+    "test_abort.py",
+    "test_command_line.py",
+)
+"""Files that start jobs of some ranks, and wait for them more than they compute."""
+COMPUTE = ("benchmarks", "comm")
+"""Folders, but for those files, that compile kernels or run programs."""
 ON_DEVICE = (
     "gpu",
     "array",
@@ -142,28 +152,33 @@ def _runs(paths: list[str], ranks: int) -> list[Run]:
         chosen = _select(paths, ranks)
         return [Run(ranks, chosen)] if chosen else []
     folder = ROOT / "tests"
-    torch, *programs = (str(folder / name) for name in ("torch", *PROGRAMS))
-    rest = sorted(
+    torch, arrays, jobs = (_below(names) for names in (("torch",), ON_DEVICE, JOBS))
+    compute = sorted({str(path) for name in COMPUTE for path in (folder / name).glob("test_*.py")})
+    others = sorted(
         str(path)
         for path in folder.iterdir()
-        if str(path) not in (torch, *programs, str(folder / "mpi"))
+        if path.name not in ("torch", "mpi", *COMPUTE)
         and (path.name.startswith("test_") or (path.is_dir() and path.name[0] not in "._"))
     )
-    arrays = [str(folder / name) for name in ON_DEVICE]
+    # The longest first: each takes a core where there is one.
     return [
-        Run(0, [torch], "plain, torch"),
-        Run(0, rest, "plain, the rest"),
-        Run(0, programs, "plain, programs"),
+        Run(0, torch, "plain, torch"),
+        Run(0, [path for path in compute if path not in jobs], "plain, kernels and programs"),
+        Run(0, jobs, "plain, jobs of some ranks"),
+        Run(0, [path for path in others if path not in jobs], "plain, the rest"),
         Run(0, arrays, f"plain, on {_device()}", "cuda"),
     ]
+
+
+def _below(names: Sequence[str]) -> list[str]:
+    return [str(ROOT / "tests" / name) for name in names]
 
 
 def _again(paths: list[str], counts: list[int]) -> list[Run]:
     """Return what runs once more under MPI with its blocks on a device."""
     if paths or RANKS_ON_DEVICE not in counts:
         return []
-    files = [str(ROOT / "tests" / name) for name in MPI_ON_DEVICE]
-    return [Run(RANKS_ON_DEVICE, files, f"on {_device()}", "cuda")]
+    return [Run(RANKS_ON_DEVICE, _below(MPI_ON_DEVICE), f"on {_device()}", "cuda")]
 
 
 def _device() -> str:
