@@ -150,6 +150,16 @@ def test_the_last_of_a_chain_is_blamed_at_the_limit_with_its_line(shared):
     assert f"Rank 2: {last}; rank 1: waits for rank 2 {between} (all-reduce of" in told
 
 
+def test_a_rank_that_has_given_up_a_moment_before_is_not_blamed_itself():
+    later = CHAIN.replace("    float(first.", "    time.sleep(0.5)\n    float(first.")
+    ended = launch(later, DISTARRAY_TIMEOUT="1.5")
+    assert ended.status != 0
+    assert "rank 0 has waited 1.5 s for rank 1, and in the end for rank 2," in ended.said, (
+        ended.said
+    )
+    assert f"Rank 2: {line_of(later, '(30)')}; rank 1: waits for rank 2 at" in ended.said
+
+
 def test_a_rank_of_another_node_is_not_known_to_be_late():
     ended = launch(CHAIN, DISTARRAY_TIMEOUT="1.5", DISTARRAY_RANKS_PER_NODE="2")
     assert ended.status != 0
