@@ -391,7 +391,7 @@ def test_mean_is_the_sum_divided_once() -> None:
         mesh = init_device_mesh((4,))
         assert float(distribute_array(np.full(17, 7.0), mesh, [Shard(0)]).mean()) == 7
         rng = np.random.default_rng(5)
-        for count in range(1, 60):
+        for count in (1, 3, 5, 7, 17, 41):
             for dtype in (np.int64, np.uint8, np.float64, np.bool_):
                 value = rng.integers(0, 200, (count, 3)).astype(dtype)
                 x = distribute_array(value, mesh, [Shard(0)])
