@@ -368,6 +368,8 @@ class Elementwise:
     def _check_out(
         self, out: tuple[Any, ...], operands: Sequence[Any], local: Any, casting: Any
     ) -> None:
+        for one in out:
+            check_writable(self.name, one)
         shapes = [x.shape for x in operands if getattr(x, "ndim", 0)]
         for one, dtype in zip(out, self.result_dtypes(operands, local), strict=True):
             if broadcast_shape(self.name, [one.shape, *shapes]) != one.shape:
@@ -380,7 +382,6 @@ class Elementwise:
                     f"{self.name} gives {dtype}, which casting={casting!r} does not put into an "
                     f"array of {one.dtype}; use a new array, or x.astype({str(dtype)!r}) first"
                 )
-            check_writable(self.name, one)
 
     def _into_reduced(
         self, out: tuple[Any, ...], operands: Sequence[Any], local: Any, casting: Any
