@@ -16,6 +16,7 @@ from distarray.torch import _modules, _wholes
 from distarray.torch._buffers import check_travels
 from distarray.torch._layouts import Placed, placed_of
 from distarray.torch._parameters import block_of
+from distarray.torch._share_records import difference, record_of, recorded
 from distarray.torch._state_dict import kept, meshes, only_mesh
 
 _SHOWN = 8  # names that a message lists
@@ -160,6 +161,12 @@ def _compare(
         if given[0] != full and (whole or given[0] != block):
             has = f"{name} has shape {given[0]}, where the module's has {full}"
             wrong.append(has if whole or block == full else f"{has} (this rank's block: {block})")
+    for name, given in recorded(told.metadata):
+        tensor = told.tensors.get(name)
+        if tensor is not None and name in found:
+            own = None if whole else record_of(placed_of(found[name]))
+            share = difference(name, given, tensor[0], own)
+            wrong += [] if share is None else [share]
     names = {name for name, _ in _own_names(module)}
     if odd := [name for name in found if name not in names]:
         wrong.append(

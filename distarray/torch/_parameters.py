@@ -19,6 +19,7 @@ from distarray.torch._buffers import buffer_of
 from distarray.torch._layouts import Placed, place, placed_of
 from distarray.torch._modules import state_of
 from distarray.torch._moves import check_mesh
+from distarray.torch._share_records import note_placed
 from distarray.torch._shares import block_of, in_full_order, is_sharded, placed_as
 from distarray.torch._wholes import handed_out
 
@@ -116,7 +117,7 @@ def distribute_parameter(
         forget_graphs(parameter)
         parameter.data = block
         place(parameter, *placed)
-    state_of(module).placed[name] = placed
+    note_placed(module, name, placed)
     return placed.layout
 
 
@@ -146,7 +147,7 @@ def distribute_buffer(
         block = _agreed_block(buffer, name, mesh, placed)
     module._buffers[name] = block
     place(block, *placed)
-    state_of(module).placed[name] = placed
+    note_placed(module, name, placed)
     return placed.layout
 
 

@@ -13,6 +13,7 @@ from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.torch import _modules, _wholes
 from distarray.torch._layouts import Placed, place, placed_of
+from distarray.torch._share_records import without_records
 
 
 def state_dict(
@@ -50,7 +51,8 @@ def state_dict(
     found = kept(module)
     result: OrderedDict[str, Any] = OrderedDict()
     if hasattr(found, "_metadata"):
-        result._metadata = found._metadata  # type: ignore[attr-defined]
+        known = found._metadata if not full else without_records(found._metadata)
+        result._metadata = known  # type: ignore[attr-defined]
     if not full:
         for name, value in found.items():
             result[name] = _block(value, cpu)

@@ -25,6 +25,7 @@ from distarray.torch._untraced import untraced_itself
 from distarray.torch.fsdp._group import Group, check_reshard_after_forward
 from distarray.torch.fsdp._loading import watch_loading
 from distarray.torch.fsdp._module import FSDPModule, called, mix_in
+from distarray.torch.fsdp._outside import refuse_outside
 from distarray.torch.fsdp._parameter import ShardedParameter
 from distarray.torch.fsdp._policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from distarray.torch.fsdp._state import NAME, State, state_beside
@@ -131,6 +132,7 @@ def fully_shard(
     if members:
         group = Group(members, mesh, policy, offload, reshard_after_forward, compute, name)
         watch_loading(group)
+        refuse_outside(members, name)
     for one in modules:
         one.__dict__[NAME] = State(group, one is modules[-1])
         mix_in(one)

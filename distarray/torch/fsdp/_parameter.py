@@ -19,8 +19,8 @@ from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError, L
 from distarray.layout import Layout, Replicate, Shard
 from distarray.layout._partition import chunk
 from distarray.torch._layouts import Beside, Placed, is_placed, place, placed_of
-from distarray.torch._modules import state_of
 from distarray.torch._parameters import forget_graphs
+from distarray.torch._share_records import note_placed
 from distarray.torch._shares import torn_among
 from distarray.torch._wholes import handed_out
 
@@ -155,7 +155,7 @@ class ShardedParameter:
         place(self.parameter, *self.placed)
         _sharded.set(self.parameter, True)
         for module, name in self.slots:
-            state_of(module).placed[name] = self.placed
+            note_placed(module, name, self.placed)
 
 
 def _layout(shape: tuple[int, ...], mesh: DeviceMesh, wanted: Any, path: str) -> Layout:

@@ -1,0 +1,103 @@
+"""Which tensors of a state dict are shares, written in its metadata, and read where it is loaded.
+
+torch keeps the metadata of a state dict in its files. A share that is loaded where another one
+belongs would often fit by its shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from distarray.errors import StateDictError
+from distarray.torch._layouts import Placed
+from distarray.torch._modules import state_of
+from distarray.torch._shares import is_sharded, torn_among
+
+KEY = "distarray_shares"
+"""Under which a module's metadata has its shares, by the names of its own parameters."""
+
+Record = tuple[Any, ...]
+"""Of plain values, which torch loads with ``weights_only=True``."""
+
+
+def note_placed(module: nn.Module, name: str, placed: Placed) -> None:
+    """Take note of how a module's parameter or buffer is placed, also in its state dicts."""
+    state_of(module).placed[name] = placed
+    if _write not in module._state_dict_hooks.values():
+        module.register_state_dict_post_hook(_write)
+        module.register_load_state_dict_pre_hook(_compare)
+
+
+def recorded(metadata: Mapping[str, Any] | None) -> Iterator[tuple[str, Record]]:
+    """Yield the names in a state dict of what its metadata says to be shares."""
+    for prefix, local in (metadata or {}).items():
+        for name, record in local.get(KEY, {}).items():
+            yield f"{prefix}.{name}" if prefix else name, record
+
+
+def without_records(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of whole tensors."""
+    return {
+        prefix: {key: value for key, value in local.items() if key != KEY}
+        for prefix, local in metadata.items()
+    }
+
+
+def record_of(placed: Placed | None) -> Record | None:
+    """Return what tells a share from others; None for a whole tensor."""
+    if placed is None or not is_sharded(placed.layout):
+        return None
+    layout, parts, axis, units = placed
+    torn = (parts, axis, units, torn_among(placed)) if parts else ()
+    return str(layout), layout.shape, layout.local_box(), torn
+
+
+def difference(name: str, given: Record, shape: tuple[int, ...], own: Record | None) -> str | None:
+    """Return what is wrong with a share in the place of another one, or of a whole tensor.
+
+    A tensor of another `shape` than that of the share has taken its place since.
+    """
+    if shape != tuple(stop - start for start, stop in given[2]):
+        return None
+    if own is not None and given[1:] == own[1:]:
+        return None
+    here = "whole" if own is None else _text(own)
+    return f"{name} is a rank's share, {_text(given)}, where this is {here}"
+
+
+def _text(record: Record) -> str:
+    items = ", ".join(f"{start}:{stop}" for start, stop in record[2])
+    return f"[{items}] of {record[0]}"
+
+
+def _write(module: nn.Module, state: Any, prefix: str, local: dict[str, Any]) -> None:
+    found = {}
+    for name, placed in state_of(module).placed.items():
+        value = state.get(prefix + name)
+        if isinstance(value, torch.Tensor) and tuple(value.shape) == placed.layout.local_shape():
+            record = record_of(placed)
+            if record is not None:
+                found[name] = record
+    if found:
+        local[KEY] = found
+
+
+def _compare(
+    module: nn.Module, state: Mapping[str, Any], prefix: str, local: Mapping[str, Any], *_: Any
+) -> None:
+    for name, given in local.get(KEY, {}).items():
+        value = state.get(prefix + name)
+        if not isinstance(value, torch.Tensor):
+            continue
+        own = record_of(state_of(module).placed.get(name))
+        wrong = difference(prefix + name, given, tuple(value.shape), own)
+        if wrong is not None:
+            raise StateDictError(
+                f"{wrong}: shares go back to the rank, the mesh and the plan that they are of. "
+                "Save whole tensors, by dt.state_dict(model), or the module by da.checkpoint.save, "
+                "which any number of ranks loads"
+            )
