@@ -8,6 +8,7 @@ import torch
 
 from distarray.torch._layouts import layout_of
 from distarray.torch._norms import Block, alike, distinct, total_norm
+from distarray.torch._share_records import name_of
 
 
 @torch.no_grad()
@@ -28,7 +29,7 @@ def clip_grad_norm_(
     ----------
     parameters
         The same on every rank, with whatever layouts. Those that `layout_of` knows nothing of are
-        taken as replicated. A rank may lack gradients that others have.
+        taken as replicated. What has a gradient on one rank has one on all.
     max_norm
         Maximum of the norm.
     norm_type
@@ -49,11 +50,16 @@ def clip_grad_norm_(
     NonFiniteError
         See ``error_if_nonfinite``.
     MismatchError
-        The ranks pass parameters of different shapes or layouts, or other options.
+        The ranks pass parameters of different shapes or layouts, or other options; or one has no
+        gradient of a parameter of which others have one, so that no norm would be that of one
+        process.
     """
     found = distinct(parameters)
     max_norm = float(max_norm)
-    blocks = [Block(p.grad, layout_of(p)) for p in found]
+    blocks = [
+        Block(p.grad, layout_of(p), _name(i, p) if p.grad is None else "")
+        for i, p in enumerate(found)
+    ]
     asked = f"clip_grad_norm_, {max_norm=}"
     total = total_norm(blocks, float(norm_type), error_if_nonfinite, foreach, asked)
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
@@ -65,3 +71,10 @@ def clip_grad_norm_(
         for group in alike(gradients):
             torch._foreach_mul_(group, scale.to(group[0].device))
     return total
+
+
+def _name(position: int, parameter: torch.Tensor) -> str:
+    """Return how a message calls a parameter: alike on all ranks."""
+    layout = layout_of(parameter)
+    shape = tuple(parameter.shape) if layout is None else layout.shape
+    return f"parameter {position} {name_of(parameter)}of shape {shape}"

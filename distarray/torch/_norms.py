@@ -26,13 +26,15 @@ from distarray.torch._layouts import layout_of
 from distarray.torch._parameters import is_sharded
 
 _R = Replicate()
+_SHOWN = 8  # names that a message lists
 
 
 class Block(NamedTuple):
-    """A tensor's values on this rank, None where it has none, and its layout, if any."""
+    """A tensor's values on this rank, None where it has none, its layout, if any, and its name."""
 
     values: torch.Tensor | None
     layout: Layout | None
+    name: str = ""
 
 
 @torch.no_grad()
@@ -136,11 +138,24 @@ def _over(mesh: Any, blocks: Sequence[Block], p: float, foreach: bool | None, as
     shapes = [() if b.layout is None else b.layout.shape for b in blocks]
     placed = [(shape, sorted(cut)) for shape, cut in zip(shapes, cuts, strict=True)]
     digest = hashlib.blake2b(repr(placed).encode(), digest_size=8).hexdigest()
-    purpose = Purpose.of(f"{asked}, norm_type={p}, {len(blocks)} tensors, placed as {digest}")
+    missing = [b.name for b in blocks if b.values is None]
+    lacking = f", with no gradient of {listed(missing)}" if missing else ""
+    purpose = Purpose.of(
+        f"{asked}, norm_type={p}, {len(blocks)} tensors, placed as {digest}{lacking}"
+    )
     op = "sum" if math.isfinite(p) else "max" if p > 0 else "min"
     src = Layout(mesh, [Partial(op) if i in axes else _R for i in range(mesh.ndim)], ())
     dst = src.replace(placements=[_R] * mesh.ndim)
     return float(redistribute_local(value, src, dst, purpose=purpose))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names for a message, which tells long lists apart by a digest."""
+    shown = ", ".join(names[:_SHOWN])
+    if len(names) <= _SHOWN:
+        return shown
+    digest = hashlib.blake2b(repr(list(names)).encode(), digest_size=4).hexdigest()
+    return f"{shown} and {len(names) - _SHOWN} others ({digest})"
 
 
 def _mesh_of(block: Block) -> Any:

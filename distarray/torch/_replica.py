@@ -222,8 +222,10 @@ class _Pass:
             fill()  # in this thread's stream
         src = Layout(replica.mesh, [Partial("avg")] * replica.mesh.ndim, buffer.shape)
         dst = src.replace(placements=[Replicate()] * replica.mesh.ndim)
+        first, last = (replica.members[bucket.members[i]].name for i in (0, -1))
         purpose = Purpose.of(
-            f"gradients {k + 1} of {len(replica.buckets)} after forward call {replica.calls}"
+            f"gradients {k + 1} of {len(replica.buckets)}, {first!r} to {last!r}, after forward "
+            f"call {replica.calls}"
         )
         self._flights[k] = redistribute_async(
             buffer, src, dst, purpose=purpose, prepare=None if here else fill

@@ -13,12 +13,14 @@ import torch
 from torch import nn
 
 from distarray.errors import StateDictError
-from distarray.torch._layouts import Placed
+from distarray.torch._layouts import Beside, Placed
 from distarray.torch._modules import state_of
 from distarray.torch._shares import is_sharded, torn_among
 
 KEY = "distarray_shares"
 """Under which a module's metadata has its shares, by the names of its own parameters."""
+
+_names: Beside[str] = Beside()
 
 Record = tuple[Any, ...]
 """Of plain values, which torch loads with ``weights_only=True``."""
@@ -26,10 +28,20 @@ Record = tuple[Any, ...]
 
 def note_placed(module: nn.Module, name: str, placed: Placed) -> None:
     """Take note of how a module's parameter or buffer is placed, also in its state dicts."""
-    state_of(module).placed[name] = placed
+    state = state_of(module)
+    state.placed[name] = placed
+    own = module._parameters.get(name)
+    if own is not None:
+        _names.set(own, f"{state.path}.{name}" if state.path else name)
     if _write not in module._state_dict_hooks.values():
         module.register_state_dict_post_hook(_write)
         module.register_load_state_dict_pre_hook(_compare)
+
+
+def name_of(parameter: torch.Tensor) -> str:
+    """Return a parameter's name in its model, quoted, as far as it is known, and a space."""
+    name = _names.get(parameter)
+    return f"{name!r} " if name else ""
 
 
 def recorded(metadata: Mapping[str, Any] | None) -> Iterator[tuple[str, Record]]:

@@ -131,22 +131,71 @@ def test_meshes_without_a_common_parent_are_summed_over_one_by_one():
     simulate(2, program, timeout=30)
 
 
-def test_a_rank_may_lack_gradients_that_others_have():
+@pytest.mark.parametrize("lacking", [[1], [0], [0, 2]])
+@pytest.mark.parametrize("kind", ["cut", "replicated"])
+def test_a_gradient_that_some_ranks_lack_is_named_on_all(lacking, kind):
+    """It would count as zero, and be clipped by a norm that no process has."""
+    full = [_values(6, 2), _values(3), _values(2, 2)]
+
+    def program():
+        mesh = da.init_device_mesh((3,))
+        blocks = [
+            _parameter(one, one + mesh.rank, mesh, [S(0)] if one.shape[0] == 6 else [R])
+            for one in full
+        ]
+        position = 0 if kind == "cut" else 1
+        if mesh.rank in lacking:
+            blocks[position].grad = None
+        blocks[2].grad = None  # on all ranks: it is frozen
+        shape = r"\(6, 2\)" if kind == "cut" else r"\(3,\)"
+        before = [None if b.grad is None else b.grad.clone() for b in blocks]
+        with pytest.raises(
+            MismatchError, match=rf"no gradient of parameter {position} of shape {shape}"
+        ):
+            clip_grad_norm_(blocks, 1e-3)
+        for block, gradient in zip(blocks, before, strict=True):
+            assert (block.grad is None) == (gradient is None)
+            assert gradient is None or torch.equal(block.grad, gradient)
+        return True
+
+    assert all(simulate(3, program, timeout=30))
+
+
+def test_a_gradient_that_no_rank_has_is_left_out():
     def program():
         mesh = da.init_device_mesh((2,))
-        block = _parameter(_values(4), _values(4), mesh, [S(0)])
-        plain = torch.nn.Parameter(torch.zeros(3))  # on rank 0 alone, whose values count
-        if mesh.rank == 1:
-            block.grad = None
-        else:
-            plain.grad = torch.zeros(3)
-        total = clip_grad_norm_([block, plain], 1e9)
-        torch.testing.assert_close(
-            total, _values(4)[:2].norm(), check_dtype=False, rtol=1e-6, atol=0
-        )
-        return float(total)
+        blocks = [_parameter(_values(4), _values(4), mesh, [S(0)]) for _ in range(2)]
+        blocks[0].grad = None
+        torch.testing.assert_close(clip_grad_norm_(blocks, 1e9), _values(4).norm())
 
     simulate(2, program, timeout=30)
+
+
+def test_a_gradient_that_is_missing_in_a_model_is_called_by_its_name():
+    class Branches(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = torch.nn.Linear(3, 4), torch.nn.Linear(3, 4)
+
+        def forward(self, x, both):
+            return self.one(x).sum() + (self.other(x).sum() if both else 0)
+
+    def program():
+        mesh = da.init_device_mesh((2,))
+        mine = torch.nn.Sequential(Branches())
+        plan = {"0.one": dt.ColwiseParallel(), "0.other": dt.ColwiseParallel()}
+        dt.parallelize_module(mine, mesh, plan)
+        x = torch.randn(2, 3, generator=torch.Generator().manual_seed(mesh.rank))
+        for p in mine[0].one.parameters():
+            p.grad = torch.full_like(p, x.sum())
+        if mesh.rank == 0:
+            for p in mine[0].other.parameters():
+                p.grad = torch.ones_like(p)
+        with pytest.raises(MismatchError, match=r"no gradient of parameter 2 '0.other.weight' of"):
+            clip_grad_norm_(mine.parameters(), 1.0)
+        return True
+
+    assert all(simulate(2, program, timeout=30))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
