@@ -16,12 +16,12 @@ from distarray.torch._features import Features, addend, shared, summed
 from distarray.torch._forwards import check_stock
 from distarray.torch._heads import attend
 from distarray.torch._layouts import hand_on
-from distarray.torch._modules import place_parameters
+from distarray.torch._modules import check_own
 from distarray.torch._passage import around, keep_placed
 from distarray.torch._untraced import untraced
 
 _R = Replicate()
-_place_untraced = untraced(place_parameters)
+_check_untraced = untraced(check_own)
 
 
 def cut_heads(
@@ -62,7 +62,7 @@ def cut_heads(
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        _place_untraced(module.out_proj)
+        _check_untraced(module.out_proj)
         if is_causal and attn_mask is None:
             raise ArgumentError(
                 "is_causal=True says what attn_mask is, but there is none; pass one, made for "

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -41,8 +42,11 @@ class Placed(NamedTuple):
 class Beside(Generic[T]):
     """A dictionary with tensors as keys, by identity, that does not keep them alive."""
 
+    _all: ClassVar[list[Beside[Any]]] = []
+
     def __init__(self) -> None:
         self._found: dict[int, tuple[weakref.ref[torch.Tensor], T]] = {}
+        self._all.append(self)
 
     def __getitem__(self, tensor: torch.Tensor) -> T:
         return self._found[id(tensor)][1]
@@ -67,6 +71,22 @@ class Beside(Generic[T]):
         """Forget what stands beside a tensor."""
         if self.get(tensor) is not None:
             del self._found[id(tensor)]
+
+    @classmethod
+    @contextmanager
+    def unreferenced(cls, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Keep no reference to tensors meanwhile: torch swaps no others."""
+        kept = [
+            (one, tensor, one._found.pop(id(tensor))[1])
+            for one in cls._all
+            for tensor in tensors
+            if one.get(tensor) is not None
+        ]
+        try:
+            yield
+        finally:
+            for one, tensor, value in kept:
+                one.set(tensor, value)
 
     def tensors(self) -> list[tuple[torch.Tensor, T]]:
         """Return the tensors that are alive, and what stands beside them."""
@@ -176,6 +196,11 @@ def own_placed(tensor: torch.Tensor) -> Placed | None:
 def is_placed(tensor: torch.Tensor) -> bool:
     """Tell whether it is known how a tensor itself is placed."""
     return _beside.get(tensor) is not None
+
+
+def all_placed() -> list[tuple[torch.Tensor, Placed]]:
+    """Return all tensors of which it is known how they are placed."""
+    return _beside.tensors()
 
 
 def place(

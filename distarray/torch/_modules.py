@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
+from types import MethodType
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
-from distarray.errors import ArgumentTypeError, DistArrayError
-from distarray.torch._layouts import Placed, is_placed, place
+from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError, LayoutError
+from distarray.torch._layouts import Beside, Placed, is_placed, own_placed, place
+from distarray.torch._transforms import is_in_functional_call
 
 _NAME = "_distarray"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -43,9 +48,8 @@ class State:
         owner = None if self.owner is None else self.owner()
         for name, placed in self.placed.items():
             own = None if owner is None else owner._parameters.get(name, owner._buffers.get(name))
-            copied = None if own is None else memo.get(id(own))
-            if isinstance(copied, torch.Tensor):
-                place(copied, *placed)
+            if own is not None:
+                place(copy.deepcopy(own, memo), *placed)
         return State(self.path, dict(self.placed), list(self.styles))  # layouts are values
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -67,11 +71,46 @@ def state_of(module: nn.Module) -> State:
     return found
 
 
-def place_parameters(module: nn.Module) -> None:
-    """Say again how the module's parameters and buffers are placed, should they be new tensors.
+_REPLACING = ("_apply", "_load_from_state_dict")
+"""Not public: what torch calls, of each module by itself, for all conversions and all loading."""
 
-    Copies of a module have such, and modules that were materialised or loaded with ``assign=True``.
-    """
+
+def watch_replacements(module: nn.Module) -> None:
+    """Know the tensors that ``to``, ``to_empty`` and loading put in the place of a module's own."""
+    for name in _REPLACING:
+        module.__dict__.setdefault(name, MethodType(_watched(name), module))
+
+
+_successors: Beside[tuple[weakref.ref[nn.Module], str]] = Beside()
+"""Where another parameter has taken the place of one first, of the modules that share it."""
+
+
+@cache
+def _watched(method: str) -> Callable[..., Any]:
+    def replace(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        before = {name: own for name, own in module._parameters.items() if own is not None}
+        with ExitStack() as stack:
+            if torch.__future__.get_swap_module_params_on_conversion():
+                stack.enter_context(Beside.unreferenced(list(before.values())))
+            result = getattr(type(module), method)(module, *args, **kwargs)
+        for name, old in before.items():
+            new: Any = module._parameters[name]
+            if new is not old:  # what was shared stays shared
+                holder, there = _successors.get(old) or (weakref.ref(module), name)
+                first = holder()
+                known = None if first is None else first._parameters.get(there)
+                if known is not None and (known.dtype, known.device) == (new.dtype, new.device):
+                    module._parameters[name] = known
+                _successors.set(old, (holder, there))
+        place_parameters(module)
+        return result
+
+    replace.__name__ = method  # by which pickle finds it: a copy has the method of its class
+    return replace
+
+
+def place_parameters(module: nn.Module) -> None:
+    """Say again how the module's parameters and buffers are placed, should they be new tensors."""
     for name, placed in state_of(module).placed.items():
         own: torch.Tensor | None = module._parameters.get(name)
         if own is None:
@@ -80,6 +119,48 @@ def place_parameters(module: nn.Module) -> None:
             continue
         if tuple(own.shape) == placed.layout.local_shape():
             place(own, *placed)
+
+
+def check_own(module: nn.Module) -> None:
+    """Raise where a module has something else in the place of a distributed tensor than its block.
+
+    Tensors of a block's shape that ``torch.func.functional_call`` puts there are taken for blocks.
+    """
+    parameters = module._parameters
+    for name, placed in state_of(module).placed.items():
+        own: torch.Tensor | None = parameters.get(name)
+        if own is None:
+            own = module._buffers.get(name)
+        if own is None:
+            _check_computed(module, name)
+        elif own_placed(own) is None:
+            local = placed.layout.local_shape()
+            other = isinstance(own, nn.Parameter) and not is_in_functional_call()
+            if other or (name in module._buffers and own.shape != local):
+                raise LayoutError(
+                    f"{name!r} has been replaced since it was cut, by a tensor of shape "
+                    f"{tuple(own.shape)}; it was this rank's block, of shape {local}, of "
+                    f"{placed.layout}. Replace and resize (resize_token_embeddings) before "
+                    "parallelize_module or fully_shard; give other values by parameter.copy_ or "
+                    "dt.load_state_dict; or say that it is a block, by "
+                    "dt.place_like(new, the parameter that it replaces)"
+                )
+            if tuple(own.shape) == local:
+                place(own, *placed)
+
+
+def _check_computed(module: nn.Module, name: str) -> None:
+    """Raise where a distributed parameter has since come to be computed from others."""
+    parameters = module._parameters
+    if name in parameters or name in module._buffers:
+        return
+    old = f"{name}_g" in parameters or f"{name}_orig" in parameters
+    if old or parametrize.is_parametrized(module, name):
+        raise ArgumentError(
+            f"parameter {name!r} is computed from others since the module was parallelized (a "
+            "parametrization, weight_norm, spectral_norm), from this rank's block alone; "
+            "remove that, by torch.nn.utils.parametrize.remove_parametrizations for instance"
+        )
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.torch._following import follow
 from distarray.torch._layouts import placed_of
-from distarray.torch._modules import located, state_of
+from distarray.torch._modules import located, state_of, watch_replacements
 from distarray.torch._moves import check_mesh
 from distarray.torch._parameters import is_sharded, values_from
 from distarray.torch._prepare import (
@@ -178,9 +178,14 @@ def _fits(name: str, pattern: str) -> bool:
 
 
 def _check_shared(module: nn.Module) -> None:
-    """Raise where a module holds a block of a parameter that it does not know to be cut."""
+    """Raise where a module holds a block of a parameter that it does not know to be cut.
+
+    Modules that share one go on doing so when they are converted.
+    """
+    holders: dict[int, list[nn.Module]] = {}
     for name, child in module.named_modules():
         for key, parameter in child.named_parameters(recurse=False):
+            holders.setdefault(id(parameter), []).append(child)
             placed = placed_of(parameter)
             if placed is None or not is_sharded(placed.layout):
                 continue
@@ -190,3 +195,6 @@ def _check_shared(module: nn.Module) -> None:
                     f"{key!r}, which is placed as {placed.layout}, but has no style in the plan; "
                     "give it one that places the parameter alike"
                 )
+    for several in holders.values():
+        for child in several[1:] and several:
+            watch_replacements(child)

@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
-from distarray.errors import ArgumentError, DistArrayError
-from distarray.torch._modules import locate, place_parameters, state_of
+from distarray.errors import DistArrayError
+from distarray.torch._modules import check_own, locate, state_of
 from distarray.torch._origins import moving_for
 from distarray.torch._unseen import unseen
 from distarray.torch._untraced import untraced, untraced_itself
@@ -156,8 +155,7 @@ def _entered(
         return args, kwargs, own
     parameters: dict[str, Any] = module._parameters
     try:
-        place_parameters(module)
-        _check_own(module)
+        check_own(module)
         with moving_for(state_of(module).path):
             for function in passage.inputs:
                 args, kwargs = function(module, args, kwargs)
@@ -184,18 +182,3 @@ def _left(module: nn.Module, passage: Passage, output: Any) -> Any:
         locate(error, module)
         raise
     return output
-
-
-def _check_own(module: nn.Module) -> None:
-    """Raise where a distributed parameter has since come to be computed from others."""
-    parameters = module._parameters
-    for name in state_of(module).placed:
-        if name in parameters or name in module._buffers:
-            continue
-        old = f"{name}_g" in parameters or f"{name}_orig" in parameters
-        if old or parametrize.is_parametrized(module, name):
-            raise ArgumentError(
-                f"parameter {name!r} is computed from others since the module was parallelized (a "
-                "parametrization, weight_norm, spectral_norm), from this rank's block alone; "
-                "remove that, by torch.nn.utils.parametrize.remove_parametrizations for instance"
-            )

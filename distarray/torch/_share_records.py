@@ -14,7 +14,7 @@ from torch import nn
 
 from distarray.errors import StateDictError
 from distarray.torch._layouts import Beside, Placed
-from distarray.torch._modules import state_of
+from distarray.torch._modules import state_of, watch_replacements
 from distarray.torch._shares import is_sharded, torn_among
 
 KEY = "distarray_shares"
@@ -30,6 +30,7 @@ def note_placed(module: nn.Module, name: str, placed: Placed) -> None:
     """Take note of how a module's parameter or buffer is placed, also in its state dicts."""
     state = state_of(module)
     state.placed[name] = placed
+    watch_replacements(module)
     own = module._parameters.get(name)
     if own is not None:
         _names.set(own, f"{state.path}.{name}" if state.path else name)

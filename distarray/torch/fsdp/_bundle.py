@@ -165,6 +165,7 @@ class Bundle:
         """Bring parameters home whose memory was replaced."""
         for member, block in zip(self.members, self._blocks, strict=True):
             if _has_moved(member, block):
+                member.check_form(member.parameter)
                 block.copy_(member.parameter.detach())
                 member.parameter.data = block
 

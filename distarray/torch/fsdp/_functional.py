@@ -8,26 +8,18 @@ that was computed of them: nothing comes early, and nothing goes and comes again
 from __future__ import annotations
 
 import contextlib
-import inspect
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import nn
-from torch.nn.utils import stateless
 
 from distarray.errors import ArgumentError
 from distarray.torch._layouts import place
-from distarray.torch._transforms import transforming
+from distarray.torch._transforms import is_in_functional_call, transforming
 from distarray.torch.fsdp._parameter import ShardedParameter
 
 Tensors = Sequence[torch.Tensor | None]
-
-_CALLS = {
-    inspect.unwrap(function).__code__
-    for function in (torch.func.functional_call, stateless.functional_call)
-}
 
 
 class Source(Protocol):
@@ -134,7 +126,7 @@ def given_to(source: Source) -> list[torch.Tensor] | None:
         held: Any = member.held
         if held is member.parameter or held is whole:
             held = member.parameter
-        elif not isinstance(held, nn.Parameter) or _is_in_functional_call():
+        elif not isinstance(held, nn.Parameter) or is_in_functional_call():
             ordinary = False
         found.append(held)
     if ordinary:
@@ -146,21 +138,7 @@ def given_to(source: Source) -> list[torch.Tensor] | None:
 
 def is_given(member: ShardedParameter) -> bool:
     """Tell whether another tensor is in the place of a parameter, for a call by torch.func."""
-    return member.held is not member.parameter and _is_in_functional_call()
-
-
-def _is_in_functional_call() -> bool:
-    """Tell whether torch.func.functional_call is under way, further up in this thread.
-
-    It puts tensors, which may be parameters, where others assign parameters that are to stay; the
-    module itself does not tell which.
-    """
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_code in _CALLS:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+    return member.held is not member.parameter and is_in_functional_call()
 
 
 @contextlib.contextmanager

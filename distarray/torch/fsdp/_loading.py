@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from distarray.torch._modules import place_parameters
 from distarray.torch.fsdp._parameter import ShardedParameter, is_share
 
 
@@ -57,11 +56,6 @@ def _explain(module: nn.Module, state: Mapping[str, Any], prefix: str, *rest: An
             return
 
 
-def _place(module: nn.Module, _: Any) -> None:
-    """Let `layout_of` know parameters that ``assign=True`` has made."""
-    place_parameters(module)
-
-
 def watch_loading(group: Shower) -> None:
     """Let shares be loaded into each module that holds some, also by itself."""
     hide = _Hide(group)
@@ -69,4 +63,3 @@ def watch_loading(group: Shower) -> None:
     for module in holders.values():
         module.register_load_state_dict_pre_hook(hide)
         module.register_load_state_dict_pre_hook(_explain)
-        module.register_load_state_dict_post_hook(_place)

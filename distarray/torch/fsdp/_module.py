@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import nn
 
 from distarray.errors import ArgumentError, ArgumentTypeError
-from distarray.torch._modules import located
+from distarray.torch._modules import located, place_parameters
 from distarray.torch._untraced import untraced_itself
 from distarray.torch.fsdp._extension import Extension, PostAllGather, PreAllGather
 from distarray.torch.fsdp._group import Group
@@ -66,6 +66,7 @@ class FSDPModule:
         try:
             return super()._apply(*args, **kwargs)  # type: ignore[misc]
         finally:
+            place_parameters(cast("nn.Module", self))
             self._follow()
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -18,10 +18,18 @@ from distarray.core._meshes import common_mesh, lift
 from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError, LayoutError
 from distarray.layout import Layout, Replicate, Shard
 from distarray.layout._partition import chunk
-from distarray.torch._layouts import Beside, Placed, is_placed, place, placed_of
+from distarray.torch._layouts import (
+    Beside,
+    Placed,
+    is_placed,
+    own_placed,
+    place,
+    placed_of,
+)
 from distarray.torch._parameters import forget_graphs
 from distarray.torch._share_records import note_placed
 from distarray.torch._shares import torn_among
+from distarray.torch._vocabulary import local_padding
 from distarray.torch._wholes import handed_out
 
 Placement = Callable[[nn.Parameter], Shard | None]
@@ -82,6 +90,11 @@ class ShardedParameter:
         self.placed = _nested(self.inner, self.layout)
         self.extension: Any = None
         self._adopted = 0
+        self._paddings = [
+            (module, module.padding_idx)
+            for module, _ in slots
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.padding_idx is not None
+        ]
 
     def cut(self, device: torch.device) -> None:
         """Turn the original into this rank's block of it, as the mesh's first rank has it."""
@@ -98,6 +111,7 @@ class ShardedParameter:
         forget_graphs(parameter)
         parameter.data = block
         self._place()
+        self._pad(parameter)
 
     @property
     def held(self) -> torch.Tensor | None:
@@ -119,17 +133,22 @@ class ShardedParameter:
                 f"{self.path}: the parameter has been replaced by {type(found).__name__}; sharded "
                 "parameters are replaced by parameters only"
             )
-        if tuple(found.shape) != self.layout.local_shape():
-            raise ArgumentError(
-                f"{self.path}: the parameter has been replaced by one of shape "
-                f"{tuple(found.shape)}, where this rank's block is {self.layout.local_shape()}; "
-                "load whole tensors by dt.load_state_dict"
-            )
+        self.check_form(found)
         self.parameter = found
         self._adopted += 1
         for module, name in self.slots[1:]:
             module._parameters[name] = found
         self._place()
+
+    def check_form(self, found: torch.Tensor) -> None:
+        """Raise unless it is known of what replaces the parameter that it is this rank's block."""
+        if own_placed(found) is None:
+            raise ArgumentError(
+                f"{self.path}: the parameter has been replaced by one of shape "
+                f"{tuple(found.shape)}, where this rank's block is {self.layout.local_shape()}; "
+                "load whole tensors by dt.load_state_dict, replace parameters before fully_shard, "
+                "or say that it is a block, by dt.place_like(new, the parameter that it replaces)"
+            )
 
     @property
     def version(self) -> tuple[int, int]:
@@ -143,6 +162,18 @@ class ShardedParameter:
             if isinstance(module, nn.RNNBase):
                 names = module._flat_weights_names
                 module._flat_weights = [module._parameters.get(n) for n in names]
+        self._pad(tensor)
+
+    def _pad(self, tensor: torch.Tensor) -> None:
+        """Let embeddings have their word for padding as the weight that they hold has it.
+
+        What initialises them writes to that row.
+        """
+        if self._paddings:
+            start, stop = self.layout.local_box()[0]  # type: ignore[index]
+            is_share = tuple(tensor.shape) != self.layout.shape
+            for module, padding in self._paddings:
+                module.padding_idx = local_padding(padding, start, stop) if is_share else padding
 
     def whole_of(self, storage: torch.UntypedStorage, start: int, like: torch.Tensor) -> Any:
         """Return the unsharded form: a view of gathered memory, from an element on."""
