@@ -9,6 +9,7 @@ from distarray.torch._dropout import dropout
 from distarray.torch._following import check_layouts
 from distarray.torch._full import distribute_tensor, from_torch, full_tensor, to_torch
 from distarray.torch._grad_scaler import GradScaler
+from distarray.torch._initialisers import watch_initialisers as _watch_initialisers
 from distarray.torch._input_reshard import input_reshard
 from distarray.torch._layouts import layout_of, place_like
 from distarray.torch._load_state_dict import load_state_dict
@@ -49,6 +50,7 @@ from distarray.torch.fsdp import (
 
 _register_all()
 _check_optimizers()
+_watch_initialisers()
 
 __all__ = [
     "CPUOffloadPolicy",

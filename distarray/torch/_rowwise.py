@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from types import MethodType
 from typing import Any
 
 import torch
@@ -91,6 +93,8 @@ class RowwiseParallel(ParallelStyle):
             self.distribute(
                 module, name, mesh, [Shard(axis)], parts=self.parts, unit=self.unit, axis=axis
             )
+        if getattr(type(module), "reset_parameters", None) is nn.Bilinear.reset_parameters:
+            module.__dict__["reset_parameters"] = MethodType(_reset_bilinear, module)
         features = Features.of(state_of(module).placed["weight"], mesh)
         biased = getattr(module, "bias", None) is not None
         if biased:
@@ -118,3 +122,10 @@ class RowwiseParallel(ParallelStyle):
         if cut.fills and features.own == 0:
             _vacant.fill(self, module, cut.parameters, inputs=cut.features, name=cut.inputs[0])
         self.on_output(module, leave)
+
+
+def _reset_bilinear(module: Any) -> None:
+    """Reset as torch does, which takes the first input's size from the weight: here of a share."""
+    bound = 1 / math.sqrt(module.in1_features)
+    for parameter in module.parameters(recurse=False):
+        nn.init.uniform_(parameter, -bound, bound)

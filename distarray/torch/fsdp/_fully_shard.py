@@ -55,7 +55,8 @@ def fully_shard(
         The same on every rank; or several modules, in the order in which they are called, that
         make one group. Parameters take the values of the mesh's first rank. They may have been
         distributed by `parallelize_module` over other axes of a mesh that contains this one.
-        Parameters on the meta device stay there; materialise and load them afterwards.
+        Parameters on the meta device stay there; afterwards materialise them, and load or
+        initialise them.
     mesh
         Its last axis shards. Along further axes shares are replicated (hybrid sharding).
     reshard_after_forward
