@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -12,7 +12,10 @@ from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
+from distarray.layout._partition import chunk
+from distarray.torch._colwise import ColwiseParallel
 from distarray.torch._following import follow
+from distarray.torch._fused import checked_parts
 from distarray.torch._layouts import placed_of
 from distarray.torch._modules import located, state_of, watch_replacements
 from distarray.torch._moves import check_mesh
@@ -42,7 +45,8 @@ def parallelize_module(
     ----------
     module
         The same on every rank. Parameters on the meta device stay there, as blocks: materialise
-        them by ``module.to_empty(device="cpu")``, then load a state dict.
+        them by ``module.to_empty(device="cpu")``, then load a state dict or initialise them, by
+        ``reset_parameters`` or ``torch.nn.init``, from one seed on all ranks.
     mesh
         Usually of one axis; ``mesh["tp"]`` takes one out of a larger mesh.
     plan
@@ -66,7 +70,8 @@ def parallelize_module(
     LayoutError
         A module is parallelized a second time in the same way, or two styles distribute one
         parameter. Modules that share a parameter would place it differently, or one of them is
-        not in the plan. Or `fully_shard` was applied to it before: cut first, then share out.
+        not in the plan. Or `fully_shard` was applied to it before: cut first, then share out. Or
+        projections that are cut in units (heads) would leave a rank queries without their keys.
     MismatchError
         The ranks pass different plans, or the modules of the plan differ.
     """
@@ -89,6 +94,7 @@ def parallelize_module(
     for name, child in module.named_modules():
         state = state_of(child)
         state.path = state.path or name
+    _check_heads(chosen, mesh)
     if not chosen:
         warnings.warn("parallelize_module was given an empty plan", stacklevel=2)
     with values_from(src_data_rank):
@@ -158,6 +164,46 @@ def _check_whole(path: str, module: nn.Module, style: ParallelStyle) -> None:
                 f"{path or 'the module'} ({type(module).__name__}): {type(style).__name__} comes "
                 f"too late, parameter {name!r} is a share of fully_shard already; cut first, by "
                 "parallelize_module, then fully_shard"
+            )
+
+
+def _check_heads(matched: Sequence[tuple[str, nn.Module, ParallelStyle]], mesh: DeviceMesh) -> None:
+    """Raise where queries would be on other ranks than the keys that they share.
+
+    Of projections that one module holds, or that are fused into one, and are dealt out in units,
+    every rank must get the same share: the same part of all heads.
+    """
+    beside: dict[str, tuple[str, int, int, tuple[int, ...]]] = {}
+    for name, child, style in matched:
+        if not (isinstance(style, ColwiseParallel) and isinstance(child, nn.Linear)):
+            continue
+        placed = placed_of(child.weight)
+        size = child.out_features if placed is None else placed.layout.shape[0]
+        with located(child):
+            parts, units = checked_parts(size, style.parts, style.unit)
+        for i, (part, unit) in enumerate(zip(parts, units, strict=True)):
+            if unit == 1 or not part:
+                continue
+            count = part // unit
+            offsets = chunk(count, (mesh.size,)).offsets
+            said = f"part {i} of {name or 'the module'}" if len(parts) > 1 else name
+            mine = said, count, unit, offsets
+            other = beside.setdefault(name.rpartition(".")[0], mine)
+            if all(a * other[1] == b * count for a, b in zip(offsets, other[3], strict=True)):
+                continue
+            many, few = sorted((mine, other), key=lambda one: -one[1])
+            rank = next(
+                r
+                for r in range(mesh.size)
+                if any(many[3][i] * few[1] != few[3][i] * many[1] for i in (r, r + 1))
+            )
+            raise LayoutError(
+                f"{many[0]} is dealt out as {many[1]} units of {many[2]}, and {few[0]} as {few[1]} "
+                f"of {few[2]}: of {mesh.size} ranks the one at position {rank} would have "
+                f"{many[3][rank + 1] - many[3][rank]} of the one and "
+                f"{few[3][rank + 1] - few[3][rank]} of the other, queries without their keys; deal "
+                f"out the query in groups that share a key, unit={many[2] * many[1] // few[1]} "
+                "there and in the RowwiseParallel that takes the output, or cut over fewer ranks"
             )
 
 

@@ -312,3 +312,32 @@ def test_parallelized_modules_are_not_pickled():
             pickle.dumps(module)
 
     simulate(1, program)
+
+
+def grouped_attention(queries, keys):
+    model = nn.Module()
+    model.q, model.k = nn.Linear(8, 4 * queries), nn.Linear(8, 4 * keys)
+    model.v, model.o = nn.Linear(8, 4 * keys), nn.Linear(4 * queries, 8)
+    model.up = nn.Linear(8, 10)
+    return nn.ModuleDict({"inner": model})
+
+
+@pytest.mark.parametrize(("ranks", "queries", "keys"), [(4, 4, 2), (3, 6, 2), (2, 6, 3), (3, 8, 4)])
+def test_queries_without_their_keys_are_refused(ranks, queries, keys):
+    def program(mesh):
+        plan = {f"*.{name}": COL(unit=4) for name in "qkv"} | {"*.up": COL()}
+        model = grouped_attention(queries, keys)
+        unit = 4 * queries // keys
+        with da.CommLog() as log:
+            with pytest.raises(LayoutError, match=rf"inner\.q.*inner\.k.*unit={unit}"):
+                dt.parallelize_module(model, mesh, plan)
+            assert log.count() == 0
+        plan |= {"*.q": COL(unit=unit), "*.o": ROW(unit=unit)}
+        dt.parallelize_module(model, mesh, plan)
+        fused = nn.Linear(8, 4 * (queries + 2 * keys))
+        parts = tuple(4 * n for n in (queries, keys, keys))
+        with pytest.raises(LayoutError, match=r"part 0.*part 1"):
+            dt.parallelize_module(fused, mesh, COL(parts=parts, unit=4))
+        dt.parallelize_module(fused, mesh, COL(parts=parts, unit=(unit, 4, 4)))
+
+    each(program, ranks)
