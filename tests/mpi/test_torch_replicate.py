@@ -1,10 +1,8 @@
-"""Replicas, torch's own among them, and resharded activations under real MPI."""
+"""Replicas and resharded activations under real MPI."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from datetime import timedelta
 
 import pytest
 
@@ -121,44 +119,3 @@ def test_compiled(mesh, backend):
         optimizer.step()
     check(mine, twin)
     torch.compiler.reset()
-
-
-@pytest.fixture
-def gloo(mesh, world, tmp_path_factory):
-    """Let the replicas of one column be a group of torch's own; skip where there is no gloo."""
-    from torch import distributed
-
-    folder = world.bcast(str(tmp_path_factory.mktemp("gloo")) if world.rank == 0 else None)
-    failure = None
-    try:
-        distributed.init_process_group(
-            "gloo",
-            init_method=f"file://{folder}/column{mesh.coordinate[1]}",
-            rank=mesh.coordinate[0],
-            world_size=mesh.shape[0],
-            timeout=timedelta(seconds=20),
-        )
-    except Exception as error:
-        failure = str(error)
-    failures = [one for one in world.allgather(failure) if one]
-    if failures:
-        with contextlib.suppress(Exception):
-            distributed.destroy_process_group()
-        pytest.skip(f"gloo cannot start: {failures[0]}")
-    yield
-    distributed.destroy_process_group()
-
-
-@pytest.mark.filterwarnings("ignore")  # of torch's own
-def test_torch_s_own_data_parallelism_takes_parallelized_modules(gloo, mesh):
-    model, x = mlp(), values(mesh.shape[0] * 4, 3, 6)
-    twin = single_process(model, x, 3)
-    mine = dt.parallelize_module(copy.deepcopy(model), mesh["tp"], PLAN)
-    wrapped = nn.parallel.DistributedDataParallel(mine)
-    optimizer = torch.optim.AdamW(wrapped.parameters(), 0.03)
-    part = x.chunk(mesh.shape[0])[mesh.coordinate[0]]
-    for _ in range(3):
-        optimizer.zero_grad()
-        wrapped(part).square().mean().backward()
-        optimizer.step()
-    check(mine, twin)
