@@ -18,8 +18,10 @@ from distarray.errors import FloatingError
 
 T = TypeVar("T")
 
-# np.geterr() costs 2 us; where NumPy keeps what it says, comparing that costs 0.05 us.
-state: Callable[[], object] = umath._extobj_contextvar.get
+# np.geterr() costs 2 us; where NumPy keeps what it says, comparing that costs 0.05 us. A NumPy that
+# keeps it elsewhere is asked each time.
+_kept = getattr(umath, "_extobj_contextvar", None)
+state: Callable[[], object] = _kept.get if _kept else lambda: tuple(np.geterr().values())
 """Return what stands for the errstate of this context."""
 CALM: object = Context().run(state)
 """The one of a program that sets none, in which nothing raises."""

@@ -139,3 +139,23 @@ def test_results_of_python_functions_are_objects_as_in_numpy_until_they_must_tra
 
     results = on_ranks(program)
     assert all(said == results[0] for said in results)
+
+
+@pytest.mark.parametrize(
+    ("values", "target"),
+    [
+        (["1", "x", "3", "4"], "f8"),
+        (["1", "2", "3", "bé"], "S4"),
+        (["1970-01-01", "1970-01-02", "no date", "1970-01-04"], "M8[D]"),
+        (np.array(["1970-01-01", "NaT", "NaT", "NaT"], "M8[D]"), "U5"),
+    ],
+)
+def test_text_that_does_not_convert_raises_on_every_rank(values, target):
+    def convert():
+        mesh = init_device_mesh((4,))
+        x = distribute_array(np.asarray(values), mesh, [Shard(0)], src=None)
+        with pytest.raises(ArgumentError, match="astype from"):
+            x.astype(target)
+        return float(distribute_array(np.ones(8), mesh, [Shard(0)], src=None).sum())
+
+    assert on_ranks(convert) == [8] * 4  # the ranks are in step
