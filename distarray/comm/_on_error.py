@@ -139,13 +139,13 @@ def _say_that_gone(process: int) -> None:
     place = _place() if _watched is None else _watched.place
     if place is None or process != os.getpid() or _is_spawned():
         return
-    presence = _present(place)
-    presence.go()
-    ranks = _presence.node_ranks(*place) or range(place.size)
+    _present(place).go()
+    ranks = range(place.size)
     if _watched is not None:
-        presence.leave(ranks, 0, _SECONDS_TO_COME)
+        _present(place).leave(ranks, 0, _SECONDS_TO_COME)
     elif _mpi() is None and _job.is_all_of_rank():
-        presence.leave(ranks, _presence.count_of_node(*place) - 1, _SECONDS_TO_COME, False)
+        others = _presence.count_of_node(*place) - 1
+        _present(place).leave(ranks, others, _SECONDS_TO_COME, False)
 
 
 @lru_cache(maxsize=1)
@@ -297,7 +297,7 @@ class _Leaving:
         abort(code)
 
     def at_once(self, status: int) -> NoReturn:
-        """Take the place of ``os._exit``: abort unless the others of the node leave as well.
+        """Take the place of ``os._exit``: abort unless all the others are seen to leave as well.
 
         Launchers take a process that ends with status 0 for a good one, even while others wait.
         """
@@ -307,17 +307,16 @@ class _Leaving:
         line = _waiting.line_of(sys._getframe(1))
         presence = _present(place)
         presence.go()
-        ranks = _presence.node_ranks(*place) or range(place.size)
+        ranks = range(place.size)
         end = time.monotonic() + _SECONDS_TO_LEAVE
         while (stay := presence.here(ranks) - presence.gone(ranks)) and time.monotonic() < end:
             time.sleep(_SECONDS_TO_LEAVE / 50)
-        how = f"{place} left by os._exit({status}){line}"
-        if stay or status:
+        # Of ranks on other nodes nothing is known.
+        alone = _mpi() is not None and len(presence.gone(ranks)) + 1 < place.size
+        if stay or alone or status:
+            how = f"{place} left by os._exit({status}) without MPI.Finalize(){line}"
             sys.stderr.write(f"{how}: ending all ranks\n")
             abort(status or 1)
-        if len(presence.gone(ranks)) + 1 < place.size:  # of those on other nodes nothing is known
-            sys.stderr.write(f"{how}: the launcher may end the others for it\n")
-            _drain()
         _say_that_gone(self._process)
         _exit(status)
 
@@ -400,10 +399,7 @@ class _Ending:
 
 def _rest(place: _Place, seconds: float) -> None:
     """Sleep, and let out meanwhile what was printed if another rank asks for it."""
-    if _watched is None or _is_spawned():
-        time.sleep(seconds)
-    else:
-        _present(place).rest(seconds)
+    (time.sleep if _is_spawned() else _present(place).rest)(seconds)
 
 
 _ending: _Ending | None = None

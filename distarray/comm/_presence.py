@@ -268,9 +268,10 @@ class Presence:
 
     def receive(self) -> None:
         """Take in what others have sent, and do what they ask for."""
+        own = self._socket  # another thread may close it
         with contextlib.suppress(OSError):  # there is no more
-            while self._socket is not None:
-                message = self._socket.recv(BYTES_AT_MOST)
+            while own is not None:
+                message = own.recv(BYTES_AT_MOST)
                 word, _, rank = message.partition(b" ")
                 if word in (_LEAVES, _NEVER):
                     self.left.add(int(rank))
@@ -288,11 +289,12 @@ class Presence:
         """Sleep, and do meanwhile what others ask for."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            if self._socket is None:
+            own = self._socket
+            if own is None or own.fileno() < 0:
                 time.sleep(left)
                 continue
             coming = select.poll()  # select() takes no files past 1023
-            coming.register(self._socket, select.POLLIN)
+            coming.register(own, select.POLLIN)
             if coming.poll(left * 1000):
                 self.receive()
 
