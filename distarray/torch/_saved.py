@@ -12,6 +12,7 @@ the stretch that it takes there.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -156,7 +157,7 @@ class _Handed(NamedTuple):
         return self.unpack(self.packed)
 
 
-class Hooks:
+class Hooks(ABC):
     """Hooks for saved tensors, which hand on what they do not take to those outside of them.
 
     Parameters
@@ -168,9 +169,9 @@ class Hooks:
     def __init__(self, outer: tuple[Any, Any] | None) -> None:
         self.outer = outer
 
+    @abstractmethod
     def taken(self, tensor: torch.Tensor) -> Any:
         """Return what is saved in the place of a tensor, with a method `restored`, or None."""
-        raise NotImplementedError
 
     @untraced
     def pack(self, tensor: torch.Tensor) -> Any:

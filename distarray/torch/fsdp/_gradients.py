@@ -16,7 +16,6 @@ from distarray.redistribute._execute import redistribute_local
 from distarray.redistribute._packed import Packed
 from distarray.torch._buffers import empty, follow, still_read, tensor_of
 from distarray.torch._layouts import place
-from distarray.torch._norms import listed
 from distarray.torch.fsdp import _hooks
 from distarray.torch.fsdp._parameter import ShardedParameter
 from distarray.typing import Buffer
@@ -111,10 +110,7 @@ class GradientBundle:
 
         A member whose gradient is None on all ranks stays without; the others know by ``what``.
         """
-        pairs = zip(self.members, gradients, strict=True)
-        missing = [repr(member.path) for member, gradient in pairs if gradient is None]
-        lacking = f", with none of {listed(missing)}" if missing else ""
-        purpose = Purpose.of(f"gradients of {what}{lacking}")
+        purpose = Purpose.of(f"{len(self.members)} gradients of {what}")
         op = "avg" if how.factor is None else "sum"
         held = list(gradients)
         brings = [g is not None for g in gradients]

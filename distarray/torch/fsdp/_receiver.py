@@ -10,6 +10,7 @@ import torch
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError
 from distarray.torch._anchor import is_for_all_leaves
+from distarray.torch._norms import listed
 from distarray.torch.fsdp import _hooks
 from distarray.torch.fsdp._context import Context, Member
 from distarray.torch.fsdp._gradients import (
@@ -191,6 +192,10 @@ class Receiver:
         self._passes += 1
         group = self._group
         what = f"{group.name}, backward {self._passes} after {group.calls} calls in training"
+        pairs = zip(self._members, gradients, strict=True)
+        missing = [repr(member.path) for member, gradient in pairs if gradient is None]
+        if missing:
+            what += f", with none of {listed(missing)}"
         return [
             bundle.start([gradients[i] for i in positions], how, what)
             for bundle, positions in bundles
