@@ -13,7 +13,7 @@ from distarray.core import _on_device
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block, move_all, remember
 from distarray.core._dtypes import dtype_key, stand_in, stays_partial
-from distarray.core._float_errors import strict, told
+from distarray.core._float_errors import strict, text_converts, told
 from distarray.core._meshes import device_of
 from distarray.core._operands import (
     LARGE,
@@ -284,7 +284,7 @@ class Elementwise:
                 f"{self.name} of {kinds}: {error}; Python numbers take the dtype of the array they "
                 "meet, so convert that with astype, or pass an array"
             )
-        if isinstance(error, ValueError):
+        if isinstance(error, (ValueError, RuntimeError)):
             return ArgumentError(f"{self.name} of {kinds}: {error}")
         if any(words in str(error) for words in _on_device.LACKING):
             return _on_device.lacking(f"{self.name} of {kinds}")
@@ -312,7 +312,7 @@ class Elementwise:
         local = self.local if local is None else local
         operands = normalised(self.name, operands, mesh=out[0]._layout.mesh)
         uncertain = self.check is not None and self.check(operands)
-        self._check_out(out, operands, local, casting)
+        uncertain |= self._check_out(out, operands, local, casting)
         if len(out) > 1 or out[0]._layout.has_partial:
             if masked:
                 return self._into_reduced(out, operands, local, casting)
@@ -352,7 +352,7 @@ class Elementwise:
                 self._into_on_device(target, blocks, local, casting)
             else:
                 local(*blocks, out=target, casting=casting)
-        except REFUSALS as error:
+        except (*REFUSALS, RuntimeError) as error:  # the last where text is too short for dates
             raise self.refused(error, blocks) from error
 
     def _into_on_device(
@@ -367,11 +367,14 @@ class Elementwise:
 
     def _check_out(
         self, out: tuple[Any, ...], operands: Sequence[Any], local: Any, casting: Any
-    ) -> None:
+    ) -> bool:
+        """Check shapes and dtypes; tell whether the result is text that may not convert."""
         for one in out:
             check_writable(self.name, one)
         shapes = [x.shape for x in operands if getattr(x, "ndim", 0)]
+        of_text = False
         for one, dtype in zip(out, self.result_dtypes(operands, local), strict=True):
+            of_text |= text_converts(dtype, one.dtype)
             if broadcast_shape(self.name, [one.shape, *shapes]) != one.shape:
                 raise ShapeError(
                     f"{self.name} of shapes {shapes} does not fit into an array of shape "
@@ -382,6 +385,7 @@ class Elementwise:
                     f"{self.name} gives {dtype}, which casting={casting!r} does not put into an "
                     f"array of {one.dtype}; use a new array, or x.astype({str(dtype)!r}) first"
                 )
+        return of_text
 
     def _into_reduced(
         self, out: tuple[Any, ...], operands: Sequence[Any], local: Any, casting: Any

@@ -1,7 +1,8 @@
 """Errors that depend on values: what one rank's items make of a call, all ranks raise.
 
-`np.errstate` may turn divisions by zero and the like into errors. Which rank has such items the
-others cannot know, and would wait for it: so, and only so, all tell each other how a call went.
+`np.errstate` may turn divisions by zero and the like into errors, and text converts or not item by
+item. Which rank has such items the others cannot know, and would wait for it: so, and only so, all
+tell each other how a call went.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from numpy._core import umath
 
 from distarray.core._agreement import gathered
-from distarray.errors import FloatingError
+from distarray.errors import ArgumentError, FloatingError
 
 T = TypeVar("T")
 
@@ -68,3 +69,32 @@ def told(mesh: Any, name: str, call: Callable[[], T]) -> T:
 def alike(mesh: Any, name: str, call: Callable[[], T]) -> T:
     """Return `call()`; where floating-point errors raise, they do so on every rank."""
     return told(mesh, name, call) if strict() else call()
+
+
+def text_converts(before: Any, after: Any) -> bool:
+    """Tell whether items of one dtype may fail to become those of another, which is text or not."""
+    return before.kind != after.kind and not {before.kind, after.kind}.isdisjoint("US")
+
+
+def converted(mesh: Any, name: str, before: Any, after: Any, call: Callable[[], T]) -> T:
+    """Return `call()`, which converts items of one dtype to another; errors reach every rank.
+
+    Raises
+    ------
+    ArgumentError
+        If text is not that of a value of the dtype, or too short for the value.
+    FloatingError
+        Where `np.errstate` raises.
+    """
+    if before == after:
+        return call()
+
+    def convert() -> T:
+        try:
+            return call()
+        except (ValueError, RuntimeError) as error:
+            raise ArgumentError(
+                f"{name} from {before} to {after}: {error}; convert the items that allow it"
+            ) from error
+
+    return (told if text_converts(before, after) else alike)(mesh, name, convert)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from distarray.comm import _backend, _memory
 from distarray.core import _on_device
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block, move_all
-from distarray.core._float_errors import alike
+from distarray.core._float_errors import alike, converted
 from distarray.core._operands import (
     broadcast_shape,
     lifted_layouts,
@@ -67,7 +68,10 @@ def reduce_masked(
     wide = row.wide_dtype(result, output)
     adds = (dtype, result) if wide is None else (wide, wide)
     if wide is not None:
-        blocks[0] = blocks[0].astype(result, copy=False)
+        items = blocks[0]
+        if items.dtype != result:
+            cast = functools.partial(items.astype, result)
+            blocks[0] = converted(mesh, row.name, items.dtype, result, cast)
     block = alike(mesh, row.name, lambda: _reduced(row, found, blocks, axes, keepdims, *adds))
     if wide is not None:
         output = without_partial(output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from distarray.core._arguments import check_travels, plain_buffer
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move
 from distarray.core._dtypes import PLAIN_SCALARS
+from distarray.core._float_errors import converted
 from distarray.core._meshes import common_mesh, lift, replicated
 from distarray.core._resolution import Resolution, align
 from distarray.core._spec import pointwise
@@ -200,4 +202,6 @@ def assign(name: str, out: Any, result: Any, casting: Any = "same_kind") -> None
             moved = library.ascontiguousarray(library.broadcast_to(moved, target.local_shape()))
             moved = redistribute_local(moved, target, dst)  # splits it: nothing is sent
     if dst.mesh.coordinate is not None:
-        np.copyto(out._local, moved, casting=casting)
+        target, dtype = out._local, out._local.dtype
+        copy = functools.partial(np.copyto, target, moved, casting)
+        converted(dst.mesh, name, moved.dtype, dtype, copy)

@@ -15,7 +15,7 @@ from distarray.core._arguments import check_travels
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block, move_all, remember
 from distarray.core._dtypes import checked_dtype, stays_partial
-from distarray.core._float_errors import alike, strict, told
+from distarray.core._float_errors import alike, converted, strict, told
 from distarray.core._masked_reduce import reduce_masked
 from distarray.core._operands import (
     assign,
@@ -239,16 +239,19 @@ class Reduction:
         call = self._local_call(found, shape, axes, adds, adds, keepdims)
         narrow = wide is not None and before != total
         partial, found.output = found.output, without_partial(found.output)
-        finish = self.finish
+        finish, name = self.finish, self.name
 
         def finished(sums: Buffer) -> Buffer:
             sums = sums.astype(total, copy=False)
             return sums if finish is None else as_block(finish(sums, count, result))
 
-        def settled(block: Buffer) -> Buffer:
-            sums = call(block.astype(total) if narrow else block)
+        def settled(source: Buffer) -> Buffer:
+            block = source
+            if narrow:
+                block = converted(partial.mesh, name, before, total, lambda: source.astype(total))
+            sums = call(block)
             sums = redistribute_local(sums, partial, found.output)
-            return alike(partial.mesh, self.name, lambda: finished(sums))
+            return alike(partial.mesh, name, lambda: finished(sums))
 
         return settled
 

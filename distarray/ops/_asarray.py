@@ -10,6 +10,7 @@ from distarray.core import _replicas
 from distarray.core._arguments import chosen_mesh, plain_source, read_box
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move
+from distarray.core._float_errors import converted
 from distarray.core._policy import permit
 from distarray.errors import ArgumentError
 from distarray.layout import Layout, Placement
@@ -77,7 +78,7 @@ def asarray(
         if copy is False:
             return block
         own = _memory.empty(block.shape, kind, _backend.device_of(block))
-        own[...] = block
+        converted(there, "asarray", block.dtype, kind, lambda: own.__setitem__(..., block))
         return own
 
     return build(layout, kind, make)
@@ -148,7 +149,8 @@ def _converted(
     if kind != x.dtype:
         if layout.has_partial:  # the values are the reduced ones
             block, layout = move("asarray", block, layout, unreduced(layout)), unreduced(layout)
-        block = block.astype(kind)
+        mesh, plain = layout.mesh, block
+        block = converted(mesh, "asarray", x.dtype, kind, lambda: plain.astype(kind))
     return x._new(_moved(block, layout, target), target)
 
 

@@ -12,7 +12,7 @@ from distarray.core._base import BaseArray
 from distarray.core._dtypes import anything, checked_dtype, numeric
 from distarray.core._dtypes import real as real_kinds
 from distarray.core._families import nary, unary
-from distarray.core._float_errors import alike, told
+from distarray.core._float_errors import converted
 from distarray.core._meshes import device_of
 from distarray.core._operands import reduced
 from distarray.core._registry import register_function
@@ -217,18 +217,8 @@ def astype(
     block = x._local
     out = _memory.empty(block.shape, target, _backend.device_of(block))
     copyto = _backend.namespace_of(block).copyto
-
-    def convert() -> None:
-        try:
-            copyto(out, block, casting="unsafe")
-        except (ValueError, RuntimeError) as error:  # text that is no number, or too short
-            raise ArgumentError(
-                f"astype from {x.dtype} to {target}: {error}; convert the items that allow it"
-            ) from error
-
-    # Text converts or not item by item, so that ranks could differ.
-    of_text = x.dtype.kind != target.kind and {x.dtype.kind, target.kind} & set("US")
-    (told if of_text else alike)(x._layout.mesh, "astype", convert)
+    mesh = x._layout.mesh
+    converted(mesh, "astype", x.dtype, target, lambda: copyto(out, block, casting="unsafe"))
     return x._new(out, x._layout)
 
 

@@ -7,6 +7,7 @@ layout of the selected part: the value is brought to that layout and each proces
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from weakref import ref
@@ -18,11 +19,12 @@ from distarray.core import _replicas
 from distarray.core._arguments import plain_buffer
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move
+from distarray.core._float_errors import converted
 from distarray.core._meshes import replicated
 from distarray.core._operands import beside, plain
 from distarray.core._policy import permit, permit_exchange
 from distarray.core._read_only import PendingWrite, check_writable
-from distarray.errors import ArgumentError, DeviceError, DTypeError, ShapeError
+from distarray.errors import ArgumentError, DeviceError, DTypeError, FloatingError, ShapeError
 from distarray.layout import Layout, Partial, Replicate
 from distarray.layout._box import slices
 from distarray.ops._blocks import empty_block, separate
@@ -155,7 +157,7 @@ def setitem(x: Any, key: Any, value: Any) -> None:
         box = layout.local_box()
         assert box is not None
         block = _on_device(array[slices(box)], x._local)
-    x._local[found.key] = block
+    _write(x, found.key, block)
 
 
 def _check_device(x: Any, value: Any) -> None:
@@ -173,11 +175,11 @@ def _on_device(array: Buffer, like: Buffer) -> Buffer:
 
 def _converted(value: Any, dtype: Any) -> Buffer:
     """Return a plain value as an array; what cannot become `dtype` fails on every process alike."""
-    if _backend.is_buffer(value):
-        array = value
-        if array.dtype == dtype or (array.dtype.kind in _NUMERIC and dtype.kind in _NUMERIC):
-            return array  # cast item by item where it is written
-        return _cast(array, dtype)
+    if _backend.is_buffer(value) and (
+        value.dtype == dtype
+        or (value.ndim and value.dtype.kind in _NUMERIC and dtype.kind in _NUMERIC)
+    ):
+        return value  # cast item by item where it is written
     return _cast(value, dtype)
 
 
@@ -192,7 +194,9 @@ def _cast(value: Any, dtype: Any) -> Buffer:
     item = np.empty(np.shape(value), dtype)
     try:
         item[...] = value
-    except (TypeError, ValueError, OverflowError) as error:
+    except FloatingPointError as error:
+        raise FloatingError(f"assignment: {error}; np.errstate asks to raise it") from None
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         kind = DTypeError if isinstance(error, TypeError) else ArgumentError
         raise kind(
             f"a value of type {type(value).__name__} cannot be written into an array of {dtype} "
@@ -274,9 +278,15 @@ def _write_distributed(x: Any, found: Selection, value: Any) -> None:
         block = redistribute_local(block, layout, target)
     if target.mesh.coordinate is None:
         return
-    view = x._local[found.key]
-    if not _same_memory(view, block):
-        view[...] = block
+    if not _same_memory(x._local[found.key], block):
+        _write(x, found.key, block)
+
+
+def _write(x: Any, key: Any, block: Buffer) -> None:
+    """Write a block where a key selects items of the local one; what fails, fails on all ranks."""
+    local = x._local
+    write = functools.partial(local.__setitem__, key, block)
+    converted(x._layout.mesh, "assignment", block.dtype, local.dtype, write)
 
 
 def _same_memory(a: Buffer, b: Buffer) -> bool:
@@ -335,4 +345,7 @@ def _cast_reduced(block: Buffer, layout: Layout, dtype: Any) -> tuple[Buffer, La
         placements=[Replicate() if type(p) is Partial else p for p in layout.placements]
     )
     block = move("assignment", block, layout, whole)
-    return block.astype(dtype), whole
+    source = block
+    return converted(
+        whole.mesh, "assignment", block.dtype, dtype, lambda: source.astype(dtype)
+    ), whole

@@ -15,6 +15,7 @@ import numpy as np
 from distarray.comm import _backend
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move
+from distarray.core._float_errors import converted
 from distarray.core._operands import checked, lifted_layouts, local_blocks, normalised
 from distarray.core._policy import permit
 from distarray.core._registry import register_function
@@ -173,7 +174,8 @@ def promoted(name: str, block: Buffer, layout: Layout, dtype: Any) -> Part:
     if layout.has_partial:
         whole = unreduced(layout)
         block, layout = move(name, block, layout, whole), whole
-    return block.astype(dtype), layout
+    mesh = layout.mesh
+    return converted(mesh, name, block.dtype, dtype, lambda: block.astype(dtype)), layout
 
 
 def stack(arrays: Sequence[Any], /, axis: int = 0) -> Any:

@@ -13,7 +13,9 @@ from distarray.array._array import DistArray, distribute_array
 from distarray.comm import CommLog, init_device_mesh
 from distarray.errors import ArgumentError, DTypeError, FloatingError
 from distarray.layout import Partial, Replicate, Shard
+from distarray.ops import _joining as joining
 from distarray.ops import _reductions as reductions
+from distarray.ops._asarray import asarray
 from tests.array.strategies import agrees, on_ranks
 
 pytestmark = pytest.mark.host_only
@@ -39,7 +41,25 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "small matmul": lambda x, _: (x * 1e200).reshape(6, 1) @ np.full((1, 1), 1e200),
     "astype": lambda x, _: (x * 1e200).astype(np.float32),
     "root": lambda x, _: np.sqrt(-x),
-}
+    "assign plain": lambda x, y: y.astype("f2").__setitem__(..., np.arange(6) * 1e6),
+    "assign plain to Partial": lambda x, y: y.astype("f4").redistribute(
+        [Partial("sum")]).__setitem__(slice(2, 4), np.array([1, 1e200])),
+    "assign a plain number": lambda x, y: y.astype("f2").__setitem__(0, np.array(1e6)),
+    "assign": lambda x, y: y.astype("f2").__setitem__(..., x * 1e6),
+    "assign to Partial": lambda x, y: y.astype("f4").redistribute(
+        [Partial("sum")]).__setitem__(..., x * 1e200),
+    "assign where": lambda x, y: np.copyto(y.astype("f2"), x * 1e6, where=x > 0),
+    "copyto": lambda x, y: np.copyto(y.astype("f2"), x * 1e6),
+    "copyto Partial": lambda x, y: np.copyto(
+        y.astype("f4").redistribute([Partial("sum")]), x * 1e200),
+    "out of a reduction": lambda x, y: np.max((x * 1e6).reshape(3, 2), axis=1,
+                                              out=np.zeros_like(x, "f2", shape=3)),
+    "asarray": lambda x, _: asarray(x * 1e6, dtype="f2"),
+    "asarray plain": lambda x, _: asarray(np.arange(6) * 1e6, "f2", mesh=x.mesh),
+    "concat": lambda x, y: joining.concat([x * 1e6, y], dtype="f2"),
+    "half of doubles": lambda x, _: (x * 1e6).sum(dtype="f2"),
+    "half of doubles under a mask": lambda x, _: (x * 1e6).sum(dtype="f2", where=np.ones(6, bool)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", ["raise", "call"])
@@ -154,8 +174,18 @@ def test_text_that_does_not_convert_raises_on_every_rank(values, target):
     def convert():
         mesh = init_device_mesh((4,))
         x = distribute_array(np.asarray(values), mesh, [Shard(0)], src=None)
-        with pytest.raises(ArgumentError, match="astype from"):
-            x.astype(target)
+        y = distribute_array(np.zeros(4, target), mesh, [Shard(0)], src=None)
+        for call in (
+            lambda: x.astype(target),
+            lambda: asarray(x, dtype=target),
+            lambda: asarray(np.asarray(values), dtype=target, mesh=mesh),
+            lambda: joining.concat([x, y], dtype=target),
+            lambda: np.copyto(y, x, casting="unsafe"),
+            lambda: np.copyto(y, np.asarray(values), casting="unsafe"),
+            lambda: y.__setitem__(..., np.asarray(values)),
+        ):
+            with pytest.raises(ArgumentError):
+                call()
         return float(distribute_array(np.ones(8), mesh, [Shard(0)], src=None).sum())
 
     assert on_ranks(convert) == [8] * 4  # the ranks are in step
