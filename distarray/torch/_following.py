@@ -24,6 +24,7 @@ from distarray.errors import LayoutError
 from distarray.torch._arrivals import is_cut_short
 from distarray.torch._carried import carry, concerns, lose, lost_of, tensors_in
 from distarray.torch._drawn import draw, draws
+from distarray.torch._initialisers import IN_PLACE_OF
 from distarray.torch._modules import state_of
 from distarray.torch._passage import around, passage_of
 from distarray.torch._recomputed import open_again, opening_frame
@@ -90,6 +91,7 @@ class Following(Pausing):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        func = IN_PLACE_OF.get(func, func)
         if func in self._instead:
             return self._instead[func](*args, **kwargs)
         if torch.compiler.is_compiling():

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -34,12 +34,18 @@ _BY_NUMBER = ("calculate_gain", "constant_", "ones_", "zeros_", "constant")
 _FANS = "_calculate_fan_in_and_fan_out"
 """Not public, but what modules of torch's and of others call to reset their parameters."""
 
+IN_PLACE_OF: Final[dict[Any, Any]] = {}
+"""torch's own methods by ours, which modes are told of where a program calls torch's."""
+
 
 @cache
 def watch_initialisers() -> None:
     """Replace torch's initialisers, once in a process."""
     for name in _RANDOM:
-        setattr(torch.Tensor, name, _aware(getattr(torch.Tensor, name), records=True))
+        own = getattr(torch.Tensor, name)
+        aware = _aware(own, records=True)
+        IN_PLACE_OF[aware] = own
+        setattr(torch.Tensor, name, aware)
     for name in (*nn.init.__all__, _FANS):
         if name not in _BY_NUMBER:
             setattr(nn.init, name, _aware(getattr(nn.init, name), records=False))

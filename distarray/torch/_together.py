@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from distarray.errors import LayoutError
+from distarray.torch import _initialisers
 from distarray.torch._carried import Lost, is_weight, known, lost_of, tensors_in
 from distarray.torch._dropout import dropout
 from distarray.torch._indices import picked_axes
@@ -98,14 +99,17 @@ def refusal(what: str, lost: Lost) -> LayoutError:
 def called_by_library(calls_modules: Any) -> bool:
     """Tell whether this package calls torch, and not the user or torch itself for the user.
 
-    One function of it ``calls_modules`` of the user's, and `dropout` is one more of torch's.
+    One function of it ``calls_modules`` of the user's; `dropout` is one more of torch's, and
+    initialisers stand in the place of torch's.
     """
     frame = sys._getframe(2)
     while frame is not None:
         if frame.f_code is calls_modules.__code__:
             return False
-        package = frame.f_globals.get("__name__", "").partition(".")[0]
-        if package != "torch" and frame.f_code is not dropout.__code__:
+        module = frame.f_globals.get("__name__", "")
+        package = module.partition(".")[0]
+        in_place_of_torch = frame.f_code is dropout.__code__ or module == _initialisers.__name__
+        if package != "torch" and not in_place_of_torch:
             return bool(package == __name__.partition(".")[0])
         frame = frame.f_back  # type: ignore[assignment]
     return False
