@@ -29,7 +29,7 @@ _programs: dict[Any, Program] = {}
 class Program:
     """How arrays of one layout become arrays of one shape on this process."""
 
-    __slots__ = ("inside", "joined", "moves", "output", "steps", "varied")
+    __slots__ = ("hidden", "inside", "joined", "moves", "output", "steps", "varied")
 
     def __init__(self, layout: Layout, shape: Shape) -> None:
         found = route(layout, shape)
@@ -39,6 +39,9 @@ class Program:
         """Axes that become one with the next."""
         self.varied = bool(self.joined) and not found.moves and _are_unalike(layout)
         """The blocks of some processes might be views where those of others must be copies."""
+        local = layout.local_shape()
+        self.hidden = [axis for axis, size in enumerate(layout.shape) if local[axis] < 2 <= size]
+        """Axes of which no block has two items."""
         self.output = found.reached
         self.inside = layout.mesh.coordinate is not None
         # In place, one relabelling does.
@@ -53,6 +56,21 @@ class Program:
             block.strides[axis] == block.shape[after] * block.strides[after]
             for axis, after in self.joined
         )
+
+    def is_unclear(self, block: Buffer) -> bool:
+        """Tell whether blocks might be views where NumPy's result is a copy.
+
+        An axis with one item in every block does not show in the strides of those around it, and
+        two of them do not tell which is the inner one.
+        """
+        strides, hidden = block.strides, self.hidden
+        for axis, after in self.joined:
+            around = (axis, after)
+            if all(one in hidden for one in around):
+                return True
+            if any(strides[one] == strides[axis] for one in hidden if one not in around):
+                return True
+        return False
 
     def run(self, block: Buffer) -> Buffer:
         """Return the new block."""
@@ -120,7 +138,7 @@ def reshape(
             f"reshape of {x._layout} to {asked} with copy=False needs a copy of the block, "
             f"whose strides are {x._local.strides}; leave copy out"
         )
-    if copy is None and (program.moves or program.varied):
+    if copy is None and (program.moves or program.varied or program.is_unclear(x._local)):
         block = _backend.fixed(separate(block, x._local))
     elif copy or (copy is None and not program.fits(x._local)):
         block = separate(block, x._local)

@@ -341,3 +341,21 @@ def test_read_only_arrays_go_through_everything_else() -> None:
         agrees(x, whole)
 
     simulate(3, program)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_axes_around_a_cut_one_merge_into_a_copy_where_blocks_have_one_item_of_it(
+    ranks: int,
+) -> None:
+    def program() -> None:
+        whole = np.arange(8.0).reshape(2, 2, 2)
+        x = distribute_array(whole.copy(), None, [S1], src=None)
+        y = np.moveaxis(x, 1, 0).reshape(2, 4)
+        if ranks == 1:
+            y += 1  # into a copy, as in NumPy
+        else:
+            with pytest.raises(ReadOnlyError):
+                y += 1
+        agrees(x, whole)
+
+    simulate(ranks, program)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import warnings
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distarray.array._array import DistArray
 from distarray.errors import DistArrayError
 from distarray.ops import _reductions as ours
 from tests.array.strategies import Case, agrees, on_ranks, special_cases, special_pairs
@@ -70,9 +72,15 @@ def compare(name: str, function: Callable[..., Any], theirs: Any, *operands: Any
         warnings.simplefilter("ignore")
         expected = outcome(theirs, *(x.value if isinstance(x, Case) else x for x in operands))
 
-        def program() -> str:
+        def program() -> str | None:
             with np.errstate(all="ignore"):
                 built = [x.build() if isinstance(x, Case) else x for x in operands]
+                outside = any(isinstance(x, DistArray) and not _inside(x) for x in built)
+                if expected is None and outside:
+                    # What only values can tell it need not hear of.
+                    with contextlib.suppress(DistArrayError, TypeError):
+                        function(*built)
+                    return None
                 if expected is None:
                     with pytest.raises((DistArrayError, TypeError)) as caught:
                         function(*built)
@@ -88,8 +96,12 @@ def compare(name: str, function: Callable[..., Any], theirs: Any, *operands: Any
                     equals(result, wanted, close=inexact)
             return str([result.dtype for result in results])
 
-        said = on_ranks(program)
-    assert all(one == said[0] for one in said)
+        said = {one for one in on_ranks(program) if one is not None}
+    assert len(said) == 1
+
+
+def _inside(x: DistArray) -> bool:
+    return x.mesh.coordinate is not None
 
 
 @pytest.mark.parametrize("name", sorted(UNARY.keys() - {"isnat"}))
