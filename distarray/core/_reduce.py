@@ -311,7 +311,7 @@ class Reduction:
         check_travels(dtype)
         try:
             return np.asarray(self.local(np.zeros((1,), dtype), (0,), wanted, False)).dtype
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise DTypeError(f"{self.name} of {dtype}: {error}; convert with astype") from error
 
     def _check_empty(self, shape: Shape, dtype: Any, axes: tuple[int, ...]) -> None:

@@ -12,7 +12,7 @@ from distarray.comm import _backend, _memory
 from distarray.core import _docstrings
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block
-from distarray.core._dtypes import checked_dtype
+from distarray.core._dtypes import checked_dtype, numeric
 from distarray.core._extremes import Extreme
 from distarray.core._folding import reduce_block
 from distarray.core._reduce import (
@@ -22,7 +22,7 @@ from distarray.core._reduce import (
 )
 from distarray.core._registry import register_function, register_reduction
 from distarray.core._variance import Variance
-from distarray.errors import ArgumentTypeError
+from distarray.errors import ArgumentTypeError, DTypeError
 from distarray.ops import _elementwise_arithmetic as arithmetic
 from distarray.ops import _elementwise_logic as logic
 from distarray.ops._elementwise_rounding import astype, where
@@ -64,8 +64,15 @@ class _Mean(Reduction):
     def result_dtype(self, dtype: Any, wanted: Any) -> Any:
         """Return the dtype of the mean."""
         if wanted is not None:
-            return checked_dtype(wanted)
-        super().result_dtype(dtype, _mean_dtype(dtype))  # refuses what does not add up
+            wanted = checked_dtype(wanted)
+            total = super().result_dtype(dtype, wanted)  # refuses what does not add up
+            if total.kind != wanted.kind:
+                raise DTypeError(
+                    f"mean(dtype={str(wanted)!r}) of {dtype}: sums of it are {total}; leave dtype "
+                    "out, or convert with astype"
+                )
+            return wanted
+        super().result_dtype(dtype, _mean_dtype(dtype))
         return dtype.newbyteorder("=") if dtype.char == "e" else _mean_dtype(dtype)
 
     def total_dtype(self, before: Any, result: Any, wanted: Any) -> Any:
@@ -271,7 +278,13 @@ def var(
         return np.var(block, axis, dtype, ddof=ddof, keepdims=keepdims, where=where)
     result_dtype = None
     if dtype is not None:
-        result_dtype = np.empty(0, checked_dtype(dtype)).real.dtype
+        wanted = checked_dtype(dtype)
+        if x.dtype.kind not in numeric or (x.dtype.kind == "c" and wanted.kind != "c"):
+            raise DTypeError(
+                f"var(dtype={str(wanted)!r}) of {x.dtype}: complex items take a complex "
+                "dtype, and what is no number takes none; convert with astype first"
+            )
+        result_dtype = np.empty(0, wanted).real.dtype
         x = astype(x, dtype, copy=False)
     if where is not True:
         result = _masked_variance(x, axis, ddof, keepdims, where)

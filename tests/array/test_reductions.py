@@ -280,6 +280,36 @@ def test_bad_arguments_raise_the_same_error_on_every_rank_and_the_next_call_work
     assert all(messages == results[0] for messages in results)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("wanted", ["f8", "f4", "i8", "c16", "?"])
+@pytest.mark.parametrize("value", ["a", b"a", np.datetime64("2020-01-02"), np.timedelta64(3, "s")])
+def test_dtype_argument_makes_no_moment_of_what_has_none(
+    value: Any, wanted: str, masked: bool
+) -> None:
+    options = {"where": np.ones(1, bool)} if masked else {}
+
+    def program() -> None:
+        mesh = init_device_mesh((2,))  # one of the blocks is empty
+        x = distribute_array(np.array([value]), mesh, [Shard(0)], src=None)
+        for row in (ours.mean, ours.var, ours.std):
+            with pytest.raises(DTypeError):
+                row(x, dtype=wanted, **options)
+        agrees(distribute_array(np.ones(8), mesh, [Shard(0)], src=None).mean(), np.array(1.0))
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("wanted", ["f4", "i8"])
+def test_variance_of_complex_items_drops_no_imaginary_part(wanted: str) -> None:
+    def program() -> None:
+        x = distribute_array(np.arange(4) * 1j, init_device_mesh((2,)), [Shard(0)])
+        for row in (ours.var, ours.std):
+            with pytest.raises(DTypeError, match="astype"):
+                row(x, dtype=wanted)
+
+    on_ranks(program)
+
+
 @settings(max_examples=30)
 @given(data=st.data())
 def test_result_goes_into_an_array_of_another_layout(data: st.DataObject) -> None:
