@@ -8,22 +8,39 @@ import torch
 
 from distarray.comm import DeviceMesh
 from distarray.errors import LayoutError
-from distarray.layout import Layout, Placement, Shard
+from distarray.layout import Layout, Partial, Placement, Shard
 from distarray.torch._carried import Lost, lost_of
 from distarray.torch._layouts import Placed, own_placed
 
 Placements = tuple[Placement, ...]
 
 
-def found(x: torch.Tensor, mesh: DeviceMesh, subject: str = "the input") -> Placed | None:
+def found(
+    x: torch.Tensor,
+    mesh: DeviceMesh,
+    subject: str = "the input",
+    declared: Placements | None = None,
+) -> Placed | None:
     """Return how a tensor is placed; None if unknown.
 
     Raises
     ------
     LayoutError
-        On the way to it a function has worked along an axis that the mesh cuts.
+        On the way to it a function has worked along an axis that the mesh cuts. Or on contributions
+        of the ranks that are still to be added up, and it is not declared to consist of such.
     """
     lost = lost_of(x)
+    over = () if lost is None else placements_over(lost.layout, mesh) or ()
+    if lost is not None and any(
+        type(p) is Partial and (declared is None or type(declared[i]) is not Partial)
+        for i, p in enumerate(over)
+    ):
+        raise LayoutError(
+            f"{subject} was computed from a tensor placed as {lost.layout}: of what each rank has "
+            "to add, before it was added up. Let the style that the tensor comes from pass "
+            "output_layouts=da.Replicate(), or da.Shard(axis); or, where sums of this are sums "
+            "of that, let the next style say input_layouts=da.Partial()"
+        )
     if lost is not None and is_cut_short(lost, mesh):
         raise LayoutError(
             f"{subject} was computed from a tensor placed as {lost.layout} by {lost.function}, "
@@ -84,7 +101,7 @@ def arrived(
     LayoutError
         It is placed otherwise than declared, or consists of parts and cannot move.
     """
-    placed = found(x, mesh, name or "it")
+    placed = found(x, mesh, name or "it", declared)
     known = None if placed is None else placements_over(placed.layout, mesh)
     if placed is None or known is None:
         return None

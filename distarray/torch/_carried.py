@@ -20,7 +20,7 @@ from distarray.torch._worked_axes import bare
 
 _FRESH = ("new_", "__get__", "_foreach")
 """Beginnings of names: results are no part of the arguments, or are followed by other means."""
-_JOINING = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
+JOINING = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 _ADDING = ("add", "sub", "subtract", "__radd__", "__iadd__", "__isub__")
 
 
@@ -73,9 +73,9 @@ def carry(
     if losing is None and not placed:
         return
     rule = None if losing is not None or not _alike(name, operands, placed) else rule_of(function)
-    if losing is None and is_sharded(placed[0][1].layout):
-        losing = Lost(placed[0][1].layout)
-    if name.startswith(_FRESH) and rule is None:
+    if losing is None:
+        losing = next((Lost(it.layout) for _, it in placed if _is_of_rank(it.layout)), None)
+    if name.startswith(_FRESH) and rule_of(function) is None:
         return
     weights = [is_weight(x) for x, _ in placed]
     if any(weights) and losing is not None and not losing.function:
@@ -141,6 +141,11 @@ def lose(x: torch.Tensor, lost: Lost) -> None:
     _lost.set(x, lost)
 
 
+def _is_of_rank(layout: Layout) -> bool:
+    """Tell whether each rank has something of its own: a share, or a contribution to a sum."""
+    return is_sharded(layout) or layout.has_partial
+
+
 def _alike(
     name: str, operands: list[torch.Tensor], placed: list[tuple[torch.Tensor, Placed]]
 ) -> bool:
@@ -152,7 +157,7 @@ def _alike(
     layouts = [found.layout for _, found in placed]
     if not layouts or any(layout.has_partial for layout in layouts):
         return False
-    alone = name in _JOINING or not any(map(is_sharded, layouts))
+    alone = name in JOINING or not any(map(is_sharded, layouts))
     if alone and len(placed) < len(operands):
         return False
     if len(layouts) == 1:

@@ -42,7 +42,7 @@ class Moving:
 
     def __call__(self, x: torch.Tensor, given: Any, wanted: Any, where: str) -> torch.Tensor:
         with _named(where):
-            placed = found(x, self.mesh)
+            placed = found(x, self.mesh, declared=placements(given, self.mesh))
             if placed is not None and placed.layout.mesh is self.mesh:
                 src = placed.layout
             else:

@@ -18,7 +18,7 @@ from distarray.torch._reshaped import (
     single_axes,
     squeezed_axes,
 )
-from distarray.torch._worked_axes import PRODUCTS, bare, worked_axes, works_along
+from distarray.torch._worked_axes import CONVOLUTIONS, PRODUCTS, bare, worked_axes, works_along
 
 _ITEM_BY_ITEM = frozenset(
     (
@@ -34,6 +34,7 @@ _ITEM_BY_ITEM = frozenset(
         *("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"),
         *("__radd__", "__rmul__", "__rsub__", "__rdiv__", "__rtruediv__", "__rpow__"),
         *("__floordiv__", "__rfloordiv__", "__rmod__", "__invert__", "__and__", "__or__"),
+        *("expand", "expand_as", "broadcast_to"),
         *("__xor__", "__rand__", "__ror__", "__rxor__", "__ipow__", "__ifloordiv__"),
     )
 )
@@ -103,7 +104,8 @@ def rule_of(function: Any) -> Rule | None:
     if name == "stack":
         return _stacked
     if works_along(bare(name)) and bare(name) != "where":  # of three, it works item by item
-        return None if bare(name) in PRODUCTS else _beside_worked
+        multiplies = bare(name) in PRODUCTS or name in CONVOLUTIONS
+        return None if multiplies else _beside_worked
     if bare(name) in _ITEM_BY_ITEM or function in _SAME_PROPERTIES:
         return item_by_item
     if is_pointwise(name) or is_pointwise(bare(name)):

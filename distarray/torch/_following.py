@@ -28,7 +28,13 @@ from distarray.torch._initialisers import IN_PLACE_OF
 from distarray.torch._modules import state_of
 from distarray.torch._passage import around, passage_of
 from distarray.torch._recomputed import open_again, opening_frame
-from distarray.torch._together import called_by_library, number_of, refusal, worked_over
+from distarray.torch._together import (
+    called_by_library,
+    check_beside,
+    number_of,
+    refusal,
+    worked_over,
+)
 from distarray.torch._unseen import Pausing
 from distarray.torch._untraced import untraced, untraced_alone, untraced_itself
 
@@ -109,11 +115,17 @@ class Following(Pausing):
         worked = worked_over(func, args, kwargs)
         if worked is not None and self._strict:
             raise refusal(*worked)
+        check_beside(func, args, kwargs)
         if draws(func, args, kwargs):
             self.open_again()
             result = draw(func, args, kwargs)
         else:
-            result = func(*args, **kwargs)
+            try:
+                result = func(*args, **kwargs)
+            except (RuntimeError, ValueError, IndexError) as error:
+                if worked is None:
+                    raise
+                raise refusal(*worked, where="") from error  # perhaps on this rank alone
         carry(func, args, kwargs, result, None if worked is None else worked[1])
         number = number_of(func, args, kwargs, result)
         if number is not None:

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from itertools import permutations
 from typing import Any
 
 import torch
 
 from distarray.errors import LayoutError
 from distarray.torch import _initialisers
-from distarray.torch._carried import Lost, is_weight, known, lost_of, tensors_in
+from distarray.torch._carried import JOINING, Lost, is_weight, known, lost_of, tensors_in
 from distarray.torch._dropout import dropout
+from distarray.torch._followed import item_by_item, rule_of
 from distarray.torch._indices import picked_axes
 from distarray.torch._layouts import own_placed
 from distarray.torch._parameters import is_sharded
 from distarray.torch._reshaped import cut_axes, single_axes
 from distarray.torch._untraced import untraced_alone
-from distarray.torch._worked_axes import PRODUCTS, bare, worked_axes, works_along
+from distarray.torch._worked_axes import (
+    CONVOLUTIONS,
+    PRODUCTS,
+    bare,
+    worked_axes,
+    works_along,
+)
 
 _INDEXING = ("__getitem__", "__setitem__")
 _TAKING = ("chunk", "split", "tensor_split", "narrow", "glu", "__getitem__")
@@ -42,7 +50,7 @@ def worked_over(
     if not works_along(name) and name not in _INDEXING and full_name not in _MOVING_AXES:
         return None
     operands = tensors_in(args, kwargs)
-    if name in PRODUCTS and any(is_weight(x) for x in operands):
+    if (name in PRODUCTS or name in CONVOLUTIONS) and any(is_weight(x) for x in operands):
         return None  # of a module with a style, which adds up the products
     if full_name in _MOVING_AXES and (layout := known(operands[0])) is not None:
         raise LayoutError(
@@ -63,9 +71,32 @@ def worked_over(
                 return f"a tensor placed as {layout}", Lost(layout, name, met)
         elif name == "squeeze":
             continue
-        elif (lost := lost_of(x)) is not None and len(axes) == x.ndim:
+        elif len(axes) == x.ndim and (lost := lost_of(x)) and is_sharded(lost.layout):
             return _computed_from(lost, name)
     return None
+
+
+def check_beside(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise where a function would take of one tensor a share, and of one beside it all items.
+
+    A share of one item would be taken for what is the same for all.
+    """
+    name = getattr(function, "__name__", "the function")
+    if name not in JOINING and rule_of(function) is not item_by_item:
+        return
+    placed = [own_placed(x) for x in tensors_in(args, kwargs)]
+    layouts = dict.fromkeys(one.layout for one in placed if one is not None)
+    for one, other in permutations(layouts, 2):
+        whole = set(range(-other.ndim, 0)).difference(axis - other.ndim for axis in cut_axes(other))
+        for axis in cut_axes(one):
+            end = axis - one.ndim
+            if end in whole and one.shape[axis] == other.shape[end] > 1:
+                raise LayoutError(
+                    f"{name} of tensors placed as {one} and as {other}: along axis {axis} every "
+                    "rank has its share of the one, and all of the other. Let the styles that they "
+                    "come from leave them alike, by output_layouts=, or bring one to the other: "
+                    "dt.redistribute(x, mesh, [da.Replicate()], [da.Shard(axis)])"
+                )
 
 
 def number_of(
@@ -75,7 +106,9 @@ def number_of(
     if not isinstance(result, torch.Tensor) or result.ndim:
         return None
     lost = lost_of(result)
-    if lost is None or all(x.ndim == 0 for x in tensors_in(args, kwargs)):
+    if lost is None or not is_sharded(lost.layout):
+        return None
+    if all(x.ndim == 0 for x in tensors_in(args, kwargs)):
         return None
     return _computed_from(lost, getattr(function, "__name__", "the function"))
 
@@ -86,12 +119,15 @@ def _computed_from(lost: Lost, name: str) -> tuple[str, Lost]:
     return what, Lost(layout, name, frozenset(cut_axes(layout)))
 
 
-def refusal(what: str, lost: Lost) -> LayoutError:
+def refusal(
+    what: str, lost: Lost, where: str = " inside check_layouts or loss_parallel"
+) -> LayoutError:
     """Return the error of a function that would take a share for the whole."""
     return LayoutError(
-        f"{lost.function} inside check_layouts or loss_parallel would see this rank's share only "
-        f"of {what}; take the whole tensor, dt.full_tensor(x), or loss_parallel and cross_entropy "
-        "for a loss, or call it outside where a result of this rank's alone is meant"
+        f"{lost.function}{where} would see this rank's share only of {what}; take the whole "
+        "tensor, dt.full_tensor(x), or let the style that it comes from pass "
+        "output_layouts=da.Replicate(), or take loss_parallel and cross_entropy for a loss, or "
+        "call it outside where a result of this rank's alone is meant"
     )
 
 

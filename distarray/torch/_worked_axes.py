@@ -92,6 +92,7 @@ PRODUCTS: dict[str, tuple[tuple[int, ...], ...]] = {
     "cdist": ((-1,), (-1,)),
     "einsum": (),
 }
+CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 _BARE = ("special_", "linalg_")
 _OTHERS = ("linalg_cross",)
 """Functions that differ from those of the same bare name."""
@@ -231,6 +232,23 @@ def _padded(args: Sequence[Any], kwargs: dict[str, Any], x: torch.Tensor) -> Axe
     return frozenset(x.ndim - 1 - i // 2 for i, width in enumerate(widths) if width)
 
 
+def _pooled(count: int) -> Callable[[Sequence[Any], dict[str, Any], torch.Tensor], Axes]:
+    """Return what tells the last axes, over whose windows a function goes."""
+    return lambda _, __, x: frozenset(range(max(x.ndim - count, 0), x.ndim))
+
+
+def _convolved(args: Sequence[Any], kwargs: dict[str, Any], x: torch.Tensor) -> Axes:
+    """Return the axes with windows of several items, and that of the channels that are summed."""
+    if x is not _first(args, kwargs):
+        return Axes()
+    weight = args[1] if len(args) > 1 else kwargs["weight"]
+    groups = args[6] if len(args) > 6 else kwargs.get("groups", 1)
+    lengths = weight.shape[2:]
+    first = x.ndim - len(lengths)
+    axes = {first + i for i, length in enumerate(lengths) if length > 1}
+    return frozenset(axes if groups > 1 else axes | {first - 1})
+
+
 def _first(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return args[0] if args else kwargs.get("input")
 
@@ -244,6 +262,13 @@ _SHAPED: dict[str, Callable[[Sequence[Any], dict[str, Any], torch.Tensor], Axes]
     "instance_norm": _behind_channels,
     "batch_norm": _beside_channels,
     "pad": _padded,
+    "interpolate": _behind_channels,
+    **{
+        f"{kind}_pool{count}d": _pooled(count)
+        for kind in ("avg", "max", "lp", "adaptive_avg", "adaptive_max", "fractional_max")
+        for count in (1, 2, 3)
+    },
+    **dict.fromkeys(CONVOLUTIONS, _convolved),
     "renorm": _renormalized,
     "where": _met,
 }

@@ -1,0 +1,209 @@
+"""What is computed of tensors that are placed otherwise, of contributions, and by windows."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+import distarray as da  # noqa: E402
+import distarray.torch as dt  # noqa: E402
+from distarray.errors import LayoutError  # noqa: E402
+from distarray.testing import simulate  # noqa: E402
+
+R, P, S = da.Replicate(), da.Partial(), da.Shard
+
+
+def _values(*shape: int, seed: int = 7) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+class Joined(nn.Module):
+    """Two layers of one input, and one of what a function makes of both."""
+
+    def __init__(self, function, rank: int):
+        super().__init__()
+        self.function = function
+        for i, name in enumerate(("a", "b", "c")):
+            linear = nn.Linear(4, 4).double()
+            linear.weight.data.copy_(_values(4, 4, seed=i + 10 * rank))
+            linear.bias.data.copy_(_values(4, seed=i + 5 + 10 * rank))
+            setattr(self, name, linear)
+
+    def forward(self, x):
+        return self.c(self.function(self.a(x), self.b(x)))
+
+
+def _errors(ranks, function, shape, a, b, c=R, style=dt.ColwiseParallel):
+    """Return what each rank raises, or the whole result."""
+
+    def program():
+        mesh = da.init_device_mesh((ranks,), ("tp",))
+        model = Joined(function, mesh.rank)
+        plan = {
+            "a": style(input_layouts=R, output_layouts=a),
+            "b": style(input_layouts=R, output_layouts=b),
+            "c": dt.ColwiseParallel(input_layouts=c, output_layouts=R),
+        }
+        dt.parallelize_module(model, mesh, plan)
+        try:
+            return model(_values(*shape))
+        except LayoutError as error:
+            return str(error)
+
+    return simulate(ranks, program, timeout=30)
+
+
+MIXING = {
+    "added": lambda a, b: a + b,
+    "added in place": lambda a, b: b.mul_(1).add_(a) if b.numel() > a.numel() else a.add_(b),
+    "chosen": lambda a, b: torch.where(a > 0, a, b),
+    "joined": lambda a, b: torch.cat([a, b], -1)[..., :4],
+}
+
+
+@pytest.mark.parametrize("how", MIXING)
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("length", [2, 3, 5])
+@pytest.mark.parametrize("turned", [False, True], ids=["share first", "whole first"])
+def test_a_share_beside_the_whole_is_an_error_on_all_ranks(how, ranks, length, turned):
+    placed = (R, S(1)) if turned else (S(1), R)
+    errors = _errors(ranks, MIXING[how], (2, length, 4), *placed)
+    assert len(set(errors)) == 1
+    assert f"2x{length}x4 [tp:S(1)]" in errors[0]
+    assert f"2x{length}x4 [tp:R]: along axis 1 every rank has its share" in errors[0]
+
+
+def test_shares_along_different_axes_are_an_error():
+    errors = _errors(2, torch.add, (2, 2, 4), S(0), S(1))
+    assert len(set(errors)) == 1
+    assert "bring one to the other" in errors[0]
+
+
+def test_shares_alike_pass_and_so_does_what_is_broadcast():
+    found = _errors(2, torch.add, (2, 2, 4), S(1), S(1), S(1))
+    again = _errors(2, torch.add, (2, 2, 4), R, R)
+    assert all(torch.allclose(x, again[0]) for x in (*found, *again))
+    one = _errors(2, lambda a, b: a + b.mean(1, keepdim=True), (2, 2, 4), S(1), R, S(1))
+    two = _errors(2, lambda a, b: a + b.mean(1, keepdim=True), (2, 2, 4), R, R)
+    assert all(torch.allclose(x, two[0]) for x in (*one, *two))
+
+
+OF_CONTRIBUTIONS = {
+    "relu": lambda a, b: torch.relu(a),
+    "scaled": lambda a, b: a * 2,
+    "transposed": lambda a, b: a.transpose(0, 1),
+    "added": lambda a, b: a + b,
+    "read": lambda a, b: a[:, :1],
+}
+
+
+@pytest.mark.parametrize("how", OF_CONTRIBUTIONS)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_what_is_computed_of_contributions_is_not_taken_for_their_sum(how, ranks):
+    function = OF_CONTRIBUTIONS[how]
+    for c in (R, S(1)):
+        errors = _errors(ranks, function, (2, 3, 4), P, P, c)
+        assert len(set(errors)) == 1
+        assert "computed from a tensor placed as 2x3x4 [tp:P(sum)]" in errors[0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_sums_of_contributions_pass_where_they_are_declared(ranks):
+    def added_up(a, b):
+        return dt.redistribute(a + 2 * b, mesh_of(a), [P], [R])
+
+    def mesh_of(x):
+        return dt.layout_of(x).mesh
+
+    wanted = _errors(ranks, lambda a, b: a + 2 * b, (2, 3, 4), R, R)
+    found = _errors(ranks, added_up, (2, 3, 4), P, P)
+    assert all(torch.allclose(x, wanted[0]) for x in (*found, *wanted))
+
+
+def test_a_style_adds_up_sums_of_contributions():
+    class Sums(Joined):
+        def forward(self, x):
+            return self.c((self.a(x) + self.b(x)).transpose(0, 1))
+
+    def program():
+        mesh = da.init_device_mesh((3,), ("tp",))
+        model = Sums(None, mesh.rank)
+        alone = Sums(None, 0)
+        plan = {
+            "a": dt.RowwiseParallel(input_layouts=R, output_layouts=P),
+            "b": dt.RowwiseParallel(input_layouts=R, output_layouts=P),
+            "c": dt.PrepareModuleInput(input_layouts=P, desired_input_layouts=R),
+        }
+        dt.parallelize_module(model, mesh, plan)
+        model.c.load_state_dict(alone.c.state_dict())
+        x = _values(2, 3, 4)
+        assert torch.allclose(model(x), alone(x))
+        with dt.check_layouts():
+            model(x).sum()
+
+    simulate(3, program, timeout=30)
+
+
+WINDOWS = {
+    "averages": lambda a, b: functional.avg_pool1d(a.mT, 3, 1, 1).mT,
+    "maxima": lambda a, b: functional.max_pool1d(a.mT, 3, 1, 1).mT,
+    "adaptive": lambda a, b: functional.adaptive_avg_pool1d(a.mT, 2).mT,
+    "interpolated": lambda a, b: functional.interpolate(a.mT, scale_factor=2).mT,
+    "convolved": lambda a, b: functional.conv1d(a.mT, _values(4, 4, 3), padding=1).mT,
+}
+
+
+@pytest.mark.parametrize("how", WINDOWS)
+def test_windows_along_a_cut_axis_are_an_error(how):
+    errors = _errors(2, WINDOWS[how], (2, 4, 4), S(1), S(1), S(1))
+    assert len(set(errors)) == 1
+    assert "along an axis that is cut, of which each rank saw its share only" in errors[0]
+
+
+@pytest.mark.parametrize("how", WINDOWS)
+def test_windows_along_other_axes_pass(how):
+    found = _errors(2, WINDOWS[how], (3, 4, 4), S(0), S(0), S(0))
+    wanted = _errors(2, WINDOWS[how], (3, 4, 4), R, R)
+    assert all(torch.allclose(x, wanted[0]) for x in (*found, *wanted))
+
+
+def test_a_convolution_of_one_item_works_position_by_position():
+    def function(a, b):
+        return functional.conv1d(a.mT, _values(4, 4, 1)).mT
+
+    found = _errors(2, function, (2, 5, 4), S(1), S(1), S(1))
+    wanted = _errors(2, function, (2, 5, 4), R, R)
+    assert all(torch.allclose(x, wanted[0]) for x in (*found, *wanted))
+
+
+REFUSED_BY_TORCH = {
+    "norm": (lambda a, b: functional.layer_norm(a, (4,)), S(2), (2, 3, 4)),
+    "pool": (lambda a, b: functional.avg_pool1d(a.mT, 1).mT, S(1), (2, 1, 4)),
+    "split": (lambda a, b: a.split([2, 1], 1)[0], S(1), (2, 3, 4)),
+}
+
+
+@pytest.mark.parametrize("how", REFUSED_BY_TORCH)
+def test_what_torch_refuses_of_a_share_is_said_to_be_one(how):
+    function, placed, shape = REFUSED_BY_TORCH[how]
+    errors = _errors(2, function, shape, placed, placed)
+    assert all("this rank's share only" in e or "each rank saw its share" in e for e in errors)
+
+
+def test_properties_that_move_axes_keep_what_is_lost():
+    errors = _errors(2, lambda a, b: a.mT.softmax(-1).mT, (2, 4, 4), S(1), S(1), S(1))
+    assert len(set(errors)) == 1
+    assert "by softmax, along an axis that is cut" in errors[0]
+
+
+def test_what_is_expanded_keeps_its_layout():
+    def function(a, b):
+        return a.expand(3, -1, -1, -1)[0]
+
+    errors = _errors(2, function, (2, 4, 4), S(1), S(1), R)
+    assert len(set(errors)) == 1
+    assert "placed as 2x4x4 [tp:S(1)], but declared as Replicate()" in errors[0]
