@@ -30,17 +30,8 @@ def found(
         of the ranks that are still to be added up, and it is not declared to consist of such.
     """
     lost = lost_of(x)
-    over = () if lost is None else placements_over(lost.layout, mesh) or ()
-    if lost is not None and any(
-        type(p) is Partial and (declared is None or type(declared[i]) is not Partial)
-        for i, p in enumerate(over)
-    ):
-        raise LayoutError(
-            f"{subject} was computed from a tensor placed as {lost.layout}: of what each rank has "
-            "to add, before it was added up. Let the style that the tensor comes from pass "
-            "output_layouts=da.Replicate(), or da.Shard(axis); or, where sums of this are sums "
-            "of that, let the next style say input_layouts=da.Partial()"
-        )
+    if lost is not None:
+        check_summed(lost, mesh, subject, declared)
     if lost is not None and is_cut_short(lost, mesh):
         raise LayoutError(
             f"{subject} was computed from a tensor placed as {lost.layout} by {lost.function}, "
@@ -50,6 +41,22 @@ def found(
             "it is placed: dt.redistribute(x, mesh, [da.Shard(-1)], [da.Shard(-1)])"
         )
     return own_placed(x)
+
+
+def check_summed(
+    lost: Lost, mesh: DeviceMesh, subject: str, declared: Placements | None = None
+) -> None:
+    """Raise where contributions of a mesh's ranks were used that nothing has added up."""
+    over = placements_over(lost.layout, mesh) or ()
+    for i, p in enumerate(over):
+        if type(p) is Partial and (declared is None or type(declared[i]) is not Partial):
+            raise LayoutError(
+                f"{subject} was computed from a tensor placed as {lost.layout}: of what each rank "
+                "has to add, before it was added up. Let the style that the tensor comes from pass "
+                "output_layouts=da.Replicate(), or da.Shard(axis). Where sums of this are sums of "
+                "that, let the next style say input_layouts=da.Partial(), or say it by "
+                "dt.redistribute(x, mesh, [da.Partial()], [da.Replicate()])"
+            )
 
 
 def is_cut_short(lost: Lost, mesh: DeviceMesh) -> bool:

@@ -65,16 +65,19 @@ def carry(
     name = getattr(function, "__name__", "")
     operands = tensors_in(args, kwargs)
     if bare(name) in _ADDING:  # a number to be added may well be of this rank's alone
-        operands = [x for x in operands if x.ndim or lost_of(x) is None]
+        operands = [x for x in operands if x.ndim or lost_of(x) is None] or operands
     placed = [(x, found) for x in operands if (found := own_placed(x)) is not None]
+    to_add = next((found.layout for _, found in placed if found.layout.has_partial), None)
     placed = [(x, found) for x, found in placed if is_sharded(found.layout)] or placed
     losts = [lost for x in operands if (lost := lost_of(x)) is not None]
     losing = worked or next((lost for lost in losts if lost.function), next(iter(losts), None))
+    if losing is None and to_add is not None:
+        losing = Lost(to_add)
     if losing is None and not placed:
         return
     rule = None if losing is not None or not _alike(name, operands, placed) else rule_of(function)
-    if losing is None:
-        losing = next((Lost(it.layout) for _, it in placed if _is_of_rank(it.layout)), None)
+    if losing is None and is_sharded(placed[0][1].layout):
+        losing = Lost(placed[0][1].layout)
     if name.startswith(_FRESH) and rule_of(function) is None:
         return
     weights = [is_weight(x) for x, _ in placed]
@@ -139,11 +142,6 @@ def lost_of(x: torch.Tensor) -> Lost | None:
 def lose(x: torch.Tensor, lost: Lost) -> None:
     """Say what a tensor comes of, in which the cut is lost."""
     _lost.set(x, lost)
-
-
-def _is_of_rank(layout: Layout) -> bool:
-    """Tell whether each rank has something of its own: a share, or a contribution to a sum."""
-    return is_sharded(layout) or layout.has_partial
 
 
 def _alike(

@@ -21,7 +21,7 @@ from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
 from distarray.errors import LayoutError
-from distarray.torch._arrivals import is_cut_short
+from distarray.torch._arrivals import check_summed, is_cut_short
 from distarray.torch._carried import carry, concerns, lose, lost_of, tensors_in
 from distarray.torch._drawn import draw, draws
 from distarray.torch._initialisers import IN_PLACE_OF
@@ -155,12 +155,17 @@ def _run(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: A
 
 @untraced
 def _check_leaving(module: nn.Module, output: Any) -> None:
-    """Raise where what leaves was computed along an axis that a style of the module cuts."""
+    """Raise where what leaves is of each rank's alone, and nothing says how it is placed.
+
+    It was computed along an axis that a style of the module cuts, or of contributions to sums.
+    """
     for x in _tensors(output):
         lost = lost_of(x)
-        if lost is None or not lost.function:
+        if lost is None or not (lost.function or lost.layout.has_partial):
             continue
         meshes = {over for child in module.modules() for _, over in state_of(child).styles}
+        for mesh in meshes:
+            check_summed(lost, mesh, "what leaves")
         if any(is_cut_short(lost, mesh) for mesh in meshes):
             raise LayoutError(
                 f"what leaves was computed from a tensor placed as {lost.layout} by "

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from distarray.comm import DeviceMesh
-from distarray.errors import ArgumentError, ArgumentTypeError
+from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Replicate, Shard
 from distarray.torch._colwise import ColwiseParallel
 from distarray.torch._features import Features, addend, shared, summed
@@ -159,6 +159,7 @@ class LowRankParallel(ParallelStyle):
             self.substitute(base, lambda _: {"bias": None})
         features = Features.of(state_of(base).placed["weight"], mesh)
         (name,) = (n for n, m in module.named_modules() if m is base)
+        length = len(base.bias) if biased else 0
 
         def scatter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return map_inputs(args, kwargs, 1, lambda x: features.take(x, style.input_layouts, -1))
@@ -168,6 +169,13 @@ class LowRankParallel(ParallelStyle):
             y = summed(y, mesh, target)
             if biased:
                 bias: Any = module.get_submodule(name).bias
+                if len(bias) != length:
+                    raise LayoutError(
+                        f"the bias of {name!r}, of {length} items, is a share of {len(bias)} here: "
+                        "it is added when the layer and its updates have been, after the group of "
+                        "the layer has gone; let fully_shard make one group of the "
+                        f"{type(module).__name__}, not of layers in it"
+                    )
                 y = hand_on(y, y + addend(bias, mesh, target, -1, y))
             return y
 

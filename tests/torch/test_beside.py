@@ -207,3 +207,73 @@ def test_what_is_expanded_keeps_its_layout():
     errors = _errors(2, function, (2, 4, 4), S(1), S(1), R)
     assert len(set(errors)) == 1
     assert "placed as 2x4x4 [tp:S(1)], but declared as Replicate()" in errors[0]
+
+
+NUMBERS = {
+    "one more": lambda a, b: a / (1 + torch.linalg.vector_norm(a)),
+    "one less": lambda a, b: a * (a.sum() - 1),
+}
+
+
+@pytest.mark.parametrize("how", NUMBERS)
+def test_numbers_of_a_share_are_not_those_of_the_whole(how):
+    errors = _errors(2, NUMBERS[how], (2, 4, 4), S(1), S(1), S(1))
+    assert len(set(errors)) == 1
+    assert "along an axis that is cut, of which each rank saw its share only" in errors[0]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_share_and_contributions_make_no_share(turned):
+    placed = (P, S(1)) if turned else (S(1), P)
+    errors = _errors(2, lambda a, b: a * b, (1, 1, 4), *placed, S(1))
+    assert len(set(errors)) == 1
+    assert "[tp:P(sum)]: of what each rank has to add" in errors[0]
+
+
+def test_sums_that_are_not_added_up_do_not_leave_unless_it_is_said():
+    class Leaving(Joined):
+        def forward(self, x):
+            return self.function(self.a(x))
+
+    def program():
+        mesh = da.init_device_mesh((2,), ("tp",))
+        wanted = Leaving(lambda y: y * 2, 0)(_values(2, 3, 4))
+        models = [
+            Leaving(lambda y: y * 2, mesh.rank),
+            Leaving(lambda y: dt.redistribute(y * 2, mesh, [P], [P]), mesh.rank),
+        ]
+        for model in models:
+            plan = {"a": dt.RowwiseParallel(input_layouts=R, output_layouts=P)}
+            dt.parallelize_module(model, mesh, plan)
+        with pytest.raises(LayoutError, match="what leaves was computed from"):
+            models[0](_values(2, 3, 4))
+        found = models[1](_values(2, 3, 4))
+        assert torch.allclose(dt.redistribute(found, mesh, [P], [R]), wanted)
+
+    simulate(2, program, timeout=30)
+
+
+@pytest.mark.parametrize("width", [2, 6])
+def test_a_bias_that_its_group_has_let_go_is_an_error(width):
+    class Adapted(nn.Module):
+        def __init__(self, rank):
+            super().__init__()
+            torch.manual_seed(rank)
+            self.base = nn.Linear(4, width)
+            self.down = nn.Linear(4, 2, bias=False)
+            self.up = nn.Linear(2, width, bias=False)
+
+        def forward(self, x):
+            return self.base(x) + self.up(self.down(x))
+
+    def program():
+        mesh = da.init_device_mesh((2, 2), ("dp", "tp"))
+        model = Adapted(mesh.rank)
+        style = dt.LowRankParallel(dt.RowwiseParallel(input_layouts=R))
+        dt.parallelize_module(model, mesh["tp"], style)
+        dt.fully_shard(model.base, mesh["dp"])
+        dt.fully_shard(model, mesh["dp"])
+        with pytest.raises(LayoutError, match="let fully_shard make one group of the"):
+            model(torch.ones(2, 4) + mesh["dp"].coordinate[0])
+
+    simulate(4, program, timeout=30)
