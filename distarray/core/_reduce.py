@@ -296,6 +296,11 @@ class Reduction:
 
     def identity(self, dtype: Any) -> Any:
         """Return what an empty block contributes to items of `dtype`."""
+        if dtype.kind in "mM" and self.combine in ("min", "max"):  # the smallest integer is NaT
+            bound = np.iinfo(np.int64).max
+            return np.array(bound if self.combine == "min" else -bound).view(
+                dtype.newbyteorder("=")
+            )[()]
         # A sum of nothing is 0.0: NumPy's sums begin with it, so that none of a block is -0.0.
         return REDUCTIONS[self.combine].identity(dtype.kind, dtype.itemsize) or 0
 

@@ -299,6 +299,23 @@ def test_dtype_argument_makes_no_moment_of_what_has_none(
     on_ranks(program)
 
 
+@pytest.mark.parametrize("dtype", ["m8[s]", "M8[D]"])
+def test_initial_of_times_counts_alone_where_no_item_does(dtype: str) -> None:
+    value = np.array([-5, 7, 3], dtype)
+
+    def program() -> None:
+        x = distribute_array(value, init_device_mesh((4,)), [Shard(0)])
+        for start in np.array([-9, 9], dtype):
+            for mask in (np.array([False, True, True]), np.zeros(3, bool)):
+                for name in ("min", "max"):
+                    row, numpys = getattr(ours, name), getattr(np, name)
+                    agrees(row(x[:0], initial=start), np.asarray(start))
+                    expected = numpys(value, initial=start, where=mask)
+                    agrees(row(x, initial=start, where=mask), np.asarray(expected))
+
+    on_ranks(program)
+
+
 @pytest.mark.parametrize("wanted", ["f4", "i8"])
 def test_variance_of_complex_items_drops_no_imaginary_part(wanted: str) -> None:
     def program() -> None:
