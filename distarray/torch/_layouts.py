@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 
+from distarray.comm._simulated import current
 from distarray.errors import ArgumentTypeError, LayoutError
 from distarray.layout import Layout
 from distarray.torch._untraced import untraced
@@ -107,7 +108,10 @@ def placed_of(tensor: torch.Tensor) -> Placed | None:
     A gradient is placed as its parameter.
     """
     if _beside.get(tensor) is None and not tensor.requires_grad:
+        simulated = current()
         for parameter, placed in _beside.tensors():
+            if simulated and getattr(placed.layout.mesh, "rank", None) != simulated.rank:
+                continue  # of another thread, which may be changing the gradient
             if parameter.is_leaf and parameter.grad is tensor:
                 return placed
     return own_placed(tensor)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -80,3 +82,29 @@ def test_place_like_says_what_does_not_fit():
         dt.place_like(other, x)
     with pytest.raises(ArgumentTypeError, match="list"):
         dt.place_like([1.0], x)
+
+
+def test_ranks_that_are_threads_leave_the_gradients_of_others_alone():
+    """A gradient that another thread lets go meanwhile is memory that is gone."""
+    program = """
+import sys
+import torch
+import distarray as da
+import distarray.torch as dt
+from distarray.testing import simulate
+
+def program():
+    mesh = da.init_device_mesh((4,), ("tp",))
+    layer = dt.parallelize_module(torch.nn.Linear(4, 8), mesh, dt.ColwiseParallel())
+    weight, other = layer.weight, torch.ones(2, 4)
+    for _ in range(10_000):
+        if mesh.rank % 2:
+            weight.grad = torch.ones_like(weight)
+            weight.grad = None
+        else:
+            assert dt.layout_of(other) is None
+
+sys.setswitchinterval(1e-6)
+simulate(4, program)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
