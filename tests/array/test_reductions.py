@@ -280,6 +280,7 @@ def test_bad_arguments_raise_the_same_error_on_every_rank_and_the_next_call_work
     assert all(messages == results[0] for messages in results)
 
 
+@pytest.mark.host_only  # GPUs have none of these types
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("wanted", ["f8", "f4", "i8", "c16", "?"])
 @pytest.mark.parametrize("value", ["a", b"a", np.datetime64("2020-01-02"), np.timedelta64(3, "s")])

@@ -240,6 +240,8 @@ def check_point_to_point(c: Communicator) -> None:
     for request in sends:
         request.wait()
     assert (first[0], second[0]) == (7.0, 8.0)
+    if c.size == 1:
+        return  # a blocking message to itself need not end
     sent = np.array([float(c.rank)])
     if c.rank:
         c.recv(first, left)
