@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -76,7 +77,7 @@ def _inplace(row: Binary) -> Callable[[Any, Any], Any]:
         try:
             return inplace(self, other)
         except ReadOnlyError as error:
-            return in_place(inplace, self, other, error)
+            return in_place(inplace, row, self, other, error)
 
     return _named(method, row)
 
@@ -128,7 +129,7 @@ def _power_in_place(self: Any, other: Any) -> Any:
     try:
         return row.into((self,), (self,))
     except ReadOnlyError as error:
-        return in_place(lambda x, _: row.into((x,), (x,)), self, other, error)
+        return in_place(lambda x, _: row.into((x,), (x,)), operator.pow, self, other, error)
 
 
 class Operators(BaseArray):

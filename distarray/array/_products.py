@@ -42,7 +42,7 @@ class Products(BaseArray):
         try:
             setitem(self, (...,), result)
         except ReadOnlyError as error:
-            return in_place(type(self).__imatmul__, self, other, error)
+            return in_place(type(self).__imatmul__, matmul, self, other, error)
         return self
 
     def dot(self, other: Any) -> Any:

@@ -3,7 +3,8 @@
 Python runs `x[i] += y` in three steps: it takes `x[i]`, adds in place, and assigns what that gives
 to `x[i]`. Where `x[i]` is a copy, because its axis is cut, the second step cannot know whether the
 third follows: `row = x[i]; row += y` begins alike. So it returns the values in an object that can
-be assigned to `x[i]` and nothing else.
+be assigned to `x[i]` and nothing else. An item of integers alone, ``x[i, j]``, is no view in NumPy
+but a number: of it an in-place operator gives a new one, on every layout.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from distarray.comm import _backend
 from distarray.core._base import BaseArray
 from distarray.errors import ReadOnlyError
 
+ITEM: Any = (None, "an item")
+"""The origin of a single item, which is nobody's part."""
+
 
 def read_only(name: str, x: BaseArray) -> ReadOnlyError:
     """Return the error for an operation that would write into an array that is read-only."""
     origin = getattr(x, "_origin", None)
-    if origin is not None:
+    if origin is not None and origin is not ITEM:
         return ReadOnlyError(f"{name}: {_remedy(origin[1])}")
     return ReadOnlyError(
         f"{name} into an array that is read-only: a copy where NumPy has a view (an item of a cut "
@@ -100,8 +104,16 @@ for _name in (
     setattr(PendingWrite, f"__{_name}__", PendingWrite._refuse)
 
 
-def in_place(operate: Callable[[Any, Any], Any], x: Any, y: Any, error: ReadOnlyError) -> Any:
+def in_place(
+    operate: Callable[[Any, Any], Any],
+    anew: Callable[[Any, Any], Any],
+    x: Any,
+    y: Any,
+    error: ReadOnlyError,
+) -> Any:
     """Return what `operate(x, y)`, refused by `error`, gives for `x[key] = ...` to take.
+
+    Of a single item this is `anew(x, y)`.
 
     Raises
     ------
@@ -111,4 +123,6 @@ def in_place(operate: Callable[[Any, Any], Any], x: Any, y: Any, error: ReadOnly
     origin = getattr(x, "_origin", None)
     if origin is None:
         raise error
+    if origin is ITEM:
+        return anew(x, y)
     return PendingWrite(operate(x._new(x._local.copy(), x._layout), y), origin)

@@ -23,11 +23,11 @@ from distarray.core._float_errors import converted
 from distarray.core._meshes import replicated
 from distarray.core._operands import beside, plain
 from distarray.core._policy import permit, permit_exchange
-from distarray.core._read_only import PendingWrite, check_writable
+from distarray.core._read_only import ITEM, PendingWrite, check_writable
 from distarray.errors import ArgumentError, DeviceError, DTypeError, FloatingError, ShapeError
 from distarray.layout import Layout, Partial, Replicate
 from distarray.layout._box import slices
-from distarray.ops._blocks import empty_block, separate
+from distarray.ops._blocks import copied, empty_block, separate
 from distarray.ops._relabel import carry
 from distarray.ops._selection import Selection, select
 from distarray.ops._windows import mirror, mirrored, run
@@ -45,7 +45,8 @@ def getitem(x: Any, key: Any) -> Any:
     its owner to the processes along the mesh axes that cut it (or, where it has more than
     `SPREAD_ITEMS` items, spreads it); write `x[i:i + 1]` to leave it in place. A negative step
     along a cut axis exchanges the blocks with their mirror images. Both are copies, and read-only,
-    because NumPy's would be views: `x[i] = value` and `x[i] += value` write into `x`.
+    because NumPy's would be views: `x[i] = value` and `x[i] += value` write into `x`. A single
+    item, in NumPy a number, is a read-only copy always; in-place operators make a new one of it.
 
     Raises
     ------
@@ -56,18 +57,25 @@ def getitem(x: Any, key: Any) -> Any:
     if not found.still:
         block = separate(_moved(x._local, found), x._local)
         result = x._new(_backend.fixed(block), found.output)
-        result._origin = (ref(x), found.purpose.text)
+        result._origin = ITEM if found.is_item else (ref(x), found.purpose.text)
         return result
     if x._layout.mesh.coordinate is None:
-        return x._new(empty_block(found.output, x._local.dtype), found.output)
-    return x._new(x._local[found.key], found.output)
+        block = empty_block(found.output, x._local.dtype)
+    else:
+        block = x._local[found.key]
+    if not found.is_item:
+        return x._new(block, found.output)
+    result = x._new(_backend.fixed(copied(block)), found.output)
+    result._origin = ITEM
+    return result
 
 
 def rows(x: Any, keys: Iterable[Any]) -> Iterator[Any]:
     """Yield `x[key]` for some keys; what is a copy is read-only for in-place operators, too."""
     for key in keys:
         row = getitem(x, key)
-        row._origin = None
+        if getattr(row, "_origin", None) is not ITEM:
+            row._origin = None
         yield row
 
 

@@ -49,6 +49,7 @@ class Selection:
         "_values",
         "cut",
         "flipped",
+        "is_item",
         "kept",
         "key",
         "output",
@@ -77,6 +78,9 @@ class Selection:
         self.shape = self.output.shape
         self.still = not self.taken and not self.flipped
         """The view itself is the result."""
+        given = key if isinstance(key, tuple) else (key,)
+        self.is_item = not self.shape and all(part is not Ellipsis for part in given)
+        """Integers alone: a number in NumPy, and no view."""
         self.purpose = Purpose.of(f"x[{', '.join(map(_told, items))}]")
         """What ranks must agree on: other items of one block leave layouts that are the same."""
         self._values: dict[Shape, Layout] = {}
