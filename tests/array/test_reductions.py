@@ -300,6 +300,7 @@ def test_dtype_argument_makes_no_moment_of_what_has_none(
     on_ranks(program)
 
 
+@pytest.mark.host_only  # GPUs have none of these types
 @pytest.mark.parametrize("dtype", ["m8[s]", "M8[D]"])
 def test_initial_of_times_counts_alone_where_no_item_does(dtype: str) -> None:
     value = np.array([-5, 7, 3], dtype)
