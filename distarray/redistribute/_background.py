@@ -3,6 +3,9 @@
 Every rank makes the same calls in the same order, so the threads meet each other in that order, on
 communicators of their own, whatever the foreground does meanwhile. Copies and sums release the
 interpreter, so they run beside the foreground's computation.
+
+Work that fails takes with it what its rank had begun before the program heard of the failure: other
+ranks may have begun more or less of it, and what only some carry out would meet their next calls.
 """
 
 from __future__ import annotations
@@ -28,24 +31,63 @@ from distarray.typing import Buffer
 class Handle:
     """A block that is on its way."""
 
-    __slots__ = ("_future",)
+    __slots__ = ("_future", "_worker")
 
-    def __init__(self, future: Future[Buffer]) -> None:
+    def __init__(self, future: Future[Buffer], worker: _Worker | None = None) -> None:
         self._future = future
+        self._worker = worker
 
     def wait(self) -> Buffer:
         """Return the block when it is there; raise what went wrong on the way."""
-        if not self._future.done():
-            with behind.awaited():
-                return self._future.result()
-        return self._future.result()
+        try:
+            if not self._future.done():
+                with behind.awaited():
+                    return self._future.result()
+            return self._future.result()
+        except BaseException as error:
+            if self._worker is not None:
+                self._worker.forgive(error)
+            raise
 
     def test(self) -> bool:
         """Tell whether the block is there, without waiting."""
         return self._future.done()
 
 
-_workers: dict[Any, ThreadPoolExecutor] = {}
+class _Worker:
+    """The thread of one rank."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "distarray background")
+        self._failures: list[BaseException] = []
+        """What the program has not heard of; another list once it has."""
+
+    def submit(self, call: Callable[..., Buffer], *args: Any) -> Handle:
+        """Begin a call after those before it, unless one of them fails."""
+        behind.begin()
+        future = self._thread.submit(self._run, self._failures, call, args)
+        future.add_done_callback(behind.end)
+        return Handle(future, self)
+
+    def forgive(self, error: BaseException) -> None:
+        """Begin anew with the next call where the program has heard of what went wrong."""
+        if any(error is failure for failure in self._failures):
+            self._failures = []
+
+    @staticmethod
+    def _run(failures: list[BaseException], call: Callable[..., Buffer], args: Any) -> Buffer:
+        try:
+            if failures:
+                raise failures[0]
+            return call(*args)
+        except BaseException as error:
+            failures[:] = [error]
+            raise
+        finally:
+            del failures, args  # the traceback holds this frame
+
+
+_workers: dict[Any, _Worker] = {}
 _workers_lock = threading.Lock()
 
 
@@ -97,10 +139,7 @@ def in_background(work: Callable[[bool], Buffer], *, alone: bool = False) -> Han
     context = _log.copied_context()
     fork = _device_streams.fork()
     task = work if fork is None else partial(fork.run, work)
-    behind.begin()
-    future = _worker(rank).submit(context.run, task, True)
-    future.add_done_callback(behind.end)
-    return Handle(future)
+    return _worker(rank).submit(context.run, task, True)
 
 
 def done_by(work: Callable[[bool], Buffer]) -> Handle:
@@ -114,7 +153,7 @@ def refuse_async(src: Layout, dst: Layout, dtype: np.dtype[Any], reason: str) ->
     """Join a redistribution in the background only to say that this rank cannot take part."""
     rank = world()
     if rank.concurrent:
-        _worker(rank).submit(refuse, src, dst, dtype, reason, background=True).result()
+        _worker(rank).submit(partial(refuse, src, dst, dtype, reason, background=True)).wait()
     else:
         refuse(src, dst, dtype, reason)
 
@@ -132,7 +171,7 @@ def _run(
     return local
 
 
-def _worker(rank: Communicator) -> ThreadPoolExecutor:
+def _worker(rank: Communicator) -> _Worker:
     """Return this rank's thread; simulated ranks have one each."""
     worker = _workers.get(rank)
     if worker is not None:
@@ -142,5 +181,5 @@ def _worker(rank: Communicator) -> ThreadPoolExecutor:
         if worker is None:
             for old in [other for other in _workers if other.is_over]:
                 del _workers[old]  # its thread ends
-            worker = _workers[rank] = ThreadPoolExecutor(1, "distarray background")
+            worker = _workers[rank] = _Worker()
         return worker
