@@ -128,6 +128,7 @@ first, second = on(0, 1), on(2, 1)
 if rank == 0:
     float(first.sum())
 elif rank == 1:
+    time.sleep(0.5)
     float(second.sum())
 else:
     time.sleep(30)
@@ -151,7 +152,7 @@ def test_the_last_of_a_chain_is_blamed_at_the_limit_with_its_line(shared):
 
 
 def test_a_rank_that_has_given_up_a_moment_before_is_not_blamed_itself():
-    later = CHAIN.replace("    float(first.", "    time.sleep(0.5)\n    float(first.")
+    later = CHAIN.replace("    float(first.", "    time.sleep(1)\n    float(first.")
     ended = launch(later, DISTARRAY_TIMEOUT="1.5")
     assert ended.status != 0
     assert "rank 0 has waited 1.5 s for rank 1, and in the end for rank 2," in ended.said, (
