@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 import distarray as da
-from distarray.comm import Communicator, _device_info, _memory, _node, world
-from distarray.comm._mpi_start import import_mpi
-from distarray.comm._presence import node_colour
+from distarray.comm import Communicator, _memory, _node, world
+from distarray.comm.cuda import _info
+from distarray.comm.failures._presence import node_colour
+from distarray.comm.mpi._start import import_mpi
 from distarray.layout._format import bytes_text, table
 
 _OPTIONAL = ("cupy", "torch", "h5py", "zarr", "matplotlib")
@@ -116,8 +117,8 @@ def info() -> None:
         )
     )
     shared = _shared_memory(comm)
-    gpus = _device_info.gather(comm)
-    of_gpus = _device_info.lines(comm, gpus)
+    gpus = _info.gather(comm)
+    of_gpus = _info.lines(comm, gpus)
     if comm.rank:
         return
     _print("versions", _versions())

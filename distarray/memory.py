@@ -6,8 +6,9 @@ needs it, as another library or another process of the node, `trim` returns what
 
 from __future__ import annotations
 
-from distarray.comm import _cuda, _device_sharing, _memory, _pinned
+from distarray.comm import _memory
 from distarray.comm._memory import MemoryStats
+from distarray.comm.cuda import _device, _ipc, _pinned
 from distarray.errors import ArgumentError
 
 __all__ = ["MemoryStats", "set_limit", "stats", "trim"]
@@ -37,7 +38,7 @@ def stats(device: str = "cpu") -> MemoryStats:
         pool = _pinned.pool
         return MemoryStats(pool.in_use, pool.idle, None, pool.kept)
     if kind == "cuda" and (device == kind or device.partition(":")[2].isdecimal()):
-        used, idle = _cuda.pool_bytes(device)
+        used, idle = _device.pool_bytes(device)
         return MemoryStats(used, idle, None, None)
     raise ArgumentError(
         f"stats takes 'cpu', 'pinned', 'cuda' or 'cuda:<number>', not {device!r}; name one of them"
@@ -62,8 +63,8 @@ def trim(keep: int = 0) -> None:
     """
     _memory.trim(_checked(keep, "trim"))
     _pinned.pool.trim()
-    _device_sharing.close_unread()
-    _cuda.trim()
+    _ipc.close_unread()
+    _device.trim()
 
 
 def set_limit(nbytes: int) -> None:

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from distarray.comm import _cuda, _cuda_driver, _simulated
-from distarray.comm._cuda_driver import Allocation
+from distarray.comm.cuda import _device, _driver
+from distarray.comm.cuda._driver import Allocation
+from distarray.comm.simulated import _ranks
 from distarray.torch import _buffers
 
 _NOBODYS = 1 << 62
@@ -47,7 +48,7 @@ def prepare(cupy: Any) -> None:
         return
     _prepared = True
     owner = importlib.import_module("cupy._device").owner
-    allocation_of = _cuda_driver.allocation_of
+    allocation_of = _driver.allocation_of
 
     def gpu_of(tensor: torch.Tensor) -> int | None:
         if tensor.device.type != "cpu":
@@ -63,7 +64,7 @@ def prepare(cupy: Any) -> None:
             return Allocation(pointer, 1, _NOBODYS)
         return allocation_of(pointer)
 
-    _cuda_driver.allocation_of = allocation
+    _driver.allocation_of = allocation
     _buffers.gpu_of = gpu_of
     _buffers.on_host = lambda tensor: tensor.clone()
     _buffers.torch_device = lambda _: torch.device("cpu")
@@ -83,15 +84,15 @@ def _is_traced() -> bool:
 
 def _bound() -> int:
     """Return the device of this rank."""
-    found = _cuda._bound.get()
-    return (_cuda._bound_process or 0) if found is None else found
+    found = _device._bound.get()
+    return (_device._bound_process or 0) if found is None else found
 
 
 def _in_a_thread(run: Any) -> Any:
     def call(*args: Any, **options: Any) -> Any:
         if _backward.is_under_way or _is_traced():
             return run(*args, **options)
-        rank, gpu = _simulated.current(), _bound()
+        rank, gpu = _ranks.current(), _bound()
         grad = torch.is_grad_enabled()
         found: list[Any] = []
         raised: list[BaseException] = []
@@ -99,8 +100,8 @@ def _in_a_thread(run: Any) -> Any:
         def work() -> None:
             _backward.is_under_way = True
             if rank is not None:
-                _simulated._thread.communicator = rank
-                _cuda._bound.set(gpu)
+                _ranks._thread.communicator = rank
+                _device._bound.set(gpu)
             try:
                 with torch.set_grad_enabled(grad):
                     found.append(run(*args, **options))

@@ -38,10 +38,10 @@ def library(rehearsal: bool) -> Any:
 
 def _without_driver() -> None:
     """Let the stand-in tell of its allocations what otherwise the driver tells."""
-    from distarray.comm import _cuda_driver
+    from distarray.comm.cuda import _driver
 
     find = importlib.import_module("cupy._device").allocation_of
-    _cuda_driver.allocation_of = lambda pointer: _cuda_driver.Allocation(*find(pointer))
+    _driver.allocation_of = lambda pointer: _driver.Allocation(*find(pointer))
 
 
 class Clock:

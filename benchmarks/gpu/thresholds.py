@@ -14,8 +14,9 @@ import numpy as np
 
 from benchmarks.gpu.device import Clock, Work, filled, library
 from benchmarks.gpu.part import Part
-from distarray.comm import _block_reduction, _device_copies, _device_launch, _device_reduce
-from distarray.comm._device_copies import copied
+from distarray.comm.cuda import _copies, _launch, _reductions
+from distarray.comm.cuda._copies import copied
+from distarray.comm.kernels import _blocks
 
 CALLS = 100
 SIZES = tuple(1 << n for n in range(10, 23, 2))
@@ -34,8 +35,8 @@ def main() -> None:
         "Microseconds of a call among many. A table of boxes is kept for the next call; 'new "
         "table' makes and uploads it every time, as for arrays that are new.",
     )
-    before = _device_copies.LEAST_BYTES, _device_copies.LEAST_BOXES, _device_reduce.LEAST_BYTES
-    _device_copies.LEAST_BYTES = _device_copies.LEAST_BOXES = _device_reduce.LEAST_BYTES = 0
+    before = _copies.LEAST_BYTES, _copies.LEAST_BOXES, _reductions.LEAST_BYTES
+    _copies.LEAST_BYTES = _copies.LEAST_BOXES = _reductions.LEAST_BYTES = 0
     for name, now, measure in (
         ("_device_copies.LEAST_BYTES", before[0], lambda: _of_one_box(part, cupy, clock, sizes)),
         ("_device_copies.LEAST_BOXES", before[1], lambda: _of_boxes(part, cupy, clock)),
@@ -87,10 +88,10 @@ def _of_reductions(
         out = cupy.empty(nbytes // 4, "float32")
 
         def ours(out: Any = out, sources: Any = sources) -> bool:
-            return _device_reduce.reduced([(out, sources)], "f4", "sum", 1)
+            return _reductions.reduced([(out, sources)], "f4", "sum", 1)
 
         def theirs(out: Any = out, sources: Any = sources) -> None:
-            _block_reduction._by_numpy(out, sources, "sum", False)
+            _blocks._by_numpy(out, sources, "sum", False)
 
         rows.append((nbytes, *_compared(part, clock, f"sum of {nbytes} bytes", ours, theirs)))
     return _crossings(rows)
@@ -112,7 +113,7 @@ def _compared(
     """Return seconds of a call with a table that is kept, with a new one, and by CuPy."""
 
     def anew() -> None:
-        _device_launch._tables.clear()
+        _launch._tables.clear()
         ours()
 
     warm = fresh = None

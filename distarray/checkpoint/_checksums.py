@@ -16,7 +16,7 @@ from zlib import crc32
 
 import numpy as np
 
-from distarray.comm._jit import kernels
+from distarray.comm.kernels._jit import kernels
 
 T = TypeVar("T")
 _LEAST_BYTES = 1 << 20

@@ -18,9 +18,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from distarray.comm import _intrinsics
-from distarray.comm._intrinsics import pointer_to
-from distarray.comm._jit import Kernel
+from distarray.comm.kernels import _intrinsics
+from distarray.comm.kernels._intrinsics import pointer_to
+from distarray.comm.kernels._jit import Kernel
 
 LINE: Final = 64
 """Bytes that are folded at a time: four streams of 16, which do not wait for each other."""

@@ -4,7 +4,7 @@ A rank that fails alone would leave the others waiting; here every rank says how
 raise the same. The waits look now and then whether the others have come: writing may take long, and
 a thread in the background must leave the processor to the foreground. They have no way to find out
 that others will never come: so every call `begin`s with a check that all make it, which has. Waits
-that last are told of, and ended, like all others (`distarray.comm._waiting`).
+that last are told of, and ended, like all others (`distarray.comm.failures._watchdog`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from distarray.comm import Communicator
-from distarray.comm._waiting import waiting
+from distarray.comm.failures._watchdog import waiting
 from distarray.errors import CheckpointError, DistArrayError
 
 T = TypeVar("T")

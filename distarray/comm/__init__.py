@@ -1,6 +1,5 @@
 """Communication: who the ranks are, and moving bytes among them; nothing here knows arrays."""
 
-from distarray.comm import _on_error
 from distarray.comm._communicator import Communicator
 from distarray.comm._device_mesh import (
     DeviceMesh,
@@ -12,6 +11,7 @@ from distarray.comm._device_mesh import (
 from distarray.comm._log import CommLog
 from distarray.comm._requests import Request
 from distarray.comm._world import world
+from distarray.comm.failures import _abort
 
 __all__ = [
     "CommLog",
@@ -25,4 +25,4 @@ __all__ = [
     "world",
 ]
 
-_on_error.install()
+_abort.install()

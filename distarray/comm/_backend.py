@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _cuda
+from distarray.comm.cuda import _device
 from distarray.errors import DeviceError
 from distarray.typing import Buffer
 
@@ -25,7 +25,7 @@ def module(device: str | None) -> Any:
         return np
     if kind != "cuda":
         raise DeviceError(f"device {device!r} is not known; use 'cpu' or 'cuda'")
-    return _cuda.cupy(str(device))
+    return _device.cupy(str(device))
 
 
 def is_numpy(array: Any) -> bool:
@@ -60,7 +60,7 @@ def is_here(array: Buffer, device: str) -> bool:
     """Tell whether an array is on the device, for this rank, that a mesh names."""
     if kind_of(device) == "cpu" or is_numpy(array):
         return kind_of(device) == kind_of(device_of(array))
-    return bool(array.device.id == _cuda.number_of(device))
+    return bool(array.device.id == _device.number_of(device))
 
 
 def asarray(value: Any, device: str | None = None, dtype: Any = None) -> Buffer:
@@ -70,14 +70,14 @@ def asarray(value: Any, device: str | None = None, dtype: Any = None) -> Buffer:
     if kind_of(device) == "cpu":
         return np.asarray(to_host(value) if is_cupy(value) else value, dtype=dtype)
     library = module(device)
-    number = _cuda.number_of(str(device))
+    number = _device.number_of(str(device))
     if not is_cupy(value):
         value = np.asarray(value, dtype=dtype)
-        _cuda.check_dtype(value.dtype)
+        _device.check_dtype(value.dtype)
     elif value.device.id != number:  # CuPy copies contiguous arrays between GPUs, and no others
-        with _cuda.on(value.device.id):
+        with _device.on(value.device.id):
             value = library.ascontiguousarray(value)
-    _cuda.use(number)
+    _device.use(number)
     found = library.asarray(value, dtype=dtype)
     return found if found.device.id == number else found.copy()
 
@@ -157,7 +157,7 @@ def scalar(value: Any, like: Buffer) -> Any:
 def use(array: Buffer) -> None:
     """Make the GPU that holds a CuPy array the current one of this thread."""
     if is_cupy(array):
-        _cuda.use(array.device.id)
+        _device.use(array.device.id)
 
 
 def synchronize(array: Buffer) -> None:

@@ -30,9 +30,9 @@ from distarray.comm._collectives import (
     landing,
     on_host,
 )
-from distarray.comm._device_collectives import ON_HOST_BYTES
-from distarray.comm._reducer import Reducer
 from distarray.comm._requests import Completed, Request
+from distarray.comm.cuda._collectives import ON_HOST_BYTES
+from distarray.comm.mpi._reducer import Reducer
 from distarray.errors import ArgumentError
 from distarray.typing import Buffer
 

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Never, final
 
-from distarray.comm import _cuda, _simulated
 from distarray.comm._communicator import Communicator
 from distarray.comm._grid import Nested, grid, nested
 from distarray.comm._world import base_of, world
+from distarray.comm.cuda import _device
+from distarray.comm.simulated import _ranks
 from distarray.errors import ArgumentTypeError, DeviceError, MeshError, PlacementError
 from distarray.layout import AbstractMesh, Mesh, Partial, Placement, Replicate, Shard
 from distarray.layout._mesh import mesh_description
@@ -330,13 +331,13 @@ def _intern(description: _Description, base: Communicator, device: str) -> Devic
 
 def _bind(device: str) -> None:
     """Bind this rank to its GPU: before a mesh exists whose blocks need one."""
-    simulated = _simulated.current()
+    simulated = _ranks.current()
     if simulated is None:
-        told = _cuda.local_rank()
-        _cuda.bind(device, 0 if told is None and world().size == 1 else told)
+        told = _device.local_rank()
+        _device.bind(device, 0 if told is None and world().size == 1 else told)
         return
     per_node = simulated.ranks_per_node or simulated.size
-    _cuda.bind(device, simulated.rank % per_node, simulated=True)
+    _device.bind(device, simulated.rank % per_node, simulated=True)
 
 
 def _restore(

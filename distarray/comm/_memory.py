@@ -27,11 +27,12 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend, _cuda
-from distarray.comm._mapping import Mapping, huge_page
+from distarray.comm import _backend
 from distarray.comm._node import available, memory, ranks
 from distarray.comm._settings import setting
-from distarray.comm._strided import fill
+from distarray.comm.cuda import _device
+from distarray.comm.kernels._loop_nest import fill
+from distarray.comm.shared_memory._hugepages import Mapping, huge_page
 from distarray.errors import ArgumentError, OutOfMemoryError
 from distarray.typing import Buffer, Shape
 
@@ -315,7 +316,7 @@ def empty(shape: Shape, dtype: Any, device: str | None = None) -> Buffer:
         The system, or the GPU, has not enough memory left; the message says what holds it.
     """
     if device is not None and device != "cpu":
-        return _cuda.empty(shape, dtype, device)
+        return _device.empty(shape, dtype, device)
     dtype = np.dtype(dtype)
     nbytes = dtype.itemsize
     for n in shape:

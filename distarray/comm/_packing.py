@@ -8,10 +8,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm import _backend, _memory, _threads
-from distarray.comm._block_reduction import accumulate, reduce_boxes, reduce_into
-from distarray.comm._device_copies import copied, padded
-from distarray.comm._strided import STREAMING_BYTES, copy_by_kernel, fill
+from distarray.comm import _backend, _memory
+from distarray.comm.cuda._copies import copied, padded
+from distarray.comm.kernels import _threads
+from distarray.comm.kernels._blocks import accumulate, reduce_boxes, reduce_into
+from distarray.comm.kernels._loop_nest import STREAMING_BYTES, copy_by_kernel, fill
 from distarray.errors import ShapeError
 from distarray.typing import Box, Buffer, Shape
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from distarray.comm import _mpi, _simulated
 from distarray.comm._communicator import Communicator
+from distarray.comm.mpi import _transport
+from distarray.comm.simulated import _ranks
 
 
 def world() -> Communicator:
@@ -13,8 +14,8 @@ def world() -> Communicator:
 
     The first use outside ``simulate`` starts MPI.
     """
-    simulated = _simulated.current()
-    return _mpi.world() if simulated is None else simulated
+    simulated = _ranks.current()
+    return _transport.world() if simulated is None else simulated
 
 
 def base_of(comm: Any) -> Communicator:
@@ -30,4 +31,4 @@ def base_of(comm: Any) -> Communicator:
         return world()
     if isinstance(comm, Communicator):
         return comm
-    return _mpi.based_on(comm)
+    return _transport.based_on(comm)

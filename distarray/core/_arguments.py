@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend, _cuda
+from distarray.comm import _backend
 from distarray.comm._device_mesh import DeviceMesh, default_mesh, default_placements
+from distarray.comm.cuda import _device
 from distarray.core._base import BaseArray
 from distarray.errors import (
     ArgumentError,
@@ -188,7 +189,7 @@ def check_device(block: Buffer, mesh: DeviceMesh, call: str) -> None:
     if not _backend.is_here(block, mesh.device):
         have, want = _backend.device_of(block), mesh.device
         if _backend.kind_of(want) == "cuda":
-            want = f"cuda:{_cuda.number_of(want)}"
+            want = f"cuda:{_device.number_of(want)}"
         raise DeviceError(
             f"{call} got a block on {have!r}, and the blocks of {mesh} are on {want!r} here; pass "
             f"one that is there, or a mesh with device={_backend.kind_of(have)!r}"

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend, _cuda
+from distarray.comm import _backend
+from distarray.comm.cuda import _device
 from distarray.errors import DeviceError
 from distarray.typing import Buffer
 
@@ -29,7 +30,7 @@ def called(local: Callable[..., Any], blocks: Sequence[Any], dtypes: Sequence[An
     on = next(block for block in blocks if _backend.is_cupy(block))
     _backend.use(on)
     function = substitute(local)
-    results = _cuda.with_memory(lambda: function(*blocks), on.device.id)
+    results = _device.with_memory(lambda: function(*blocks), on.device.id)
     results = results if isinstance(results, tuple) else (results,)
     if any(_is_narrower(one.dtype, dtype) for one, dtype in zip(results, dtypes, strict=True)):
         # CuPy has computed in a narrower dtype than NumPy would have.

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm import _threads
-from distarray.comm._jit import kernels, loaded
+from distarray.comm.kernels import _threads
+from distarray.comm.kernels._jit import kernels, loaded
 from distarray.random import _formulas
 from distarray.random._device_blocks import filled_floats, filled_integers
 from distarray.typing import Box, Shape

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm._device_launch import address_of, launch, threads, uploaded, usable
-from distarray.comm._device_tables import divisor
-from distarray.comm._jit import kernels
+from distarray.comm.cuda._launch import address_of, launch, threads, uploaded, usable
+from distarray.comm.cuda._tables import divisor
+from distarray.comm.kernels._jit import kernels
 from distarray.typing import Buffer
 
 _KERNELS: Final = "distarray.random._kernels_cuda"

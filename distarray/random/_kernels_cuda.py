@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numba import cuda
 
-from distarray.comm._intrinsics_cuda import (
+from distarray.comm.cuda._intrinsics import (
     bits_of,
     bits_of_single,
     device,

@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend, _device_streams, _log
+from distarray.comm import _backend, _log
 from distarray.comm._communicator import Communicator
 from distarray.comm._mismatch import Purpose
-from distarray.comm._waiting import behind
 from distarray.comm._world import world
+from distarray.comm.cuda import _streams
+from distarray.comm.failures._watchdog import behind
 from distarray.layout import Layout
 from distarray.redistribute._execute import BoundStep, bound_steps, redistribute_local, refuse
 from distarray.typing import Buffer
@@ -137,7 +138,7 @@ def in_background(work: Callable[[bool], Buffer], *, alone: bool = False) -> Han
         return done_by(work)
     # The caller's context goes along, so that its CommLog records what the thread sends.
     context = _log.copied_context()
-    fork = _device_streams.fork()
+    fork = _streams.fork()
     task = work if fork is None else partial(fork.run, work)
     return _worker(rank).submit(context.run, task, True)
 

@@ -30,7 +30,7 @@ from distarray.comm._device_mesh import DeviceMesh
 from distarray.comm._log import record, recording, unrecorded
 from distarray.comm._mismatch import Purpose, token
 from distarray.comm._packing import copy_box, copy_boxes, fill, reduce_boxes, reduce_into
-from distarray.comm._reducer import SMALL_BYTES
+from distarray.comm.mpi._reducer import SMALL_BYTES
 from distarray.errors import MismatchError
 from distarray.layout import Layout
 from distarray.layout._partition import chunk

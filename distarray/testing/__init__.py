@@ -1,5 +1,5 @@
 """What programs that use the library can test themselves with."""
 
-from distarray.comm._simulated import simulate
+from distarray.comm.simulated._ranks import simulate
 
 __all__ = ["simulate"]

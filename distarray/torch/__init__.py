@@ -1,43 +1,17 @@
 """Tensor parallelism for torch modules over MPI, with plain tensors at every seam."""
 
-from distarray.torch._check_replicas import check_replicas
-from distarray.torch._checkpoint import register_all as _register_all
-from distarray.torch._clip import clip_grad_norm_
-from distarray.torch._colwise import ColwiseParallel
-from distarray.torch._cross_entropy import vocab_parallel_cross_entropy
-from distarray.torch._dropout import dropout
-from distarray.torch._following import check_layouts
 from distarray.torch._full import distribute_tensor, from_torch, full_tensor, to_torch
-from distarray.torch._grad_scaler import GradScaler
-from distarray.torch._initialisers import watch_initialisers as _watch_initialisers
-from distarray.torch._input_reshard import input_reshard
 from distarray.torch._layouts import layout_of, place_like
-from distarray.torch._load_state_dict import load_state_dict
-from distarray.torch._loss_parallel import loss_parallel
-from distarray.torch._low_rank import LowRankParallel
 from distarray.torch._moves import PendingTensor, redistribute
-from distarray.torch._norms import get_total_norm
-from distarray.torch._optimizer_state import load_optimizer_state_dict, optimizer_state_dict
-from distarray.torch._parallelize import parallelize_module
-from distarray.torch._parameters import distribute_parameter
-from distarray.torch._prepare import (
-    PrepareModuleInput,
-    PrepareModuleInputOutput,
-    PrepareModuleOutput,
-)
 from distarray.torch._random import (
     get_random_state,
     manual_seed,
     random_state,
     set_random_state,
 )
-from distarray.torch._replicate import no_sync, replicate
-from distarray.torch._rowwise import RowwiseParallel
-from distarray.torch._sequence import SequenceParallel
-from distarray.torch._state_dict import state_dict
-from distarray.torch._style import ParallelStyle
-from distarray.torch._transformer import TransformerLayerParallel
-from distarray.torch._whole_matrices import check_optimizers as _check_optimizers
+from distarray.torch.data_parallel._check_replicas import check_replicas
+from distarray.torch.data_parallel._replicate import no_sync, replicate
+from distarray.torch.following._mode import check_layouts
 from distarray.torch.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -47,6 +21,32 @@ from distarray.torch.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
+from distarray.torch.loss._cross_entropy import vocab_parallel_cross_entropy
+from distarray.torch.loss._loss_parallel import loss_parallel
+from distarray.torch.parallel._colwise import ColwiseParallel
+from distarray.torch.parallel._input_reshard import input_reshard
+from distarray.torch.parallel._parallelize import parallelize_module
+from distarray.torch.parallel._parameters import distribute_parameter
+from distarray.torch.parallel._prepare import (
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    PrepareModuleOutput,
+)
+from distarray.torch.parallel._rowwise import RowwiseParallel
+from distarray.torch.parallel._sequence import SequenceParallel
+from distarray.torch.parallel._style import ParallelStyle
+from distarray.torch.parallel.layers._lora import LowRankParallel
+from distarray.torch.parallel.layers._transformer import TransformerLayerParallel
+from distarray.torch.state._checkpoint import register_all as _register_all
+from distarray.torch.state._load_state_dict import load_state_dict
+from distarray.torch.state._optimizer_state import load_optimizer_state_dict, optimizer_state_dict
+from distarray.torch.state._state_dict import state_dict
+from distarray.torch.training._clip import clip_grad_norm_
+from distarray.torch.training._dropout import dropout
+from distarray.torch.training._grad_scaler import GradScaler
+from distarray.torch.training._initialisers import watch_initialisers as _watch_initialisers
+from distarray.torch.training._norms import get_total_norm
+from distarray.torch.training._whole_matrices import check_optimizers as _check_optimizers
 
 _register_all()
 _check_optimizers()

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from distarray.comm import _backend, _cuda, _memory
-from distarray.comm._device_streams import followers
+from distarray.comm import _backend, _memory
 from distarray.comm._reducing import BFLOAT16, is_bfloat16
+from distarray.comm.cuda import _device
+from distarray.comm.cuda._streams import followers
 from distarray.errors import ArgumentTypeError, DTypeError
 from distarray.typing import Buffer
 
@@ -138,7 +139,7 @@ def torch_device(device: str) -> torch.device:
     """Return torch's device for one of a mesh: "cuda" is the GPU that is this rank's."""
     if _backend.kind_of(device) == "cpu":
         return torch.device("cpu")
-    return torch.device("cuda", _cuda.number_of(device))
+    return torch.device("cuda", _device.number_of(device))
 
 
 def follow(tensor: torch.Tensor) -> None:
@@ -162,8 +163,8 @@ def still_read(tensor: torch.Tensor) -> None:
 
 
 def _follow(number: int) -> None:
-    cupy = _cuda.cupy()
-    _cuda.use(number)
+    cupy = _device.cupy()
+    _device.use(number)
     stream = _stream_of_torch(number)
     before = cupy.cuda.get_current_stream()
     if before.ptr != stream:
@@ -173,8 +174,8 @@ def _follow(number: int) -> None:
         _foreign(cupy.cuda, stream, number).use().wait_event(event)
     if _work_on not in followers:
         followers.append(_work_on)
-        _cuda.keepers.append(
-            _cuda.Keeper("torch", torch.cuda.memory_reserved, torch.cuda.empty_cache)
+        _device.keepers.append(
+            _device.Keeper("torch", torch.cuda.memory_reserved, torch.cuda.empty_cache)
         )
 
 
@@ -204,7 +205,7 @@ def _work_on(stream: int) -> AbstractContextManager[Any]:
 
 def _on_gpu(tensor: torch.Tensor, number: int) -> Buffer:
     _follow(number)
-    cupy = _cuda.cupy()
+    cupy = _device.cupy()
     item = tensor.element_size()
     strides = tuple(step * item for step in tensor.stride())
     memory = cupy.cuda.UnownedMemory(tensor.data_ptr(), _reach(tensor) * item, tensor, number)

@@ -24,7 +24,7 @@ from distarray.layout import Layout, Partial, Placement, Replicate
 from distarray.torch import _moves
 from distarray.torch._buffers import buffer_of, check_travels, tensor_of
 from distarray.torch._layouts import place, placed_of
-from distarray.torch._parameters import in_full_order
+from distarray.torch.parallel._parameters import in_full_order
 
 _R = Replicate()
 

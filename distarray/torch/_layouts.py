@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 
-from distarray.comm._simulated import current
+from distarray.comm.simulated._ranks import current
 from distarray.errors import ArgumentTypeError, LayoutError
 from distarray.layout import Layout
 from distarray.torch._untraced import untraced
@@ -27,7 +27,7 @@ class Placed(NamedTuple):
         Of the global tensor.
     parts
         Empty, or the sizes into which ``axis`` of the full tensor is cut before each part is cut
-        among the ranks (fused query, key and value weights); see `distarray.torch._fused`.
+        among the ranks (fused query, key and value weights); see `distarray.torch.parallel._fused`.
     axis
         The axis that consists of parts.
     units

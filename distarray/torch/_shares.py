@@ -9,8 +9,8 @@ import torch
 from distarray.comm import DeviceMesh
 from distarray.errors import LayoutError
 from distarray.layout import Layout, Placement, Shard
-from distarray.torch import _fused
 from distarray.torch._layouts import Placed
+from distarray.torch.parallel import _fused
 
 
 def placed_as(

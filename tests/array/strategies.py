@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from distarray.array._array import DistArray
 from distarray.comm import DeviceMesh, _backend, _memory
-from distarray.comm._simulated import simulate
+from distarray.comm.simulated._ranks import simulate
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from tests.on_device import DEVICE, host
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from distarray.array._array import DistArray, distribute_array
 from distarray.comm import CommLog, DeviceMesh, init_device_mesh, use_mesh
-from distarray.comm._simulated import simulate
+from distarray.comm.simulated._ranks import simulate
 from distarray.errors import (
     ArgumentError,
     DTypeError,

@@ -55,9 +55,9 @@ def test_fused_parts_are_saved_in_the_order_of_one_process(tmp_path):
 
 def test_parts_that_two_mesh_axes_cut(tmp_path):
     """As fully sharded parameters on top of fused weights of tensor parallelism have it."""
-    from distarray.torch import _fused
-    from distarray.torch._checkpoint_tensors import held
     from distarray.torch._layouts import Placed
+    from distarray.torch.parallel import _fused
+    from distarray.torch.state._checkpoint_tensors import held
 
     full = np.arange(20)
     parts, units = (12, 8), (2, 2)

@@ -15,14 +15,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from distarray.comm import (
-    _block_reduction,
-    _device_copies,
-    _device_launch,
-    _device_reduce,
-    _device_tables,
-)
-from distarray.comm._device_copies import copied, padded
 from distarray.comm._packing import (
     accumulate,
     copy_box,
@@ -34,6 +26,10 @@ from distarray.comm._packing import (
     unpack,
 )
 from distarray.comm._reducing import BFLOAT16
+from distarray.comm.cuda import _copies, _launch, _reductions
+from distarray.comm.cuda import _tables as _device_tables
+from distarray.comm.cuda._copies import copied, padded
+from distarray.comm.kernels import _blocks
 
 from .strided_arrays import views
 
@@ -44,15 +40,15 @@ pytestmark = pytest.mark.usefixtures("for_small_arrays")
 
 @pytest.fixture(scope="module")
 def for_small_arrays() -> Iterator[None]:
-    assert _device_launch.simulated()
+    assert _launch.simulated()
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     simulator = importlib.import_module("numba.cuda.simulator.kernelapi")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulator.FakeCUDAShared, "array", shared_array)
-        patch.setattr(_device_copies, "LEAST_BYTES", 0)
-        patch.setattr(_device_reduce, "LEAST_BYTES", 0)
-        patch.setattr(_device_copies, "_TILE_BITS", 6)
+        patch.setattr(_copies, "LEAST_BYTES", 0)
+        patch.setattr(_reductions, "LEAST_BYTES", 0)
+        patch.setattr(_copies, "_TILE_BITS", 6)
         yield
     sys.setswitchinterval(interval)
 
@@ -95,10 +91,10 @@ def pairs(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarr
 def test_copies_of_many_boxes_move_what_numpy_moves(most: int, data: st.DataObject) -> None:
     cases = data.draw(st.lists(pairs(), min_size=1, max_size=3))
     filled = [(dst, src) for _, dst, src, _ in cases if dst.size]
-    left_to_cupy = len(filled) == 1 and _device_copies._both_dense(*filled[0])
+    left_to_cupy = len(filled) == 1 and _copies._both_dense(*filled[0])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_device_tables, "_MOST_ITEMS", most)
-        _device_launch._tables.clear()
+        _launch._tables.clear()
         done = copied([(dst, src) for _, dst, src, _ in cases])
     assert done != left_to_cupy
     for found, _, _, expected in cases if done else ():
@@ -106,8 +102,8 @@ def test_copies_of_many_boxes_move_what_numpy_moves(most: int, data: st.DataObje
 
 
 def kind_of(dst: np.ndarray, src: np.ndarray) -> set[int]:
-    (d, s), axes = _device_copies.joint_axes(dst, src)
-    return {record[1] for record in _device_copies._copy_records(d, s, axes, dst.itemsize)}
+    (d, s), axes = _copies.joint_axes(dst, src)
+    return {record[1] for record in _copies._copy_records(d, s, axes, dst.itemsize)}
 
 
 @pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8", "c16"])
@@ -202,7 +198,7 @@ def expected_of(kind: str, op: str, sources: list[np.ndarray]) -> np.ndarray:
         else:
             total = total / count
     if kind == "bf16":
-        total = _block_reduction._to_bfloat16(np, total)
+        total = _blocks._to_bfloat16(np, total)
     return (total.astype("f2") if kind == "f2" else total).reshape(shape)
 
 
@@ -256,8 +252,8 @@ def test_reductions_give_the_bits_of_numpy(data: st.DataObject) -> None:
     most = data.draw(st.sampled_from((5, 1 << 30)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_device_tables, "_MOST_ITEMS", most)
-        _device_launch._tables.clear()
-        assert _block_reduction._by_device_kernel(boxes, op, kind == "bf16")
+        _launch._tables.clear()
+        assert _blocks._by_device_kernel(boxes, op, kind == "bf16")
     for (dst, _), around, wanted in zip(boxes, held, expected, strict=True):
         np.testing.assert_array_equal(bits(kind, dst), bits(kind, wanted))
         dst[...] = np.zeros((), result)
@@ -286,9 +282,9 @@ def test_items_beside_each_other_are_taken_at_once(
     dst = part(lambda shape: np.zeros(shape, dtype))
     with np.errstate(all="ignore"):
         expected = expected_of(kind, op, sources)
-    addresses, axes = _device_reduce.joint_axes(dst, *sources)
-    assert _device_reduce._suited(kind, op, addresses, axes, [dtype.itemsize] * 4)[1] == lanes
-    assert _block_reduction._by_device_kernel([(dst, sources)], op, kind == "bf16")
+    addresses, axes = _reductions.joint_axes(dst, *sources)
+    assert _reductions._suited(kind, op, addresses, axes, [dtype.itemsize] * 4)[1] == lanes
+    assert _blocks._by_device_kernel([(dst, sources)], op, kind == "bf16")
     np.testing.assert_array_equal(bits(kind, dst), bits(kind, expected))
 
 
@@ -299,7 +295,7 @@ def test_items_beside_each_other_are_taken_at_once(
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Count launches by the functions of this package."""
     seen: list[Any] = []
-    for module in (_device_copies, _device_reduce):
+    for module in (_copies, _reductions):
         launch = module.launch
 
         def counted(kernel: Any, *arguments: Any, launch: Any = launch) -> bool:
@@ -372,13 +368,13 @@ def test_boxes_of_as_many_sources_are_reduced_by_one_launch(
 
 def test_a_table_is_made_once_for_the_same_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    tabled = _device_copies.tabled
+    tabled = _copies.tabled
 
     def counted(records: Any) -> Any:
         made.append(len(records))
         return tabled(records)
 
-    monkeypatch.setattr(_device_copies, "tabled", counted)
+    monkeypatch.setattr(_copies, "tabled", counted)
     src, dst = np.arange(20.0).reshape(4, 5), np.zeros((5, 4))
     for _ in range(3):
         dst[...] = 0

@@ -28,12 +28,12 @@ SOME = (
 
 def kernels() -> dict[str, tuple[Any, int]]:
     """Return every kernel, and the number of its arguments."""
-    from distarray.comm import _kernels_cuda, _kernels_cuda_reduce
+    from distarray.comm.cuda import _copy_kernel, _reduce_kernel
     from distarray.random import _kernels_cuda as _random
 
-    found: dict[str, tuple[Any, int]] = {"copy": (_kernels_cuda.copy_boxes, 3)}
+    found: dict[str, tuple[Any, int]] = {"copy": (_copy_kernel.copy_boxes, 3)}
     arithmetic = ("sum", "avg", "prod", "min", "max")
-    reducing = _kernels_cuda_reduce.reducing
+    reducing = _reduce_kernel.reducing
     for kind in ("f2", "bf16", "f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"):
         for op in arithmetic:
             found[f"{op} of {kind}"] = reducing(kind, op), 4
@@ -75,7 +75,7 @@ def main() -> None:
         sys.exit(CANNOT)
     from numba import cuda
 
-    from distarray.comm._intrinsics_ptx import types
+    from distarray.comm.cuda._intrinsics_ptx import types
 
     made = {}
     found = kernels()

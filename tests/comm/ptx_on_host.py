@@ -57,7 +57,7 @@ class Kernel:
     def _compiled(self, arguments: int) -> Any:
         from numba import cuda
 
-        from distarray.comm._intrinsics_ptx import types
+        from distarray.comm.cuda._intrinsics_ptx import types
 
         ptx, _ = cuda.compile(
             self.py_func,
@@ -86,9 +86,10 @@ def main() -> int:
     if why:
         print(why)
         return kernels_to_ptx.CANNOT
-    from distarray.comm import _device_launch, _intrinsics_cuda
+    from distarray.comm.cuda import _intrinsics
+    from distarray.comm.cuda import _launch as _device_launch
 
-    _intrinsics_cuda.kernel = Kernel
+    _intrinsics.kernel = Kernel
     _device_launch.simulated = lambda: True
     _device_launch.SIMULATED_THREADS = 256
     on_device.has_gpu = lambda: True

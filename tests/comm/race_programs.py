@@ -22,14 +22,9 @@ from typing import Any
 import numpy as np
 
 import distarray as da
-from distarray.comm import (
-    _communicator,
-    _cuda,
-    _device_launch,
-    _device_streams,
-    _reducer,
-    _staging,
-)
+from distarray.comm import _communicator
+from distarray.comm.cuda import _device, _launch, _staging, _streams
+from distarray.comm.mpi import _reducer
 from distarray.testing import simulate
 from tests import on_device
 from tests.comm.races import Checker
@@ -57,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.by_host:
         _communicator.ON_HOST_BYTES = _reducer.ON_HOST_BYTES = -1
     if options.careless:
-        _device_streams._after = lambda cuda, program, own: cuda.get_allocator()
+        _streams._after = lambda cuda, program, own: cuda.get_allocator()
     PROGRAMS[options.program](checker, options)
     report = checker.report()
     print(report)
@@ -172,17 +167,17 @@ def table(checker: Checker, options: argparse.Namespace) -> None:
     upload in it.
     """
     cupy = on_device.stand_in()
-    _cuda.bind("cuda:0", 0)
-    _device_launch.simulated = lambda: False
+    _device.bind("cuda:0", 0)
+    _launch.simulated = lambda: False
     begun, dropped = threading.Event(), threading.Event()
 
     def upload() -> None:
         begun.set()
         dropped.wait()
-        _device_launch.uploaded(np.arange(64))
+        _launch.uploaded(np.arange(64))
 
     with ThreadPoolExecutor(1) as background:
-        make = _forked(_cuda.empty, (64,), np.int64, "cuda:0")
+        make = _forked(_device.empty, (64,), np.int64, "cuda:0")
         result = background.submit(make).result()
         under_way = background.submit(_forked(upload))
         begun.wait()
@@ -194,7 +189,7 @@ def table(checker: Checker, options: argparse.Namespace) -> None:
 
 def _forked(work: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
     """Return work for another thread that comes after what this one's stream has now."""
-    fork = _device_streams.fork()
+    fork = _streams.fork()
     assert fork is not None
     return lambda: fork.run(work, *arguments)
 

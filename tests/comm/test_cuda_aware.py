@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from distarray.comm import _cuda_aware, _cuda_selftest, world
-from distarray.comm._cuda_aware import Finding, child, setting
+from distarray.comm import world
+from distarray.comm.cuda import _awareness, _selftest
+from distarray.comm.cuda._awareness import Finding, child, setting
 from distarray.errors import ArgumentError, MismatchError
 from distarray.testing import simulate
 
@@ -76,7 +77,7 @@ def test_child_that_gets_wrong_values_says_no(cupy_is):
 
 
 def test_child_that_hangs_is_ended_and_says_no(cupy_is, monkeypatch, tmp_path):
-    monkeypatch.setattr(_cuda_aware, "CHILD_SECONDS", 4.0)
+    monkeypatch.setattr(_awareness, "CHILD_SECONDS", 4.0)
     started = tmp_path / "started"
     start = "__import__('subprocess').Popen(['sleep', '60']).pid"
     hang = f"[open({str(started)!r}, 'w').write(str({start})), __import__('time').sleep(60)]"
@@ -120,14 +121,14 @@ def test_child_is_no_rank_of_the_job(cupy_is, monkeypatch):
         "OPAL_PREFIX": "/opt", "CUDA_VISIBLE_DEVICES": "3", "MPI4PY_MPIABI": "mpich",
         "LD_PRELOAD": "libmpi.so", "I_MPI_ROOT": "/opt", "MPIR_CVAR_ENABLE_GPU": "1",
     }  # fmt: skip
-    assert _cuda_aware._without_launcher(launcher | kept) == kept
+    assert _awareness._without_launcher(launcher | kept) == kept
     for name, value in launcher.items():
         monkeypatch.setenv(name, value)
     assert child(0).answer is True
 
 
 def test_program_of_the_child_imports_nothing_of_this_package():
-    text = Path(_cuda_selftest.__file__).read_text()
+    text = Path(_selftest.__file__).read_text()
     assert "from distarray" not in text
     assert "import distarray" not in text
 
@@ -136,22 +137,22 @@ def test_program_of_the_child_imports_nothing_of_this_package():
 
 
 def test_setting_is_auto_unless_set(monkeypatch):
-    monkeypatch.delenv(_cuda_aware.VARIABLE, raising=False)
+    monkeypatch.delenv(_awareness.VARIABLE, raising=False)
     assert setting() == "auto"
     for value in ("auto", "1", "0"):
-        monkeypatch.setenv(_cuda_aware.VARIABLE, value)
+        monkeypatch.setenv(_awareness.VARIABLE, value)
         assert setting() == value
-    monkeypatch.setenv(_cuda_aware.VARIABLE, "True")
+    monkeypatch.setenv(_awareness.VARIABLE, "True")
     with pytest.raises(ArgumentError, match=r"'True'.*auto .*1 .*0 "):
         setting()
 
 
 def test_setting_that_differs_between_ranks_is_an_error_on_all(monkeypatch):
-    monkeypatch.setattr(_cuda_aware, "setting", lambda: str(world().rank % 2))
+    monkeypatch.setattr(_awareness, "setting", lambda: str(world().rank % 2))
 
     def run():
         with pytest.raises(MismatchError, match="0 on some ranks and 1 on others"):
-            _cuda_aware.verdict(world())
+            _awareness.verdict(world())
         return world().all_gather_object(world().rank)
 
     assert simulate(3, run) == [[0, 1, 2]] * 3
@@ -165,20 +166,20 @@ def test_wrong_setting_of_one_rank_is_an_error_on_all(monkeypatch):
             raise ArgumentError("wrong here")
         return usual()
 
-    monkeypatch.setattr(_cuda_aware, "setting", one_wrong)
+    monkeypatch.setattr(_awareness, "setting", one_wrong)
 
     def run():
         with pytest.raises(ArgumentError, match="wrong here"):
-            _cuda_aware.verdict(world())
+            _awareness.verdict(world())
 
     simulate(3, run)
 
 
 @pytest.mark.parametrize("value", ["auto", "1", "0"])
 def test_simulated_ranks_have_no_mpi_to_ask_and_are_told_by_the_setting(monkeypatch, value):
-    monkeypatch.setenv(_cuda_aware.VARIABLE, value)
-    monkeypatch.setattr(_cuda_aware, "child", None)
-    verdicts = simulate(2, lambda: _cuda_aware.verdict(world()))
+    monkeypatch.setenv(_awareness.VARIABLE, value)
+    monkeypatch.setattr(_awareness, "child", None)
+    verdicts = simulate(2, lambda: _awareness.verdict(world()))
     assert [found.direct for found in verdicts] == [value == "1"] * 2
     text = verdicts[0].findings[0].text
     assert ("threads" in text) if value == "auto" else (f"={value}" in text)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from distarray.comm import _cuda_switches
-from distarray.comm._cuda_switches import Finding, Library, ask, library
+from distarray.comm.cuda import _switches
+from distarray.comm.cuda._switches import Finding, Library, ask, library
 
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI builder, ident: 5.0.11, repo rev: v5.0.11"
 MPICH = "MPICH Version:      5.0.2\nMPICH Release date: ...\nMPICH ABI:          18:0:6"
@@ -20,9 +20,9 @@ MVAPICH = "MVAPICH Version:      4.1\nMVAPICH Release date: ..."
 def loaded(monkeypatch):
     """Set which libraries are loaded, and what the query answers."""
     files = {"libmpi_gtl_cuda": ["/opt/libmpi_gtl_cuda.so.0"]}
-    monkeypatch.setattr(_cuda_switches, "_loaded", lambda beginning: files.get(beginning, []))
+    monkeypatch.setattr(_switches, "_loaded", lambda beginning: files.get(beginning, []))
     monkeypatch.setattr(
-        _cuda_switches, "_query", lambda name: Finding("library", True, f"{name} was asked")
+        _switches, "_query", lambda name: Finding("library", True, f"{name} was asked")
     )
     return files
 
@@ -81,10 +81,10 @@ def test_cray_without_its_gpu_library_is_said_to_be(loaded):
 
 
 def test_library_without_a_function_that_tells_is_left_open(monkeypatch):
-    monkeypatch.setattr(_cuda_switches, "_loaded", lambda _: ["/nowhere/libmpi.so", "libc.so.6"])
+    monkeypatch.setattr(_switches, "_loaded", lambda _: ["/nowhere/libmpi.so", "libc.so.6"])
     assert ask(MPICH, {}).answer is None
 
 
 def test_files_of_this_process_are_found():
-    assert _cuda_switches._loaded("libc.")
-    assert _cuda_switches._loaded("libnowhere") == []
+    assert _switches._loaded("libc.")
+    assert _switches._loaded("libnowhere") == []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from distarray.comm import _communicator, _cuda_aware, _pinned, _reducer, _staging, world
+from distarray.comm import _communicator, world
+from distarray.comm.cuda import _awareness, _pinned, _staging
+from distarray.comm.mpi import _reducer
 from distarray.testing import simulate
 from tests import on_device
 from tests.comm import device_checks as checks
@@ -27,7 +29,7 @@ def way(request, monkeypatch):
     monkeypatch.setattr(_staging, "CHUNK_BYTES", 3000)
     if request.param == "host":
         return
-    monkeypatch.setenv(_cuda_aware.VARIABLE, request.param)
+    monkeypatch.setenv(_awareness.VARIABLE, request.param)
     for module in (_communicator, _reducer):
         monkeypatch.setattr(module, "ON_HOST_BYTES", -1)
 

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distarray.comm import _backend, _block_reduction, _cuda, _device_launch, _device_streams
-from distarray.comm import _numba_cuda as numba_part
+from distarray.comm import _backend
+from distarray.comm.cuda import _device, _launch, _streams
+from distarray.comm.cuda import _numba as numba_part
+from distarray.comm.kernels import _blocks
 from tests import on_device
 
 
@@ -21,16 +23,16 @@ def xp() -> Any:
     found = on_device.stand_in()
     if not hasattr(found, "operations"):
         pytest.skip("a real GPU does not tell what streams wait for")
-    _cuda.bind("cuda:0", 0)
+    _device.bind("cuda:0", 0)
     return found
 
 
 def _allocated_by_us(xp: Any) -> None:
-    _cuda.empty((64,), np.int64, "cuda:0")
+    _device.empty((64,), np.int64, "cuda:0")
 
 
 def _uploaded(xp: Any) -> None:
-    _device_launch.uploaded(np.arange(64))
+    _launch.uploaded(np.arange(64))
 
 
 def _allocated_by_cupy(xp: Any) -> None:
@@ -39,14 +41,14 @@ def _allocated_by_cupy(xp: Any) -> None:
 
 def _reduced(xp: Any) -> None:
     values = [_backend.asarray(np.ones(64, "f2"), "cuda:0") for _ in range(2)]
-    _block_reduction.reduce_into(values[0], values, "sum")
+    _blocks.reduce_into(values[0], values, "sum")
 
 
 @pytest.mark.parametrize("work", [_allocated_by_us, _uploaded, _allocated_by_cupy, _reduced])
 def test_whatever_the_background_allocates_comes_after_what_the_program_still_reads(
     xp: Any, work: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_device_launch, "simulated", lambda: False)
+    monkeypatch.setattr(_launch, "simulated", lambda: False)
     program = xp.cuda.get_current_stream()
 
     def task() -> int:
@@ -56,7 +58,7 @@ def test_whatever_the_background_allocates_comes_after_what_the_program_still_re
         work(xp)
         return own.known.get(program.ptr, 0)
 
-    fork = _device_streams.fork()
+    fork = _streams.fork()
     assert fork is not None
     with ThreadPoolExecutor(1) as background:
         waited_for = background.submit(fork.run, task).result()
@@ -71,7 +73,7 @@ def _given_more(xp: Any, program: Any) -> None:
 def test_memory_is_the_programs_again_after_the_background(xp: Any) -> None:
     before = xp.cuda.get_allocator()
     with ThreadPoolExecutor(1) as background:
-        background.submit(_device_streams.Fork(xp.cuda).run, _allocated_by_cupy, xp).result()
+        background.submit(_streams.Fork(xp.cuda).run, _allocated_by_cupy, xp).result()
         after = background.submit(xp.cuda.get_allocator).result()
     assert after is before
 
@@ -83,8 +85,8 @@ def test_a_new_thread_is_made_known_to_cuda_once(xp: Any, monkeypatch: Any) -> N
     monkeypatch.setattr(runtime, "setDevice", lambda n: (made.append(n), setting(n)))
 
     def twice() -> None:
-        _cuda.use(0)
-        _cuda.use(0)
+        _device.use(0)
+        _device.use(0)
 
     with ThreadPoolExecutor(1) as thread:
         thread.submit(twice).result()
@@ -94,11 +96,11 @@ def test_a_new_thread_is_made_known_to_cuda_once(xp: Any, monkeypatch: Any) -> N
 def test_a_block_without_items_decides_nothing(xp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     numba = types.SimpleNamespace(is_available=lambda: True)
     found = types.SimpleNamespace(SIMULATED=False, cuda=numba)
-    monkeypatch.setattr(_device_launch, "_usable", None)
-    monkeypatch.setattr(_device_launch, "kernels", lambda name: found)
-    _device_launch.usable(xp.empty((0, 4)))
-    assert _device_launch._usable is None
-    assert _device_launch.usable(xp.empty((4, 4)))
+    monkeypatch.setattr(_launch, "_usable", None)
+    monkeypatch.setattr(_launch, "kernels", lambda name: found)
+    _launch.usable(xp.empty((0, 4)))
+    assert _launch._usable is None
+    assert _launch.usable(xp.empty((4, 4)))
 
 
 @pytest.mark.parametrize("trouble", ["no GPU", "no import"])
@@ -111,12 +113,12 @@ def test_kernels_that_do_not_serve_are_told_of_once(
         numba = types.SimpleNamespace(is_available=lambda: False, cuda_error=lambda: "no driver")
         return types.SimpleNamespace(SIMULATED=False, cuda=numba)
 
-    monkeypatch.setattr(_device_launch, "_usable", None)
-    monkeypatch.setattr(_device_launch, "kernels", without)
+    monkeypatch.setattr(_launch, "_usable", None)
+    monkeypatch.setattr(_launch, "kernels", without)
     block = xp.empty(4)
     why = "no driver" if trouble == "no GPU" else "row_stack"
     with pytest.warns(RuntimeWarning, match=rf"{why}.*CuPy's own functions serve") as told:
-        found = [_device_launch.usable(block) for _ in range(2)]
+        found = [_launch.usable(block) for _ in range(2)]
     assert found == [False, False]
     assert len(told) == 1
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from distarray.comm import _jit, _threads
+from distarray.comm.kernels import _jit, _threads
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from distarray.comm import _device_launch, _device_tables
-from distarray.comm._device_tables import divisor, parts, tabled, widest_word
+from distarray.comm.cuda import _launch, _tables
+from distarray.comm.cuda._tables import divisor, parts, tabled, widest_word
 
 from .kernels_to_ptx import CANNOT
 
@@ -121,7 +121,7 @@ def test_parts_make_up_the_whole(axes: list[tuple[int, int, int]], most: int, it
         return [tuple(place) for place in (index.T @ strides + np.array(where)).tolist()]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_device_tables, "_MOST_ITEMS", items)
+        patch.setattr(_tables, "_MOST_ITEMS", items)
         found = list(parts(axes, most))
     assert all(len(box) <= most and prod(n for n, _, _ in box) <= items for _, box in found)
     together = [place for where, box in found for place in places(where, list(box))]
@@ -143,4 +143,4 @@ def test_widest_word_divides_every_length() -> None:
 
 def test_kernels_serve_only_where_there_is_a_gpu() -> None:
     """Arrays in host memory go to NumPy."""
-    assert not _device_launch.usable(np.zeros(3))
+    assert not _launch.usable(np.zeros(3))

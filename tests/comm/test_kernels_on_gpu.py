@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from distarray.comm import _block_reduction, _device_copies, _device_launch, _device_reduce
-from distarray.comm._device_copies import copied
 from distarray.comm._packing import pad
+from distarray.comm.cuda import _copies, _launch, _reductions
+from distarray.comm.cuda._copies import copied
+from distarray.comm.kernels import _blocks as _block_reduction
 from distarray.random._blocks import fill_floats, fill_integers
 
 from .cuda_simulator import KINDS, bits, expected_of, ops_of, values
@@ -41,7 +42,7 @@ def cupy() -> Any:
         probe = found.zeros(1)
     except Exception as error:
         pytest.skip(f"no GPU: {error}")
-    if not _device_launch.usable(probe):
+    if not _launch.usable(probe):
         pytest.skip("Numba reaches no GPU")
     return found
 
@@ -49,8 +50,8 @@ def cupy() -> Any:
 @pytest.fixture(scope="module")
 def kernels_for_all_sizes(cupy: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_device_copies, "LEAST_BYTES", 0)
-        patch.setattr(_device_reduce, "LEAST_BYTES", 0)
+        patch.setattr(_copies, "LEAST_BYTES", 0)
+        patch.setattr(_reductions, "LEAST_BYTES", 0)
         yield
 
 

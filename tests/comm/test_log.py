@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
-from distarray.comm import CommLog, _log, _simulated
+from distarray.comm import CommLog, _log
 from distarray.comm._log import record, recording, unrecorded
+from distarray.comm.simulated import _ranks
 from distarray.testing import simulate
 
 
@@ -81,13 +82,13 @@ def test_log_records_what_another_library_does_for_its_thread(monkeypatch):
             context: list[contextvars.Context] = []
 
             def help_out():
-                _simulated._thread.communicator = rank
+                _ranks._thread.communicator = rank
                 record("all_reduce", "dp", 8, 0.1)
                 with unrecorded():
                     record("all_reduce", "dp", 8, 0.1)
                 context.append(_log.copied_context())
 
-            rank = _simulated.current()
+            rank = _ranks.current()
             thread = threading.Thread(target=help_out)
             thread.start()
             thread.join()

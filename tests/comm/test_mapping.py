@@ -9,7 +9,7 @@ import os
 import numpy as np
 import pytest
 
-from distarray.comm._mapping import Mapping, huge_page
+from distarray.comm.shared_memory._hugepages import Mapping, huge_page
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory files")
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distarray.comm import _memory
-from distarray.comm._mapping import Mapping
+from distarray.comm.shared_memory._hugepages import Mapping
 from distarray.errors import ArgumentError, OutOfMemoryError
 
 MEBIBYTE = 1 << 20

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
-from distarray.comm import _packing, _strided, _threads
+from distarray.comm import _packing
 from distarray.comm._packing import copy_box, fill, pack, pad, unpack, unpad
+from distarray.comm.kernels import _loop_nest, _threads
 from distarray.errors import ShapeError
 
 from .strided_arrays import shapes, views
@@ -21,14 +22,14 @@ DTYPES = ("i1", "i2", "f4", "f8", "c16", "S3", "S24", "f4,i2", "m8[s]")
 @pytest.fixture
 def kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no kernel lose to NumPy by the clock."""
-    monkeypatch.setattr(_strided, "run_faster", lambda work, nbytes, kernel, plain: kernel())
+    monkeypatch.setattr(_loop_nest, "run_faster", lambda work, nbytes, kernel, plain: kernel())
 
 
 @pytest.fixture
 def kernels_for_all_sizes(kernels_alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let kernels serve where NumPy would, so that small arrays reach them."""
     monkeypatch.setattr(_packing, "_KERNEL_BYTES", 0)
-    monkeypatch.setattr(_strided, "_BYTES_PER_CALL", 0)
+    monkeypatch.setattr(_loop_nest, "_BYTES_PER_CALL", 0)
 
 
 @pytest.mark.usefixtures("kernels_for_all_sizes")
@@ -74,7 +75,7 @@ def test_kernel_serves_where_it_is_faster(name: str) -> None:
     while base.base is not None:
         base = base.base
     base[...] = np.random.default_rng(0).integers(0, 100, base.shape)
-    assert _strided.copy_by_kernel(dst, src, streaming=True) == served
+    assert _loop_nest.copy_by_kernel(dst, src, streaming=True) == served
     if served:
         np.testing.assert_array_equal(dst, src)
 
@@ -168,7 +169,7 @@ def test_fill_sets_every_element_of_a_view() -> None:
 def test_fill_past_the_caches_sets_what_an_assignment_sets(
     dtype: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_strided, "STREAMING_BYTES", 0)
+    monkeypatch.setattr(_loop_nest, "STREAMING_BYTES", 0)
     monkeypatch.setattr(_threads, "_count", threads)
     monkeypatch.setattr(_threads, "_BYTES_PER_THREAD", 256)
     for size in (0, 1, 7, 63, 64, 65, 1000):

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distarray.comm import _in_vain, _job, _neighbours, _presence, _waiting
-from distarray.comm._in_vain import Watch
-from distarray.comm._neighbours import Neighbours, Start
-from distarray.comm._presence import Meeting, Presence
+from distarray.comm.failures import _deadlock, _job, _liveness, _presence, _watchdog
+from distarray.comm.failures._deadlock import Watch
+from distarray.comm.failures._liveness import Neighbours, Start
+from distarray.comm.failures._presence import Meeting, Presence
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_rank_that_has_gone_is_missed_only_where_it_has_not_been(apart):
 
 
 def test_only_a_rank_whose_name_is_free_and_that_has_not_said_so_has_died(apart, monkeypatch):
-    monkeypatch.setattr(_neighbours, "_SECONDS_DEAD", 0.2)
+    monkeypatch.setattr(_liveness, "_SECONDS_DEAD", 0.2)
     here, leaving, dying, living = (apart(rank) for rank in range(4))
     for one in (here, leaving, dying, living):
         one.listen()
@@ -140,8 +140,8 @@ def test_who_has_not_come_to_the_start_is_named_where_that_is_known(apart, monke
     gone.listen()
     gone.go()
     told = {4: [0, 1, 2, 3], 5: None}
-    monkeypatch.setattr(_neighbours, "node_ranks", lambda _, size: told[size])
-    monkeypatch.setattr(_neighbours, "count_of_node", lambda _, __: 4)
+    monkeypatch.setattr(_liveness, "node_ranks", lambda _, size: told[size])
+    monkeypatch.setattr(_liveness, "count_of_node", lambda _, __: 4)
     assert Start(here, 4).late() == (2, 3)
     assert "2 of this node have not come" in str(Start(here, 4))
     assert Start(here, 5).late() == ()
@@ -164,7 +164,7 @@ class Ranks:
         for rank in order:
             joined = self.joined[rank]
             with monkeypatch.context() as patch:
-                patch.setattr(_in_vain, "has_joined", lambda *at, joined=joined: at in joined)
+                patch.setattr(_deadlock, "has_joined", lambda *at, joined=joined: at in joined)
                 meeting, since = self.waits.get(rank, (None, 0.0))
                 if told := self.watches[rank].elsewhere(meeting, f"in {meeting}", since):
                     return told
@@ -309,7 +309,7 @@ def test_a_name_that_is_free_soon_does_not_say_that_a_rank_has_gone(apart, monke
     monkeypatch.setattr(zero._presence, "gone_without", lambda _: [])
     assert zero.gone(meeting, "in x") == ""
     monkeypatch.setattr(zero._presence, "gone_without", lambda _: [1])
-    monkeypatch.setattr(_in_vain, "_SECONDS_GONE", 0.2)
+    monkeypatch.setattr(_deadlock, "_SECONDS_GONE", 0.2)
     assert zero.gone(meeting, "in x") == ""
     time.sleep(0.3)
     assert "rank 0 waits for ranks [1] (in x)" in zero.gone(meeting, "in x")
@@ -349,7 +349,7 @@ def test_only_threads_that_are_known_to_keep_apart_are_left_out():
     ):
         thread = threading.Thread(target=ended.wait, name=name, daemon=True)
         thread.start()
-        assert _waiting._keeps_apart(thread) == apart
+        assert _watchdog._keeps_apart(thread) == apart
         ended.set()
         thread.join()
         ended.clear()
@@ -357,7 +357,7 @@ def test_only_threads_that_are_known_to_keep_apart_are_left_out():
     queue = multiprocessing.Queue()
     queue.put(1)
     (feeding,) = set(threading.enumerate()) - before
-    assert _waiting._keeps_apart(feeding)
+    assert _watchdog._keeps_apart(feeding)
     assert queue.get(timeout=10) == 1
     queue.close()
     queue.join_thread()

@@ -73,7 +73,7 @@ def test_without_that_order_the_upload_of_a_table_races() -> None:
     assert status == 1
     assert "write after read" in told
     assert "set on stream" in told
-    assert "comm/_device_launch.py" in told
+    assert "comm/cuda/_launch.py" in told
 
 
 def test_a_race_on_purpose_is_found_and_an_event_mends_it() -> None:

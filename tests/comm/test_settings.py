@@ -8,15 +8,18 @@ from pathlib import Path
 import pytest
 
 import distarray
-from distarray.comm import _cuda, _cuda_aware, _jit, _memory, _presence, _threads, _waiting
+from distarray.comm import _memory
+from distarray.comm.cuda import _awareness, _device
+from distarray.comm.failures import _presence, _watchdog
+from distarray.comm.kernels import _jit, _threads
 
 READERS = {
-    "DISTARRAY_TIMEOUT": _waiting.timeout,
+    "DISTARRAY_TIMEOUT": _watchdog.timeout,
     "DISTARRAY_NUM_THREADS": _threads._configured,
     "DISTARRAY_POOL_LIMIT": lambda: _memory._default_limit(),
     "DISTARRAY_NUMBA": _jit._usable,
-    "DISTARRAY_CUDA_AWARE": _cuda_aware.setting,
-    "DISTARRAY_LOCAL_RANK": _cuda.local_rank,
+    "DISTARRAY_CUDA_AWARE": _awareness.setting,
+    "DISTARRAY_LOCAL_RANK": _device.local_rank,
     "DISTARRAY_RANKS_PER_NODE": lambda: _presence.node_colour(5),
 }
 

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distarray.comm import CommLog, _backend, _communicator, _cuda_aware, _pinned, _staging, world
+from distarray.comm import CommLog, _backend, _communicator, world
 from distarray.comm._requests import Pending
-from distarray.comm._simulated import SimulatedCommunicator
+from distarray.comm.cuda import _awareness, _pinned, _staging
+from distarray.comm.simulated._ranks import SimulatedCommunicator
 from distarray.errors import ArgumentError, DeviceError, MismatchError, OutOfMemoryError
 from distarray.testing import simulate
 from tests.comm import late_device
@@ -39,7 +40,7 @@ def device(monkeypatch):
 
 @pytest.fixture
 def way(request, monkeypatch):
-    monkeypatch.setenv(_cuda_aware.VARIABLE, request.param)
+    monkeypatch.setenv(_awareness.VARIABLE, request.param)
 
 
 def values(size: int, seed: int, dtype: str = "f4") -> np.ndarray:
@@ -94,7 +95,7 @@ COUNTS = st.integers(0, 40)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_values_arrive_whatever_the_counts(way, monkeypatch, data):
-    monkeypatch.setenv(_cuda_aware.VARIABLE, way)
+    monkeypatch.setenv(_awareness.VARIABLE, way)
     n = data.draw(st.integers(2, 4))
     lists = st.lists(COUNTS, min_size=n, max_size=n)
     counts, table = data.draw(lists), data.draw(st.lists(lists, min_size=n, max_size=n))
@@ -252,7 +253,7 @@ def test_streams_wait_for_the_current_one_and_the_host_for_none_of_them():
 
 
 def test_direct_messages_wait_for_the_current_stream_once(monkeypatch):
-    monkeypatch.setenv(_cuda_aware.VARIABLE, "1")
+    monkeypatch.setenv(_awareness.VARIABLE, "1")
     monkeypatch.setattr(_backend, "synchronize", lambda array: None)  # by simulated messages
 
     def run():
@@ -416,7 +417,7 @@ def test_pool_names_what_it_could_not_have(monkeypatch):
 
 
 def test_setting_that_is_not_known_is_refused_on_every_rank(monkeypatch):
-    monkeypatch.setenv(_cuda_aware.VARIABLE, "yes")
+    monkeypatch.setenv(_awareness.VARIABLE, "yes")
 
     def run():
         with pytest.raises(ArgumentError, match=r"'yes'.*auto.*1 .*0 "):

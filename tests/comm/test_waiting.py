@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from distarray.comm import _waiting
 from distarray.comm._mismatch import mismatch
+from distarray.comm.failures import _watchdog
 from distarray.errors import ArgumentError
 from tests.test_abort import launch
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(120)
 ARRAY = """
 import sys, time
 import distarray as da
-from distarray.comm import _waiting
+from distarray.comm.failures import _watchdog as _waiting
 
 x = da.arange(6.0)
 rank = x.mesh.rank
@@ -58,7 +58,7 @@ def test_a_long_wait_is_told_once_and_ends_well():
 @pytest.mark.parametrize(("told", "seconds"), [("", 1800), ("0", math.inf), ("none", math.inf)])
 def test_there_is_a_limit_unless_it_is_turned_off(told, seconds, monkeypatch):
     monkeypatch.setenv("DISTARRAY_TIMEOUT", told)
-    assert _waiting.timeout() == seconds
+    assert _watchdog.timeout() == seconds
 
 
 def test_a_rank_of_another_node_is_waited_for_in_every_call_of_mpi():
@@ -82,7 +82,7 @@ def test_a_rank_of_another_node_is_waited_for_in_every_call_of_mpi():
 def test_a_limit_that_is_no_time_is_refused(wrong, monkeypatch):
     monkeypatch.setenv("DISTARRAY_TIMEOUT", wrong)
     with pytest.raises(ArgumentError, match="DISTARRAY_TIMEOUT"):
-        _waiting.timeout()
+        _watchdog.timeout()
 
 
 def test_a_rank_that_is_elsewhere_is_named_at_the_limit():
@@ -107,7 +107,7 @@ def test_the_line_of_the_program_is_named_and_not_that_of_torch():
     class Told(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
-            lines.append(_waiting.line_of(sys._getframe().f_back))
+            lines.append(_watchdog.line_of(sys._getframe().f_back))
             return x
 
     lines = []

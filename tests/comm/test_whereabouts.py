@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from distarray.comm._whereabouts import Answers, Question, Whereabouts, late
+from distarray.comm.failures._roll_call import Answers, Question, Whereabouts, late
 
 NOWHERE = ("", 0)
 FIRST, SECOND = ("calls of 0 and 1", 7), ("calls of 1 and 2", 3)
@@ -16,7 +16,7 @@ FIRST, SECOND = ("calls of 0 and 1", 7), ("calls of 1 and 2", 3)
 @pytest.fixture(autouse=True)
 def job_of_its_own(monkeypatch, request):
     """Keep the names that are taken apart from those of other tests."""
-    from distarray.comm import _presence
+    from distarray.comm.failures import _presence
 
     name = request.node.name, os.getpid()
     monkeypatch.setattr(_presence, "job", lambda: name)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import distarray as da
-from distarray.comm import _cuda
-from distarray.comm._simulated import simulate
+from distarray.comm.cuda import _device
+from distarray.comm.simulated._ranks import simulate
 from distarray.errors import DeviceError
 from tests.on_device import stand_in
 
@@ -89,19 +89,19 @@ def test_without_driver_or_gpu_the_remedy_is_named(
 
 
 def test_the_launcher_says_which_rank_of_the_node_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in _cuda._LOCAL_RANK:
+    for name in _device._LOCAL_RANK:
         monkeypatch.delenv(name, raising=False)
-    assert _cuda.local_rank() is None
+    assert _device.local_rank() is None
     monkeypatch.setattr(stand_in().cuda.runtime, "getDeviceCount", lambda: 4)
     with pytest.raises(DeviceError, match="DISTARRAY_LOCAL_RANK"):
-        _cuda.bind("cuda", None)
+        _device.bind("cuda", None)
     monkeypatch.setenv("SLURM_LOCALID", "3")
-    assert _cuda.local_rank() == 3
+    assert _device.local_rank() == 3
     monkeypatch.setenv("DISTARRAY_LOCAL_RANK", "1")
-    assert _cuda.local_rank() == 1
+    assert _device.local_rank() == 1
     monkeypatch.setenv("DISTARRAY_LOCAL_RANK", "first")
     with pytest.raises(DeviceError, match="first"):
-        _cuda.local_rank()
+        _device.local_rank()
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", 0])
@@ -185,8 +185,8 @@ def test_what_another_library_keeps_is_asked_for_before_memory_is_said_to_lack(
             hoard.clear()
             pool.free_all_blocks()
 
-        keeper = _cuda.Keeper("another", lambda number: sum(b.nbytes for b in hoard), give_back)
-        monkeypatch.setattr(_cuda, "keepers", [keeper])
+        keeper = _device.Keeper("another", lambda number: sum(b.nbytes for b in hoard), give_back)
+        monkeypatch.setattr(_device, "keepers", [keeper])
         pool.set_limit(size=pool.used_bytes())
         try:
             y = x + x

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import distarray as da
 from distarray.array import _convert
 from distarray.comm import CommLog
-from distarray.comm._simulated import simulate
+from distarray.comm.simulated._ranks import simulate
 from distarray.core import _operands
 from distarray.core._arguments import plain_buffer
 from distarray.errors import ArgumentError, ArgumentTypeError, DeviceError

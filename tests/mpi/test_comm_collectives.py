@@ -7,7 +7,8 @@ import contextlib
 import numpy as np
 import pytest
 
-from distarray.comm import _datatypes, _mpi, _mpi_large, world
+from distarray.comm import world
+from distarray.comm.mpi import _datatypes, _large_counts, _transport
 from distarray.errors import MismatchError
 from tests.comm import collective_checks as checks
 
@@ -27,8 +28,8 @@ def through_the_library():
 @pytest.fixture
 def in_pieces(monkeypatch):
     """Make believe that the library counts to five at most, as MPI 3 does to 2**31 - 1."""
-    monkeypatch.setattr(_mpi_large, "LIMIT", 5)
-    monkeypatch.setattr(_mpi_large, "library_displaces", lambda: False)
+    monkeypatch.setattr(_large_counts, "LIMIT", 5)
+    monkeypatch.setattr(_large_counts, "library_displaces", lambda: False)
 
 
 @BLOCKING
@@ -97,7 +98,7 @@ def test_collectives_in_pieces_give_the_same(char, blocking, in_pieces, monkeypa
 def test_point_to_point_and_in_place_in_pieces(in_pieces, monkeypatch):
     monkeypatch.setattr(checks, "LARGE", 17)
     checks.check_point_to_point(world())
-    monkeypatch.setattr(_mpi.MPICommunicator, "all_reduce_small", lambda *_: None)
+    monkeypatch.setattr(_transport.MPICommunicator, "all_reduce_small", lambda *_: None)
     checks.check_all_reduce_in_place(world())
 
 

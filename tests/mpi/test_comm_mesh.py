@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from distarray.comm import DeviceMesh, default_mesh, init_device_mesh, world
-from distarray.comm._presence import node_colour
+from distarray.comm.failures._presence import node_colour
 from distarray.errors import ArgumentTypeError, MeshError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distarray.comm import _communicator, _cuda_aware, _pinned, _reducer, _staging, world
-from distarray.comm._cuda_aware import Finding, verdict
-from distarray.comm._mpi import MPICommunicator
+from distarray.comm import _communicator, world
+from distarray.comm.cuda import _awareness, _pinned, _staging
+from distarray.comm.cuda._awareness import Finding, verdict
+from distarray.comm.mpi import _reducer
+from distarray.comm.mpi._transport import MPICommunicator
 from distarray.errors import MismatchError
 from tests import on_device
 from tests.comm import device_checks as checks
@@ -29,8 +31,8 @@ def xp():
 @pytest.fixture
 def c(xp, monkeypatch):
     """Return a communicator that has decided nothing yet, nor any child told."""
-    monkeypatch.delenv(_cuda_aware.VARIABLE, raising=False)
-    monkeypatch.setattr(_cuda_aware, "_child", None)
+    monkeypatch.delenv(_awareness.VARIABLE, raising=False)
+    monkeypatch.setattr(_awareness, "_child", None)
     monkeypatch.setattr(_pinned, "pool", _pinned.PinnedPool())
     for module in (_communicator, _reducer):
         monkeypatch.setattr(module, "ON_HOST_BYTES", -1)
@@ -47,8 +49,8 @@ def children(c, monkeypatch):
         started.append(device)
         return YES["child"]
 
-    monkeypatch.setattr(_cuda_aware, "ask", lambda told: YES["library"])
-    monkeypatch.setattr(_cuda_aware, "child", child)
+    monkeypatch.setattr(_awareness, "ask", lambda told: YES["library"])
+    monkeypatch.setattr(_awareness, "child", child)
     return started
 
 
@@ -63,7 +65,7 @@ def check_moves(c, xp, size=1500):
 def test_values_move_and_reduce_either_way(c, xp, monkeypatch, way):
     if c.size == 1:
         pytest.skip("nothing moves")
-    monkeypatch.setenv(_cuda_aware.VARIABLE, way)
+    monkeypatch.setenv(_awareness.VARIABLE, way)
     for dtype in ("i1", "c16"):
         for size in checks.SIZES:
             checks.check_moves(c, xp, dtype, size, blocking=True)
@@ -76,7 +78,7 @@ def test_values_move_and_reduce_either_way(c, xp, monkeypatch, way):
 
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_requests_arrive_whatever_the_rank_does_before_it_waits(c, xp, monkeypatch, where):
-    monkeypatch.setenv(_cuda_aware.VARIABLE, "0")
+    monkeypatch.setenv(_awareness.VARIABLE, "0")
     library = np if where == "host" else xp
     outs = [library.zeros(3000 * c.size) for _ in range(3)]
     requests = [
@@ -96,7 +98,7 @@ def test_requests_arrive_whatever_the_rank_does_before_it_waits(c, xp, monkeypat
 
 def test_library_that_says_no_is_not_tried(c, xp, children, monkeypatch):
     no = Finding("library", False, "no, says rank 0")
-    monkeypatch.setattr(_cuda_aware, "ask", lambda told: YES["library"] if c.rank else no)
+    monkeypatch.setattr(_awareness, "ask", lambda told: YES["library"] if c.rank else no)
     assert verdict(c) == (False, (no,))
     assert children == []
     check_moves(c, xp)
@@ -113,7 +115,7 @@ def test_child_is_started_once_on_each_node_and_once_for_all_communicators(
     check_moves(c, xp)
     assert verdict(c.duplicate()).direct
     assert len(children) == (c.rank % 2 == 0)
-    monkeypatch.setattr(_cuda_aware, "ask", None)
+    monkeypatch.setattr(_awareness, "ask", None)
     assert verdict(c) is found
 
 
@@ -121,7 +123,7 @@ def test_children_are_believed_only_if_all_say_yes(c, xp, children, monkeypatch)
     monkeypatch.setenv("DISTARRAY_RANKS_PER_NODE", "1")
     no = Finding("child", False if c.size > 2 else None, "no, says the last node")
     last = c.rank == c.size - 1
-    monkeypatch.setattr(_cuda_aware, "child", lambda device: no if last else YES["child"])
+    monkeypatch.setattr(_awareness, "child", lambda device: no if last else YES["child"])
     found = verdict(c)
     assert not found.direct
     assert found.findings[-1] == no
@@ -131,8 +133,8 @@ def test_children_are_believed_only_if_all_say_yes(c, xp, children, monkeypatch)
 def test_ring_that_brings_wrong_values_is_believed_and_named(c, xp, children, monkeypatch):
     if c.size == 1:
         pytest.skip("a ring of one rank has the values of its own")
-    usual = _cuda_aware._values
-    monkeypatch.setattr(_cuda_aware, "_values", lambda n, rank: usual(n, rank + (c.rank == 0)))
+    usual = _awareness._values
+    monkeypatch.setattr(_awareness, "_values", lambda n, rank: usual(n, rank + (c.rank == 0)))
     found = verdict(c)
     assert not found.direct
     assert "WRONG VALUES" in found.findings[-1].text
@@ -140,7 +142,7 @@ def test_ring_that_brings_wrong_values_is_believed_and_named(c, xp, children, mo
 
 
 def test_ring_in_which_a_message_is_lost_ends_and_the_job_goes_on(c, xp, children, monkeypatch):
-    monkeypatch.setattr(_cuda_aware, "RING_SECONDS", 0.5)
+    monkeypatch.setattr(_awareness, "RING_SECONDS", 0.5)
     usual = MPICommunicator._send
 
     def lost(self, array, dest, tag, blocking):
@@ -159,7 +161,7 @@ def test_ring_in_which_a_message_is_lost_ends_and_the_job_goes_on(c, xp, childre
 def test_settings_that_differ_are_an_error_on_all_ranks(c, xp, monkeypatch):
     if c.size == 1:
         pytest.skip("one rank agrees with itself")
-    monkeypatch.setenv(_cuda_aware.VARIABLE, "1" if c.rank else "auto")
+    monkeypatch.setenv(_awareness.VARIABLE, "1" if c.rank else "auto")
     with pytest.raises(MismatchError, match="1 on some ranks and auto on others"):
         verdict(c)
     assert c.all_gather_object(c.rank) == list(range(c.size))
@@ -168,7 +170,7 @@ def test_settings_that_differ_are_an_error_on_all_ranks(c, xp, monkeypatch):
 def test_real_child_and_ring_say_yes_of_memory_that_mpi_can_read(c, xp, monkeypatch):
     if on_device.has_gpu():
         pytest.skip("this MPI may say otherwise of a real GPU's")
-    monkeypatch.setattr(_cuda_aware, "ask", lambda told: YES["library"])
+    monkeypatch.setattr(_awareness, "ask", lambda told: YES["library"])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STAND_IN), *filter(None, [os.getcwd()])]))
     assert verdict(c).direct
     check_moves(c, xp)

@@ -8,7 +8,8 @@ import itertools
 import numpy as np
 import pytest
 
-from distarray.comm import _cuda_driver, _device_sharing, world
+from distarray.comm import world
+from distarray.comm.cuda import _driver, _ipc
 from tests import on_device
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -25,10 +26,8 @@ def c(xp, monkeypatch):
     """Return a communicator that has not looked yet who can read whom."""
     if hasattr(xp, "operations"):
         told = importlib.import_module("cupy._device").allocation_of
-        monkeypatch.setattr(
-            _cuda_driver, "allocation_of", lambda at: _cuda_driver.Allocation(*told(at))
-        )
-    monkeypatch.setattr(_device_sharing, "_handles", {})
+        monkeypatch.setattr(_driver, "allocation_of", lambda at: _driver.Allocation(*told(at)))
+    monkeypatch.setattr(_ipc, "_handles", {})
     made = world().duplicate()
     if not made.reaches_all:
         pytest.skip("the system does not let processes map each other's memory")
@@ -55,7 +54,7 @@ def test_a_block_without_items_is_read(xp, c):
 
 
 def _mappings() -> int:
-    return sum(map(len, _device_sharing._mapped.values()))
+    return sum(map(len, _ipc._mapped.values()))
 
 
 def _still_open(xp) -> int:
@@ -74,7 +73,7 @@ def test_new_memory_at_an_address_that_was_lent_before_is_read_anew(xp, c):
         assert found == [10.0 * turn + rank for rank in range(c.size)]
         del block, views
         pool.free_all_blocks()  # the next block may get the same addresses
-    for mapped in _device_sharing._mapped.values():
+    for mapped in _ipc._mapped.values():
         spans = sorted((base, base + one.lent.nbytes) for base, one in mapped.items())
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
     if hasattr(xp, "operations"):
@@ -82,8 +81,8 @@ def test_new_memory_at_an_address_that_was_lent_before_is_read_anew(xp, c):
 
 
 def test_few_mappings_are_kept_and_none_that_is_read_is_closed(xp, c, monkeypatch):
-    monkeypatch.setattr(_device_sharing, "_mapped", {})
-    monkeypatch.setattr(_device_sharing, "_MOST_MAPPED", 3)
+    monkeypatch.setattr(_ipc, "_mapped", {})
+    monkeypatch.setattr(_ipc, "_MOST_MAPPED", 3)
     pools = [xp.cuda.MemoryPool() for _ in range(6)]  # whose allocations are not one another's
     blocks = []
     for i, pool in enumerate(pools):
@@ -97,20 +96,20 @@ def test_few_mappings_are_kept_and_none_that_is_read_is_closed(xp, c, monkeypatc
             with c.views(block, 1) as views:
                 assert [float(v[-1].get()) for v in views] == [10.0 * i + r for r in range(c.size)]
             del views
-        assert all(len(mapped) <= 3 for mapped in _device_sharing._mapped.values()), turn
+        assert all(len(mapped) <= 3 for mapped in _ipc._mapped.values()), turn
     assert float(first[7].get()) == peer
     c.barrier()  # until then the blocks must be there
-    _device_sharing.close_unread()
+    _ipc.close_unread()
     assert _mappings() == (0 if c.size == 1 else 1)
     del first
-    _device_sharing.close_unread()
+    _ipc.close_unread()
     assert _mappings() == 0
 
 
 def test_memory_that_cannot_be_lent_is_copied_where_it_can(xp, c, monkeypatch):
     block = xp.arange(5000.0) + c.rank
-    known = _cuda_driver.allocation_of(block.data.ptr)
-    monkeypatch.setitem(_device_sharing._handles, (known.identity, known.base), None)
+    known = _driver.allocation_of(block.data.ptr)
+    monkeypatch.setitem(_ipc._handles, (known.identity, known.base), None)
     with c.views(block, 1) as views:
         for rank, view in enumerate(views):
             np.testing.assert_array_equal(view.get(), np.arange(5000.0) + rank)
@@ -123,7 +122,7 @@ def test_ranks_that_cannot_read_a_rank_are_not_read_by_it(xp, c, monkeypatch):
             raise xp.cuda.runtime.CUDARuntimeError(400)
 
         monkeypatch.setattr(xp.cuda.runtime, "ipcOpenMemHandle", refuse)
-        monkeypatch.setattr(_device_sharing, "_mapped", {})
+        monkeypatch.setattr(_ipc, "_mapped", {})
     with c.views(xp.full(1000, float(c.rank)), 1) as views:
         reached = [rank for rank, view in enumerate(views) if view is not None]
         assert [float(views[rank][0].get()) for rank in reached] == reached

@@ -7,7 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from distarray.comm import _attaching, _memory
+from distarray.comm import _memory
+from distarray.comm.shared_memory import _connect
 from distarray.errors import CommunicationError, MismatchError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -18,7 +19,7 @@ def channel():
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD.Dup()
-    made = _attaching.attach(
+    made = _connect.attach(
         tuple(range(comm.size)), comm.rank, tuple(range(comm.size)), comm.allgather
     )
     if made is None:
@@ -157,8 +158,6 @@ def test_no_channel_where_shared_memory_is_switched_off(monkeypatch):
     comm = MPI.COMM_WORLD
     monkeypatch.setenv("DISTARRAY_SHARED_MEMORY", "0" if comm.rank == 0 else "1")
     assert (
-        _attaching.attach(
-            tuple(range(comm.size)), comm.rank, tuple(range(comm.size)), comm.allgather
-        )
+        _connect.attach(tuple(range(comm.size)), comm.rank, tuple(range(comm.size)), comm.allgather)
         is None
     )

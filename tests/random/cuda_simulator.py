@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from distarray.comm import _device_launch
+from distarray.comm.cuda import _launch
 from distarray.random import _blocks, _device_blocks
 from distarray.random._blocks import fill_floats, fill_integers
 
@@ -22,7 +22,7 @@ MANY_DRAWN_AGAIN = ("uint64", 0, 2**63 + 1)
 
 @pytest.fixture(scope="module", autouse=True)
 def for_small_arrays() -> Iterator[None]:
-    assert _device_launch.simulated()
+    assert _launch.simulated()
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield

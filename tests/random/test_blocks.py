@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from distarray.comm import _threads
+from distarray.comm.kernels import _threads
 from distarray.random import _blocks
 from distarray.random._blocks import fill_floats, fill_integers
 

@@ -10,7 +10,7 @@ import torch
 
 import distarray as da
 from distarray.testing import simulate
-from distarray.torch._cross_entropy import vocab_parallel_cross_entropy
+from distarray.torch.loss._cross_entropy import vocab_parallel_cross_entropy
 from tests.tolerance import assert_close
 
 cross_entropy = torch.nn.functional.cross_entropy

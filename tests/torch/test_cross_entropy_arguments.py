@@ -18,8 +18,8 @@ from distarray.errors import (  # noqa: E402
     ShapeError,
 )
 from distarray.testing import simulate  # noqa: E402
-from distarray.torch._cross_entropy import vocab_parallel_cross_entropy  # noqa: E402
 from distarray.torch._layouts import place  # noqa: E402
+from distarray.torch.loss._cross_entropy import vocab_parallel_cross_entropy  # noqa: E402
 from tests.torch.class_shares import cross_entropy, share_of, values  # noqa: E402
 
 

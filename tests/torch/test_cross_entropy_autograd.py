@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import distarray as da  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from distarray.torch._cross_entropy import vocab_parallel_cross_entropy  # noqa: E402
+from distarray.torch.loss._cross_entropy import vocab_parallel_cross_entropy  # noqa: E402
 from tests.tolerance import assert_close  # noqa: E402
 from tests.torch.class_shares import cross_entropy, share_of, target_of, values  # noqa: E402
 

@@ -15,7 +15,7 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import ArgumentError, LayoutError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from distarray.torch import _fused  # noqa: E402
+from distarray.torch.parallel import _fused  # noqa: E402
 from tests.torch.twins import compare  # noqa: E402
 
 

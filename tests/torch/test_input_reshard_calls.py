@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
-from distarray.torch import _saved  # noqa: E402
+from distarray.torch.parallel import _saved_slices  # noqa: E402
 from tests.torch.reshard_models import MLP_PLAN, Mlp, check, filled, on_ranks, run, same, values  # noqa: E402
 
 
@@ -80,7 +80,7 @@ def test_an_exception_in_forward_leaves_the_hooks_balanced():
             with pytest.raises(RuntimeError):
                 inner(x[..., :2])
             assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
-            assert _saved._calls.get() == ()
+            assert _saved_slices._calls.get() == ()
         check(mine.layer, x, wanted)
         mine(x, False)
         assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None

@@ -16,8 +16,8 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import LayoutError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from distarray.torch._following import Following  # noqa: E402
 from distarray.torch._layouts import own_placed, place  # noqa: E402
+from distarray.torch.following._mode import Following  # noqa: E402
 from tests.torch.twins import compare  # noqa: E402
 
 R, S, P = da.Replicate(), da.Shard, da.Partial()
@@ -176,7 +176,7 @@ def test_attention_and_embeddings_check_what_they_get():
 
 
 def test_a_layout_that_is_known_needs_no_exchange_of_shapes(monkeypatch):
-    from distarray.torch import _features
+    from distarray.torch.parallel.layers import _features
 
     model = _linear(nn.LayerNorm(5), nn.Linear(5, 6))
     exchanged: list[object] = []

@@ -12,9 +12,9 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import LayoutError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from distarray.torch._carried import known, lost_of  # noqa: E402
-from distarray.torch._indices import kept_axes  # noqa: E402
 from distarray.torch._layouts import place  # noqa: E402
+from distarray.torch.following._carried import known, lost_of  # noqa: E402
+from distarray.torch.following._indices import kept_axes  # noqa: E402
 from tests.torch.word_blocks import FULL, ROWS, WORDS, block_of, is_block  # noqa: E402
 
 F = torch.nn.functional

@@ -15,9 +15,9 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import LayoutError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from distarray.torch._carried import known  # noqa: E402
 from distarray.torch._layouts import place  # noqa: E402
-from distarray.torch._loss_parallel import loss_parallel  # noqa: E402
+from distarray.torch.following._carried import known  # noqa: E402
+from distarray.torch.loss._loss_parallel import loss_parallel  # noqa: E402
 from tests.torch.word_head import WIDTH, setting  # noqa: E402
 
 F = torch.nn.functional

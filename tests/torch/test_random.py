@@ -14,8 +14,8 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from distarray.torch._dropout import kept  # noqa: E402
 from distarray.torch._random import keys_from  # noqa: E402
+from distarray.torch.training._dropout import kept  # noqa: E402
 
 R = da.Replicate()
 

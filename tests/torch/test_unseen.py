@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch")
 
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
-from distarray.torch._following import Following  # noqa: E402
-from distarray.torch._unseen import unseen  # noqa: E402
+from distarray.torch.following._mode import Following  # noqa: E402
+from distarray.torch.following._unseen import unseen  # noqa: E402
 
 
 class Counting(TorchFunctionMode):

@@ -237,7 +237,7 @@ def test_an_optimizer_that_cannot_be_tried_steps_with_a_warning():
 
 
 def test_each_optimizer_is_tried_once(monkeypatch):
-    from distarray.torch import _whole_matrices
+    from distarray.torch.training import _whole_matrices
 
     tried = []
     verdict = _whole_matrices._verdict

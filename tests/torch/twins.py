@@ -76,7 +76,7 @@ def check_gradient(
     The magnitude of ``terms``, and of the full one, is what the tolerance is relative to.
     """
     from distarray.torch._layouts import placed_of
-    from distarray.torch._parameters import block_of
+    from distarray.torch.parallel._parameters import block_of
 
     if expected is None:
         assert parameter.grad is None, name

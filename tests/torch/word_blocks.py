@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 import distarray as da
-from distarray.torch._carried import known
 from distarray.torch._layouts import place
+from distarray.torch.following._carried import known
 
 ROWS, WORDS = 5, 7
 FULL = torch.randn(ROWS, WORDS, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

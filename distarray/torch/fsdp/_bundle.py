@@ -15,8 +15,8 @@ from distarray.redistribute._background import Handle, done_by, in_background
 from distarray.redistribute._execute import redistribute_local
 from distarray.redistribute._packed import Packed
 from distarray.torch._buffers import buffer_of, empty, tensor_of
-from distarray.torch._saved import Geometry
 from distarray.torch.fsdp._parameter import ShardedParameter
+from distarray.torch.parallel._saved_slices import Geometry
 from distarray.typing import Buffer
 
 

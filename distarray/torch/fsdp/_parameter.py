@@ -26,11 +26,11 @@ from distarray.torch._layouts import (
     place,
     placed_of,
 )
-from distarray.torch._parameters import forget_graphs
-from distarray.torch._share_records import note_placed
 from distarray.torch._shares import torn_among
-from distarray.torch._vocabulary import local_padding
 from distarray.torch._wholes import handed_out
+from distarray.torch.parallel._parameters import forget_graphs
+from distarray.torch.parallel.layers._vocabulary import local_padding
+from distarray.torch.state._share_records import note_placed
 
 Placement = Callable[[nn.Parameter], Shard | None]
 

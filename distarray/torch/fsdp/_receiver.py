@@ -10,7 +10,6 @@ import torch
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError
 from distarray.torch._anchor import is_for_all_leaves
-from distarray.torch._norms import listed
 from distarray.torch.fsdp import _hooks
 from distarray.torch.fsdp._context import Context, Member
 from distarray.torch.fsdp._gradients import (
@@ -22,6 +21,7 @@ from distarray.torch.fsdp._gradients import (
 )
 from distarray.torch.fsdp._parameter import ShardedParameter
 from distarray.torch.fsdp._policies import MixedPrecisionPolicy
+from distarray.torch.training._norms import listed
 
 _Bundles = list[tuple[GradientBundle, list[int]]]
 """Bundles, and the positions of their members in the group."""

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from distarray.errors import ModifiedError
-from distarray.torch._saved import Geometry, Hooks
 from distarray.torch.fsdp._bundle import Bundle
 from distarray.torch.fsdp._parameter import ShardedParameter
+from distarray.torch.parallel._saved_slices import Geometry, Hooks
 
 
 class Source(Protocol):

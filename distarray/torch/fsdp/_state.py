@@ -12,13 +12,13 @@ from torch import nn
 from torch.utils import _pytree
 
 from distarray.torch._modules import located
-from distarray.torch._saved import enter_hooks
 from distarray.torch._transforms import transforming
 from distarray.torch._untraced import untraced
 from distarray.torch.fsdp._context import Context
 from distarray.torch.fsdp._functional import given_to, lent
 from distarray.torch.fsdp._group import Group
 from distarray.torch.fsdp._saved_wholes import Wholes
+from distarray.torch.parallel._saved_slices import enter_hooks
 
 NAME = "_distarray_fsdp"
 """Under which a module's ``__dict__`` has its state."""

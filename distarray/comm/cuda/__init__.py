@@ -1,0 +1,1 @@
+"""GPUs: devices, kernels, and messages between device memories."""

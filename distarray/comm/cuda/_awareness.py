@@ -1,0 +1,309 @@
+"""Whether the MPI that runs takes addresses of device memory: found out without risk to the job.
+
+``DISTARRAY_CUDA_AWARE`` decides where it is set to 1 (it does: nothing is tried) or 0. Else three
+steps, of which each is taken only if none before said no: what the library says of itself
+(`_cuda_switches`); a child process on each node, which sends device memory to itself
+(`_cuda_selftest`) and may crash; a ring of messages between the ranks, checked, with a deadline.
+The answer is one for all of these ranks, found in their first collective of device memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from distarray.comm import _backend, _settings
+from distarray.comm._collectives import OWN_TAG
+from distarray.comm.cuda._switches import Finding, ask
+from distarray.comm.failures._presence import node_colour
+from distarray.errors import ArgumentError, MismatchError
+
+if TYPE_CHECKING:
+    from distarray.comm._communicator import Communicator
+
+VARIABLE: Final = "DISTARRAY_CUDA_AWARE"
+CHILD_SECONDS: Final = 60.0
+"""How long the child may take: to load CuPy from a busy file system, for the most part."""
+
+RING_SECONDS: Final = 20.0
+RING_BYTES: Final = (1 << 10, 4 << 20)
+_TRUST: Final = f"set {VARIABLE}=1 if you know that it does"
+
+_OF_LAUNCHERS: Final = re.compile(
+    r"PMI|PRTE|PRRTE|ORTE_|OMPI_(?!MCA_)|HYDI|HYDRA|MPI_LOCAL|MPIEXEC|MPIRUN|SLURM|PALS_|"
+    r"ALPS_|FLUX_|JSM_|I_MPI_(HYDRA|MPIRUN|PMI|PIN|INFO)|MV2_COMM_WORLD|MVP_COMM_WORLD|"
+    r"OMPI_MCA_(ess|orte|prte|pmix|plm|ras|rmaps|odls|routed|grpcomm|iof|schizo|state|errmgr)"
+)
+"""Beginnings of the names of variables that make a process a rank of a job."""
+
+
+class Verdict(NamedTuple):
+    """Whether device memory is passed to MPI, and what was found out."""
+
+    direct: bool
+    findings: tuple[Finding, ...]
+
+
+class _Told(NamedTuple):
+    """What a rank tells the others first."""
+
+    setting: str
+    colour: str
+    library: Finding
+    child: Finding | None
+
+
+_child: Finding | None = None  # what the child of this node has found
+
+
+def setting() -> str:
+    """Return ``DISTARRAY_CUDA_AWARE``: "auto", "1" or "0".
+
+    Raises
+    ------
+    ArgumentError
+        It is none of these.
+    """
+    told = _settings.setting(VARIABLE, "auto")
+    if told not in ("auto", "1", "0"):
+        raise ArgumentError(
+            f"{VARIABLE}={told!r} is not known; set auto (find out), 1 (MPI takes device memory) "
+            "or 0 (it does not), the same on all ranks"
+        )
+    return told
+
+
+def verdict(communicator: Communicator) -> Verdict:
+    """Return whether these ranks pass device memory to MPI; the first call is collective.
+
+    Raises
+    ------
+    ArgumentError
+        On every rank, where the setting of any is not known.
+    MismatchError
+        On every rank, where they have different settings.
+    """
+    if not communicator.verdicts:
+        communicator.verdicts.append(_decided(communicator))
+    known: Verdict = communicator.verdicts[0]
+    return known
+
+
+def _decided(communicator: Communicator) -> Verdict:
+    everyone = _settings_agree(communicator)
+    chosen = everyone[0].setting
+    if chosen != "auto":
+        answer = chosen == "1"
+        return Verdict(answer, (Finding("setting", answer, f"{VARIABLE}={chosen}"),))
+    found = [_first_no([told.library for told in everyone])]
+    if found[-1].answer is not False:
+        found.append(_first_no(_of_children(communicator, everyone)))
+        if found[-1].answer:
+            found.append(_ring(communicator))
+    return Verdict(found[-1].answer is True, tuple(found))
+
+
+def _settings_agree(communicator: Communicator) -> list[_Told]:
+    """Return what all ranks tell; the same error on all where the settings are wrong."""
+    error: ArgumentError | None = None
+    try:
+        chosen = setting()
+    except ArgumentError as found:
+        error, chosen = found, ""
+    mine = _Told(chosen, _colour(communicator), _of_library(communicator), _child)
+    gathered = _gathered(communicator, (error, mine))
+    for wrong, _ in gathered:
+        if wrong is not None:
+            raise wrong
+    settings = {told.setting for _, told in gathered}
+    if len(settings) > 1:
+        raise MismatchError(
+            f"{VARIABLE} is {' on some ranks and '.join(sorted(settings))} on others; set it alike "
+            "on all"
+        )
+    return [told for _, told in gathered]
+
+
+def _gathered(communicator: Communicator, mine: Any) -> list[Any]:
+    """Return what all ranks say; not recorded, because no program asked for it."""
+    return [mine] if communicator.size == 1 else communicator._all_gather_object(mine)[0]
+
+
+def _colour(communicator: Communicator) -> str:
+    mpi = communicator.mpi
+    if mpi is None:
+        return ""
+    from mpi4py import MPI
+
+    return node_colour(MPI.COMM_WORLD.Get_rank())
+
+
+def _of_library(communicator: Communicator) -> Finding:
+    if communicator.mpi is None:
+        return Finding("library", False, "these ranks are threads of one process, without MPI")
+    from mpi4py import MPI
+
+    return ask(MPI.Get_library_version())
+
+
+def _first_no(findings: list[Finding]) -> Finding:
+    """Return what counts: the first no, else the first that cannot tell, else yes."""
+    return min(findings, key=lambda found: (False, None, True).index(found.answer))
+
+
+# --- the child -----------------------------------------------------------------------------------
+
+
+def _of_children(communicator: Communicator, everyone: list[_Told]) -> list[Finding]:
+    """Return what the child of every node has found; started where none has been before."""
+    global _child
+    by_node: dict[str, Finding] = {}
+    starts: dict[str, int] = {}
+    for rank, told in enumerate(everyone):
+        starts.setdefault(told.colour, rank)
+        if told.child is not None:
+            by_node.setdefault(told.colour, told.child)
+    mine = everyone[communicator.rank].colour
+    found = None
+    if mine not in by_node and starts[mine] == communicator.rank:
+        cupy = _backend.module("cuda")
+        found = child(cupy.cuda.Device().id)
+    for told, heard in zip(everyone, _gathered(communicator, found), strict=True):
+        if heard is not None:
+            by_node.setdefault(told.colour, heard)
+    _child = by_node[mine]
+    return list(by_node.values())
+
+
+def child(device: int, switched_on: Mapping[str, str] | None = None) -> Finding:
+    """Return what a process of its own finds, which sends device memory to itself.
+
+    Parameters
+    ----------
+    device
+        Number of the GPU.
+    switched_on
+        Variables to add to its environment.
+    """
+    if not sys.executable:
+        return _untried("this program does not know its Python")
+    program = Path(__file__).with_name("_selftest.py")
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", str(program), str(device)],
+                env=_without_launcher(os.environ) | dict(switched_on or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,  # so that what it starts can be ended with it
+            )
+        except OSError as error:
+            return _untried(f"it does not start: {error}")
+        try:
+            status = process.wait(CHILD_SECONDS)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        said, complaints = (_written(file) for file in (out, err))
+    return _judged(status, said.split(), complaints)
+
+
+def _judged(status: int | None, said: list[str], complaints: str) -> Finding:
+    """Return what it means how a child ended, and what it had said before."""
+    if "right" in said:
+        return Finding("child", True, "a process has sent device memory to itself")
+    if "wrong" in said:
+        return Finding("child", False, "a process has sent itself device memory: WRONG VALUES")
+    last = complaints.strip().splitlines()[-1:] or [f"status {status}"]
+    if "device" not in said:
+        what = "MPI" if "mpi" in said else "a process by itself"
+        if status is None:
+            return _untried(f"nothing came of it in {CHILD_SECONDS:g} s")
+        where = "the GPU" if what == "MPI" else "MPI, without a launcher,"
+        return _untried(f"{where} does not start there: {last[0]}")
+    if status is None:
+        end = f"did not end within {CHILD_SECONDS:g} s"
+    elif status < 0:
+        end = f"was ended by {signal.Signals(-status).name}"
+    else:
+        end = f"failed: {last[0]}"
+    return Finding("child", False, f"a process that sent device memory to itself {end}")
+
+
+def _untried(why: str) -> Finding:
+    return Finding("child", None, f"a process to try it in tells nothing ({why}); {_TRUST}")
+
+
+def _without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which a process is a program of one rank."""
+    return {k: v for k, v in environment.items() if not _OF_LAUNCHERS.match(k)}
+
+
+def _written(file: Any) -> str:
+    file.seek(0)
+    return str(file.read().decode(errors="replace"))
+
+
+# --- the ring ------------------------------------------------------------------------------------
+
+
+def _ring(communicator: Communicator) -> Finding:
+    """Return whether device memory arrives at the next rank; collective."""
+    copy = communicator.duplicate()
+    try:
+        mine = _around(copy)
+    except Exception as error:
+        rank = copy.world_ranks[copy.rank]
+        mine = Finding("ring", False, f"rank {rank} failed: {type(error).__name__}: {error}")
+    found = _first_no(_gathered(communicator, mine))
+    if found.answer:
+        copy.free()
+    # Else messages may be under way for ever: what they write to stays.
+    return found
+
+
+def _around(communicator: Communicator) -> Finding:
+    xp = _backend.module("cuda")
+    rank, n = communicator.rank, communicator.size
+    before, after = (rank - 1) % n, (rank + 1) % n
+    here, sender = communicator.world_ranks[rank], communicator.world_ranks[before]
+    limit = time.monotonic() + RING_SECONDS
+    right = True
+    for nbytes in RING_BYTES:
+        sent, received = xp.empty(nbytes, np.uint8), xp.empty(nbytes, np.uint8)
+        sent.set(_values(nbytes, rank))
+        received.set(np.zeros(nbytes, np.uint8))
+        xp.cuda.get_current_stream().synchronize()
+        requests = [
+            communicator._recv(received, before, OWN_TAG, False),
+            communicator._send(sent, after, OWN_TAG, False),
+        ]
+        while requests := [request for request in requests if not request.test()]:
+            if time.monotonic() > limit:
+                told = f"what rank {sender} sends to rank {here} has not come in {RING_SECONDS:g} s"
+                return Finding("ring", False, told)
+            time.sleep(0)
+        right = right and (received.get() == _values(nbytes, before)).all()
+    if not right:  # said at the end: the others wait for what this rank sends
+        return Finding("ring", False, f"rank {here} got WRONG VALUES from rank {sender}")
+    return Finding("ring", True, "device memory has gone around the ranks of the job")
+
+
+def _values(nbytes: int, rank: int) -> np.ndarray:
+    values: np.ndarray = (np.arange(nbytes, dtype=np.uint32) * 7 + rank).astype(np.uint8)
+    return values

@@ -1,0 +1,323 @@
+"""Which GPU this process, or this thread of it, uses; and what to do where there is none.
+
+"cuda" stands for the GPU that a rank is bound to: by its number among the ranks of its node, modulo
+how many GPUs it sees; several ranks may share one. "cuda:<number>" fixes it. Nothing is imported
+until a GPU is asked for.
+
+The current device is a matter of threads in CUDA: one that allocates a block makes the device of
+that block its current one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+
+from distarray.comm._settings import setting
+from distarray.comm.cuda._streams import used
+from distarray.errors import DeviceError, DTypeError, OutOfMemoryError
+from distarray.typing import Buffer, Shape
+
+_LOCAL_RANK: Final = (
+    "DISTARRAY_LOCAL_RANK",  # the user's word comes first
+    "MPI_LOCALRANKID",  # MPICH and Intel MPI
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "MVP_COMM_WORLD_LOCAL_RANK",
+    "PALS_LOCAL_RANKID",  # Cray
+    "SLURM_LOCALID",
+    "FLUX_TASK_LOCAL_ID",
+    "JSM_NAMESPACE_LOCAL_RANK",
+)
+"""Where launchers say which rank of its node a process is."""
+
+T = TypeVar("T")
+
+_bound: ContextVar[int | None] = ContextVar("distarray_gpu", default=None)
+"""The GPU of a simulated rank; its background work inherits it."""
+_bound_process: int | None = None
+
+
+class Keeper(NamedTuple):
+    """Another library that keeps memory of GPUs.
+
+    Attributes
+    ----------
+    name
+        Of the library.
+    reserved
+        How many bytes of a GPU it has, by the number of the GPU.
+    give_back
+        Returns to CUDA what it does not use.
+    """
+
+    name: str
+    reserved: Callable[[int], int]
+    give_back: Callable[[], Any]
+
+
+keepers: list[Keeper] = []
+_told = False
+
+
+def cupy(device: str = "cuda") -> Any:
+    """Return CuPy.
+
+    Raises
+    ------
+    DeviceError
+        It does not import.
+    """
+    global _told
+    try:
+        found = importlib.import_module("cupy")
+    except Exception as error:  # one made for another NumPy raises ValueError, or anything
+        raise DeviceError(
+            f"device {device!r} needs CuPy, which does not import here ({error}); install "
+            "distarray-mpi[cuda12] or [cuda13], as the driver has it, or use device='cpu'"
+        ) from error
+    if not _told:
+        _told = True
+        # Ranks of a node read each other's blocks: that one is on another GPU is no news.
+        warnings.filterwarnings("ignore", message="The device where the array resides")
+    return found
+
+
+def count(device: str = "cuda") -> int:
+    """Return how many GPUs this process sees, at least one.
+
+    Raises
+    ------
+    DeviceError
+        There is no CuPy, no driver, or no GPU.
+    """
+    runtime = cupy(device).cuda.runtime
+    try:
+        found = int(runtime.getDeviceCount())
+    except runtime.CUDARuntimeError as error:
+        raise DeviceError(
+            f"device {device!r} cannot be used here: CUDA says {error}; look with nvidia-smi "
+            "whether the driver runs and is as new as CuPy's CUDA (distarray-mpi[cuda12] or "
+            "[cuda13]), and at CUDA_VISIBLE_DEVICES; or use device='cpu'"
+        ) from error
+    if found == 0:
+        raise DeviceError(
+            f"device {device!r} cannot be used here: CUDA sees no GPU; look at "
+            "CUDA_VISIBLE_DEVICES and at what the job asked for, or use device='cpu'"
+        )
+    return found
+
+
+def bind(device: str, local_rank: int | None, *, simulated: bool = False) -> int:
+    """Make the GPU that a device names current, and return its number; bind this rank to "cuda".
+
+    Parameters
+    ----------
+    device
+        "cuda" or "cuda:<number>".
+    local_rank
+        Which rank of its node this is; None where nobody tells.
+
+    Raises
+    ------
+    DeviceError
+        There is no such GPU, or no telling which one of several is this rank's.
+    """
+    global _bound_process
+    have = count(device)
+    told = device.partition(":")[2]
+    if told:
+        number = _existing(int(told), have)
+        use(number)
+        return number
+    if have == 1:
+        number = 0
+    elif local_rank is None:
+        raise DeviceError(
+            f"this process sees {have} GPUs, and the launcher does not say which rank of its node "
+            "it is; give each rank one GPU (as srun --gpus-per-task=1 does), set "
+            "DISTARRAY_LOCAL_RANK to 0, 1, ... on the ranks of a node, or name device='cuda:<n>'"
+        )
+    else:
+        number = local_rank % have
+    if simulated:
+        _bound.set(number)
+    else:
+        _bound_process = number
+    use(number)
+    return number
+
+
+def _existing(number: int, have: int) -> int:
+    if number >= have:
+        shown = "only GPU 0" if have == 1 else f"GPUs 0 to {have - 1}"
+        raise DeviceError(
+            f"device 'cuda:{number}' is not there: this process sees {shown}; use one of them, or "
+            "device='cuda' for the one that is this rank's"
+        )
+    return number
+
+
+def local_rank() -> int | None:
+    """Return which rank of its node this process is, as its launcher says; None where none does.
+
+    Raises
+    ------
+    DeviceError
+        DISTARRAY_LOCAL_RANK is no number.
+    """
+    for name in _LOCAL_RANK:
+        value = setting(name)
+        if value.isdecimal():
+            return int(value)
+        if value and name == "DISTARRAY_LOCAL_RANK":
+            raise DeviceError(
+                f"DISTARRAY_LOCAL_RANK={value!r} is not the number of a rank on its node; set 0, "
+                "1, ... or unset it"
+            )
+    return None
+
+
+def number_of(device: str) -> int:
+    """Return the number of the GPU that a device names for this rank."""
+    told = device.partition(":")[2]
+    if told:
+        return int(told)
+    bound = _bound_number()
+    return bind(device, local_rank()) if bound is None else bound
+
+
+def _bound_number() -> int | None:
+    bound = _bound.get()
+    return _bound_process if bound is None else bound
+
+
+class _Thread(threading.local):
+    """Whether CUDA knows of a thread: a new one has a device, number 0, and no context on it."""
+
+    has_context = False
+
+
+_thread = _Thread()
+_in_use: set[int] = set()
+
+
+def use(number: int) -> None:
+    """Make a GPU the current one of this thread."""
+    used()
+    _in_use.add(number)
+    runtime = cupy().cuda.runtime
+    if not _thread.has_context or runtime.getDevice() != number:
+        runtime.setDevice(number)
+        _thread.has_context = True
+
+
+@contextlib.contextmanager
+def on(number: int) -> Iterator[None]:
+    """Make a GPU the current one inside a ``with`` block."""
+    with cupy().cuda.Device(number):
+        yield
+
+
+def empty(shape: Shape, dtype: Any, device: str) -> Buffer:
+    """Return an uninitialised C-contiguous block, of which the GPU becomes the current one.
+
+    Raises
+    ------
+    DTypeError
+        GPUs have no such items.
+    OutOfMemoryError
+        The GPU has not enough memory left.
+    """
+    library = cupy(device)
+    number = number_of(device)
+    use(number)
+    check_dtype(dtype)
+    return with_memory(lambda: library.empty(shape, dtype), number)
+
+
+def with_memory(work: Callable[[], T], number: int) -> T:
+    """Return what ``work`` returns, called again where the GPU's memory did not suffice at first.
+
+    In between other libraries give back what they do not use.
+
+    Raises
+    ------
+    OutOfMemoryError
+        It does not suffice; the message says how much was asked for, and who holds the rest.
+    """
+    lack = cupy().cuda.memory.OutOfMemoryError
+    try:
+        return work()
+    except lack:
+        for keeper in keepers:
+            keeper.give_back()
+    try:
+        return work()
+    except lack as error:
+        raise OutOfMemoryError(
+            f"GPU {number}: {error} {held(number)}. Use more ranks, a smaller dtype, or drop "
+            "arrays first"
+        ) from error
+
+
+def pool_bytes(device: str) -> tuple[int, int]:
+    """Return how many bytes of a GPU arrays hold, and CuPy keeps idle.
+
+    Raises
+    ------
+    DeviceError
+        There is no such GPU.
+    """
+    with on(_existing(number_of(device), count(device))):
+        pool = cupy().get_default_memory_pool()
+        return pool.used_bytes(), pool.free_bytes()
+
+
+def trim() -> None:
+    """Give back to CUDA what CuPy keeps idle on the GPUs that this process has used."""
+    for number in sorted(_in_use):
+        with on(number):
+            cupy().get_default_memory_pool().free_all_blocks()
+    if _in_use:
+        cupy().get_default_pinned_memory_pool().free_all_blocks()
+
+
+def held(number: int) -> str:
+    """Say who holds the memory of a GPU."""
+    library = cupy()
+    with on(number):
+        free, total = library.cuda.runtime.memGetInfo()
+        pool = library.get_default_memory_pool()
+        used, idle, limit = pool.used_bytes(), pool.free_bytes(), pool.get_limit()
+    others = "".join(f", {keeper.name} has {keeper.reserved(number)}" for keeper in keepers)
+    bound = f", {limit} at most (raise it by set_limit of CuPy's pool)" if limit else ""
+    return (
+        f"Of its {total} bytes {free} are free; arrays of this process hold {used}, and CuPy keeps "
+        f"{idle} for the next{bound}{others}; the rest belongs to other processes and to CUDA"
+    )
+
+
+def check_dtype(dtype: Any) -> None:
+    """Refuse items that CuPy cannot have.
+
+    Raises
+    ------
+    DTypeError
+        See above.
+    """
+    kind = np.dtype(dtype)
+    plain = kind.kind in "biufcV" and kind.char not in "gG" and kind.isnative
+    if not plain or kind.hasobject:
+        raise DTypeError(
+            f"dtype {kind} cannot lie on a GPU, which has booleans, integers, floats of up to 64 "
+            "and complex numbers of up to 128 bits in native byte order; convert with astype, or "
+            "keep the array on a mesh with device='cpu'"
+        )

@@ -1,0 +1,213 @@
+"""What there is to tell of the GPUs of a job, and of how values move between them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from distarray.comm import _memory
+from distarray.comm._communicator import Communicator
+from distarray.comm._device_mesh import init_device_mesh
+from distarray.comm.cuda import _awareness, _device, _launch
+from distarray.comm.cuda._switches import SWITCHES, library
+from distarray.errors import ArgumentError, DeviceError, MismatchError
+from distarray.layout._format import bytes_text
+
+Lines = list[tuple[str, str]]
+
+
+class Gpu(NamedTuple):
+    """One GPU that a rank sees."""
+
+    bus: str
+    name: str
+    memory: int
+    uuid: bytes = b""
+
+    @property
+    def identity(self) -> object:
+        """What no other GPU of the node has; instances (MIG) of one share its place on the bus."""
+        return self.uuid or self.bus
+
+
+class Here(NamedTuple):
+    """What one rank sees.
+
+    Attributes
+    ----------
+    host
+        Name of its node.
+    none
+        Why it has no GPU; empty where it has one.
+    gpus
+        By number.
+    versions
+        Of driver, runtime and CuPy.
+    bound
+        Number of its own GPU; None where that cannot be told, which ``trouble`` explains.
+    lacking
+        Why our kernels do not run on it; empty where they do.
+    """
+
+    host: str
+    none: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    versions: str = ""
+    bound: int | None = None
+    trouble: str = ""
+    lacking: str = ""
+
+    @property
+    def own(self) -> str:
+        """The GPU that the rank is bound to, in words."""
+        if self.bound is None:
+            return "none"
+        return f"{self.bound} ({self.gpus[self.bound].bus})"
+
+
+def gather(communicator: Communicator) -> list[Here]:
+    """Return what each rank sees; collective. Ranks are bound to their GPUs."""
+    return communicator.all_gather_object(_here(communicator.size))
+
+
+def lines(communicator: Communicator, everyone: list[Here]) -> Lines:
+    """Return what there is to tell, line by line; collective."""
+    without = [rank for rank, here in enumerate(everyone) if here.none]
+    if len(without) == len(everyone):
+        return [("GPUs", f"none: {everyone[0].none}")]
+    told = _of_nodes(everyone)
+    if without:
+        rank = without[0]
+        where = f"rank {rank}, for one, on {everyone[rank].host}: {everyone[rank].none}"
+        told.append(("trouble", f"{len(without)} of {len(everyone)} ranks have none: {where}"))
+    troubles = [here.trouble for here in everyone if here.trouble]
+    told += [("trouble", text) for text in troubles[:1]]
+    if without or troubles:
+        return told
+    told += _of_idle(everyone)
+    lacking = dict.fromkeys(here.lacking for here in everyone if here.lacking)
+    told += [("kernels", f"CuPy's own, which are slower: {why}") for why in lacking]
+    return told + _of_moving(communicator)
+
+
+def _here(size: int) -> Here:
+    host = platform.node()
+    try:
+        cupy: Any = importlib.import_module("cupy")
+        have = _device.count()
+    except DeviceError as error:
+        return Here(host, str(error))
+    except Exception as error:
+        if getattr(error, "name", "") == "cupy":
+            said = "CuPy is not installed; distarray-mpi[cuda12] or [cuda13] brings it"
+        else:
+            said = f"CuPy does not import ({_last_line(error)}); is it for this driver and NumPy?"
+        return Here(host, said)
+    runtime = cupy.cuda.runtime
+    gpus = []
+    for number in range(have):
+        told = runtime.getDeviceProperties(number)
+        name = told["name"].decode(errors="replace")
+        bus, uuid = runtime.deviceGetPCIBusId(number), bytes(told.get("uuid", b""))
+        gpus.append(Gpu(bus, name, told["totalGlobalMem"], uuid))
+    versions = (
+        f"CUDA {_version(runtime.driverGetVersion())} driver, "
+        f"CUDA {_version(runtime.runtimeGetVersion())} runtime, CuPy {cupy.__version__}"
+    )
+    try:
+        init_device_mesh((size,), device="cuda")
+        lacking = _launch.lacking(_memory.empty((1,), np.int64, "cuda"))
+        return Here(host, "", tuple(gpus), versions, _device.number_of("cuda"), "", lacking)
+    except DeviceError as error:
+        return Here(host, "", tuple(gpus), versions, None, str(error))
+
+
+def _last_line(error: Exception) -> str:
+    """Return the end of a message, which may be a page long."""
+    lines = [line.strip() for line in str(error.__cause__ or error).splitlines()]
+    return next((line for line in reversed(lines) if line.strip("=")), type(error).__name__)
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _of_nodes(everyone: list[Here]) -> Lines:
+    versions = dict.fromkeys(here.versions for here in everyone if here.versions)
+    told = [("versions", text) for text in versions]
+    nodes: dict[str, dict[object, Gpu]] = {}
+    for here in everyone:
+        nodes.setdefault(here.host, {}).update({gpu.identity: gpu for gpu in here.gpus})
+    alike: dict[str, list[str]] = {}
+    for host, gpus in nodes.items():
+        counted: dict[str, int] = {}
+        for gpu in gpus.values():
+            words = f"{gpu.name}, {bytes_text(gpu.memory)}"
+            counted[words] = counted.get(words, 0) + 1
+        text = "; ".join(f"{n} x {words}" for words, n in counted.items()) or "none"
+        alike.setdefault(text, []).append(host)
+    return told + [
+        ("GPUs", f"{text} on {hosts[0]}{f' and {len(hosts) - 1} more' * (len(hosts) > 1)}")
+        for text, hosts in alike.items()
+    ]
+
+
+def _of_idle(everyone: list[Here]) -> Lines:
+    """Tell of the first node whose ranks share GPUs while they see others that none uses."""
+    for host in dict.fromkeys(here.host for here in everyone):
+        ranks = [here for here in everyone if here.host == host]
+        seen = {gpu.identity for here in ranks for gpu in here.gpus}
+        used = {here.gpus[here.bound].identity for here in ranks if here.bound is not None}
+        if len(used) < min(len(seen), len(ranks)):
+            text = (
+                f"the {len(ranks)} ranks on {host} use {len(used)} of the {len(seen)} GPUs they see"
+            )
+            return [("trouble", f"{text}; is DISTARRAY_LOCAL_RANK the same on several?")]
+    return []
+
+
+def _of_moving(communicator: Communicator) -> Lines:
+    from mpi4py import MPI
+
+    version = MPI.Get_library_version()
+    known = library(version)
+    try:
+        found = _awareness.verdict(communicator)
+    except (ArgumentError, MismatchError) as error:  # on every rank
+        return [("CUDA-aware", "not known"), ("trouble", str(error))]
+    told = [("CUDA-aware", "yes" if found.direct else "no")]
+    told += [(f"  {step}", text) for step, _, text in found.findings]
+    way = "as it is, by MPI" if found.direct else "through pinned host memory, in chunks"
+    if communicator.size > 1:
+        if communicator.reaches_all_on("cuda"):
+            told.append(("in a node", "blocks are read in place (CUDA's inter-process handles)"))
+        elif communicator.reaches_some_on("cuda"):
+            told.append(("in a node", "some ranks read others' blocks in place (CUDA's handles)"))
+        else:
+            told.append(("in a node", "no rank reads another's blocks in place"))
+        told.append(("elsewhere", f"device memory goes {way}"))
+    for switch in SWITCHES[known.name]:
+        if switch.needed is not False and switch.name not in os.environ and not found.direct:
+            told.append(("not set", f"{switch.name}={switch.value} ({switch.note})"))
+    return told + _with_switches(communicator, version, found)
+
+
+def _with_switches(communicator: Communicator, version: str, found: _awareness.Verdict) -> Lines:
+    """Tell whether a switch that is off would help, as a child process finds; collective."""
+    off = {
+        switch.name: switch.value
+        for switch in SWITCHES[library(version).name]
+        if switch.needed and not switch.is_on(os.environ)
+    }
+    if found.direct or not off or found.findings[0].step == "setting":
+        return []
+    answer = None
+    if communicator.rank == 0:
+        answer = _awareness.child(_device.number_of("cuda"), off)
+    answer = communicator.broadcast_object(answer)
+    set_so = " ".join(f"{name}={value}" for name, value in off.items())
+    return [(f"with {set_so}", answer.text)]

@@ -1,0 +1,270 @@
+"""Blocks on GPUs that the other processes of a node read in place, through CUDA's handles for it.
+
+An owner lends the allocation in which a block lies; a reader maps it once and keeps the mapping
+until the owner lends another allocation at the same addresses, which tells that the first is gone,
+until it has mapped many others since, or until `close_unread`. Memory that its owner gives back to
+CUDA stays taken until all readers have closed it.
+A block whose allocation CUDA cannot lend (of an asynchronous pool, managed, or made of pieces) is
+copied to memory that it can. The calls are those of "Interprocess Communication" in the CUDA
+Runtime API.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from distarray.comm import _backend
+from distarray.comm.cuda import _driver
+from distarray.errors import DeviceError
+from distarray.typing import Buffer
+
+_FORMAT = struct.Struct("=64sQQQ")
+NBYTES = _FORMAT.size
+"""Bytes of a `Lent` as it travels."""
+
+_PROBE = struct.Struct("=QQ")
+_KEPT = 4096  # allocations of which the handle is remembered
+_MOST_MAPPED = 64  # allocations of one owner
+
+
+class Lent(NamedTuple):
+    """An allocation that another process may map.
+
+    Attributes
+    ----------
+    handle
+        Of CUDA, which opens it in another process.
+    identity
+        A number that the process gives to no other allocation.
+    base, nbytes
+        Where it begins in the owner's addresses, and how long it is.
+    """
+
+    handle: bytes
+    identity: int
+    base: int
+    nbytes: int
+
+    def packed(self) -> bytes:
+        """Return it as `NBYTES` bytes."""
+        return _FORMAT.pack(*self)
+
+    @classmethod
+    def unpacked(cls, data: memoryview) -> Lent:
+        """Return what `packed` made these bytes of."""
+        return cls(*_FORMAT.unpack_from(data))
+
+
+_NOTHING = Lent(b"", 0, 0, 0)
+
+
+class _Mapped:
+    """Another process's allocation, where it is in this one's addresses."""
+
+    __slots__ = ("lent", "pointer", "read")
+
+    def __init__(self, lent: Lent, pointer: int) -> None:
+        self.lent = lent
+        self.pointer = pointer
+        self.read: set[int] = set()
+        """Stands for each array that looks at it."""
+
+    @property
+    def end(self) -> int:
+        return self.lent.base + self.lent.nbytes
+
+
+class _Reading:
+    """What an array holds that looks at a mapping."""
+
+    __slots__ = ("_mapped",)
+
+    def __init__(self, mapped: _Mapped) -> None:
+        self._mapped = mapped
+        mapped.read.add(id(self))
+
+    def __del__(self) -> None:
+        # May run inside any allocation (garbage collection) or thread: only an atomic removal here.
+        self._mapped.read.discard(id(self))
+
+
+_lock = threading.Lock()
+_handles: dict[tuple[int, int], bytes | None] = {}  # by identity and base; None: cannot be lent
+_mapped: dict[Hashable, dict[int, _Mapped]] = {}  # by owner and base; last used last
+_staging: Any = None
+
+
+def lend(block: Buffer) -> tuple[Lent, int, Buffer]:
+    """Return how another process finds a block, once its values are there.
+
+    Returns
+    -------
+    lent
+        The allocation.
+    offset
+        Of the block's first element in it, in bytes.
+    kept
+        What must stay alive while it is read: the block, or a copy of it.
+    """
+    if not block.size:
+        return _NOTHING, 0, block
+    _backend.use(block)
+    lent = _lent(block)
+    if lent is None:
+        block = _copied(block)
+        lent = _lent(block)
+        assert lent is not None  # ordinary memory of CUDA
+    _cuda().get_current_stream().synchronize()
+    return lent, block.data.ptr - lent.base, block
+
+
+def borrow(
+    owner: Hashable,
+    lent: Lent,
+    offset: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dtype: np.dtype[Any],
+) -> Buffer:
+    """Return another process's block, in place.
+
+    Parameters
+    ----------
+    owner
+        What stands for the process, the same object every time.
+    """
+    cupy = _backend.module("cuda")
+    if not lent.nbytes:
+        return cupy.empty(tuple(shape), dtype)
+    cuda = cupy.cuda
+    where, reading = _map(owner, lent)
+    memory = cuda.UnownedMemory(where, lent.nbytes, reading)
+    pointer = cuda.MemoryPointer(memory, offset)
+    return cupy.ndarray(tuple(shape), dtype, memptr=pointer, strides=tuple(strides))
+
+
+def read() -> None:
+    """Wait until what this thread has started to read has been read."""
+    _cuda().get_current_stream().synchronize()
+
+
+def reached(
+    members: Sequence[int],
+    owners: Mapping[int, Hashable],
+    exchange: Callable[[bytes], Sequence[Any]],
+) -> tuple[frozenset[int], ...]:
+    """Return, for each of some ranks, whom it can read and be read by: collective over them.
+
+    Each tries to read a number in every other's memory that only the owner could have put there.
+
+    Parameters
+    ----------
+    members
+        The ranks.
+    owners
+        For each but this one, what stands for its process.
+    exchange
+        Gives a few bytes to all members, and returns by rank what they gave.
+    """
+    number = int.from_bytes(os.urandom(7), "little")
+    probe = _backend.asarray(np.array([number], np.int64), "cuda")
+    told = b""
+    try:
+        lent, offset, probe = lend(probe)
+        told = lent.packed() + _PROBE.pack(offset, number)
+    except (DeviceError, _cuda().runtime.CUDARuntimeError):
+        pass  # so that nobody reads it
+    offers = {rank: bytes(data) for rank, data in enumerate(exchange(told)) if data is not None}
+    found = bytes(rank not in owners or _is_read(owners[rank], offers[rank]) for rank in members)
+    rows = exchange(found)  # all have read by then
+    sees = {rank: bytes(rows[rank]) for rank in members}
+    return tuple(
+        frozenset(
+            other for j, other in enumerate(members) if (sees[rank][j] and sees[other][i]) or i == j
+        )
+        for i, rank in enumerate(members)
+    )
+
+
+def _is_read(owner: Hashable, offer: bytes) -> bool:
+    """Tell whether the number that another process offers can be read in its memory."""
+    if not offer:
+        return False
+    lent = Lent.unpacked(memoryview(offer))
+    offset, number = _PROBE.unpack_from(offer, NBYTES)
+    try:
+        found = borrow(owner, lent, offset, (1,), (8,), np.dtype(np.int64))
+        return int(found.get()[0]) == number
+    except _cuda().runtime.CUDARuntimeError:
+        return False
+
+
+def _lent(block: Buffer) -> Lent | None:
+    base, nbytes, identity = _driver.allocation_of(block.data.ptr)
+    key = identity, base
+    with _lock:
+        if key not in _handles:
+            if len(_handles) >= _KEPT:
+                _handles.clear()
+            runtime = _cuda().runtime
+            try:
+                _handles[key] = bytes(runtime.ipcGetMemHandle(base))
+            except runtime.CUDARuntimeError:
+                _handles[key] = None
+        handle = _handles[key]
+    return None if handle is None else Lent(handle, identity, base, nbytes)
+
+
+def _copied(block: Buffer) -> Buffer:
+    """Return a copy in memory that can be lent."""
+    global _staging
+    if _staging is None:
+        _staging = _cuda().MemoryPool()
+    cupy = _backend.module("cuda")
+    copy = cupy.ndarray(block.shape, block.dtype, memptr=_staging.malloc(block.nbytes))
+    _backend.assign(copy, block)
+    return copy
+
+
+def _map(owner: Hashable, lent: Lent) -> tuple[int, _Reading]:
+    """Return where another process's allocation is in this one's addresses, and what to hold."""
+    with _lock:
+        mapped = _mapped.setdefault(owner, {})
+        found = mapped.pop(lent.base, None)
+        if found is None or found.lent.identity != lent.identity:
+            if found is not None:
+                _close(found)
+            end = lent.base + lent.nbytes
+            gone = [old for base, old in mapped.items() if base < end and lent.base < old.end]
+            unread = [old for old in mapped.values() if not old.read and old not in gone]
+            gone += unread[: max(0, len(mapped) - len(gone) + 1 - _MOST_MAPPED)]
+            for old in gone:
+                del mapped[old.lent.base]
+                _close(old)
+            found = _Mapped(lent, int(_cuda().runtime.ipcOpenMemHandle(lent.handle)))
+        mapped[lent.base] = found
+        return found.pointer, _Reading(found)
+
+
+def close_unread() -> None:
+    """Close what this process has mapped of others' memory, so that they can give it back."""
+    with _lock:
+        for mapped in _mapped.values():
+            for base, old in list(mapped.items()):
+                if not old.read:
+                    del mapped[base]
+                    _close(old)
+
+
+def _close(mapped: _Mapped) -> None:
+    _cuda().runtime.ipcCloseMemHandle(mapped.pointer)
+
+
+def _cuda() -> Any:
+    return _backend.module("cuda").cuda

@@ -1,0 +1,226 @@
+"""Start kernels on CuPy arrays: on the current stream, with tables in device memory, or not at all.
+
+Everything that differs between a GPU and Numba's simulator is here and in ``_intrinsics_cuda``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, Final
+
+import numpy as np
+
+from distarray.comm import _backend
+from distarray.comm.kernels._jit import kernels
+from distarray.typing import Buffer
+
+_INTRINSICS: Final = "distarray.comm.cuda._intrinsics"
+
+THREADS: Final = 256
+"""Threads of a block. All kernels take 40 to 80 registers and spill none (ptxas 13.0, compute
+capability 9.0), so that three to six blocks run at once on a processor."""
+
+SIMULATED_THREADS: Final = 3
+
+_LEAST_BLOCKS: Final = 128  # Numba warns of fewer; those without a tile end at once
+_MOST_BLOCKS: Final = 16_384
+_TABLES_KEPT: Final = 512
+_LARGEST_KEPT: Final = 64 * 1024  # bytes of a table
+
+_DEVICE_MEMORY: Final = 2  # cudaMemoryTypeDevice
+
+_usable: bool | None = None
+_tables: OrderedDict[Hashable, Any] = OrderedDict()
+_streams: dict[tuple[int, int], Any] = {}
+_peers: dict[tuple[int, int], bool] = {}
+_launched: set[Any] = set()
+_lock = threading.RLock()
+
+
+def usable(array: Buffer) -> bool:
+    """Tell whether kernels can work on such an array: it is CuPy's, and Numba reaches the GPU.
+
+    Where Numba's simulator runs the kernels, every array in host memory serves.
+    """
+    global _usable
+    if _usable is None and not array.size:  # has no address to find out by
+        return not lacking(array)
+    if _usable is None:
+        with _lock:
+            if _usable is None:
+                why = lacking(array)
+                if why.startswith("Numba"):
+                    _warn(why)
+                _usable = not why
+    return _usable and (simulated() or (_backend.is_cupy(array) and _reachable(array)))
+
+
+def lacking(array: Buffer) -> str:
+    """Return why no kernel works on such an array; empty where they do, as far as it tells."""
+    try:
+        if kernels(_INTRINSICS) is None:
+            return "there is no Numba, or DISTARRAY_NUMBA=0"
+        if simulated():
+            return ""
+        cuda = kernels(_INTRINSICS).cuda
+        if not cuda.is_available():
+            told = " ".join(str(cuda.cuda_error() or "it has no compiler").split())
+            return f"Numba does not reach the GPU ({told})"
+    except Exception as error:  # of another package, at its import
+        return f"Numba's part for GPUs does not import ({type(error).__name__}: {error})"
+    if not array.size:
+        return ""
+    runtime = importlib.import_module("cupy").cuda.runtime
+    try:
+        of_device = runtime.pointerGetAttributes(address_of(array)).type == _DEVICE_MEMORY
+    except Exception:
+        of_device = False
+    return "" if of_device else "the array is not of the GPU that Numba has found"
+
+
+def _reachable(array: Buffer) -> bool:
+    """Tell whether kernels on the current device can address an array, perhaps another device's."""
+    runtime = importlib.import_module("cupy").cuda.runtime
+    here, there = runtime.getDevice(), array.data.device_id
+    if here == there:
+        return True
+    found = _peers.get((here, there))
+    if found is None:
+        found = bool(runtime.deviceCanAccessPeer(here, there))
+        if found:
+            # What it says where it was enabled before is no error.
+            with contextlib.suppress(runtime.CUDARuntimeError):
+                runtime.deviceEnablePeerAccess(there)
+        _peers[here, there] = found
+    return found
+
+
+def simulated() -> bool:
+    """Tell whether Numba's simulator runs the kernels."""
+    return bool(kernels(_INTRINSICS).SIMULATED)
+
+
+def threads() -> int:
+    """Return the number of threads of a block."""
+    return SIMULATED_THREADS if simulated() else THREADS
+
+
+def address_of(array: Buffer) -> int:
+    """Return where the first element lies."""
+    if isinstance(array, np.ndarray):
+        return int(array.__array_interface__["data"][0])
+    return int(array.data.ptr)
+
+
+def table(key: Hashable, build: Callable[[], tuple[np.ndarray, Any]]) -> tuple[Buffer, Any]:
+    """Return a table in device memory and what is known of it, kept for the next call.
+
+    Parameters
+    ----------
+    key
+        Everything that the table says.
+    build
+        Makes the table, int64 and in host memory, and whatever is to be kept with it.
+    """
+    stream = _stream_pointer()
+    found = _tables.get((stream, key))
+    if found is not None:
+        return found  # type: ignore[no-any-return]
+    host, facts = build()
+    made = (uploaded(host), facts)
+    if host.nbytes <= _LARGEST_KEPT:
+        with _lock:
+            _tables[stream, key] = made
+            while len(_tables) > _TABLES_KEPT:
+                _tables.popitem(last=False)
+    return made
+
+
+def uploaded(host: np.ndarray) -> Buffer:
+    """Return a table's copy in device memory, ordered before what follows on the stream.
+
+    CuPy copies by way of pinned memory and does not wait. The copy is used, and its memory used
+    again, on this stream alone.
+    """
+    if simulated():
+        return _aligned(host)
+    return importlib.import_module("cupy").array(host)
+
+
+def _aligned(host: np.ndarray) -> np.ndarray:
+    """Return a copy that begins, as all device memory does, at a multiple of 16 bytes."""
+    room = np.empty(host.nbytes + 16, np.uint8)
+    start = -address_of(room) % 16
+    copy = room[start : start + host.nbytes].view(host.dtype)
+    copy[:] = host
+    return copy
+
+
+def _stream_pointer() -> tuple[int, int]:
+    """Return the number of the current device and the address of its current stream."""
+    if simulated():
+        return 0, 0
+    cuda = importlib.import_module("cupy").cuda
+    return int(cuda.Device().id), int(cuda.get_current_stream().ptr)
+
+
+def launch(kernel: Any, at: Buffer, boxes: int, tiles: int, *more: int) -> bool:
+    """Run a kernel over a table on the current stream, without waiting for it.
+
+    Parameters
+    ----------
+    kernel
+        A function of the address of the table, the numbers of boxes and tiles, and ``more``.
+
+    Returns
+    -------
+    Whether it runs. A kernel that cannot be compiled here ends the use of all of them, with one
+    warning; CuPy serves then.
+    """
+    global _usable
+    if tiles == 0:
+        return True
+    arguments = (address_of(at), boxes, tiles, *more)
+    if simulated():
+        with _lock:
+            kernel[min(tiles, 3), SIMULATED_THREADS](*arguments)
+        return True
+    blocks = max(_LEAST_BLOCKS, min(tiles, _MOST_BLOCKS))
+    stream = _stream()
+    if kernel in _launched:
+        kernel[blocks, THREADS, stream](*arguments)
+        return True
+    try:
+        with _lock:
+            kernel[blocks, THREADS, stream](*arguments)
+            _launched.add(kernel)
+    except Exception as error:
+        _usable = False
+        _warn(f"Numba does not compile the kernels for GPUs ({type(error).__name__}: {error})")
+        return False
+    return True
+
+
+def _warn(why: str) -> None:
+    warnings.warn(
+        f"{why}: CuPy's own functions serve, which are slower; install numba-cuda[cu12] or [cu13], "
+        "as the driver has it, of a version that knows this NumPy",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def _stream() -> Any:
+    """Return the current stream as Numba's; 0 is the default one."""
+    where = _stream_pointer()
+    if where[1] == 0:
+        return 0
+    found = _streams.get(where)
+    if found is None:
+        found = _streams[where] = kernels(_INTRINSICS).cuda.external_stream(where[1])
+    return found

@@ -1,0 +1,1 @@
+"""Failures: aborts, the watchdog, deadlocks, and who is alive."""

@@ -1,0 +1,103 @@
+"""Which ranks of this node are alive, and the start of MPI, where nothing else tells.
+
+A rank is known from when it has taken its name (`_presence`). Twice a second its neighbours look
+whether the name is still taken. Who comes to the end of the program lets them know before; so a
+rank whose name is free, and that has let nobody know, has been killed, has crashed or has left by
+the back door (``os._exit``), and the job has to end. `_SECONDS_DEAD` go by first: launchers that
+end a job by themselves do so in this time, and ranks that all leave by the back door one after the
+other, at the end of the program, are left alone.
+
+Until ``MPI_Init`` has returned there are no ranks to ask, only names. A rank that waits there tells
+who of its node has not come, as far as it knows: who is on the node it knows from the launcher.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from distarray.comm.failures._presence import START, Presence, count_of_node, node_ranks
+
+_SECONDS_DEAD: Final = 1.5
+_LONGEST_PAUSE: Final = 60.0  # seconds between looks for ranks that have taken their names since
+_SHOWN: Final = 8  # ranks that a message lists
+
+
+class Neighbours:
+    """The ranks of this node, as far as they have taken their names.
+
+    Parameters
+    ----------
+    presence
+        This rank among them.
+    size
+        The number of ranks of the program.
+    """
+
+    def __init__(self, presence: Presence, size: int) -> None:
+        self._presence = presence
+        self._ranks = node_ranks(presence.rank, size) or range(size)
+        self._known: set[int] = set()
+        self._absent: dict[int, float] = {}  # since when
+        self._pause = 0.0
+        self._look_at = 0.0
+
+    def look(self) -> None:
+        """Look who has taken a name: when MPI has started, all that started it so."""
+        self._known |= self._presence.here(self._ranks)
+
+    def died(self) -> list[int]:
+        """Return the ranks that have died; to be asked every now and then."""
+        now = time.monotonic()
+        if now >= self._look_at:  # seldom: a node may have few of very many ranks
+            self.look()
+            self._pause = min(2 * self._pause + 0.5, _LONGEST_PAUSE)
+            self._look_at = now + self._pause
+        absent = self._known - self._presence.here(self._known)
+        self._presence.receive()  # after the look: who has left had said so before
+        absent -= self._presence.left
+        self._absent = {rank: self._absent.get(rank, now) for rank in absent}
+        return sorted(r for r, since in self._absent.items() if now - since >= _SECONDS_DEAD)
+
+
+class Start:
+    """The start of MPI as what a rank waits in: ``str`` tells who has not come to it."""
+
+    def __init__(self, presence: Presence, size: int) -> None:
+        self._presence = presence
+        self._told = node_ranks(presence.rank, size)
+        self._count = count_of_node(presence.rank, size)
+        self.ranks = tuple(self._told or range(size))
+
+    def late(self) -> tuple[int, ...]:
+        """Return who has not come, where it is known who is on this node."""
+        here = self._here() | {self._presence.rank}
+        return () if self._told is None else tuple(sorted(set(self._told) - here))
+
+    def __str__(self) -> str:
+        here = self._here()
+        count = self._count - 1 - len(here)
+        if count <= 0:
+            return f"{START}: ranks of other nodes have not come"
+        if self._told is not None:
+            return f"{START}: {count} of this node {'has' if count == 1 else 'have'} not come"
+        come = f"{_listed(sorted(here))} have" if here else "none has"
+        return f"{START}: {count} other ranks of this node have not come, {come}"
+
+    def _here(self) -> set[int]:
+        return self._presence.here(self.ranks) - self._presence.gone(self.ranks)
+
+
+def message_of_dead(rank: int, dead: Sequence[int]) -> str:
+    """Return what is wrong where ranks have died."""
+    who = f"rank {dead[0]} has" if len(dead) == 1 else f"ranks {_listed(dead)} have"
+    return (
+        f"{who} died, as rank {rank} of the same node finds: the process is over, and neither by "
+        "the end of the program nor by an error that Python knows of. It has crashed or was "
+        "killed, as by the system where memory is short"
+    )
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, ranks[:_SHOWN]))}{', ...' * (len(ranks) > _SHOWN)}]"

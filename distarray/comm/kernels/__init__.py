@@ -1,0 +1,1 @@
+"""Numba kernels for host memory: copies, reductions, and when they pay."""

@@ -1,0 +1,329 @@
+"""Reduce the blocks of several ranks into one, element by element, in the order of the ranks.
+
+A fused kernel reads each source once and writes the result once; NumPy works through pieces that
+stay in the cache, where kernels do not serve: data types that they do not know, rows of a few
+elements, small blocks. Both give the same bits. Measured on one core against NumPy in pieces:
+
+===================================  ==================================
+float and integer, 2 sources         kernel 1.5 to 1.9 times as fast
+float and integer, 4 or 8 sources    1.4 to 1.9
+avg                                  1.7 to 2.2
+float16, bfloat16                    7 to 25
+complex prod, min, max; long double  NumPy
+===================================  ==================================
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from distarray.comm import _backend
+from distarray.comm._reducing import is_bfloat16
+from distarray.comm.cuda._reductions import reduced
+from distarray.comm.kernels import _threads
+from distarray.comm.kernels._choice import run_faster
+from distarray.comm.kernels._jit import kernels
+from distarray.comm.kernels._loop_nest import STREAMING_BYTES, Axis, joint_axes, offsets
+from distarray.errors import ArgumentError
+from distarray.typing import Buffer, Shape
+
+PIECE_BYTES: Final = 256 * 1024
+"""NumPy reduces pieces of this size, so that the partial results stay in the cache."""
+
+_KERNEL_BYTES: Final = 128 * 1024
+"""Below this size NumPy reduces everything."""
+
+_BYTES_PER_CALL: Final = 16 * 1024
+_SHORTEST_RUN: Final = 128
+
+_UFUNCS: Final = {
+    "sum": "add",
+    "avg": "add",
+    "prod": "multiply",
+    "min": "minimum",
+    "max": "maximum",
+    "any": "logical_or",
+    "all": "logical_and",
+    "band": "bitwise_and",
+    "bor": "bitwise_or",
+    "bxor": "bitwise_xor",
+}
+
+_COMBINE: Final = {op: getattr(np, name) for op, name in _UFUNCS.items()}
+
+_PLAIN: Final = frozenset(np.dtype(kind) for kind in ("f8", "f4", "i8", "i4", "c16", "c8"))
+"""Data types of NumPy arrays that reduce in themselves."""
+
+_FEW: Final = 64
+
+_ON_TRUTH: Final = {
+    "sum": "bor",
+    "max": "bor",
+    "any": "bor",
+    "prod": "band",
+    "min": "band",
+    "all": "band",
+}
+"""What a reduction of truth values, each a byte 0 or 1, is among bytes."""
+
+
+def reduce_into(
+    dst: Buffer, sources: Sequence[Buffer], op: str, *, bfloat16: bool = False, total: int = 0
+) -> None:
+    """Set ``dst`` to ``sources[0] op sources[1] op ...``, evaluated in that order.
+
+    Values combine as in NumPy: NaN propagates through min and max, integers wrap, sum and prod of
+    truth values are any and all. float16 and bfloat16 accumulate in float32 and are rounded once.
+    `avg` divides the sum by the number of sources.
+
+    Parameters
+    ----------
+    dst
+        Of the sources' shape and dtype, or float64 for `avg` of integers and truth values. It
+        shares no memory with the sources.
+    sources
+        At least one array.
+    op
+        A reduction of `Partial`.
+    bfloat16
+        The arrays are uint16 and hold bfloat16 values.
+    total
+        Bytes of the block that ``dst`` is a part of, where that is more; see ``copy_box``.
+
+    Raises
+    ------
+    ArgumentError
+        If ``op`` is not a reduction, or there is no source.
+    """
+    if op not in _UFUNCS or not sources:
+        raise ArgumentError(
+            f"cannot reduce {len(sources)} blocks by op={op!r}; pass at least one block and one "
+            f"of {', '.join(_UFUNCS)}"
+        )
+    dtype = dst.dtype
+    few = type(dst) is np.ndarray and dst.size <= _FEW and len(sources) > 1
+    if few and dtype in _PLAIN and op != "avg" and not bfloat16:
+        # A number or a few: what is decided below would take longer than the sum.
+        combine = _COMBINE[op]
+        with np.errstate(all="ignore"):
+            combine(sources[0], sources[1], out=dst)
+            for source in sources[2:]:
+                combine(dst, source, out=dst)
+        return
+    if dst.dtype.kind == "V" and is_bfloat16(dst.dtype):
+        dst, sources = _as_bits(dst, sources)
+        bfloat16 = True
+    nbytes = dst.nbytes
+    if nbytes < _KERNEL_BYTES or not isinstance(dst, np.ndarray):
+        boxes = [(dst, sources)]
+        if isinstance(dst, np.ndarray) or not _by_device_kernel(boxes, op, bfloat16):
+            _by_numpy(dst, sources, op, bfloat16)
+        return
+    streaming = max(total, nbytes) >= STREAMING_BYTES
+    parts = _threads.wanted(nbytes)
+    if parts == 1:
+        _reduce(dst, sources, op, bfloat16, streaming)
+        return
+    axis = int(np.argmax(dst.shape))
+    cuts = [dst.shape[axis] * i // parts for i in range(parts + 1)]
+    before = (slice(None),) * axis
+
+    def part(where: tuple[slice, ...]) -> None:
+        _reduce(dst[where], [source[where] for source in sources], op, bfloat16, streaming)
+
+    _threads.run(part, [(*before, slice(a, b)) for a, b in itertools.pairwise(cuts)])
+
+
+def reduce_boxes(
+    boxes: Sequence[tuple[Buffer, Sequence[Buffer]]], op: str, *, total: int = 0
+) -> None:
+    """Reduce the sources of each pair into its first array, as ``reduce_into`` would, in any order.
+
+    In device memory this is one launch for all pairs with as many sources and words as wide. All
+    arrays have one dtype, but for the results of `avg`; no result shares memory with sources.
+    """
+    bfloat16 = False
+    if len(boxes) > 1 and not isinstance(boxes[0][0], np.ndarray):
+        bfloat16 = is_bfloat16(boxes[0][0].dtype)
+        if bfloat16:
+            boxes = [_as_bits(*box) for box in boxes]
+        if _by_device_kernel(boxes, op, bfloat16):
+            return
+    for dst, sources in boxes:
+        reduce_into(dst, sources, op, bfloat16=bfloat16, total=total)
+
+
+def _as_bits(dst: Buffer, sources: Sequence[Buffer]) -> tuple[Buffer, list[Buffer]]:
+    """Return bfloat16 arrays as uint16."""
+    return dst.view("u2"), [source.view("u2") for source in sources]
+
+
+def accumulate(dst: Buffer, source: Buffer, op: str, *, bfloat16: bool = False) -> None:
+    """Set ``dst`` to ``dst op source``; `avg` has no such step.
+
+    Raises
+    ------
+    ArgumentError
+        If ``op`` is not a reduction of two values.
+    """
+    if op == "avg":
+        raise ArgumentError("an average cannot be accumulated; accumulate by 'sum' and divide")
+    # Each element is read before it is written, so that the destination may be a source.
+    reduce_into(dst, (dst, source), op, bfloat16=bfloat16)
+
+
+def _reduce(
+    dst: np.ndarray, sources: Sequence[np.ndarray], op: str, bfloat16: bool, streaming: bool
+) -> None:
+    if not _by_kernel(dst, sources, op, bfloat16, streaming):
+        _by_numpy(dst, sources, op, bfloat16)
+
+
+def _by_kernel(
+    dst: np.ndarray, sources: Sequence[np.ndarray], op: str, bfloat16: bool, streaming: bool
+) -> bool:
+    """Reduce by a fused kernel if there is one for these arrays, and tell whether there was."""
+    dtype = sources[0].dtype
+    kind, way, parts = _kernel_of(dtype, op, bfloat16)
+    float64 = op == "avg" and dtype.kind in "biu" and not bfloat16
+    expected = np.dtype(np.float64) if float64 else dtype
+    if not kind or dst.dtype != expected or not dtype.isnative or not dst.flags.aligned:
+        return False
+    if any(s.dtype != dtype or s.shape != dst.shape for s in sources):
+        return False
+    addresses, axes = joint_axes(dst, *sources)
+    sizes = [dst.itemsize] + [dtype.itemsize] * len(sources)
+    if not axes or list(axes[-1][1:]) != sizes:
+        return False
+    n = axes[-1][0]
+    rows: Axis = axes[-2] if len(axes) > 1 else (1, *[0] * len(sizes))
+    beyond = axes[:-2]
+    if n * dst.itemsize < _SHORTEST_RUN or (
+        beyond and n * rows[0] * dst.itemsize < _BYTES_PER_CALL
+    ):
+        return False
+    kernels_reduce = kernels("distarray.comm.kernels._reduce")
+    if kernels_reduce is None or (kind == "f2" and not kernels_reduce.HALF):
+        return False
+    run = kernels_reduce.reducing(kind, way, int(streaming)).run
+
+    def by_kernel() -> None:
+        table = np.array([addresses[1:], rows[2:]], np.int64).T.copy()
+        where = table.__array_interface__["data"][0]
+        start = table[:, 0].copy()
+        for offset in offsets(beyond, len(sizes)):
+            table[:, 0] = start + offset[1:]
+            run(addresses[0] + offset[0], where, len(sources), rows[0], rows[1], n * parts)
+
+    if streaming:
+        run_faster(
+            ("reduce", kind, way, len(sources)),
+            dst.nbytes,
+            by_kernel,
+            lambda: _by_numpy(dst, sources, op, bfloat16),
+        )
+    else:
+        by_kernel()
+    return True
+
+
+def _by_device_kernel(
+    boxes: Sequence[tuple[Buffer, Sequence[Buffer]]], op: str, bfloat16: bool
+) -> bool:
+    """Reduce arrays in device memory by launches where kernels serve; tell whether they did."""
+    dtype = boxes[0][1][0].dtype
+    kind, way, number = _kernel_of(dtype, op, bfloat16)
+    if dtype.kind == "c" and op in ("prod", "min", "max"):
+        kind, way = f"c{dtype.itemsize}", op
+    return bool(kind) and reduced(boxes, kind, way, number)
+
+
+def _kernel_of(dtype: np.dtype[Any], op: str, bfloat16: bool) -> tuple[str, str, int]:
+    """Return the kernel's kind of item and operation, and how many of its items an element has."""
+    kind, size = dtype.kind, dtype.itemsize
+    if bfloat16:
+        return ("bf16", op, 1) if op in ("sum", "avg", "prod", "min", "max") else ("", "", 1)
+    if kind == "b":
+        return "u1", _ON_TRUTH.get(op, op), 1
+    if op in ("any", "all") or kind not in "iufc" or (kind == "f" and size > 8):
+        return "", "", 1
+    if kind == "c":
+        return (f"f{size // 2}", op, 2) if op in ("sum", "avg") and size <= 16 else ("", "", 1)
+    if kind == "f" and op in ("band", "bor", "bxor"):
+        return "", "", 1
+    if kind == "u" and op in ("sum", "prod", "band", "bor", "bxor"):
+        kind = "i"  # the same bits
+    return f"{kind}{size}", op, 1
+
+
+def _by_numpy(dst: Buffer, sources: Sequence[Buffer], op: str, bfloat16: bool) -> None:
+    xp = _backend.namespace_of(dst)
+    combine = getattr(xp, _UFUNCS[op])
+    wide = bfloat16 or dst.dtype.char == "e"
+    whole = dst.nbytes <= PIECE_BYTES or xp is not np
+    with np.errstate(all="ignore"):
+        if whole and not wide:
+            _combine(xp, combine, dst, sources, op)
+            return
+        for where in [(...,)] if whole else pieces(dst.shape, 4 if wide else dst.itemsize):
+            target = dst[where]
+            parts = [source[where] for source in sources]
+            if wide:
+                values = xp.empty(target.shape, xp.float32)
+                _combine(xp, combine, values, [_widen(xp, part, bfloat16) for part in parts], op)
+                target[...] = _to_bfloat16(xp, values) if bfloat16 else values
+            else:
+                _combine(xp, combine, target, parts, op)
+
+
+def _combine(xp: Any, combine: Any, target: Buffer, parts: Sequence[Buffer], op: str) -> None:
+    """Reduce arrays into ``target``, whose dtype is the one in which to sum."""
+    if len(parts) == 1:
+        target[...] = parts[0]
+    elif parts[0].dtype == target.dtype:
+        combine(parts[0], parts[1], out=target)
+    else:
+        combine(parts[0], parts[1], out=target, dtype=target.dtype, casting="unsafe")
+    for part in parts[2:]:
+        combine(target, part, out=target, casting="unsafe")
+    if op == "avg":
+        # Real and imaginary parts apart: a complex division would make NaN of infinities.
+        for values in (target.real, target.imag) if target.dtype.kind == "c" else (target,):
+            xp.true_divide(values, len(parts), out=values, casting="unsafe")
+
+
+def _widen(xp: Any, values: Buffer, bfloat16: bool) -> Buffer:
+    """Return float32 values of float16 values, or of bfloat16 values held as uint16."""
+    if bfloat16:
+        return (values.astype(xp.uint32) << 16).view(xp.float32)
+    return values.astype(xp.float32)
+
+
+def _to_bfloat16(xp: Any, values: Buffer) -> Buffer:
+    """Return float32 values rounded to bfloat16 (to nearest, ties to even) as uint16 bits."""
+    bits = values.view(xp.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    # The addition could carry a NaN over into an infinity.
+    return xp.where(xp.isnan(values), (bits >> 16) | 0x40, rounded).astype(xp.uint16)
+
+
+def pieces(shape: Shape, itemsize: int) -> Iterator[tuple[Any, ...]]:
+    """Yield indices that cut an array into boxes of about ``PIECE_BYTES``, in C order."""
+    inner = itemsize
+    axis = len(shape)
+    while axis and inner * shape[axis - 1] <= PIECE_BYTES:
+        axis -= 1
+        inner *= shape[axis]
+    if axis == 0:
+        if 0 not in shape:
+            yield (...,)
+        return
+    step = max(1, PIECE_BYTES // max(inner, 1))
+    cut = shape[axis - 1]
+    for outer in np.ndindex(*shape[: axis - 1]):
+        for start in range(0, cut, step):
+            yield (*outer, slice(start, min(cut, start + step)))

@@ -1,0 +1,210 @@
+"""How arrays lie in memory together, and which kernel copies between them or fills one.
+
+When a kernel serves, and what it gains over NumPy, measured with float64 on one core of a server
+processor (2 MB of level-2 cache a core; the speed of one core in memory is what limits):
+
+=========================================  =========================================
+rows of at least 512 bytes, 16 MB or more  past the caches, 2 rows at a time: 1.3 to 1.9
+   the same below 16 MB                    NumPy: what stays in a cache is read again
+rows of 16 to 128 bytes                    two overlapping moves a row: 1.1 to 3
+transposed, items of 1 to 16 bytes         tiles in registers: 3 to 14
+filling, 16 MB or more                     past the caches: 2.2
+any other strides or sizes of item         NumPy
+=========================================  =========================================
+
+What goes past the caches gains on some processors and loses on others (the first figure was taken
+on an Intel Xeon, with four rows at a time); `_choice` finds out where the program runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from distarray.comm.kernels import _threads
+from distarray.comm.kernels._choice import run_faster
+from distarray.comm.kernels._jit import kernels
+
+STREAMING_BYTES: Final = 16 * 1024 * 1024
+"""Destinations of at least this size are written past the caches."""
+
+_LINE = 64
+_LONG_RUN = 512
+_SHORT_RUN = range(16, 129)
+_BYTES_PER_CALL = 32 * 1024
+"""Least work of one call of a kernel, which costs about 2 microseconds."""
+
+Axis: TypeAlias = tuple[int, ...]
+"""Number of elements, then the stride in bytes of each array."""
+
+
+def copy_by_kernel(dst: np.ndarray, src: np.ndarray, streaming: bool) -> bool:
+    """Copy ``src`` into ``dst`` if a kernel is faster than NumPy here, and tell whether it was.
+
+    Parameters
+    ----------
+    dst, src
+        Of the same shape and dtype, without objects and without shared memory.
+    streaming
+        Whether ``dst`` belongs to a block that is too large for the caches.
+    """
+    itemsize = dst.itemsize
+    (d, s), axes = joint_axes(dst, src)
+    if not axes or axes[-1][1] != itemsize:
+        return False
+    kernels_cpu = kernels("distarray.comm.kernels._copy")
+    if kernels_cpu is None:
+        return False
+    outer = axes[:-1]
+    if axes[-1][2] == itemsize:
+        run = axes[-1][0] * itemsize
+        if len(outer) > 3 and run * math.prod(axis[0] for axis in outer[-3:]) < _BYTES_PER_CALL:
+            return False
+        if streaming and (run >= _LONG_RUN or _whole_lines(d, run, outer)):
+            run_faster(
+                ("rows", run.bit_length()),
+                dst.nbytes,
+                lambda: _copy_rows(kernels_cpu.stream_rows.run, d, s, run, outer),
+                lambda: np.copyto(dst, src),
+            )
+        elif run in _SHORT_RUN:
+            _copy_rows(kernels_cpu.copy_short.run, d, s, run, outer)
+        else:
+            return False
+        return True
+    return _copy_transposed(kernels_cpu, d, s, axes, itemsize, streaming)
+
+
+def fill(dst: Any, value: Any) -> None:
+    """Set every element of a NumPy or CuPy array to a scalar, as an assignment would."""
+    if not (
+        dst.nbytes >= STREAMING_BYTES
+        and isinstance(dst, np.ndarray)
+        and dst.flags.c_contiguous
+        and _LINE % dst.itemsize == 0
+        and not dst.dtype.hasobject
+    ):
+        dst[...] = value
+        return
+    line = np.empty(_LINE // dst.itemsize, dst.dtype)
+    line[...] = value
+    flat = dst.reshape(-1)
+    address = _address(dst)
+    kernels_cpu = kernels("distarray.comm.kernels._copy")
+    if kernels_cpu is None or address % dst.itemsize:
+        flat[...] = line[0]
+        return
+    head = -address % _LINE // dst.itemsize
+    whole = (flat.size - head) * dst.itemsize // _LINE * _LINE
+    flat[:head] = line[0]
+    flat[head + whole // dst.itemsize :] = line[0]
+    parts = _threads.wanted(whole)
+    cuts = [whole // _LINE * i // parts * _LINE for i in range(parts + 1)]
+    source = _address(line)
+
+    def part(cut: tuple[int, int]) -> None:
+        start, stop = (head + n // dst.itemsize for n in cut)
+        run_faster(
+            "fill",
+            cut[1] - cut[0],
+            lambda: kernels_cpu.stream_fill(
+                address + start * dst.itemsize, source, cut[1] - cut[0]
+            ),
+            lambda: flat[start:stop].fill(line[0]),
+        )
+
+    if parts == 1:
+        part((0, whole))
+    else:
+        _threads.run(part, itertools.pairwise(cuts))
+
+
+def _address(array: Any) -> int:
+    if isinstance(array, np.ndarray):
+        return int(array.__array_interface__["data"][0])
+    return int(array.data.ptr)
+
+
+def joint_axes(*arrays: Any) -> tuple[list[int], list[Axis]]:
+    """Return the addresses of arrays of one shape, and the fewest axes that reach all elements.
+
+    The arrays are NumPy's or CuPy's. Axes of one element are left out, axes along which the first
+    array runs backwards are turned round in all, and axes that follow each other without a gap in
+    every array become one. They are ordered by the first array's strides, largest first.
+    """
+    addresses = [_address(array) for array in arrays]
+    axes = []
+    for axis in zip(arrays[0].shape, *(array.strides for array in arrays), strict=True):
+        n = axis[0]
+        if n == 1:
+            continue
+        if axis[1] < 0:
+            addresses = [
+                a + (n - 1) * stride for a, stride in zip(addresses, axis[1:], strict=True)
+            ]
+            axis = (n, *(-stride for stride in axis[1:]))
+        axes.append(axis)
+    axes.sort(key=lambda axis: -axis[1])
+    joined: list[Axis] = []
+    for axis in axes:
+        n = axis[0]
+        if joined and all(a == n * b for a, b in zip(joined[-1][1:], axis[1:], strict=True)):
+            joined[-1] = (joined[-1][0] * n, *axis[1:])
+        else:
+            joined.append(axis)
+    return addresses, joined
+
+
+def offsets(axes: Sequence[Axis], arrays: int) -> Iterator[tuple[int, ...]]:
+    """Yield the offset in bytes into each array, for every index along ``axes``, in C order."""
+    steps = [[tuple(i * stride for stride in axis[1:]) for i in range(axis[0])] for axis in axes]
+    start = (0,) * arrays
+    for chosen in itertools.product([start], *steps):
+        yield tuple(map(sum, zip(*chosen, strict=True)))
+
+
+def _whole_lines(address: int, run: int, outer: Sequence[Axis]) -> bool:
+    return (address | run) % _LINE == 0 and all(axis[1] % _LINE == 0 for axis in outer)
+
+
+def _copy_rows(kernel: Any, d: int, s: int, run: int, outer: Sequence[Axis]) -> None:
+    """Copy rows by a kernel that takes three outer axes, the longest first."""
+    inner = sorted(outer[-3:], key=lambda axis: -axis[0])
+    inner += [(1, 0, 0)] * (3 - len(inner))
+    for e, t in offsets(outer[:-3], 2):
+        kernel(d + e, s + t, run, *inner[0], *inner[1], *inner[2])
+
+
+def _copy_transposed(
+    kernels_cpu: Any, d: int, s: int, axes: Sequence[Axis], itemsize: int, streaming: bool
+) -> bool:
+    """Copy planes of which one axis has unit stride in ``dst`` and the other in ``src``."""
+    columns, _, src_stride = axes[-1]
+    across = next((i for i, axis in enumerate(axes[:-1]) if axis[2] == itemsize), None)
+    kernel = kernels_cpu.TRANSPOSE.get(itemsize)
+    if across is None or kernel is None:
+        return False
+    rows, dst_stride, _ = axes[across]
+    beyond = [axis for i, axis in enumerate(axes[:-1]) if i != across]
+    least = _LINE // itemsize
+    if min(rows, columns) < least or (beyond and rows * columns * itemsize < _BYTES_PER_CALL):
+        return False
+
+    def copy_planes(by: Any) -> None:
+        for e, t in offsets(beyond, 2):
+            by.run(d + e, s + t, columns, rows, dst_stride, src_stride)
+
+    aligned = (d | dst_stride) % _LINE == 0 and all(axis[1] % _LINE == 0 for axis in beyond)
+    past = kernels_cpu.TRANSPOSE_STREAMING.get(itemsize) if streaming and aligned else None
+    if past is None:
+        copy_planes(kernel)
+    else:
+        nbytes = itemsize * math.prod(axis[0] for axis in axes)
+        run_faster(
+            ("transpose", itemsize), nbytes, lambda: copy_planes(past), lambda: copy_planes(kernel)
+        )
+    return True

@@ -1,0 +1,258 @@
+"""What MPI and this node hold for a group of ranks: communicators, made once and when needed."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from distarray.comm.failures import _presence
+from distarray.comm.failures._presence import node_colour
+from distarray.comm.failures._watchdog import waiting
+from distarray.comm.mpi._objects import all_gather_object, compare
+from distarray.comm.mpi._start import import_mpi
+from distarray.comm.shared_memory import _connect
+from distarray.comm.shared_memory._channel import Channel
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_OWN, _EXPORTED, _COPY = 1, 2, 3
+"""What a communicator is for: keeps apart the making of those of the same ranks."""
+
+_KINDS: Final = 4
+_GROUPS: Final = 8191  # MPI's tags reach to 32767 at least
+
+_SHOWN: Final = 8  # ranks that a message lists
+
+
+class Base:
+    """The ranks of an MPI communicator, which groups are made from; nothing is sent through it.
+
+    Groups are made from the MPI world where it has all the ranks, so that the communicator may
+    be freed meanwhile.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        mpi = import_mpi()
+        self.rank: int = comm.Get_rank()
+        self.ranks = tuple(range(comm.Get_size()))
+        self._groups: dict[tuple[int, ...], Group] = {}
+        self._lock = threading.Lock()
+        group, world = comm.Get_group(), mpi.COMM_WORLD.Get_group()
+        numbers = group.Translate_ranks(None, world)
+        known = self._in_world = mpi.UNDEFINED not in numbers
+        self._parent: MPI.Intracomm = mpi.COMM_WORLD if known else comm
+        self._numbers = numbers if known else list(self.ranks)
+        group.Free()
+        world.Free()
+
+    def group(self, ranks: tuple[int, ...]) -> Group:
+        """Return the group of some ranks, this one among them; the same one every time."""
+        with self._lock:
+            group = self._groups.get(ranks)
+            if group is None:
+                group = self._groups[ranks] = Group(self, ranks)
+            return group
+
+    def create(self, ranks: tuple[int, ...], kind: int) -> tuple[MPI.Intracomm, str]:
+        """Return a new communicator of some ranks, and its name; collective over these."""
+        everyone = self._parent.Get_group()
+        members = self.world_ranks(ranks)
+        chosen = everyone.Incl(members)
+        meeting = self.meeting(ranks, f"communicator {kind}")
+        name = f"{kind}.{meeting.number}" if meeting is not None else ""
+        # Threads may make communicators of different ranks at the same time.
+        tag = zlib.crc32(repr(list(members)).encode()) % _GROUPS * _KINDS + kind
+        try:
+            with waiting(self.first_call(ranks), meeting):
+                return self._parent.Create_group(chosen, tag), name
+        finally:
+            chosen.Free()
+            everyone.Free()
+
+    def world_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Return the numbers of some ranks in the MPI world; here, where it lacks some."""
+        return tuple(self._numbers[rank] for rank in ranks)
+
+    def meeting(self, ranks: tuple[int, ...], what: str) -> _presence.Meeting | None:
+        """Return the next meeting of some ranks for something, which this rank joins now.
+
+        None where the MPI world does not have all the ranks.
+        """
+        if not self._in_world:
+            return None
+        members = self.world_ranks(ranks)
+        return _presence.joining(f"{what} of ranks {members}", members)
+
+    def first_call(self, ranks: tuple[int, ...]) -> str:
+        """Return what some ranks do in a meeting, for messages."""
+        shown = ", ".join(map(str, self.world_ranks(ranks[:_SHOWN])))
+        return f"the first call of ranks {shown}{', ...' * (len(ranks) > _SHOWN)} together"
+
+
+class Group:
+    """Ranks in an order, and their communicators.
+
+    Attributes
+    ----------
+    ranks
+        Numbers in the base communicator.
+    world_ranks
+        The same in the MPI world.
+    rank
+        This process's position among them.
+    channel
+        Shared memory with those on this node, once ``attached`` was called; None without.
+    ranks_per_node
+        How many consecutive ranks share a node, once ``attached`` was called; None on one node.
+    """
+
+    def __init__(self, base: Base, ranks: tuple[int, ...]) -> None:
+        self.base = base
+        self.ranks = ranks
+        self.world_ranks = base.world_ranks(ranks)
+        self.rank = ranks.index(base.rank)
+        self.channel: Channel | None = None
+        self.ranks_per_node: int | None = None
+        self._asked = len(ranks) == 1
+        self._reach_on_device: tuple[bool, bool] | None = None
+        self.verdicts: list[Any] = []  # not shared with duplicates, which other threads may use
+        self._own: MPI.Intracomm | None = None
+        self._name = ""
+        self._place = ""
+        self._calls = 0
+        self._exported: MPI.Intracomm | None = None
+        self._background: Group | None = None
+
+    @property
+    def mpi(self) -> MPI.Intracomm:
+        """The communicator that the library sends through; the first use is collective."""
+        self.attached()
+        return self._made()
+
+    def _made(self) -> MPI.Intracomm:
+        if self._own is None:
+            self._use(*self.base.create(self.ranks, _OWN))
+        assert self._own is not None  # it has just been made
+        return self._own
+
+    def _use(self, comm: MPI.Intracomm, name: str) -> None:
+        self._own, self._name = comm, name
+        if name:
+            self._place = f"call through {name} of ranks {self.world_ranks}"
+            _presence.counted_by(self._place, self)
+
+    @property
+    def joined(self) -> int:
+        """How many collective calls of MPI this rank has made, through ``mpi``."""
+        return self._calls
+
+    def joining(self) -> _presence.Meeting | None:
+        """Return the next of them as a meeting, which this rank joins now.
+
+        None where the MPI world does not have all the ranks.
+        """
+        self._calls += 1
+        if not self._place:
+            return None
+        return _presence.Meeting(self._place, self._calls, self.world_ranks)
+
+    def compare(self, token: int, what: object) -> None:
+        """Check that all ranks do the same; see ``_mpi_objects.compare``."""
+        mpi = self.mpi
+        with waiting(what, self.joining()):
+            compare(mpi, token, what, self.world_ranks)
+
+    def exported(self) -> MPI.Intracomm:
+        """Return a communicator for the user; the first use is collective."""
+        if self._exported is None:
+            self._exported, _ = self.base.create(self.ranks, _EXPORTED)
+        return self._exported
+
+    def duplicate(self) -> Group:
+        """Return another group of the same ranks with communicators of its own; collective."""
+        copy = Group(self.base, self.ranks)
+        copy._use(*self.base.create(self.ranks, _COPY))
+        return copy
+
+    @property
+    def has_background(self) -> bool:
+        """Whether ``background`` has been called."""
+        return self._background is not None
+
+    def background(self) -> Group:
+        """Return the duplicate for work in the background; the first use is collective."""
+        if self._background is None:
+            self._background = self.duplicate()
+        return self._background
+
+    def attached(self) -> Channel | None:
+        """Return the channel through shared memory; the first use is collective."""
+        if not self._asked:
+            self._asked = True
+            mpi = self._made()
+            world_rank = import_mpi().COMM_WORLD.Get_rank()
+            meeting = self.base.meeting(self.ranks, f"share of {self._name}")
+            with waiting(self.base.first_call(self.ranks), meeting):
+                colours = all_gather_object(mpi, node_colour(world_rank))
+                mine = colours[self.rank]
+                self.ranks_per_node = _ranks_per_node(self.ranks, colours)
+                if len(set(colours)) == len(colours):
+                    return None
+                members = tuple(i for i, colour in enumerate(colours) if colour == mine)
+                self.channel = _connect.attach(
+                    members, self.rank, self.world_ranks, lambda obj: all_gather_object(mpi, obj)
+                )
+            if self.channel is not None and meeting is not None:
+                self.channel.meets(f"round of {meeting.place}")
+        return self.channel
+
+    def reach_on_device(self) -> tuple[bool, bool]:
+        """Tell whether all ranks, and whether any two, read each other's blocks on GPUs in place.
+
+        The same on all ranks; the first call is collective.
+        """
+        if self._reach_on_device is None:
+            channel = self.attached()
+            near = () if channel is None else channel.reached_on_device()
+            everyone = all_gather_object(
+                self.mpi,
+                (
+                    bool(near) and min(map(len, near)) == len(self.ranks),
+                    bool(near) and max(map(len, near)) > 1,
+                ),
+            )
+            self._reach_on_device = (
+                all(complete for complete, _ in everyone) or len(self.ranks) == 1,
+                any(some for _, some in everyone),
+            )
+        return self._reach_on_device
+
+    def free(self) -> None:
+        """Free the communicators; collective."""
+        if self._background is not None:
+            self._background.free()
+        for comm in (self._own, self._exported):
+            if comm is not None:
+                comm.Free()
+        self._own = self._exported = self._background = None
+        self.channel, self._asked = None, len(self.ranks) == 1
+
+
+def _ranks_per_node(ranks: tuple[int, ...], colours: list[str]) -> int | None:
+    """Return into runs of how many consecutive ranks the nodes divide them.
+
+    None on a single node; 1 where no such number says it.
+    """
+    if len(set(colours)) == 1:
+        return None
+    for per_node in sorted(set(Counter(colours).values()), reverse=True):
+        runs: dict[int, set[str]] = {}
+        for rank, colour in zip(ranks, colours, strict=True):
+            runs.setdefault(rank // per_node, set()).add(colour)
+        if len(runs) == len(set(colours)) and all(len(found) == 1 for found in runs.values()):
+            return per_node
+    return 1

@@ -1,0 +1,214 @@
+"""Counts past 2**31: the same collectives in pieces, where the library is not to be relied on.
+
+Reductions, broadcasts and messages go in pieces of at most ``LIMIT`` elements over any library:
+it costs nothing, and a library may have large counts and still get them wrong (Intel MPI 2021.17
+claims MPI 4.1, and its all-reduce of 2**31 elements returns other values, without an error).
+The v-collectives need displacements as large, which MPI has from version 4 on; where the
+library has not, every part goes by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distarray.comm import _backend
+from distarray.comm._collectives import OWN_TAG, Counts, parts
+from distarray.comm.mpi._datatypes import carrier, moving_type, reducing_type
+from distarray.typing import Buffer
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+LIMIT = 2**31 - 1
+"""Largest count of one operation in pieces."""
+
+
+@cache
+def library_displaces() -> bool:
+    """Tell whether the library's v-collectives take displacements past 2**31."""
+    from mpi4py import MPI
+
+    # Both the library that runs and the one that mpi4py was built for must have them.
+    return min(MPI.VERSION, MPI.Get_version()[0]) >= 4 and "Intel" not in MPI.get_vendor()[0]
+
+
+def exceeds(count: int) -> bool:
+    """Tell whether a count is too large for one operation."""
+    return count > LIMIT
+
+
+def end_exceeds(count: int) -> bool:
+    """Tell whether the end of a displaced part is too large for the library."""
+    return count > LIMIT and not library_displaces()
+
+
+def any_end_exceeds(comm: MPI.Intracomm, count: int) -> bool:
+    """Tell whether one is on any rank; collective where the library has a limit."""
+    from mpi4py import MPI
+
+    if library_displaces():
+        return False
+    flag = np.array([count > LIMIT], np.int32)
+    comm.Allreduce(MPI.IN_PLACE, flag, MPI.MAX)
+    return bool(flag[0])
+
+
+class Several:
+    """MPI requests that are complete when all are."""
+
+    __slots__ = ("_requests",)
+
+    def __init__(self, requests: list[MPI.Request]) -> None:
+        self._requests = requests
+
+    def wait(self) -> None:
+        """Return when all are complete."""
+        from mpi4py import MPI
+
+        MPI.Request.Waitall(self._requests)
+
+    def test(self) -> bool:
+        """Tell whether all are complete."""
+        from mpi4py import MPI
+
+        return MPI.Request.Testall(self._requests)
+
+
+def _pieces(array: Buffer) -> list[list[Any]]:
+    """Return an array as messages, none longer than the limit; one on a GPU is flat bytes."""
+    largest = LIMIT
+    kind = moving_type(array.itemsize)
+    flat = carrier(array) if _backend.is_numpy(array) else _on_device(array)
+    per_item = len(flat) // max(array.size, 1)
+    return [
+        [
+            flat[start * per_item : (start + largest) * per_item],
+            min(largest, array.size - start),
+            kind,
+        ]
+        for start in range(0, max(array.size, 1), largest)
+    ]
+
+
+def _on_device(array: Buffer) -> Any:
+    """Return device memory for mpi4py: the address, whatever protocols both have for it."""
+    from mpi4py import MPI
+
+    return MPI.buffer.fromaddress(array.data.ptr, array.nbytes)
+
+
+def send(comm: MPI.Intracomm, array: Buffer, dest: int, tag: int) -> Several:
+    """Send values to one rank; it receives them with ``recv`` and as many."""
+    return Several([comm.Isend(piece, dest, tag) for piece in _pieces(array)])
+
+
+def recv(comm: MPI.Intracomm, array: Buffer, source: int, tag: int) -> Several:
+    """Receive as many values from one rank as the array has elements."""
+    return Several([comm.Irecv(piece, source, tag) for piece in _pieces(array)])
+
+
+def broadcast(comm: MPI.Intracomm, array: np.ndarray, root: int) -> Several:
+    """Broadcast in pieces."""
+    return Several([comm.Ibcast(piece, root) for piece in _pieces(array)])
+
+
+def all_reduce(comm: MPI.Intracomm, send: Any, recv: np.ndarray, op: str) -> Several:
+    """Reduce in pieces; ``send`` may be ``MPI.IN_PLACE``."""
+    kind, how = reducing_type(recv.dtype, op)
+    largest = LIMIT
+    requests = []
+    for start in range(0, recv.size, largest):
+        target = recv[start : start + largest]
+        source = send
+        if isinstance(send, np.ndarray):
+            source = [carrier(send[start : start + largest]), target.size, kind]
+        requests.append(comm.Iallreduce(source, [carrier(target), target.size, kind], how))
+    return Several(requests)
+
+
+def reduce_scatter(
+    comm: MPI.Intracomm, send: np.ndarray, recv: np.ndarray, counts: Counts, op: str
+) -> Several:
+    """Reduce every rank's part to that rank, in pieces."""
+    kind, how = reducing_type(recv.dtype, op)
+    largest = LIMIT
+    requests = []
+    for root, part in enumerate(parts(send, counts)):
+        for start in range(0, part.size, largest):
+            source = part[start : start + largest]
+            target = None
+            if root == comm.Get_rank():
+                piece = recv[start : start + largest]
+                target = [carrier(piece), piece.size, kind]
+            requests.append(comm.Ireduce([carrier(source), source.size, kind], target, how, root))
+    return Several(requests)
+
+
+def all_gather(comm: MPI.Intracomm, send: np.ndarray, recv: np.ndarray, counts: Counts) -> Several:
+    """Broadcast every rank's part, in pieces."""
+    targets = parts(recv, counts)
+    targets[comm.Get_rank()][...] = send
+    return Several(
+        [
+            comm.Ibcast(piece, root)
+            for root, target in enumerate(targets)
+            if target.size
+            for piece in _pieces(target)
+        ]
+    )
+
+
+def all_to_all(
+    comm: MPI.Intracomm,
+    send: np.ndarray,
+    recv: np.ndarray,
+    send_counts: Counts,
+    recv_counts: Counts,
+) -> Several:
+    """Send every pair's part as messages."""
+    sources, targets = parts(send, send_counts), parts(recv, recv_counts)
+    return _messages(
+        comm,
+        list(enumerate(sources)),
+        list(enumerate(targets)),
+    )
+
+
+def scatter(
+    comm: MPI.Intracomm, send: np.ndarray | None, recv: np.ndarray, counts: Counts, root: int
+) -> Several:
+    """Send every rank's part as messages."""
+    leaving = [] if send is None else list(enumerate(parts(send, counts)))
+    return _messages(comm, leaving, [(root, recv)])
+
+
+def gather(
+    comm: MPI.Intracomm, send: np.ndarray, recv: np.ndarray | None, counts: Counts, root: int
+) -> Several:
+    """Receive every rank's part as messages."""
+    arriving = [] if recv is None else list(enumerate(parts(recv, counts)))
+    return _messages(comm, [(root, send)], arriving)
+
+
+def _messages(
+    comm: MPI.Intracomm,
+    leaving: Sequence[tuple[int, np.ndarray]],
+    arriving: Sequence[tuple[int, np.ndarray]],
+) -> Several:
+    """Exchange arrays with ranks; what stays here is copied."""
+    me = comm.Get_rank()
+    requests = []
+    for rank, target in arriving:
+        if rank != me and target.size:
+            requests += [comm.Irecv(piece, rank, OWN_TAG) for piece in _pieces(target)]
+    for rank, source in leaving:
+        if rank != me and source.size:
+            requests += [comm.Isend(piece, rank, OWN_TAG) for piece in _pieces(source)]
+    here = [target for rank, target in arriving if rank == me]
+    for target, source in zip(here, (s for rank, s in leaving if rank == me), strict=True):
+        target[...] = source
+    return Several(requests)

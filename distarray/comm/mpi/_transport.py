@@ -1,0 +1,436 @@
+"""The transport over mpi4py, which is imported on first use.
+
+Nothing is ever sent through a communicator of the user's: every group of ranks gets one of its
+own, made from the group alone (MPI-3's ``MPI_Comm_create_group``), so that ranks outside it need
+not take part, and made when it is first used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import threading
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from distarray.comm import _backend, _mismatch, _requests
+from distarray.comm._collectives import Counts
+from distarray.comm._communicator import Communicator
+from distarray.comm._reducing import divide, plain_ufunc
+from distarray.comm._requests import DONE, Pending, Request
+from distarray.comm.failures import _abort
+from distarray.comm.failures._watchdog import answer, waiting
+from distarray.comm.mpi import _large_counts
+from distarray.comm.mpi._calls import Call, Handle
+from distarray.comm.mpi._datatypes import carrier, moving_type, reducing_type
+from distarray.comm.mpi._groups import Base, Group
+from distarray.comm.mpi._objects import all_gather_bytes
+from distarray.comm.mpi._reducer import SMALL_BYTES
+from distarray.comm.mpi._start import import_mpi
+from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
+from distarray.typing import Buffer
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_FITS, _TOO_LARGE = b"\0", b"\1"
+_small: dict[tuple[str, np.dtype[Any], int], tuple[int, np.ufunc | None, str]] = {}
+"""Of (op, dtype, size): the token of its exchange, the function where NumPy's dtype serves, and
+what messages say."""
+
+
+_token = lru_cache(maxsize=4096)(_mismatch.token)
+
+
+class _Exchange(Protocol):
+    """The ``exchange`` of a channel that reaches all ranks."""
+
+    def __call__(self, payload: bytes, token: int, what: object) -> list[Any]: ...
+
+
+class MPICommunicator(Communicator):
+    """A communicator over MPI.
+
+    Parameters
+    ----------
+    group
+        The ranks, and what MPI holds for them; shared by communicators of the same ranks.
+    name
+        What ``CommLog`` calls it.
+    """
+
+    def __init__(self, group: Group, name: str) -> None:
+        super().__init__(group.rank, group.ranks, name)
+        self._group = group
+        self.verdicts = group.verdicts
+        self._exchange: _Exchange | None = None  # where shared memory reaches all ranks
+
+    @property
+    def world_ranks(self) -> tuple[int, ...]:
+        """The number of each in the MPI world; here, where that lacks some."""
+        return self._group.world_ranks
+
+    # --- calls of MPI ----------------------------------------------------------------------------
+
+    def _begun(self, name: str, blocking: bool, buffer: Buffer, *arguments: Any) -> Request:
+        """Make a collective call of MPI; the buffer says in messages what it moves."""
+        what = Call(name, buffer)
+        mpi = self._group.mpi
+        if blocking:
+            with waiting(what, self._group.joining()):
+                getattr(mpi, name)(*arguments)
+            return DONE
+        request = getattr(mpi, f"I{name.lower()}")(*arguments)
+        return self._started(_large_counts.Several([request]), what, False, arguments)
+
+    def _started(
+        self, requests: _large_counts.Several, what: Call, blocking: bool, buffers: Any = ()
+    ) -> Request:
+        """Return the request of messages under way, or wait for them."""
+        handle = Handle(requests, what, self._group.joining() if what.peer is None else None)
+        if blocking:
+            handle.wait()
+            return DONE
+        return Pending(handle, (what.buffer, buffers))
+
+    # --- collectives -----------------------------------------------------------------------------
+
+    def _barrier(self) -> None:
+        channel = self._group.attached()
+        if channel is not None and channel.is_complete:
+            channel.barrier()
+        else:
+            self._group.compare(_token("barrier"), "waiting at a barrier")
+
+    def _all_gather(
+        self, send: np.ndarray, recv: np.ndarray, counts: Counts, blocking: bool
+    ) -> Request:
+        if blocking and recv.nbytes <= SMALL_BYTES and self.reaches_all:
+            channel = self._group.channel
+            assert channel is not None  # it reaches all
+            token = _token("all_gather", recv.dtype, counts)
+            everyone = channel.exchange(send.tobytes(), token, "all_gather")
+            recv.view(np.uint8)[:] = np.frombuffer(b"".join(everyone), np.uint8)  # type: ignore[arg-type]
+            return DONE
+        if _large_counts.end_exceeds(recv.size):
+            requests = _large_counts.all_gather(self._group.mpi, send, recv, counts)
+            return self._started(requests, Call("Allgather", recv), blocking, send)
+        kind = moving_type(recv.itemsize)
+        source, target = carrier(send), carrier(recv)
+        if counts.count(counts[0]) == self.size:
+            both = [source, counts[0], kind], [target, counts[0], kind]
+            return self._begun("Allgather", blocking, recv, *both)
+        bothv = [source, send.size, kind], [target, counts, None, kind]
+        return self._begun("Allgatherv", blocking, recv, *bothv)
+
+    def all_reduce_small(
+        self, array: Buffer, op: str, token: int | None = None, what: object = ""
+    ) -> np.ndarray | None:
+        if not _backend.is_numpy(array):
+            return None
+        exchange = self._exchange
+        if exchange is None:
+            if not self.reaches_all:
+                return None
+            exchange = self._exchange = self._group.attached().exchange  # type: ignore[union-attr]
+        dtype = array.dtype
+        key = (op, dtype, array.size)
+        known = _small.get(key)
+        if known is None:
+            what_usual = f"all_reduce, {op}, of {array.size} {dtype}"
+            known = _small[key] = (_token("all_reduce", *key), plain_ufunc(op, dtype), what_usual)
+        usual, function, what_usual = known
+        if function is None:
+            return None
+        if token is None:
+            token, what = usual, what_usual
+        first, second, *others = exchange(array.tobytes(), token, what)
+        shape = array.shape
+        # As NumPy does, the functions may warn: all ranks compute the same, and warn alike.
+        value = function(np.ndarray(shape, dtype, first), np.ndarray(shape, dtype, second))
+        for item in others:
+            value = function(value, np.ndarray(shape, dtype, item))
+        reduced = np.asarray(value)
+        return divide(reduced, self.size) if op == "avg" else reduced
+
+    def _all_reduce(self, send: np.ndarray, recv: np.ndarray, op: str, blocking: bool) -> Request:
+        from mpi4py import MPI
+
+        source = MPI.IN_PLACE if send is recv else send
+        if _large_counts.exceeds(recv.size):
+            requests = _large_counts.all_reduce(self._group.mpi, source, recv, op)
+            return self._started(requests, Call("Allreduce", recv), blocking, send)
+        kind, how = reducing_type(recv.dtype, op)
+        message = source if send is recv else [carrier(send), send.size, kind]
+        target = [carrier(recv), recv.size, kind]
+        return self._begun("Allreduce", blocking, recv, message, target, how)
+
+    def _reduce_scatter(
+        self, send: np.ndarray, recv: np.ndarray, counts: Counts, op: str, blocking: bool
+    ) -> Request:
+        if _large_counts.exceeds(send.size):
+            requests = _large_counts.reduce_scatter(self._group.mpi, send, recv, counts, op)
+            return self._started(requests, Call("Reduce_scatter", send), blocking, recv)
+        kind, how = reducing_type(recv.dtype, op)
+        both = [carrier(send), send.size, kind], [carrier(recv), recv.size, kind]
+        return self._begun("Reduce_scatter", blocking, send, *both, counts, how)
+
+    def _all_to_all(
+        self,
+        send: np.ndarray,
+        recv: np.ndarray,
+        send_counts: Counts,
+        recv_counts: Counts,
+        blocking: bool,
+    ) -> Request:
+        mpi = self._group.mpi
+        if _large_counts.any_end_exceeds(mpi, max(send.size, recv.size)):
+            requests = _large_counts.all_to_all(mpi, send, recv, send_counts, recv_counts)
+            return self._started(requests, Call("Alltoall", recv), blocking, send)
+        kind = moving_type(recv.itemsize)
+        source = [carrier(send), send_counts, None, kind]
+        target = [carrier(recv), recv_counts, None, kind]
+        return self._begun("Alltoallv", blocking, recv, source, target)
+
+    def _broadcast(self, array: np.ndarray, root: int, blocking: bool) -> Request:
+        if _large_counts.exceeds(array.size):
+            requests = _large_counts.broadcast(self._group.mpi, array, root)
+            return self._started(requests, Call("Bcast", array), blocking)
+        message = [carrier(array), array.size, moving_type(array.itemsize)]
+        return self._begun("Bcast", blocking, array, message, root)
+
+    def _scatter(
+        self, send: np.ndarray | None, recv: np.ndarray, counts: Counts, root: int, blocking: bool
+    ) -> Request:
+        if _large_counts.end_exceeds(sum(counts)):
+            requests = _large_counts.scatter(self._group.mpi, send, recv, counts, root)
+            return self._started(requests, Call("Scatter", recv), blocking, send)
+        kind = moving_type(recv.itemsize)
+        source = None if send is None else [carrier(send), counts, None, kind]
+        target = [carrier(recv), recv.size, kind]
+        return self._begun("Scatterv", blocking, recv, source, target, root)
+
+    def _gather(
+        self, send: np.ndarray, recv: np.ndarray | None, counts: Counts, root: int, blocking: bool
+    ) -> Request:
+        if _large_counts.end_exceeds(sum(counts)):
+            requests = _large_counts.gather(self._group.mpi, send, recv, counts, root)
+            return self._started(requests, Call("Gather", send), blocking, recv)
+        kind = moving_type(send.itemsize)
+        source = [carrier(send), send.size, kind]
+        target = None if recv is None else [carrier(recv), counts, None, kind]
+        return self._begun("Gatherv", blocking, send, source, target, root)
+
+    # --- point to point --------------------------------------------------------------------------
+
+    def _send(self, array: np.ndarray, dest: int, tag: int, blocking: bool) -> Request:
+        requests = _large_counts.send(self._group.mpi, array, dest, tag)
+        return self._started(requests, Call("send", array, self.world_ranks[dest]), blocking)
+
+    def _recv(self, array: np.ndarray, source: int, tag: int, blocking: bool) -> Request:
+        requests = _large_counts.recv(self._group.mpi, array, source, tag)
+        return self._started(requests, Call("recv", array, self.world_ranks[source]), blocking)
+
+    # --- objects ---------------------------------------------------------------------------------
+
+    def _all_gather_object(self, obj: Any) -> tuple[list[Any], int]:
+        mine = pickle.dumps(obj)
+        everyone = self._all_gather_bytes(mine)
+        return [pickle.loads(item) for item in everyone], sum(map(len, everyone)) - len(mine)
+
+    def _all_gather_bytes(self, mine: bytes) -> list[bytes]:
+        if self.reaches_all:
+            fits = len(mine) < SMALL_BYTES
+            payload = _FITS + mine if fits else _TOO_LARGE
+            assert self._group.channel is not None
+            told = [
+                bytes(item)
+                for item in self._group.channel.exchange(
+                    payload, _token("all_gather_object"), "all_gather_object"
+                )
+                if item is not None
+            ]
+            if all(item[:1] == _FITS for item in told):
+                return [item[1:] for item in told]
+        else:
+            self._group.compare(_token("all_gather_object"), "all_gather_object")
+        return all_gather_bytes(self._group.mpi, mine)
+
+    def _broadcast_object(self, obj: Any, root: int) -> tuple[Any, int]:
+        data = np.frombuffer(pickle.dumps(obj) if self.rank == root else b"", np.uint8)
+        length = np.array([data.size], np.int64)
+        self._broadcast(length, root, True)
+        if self.rank == root:
+            self._broadcast(data, root, True)
+            return obj, 0
+        data = np.empty(int(length[0]), np.uint8)
+        self._broadcast(data, root, True)
+        return pickle.loads(data.tobytes()), data.nbytes
+
+    # --- shared memory ---------------------------------------------------------------------------
+
+    def views(
+        self, block: np.ndarray, token: int, what: object = "", *, closing: bool = True
+    ) -> contextlib.AbstractContextManager[list[np.ndarray | None]]:
+        """Return a context that yields the blocks of the ranks on this node."""
+        channel = self._group.attached()
+        complete = channel is not None and channel.is_complete
+        if not _backend.is_numpy(block):
+            self._group.reach_on_device()
+        if not complete:
+            self._group.compare(token, what)
+        if channel is None:
+            return self._own_view(block)
+        return channel.views(block, token, what, closing=closing)
+
+    @contextlib.contextmanager
+    def _own_view(self, block: np.ndarray) -> Iterator[list[np.ndarray | None]]:
+        blocks: list[np.ndarray | None] = [None] * self.size
+        blocks[self.rank] = block
+        yield blocks
+
+    @property
+    def reaches_all(self) -> bool:
+        """Whether every rank is on this node, with memory that this one can map."""
+        if self.size == 1:
+            return True
+        channel = self._group.attached()
+        return channel is not None and channel.is_complete
+
+    @property
+    def ranks_per_node(self) -> int | None:
+        """How many consecutive ranks share a node; see the base class."""
+        self._group.attached()
+        return self._group.ranks_per_node
+
+    @property
+    def concurrent(self) -> bool:
+        """Whether MPI was started with ``MPI_THREAD_MULTIPLE``, as it is unless the user did it."""
+        mpi = import_mpi()
+        return bool(mpi.Query_thread() >= mpi.THREAD_MULTIPLE)
+
+    @property
+    def reaches_some(self) -> bool:
+        """Whether any two ranks share a node's memory; the first use is collective."""
+        return self._group.attached() is not None
+
+    def reaches_all_on(self, device: str) -> bool:
+        """Tell whether every rank's blocks on a kind of device can be read in place."""
+        return self.reaches_all if device == "cpu" else self._group.reach_on_device()[0]
+
+    def reaches_some_on(self, device: str) -> bool:
+        """Tell whether any two ranks read each other's blocks on a kind of device in place."""
+        return self.reaches_some if device == "cpu" else self._group.reach_on_device()[1]
+
+    # --- other communicators ---------------------------------------------------------------------
+
+    def subgroup(self, ranks: Sequence[int], name: str | None = None) -> MPICommunicator | None:
+        """Return the communicator of some ranks; None where this is not one of them."""
+        wanted = tuple(ranks)
+        if not set(wanted) <= set(self.ranks):
+            raise ArgumentError(f"ranks {wanted} are not all among {self.ranks}")
+        if self.ranks[self.rank] not in wanted:
+            return None
+        return MPICommunicator(self._group.base.group(wanted), name or self.name)
+
+    def duplicate(self) -> MPICommunicator:
+        """Return a communicator of the same ranks whose messages never meet this one's."""
+        return MPICommunicator(self._group.duplicate(), self.name)
+
+    def background(self) -> MPICommunicator:
+        """Return the duplicate that work in the background uses; the first call is collective."""
+        if not self._group.has_background:
+            # What makes it has no way to find out that another rank does something else.
+            self.agree(_token("background"), "the first work in the background")
+        return MPICommunicator(self._group.background(), self.name)
+
+    @property
+    def mpi(self) -> MPI.Intracomm:
+        """The private mpi4py communicator."""
+        return self._group.mpi
+
+    def exported(self) -> MPI.Intracomm:
+        """Return the mpi4py communicator that the user may use."""
+        return self._group.exported()
+
+    def abort(self, code: int = 1) -> None:
+        """End all ranks of the program."""
+        import_mpi().COMM_WORLD.Abort(code)
+
+    def free(self) -> None:
+        """Free what MPI holds for these ranks."""
+        self._group.free()
+
+
+_world: MPICommunicator | None = None
+_lock = threading.Lock()
+_keyval: int | None = None
+
+
+def world() -> MPICommunicator:
+    """Return the communicator of all MPI ranks; the first call starts MPI.
+
+    From then on an uncaught exception on one of several ranks ends all of them.
+    """
+    global _world
+    if _world is None:
+        mpi = import_mpi()
+        with _lock:
+            if _world is None:
+                base = Base(mpi.COMM_WORLD)
+                if len(base.ranks) > 1:
+                    _abort.install_at_exit()
+                    _abort.watch()
+                    if mpi.Comm.Get_parent() == mpi.COMM_NULL:  # else a rank of that job is asked
+                        answer(base.rank)
+                else:
+                    _abort.warn_if_alone()
+                _world = MPICommunicator(base.group(base.ranks), "world")
+                if _world.concurrent:
+                    # To ask COMM_SELF would move nothing: MPICH looks at this process alone then.
+                    _requests.progress = mpi.COMM_WORLD.Iprobe
+    return _world
+
+
+def based_on(comm: Any) -> MPICommunicator:
+    """Return the communicator of all ranks of an mpi4py communicator, the same every time.
+
+    Raises
+    ------
+    ArgumentTypeError
+        It is none.
+    MeshError
+        It is an inter-communicator, or null: this process is not in it.
+    """
+    global _keyval
+    mpi = import_mpi()
+    if not isinstance(comm, mpi.Comm):
+        raise ArgumentTypeError(
+            f"comm={comm!r} is not a communicator; pass an mpi4py communicator, or None for all "
+            "ranks"
+        )
+    if comm == mpi.COMM_NULL:
+        raise MeshError(
+            "comm is MPI.COMM_NULL: this process is not in that communicator; make the mesh only "
+            "on the processes that are, or over a communicator that has all of them"
+        )
+    if comm.Is_inter():
+        raise MeshError(
+            "comm is an inter-communicator, which has two groups of ranks; merge it "
+            "(comm.Merge()) or pass an intra-communicator"
+        )
+    if comm == mpi.COMM_WORLD:
+        return world()
+    world()
+    with _lock:
+        if _keyval is None:
+            _keyval = mpi.Comm.Create_keyval()
+        found: MPICommunicator | None = comm.Get_attr(_keyval)
+        if found is None:
+            base = Base(comm)
+            found = MPICommunicator(base.group(base.ranks), "world")
+            comm.Set_attr(_keyval, found)
+        return found

@@ -1,0 +1,1 @@
+"""Blocks that ranks of one node read in place, through memory files."""

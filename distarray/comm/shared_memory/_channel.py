@@ -1,0 +1,405 @@
+"""The shared-memory channel of a communicator: ranks of one node read each other's blocks directly.
+
+Each process publishes the memory file behind its arena (``_memory``); the others of the node map
+it read-only. A round works through two alternating slots per rank in that memory: a rank fills
+its slot, then sets the slot's round number, and waits until every other rank's slot shows the
+same number. A slot is written again two rounds later, and a rank can only be two rounds ahead
+once everyone has read the slot, so a round needs no closing barrier. A slot carries a small
+payload inline, or says where in its owner's arena a large block lies; then the readers' closing
+round tells the owners that their blocks may change. Blocks outside of the arena are copied into it;
+such copies, unless they are large, wait for the next round instead. Of a block on a GPU the slot
+has what other processes need to map it (``_device_sharing``).
+
+Every slot names what its rank believes it is doing (a token). Ranks that disagree find out in the
+round itself, all of them, and raise the same error instead of exchanging garbage.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from distarray.comm import _backend, _memory, _requests
+from distarray.comm._mismatch import mismatch
+from distarray.comm._packing import copy_box
+from distarray.comm.cuda import _ipc
+from distarray.comm.failures._presence import Meeting, counted_by, message_of_gone
+from distarray.comm.failures._watchdog import given_up, timeout, waiting
+from distarray.comm.shared_memory._slots import (
+    BARRIER,
+    BLOCK_IN_ARENA,
+    BLOCK_INLINE,
+    BLOCK_ON_DEVICE,
+    BLOCK_STAGED,
+    BYTES,
+    GONE,
+    INLINE_BYTES,
+    KIND,
+    MAX_NDIM,
+    MISMATCH,
+    NDIM,
+    OFFSET,
+    PROBE,
+    ROUND,
+    SHAPE,
+    SIZE,
+    SLOT,
+    TOKEN,
+    PeerMemory,
+    Slot,
+    describe,
+)
+from distarray.errors import CommunicationError
+from distarray.typing import Buffer
+
+_SPINS = 200  # reads of a flag before the core is offered to others
+_SPINS_CROWDED = 10  # the same where the node has more ranks than this process has cores
+_YIELDS = 2000  # offers before sleeping in between
+_SLEEP = 50e-6
+
+_KEPT_BYTES = 1024 * 1024  # copies up to this size are kept for their readers until the next round
+
+
+class Channel:
+    """Rounds among the ranks of a communicator that share this node's memory.
+
+    Parameters
+    ----------
+    members
+        Ranks of the communicator on this node, ascending.
+    me
+        This process's rank in the communicator.
+    world_ranks
+        The number in the MPI world of every rank of the communicator.
+    own
+        This rank's two slots, as writable memory.
+    peers
+        For each other member: its memory, and the offset of its slots in it.
+    """
+
+    def __init__(
+        self,
+        members: tuple[int, ...],
+        me: int,
+        world_ranks: tuple[int, ...],
+        own: np.ndarray,
+        peers: dict[int, tuple[PeerMemory, int]],
+    ) -> None:
+        self.members = members
+        self.me = me
+        self.size = len(world_ranks)
+        self._world_ranks = world_ranks
+        self._round = 0
+        self._place = ""
+        self._spins = _SPINS if len(members) <= _cores() else _SPINS_CROWDED
+        self._keep = own
+        self._unread: Buffer | None = None
+        """A copy that others may read until the next round has begun."""
+        self._process = os.getpid()
+        self._memory = {rank: memory for rank, (memory, _) in peers.items()}
+        self._on_device: tuple[frozenset[int], ...] | None = None
+        mine = own.data
+        self._mine = [Slot(mine, i * SLOT) for i in range(2)]
+        self._others = [
+            [(rank, memory.slot(offset, i)) for rank, (memory, offset) in peers.items()]
+            for i in range(2)
+        ]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every rank of the communicator is on this node."""
+        return len(self.members) == self.size
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process made it, and did not get it by being forked."""
+        return self._process == os.getpid()
+
+    @property
+    def joined(self) -> int:
+        """How many rounds this rank has joined."""
+        return self._round
+
+    def meets(self, place: str) -> None:
+        """Let others be told of long waits for rounds, which `place` names alike on all ranks."""
+        self._place = place
+        counted_by(place, self)
+
+    def _named(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Return what the MPI world calls some ranks of the communicator."""
+        return tuple(self._world_ranks[rank] for rank in ranks)
+
+    def exchange(
+        self, payload: bytes | memoryview, token: int, what: object = ""
+    ) -> list[memoryview | None]:
+        """Give every member's payload to every member; None for ranks of other nodes.
+
+        The payload has at most ``INLINE_BYTES`` bytes. What is returned is valid until the next
+        round on this channel. ``str(what)`` says in errors what this rank was doing.
+
+        Raises
+        ------
+        MismatchError
+            The ranks passed different tokens.
+        """
+        slot = self._mine[self._round & 1]
+        n = len(payload)
+        slot.bytes[:n] = payload
+        words = slot.words
+        words[KIND] = BYTES
+        words[SIZE] = n
+        result: list[memoryview | None] = [None] * self.size
+        result[self.me] = slot.bytes[:n]
+        for rank, other in self._complete_round(words, token, what):
+            result[rank] = other.bytes[: other.words[SIZE]]
+        return result
+
+    def barrier(self) -> None:
+        """Wait until every member has come here."""
+        words = self._mine[self._round & 1].words
+        words[KIND] = BYTES
+        words[SIZE] = 0
+        self._complete_round(words, BARRIER, "waiting at a barrier")
+
+    def reached_on_device(self) -> tuple[frozenset[int], ...]:
+        """Return, for each member, the ranks whose blocks on GPUs it and they can read in place.
+
+        The first call is collective over the members, of which each is bound to a GPU.
+        """
+        if self._on_device is None:
+            self._on_device = _ipc.reached(
+                self.members,
+                self._memory,
+                lambda data: self.exchange(data, PROBE, "looking for what GPUs share"),
+            )
+        return self._on_device
+
+    @property
+    def _near(self) -> frozenset[int]:
+        return self.reached_on_device()[self.members.index(self.me)]
+
+    def views(
+        self, block: Buffer, token: int, what: object = "", *, closing: bool = True
+    ) -> _Views:
+        """Return a context that yields every member's block, readable in place.
+
+        It yields a list with None for ranks of other nodes, and, of blocks on GPUs, for ranks that
+        are not ``reached_on_device``. The blocks stay unchanged inside the context. Blocks may
+        differ in shape and strides, not in dtype or kind of device (the token stands for it).
+
+        Raises
+        ------
+        MismatchError
+            On entering: the ranks passed different tokens.
+        """
+        views = _Views(self, block, token, what, closing)
+        if views.on_device:
+            self.reached_on_device()
+        return views
+
+    def _offer(self, block: np.ndarray) -> np.ndarray | None:
+        """Put a block into the own slot, or say there where it lies in the own arena.
+
+        Returns what must stay alive until all have read it.
+        """
+        slot = self._mine[self._round & 1]
+        if block.nbytes > INLINE_BYTES:
+            own = _in_arena(block)
+            lent = block if own else _stage(block)
+            offset = _memory.arena().offset_of(lent)
+            assert offset is not None  # it is in the arena
+            kind = BLOCK_IN_ARENA if own or block.nbytes > _KEPT_BYTES else BLOCK_STAGED
+            describe(slot.words, kind, lent, offset)
+            return lent
+        slot.put(block)
+        return None
+
+    def _lend(self, block: Buffer) -> Buffer:
+        """Say in the own slot where a block on a GPU lies; return what must stay alive."""
+        slot = self._mine[self._round & 1]
+        if len(self._near) == 1:  # nobody reads it
+            slot.words[KIND] = BLOCK_ON_DEVICE
+            return block
+        lent, offset, block = _ipc.lend(block)
+        slot.bytes[: _ipc.NBYTES] = lent.packed()
+        describe(slot.words, BLOCK_ON_DEVICE, block, offset)
+        return block
+
+    def _block(self, rank: int, slot: Slot, dtype: np.dtype[Any]) -> Buffer:
+        """Return the block that another rank's slot holds or describes."""
+        words = slot.words
+        if words[KIND] == BLOCK_INLINE:
+            return slot.array(dtype)
+        ndim = words[NDIM]
+        shape = tuple(words[SHAPE : SHAPE + ndim])
+        strides = tuple(words[SHAPE + ndim : SHAPE + 2 * ndim])
+        offset = words[OFFSET]
+        if words[KIND] == BLOCK_ON_DEVICE:
+            lent = _ipc.Lent.unpacked(slot.bytes)
+            return _ipc.borrow(self._memory[rank], lent, offset, shape, strides, dtype)
+        reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0)
+        buffer = self._memory[rank].upto(offset + reach + dtype.itemsize)
+        return np.ndarray(shape, dtype, buffer, offset, strides)
+
+    def _complete_round(
+        self, words: memoryview, token: int, what: object
+    ) -> list[tuple[int, Slot]]:
+        """Publish the own slot, wait for the others' and compare tokens."""
+        others = self._others[self._round & 1]
+        self._round += 1
+        number = self._round
+        words[TOKEN] = token
+        _fence()
+        words[ROUND] = number
+        for _, other in others:
+            theirs = other.words
+            if theirs[ROUND] != number:
+                self._wait(theirs, number, what)
+        _fence()
+        for _, other in others:
+            if other.words[TOKEN] != token:
+                self._raise_mismatch(what)
+        return others
+
+    def _raise_mismatch(self, what: object) -> NoReturn:
+        """Let every rank say what it was doing, and raise: all members, in the same round."""
+        payload = str(what).encode()[:INLINE_BYTES]
+        said = self.exchange(payload, MISMATCH)
+        raise mismatch(
+            [bytes(said[rank] or b"").decode(errors="replace") for rank in self.members],
+            self._named(self.members),
+        )
+
+    def leave(self) -> None:
+        """Tell those who wait for this rank that it will not come."""
+        for slot in self._mine:
+            slot.words[GONE] = 1
+
+    def _raise_gone(self, number: int, what: object) -> None:
+        """Raise if ranks that have not joined a round will not join it."""
+        _fence()  # a rank that is gone has joined every round that it will join
+        others = self._others[(number - 1) & 1]
+        gone = [r for r, slot in others if slot.words[GONE] and slot.words[ROUND] != number]
+        if gone:
+            me = self._world_ranks[self.me]
+            raise CommunicationError(message_of_gone(me, self._named(gone), what))
+
+    def _wait(self, words: memoryview, number: int, what: object) -> None:
+        for _ in range(self._spins):
+            if words[ROUND] == number:
+                return
+        for _ in range(_YIELDS):
+            if words[ROUND] == number:
+                return
+            os.sched_yield()
+        deadline = time.monotonic() + timeout()
+        meeting = None
+        if self._place:
+            meeting = Meeting(self._place, number, self._named(self.members))
+
+        def late() -> tuple[int, ...]:
+            others = self._others[(number - 1) & 1]
+            return self._named([rank for rank, slot in others if slot.words[ROUND] != number])
+
+        with waiting(what, meeting, late):
+            while words[ROUND] != number:
+                time.sleep(_SLEEP)
+                _requests.progress()
+                if words[GONE]:
+                    self._raise_gone(number, what)
+                if time.monotonic() > deadline:
+                    raise CommunicationError(given_up(self._world_ranks[self.me]))
+
+
+class _Views:
+    """Every member's block, from entering to leaving; leaving waits until all have read."""
+
+    __slots__ = (
+        "_block",
+        "_channel",
+        "_closing",
+        "_lent",
+        "_open",
+        "_token",
+        "_what",
+        "on_device",
+    )
+
+    def __init__(
+        self, channel: Channel, block: Buffer, token: int, what: object, closing: bool
+    ) -> None:
+        self._channel = channel
+        self._block = block
+        self._token = token
+        self._what = what
+        self._closing = closing
+        self.on_device = not _backend.is_numpy(block)
+        self._lent: Buffer | None = None
+        self._open = False
+
+    def __enter__(self) -> list[Buffer | None]:
+        channel, block = self._channel, self._block
+        words = channel._mine[channel._round & 1].words
+        self._lent = channel._lend(block) if self.on_device else channel._offer(block)
+        views: list[Buffer | None] = [None] * channel.size
+        views[channel.me] = block
+        lent = self._lent is not None and words[KIND] == BLOCK_IN_ARENA
+        others = channel._complete_round(words, self._token, self._what)
+        channel._unread = None  # everybody has left the round before
+        if self.on_device:
+            others = [(rank, other) for rank, other in others if rank in channel._near]
+            lent = max(map(len, channel.reached_on_device())) > 1  # all wait, or nobody
+        for rank, other in others:
+            lent = lent or other.words[KIND] == BLOCK_IN_ARENA
+            views[rank] = channel._block(rank, other, block.dtype)
+        self._open = lent and self._closing
+        return views
+
+    def __exit__(self, *_: object) -> None:
+        # What travelled inside the slots was copied there, and other copies are kept: nobody needs
+        # to wait for the readers.
+        if self.on_device:
+            _ipc.read()
+        if self._open:
+            self._channel.barrier()
+        else:
+            self._channel._unread = self._lent
+        self._lent = None
+
+
+def _in_arena(block: np.ndarray) -> bool:
+    return block.ndim <= MAX_NDIM and _memory.is_shared(block)
+
+
+def _stage(block: np.ndarray) -> np.ndarray:
+    staged = _memory.empty(block.shape, block.dtype)
+    if _memory.arena().offset_of(staged) is None:
+        staged = _memory.empty((_memory.POOLED_BYTES,), np.uint8)[: block.nbytes]
+        staged = staged.view(block.dtype).reshape(block.shape)
+    copy_box(staged, block)
+    return staged
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+
+
+def _no_fence() -> None:
+    """Nothing: x86 processors make stores visible in order (Intel SDM 3A, 9.2)."""
+
+
+def _fence() -> None:
+    """Order this process's memory accesses; replaced on first use by what the processor needs."""
+    global _fence
+    if platform.machine() in ("x86_64", "AMD64", "i686"):
+        _fence = _no_fence
+    else:
+        from distarray.comm.kernels._copy import memory_fence
+
+        _fence = memory_fence
+    _fence()

@@ -1,0 +1,107 @@
+"""The memory that a channel works through: slots, and the arenas of other processes of the node.
+
+A slot is a header of 64-bit words and a payload. The header carries the number of the round, the
+token of what its rank is doing, and the description of a block: its kind, item size, number of
+axes, offset in the owner's arena, shape and strides.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from distarray.comm.shared_memory._hugepages import Mapping
+
+INLINE_BYTES = 32 * 1024
+"""Payloads up to this size travel inside the slot."""
+
+MAX_NDIM = 64  # NumPy's own limit
+HEADER = (8 + 2 * MAX_NDIM) * 8  # the words named below, then shape and strides
+SLOT = HEADER + INLINE_BYTES
+ROUND, TOKEN, KIND, SIZE, NDIM, OFFSET, SHAPE = range(7)
+GONE = HEADER // 8 - 1  # set by a rank that has come to the end of the program
+_DESCRIBED = 5  # blocks of up to so many axes are described by one run of bytes
+_DESCRIPTION = slice(KIND * 8, (SHAPE + 2 * _DESCRIBED) * 8)
+_KEPT = 256  # descriptions whose arrays are kept, per slot
+BARRIER, MISMATCH, PROBE = -1, -2, -3  # tokens of the channel itself
+BYTES, BLOCK_INLINE, BLOCK_IN_ARENA, BLOCK_STAGED, BLOCK_ON_DEVICE = range(5)
+
+
+class Slot:
+    """One slot: its header as words, the description of a block in it, and its payload."""
+
+    __slots__ = ("bytes", "description", "known", "words")
+
+    def __init__(self, memory: memoryview, offset: int) -> None:
+        header = memory[offset : offset + HEADER]
+        self.words = header.cast("q")
+        self.description = header[_DESCRIPTION]
+        self.bytes = memory[offset + HEADER : offset + SLOT]
+        self.known: dict[Any, Any] = {}  # arrays over the payload, by what describes them
+
+    def _keep(self, key: Any, value: Any) -> None:
+        if len(self.known) >= _KEPT:
+            self.known.clear()
+        self.known[key] = value
+
+    def put(self, block: np.ndarray) -> None:
+        """Copy a block into the payload, and describe it."""
+        key = (block.shape, block.dtype)
+        found = self.known.get(key)
+        if found is None:
+            inline: np.ndarray = np.ndarray(block.shape, block.dtype, self.bytes)
+            self.description[:] = bytes(len(self.description))
+            describe(self.words, BLOCK_INLINE, inline, 0)
+            if block.ndim <= _DESCRIBED:
+                self._keep(key, (inline, bytes(self.description)))
+        else:
+            inline, self.description[:] = found
+        inline[...] = block
+
+    def array(self, dtype: np.dtype[Any]) -> np.ndarray:
+        """Return the block that lies in the payload."""
+        key = (bytes(self.description), dtype)
+        found = self.known.get(key)
+        if found is None:
+            words = self.words
+            ndim = words[NDIM]
+            shape = tuple(words[SHAPE : SHAPE + ndim])
+            found = np.ndarray(shape, dtype, self.bytes)
+            if ndim <= _DESCRIBED:
+                self._keep(key, found)
+        return found
+
+
+class PeerMemory:
+    """A peer's arena, mapped read-only as far as it has been needed."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._length = os.fstat(self._file).st_size
+        self._bytes = memoryview(b"")
+
+    def upto(self, end: int) -> memoryview:
+        """Return memory that covers the first ``end`` bytes."""
+        if len(self._bytes) < end:
+            length = min(self._length, max(256 << 20, 1 << (end - 1).bit_length()))
+            # The shorter mapping lives on while views of it do.
+            self._bytes = Mapping(self._file, length, writable=False).bytes
+        return self._bytes
+
+    def slot(self, offset: int, i: int) -> Slot:
+        """Return slot ``i`` of the pair at ``offset``."""
+        return Slot(self.upto(offset + 2 * SLOT), offset + i * SLOT)
+
+
+def describe(words: memoryview, kind: int, block: np.ndarray, offset: int) -> None:
+    """Write a block's description into the header."""
+    ndim = block.ndim
+    words[KIND] = kind
+    words[SIZE] = block.itemsize
+    words[NDIM] = ndim
+    words[OFFSET] = offset
+    for axis, (length, stride) in enumerate(zip(block.shape, block.strides, strict=True)):
+        words[SHAPE + axis] = length
+        words[SHAPE + ndim + axis] = stride

@@ -1,0 +1,1 @@
+"""The transport between simulated ranks, which are threads of one process."""

@@ -1,0 +1,1 @@
+"""Data parallelism: gradients averaged in buckets while the backward pass goes on."""

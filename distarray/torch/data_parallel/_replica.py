@@ -1,0 +1,289 @@
+"""Average gradients in buckets while the backward pass goes on.
+
+Hooks on the nodes that accumulate gradients tell which are there. A bucket whose gradients are
+complete starts on its way in the background, never before the ones that precede it, so that all
+ranks start them in one order. At the end of the backward pass the engine calls back: what is
+incomplete goes with zeros, and the last bucket brings along which parameters had a gradient at
+all, so that those that no rank used stay without.
+
+Gradients are packed in the background, too, and become views of the averaged bucket when it is
+there: none is copied back, and few are held twice.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from distarray.comm import DeviceMesh
+from distarray.comm._mismatch import Purpose
+from distarray.errors import ArgumentError, ArgumentTypeError
+from distarray.layout import Layout, Partial, Replicate
+from distarray.redistribute._background import Handle, redistribute_async
+from distarray.torch.data_parallel._buckets import Bucket, arrange, flags_of, packing, sections
+
+
+@dataclass(slots=True)
+class _Member:
+    """A parameter whose gradient is averaged.
+
+    Attributes
+    ----------
+    node
+        What accumulates its gradient; held, because torch keeps no other reference.
+    accumulated
+        Whether the gradient has changed since it was averaged.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    node: Any
+    kind: tuple[Any, ...]
+    accumulated: bool = False
+    handles: list[Any] = field(default_factory=list)
+
+
+NAME = "_distarray_replica"
+"""Under which a module's ``__dict__`` has its replica."""
+
+
+class Replica:
+    """Beside a replicated module: what averages the gradients of its parameters.
+
+    Attributes
+    ----------
+    mesh, op, bucket_bytes, broadcast_buffers
+        As passed to `replicate`.
+    syncing
+        Whether the next backward pass averages.
+    calls
+        How many times ``forward`` was called for training: ranks out of step notice by it.
+    """
+
+    def __init__(
+        self, mesh: DeviceMesh, op: str, bucket_bytes: int, broadcast_buffers: bool
+    ) -> None:
+        self.mesh = mesh
+        self.op = op
+        self.bucket_bytes = bucket_bytes
+        self.broadcast_buffers = broadcast_buffers
+        self.syncing = True
+        self.calls = 0
+        self.buckets: tuple[Bucket, ...] = ()
+        self.members: list[_Member] = []
+        self.bucket_of: dict[int, int] = {}
+        self._current: weakref.ref[_Pass] | None = None
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Replica:
+        # A copied module has other parameters: hooked by its first call.
+        return Replica(self.mesh, self.op, self.bucket_bytes, self.broadcast_buffers)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Replica, (self.mesh, self.op, self.bucket_bytes, self.broadcast_buffers)
+
+    def attach(self, module: nn.Module) -> None:
+        """Put hooks on the parameters that require gradients, unless they have them."""
+        found = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        if len(found) == len(self.members) and all(
+            member.parameter is p and member.kind == _kind(p)
+            for member, (_, p) in zip(self.members, found, strict=True)
+        ):
+            return
+        accumulated = {id(m.parameter) for m in self.members if m.accumulated}
+        for member in self.members:
+            for handle in member.handles:
+                handle.remove()
+        self.members = []
+        if self.mesh.size == 1:
+            found = []
+        for i, (name, p) in enumerate(found):
+            node = torch.autograd.graph.get_gradient_edge(p).node
+            member = _Member(name, p, node, _kind(p), id(p) in accumulated)
+            before, after = _hooks(weakref.ref(self), i)
+            member.handles = [node.register_prehook(before), node.register_hook(after)]
+            self.members.append(member)
+        self.buckets = arrange([p for _, p in found], self.bucket_bytes)
+        self.bucket_of = {i: k for k, bucket in enumerate(self.buckets) for i in bucket.members}
+
+    def start(self) -> _Pass:
+        """Return the backward pass under way; one that failed is gone with its graph task."""
+        current = None if self._current is None else self._current()
+        if current is None:
+            current = _Pass(self)
+            torch.autograd.Variable._execution_engine.queue_callback(current)
+            self._current = weakref.ref(current)
+        return current
+
+    def starts_at(self, output: torch.Tensor) -> None:
+        """Let the pass that meets this output be the one that averages at its end.
+
+        Checkpoints run passes of their own inside; the first gradients may arrive in such.
+        """
+        reference = weakref.ref(self)
+
+        def reached(_: torch.Tensor) -> None:
+            replica = reference()
+            if replica is not None and replica.syncing and replica.members:
+                replica.start()
+
+        output.register_hook(reached)
+
+    def before(self, position: int, gradients: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Make a gradient ready to be added to, and return what is added, if other."""
+        current = None if self._current is None else self._current()
+        if current is not None:
+            current.land(self.bucket_of[position])
+        if self.op == "sum":
+            return tuple(g if g is None else g * self.mesh.size for g in gradients)
+        return None
+
+    def after(self, position: int) -> None:
+        """Take note of a gradient that is there."""
+        member = self.members[position]
+        _check_gradient(member)
+        member.accumulated = True
+        if self.syncing:
+            self.start().arrived(position)
+
+    def end(self) -> None:
+        """Let the next gradient begin another pass."""
+        self._current = None
+
+
+class _Pass:
+    """One backward pass; the engine calls it at the end, and alone holds it."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._missing = [len(bucket.members) for bucket in replica.buckets]
+        self._seen: set[int] = set()
+        self._started = 0
+        self._flights: dict[int, Handle] = {}
+        self._again: set[int] = set()
+
+    def arrived(self, position: int) -> None:
+        """Start the buckets that are complete, in order; the last waits for the end."""
+        k = self._replica.bucket_of[position]
+        if k < self._started:
+            self._again.add(k)  # a parameter of which a nested pass had its share already
+            return
+        if position in self._seen:
+            return
+        self._seen.add(position)
+        self._missing[k] -= 1
+        last = len(self._missing) - 1
+        while self._started < last and not self._missing[self._started]:
+            self._start(self._started)
+            for k in [k for k, handle in self._flights.items() if handle.test()]:
+                self.land(k)
+
+    def land(self, k: int) -> None:
+        """Wait for a bucket that is on its way, if it is: all of its parameters have gradients."""
+        if k in self._flights:
+            self._take(k, self._flights.pop(k).wait(), None)
+
+    def __call__(self) -> None:
+        """Finish the backward pass."""
+        replica = self._replica
+        try:
+            if not self._seen:
+                return  # the gradients of other tensors were asked for
+            last = len(replica.buckets) - 1
+            for k in range(self._started, last):
+                self._start(k)
+            has = [m.accumulated and m.parameter.grad is not None for m in replica.members]
+            again = [k in self._again for k in range(len(replica.buckets))]
+            self._start(last, [*has, *again])
+            final = self._flights.pop(last).wait()
+            flags = flags_of(replica.buckets[last], final)
+            used, again = flags[: len(has)], flags[len(has) :]
+            for k in sorted(self._flights):
+                self._take(k, self._flights.pop(k).wait(), used)
+            self._take(last, final, used)
+            for k in (k for k, repeated in enumerate(again) if repeated):
+                self._start(k)
+                self._take(k, self._flights.pop(k).wait(), used)
+        finally:
+            replica.end()
+
+    def _start(self, k: int, flags: list[bool] | None = None) -> None:
+        """Send a bucket on its way."""
+        replica = self._replica
+        bucket = replica.buckets[k]
+        self._started = max(self._started, k + 1)
+        parameters = [m.parameter for m in replica.members]
+        buffer, fill = packing(bucket, parameters, flags or ())
+        here = parameters[bucket.members[0]].device.type != "cpu"
+        if here:
+            fill()  # in this thread's stream
+        src = Layout(replica.mesh, [Partial("avg")] * replica.mesh.ndim, buffer.shape)
+        dst = src.replace(placements=[Replicate()] * replica.mesh.ndim)
+        first, last = (replica.members[bucket.members[i]].name for i in (0, -1))
+        purpose = Purpose.of(
+            f"gradients {k + 1} of {len(replica.buckets)}, {first!r} to {last!r}, after forward "
+            f"call {replica.calls}"
+        )
+        self._flights[k] = redistribute_async(
+            buffer, src, dst, purpose=purpose, prepare=None if here else fill
+        )
+
+    def _take(self, k: int, buffer: Any, used: list[bool] | None) -> None:
+        """Let averaged gradients be those of their parameters, where any rank has some."""
+        replica = self._replica
+        bucket = replica.buckets[k]
+        views = sections(bucket, [m.parameter for m in replica.members], buffer)
+        for position, view in zip(bucket.members, views, strict=True):
+            member = replica.members[position]
+            if used is None or used[position]:
+                _set(member.parameter, view)
+            member.accumulated = False
+
+
+def _hooks(reference: weakref.ref[Replica], position: int) -> tuple[Any, Any]:
+    """Return what is called before and after a gradient is accumulated."""
+
+    def before(gradients: tuple[Any, ...]) -> Any:
+        replica = reference()
+        return None if replica is None else replica.before(position, gradients)
+
+    def after(_: Any, __: Any) -> None:
+        replica = reference()
+        if replica is not None:
+            replica.after(position)
+
+    return before, after
+
+
+def _kind(parameter: nn.Parameter) -> tuple[Any, ...]:
+    return parameter.dtype, parameter.device, parameter.shape, parameter.stride()
+
+
+def _set(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
+    parameter.grad = gradient.to(parameter.dtype)
+
+
+def _check_gradient(member: _Member) -> None:
+    gradient = member.parameter.grad
+    if gradient is None:
+        return
+    if gradient.layout is not torch.strided:
+        _refuse(
+            member,
+            ArgumentTypeError,
+            "is sparse, and cannot be packed; pass sparse=False to the module",
+        )
+    if gradient.requires_grad:
+        _refuse(
+            member,
+            ArgumentError,
+            "is to be differentiated again (create_graph=True), which its average cannot be; "
+            "compute it by torch.autograd.grad, which averages nothing",
+        )
+
+
+def _refuse(member: _Member, kind: type[Exception], why: str) -> NoReturn:
+    raise kind(f"the gradient of {member.name!r} {why}")

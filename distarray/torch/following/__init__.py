@@ -1,0 +1,1 @@
+"""Layouts followed through torch functions: one mode, and the rules that it applies."""

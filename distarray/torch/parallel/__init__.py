@@ -1,0 +1,1 @@
+"""Parallel styles: parameters cut over a mesh axis, and what moves in and out of a module."""

@@ -1,0 +1,133 @@
+"""How an input arrives: what is known of it, against what a style says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from distarray.comm import DeviceMesh
+from distarray.errors import LayoutError
+from distarray.layout import Layout, Partial, Placement, Shard
+from distarray.torch._layouts import Placed, own_placed
+from distarray.torch.following._carried import Lost, lost_of
+
+Placements = tuple[Placement, ...]
+
+
+def found(
+    x: torch.Tensor,
+    mesh: DeviceMesh,
+    subject: str = "the input",
+    declared: Placements | None = None,
+) -> Placed | None:
+    """Return how a tensor is placed; None if unknown.
+
+    Raises
+    ------
+    LayoutError
+        On the way to it a function has worked along an axis that the mesh cuts. Or on contributions
+        of the ranks that are still to be added up, and it is not declared to consist of such.
+    """
+    lost = lost_of(x)
+    if lost is not None:
+        check_summed(lost, mesh, subject, declared)
+    if lost is not None and is_cut_short(lost, mesh):
+        raise LayoutError(
+            f"{subject} was computed from a tensor placed as {lost.layout} by {lost.function}, "
+            "along an axis that is cut, of which each rank saw its share only. Let the style that "
+            "the tensor comes from pass output_layouts=da.Replicate(), and this one "
+            "input_layouts=da.Replicate(). Where a result of each rank's alone is meant, say how "
+            "it is placed: dt.redistribute(x, mesh, [da.Shard(-1)], [da.Shard(-1)])"
+        )
+    return own_placed(x)
+
+
+def check_summed(
+    lost: Lost, mesh: DeviceMesh, subject: str, declared: Placements | None = None
+) -> None:
+    """Raise where contributions of a mesh's ranks were used that nothing has added up."""
+    over = placements_over(lost.layout, mesh) or ()
+    for i, p in enumerate(over):
+        if type(p) is Partial and (declared is None or type(declared[i]) is not Partial):
+            raise LayoutError(
+                f"{subject} was computed from a tensor placed as {lost.layout}: of what each rank "
+                "has to add, before it was added up. Let the style that the tensor comes from pass "
+                "output_layouts=da.Replicate(), or da.Shard(axis). Where sums of this are sums of "
+                "that, let the next style say input_layouts=da.Partial(), or say it by "
+                "dt.redistribute(x, mesh, [da.Partial()], [da.Replicate()])"
+            )
+
+
+def is_cut_short(lost: Lost, mesh: DeviceMesh) -> bool:
+    """Tell whether a function has worked along an axis that a mesh cuts."""
+    over = placements_over(lost.layout, mesh) or ()
+    return not lost.axes.isdisjoint(p.axis for p in over if type(p) is Shard)
+
+
+def placements_over(layout: Layout, mesh: DeviceMesh) -> Placements | None:
+    """Return a layout's placements over a mesh, or a sub-mesh of its own; None for any other."""
+    whole: Any = layout.mesh
+    if whole is mesh:
+        return layout.placements
+    axes = whole.axes_of(mesh) if isinstance(whole, DeviceMesh) else None
+    return None if axes is None else tuple(layout.placements[axis] for axis in axes)
+
+
+def arrived(
+    x: torch.Tensor,
+    mesh: DeviceMesh,
+    declared: Placements,
+    *,
+    moves: bool = True,
+    name: str = "the input",
+    keyword: str = "input_layouts",
+) -> Placed | None:
+    """Return how an input is known to be placed over a mesh; None where nothing is known.
+
+    All ranks know the same: where one raises, all do, and nothing has been sent.
+
+    Parameters
+    ----------
+    declared
+        How it is said to arrive, with axes from the first.
+    moves
+        Whether it goes on placed otherwise.
+    name
+        Which input, for the message; "" where that is said already.
+    keyword
+        By which the style takes what is declared.
+
+    Returns
+    -------
+    Placed or None
+        Over this very mesh; None as well for a tensor over a larger one.
+
+    Raises
+    ------
+    LayoutError
+        It is placed otherwise than declared, or consists of parts and cannot move.
+    """
+    placed = found(x, mesh, name or "it", declared)
+    known = None if placed is None else placements_over(placed.layout, mesh)
+    if placed is None or known is None:
+        return None
+    subject = f"{name} is" if name else "it is"
+    if known != declared:
+        there, wanted = _spelled(known), _spelled(declared)
+        raise LayoutError(
+            f"{subject} placed as {placed.layout}, but declared as {wanted}; pass "
+            f"{keyword}={there} to this style, or output_layouts={wanted} to the style that the "
+            "tensor comes from"
+        )
+    if placed.parts and moves:
+        raise LayoutError(
+            f"{subject} placed as {placed.layout}, with features of {len(placed.parts)} parts that "
+            "are cut each by itself, and cannot be moved so; pass output_layouts= as it is "
+            "needed to the style that it comes from, which knows the parts"
+        )
+    return placed if placed.layout.mesh is mesh else None
+
+
+def _spelled(placements: Placements) -> str:
+    return repr(placements[0] if len(placements) == 1 else placements)

@@ -1,0 +1,119 @@
+"""Column-parallel modules: every rank computes its share of the output features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from distarray.comm import DeviceMesh
+from distarray.layout import Placement, Replicate, Shard
+from distarray.torch._modules import state_of
+from distarray.torch.parallel._partition_rules import COLUMNS, Cut, cut_of, map_arguments
+from distarray.torch.parallel._style import ParallelStyle, one_axis, placement
+from distarray.torch.parallel.layers import _empty_shards
+from distarray.torch.parallel.layers._attention import cut_heads
+from distarray.torch.parallel.layers._channels import cut_channels, normalises_channels
+from distarray.torch.parallel.layers._convolution import cut_groups, is_grouped
+from distarray.torch.parallel.layers._embedding import cut_vectors
+from distarray.torch.parallel.layers._features import Features, shared
+
+_R = Replicate()
+
+
+class ColwiseParallel(ParallelStyle):
+    """Cut a module by its output features.
+
+    For `Linear`, `Bilinear`, `Embedding` and `EmbeddingBag` (by the width of the vectors),
+    convolutions (by output channels; with groups, by whole groups) and `MultiheadAttention` (by
+    heads). The number of features need not be a multiple of the ranks.
+
+    `BatchNorm`, `GroupNorm` (by whole groups) and `InstanceNorm` between modules whose channels are
+    cut are cut alike, with their running statistics: nothing is moved.
+
+    Parameters
+    ----------
+    input_layouts
+        How the input arrives; default: ``Replicate()``. It is brought to every rank, except for
+        convolutions with groups, where each rank takes the channels of its groups. Normalisations
+        take it cut along the channels by default.
+    output_layouts
+        How the output leaves; default: cut along its features, as it is computed. That of a
+        `MultiheadAttention` leaves as ``Replicate()`` by default.
+    use_local_output
+        For compatibility: outputs are plain tensors always.
+    parts
+        Sizes of several weights that are fused into one along the output features, such as
+        query, key and value: each is cut by itself, and the output of a rank is its share of each,
+        one after another.
+    unit
+        How many output features must stay together: the size of a head, for instance. One number,
+        or one for each part. Where ``g`` query heads share one key and value,
+        ``parts=(g * heads * size, heads * size, heads * size), unit=(g * size, size, size)``.
+    own_forward
+        Whether a ``forward`` that a class derived from torch's has of its own is right on a rank's
+        share of the features; others are refused.
+
+    Notes
+    -----
+    The `RowwiseParallel` that takes an output cut in units is given the same ``unit``.
+    """
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+        parts: Sequence[int] = (),
+        unit: int | Sequence[int] = 1,
+        own_forward: bool = False,
+    ) -> None:
+        del use_local_output
+        self._arrival_is_told = input_layouts is not None
+        self.input_layouts = placement(input_layouts, "input_layouts", _R)
+        self.output_layouts = (
+            None if output_layouts is None else placement(output_layouts, "output_layouts", _R)
+        )
+        self.parts = tuple(parts)
+        self.unit = unit
+        self.own_forward = own_forward
+
+    def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
+        """Cut the module's parameters, and hook it."""
+        one_axis(mesh, "ColwiseParallel")
+        if isinstance(module, nn.MultiheadAttention):
+            cut_heads(self, module, mesh, self.input_layouts, self.output_layouts or _R)
+            return
+        if normalises_channels(module):
+            given = self.input_layouts if self._arrival_is_told else None
+            cut_channels(self, module, mesh, given, self.output_layouts)
+            return
+        cut = cut_of(COLUMNS, module, "ColwiseParallel", self.own_forward)
+        if is_grouped(module):
+            cut_groups(self, module, mesh, self.input_layouts, self.output_layouts)
+        elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            cut_vectors(self, module, mesh)
+        else:
+            self._cut(module, mesh, cut)
+
+    def _cut(self, module: nn.Module, mesh: DeviceMesh, cut: Cut) -> None:
+        for name, axis in cut.parameters.items():
+            if getattr(module, name, None) is not None:
+                self.distribute(
+                    module, name, mesh, [Shard(axis)], parts=self.parts, unit=self.unit, axis=axis
+                )
+        features = Features.of(state_of(module).placed["weight"], mesh)
+
+        def gather(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            def whole(x: torch.Tensor) -> torch.Tensor:
+                return shared(x, mesh, self.input_layouts)
+
+            return map_arguments(args, kwargs, dict.fromkeys(cut.inputs, whole))
+
+        self.on_input(module, gather)
+        if cut.fills and features.own == 0:
+            _empty_shards.fill(self, module, cut.parameters, outputs=cut.features)
+        self.on_output(module, lambda _, y: features.leave(y, self.output_layouts, cut.features))

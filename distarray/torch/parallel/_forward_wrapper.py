@@ -1,0 +1,184 @@
+"""How a call passes through a parallelized module: inputs, parameters, forward, outputs.
+
+All of it takes the place of the module's ``forward``. So the hooks that anybody registers on the
+module, before or after, find what arrives and what leaves, never what one rank computes of it; a
+call of ``forward`` itself moves the same; and what a call has changed, it puts back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from distarray.errors import DistArrayError
+from distarray.torch._modules import check_own, locate, state_of
+from distarray.torch._origins import moving_for
+from distarray.torch._untraced import untraced, untraced_itself
+from distarray.torch.following._unseen import unseen
+
+Values = Mapping[str, "torch.Tensor | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """What one module's calls pass through.
+
+    Attributes
+    ----------
+    forward
+        What stood in the place of the class's ``forward`` before; None if nothing did.
+    inputs, outputs
+        Functions of the module and what goes in or comes out, in the order in which they run.
+    values
+        Functions of the module that give the parameters which ``forward`` finds.
+    arounds
+        Functions that run in the place of ``forward``, and may call it; the last is outermost.
+    """
+
+    forward: Any = None
+    inputs: tuple[Callable[..., Any], ...] = ()
+    values: tuple[Callable[..., Any], ...] = ()
+    arounds: tuple[Callable[..., Any], ...] = ()
+    outputs: tuple[Callable[..., Any], ...] = ()
+
+
+def on_input(
+    module: nn.Module, function: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+) -> None:
+    """Call ``function(module, args, kwargs)`` before forward; it returns new args and kwargs."""
+    passage = passage_of(module)
+    _install(module, replace(passage, inputs=(*passage.inputs, function)))
+
+
+def on_output(module: nn.Module, function: Callable[[nn.Module, Any], Any]) -> None:
+    """Call ``function(module, output)`` after forward; it returns the new output."""
+    passage = passage_of(module)
+    _install(module, replace(passage, outputs=(*passage.outputs, function)))
+
+
+def substitute(module: nn.Module, values: Callable[[nn.Module], Values]) -> None:
+    """Let forward see other values of the module's own parameters.
+
+    Parameters
+    ----------
+    values
+        Function of the module: parameters by name, and what ``forward`` finds there instead. It
+        is called after the functions of the input; those of the output find the parameters again.
+    """
+    passage = passage_of(module)
+    _install(module, replace(passage, values=(*passage.values, values)))
+
+
+def around(module: nn.Module, function: Callable[..., Any]) -> None:
+    """Run ``function(module, forward, *args, **kwargs)`` in the place of forward.
+
+    For what one call has to remember between its beginning and its end: it lives in the call, so
+    that errors and calls within calls leave nothing behind. Copies of the module have it too.
+    """
+    passage = passage_of(module)
+    _install(module, replace(passage, arounds=(*passage.arounds, function)))
+
+
+def keep_placed(module: nn.Module) -> None:
+    """Let `layout_of` know the parameters also of copies of the module, once they have run."""
+    _install(module, passage_of(module))
+
+
+def passage_of(module: nn.Module) -> Passage:
+    """Return what a module's calls pass through, besides what its class says."""
+    found = module.__dict__.get("forward")
+    passage = getattr(getattr(found, "__func__", None), "passage", None)
+    return passage if isinstance(passage, Passage) else Passage(found)
+
+
+def _install(module: nn.Module, passage: Passage) -> None:
+    if _present not in module._forward_pre_hooks.values():
+        module.register_forward_pre_hook(_present)
+    call = _caller(passage)
+    with contextlib.suppress(TypeError, ValueError):
+        call.__signature__ = inspect.signature(_unbound(module, passage.forward))
+    module.__dict__["forward"] = MethodType(call, module)
+
+
+def _present(_: nn.Module, __: Any) -> None:
+    """Do nothing: torch's fused layers, which call no forward, leave modules with hooks alone."""
+
+
+def _unbound(module: nn.Module, found: Any) -> Any:
+    if found is None:
+        return type(module).forward
+    return found.__func__ if isinstance(found, MethodType) else found
+
+
+# --- one call ------------------------------------------------------------------------------------
+
+
+def _caller(passage: Passage) -> Any:
+    found, arounds = passage.forward, passage.arounds
+    bound = found is None or isinstance(found, MethodType)
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs, own = _entered(module, passage, args, kwargs)
+        forward = MethodType(_unbound(module, found), module) if bound else found
+        try:
+            for function in arounds:
+                forward = partial(function, module, forward)
+            output = forward(*args, **kwargs)
+        except DistArrayError as error:
+            locate(error, module)
+            raise
+        finally:
+            if own:
+                module._parameters.update(own)
+        return _left(module, passage, output) if passage.outputs else output
+
+    call.passage = passage  # type: ignore[attr-defined]
+    return untraced_itself(call)
+
+
+@untraced
+@unseen
+def _entered(
+    module: nn.Module, passage: Passage, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
+    """Return the arguments for forward, and the parameters to put back after it."""
+    own: dict[str, Any] = {}
+    if not (passage.inputs or passage.values or state_of(module).placed):
+        return args, kwargs, own
+    parameters: dict[str, Any] = module._parameters
+    try:
+        check_own(module)
+        with moving_for(state_of(module).path):
+            for function in passage.inputs:
+                args, kwargs = function(module, args, kwargs)
+            for values in passage.values:
+                found = values(module)
+                own = {name: parameters[name] for name in found} | own
+                parameters.update(found)
+    except BaseException as error:
+        parameters.update(own)
+        if isinstance(error, DistArrayError):
+            locate(error, module)
+        raise
+    return args, kwargs, own
+
+
+@untraced
+@unseen
+def _left(module: nn.Module, passage: Passage, output: Any) -> Any:
+    try:
+        with moving_for(state_of(module).path):
+            for function in passage.outputs:
+                output = function(module, output)
+    except DistArrayError as error:
+        locate(error, module)
+        raise
+    return output

@@ -1,0 +1,246 @@
+"""Apply parallel styles to modules by the names they have in a model."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from distarray.comm import DeviceMesh
+from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
+from distarray.layout._partition import chunk
+from distarray.torch._layouts import placed_of
+from distarray.torch._modules import located, state_of, watch_replacements
+from distarray.torch._moves import check_mesh
+from distarray.torch.following._mode import follow
+from distarray.torch.fsdp._parameter import is_share
+from distarray.torch.parallel._colwise import ColwiseParallel
+from distarray.torch.parallel._fused import checked_parts
+from distarray.torch.parallel._parameters import is_sharded, values_from
+from distarray.torch.parallel._prepare import (
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    PrepareModuleOutput,
+)
+from distarray.torch.parallel._same_plan import chosen_alike
+from distarray.torch.parallel._style import ParallelStyle, twin_of_style
+
+Plan = ParallelStyle | Mapping[str, ParallelStyle]
+
+
+def parallelize_module(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    plan: Plan,
+    *,
+    src_data_rank: int | None = 0,
+) -> nn.Module:
+    """Distribute a model's modules over a mesh, in place (collective over the mesh).
+
+    Parameters
+    ----------
+    module
+        The same on every rank. Parameters on the meta device stay there, as blocks: materialise
+        them by ``module.to_empty(device="cpu")``, then load a state dict or initialise them, by
+        ``reset_parameters`` or ``torch.nn.init``, from one seed on all ranks.
+    mesh
+        Usually of one axis; ``mesh["tp"]`` takes one out of a larger mesh.
+    plan
+        A style for the module itself, or styles by module name. A name is compared part by part
+        between dots and may hold the wildcards of ``fnmatch``: ``"layers.*.mlp.up"``. A later entry
+        adds to an earlier one that matches the same module.
+    src_data_rank
+        Position in the mesh of the rank whose parameters all take. With None nothing is sent:
+        the ranks have the same parameters already, which is checked.
+
+    Returns
+    -------
+    torch.nn.Module
+        ``module`` itself. All its parameters and outputs are plain tensors; `layout_of` knows how
+        a parameter is placed.
+
+    Raises
+    ------
+    ArgumentError
+        A name matches no module.
+    LayoutError
+        A module is parallelized a second time in the same way, or two styles distribute one
+        parameter. Modules that share a parameter would place it differently, or one of them is
+        not in the plan. Or `fully_shard` was applied to it before: cut first, then share out. Or
+        projections that are cut in units (heads) would leave a rank queries without their keys.
+    MismatchError
+        The ranks pass different plans, or the modules of the plan differ.
+    """
+    check_mesh(mesh)
+
+    def choose() -> list[tuple[str, nn.Module, ParallelStyle]]:
+        if not isinstance(module, nn.Module):
+            raise ArgumentTypeError(f"expected a torch.nn.Module, not {type(module).__name__}")
+        if src_data_rank is not None and not 0 <= src_data_rank < mesh.size:
+            raise ArgumentError(
+                f"src_data_rank={src_data_rank}: {mesh} has the positions 0 to {mesh.size - 1}; "
+                "or None"
+            )
+        matched = list(_matches(module, plan))
+        for name, child, style in matched:
+            _check_whole(name, child, style)
+        return matched
+
+    chosen = chosen_alike(mesh, src_data_rank, choose)
+    for name, child in module.named_modules():
+        state = state_of(child)
+        state.path = state.path or name
+    _check_heads(chosen, mesh)
+    if not chosen:
+        warnings.warn("parallelize_module was given an empty plan", stacklevel=2)
+    with values_from(src_data_rank):
+        for _, child, style in chosen:
+            with located(child):
+                _check_new(child, style, mesh)
+                style.apply(child, mesh)
+                state_of(child).styles.append((style, mesh))
+    parallel = {id(child) for _, child, _ in chosen}
+    for child in module.modules():
+        if any(id(inner) in parallel for inner in child.modules() if inner is not child):
+            follow(child)
+    _check_shared(module)
+    return module
+
+
+def _matches(module: nn.Module, plan: Any) -> Iterator[tuple[str, nn.Module, ParallelStyle]]:
+    """Yield the modules of a plan, in the order of its entries; all of it is checked first."""
+    if isinstance(plan, ParallelStyle):
+        yield "", module, plan
+        return
+    if not isinstance(plan, Mapping):
+        raise ArgumentTypeError(
+            f"plan is a ParallelStyle, or a mapping of module names to such, not "
+            f"{type(plan).__name__}{twin_of_style(plan)}"
+        )
+    names = dict(module.named_modules(remove_duplicate=False))
+    found = []
+    for pattern, style in plan.items():
+        if not isinstance(style, ParallelStyle):
+            raise ArgumentTypeError(
+                f"plan[{pattern!r}] is a {type(style).__name__}; it must be a ParallelStyle, "
+                f"such as dt.ColwiseParallel(){twin_of_style(style)}"
+            )
+        matched = [name for name in names if _fits(name, pattern)]
+        if not matched:
+            near = difflib.get_close_matches(pattern, names, 3, 0.5) or list(names)[1:6]
+            raise ArgumentError(
+                f"plan[{pattern!r}] matches no module of the {type(module).__name__}; it has for "
+                f"instance {', '.join(map(repr, near))}"
+            )
+        seen: set[int] = set()
+        for name in matched:
+            if id(names[name]) not in seen:  # a module that is there under two names
+                seen.add(id(names[name]))
+                found.append((name, names[name], style))
+    yield from found
+
+
+def _check_new(module: nn.Module, style: ParallelStyle, mesh: DeviceMesh) -> None:
+    """Raise if a style would move again what it moves already."""
+    for applied, over in state_of(module).styles:
+        if over is mesh and (applied is style or _are_alike(applied, style)):
+            raise LayoutError(
+                f"{type(style).__name__} was applied over {mesh} before: twice, it would "
+                "move or reduce everything twice; parallelize a module once"
+            )
+
+
+def _check_whole(path: str, module: nn.Module, style: ParallelStyle) -> None:
+    """Raise if a style would cut parameters that `fully_shard` has shared out."""
+    if isinstance(style, PrepareModuleInput | PrepareModuleOutput | PrepareModuleInputOutput):
+        return  # they move what goes in and out, around the gathering
+    for name, parameter in module.named_parameters(recurse=False):
+        if is_share(parameter):
+            raise LayoutError(
+                f"{path or 'the module'} ({type(module).__name__}): {type(style).__name__} comes "
+                f"too late, parameter {name!r} is a share of fully_shard already; cut first, by "
+                "parallelize_module, then fully_shard"
+            )
+
+
+def _check_heads(matched: Sequence[tuple[str, nn.Module, ParallelStyle]], mesh: DeviceMesh) -> None:
+    """Raise where queries would be on other ranks than the keys that they share.
+
+    Of projections that one module holds, or that are fused into one, and are dealt out in units,
+    every rank must get the same share: the same part of all heads.
+    """
+    beside: dict[str, tuple[str, int, int, tuple[int, ...]]] = {}
+    for name, child, style in matched:
+        if not (isinstance(style, ColwiseParallel) and isinstance(child, nn.Linear)):
+            continue
+        placed = placed_of(child.weight)
+        size = child.out_features if placed is None else placed.layout.shape[0]
+        with located(child):
+            parts, units = checked_parts(size, style.parts, style.unit)
+        for i, (part, unit) in enumerate(zip(parts, units, strict=True)):
+            if unit == 1 or not part:
+                continue
+            count = part // unit
+            offsets = chunk(count, (mesh.size,)).offsets
+            said = f"part {i} of {name or 'the module'}" if len(parts) > 1 else name
+            mine = said, count, unit, offsets
+            other = beside.setdefault(name.rpartition(".")[0], mine)
+            if all(a * other[1] == b * count for a, b in zip(offsets, other[3], strict=True)):
+                continue
+            many, few = sorted((mine, other), key=lambda one: -one[1])
+            rank = next(
+                r
+                for r in range(mesh.size)
+                if any(many[3][i] * few[1] != few[3][i] * many[1] for i in (r, r + 1))
+            )
+            raise LayoutError(
+                f"{many[0]} is dealt out as {many[1]} units of {many[2]}, and {few[0]} as {few[1]} "
+                f"of {few[2]}: of {mesh.size} ranks the one at position {rank} would have "
+                f"{many[3][rank + 1] - many[3][rank]} of the one and "
+                f"{few[3][rank + 1] - few[3][rank]} of the other, queries without their keys; deal "
+                f"out the query in groups that share a key, unit={many[2] * many[1] // few[1]} "
+                "there and in the RowwiseParallel that takes the output, or cut over fewer ranks"
+            )
+
+
+def _are_alike(one: ParallelStyle, other: ParallelStyle) -> bool:
+    if type(one) is not type(other):
+        return False
+    try:
+        return bool(vars(one) == vars(other))
+    except (RuntimeError, ValueError, TypeError):  # they hold tensors or arrays
+        return False
+
+
+def _fits(name: str, pattern: str) -> bool:
+    if not name:  # the module itself, which is no part of a name
+        return not pattern
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+
+
+def _check_shared(module: nn.Module) -> None:
+    """Raise where a module holds a block of a parameter that it does not know to be cut.
+
+    Modules that share one go on doing so when they are converted.
+    """
+    holders: dict[int, list[nn.Module]] = {}
+    for name, child in module.named_modules():
+        for key, parameter in child.named_parameters(recurse=False):
+            holders.setdefault(id(parameter), []).append(child)
+            placed = placed_of(parameter)
+            if placed is None or not is_sharded(placed.layout):
+                continue
+            if key not in state_of(child).placed:
+                raise LayoutError(
+                    f"{name or 'the module'} ({type(child).__name__}) shares its parameter "
+                    f"{key!r}, which is placed as {placed.layout}, but has no style in the plan; "
+                    "give it one that places the parameter alike"
+                )
+    for several in holders.values():
+        for child in several[1:] and several:
+            watch_replacements(child)

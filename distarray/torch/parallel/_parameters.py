@@ -1,0 +1,204 @@
+"""Parameters that become this rank's block of themselves, in place: whoever holds one, sees it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from distarray.comm import DeviceMesh
+from distarray.comm._mismatch import differing, token
+from distarray.core._replicas import digest
+from distarray.errors import ArgumentError, LayoutError, MismatchError
+from distarray.layout import Layout, Placement
+from distarray.torch._buffers import buffer_of
+from distarray.torch._layouts import Placed, place, placed_of
+from distarray.torch._modules import state_of
+from distarray.torch._moves import check_mesh
+from distarray.torch._shares import block_of, in_full_order, is_sharded, placed_as
+from distarray.torch._wholes import handed_out
+from distarray.torch.state._share_records import note_placed
+
+__all__ = [
+    "block_of",
+    "distribute_parameter",
+    "in_full_order",
+    "is_sharded",
+    "placed_as",
+    "values_from",
+]
+
+_source: ContextVar[int | None] = ContextVar("source of parameters", default=0)
+
+
+@contextlib.contextmanager
+def values_from(rank: int | None) -> Iterator[None]:
+    """Set which rank's values parameters take: a position in their mesh, or each its own (None)."""
+    token = _source.set(rank)
+    try:
+        yield
+    finally:
+        _source.reset(token)
+
+
+def distribute_parameter(
+    module: nn.Module,
+    name: str,
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    *,
+    parts: Sequence[int] = (),
+    unit: int | Sequence[int] = 1,
+    axis: int = 0,
+) -> Layout:
+    """Turn a module's parameter into this rank's block of it (collective over the mesh).
+
+    The parameter stays the same object, so that modules which share it and optimizers which hold
+    it see the block. A parameter on the meta device becomes a block there, and nothing is sent.
+
+    Parameters
+    ----------
+    module, name
+        The module that holds it, and under which name.
+    mesh, placements
+        How it is placed: ``Shard`` and ``Replicate``.
+    parts
+        Sizes of the parts that the full parameter consists of along ``axis``, each of which is
+        cut by itself: every rank holds its share of each, one after another. For fused query,
+        key and value weights, for instance.
+    unit
+        How many items along ``axis`` must stay together, such as the features of a head; one
+        number, or one for each part.
+    axis
+        See ``parts`` and ``unit``; one mesh axis at most may shard it.
+
+    Returns
+    -------
+    Layout
+        Of the full parameter. With ``parts`` its items along ``axis`` are in the order of the
+        ranks.
+
+    Raises
+    ------
+    LayoutError
+        The parameter is placed otherwise already, by another module that shares it.
+    MismatchError
+        Each rank shall keep its own values (``src_data_rank=None``), and these differ.
+    """
+    check_mesh(mesh)
+    parameter = _parameter(module, name)
+    if name in state_of(module).placed:
+        raise LayoutError(
+            f"parameter {name!r} is distributed already, as {state_of(module).placed[name].layout}"
+            ": apply one style that distributes it, once"
+        )
+    known = placed_of(parameter)
+    shape = tuple(parameter.shape) if known is None else known.layout.shape
+    placed = placed_as(mesh, placements, shape, parts, axis, unit)
+    if known is not None and known != placed:
+        raise LayoutError(
+            f"parameter {name!r} is placed as {known.layout} already, by a module that shares it, "
+            f"and cannot be {placed.layout} as well; give both modules styles that place it alike"
+        )
+    if known is None:
+        if parameter.grad is not None:
+            raise ArgumentError(
+                f"parameter {name!r} has a gradient already, of the full shape; parallelize before "
+                "the first backward pass, or after zero_grad()"
+            )
+        if parameter.device.type == "meta":
+            block = torch.empty_like(block_of(parameter.detach(), placed).contiguous())
+        else:
+            block = _agreed_block(parameter, name, mesh, placed)
+        forget_graphs(parameter)
+        parameter.data = block
+        place(parameter, *placed)
+    note_placed(module, name, placed)
+    return placed.layout
+
+
+def distribute_buffer(
+    module: nn.Module,
+    name: str,
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    *,
+    parts: Sequence[int] = (),
+    unit: int | Sequence[int] = 1,
+) -> Layout:
+    """Turn a module's buffer into this rank's block of it; see `distribute_parameter`.
+
+    The module gets another tensor.
+    """
+    check_mesh(mesh)
+    buffer = module._buffers.get(name)
+    if buffer is None or name in state_of(module).placed:
+        raise LayoutError(
+            f"{type(module).__name__} has no buffer {name!r} that is not distributed yet"
+        )
+    placed = placed_as(mesh, placements, buffer.shape, parts, 0, unit)
+    if buffer.device.type == "meta":
+        block = torch.empty_like(block_of(buffer, placed).contiguous())
+    else:
+        block = _agreed_block(buffer, name, mesh, placed)
+    module._buffers[name] = block
+    place(block, *placed)
+    note_placed(module, name, placed)
+    return placed.layout
+
+
+def forget_graphs(parameter: nn.Parameter) -> None:
+    """Let new graphs take gradients of a shape that those which are still alive did not know.
+
+    While the result of an earlier call lives, torch goes on using that graph's entry for the
+    parameter, shape and all. A change of dtype makes it begin a new one.
+    """
+    other = torch.float16 if parameter.dtype is not torch.float16 else torch.float32
+    parameter.data = torch.empty(0, dtype=other, device=parameter.device)
+
+
+def _parameter(module: nn.Module, name: str) -> nn.Parameter:
+    """Return a parameter that can be cut, or raise and say why there is none."""
+    parameter = getattr(module, name, None)
+    kind = type(module).__name__
+    if isinstance(parameter, UninitializedParameter):
+        raise ArgumentError(
+            f"parameter {name!r} of {kind} has no shape yet; run the module once beforehand"
+        )
+    if isinstance(parameter, nn.Parameter) and name in module._parameters:
+        return parameter
+    if isinstance(parameter, torch.Tensor):
+        raise ArgumentError(
+            f"{name!r} of {kind} is no parameter but computed from others (a parametrization, "
+            "weight_norm, spectral_norm): its parts cannot be cut. Remove that beforehand, by "
+            "torch.nn.utils.parametrize.remove_parametrizations or remove_weight_norm"
+        )
+    raise ArgumentError(f"{kind} has no parameter {name!r} to distribute")
+
+
+def _agreed_block(
+    parameter: torch.Tensor, name: str, mesh: DeviceMesh, placed: Placed
+) -> torch.Tensor:
+    """Return this rank's block of what one rank has, or of what all have, which is checked."""
+    source = _source.get()
+    comm = mesh.communicator()
+    whole = parameter.detach()
+    parts = f" in parts {placed.parts}" if placed.parts else ""
+    taken = "its own values" if source is None else f"those of position {source}"
+    doing = f"parameter {name!r} of {whole.dtype} becomes {placed.layout}{parts} of {taken}"
+    comm.agree(token(doing), doing)
+    if source is None:
+        told = comm.all_gather_object(digest(buffer_of(whole.contiguous())))
+        if len(set(told)) > 1:
+            raise MismatchError(
+                f"parameter {name!r} differs between the ranks of {mesh}: digests of it are "
+                f"{differing(told, comm.world_ranks)}; start from the same values, or let "
+                "src_data_rank=0 give its own to all"
+            )
+        return block_of(whole, placed).clone(memory_format=torch.contiguous_format)
+    rank = mesh.flat_ranks[source]
+    return handed_out(whole if mesh.rank == rank else None, placed, rank, whole)

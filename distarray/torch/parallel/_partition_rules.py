@@ -1,0 +1,127 @@
+"""How modules are cut: which axis of which parameter, and where the features are.
+
+A module that computes ``y = f(x, W) + b`` is cut by *columns* where every rank computes some of the
+output features, and by *rows* where every rank takes some of the input features and the outputs
+are added (M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from distarray.errors import ArgumentError, ArgumentTypeError
+from distarray.torch.parallel._forwards import check_stock
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One way to cut a class of modules.
+
+    Attributes
+    ----------
+    parameters
+        The axis along which each parameter is cut; the others are replicated.
+    features
+        The axis, from the end, that has the features: of the output where columns are cut, of the
+        input where rows are.
+    inputs
+        The names of the arguments that are tensors, in the order of ``forward``. Where rows are cut
+        the first of them is.
+    fills
+        Whether torch needs help where a rank has nothing of the weight.
+    """
+
+    parameters: Mapping[str, int]
+    features: int
+    inputs: tuple[str, ...] = ("input",)
+    fills: bool = False
+
+
+COLUMNS: dict[type[nn.Module], Cut] = {
+    nn.Linear: Cut({"weight": 0, "bias": 0}, -1),
+    nn.Bilinear: Cut({"weight": 0, "bias": 0}, -1, ("input1", "input2")),
+    nn.Embedding: Cut({"weight": 1}, -1),
+    nn.EmbeddingBag: Cut({"weight": 1}, -1),
+    nn.Conv1d: Cut({"weight": 0, "bias": 0}, -2, fills=True),
+    nn.Conv2d: Cut({"weight": 0, "bias": 0}, -3, fills=True),
+    nn.Conv3d: Cut({"weight": 0, "bias": 0}, -4, fills=True),
+    nn.ConvTranspose1d: Cut({"weight": 1, "bias": 0}, -2, fills=True),
+    nn.ConvTranspose2d: Cut({"weight": 1, "bias": 0}, -3, fills=True),
+    nn.ConvTranspose3d: Cut({"weight": 1, "bias": 0}, -4, fills=True),
+}
+ROWS: dict[type[nn.Module], Cut] = {
+    nn.Linear: Cut({"weight": 1}, -1),
+    nn.Embedding: Cut({"weight": 0}, -1),
+    nn.EmbeddingBag: Cut({"weight": 0}, -1),
+    nn.Bilinear: Cut({"weight": 1}, -1, ("input1", "input2"), fills=True),
+    nn.Conv1d: Cut({"weight": 1}, -2, fills=True),
+    nn.Conv2d: Cut({"weight": 1}, -3, fills=True),
+    nn.Conv3d: Cut({"weight": 1}, -4, fills=True),
+    nn.ConvTranspose1d: Cut({"weight": 0}, -2, fills=True),
+    nn.ConvTranspose2d: Cut({"weight": 0}, -3, fills=True),
+    nn.ConvTranspose3d: Cut({"weight": 0}, -4, fills=True),
+}
+
+
+ELSEWHERE = ("MultiheadAttention", "BatchNorm", "GroupNorm", "InstanceNorm")
+"""What is cut by columns in ways of its own, by names that messages list."""
+
+REMEDY = (
+    "pass own_forward=True if it is, or write a ParallelStyle of your own. What derives from a "
+    "class of torch's may otherwise differ in __init__, reset_parameters and extra_repr"
+)
+
+
+def cut_of(
+    table: Mapping[type[nn.Module], Cut], module: nn.Module, style: str, own_forward: bool = False
+) -> Cut:
+    """Return the entry of a module's class, or of the nearest class that it derives from.
+
+    Raises
+    ------
+    ArgumentTypeError
+        There is none, or the module has a forward of its own without the user's consent.
+    """
+    for kind in type(module).__mro__:
+        if kind in table:
+            check_stock(module, kind, style, REMEDY, own_forward)
+            return table[kind]
+    known = [kind.__name__ for kind in table]
+    if table is COLUMNS:
+        known += ELSEWHERE
+    raise ArgumentTypeError(
+        f"{style} knows no way to cut a {type(module).__name__}; it takes {', '.join(known)} and "
+        "what derives from them. A module without a style runs whole on every rank, one that works "
+        "position by position takes a share of the sequence by SequenceParallel, and a "
+        "ParallelStyle of your own takes everything else"
+    )
+
+
+def map_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], functions: Mapping[str, Callable[[Any], Any]]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments with a function of each of the first ones, however they are passed.
+
+    Parameters
+    ----------
+    functions
+        By the arguments' names, in the order of ``forward``. Arguments that are None, or not
+        there, are left alone; the first must be there.
+    """
+    first = next(iter(functions))
+    if not args and first not in kwargs:
+        raise ArgumentError(
+            f"forward was called with {sorted(kwargs) or 'nothing'} and without {first!r}; pass "
+            "the input first, or by this name"
+        )
+    told = list(args)
+    for i, (name, function) in enumerate(functions.items()):
+        if i < len(told):
+            told[i] = None if told[i] is None else function(told[i])
+        elif kwargs.get(name) is not None:
+            kwargs = {**kwargs, name: function(kwargs[name])}
+    return tuple(told), kwargs

@@ -1,0 +1,133 @@
+"""Row-parallel modules: every rank takes its share of the input features, the outputs are added."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from distarray.comm import DeviceMesh
+from distarray.errors import ArgumentError
+from distarray.layout import Placement, Replicate, Shard
+from distarray.torch._layouts import hand_on
+from distarray.torch._modules import state_of
+from distarray.torch.parallel._partition_rules import ROWS, Cut, cut_of, map_arguments
+from distarray.torch.parallel._style import ParallelStyle, one_axis, placement
+from distarray.torch.parallel.layers import _empty_shards
+from distarray.torch.parallel.layers._bags import cut_bags
+from distarray.torch.parallel.layers._convolution import cut_groups, is_grouped
+from distarray.torch.parallel.layers._features import Features, addend, shared, summed
+from distarray.torch.parallel.layers._vocabulary import cut_vocabulary
+
+_R = Replicate()
+
+
+class RowwiseParallel(ParallelStyle):
+    """Cut a module by its input features, or an embedding by its vocabulary.
+
+    For `Linear`, `Bilinear` (by the first input), `Embedding`, `EmbeddingBag` and convolutions (by
+    input channels; with groups, by whole groups). A bias is added once. The number of features need
+    not be a multiple of the ranks.
+
+    Parameters
+    ----------
+    input_layouts
+        How the input arrives; default: cut along its features (of embeddings: ``Replicate()``).
+        The second input of a `Bilinear` is ``Replicate()`` always.
+    output_layouts
+        How the output leaves; default: ``Replicate()`` (one all-reduce). ``Shard(1)`` leaves it cut
+        along the sequence (one reduce-scatter).
+    use_local_output
+        For compatibility: outputs are plain tensors always.
+    parts, unit
+        How the input features are cut, as in the `ColwiseParallel` that computes them.
+    own_forward
+        Whether a ``forward`` that a class derived from torch's has of its own is right where it is
+        given a rank's share of the input and no bias, and the outputs are added; others are
+        refused.
+    """
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+        parts: Sequence[int] = (),
+        unit: int | Sequence[int] = 1,
+        own_forward: bool = False,
+    ) -> None:
+        del use_local_output
+        self.input_layouts = (
+            None if input_layouts is None else placement(input_layouts, "input_layouts", _R)
+        )
+        self.output_layouts = placement(output_layouts, "output_layouts", _R)
+        self.parts = tuple(parts)
+        self.unit = unit
+        self.own_forward = own_forward
+
+    def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
+        """Cut the module's parameters, and hook it."""
+        one_axis(mesh, "RowwiseParallel")
+        cut = cut_of(ROWS, module, "RowwiseParallel", self.own_forward)
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            if self.parts or self.unit != 1:
+                raise ArgumentError(
+                    f"parts={self.parts}, unit={self.unit}: a vocabulary has none; leave both out"
+                )
+            if isinstance(module, nn.Embedding):
+                cut_vocabulary(self, module, mesh)
+            else:
+                cut_bags(self, module, mesh)
+        elif is_grouped(module):
+            cut_groups(self, module, mesh, self.input_layouts, self.output_layouts, rows=True)
+        else:
+            self._cut(module, mesh, cut)
+
+    def _cut(self, module: nn.Module, mesh: DeviceMesh, cut: Cut) -> None:
+        for name, axis in cut.parameters.items():
+            self.distribute(
+                module, name, mesh, [Shard(axis)], parts=self.parts, unit=self.unit, axis=axis
+            )
+        if getattr(type(module), "reset_parameters", None) is nn.Bilinear.reset_parameters:
+            module.__dict__["reset_parameters"] = MethodType(_reset_bilinear, module)
+        features = Features.of(state_of(module).placed["weight"], mesh)
+        biased = getattr(module, "bias", None) is not None
+        if biased:
+            self.distribute(module, "bias", mesh, [_R])
+            self.substitute(module, lambda _: {"bias": None})
+
+        def scatter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            def own(x: torch.Tensor) -> torch.Tensor:
+                return features.take(x, self.input_layouts, cut.features)
+
+            def whole(x: torch.Tensor) -> torch.Tensor:
+                return shared(x, mesh)
+
+            ways = (own, *[whole] * (len(cut.inputs) - 1))
+            return map_arguments(args, kwargs, dict(zip(cut.inputs, ways, strict=True)))
+
+        def leave(module: Any, y: torch.Tensor) -> torch.Tensor:
+            target = self.output_layouts
+            y = summed(y, mesh, target)
+            if not biased:
+                return y
+            return hand_on(y, y + addend(module.bias, mesh, target, cut.features, y))
+
+        self.on_input(module, scatter)
+        if cut.fills and features.own == 0:
+            _empty_shards.fill(
+                self, module, cut.parameters, inputs=cut.features, name=cut.inputs[0]
+            )
+        self.on_output(module, leave)
+
+
+def _reset_bilinear(module: Any) -> None:
+    """Reset as torch does, which takes the first input's size from the weight: here of a share."""
+    bound = 1 / math.sqrt(module.in1_features)
+    for parameter in module.parameters(recurse=False):
+        nn.init.uniform_(parameter, -bound, bound)

@@ -1,0 +1,114 @@
+"""What a parallel style is: it distributes a module's parameters and hooks what goes in and out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from distarray.comm import DeviceMesh
+from distarray.errors import ArgumentError, ArgumentTypeError
+from distarray.layout import Layout, Placement
+from distarray.layout._foreign import twin_of
+from distarray.torch import _modules
+from distarray.torch.parallel import _forward_wrapper, _parameters
+
+
+class ParallelStyle(ABC):
+    """How one module runs on a mesh; `parallelize_module` applies it.
+
+    A style of one's own says in `apply` which parameters are cut and what moves before and after
+    ``forward``, by the methods below. A style holds no state of a module: one object may be applied
+    to many.
+
+    Examples
+    --------
+    >>> class GatheredOutput(dt.ParallelStyle):
+    ...     def apply(self, module, mesh):
+    ...         self.distribute(module, "weight", mesh, [da.Shard(0)])
+    ...         self.on_output(module, lambda module, y: dt.redistribute(
+    ...             y, mesh, [da.Shard(-1)], [da.Replicate()]))
+    """
+
+    @abstractmethod
+    def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
+        """Distribute and hook one module, on every rank of the mesh.
+
+        Everything that can be wrong with the module raises here, before anything is sent.
+        """
+
+    @staticmethod
+    def distribute(
+        module: nn.Module,
+        name: str,
+        mesh: DeviceMesh,
+        placements: Sequence[Placement],
+        *,
+        parts: Sequence[int] = (),
+        unit: int | Sequence[int] = 1,
+        axis: int = 0,
+    ) -> Layout:
+        """Turn a parameter into this rank's block of it; see `distribute_parameter`."""
+        with _modules.located(module):
+            return _parameters.distribute_parameter(
+                module, name, mesh, placements, parts=parts, unit=unit, axis=axis
+            )
+
+    @staticmethod
+    def on_input(
+        module: nn.Module, function: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+    ) -> None:
+        """Call ``function(module, args, kwargs)`` before forward; it returns both anew."""
+        _forward_wrapper.on_input(module, function)
+
+    @staticmethod
+    def on_output(module: nn.Module, function: Callable[[nn.Module, Any], Any]) -> None:
+        """Call ``function(module, output)`` after forward: it returns the new output."""
+        _forward_wrapper.on_output(module, function)
+
+    @staticmethod
+    def substitute(
+        module: nn.Module, values: Callable[[nn.Module], Mapping[str, torch.Tensor | None]]
+    ) -> None:
+        """Let forward see ``values(module)`` in the place of parameters of these names."""
+        _forward_wrapper.substitute(module, values)
+
+
+def one_axis(mesh: DeviceMesh, style: str) -> int:
+    """Return the size of the only axis of a mesh, or raise."""
+    if mesh.ndim != 1:
+        raise ArgumentError(
+            f"{style} works on one mesh axis, not on {mesh}; pass a sub-mesh such as "
+            f"mesh[{mesh.axis_names[-1]!r}]"
+        )
+    return mesh.shape[0]
+
+
+def placement(value: Any, name: str, default: Placement) -> Placement:
+    """Return one placement of a keyword argument, which may come in a sequence of one."""
+    if value is None:
+        return default
+    if isinstance(value, Sequence) and len(value) == 1:
+        value = value[0]
+    if not isinstance(value, Placement):
+        raise ArgumentTypeError(
+            f"{name}={value!r}: takes one placement, such as da.Shard(1) or da.Replicate()"
+            f"{twin_of(value)}"
+        )
+    return value
+
+
+def twin_of_style(value: object) -> str:
+    """Return the end of a message about a style that is torch's, which names ours; else ""."""
+    for kind in type(value).__mro__:
+        if kind.__module__.startswith("torch.distributed"):
+            break
+    else:
+        return ""
+    name = type(value).__name__
+    if kind is not type(value):
+        return f" ({name} derives from torch's {kind.__name__}; derive it from dt.{kind.__name__})"
+    return f" (this {name} is torch's; take dt.{name}, with da.Shard and da.Replicate as layouts)"

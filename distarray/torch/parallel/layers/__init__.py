@@ -1,0 +1,1 @@
+"""Layers as the styles compute them: attention, convolutions, embeddings, norms."""

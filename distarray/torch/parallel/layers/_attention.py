@@ -1,0 +1,233 @@
+"""Multi-head attention cut by heads: every rank attends with its own, the outputs are added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from distarray.comm import DeviceMesh
+from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
+from distarray.layout import Placement, Replicate, Shard
+from distarray.torch._layouts import hand_on
+from distarray.torch._modules import check_own
+from distarray.torch._untraced import untraced
+from distarray.torch.parallel._forward_wrapper import around, keep_placed
+from distarray.torch.parallel._forwards import check_stock
+from distarray.torch.parallel.layers._features import Features, addend, shared, summed
+from distarray.torch.parallel.layers._heads import attend
+
+_R = Replicate()
+_check_untraced = untraced(check_own)
+
+
+def cut_heads(
+    style: Any, module: nn.MultiheadAttention, mesh: DeviceMesh, given: Placement, target: Placement
+) -> None:
+    """Cut an attention module by whole heads, and hook it.
+
+    The projections of query, key and value are cut by columns and that of the output by rows, so
+    that one all-reduce is needed each way (for self-attention); one more forward where weights are
+    asked for.
+
+    Parameters
+    ----------
+    given
+        How query, key and value arrive. Masks are whole on every rank.
+    target
+        How the output leaves. Attention weights are whole on every rank.
+    """
+    if style.parts or style.unit != 1:
+        raise ArgumentError(
+            f"parts={style.parts}, unit={style.unit}: a MultiheadAttention knows its parts and "
+            f"heads ({module.num_heads} of {module.head_dim}); leave both out"
+        )
+    remedy = "cut its projections by styles of their own, with unit= the size of a head"
+    check_stock(module, nn.MultiheadAttention, "ColwiseParallel", remedy)
+    _cut_parameters(style, module, mesh)
+    heads = Features.in_units(mesh, module.num_heads, 1)
+
+    def run(
+        module: Any,
+        _: Callable[..., Any],
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_padding_mask: torch.Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: torch.Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        _check_untraced(module.out_proj)
+        if is_causal and attn_mask is None:
+            raise ArgumentError(
+                "is_causal=True says what attn_mask is, but there is none; pass one, made for "
+                "instance by nn.Transformer.generate_square_subsequent_mask"
+            )
+        query, key, value = _whole(query, key, value, mesh, given)
+        batched = query.ndim == 3
+        q, k, v = _projected(module, *(_batch_first(module, x) for x in (query, key, value)))
+        q, k, v = (_by_heads(x, module.head_dim) for x in (q, k, v))
+        mask = None
+        only_causal = is_causal and key_padding_mask is None and not need_weights
+        if not only_causal:
+            mask = _mask(attn_mask, key_padding_mask, heads, (len(q), q.shape[2], k.shape[2]), q)
+        k, v, mask = _extended(module, k, v, mask)
+        y, weights = attend(
+            q,
+            k,
+            v,
+            mask,
+            causal=only_causal,
+            p=module.dropout if module.training else 0.0,
+            heads=heads,
+            need_weights=need_weights,
+        )
+        y = functional.linear(y.transpose(1, 2).flatten(2), module.out_proj.weight)
+        if not batched:
+            y = y.squeeze(0)
+        elif not module.batch_first:
+            y = y.transpose(0, 1)
+        y = summed(y.contiguous(), mesh, target)
+        if module.out_proj.bias is not None:
+            y = hand_on(y, y + addend(module.out_proj.bias, mesh, target, -1, y))
+        if weights is None:
+            return y, None
+        if average_attn_weights:
+            weights = summed(weights.sum(1) / module.num_heads, mesh, _R)
+        else:
+            weights = heads.leave(weights, _R, 1)
+        return y, weights if batched else weights.squeeze(0)
+
+    around(module, run)
+    # torch's own fused layers call no forward; they leave modules with hooks alone.
+    keep_placed(module)
+
+
+def _cut_parameters(style: Any, module: nn.MultiheadAttention, mesh: DeviceMesh) -> None:
+    size, width = module.head_dim, module.embed_dim
+    parts = (width,) * 3
+    for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
+        if getattr(module, name) is not None:
+            style.distribute(module, name, mesh, [Shard(0)], unit=size)
+    for name in ("in_proj_weight", "in_proj_bias"):
+        if getattr(module, name) is not None:
+            style.distribute(module, name, mesh, [Shard(0)], parts=parts, unit=size)
+    for name in ("bias_k", "bias_v"):
+        if getattr(module, name) is not None:
+            style.distribute(module, name, mesh, [Shard(2)], unit=size, axis=2)
+    style.distribute(module.out_proj, "weight", mesh, [Shard(1)], unit=size, axis=1)
+    if module.out_proj.bias is not None:
+        style.distribute(module.out_proj, "bias", mesh, [_R])
+
+
+def _whole(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mesh: DeviceMesh,
+    given: Placement,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Bring the inputs to every rank; one that is passed several times is moved once."""
+    q = shared(query, mesh, given, "the query")
+    k = q if key is query else shared(key, mesh, given, "the key")
+    if value is query:
+        return q, k, q
+    return q, k, k if value is key else shared(value, mesh, given, "the value")
+
+
+def _batch_first(module: nn.MultiheadAttention, x: torch.Tensor) -> torch.Tensor:
+    if x.ndim == 2:
+        return x.unsqueeze(0)
+    if x.ndim == 3:
+        return x if module.batch_first else x.transpose(0, 1)
+    raise LayoutError(
+        f"query, key and value have 2 or 3 axes, not {x.ndim} (shape {tuple(x.shape)}); flatten "
+        "further batch axes"
+    )
+
+
+def _projected(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Return this rank's features of query, key and value; equal inputs are projected at once."""
+    biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    if module.in_proj_weight is not None:
+        if query is key and key is value:
+            both = functional.linear(query, module.in_proj_weight, module.in_proj_bias)
+            return both.chunk(3, -1)
+        weights = module.in_proj_weight.chunk(3)
+    inputs = (query, key, value)
+    return tuple(map(functional.linear, inputs, weights, biases))
+
+
+def _by_heads(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Return (batch, heads, items, size) from (batch, items, features)."""
+    return x.unflatten(2, (x.shape[2] // size, size)).transpose(1, 2)
+
+
+def _extended(
+    module: Any, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Append the learnt key and value, and those of zeros; no mask applies to them."""
+    if module.bias_k is not None:
+        own = [_by_heads(b, module.head_dim) for b in (module.bias_k, module.bias_v)]
+        k, v = (
+            torch.cat([x, b.expand(len(x), -1, -1, -1)], 2)
+            for x, b in zip((k, v), own, strict=True)
+        )
+    if module.add_zero_attn:
+        k, v = (functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
+    if mask is not None and k.shape[2] > mask.shape[-1]:
+        mask = functional.pad(mask, (0, k.shape[2] - mask.shape[-1]))
+    return k, v, mask
+
+
+def _mask(
+    over_pairs: torch.Tensor | None,
+    over_keys: torch.Tensor | None,
+    heads: Features,
+    sizes: tuple[int, int, int],
+    like: torch.Tensor,
+) -> torch.Tensor | None:
+    """Return what to add to the scores of this rank's heads: broadcast to (batch, heads, L, S)."""
+    batch, queries, keys = sizes
+    found = []
+    if over_pairs is not None:
+        _check_mask("attn_mask", over_pairs, [(queries, keys), (batch * heads.size, queries, keys)])
+        mask = _added(over_pairs, like)
+        if mask.ndim == 2:
+            mask = shared(mask, heads.mesh) if mask.requires_grad else mask
+        else:
+            mask = heads.take(mask.unflatten(0, (batch, heads.size)), _R, 1)
+        found.append(mask if mask.ndim == 4 else mask[None, None])
+    if over_keys is not None:
+        _check_mask("key_padding_mask", over_keys, [(batch, keys)] + [(keys,)] * (batch == 1))
+        mask = _added(over_keys, like)
+        mask = shared(mask, heads.mesh) if mask.requires_grad else mask
+        found.append(mask.reshape(batch, 1, 1, keys))
+    if not found:
+        return None
+    return found[0] if len(found) == 1 else found[0] + found[1]
+
+
+def _check_mask(name: str, mask: torch.Tensor, shapes: list[tuple[int, ...]]) -> None:
+    if tuple(mask.shape) not in shapes:
+        raise LayoutError(
+            f"{name} has shape {tuple(mask.shape)}; it must be "
+            f"{' or '.join(map(str, dict.fromkeys(shapes)))}, on every rank"
+        )
+    if mask.dtype is not torch.bool and not mask.is_floating_point():
+        raise ArgumentTypeError(f"{name} is of {mask.dtype}; masks are bool or floating point")
+
+
+def _added(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a mask as what is added to scores."""
+    if mask.dtype is not torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, float("-inf"))

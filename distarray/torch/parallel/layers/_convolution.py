@@ -1,0 +1,96 @@
+"""Convolutions with groups: every rank has whole groups, of the input and of the output channels.
+
+Nothing is added between ranks, so that columns and rows are the same cut: a depthwise convolution
+between a column- and a row-parallel one moves nothing at all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from distarray.comm import DeviceMesh
+from distarray.errors import ArgumentError
+from distarray.layout import Placement, Shard
+from distarray.torch.parallel._partition_rules import map_arguments
+from distarray.torch.parallel.layers import _empty_shards
+from distarray.torch.parallel.layers._features import Features
+
+
+def is_grouped(module: nn.Module) -> bool:
+    """Tell whether a module is a convolution with several groups."""
+    return isinstance(module, _ConvNd) and module.groups > 1
+
+
+def cut_groups(
+    style: Any,
+    module: Any,
+    mesh: DeviceMesh,
+    given: Placement | None,
+    target: Placement | None,
+    *,
+    rows: bool = False,
+) -> None:
+    """Cut a convolution by groups and hook it.
+
+    Parameters
+    ----------
+    given, target
+        How the input arrives and the output leaves; None: cut along the channels, by whole groups.
+    rows
+        Whether the style's unit counts input channels; it makes several groups stay together.
+    """
+    per_input = module.in_channels // module.groups
+    per_output = module.out_channels // module.groups
+    together = _groups_together(style, module, per_input if rows else per_output)
+    entering = Features.in_units(mesh, module.in_channels, per_input * together)
+    leaving = Features.in_units(mesh, module.out_channels, per_output * together)
+    transposed = isinstance(module, _ConvTransposeNd)
+    axis = -1 - len(module.kernel_size)
+    unit = (per_input if transposed else per_output) * together
+    style.distribute(module, "weight", mesh, [Shard(0)], unit=unit)
+    if module.bias is not None:
+        style.distribute(module, "bias", mesh, [Shard(0)], unit=per_output * together)
+    own = entering.own // per_input
+    module.groups = max(own, 1)
+
+    def gather(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def channels(x: torch.Tensor) -> torch.Tensor:
+            return entering.take(x, given, axis)
+
+        return map_arguments(args, kwargs, {"input": channels})
+
+    style.on_input(module, gather)
+    if own == 0:
+        width = 1 if transposed else per_input
+        empty = {"weight": 0} if transposed else {"weight": 0, "bias": 0}
+        _empty_shards.fill(style, module, empty, inputs=axis, outputs=axis, width=width)
+        if transposed and module.bias is not None:
+            style.substitute(module, lambda m: {"bias": _whole_group(m.bias, per_output)})
+    style.on_output(module, lambda _, y: leaving.leave(y, target, axis))
+
+
+def _groups_together(style: Any, module: Any, per_group: int) -> int:
+    """Return how many groups make up a unit of a style."""
+    unit = style.unit
+    if style.parts or not isinstance(unit, int):
+        raise ArgumentError(
+            f"parts={style.parts}, unit={unit}: a convolution with {module.groups} groups is cut "
+            "by whole groups; leave parts out, and give one unit"
+        )
+    if unit == 1:
+        return 1
+    if unit < 1 or unit % per_group or module.groups % (unit // per_group):
+        raise ArgumentError(
+            f"unit={unit}: a convolution with {module.groups} groups of {per_group} channels is "
+            f"cut by whole groups; give a multiple of {per_group} that divides all channels, or "
+            "leave it out"
+        )
+    return int(unit // per_group)
+
+
+def _whole_group(bias: torch.Tensor, size: int) -> torch.Tensor:
+    return torch.cat([bias, bias.new_zeros(size)])

@@ -1,0 +1,254 @@
+"""Activations whose features are cut as a weight is cut along one of its axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from distarray.comm import DeviceMesh
+from distarray.errors import LayoutError
+from distarray.layout import Layout, Partial, Placement, Replicate, Shard
+from distarray.redistribute._execute import refuse
+from distarray.torch import _moves
+from distarray.torch._buffers import wire_dtype
+from distarray.torch._layouts import Placed, own_placed, place
+from distarray.torch._untraced import untraced
+from distarray.torch.parallel import _fused
+from distarray.torch.parallel._arrivals import arrived
+from distarray.torch.parallel._joint import used_apart
+
+_R, _P = Replicate(), Partial()
+_WHOLE = (_R,)
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """How features are cut.
+
+    Attributes
+    ----------
+    mesh
+        Of one axis.
+    size
+        How many there are on all ranks.
+    boundaries
+        Where the blocks begin and end; None for the default split.
+    parts, units
+        As in `Placed`.
+    """
+
+    mesh: DeviceMesh
+    size: int
+    boundaries: tuple[int, ...] | None = None
+    parts: tuple[int, ...] = ()
+    units: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, placed: Placed, mesh: DeviceMesh) -> Features:
+        """Return how the features are cut that belong to the axis of a weight that is cut."""
+        layout = placed.layout
+        (axis,) = (p.axis for p in layout.placements if type(p) is Shard)
+        split = (layout.boundaries or {}).get(axis)
+        return cls(mesh, layout.shape[axis], split, placed.parts, placed.units)
+
+    @classmethod
+    def in_units(cls, mesh: DeviceMesh, size: int, unit: int) -> Features:
+        """Return how features are cut in whole units."""
+        return cls(mesh, size, _fused.boundaries((size,), (unit,), mesh.size))
+
+    @property
+    def own(self) -> int:
+        """How many features this rank has."""
+        return self.layout((self.size,), 0).local_shape()[0]
+
+    def layout(self, shape: Any, axis: int) -> Layout:
+        """Return the layout of an activation of a full shape whose features are along ``axis``."""
+        return _layout(self.mesh, Shard(axis), tuple(shape), self.boundaries)
+
+    @untraced
+    def take(self, x: torch.Tensor, given: Placement | None, axis: int) -> torch.Tensor:
+        """Return this rank's share of the features of an input, which arrives as ``given``.
+
+        Raises
+        ------
+        LayoutError
+            It is known to arrive otherwise, or cut where the weight is not.
+        """
+        _moves.check_travels(x)
+        axis %= x.ndim
+        wanted = Shard(axis)
+        arriving = wanted if given is None else _resolved(given, x.ndim)
+        placed = arrived(x, self.mesh, (arriving,), moves=arriving is not wanted)
+        if arriving is wanted:
+            if placed is not None:
+                self._check_cut(placed, axis)
+            if x.shape[axis] != self.own:
+                message = (
+                    f"the input has {x.shape[axis]} features on this rank along axis {axis}, where "
+                    f"the weight takes {self.own} of {self._split()}: it must be cut as {wanted} "
+                    "with the weight's split (unit= and parts= of the style that cut it say how); "
+                    "or pass input_layouts= as it arrives, such as da.Replicate()"
+                )
+                self._refuse(x, message)
+                raise LayoutError(message)
+            return x
+        src = _moves.layout_from(x, self.mesh, [arriving]) if placed is None else placed.layout
+        if src.shape[axis] != self.size:
+            raise LayoutError(
+                f"the input {src} has {src.shape[axis]} features, where the weight takes "
+                f"{self.size}"
+            )
+        if self.parts:
+            x = _fused.by_ranks(x, self.parts, self.units, self.mesh.size, axis)
+        return _moves.moved(x, *_moves.legs_between(src, self.layout(src.shape, axis)))
+
+    @untraced
+    def leave(self, y: torch.Tensor, target: Placement | None, axis: int) -> torch.Tensor:
+        """Return an output, of which this rank computed its features, as ``target`` has it."""
+        axis %= y.ndim
+        shape = list(y.shape)
+        shape[axis] = self.size
+        computed = self.layout(shape, axis)
+        wanted = computed if target is None else _layout(self.mesh, target, tuple(shape))
+        if wanted.placements == computed.placements:
+            place(y, computed, self.parts, axis, self.units)  # whatever its boundaries
+            return y
+        y = _moves.moved(y, *_moves.legs_between(computed, wanted))
+        if self.parts:
+            y = _fused.by_parts(y, self.parts, self.units, self.mesh.size, axis)
+            place(y, wanted)
+        return y
+
+    def _check_cut(self, placed: Placed, axis: int) -> None:
+        """Raise unless features that are cut are cut as the weight is: all ranks know alike."""
+        layout = placed.layout
+        theirs = Features(
+            self.mesh,
+            layout.shape[axis],
+            layout.partition(axis).offsets,
+            placed.parts,
+            placed.units,
+        )
+        if theirs._order() != self._order():
+            raise LayoutError(
+                f"the input {layout} has {theirs._split()}{theirs._told()} along axis {axis}, "
+                f"where the weight takes {self._split()}{self._told()}; give this style the parts= "
+                "and unit= of the style that cut it (or that one the unit= of this one's groups), "
+                "or pass output_layouts=da.Replicate() there and input_layouts=da.Replicate() here"
+            )
+
+    def _order(self) -> tuple[tuple[slice, ...], ...]:
+        """Return which features each rank has, in the order in which it has them."""
+        if self.parts:
+            return _fused.order(self.parts, self.units, self.mesh.size)
+        offsets = self.layout((self.size,), 0).partition(0).offsets
+        return tuple((slice(*ends),) if ends[0] < ends[1] else () for ends in pairwise(offsets))
+
+    def _told(self) -> str:
+        return f" in parts {self.parts} of units {self.units}" if self.parts else ""
+
+    def _refuse(self, x: torch.Tensor, message: str) -> None:
+        """Tell the ranks whose input fits, and who go on to what comes next."""
+        partial = _layout(self.mesh, _P, (1,))
+        refuse(partial, partial.replace(placements=[_R]), wire_dtype(x.dtype), message)
+
+    def _split(self) -> str:
+        offsets = self.layout((self.size,), 0).partition(0).offsets
+        lengths = [stop - start for start, stop in pairwise(offsets)]
+        return f"{self.size} ({', '.join(map(str, lengths))} by rank)"
+
+
+@untraced
+def shared(
+    x: torch.Tensor, mesh: DeviceMesh, given: Placement = _R, name: str = "the input"
+) -> torch.Tensor:
+    """Return an input whole on every rank, where each computes something else of it.
+
+    The gradients of all of them are added; at once with those of other uses of an input that
+    `PrepareModuleInput` brought there.
+
+    Raises
+    ------
+    LayoutError
+        It is known to arrive otherwise than as ``given``.
+    """
+    return _everywhere(x, mesh, given, name, [_P])
+
+
+@untraced
+def everywhere(x: torch.Tensor, mesh: DeviceMesh, given: Placement) -> torch.Tensor:
+    """Return an input, which arrives as ``given``, whole on every rank."""
+    return _everywhere(x, mesh, given, "the input", None)
+
+
+def _everywhere(
+    x: torch.Tensor, mesh: DeviceMesh, given: Placement, name: str, gradients: Any
+) -> torch.Tensor:
+    if given is _R:
+        arrived(x, mesh, _WHOLE, moves=False, name=name)
+        prepared = used_apart(x, mesh) if gradients else None
+        if prepared is not None:
+            return prepared
+        if not x.requires_grad and own_placed(x) is None:
+            _moves.check_travels(x)
+            x = x.view_as(x)  # what is declared of it holds for this use alone
+    else:
+        _moves.check_travels(x)
+        placed = arrived(x, mesh, (_resolved(given, x.ndim),), name=name)
+        if placed is not None:
+            src = placed.layout
+            dst = _layout(mesh, _R, src.shape)
+            return _moves.moved(x, *_moves.legs_between(src, dst, gradients, x.requires_grad))
+    return _moves.moved(x, *_moves.legs(x, mesh, [given], [_R], grad_placements=gradients))
+
+
+@untraced
+def summed(y: torch.Tensor, mesh: DeviceMesh, target: Placement) -> torch.Tensor:
+    """Return the sum of what all ranks computed, placed as it leaves."""
+    shape = tuple(y.shape)
+    ways = _moves.legs_between(_layout(mesh, _P, shape), _layout(mesh, target, shape))
+    return _moves.moved(y, *ways)
+
+
+@untraced
+def addend(
+    bias: torch.Tensor, mesh: DeviceMesh, target: Placement, axis: int, y: torch.Tensor
+) -> torch.Tensor:
+    """Return what of a bias, whole on every rank, to add to an output that has left.
+
+    Of an output whose ranks' parts are still to be added, a rank's is a part of the bias.
+    ``axis`` is that of the output's features, counted from its end.
+    """
+    shape = tuple(bias.shape)
+    whole = _layout(mesh, _R, shape)
+    leaving = _resolved(target, y.ndim)
+    if type(leaving) is Shard and leaving.axis != axis % y.ndim:
+        # Each rank adds it to other items: the gradients of all of them are added.
+        ways = _moves.legs_between(whole, whole, [_P])
+    else:
+        leaving = Shard(0) if type(leaving) is Shard else leaving
+        ways = _moves.legs_between(whole, _layout(mesh, leaving, shape), None, bias.requires_grad)
+    bias = _moves.moved(bias, *ways)
+    return bias.to(y.dtype).reshape(-1, *[1] * (-1 - axis))  # another one under autocast
+
+
+def _resolved(given: Placement, ndim: int) -> Placement:
+    """Return a placement with its axis counted from the first."""
+    return Shard(given.axis % ndim) if type(given) is Shard and given.axis < 0 else given
+
+
+@lru_cache(maxsize=4096)
+def _layout(
+    mesh: DeviceMesh,
+    placed: Placement,
+    shape: tuple[int, ...],
+    boundaries: tuple[int, ...] | None = None,
+) -> Layout:
+    """Return a layout over a mesh of one axis; those of activations come again in every step."""
+    if boundaries is None or type(placed) is not Shard:
+        return Layout(mesh, [placed], shape)
+    return Layout(mesh, [placed], shape, boundaries={placed.axis: boundaries})

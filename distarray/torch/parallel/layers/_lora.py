@@ -1,0 +1,183 @@
+"""Low-rank updates of a layer, cut together with it: what moves for the layer serves both.
+
+``y = base(x) + up(down(x))`` with a narrow middle (E. J. Hu et al., "LoRA: Low-Rank Adaptation of
+Large Language Models", arXiv:2106.09685). By columns, base and up are cut by their outputs and all
+ranks compute the middle; by rows, base and down are cut by their inputs, up is applied to each
+rank's part of the middle, and one reduction adds up everything. What is not cut (down by columns,
+up by rows) is used by each rank for something of its own: its small gradient is added up.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from distarray.comm import DeviceMesh
+from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
+from distarray.layout import Replicate, Shard
+from distarray.torch._layouts import hand_on
+from distarray.torch._modules import map_inputs, state_of
+from distarray.torch.parallel._colwise import ColwiseParallel
+from distarray.torch.parallel._forward_wrapper import keep_placed
+from distarray.torch.parallel._forwards import check_stock
+from distarray.torch.parallel._rowwise import RowwiseParallel
+from distarray.torch.parallel._style import ParallelStyle, one_axis, twin_of_style
+from distarray.torch.parallel._summed import summed_parameters
+from distarray.torch.parallel.layers._features import Features, addend, shared, summed
+
+_R = Replicate()
+
+
+class LowRankParallel(ParallelStyle):
+    """Cut a linear layer and its low-rank updates (LoRA) together.
+
+    For modules that hold a `Linear`, usually frozen, and pairs of narrow ones, whose ``forward``
+    returns the layer's output plus any multiples of what the pairs make of the same input; dropout
+    may come before a pair. Nothing more is moved between ranks than for the layer alone, but for
+    the gradients of one weight of each pair (its rank times the width of the layer).
+
+    Parameters
+    ----------
+    style
+        `ColwiseParallel` or `RowwiseParallel`, with what it says of layouts, parts and units.
+    base, down, up
+        Names of the layers in the module; `fnmatch` patterns where there are several pairs. Those
+        of the ``peft`` package are ``"base_layer"``, ``"lora_A.*"`` and ``"lora_B.*"``.
+
+    Examples
+    --------
+    >>> plan = {
+    ...     "up_proj": dt.LowRankParallel(dt.ColwiseParallel()),
+    ...     "down_proj": dt.LowRankParallel(dt.RowwiseParallel()),
+    ... }
+    """
+
+    def __init__(
+        self,
+        style: ColwiseParallel | RowwiseParallel,
+        *,
+        base: str = "base",
+        down: str = "down",
+        up: str = "up",
+    ) -> None:
+        if not isinstance(style, ColwiseParallel | RowwiseParallel):
+            raise ArgumentTypeError(
+                f"LowRankParallel cuts a layer by ColwiseParallel or RowwiseParallel, not by "
+                f"{type(style).__name__}{twin_of_style(style)}"
+            )
+        self.style = style
+        self.names = {"base": base, "down": down, "up": up}
+
+    def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
+        """Cut the layers, and hook the module that holds them."""
+        one_axis(mesh, "LowRankParallel")
+        (base, *others), downs, ups = (self._layers(module, role) for role in self.names)
+        if others:
+            raise ArgumentError(
+                f"base={self.names['base']!r} matches {1 + len(others)} layers; name the only one"
+            )
+        remedy = "pass own_forward=True to the style inside if it is"
+        for layer in (base, *downs, *ups):
+            check_stock(layer, nn.Linear, "LowRankParallel", remedy, self.style.own_forward)
+            keep_placed(layer)
+        if isinstance(self.style, ColwiseParallel):
+            self._columns(self.style, module, mesh, base, downs, ups)
+        else:
+            self._rows(self.style, module, mesh, base, downs, ups)
+
+    def _layers(self, module: nn.Module, role: str) -> list[Any]:
+        pattern = self.names[role]
+        found = {n: m for n, m in module.named_modules() if n and fnmatchcase(n, pattern)}
+        layers = {n: m for n, m in found.items() if isinstance(m, nn.Linear)}
+        if not layers:
+            names = [name for name, _ in module.named_modules() if name]
+            raise ArgumentError(
+                f"{role}={pattern!r} matches no Linear of the {type(module).__name__}, which has "
+                f"{', '.join(map(repr, names[:8])) or 'no modules'}"
+            )
+        return list(layers.values())
+
+    def _cut(self, layer: nn.Module, name: str, mesh: DeviceMesh, axis: int) -> None:
+        parts, unit = self.style.parts, self.style.unit
+        if getattr(layer, name) is not None:
+            self.distribute(layer, name, mesh, [Shard(axis)], parts=parts, unit=unit, axis=axis)
+
+    def _keep(self, layer: nn.Module, mesh: DeviceMesh) -> None:
+        """Leave a layer whole; the gradients of what each rank makes of it are added."""
+        for name in ("weight", "bias"):
+            if getattr(layer, name) is not None:
+                self.distribute(layer, name, mesh, [_R])
+        self.substitute(layer, lambda layer: summed_parameters(layer, mesh))
+
+    def _columns(
+        self,
+        style: ColwiseParallel,
+        module: nn.Module,
+        mesh: DeviceMesh,
+        base: Any,
+        downs: list[Any],
+        ups: list[Any],
+    ) -> None:
+        for layer in (base, *ups):
+            self._cut(layer, "weight", mesh, 0)
+            self._cut(layer, "bias", mesh, 0)
+        for layer in downs:
+            self._keep(layer, mesh)
+        features = Features.of(state_of(base).placed["weight"], mesh)
+
+        def gather(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return map_inputs(args, kwargs, 1, lambda x: shared(x, mesh, style.input_layouts))
+
+        self.on_input(module, gather)
+        self.on_output(module, lambda _, y: features.leave(y, style.output_layouts, -1))
+
+    def _rows(
+        self,
+        style: RowwiseParallel,
+        module: nn.Module,
+        mesh: DeviceMesh,
+        base: Any,
+        downs: list[Any],
+        ups: list[Any],
+    ) -> None:
+        for layer in (*downs, *ups):
+            if layer.bias is not None:
+                raise ArgumentError(
+                    "a bias inside of a low-rank pair cannot be added once where rows are cut; "
+                    "make the pair with bias=False"
+                )
+        for layer in (base, *downs):
+            self._cut(layer, "weight", mesh, 1)
+        for layer in ups:
+            self._keep(layer, mesh)
+        biased = base.bias is not None
+        if biased:
+            self.distribute(base, "bias", mesh, [_R])
+            self.substitute(base, lambda _: {"bias": None})
+        features = Features.of(state_of(base).placed["weight"], mesh)
+        (name,) = (n for n, m in module.named_modules() if m is base)
+        length = len(base.bias) if biased else 0
+
+        def scatter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return map_inputs(args, kwargs, 1, lambda x: features.take(x, style.input_layouts, -1))
+
+        def leave(module: nn.Module, y: torch.Tensor) -> torch.Tensor:
+            target = style.output_layouts
+            y = summed(y, mesh, target)
+            if biased:
+                bias: Any = module.get_submodule(name).bias
+                if len(bias) != length:
+                    raise LayoutError(
+                        f"the bias of {name!r}, of {length} items, is a share of {len(bias)} here: "
+                        "it is added when the layer and its updates have been, after the group of "
+                        "the layer has gone; let fully_shard make one group of the "
+                        f"{type(module).__name__}, not of layers in it"
+                    )
+                y = hand_on(y, y + addend(bias, mesh, target, -1, y))
+            return y
+
+        self.on_input(module, scatter)
+        self.on_output(module, leave)

@@ -1,0 +1,89 @@
+"""Torch's own transformer layers as a whole: attention by heads, the rest by columns and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from distarray.comm import DeviceMesh
+from distarray.errors import ArgumentTypeError
+from distarray.layout import Layout, Replicate
+from distarray.torch import _moves
+from distarray.torch._modules import state_of
+from distarray.torch._untraced import untraced
+from distarray.torch.parallel._colwise import ColwiseParallel
+from distarray.torch.parallel._forward_wrapper import around, keep_placed
+from distarray.torch.parallel._forwards import check_stock
+from distarray.torch.parallel._rowwise import RowwiseParallel
+from distarray.torch.parallel._style import ParallelStyle, one_axis
+from distarray.torch.parallel.layers._features import Features
+from distarray.torch.training._dropout import drop
+
+_LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+_CHILDREN: dict[str, type[ParallelStyle]] = {
+    "self_attn": ColwiseParallel,
+    "multihead_attn": ColwiseParallel,
+    "linear1": ColwiseParallel,
+    "linear2": RowwiseParallel,
+}
+
+
+class TransformerLayerParallel(ParallelStyle):
+    """Cut an `nn.TransformerEncoderLayer` or `nn.TransformerDecoderLayer` as a whole.
+
+    Activations come and go whole on every rank; each block (attention or feed-forward) needs one
+    all-reduce forward and one backward. Heads and hidden features need not be multiples of the
+    ranks. The activation function must act item by item, as ReLU and GELU do.
+
+    Dropout of what is cut leaves out the same items on any number of ranks; that of whole
+    activations does where torch was seeded alike on all ranks.
+
+    Examples
+    --------
+    >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4), 2)
+    >>> dt.parallelize_module(model, mesh, {"layers.*": dt.TransformerLayerParallel()})
+    """
+
+    def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
+        """Cut the layer's parts, and hook them."""
+        one_axis(mesh, "TransformerLayerParallel")
+        if not isinstance(module, _LAYERS):
+            raise ArgumentTypeError(
+                f"TransformerLayerParallel takes nn.TransformerEncoderLayer and "
+                f"nn.TransformerDecoderLayer, not a {type(module).__name__}; plan styles for its "
+                "parts instead"
+            )
+        kind = next(k for k in _LAYERS if isinstance(module, k))
+        remedy = "plan styles for its parts instead"
+        check_stock(module, kind, "TransformerLayerParallel", remedy)
+        check_stock(module.dropout, nn.Dropout, "TransformerLayerParallel", remedy)
+        for name, style in _CHILDREN.items():
+            child = getattr(module, name, None)
+            if child is not None:
+                style().apply(child, mesh)
+        for child in module.children():
+            if isinstance(child, nn.LayerNorm):
+                for name in child._parameters:
+                    if getattr(child, name) is not None:
+                        self.distribute(child, name, mesh, [Replicate()])
+                keep_placed(child)
+        hidden = Features.of(state_of(module.linear1).placed["weight"], mesh)
+
+        @untraced
+        def left_out(
+            module: nn.Module, forward: Callable[[torch.Tensor], Any], input: torch.Tensor
+        ) -> Any:
+            if not module.training or module.p == 0:
+                return forward(input)
+            shape = (*input.shape[:-1], hidden.size)
+            return drop(module, input, hidden.layout(shape, input.ndim - 1))
+
+        def leave(_: nn.Module, y: torch.Tensor) -> torch.Tensor:
+            whole = Layout(mesh, [Replicate()], y.shape)
+            return _moves.moved(y, *_moves.legs_between(whole, whole))
+
+        around(module.dropout, left_out)
+        self.on_output(module, leave)

@@ -1,0 +1,1 @@
+"""State dicts, optimizer states and checkpoints, with the names and shapes of one process."""

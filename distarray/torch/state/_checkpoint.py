@@ -1,0 +1,22 @@
+"""Tell checkpoints of tensors, generators, modules and optimizers."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from distarray.checkpoint._adapters import register, register_maker
+from distarray.torch.state._checkpoint_modules import Modules
+from distarray.torch.state._checkpoint_optimizers import Optimizers
+from distarray.torch.state._checkpoint_tensors import Generators, Tensors, made_block, made_whole
+
+
+def register_all() -> None:
+    """Let `da.checkpoint` take what torch has; done when the adapters are imported."""
+    register(torch.Tensor, Tensors())
+    register(torch.Generator, Generators())
+    register(nn.Module, Modules())
+    register(Optimizer, Optimizers())
+    register_maker("tensor", made_whole)
+    register_maker("tensor block", made_block)

@@ -1,0 +1,242 @@
+"""Tensors as checkpoints see them: which boxes of the whole tensor this rank's memory holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from distarray.checkpoint._adapters import Adapter, Made
+from distarray.checkpoint._arrays import Placing
+from distarray.checkpoint._blocks import Block, Piece, within
+from distarray.checkpoint._boxes import whole
+from distarray.checkpoint._dtypes import parsed
+from distarray.checkpoint._loading import Loading
+from distarray.checkpoint._manifest import Entry
+from distarray.checkpoint._saving import Saving
+from distarray.checkpoint._values import Node
+from distarray.errors import ArgumentTypeError, CheckpointError, DTypeError, LayoutError
+from distarray.layout import box as boxes
+from distarray.torch import _buffers
+from distarray.torch._layouts import Placed, place, placed_of
+from distarray.torch._shares import torn_among
+from distarray.torch.parallel import _fused
+from distarray.typing import Box
+
+_BITS = {1: torch.uint8, 2: torch.int16}
+
+
+class TensorPiece(Piece):
+    """A box of a tensor on any device; its bits where NumPy lacks the dtype."""
+
+    __slots__ = ()
+
+    def memory(self) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        """Return where the memory begins, its shape, and its strides in bytes."""
+        tensor = self.array
+        strides = tuple(stride * tensor.element_size() for stride in tensor.stride())
+        return tensor.data_ptr(), tuple(tensor.shape), strides
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the memory is the host's."""
+        return _buffers.gpu_of(self.array) is None
+
+    def part(self, box: Box) -> np.ndarray:
+        """Return the values of a box within this one, in host memory."""
+        part = within(self.array, boxes.shift(box, self.box))
+        found: np.ndarray = _buffers.on_host(part).numpy()
+        return found
+
+    def opened(self) -> np.ndarray:
+        """Return memory of the host to be filled."""
+        if self.is_on_host:
+            found: np.ndarray = self.array.numpy()
+            return found
+        return torch.empty(self.array.shape, dtype=self.array.dtype, device="cpu").numpy()
+
+    def close(self, filled: np.ndarray) -> None:
+        """Take what was filled, and let autograd know that the tensor has changed."""
+        if not self.is_on_host:
+            self.array.copy_(torch.from_numpy(filled))
+        if not self.array.is_inference():
+            torch.autograd.graph.increment_version(self.array)
+
+
+def spec_of(dtype: torch.dtype) -> str:
+    """Return the name of a dtype in a checkpoint.
+
+    Raises
+    ------
+    DTypeError
+        Checkpoints do not know it.
+    """
+    name = str(dtype).removeprefix("torch.")
+    try:
+        parsed(name)
+    except CheckpointError:
+        raise DTypeError(
+            f"tensors of {dtype} cannot be saved; convert them, or save what they are made of"
+        ) from None
+    return name
+
+
+def torch_dtype(entry: Entry) -> torch.dtype:
+    """Return the dtype of a tensor for an array of a checkpoint.
+
+    Raises
+    ------
+    DTypeError
+        torch has none.
+    """
+    found = getattr(torch, entry.spec, None) if isinstance(entry.spec, str) else None
+    if not isinstance(found, torch.dtype):
+        raise DTypeError(f"torch has no dtype for {entry.name} of {entry.spec!r}")
+    return found
+
+
+def check_tensor(tensor: torch.Tensor, name: str) -> None:
+    """Raise unless a tensor has memory of its own that can be read or filled."""
+    hint = "convert it first"
+    if tensor.device.type == "meta":
+        hint = "materialise it first: module.to_empty(device='cpu')"
+    elif is_traceable_wrapper_subclass(tensor):
+        hint = "pass its plain local tensor, placed by dt.distribute_tensor or parallelize_module"
+    elif tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
+        return
+    raise ArgumentTypeError(
+        f"{name} is a {type(tensor).__name__} on {tensor.device} with layout {tensor.layout}: "
+        f"checkpoints take dense tensors with memory; {hint}"
+    )
+
+
+def block_of(tensor: torch.Tensor, placed: Placed | None, name: str) -> Block:
+    """Return what this rank holds of a tensor.
+
+    Parameters
+    ----------
+    placed
+        How it is a block of the whole; None for a tensor that every rank has.
+    """
+    check_tensor(tensor, name)
+    spec = spec_of(tensor.dtype)
+    plain = tensor.detach()
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    if np.dtype(parsed(spec)).names:
+        plain = plain.view(_BITS[plain.element_size()])
+    if placed is None:
+        pieces: list[Piece] = [TensorPiece(whole(plain.shape), plain)]
+        return Block(spec, plain.shape, pieces, is_same=True)
+    if placed.layout.has_partial:
+        raise LayoutError(
+            f"{name} is placed as {placed.layout}: reduce it before it is saved or filled, by "
+            "dt.redistribute"
+        )
+    pieces = [TensorPiece(box, within(plain, own)) for box, own in held(placed)]
+    layout = placed.layout
+    return Block(spec, layout.shape, pieces, layout, is_torn=bool(placed.parts))
+
+
+def held(placed: Placed) -> list[tuple[Box, Box]]:
+    """Return which boxes of the whole tensor, in the order of one process, this rank holds.
+
+    Returns
+    -------
+    list of (box, box)
+        In the whole, and where in this rank's block; several where the axis consists of parts.
+    """
+    layout, parts, axis, units = placed
+    box = layout.local_box()
+    if box is None:
+        return []
+    if not parts:
+        return [(box, boxes.shift(box, box))]
+    # The mesh axis that cuts first deals out the parts; further ones cut what a rank of it has.
+    count = torn_among(placed)
+    (start, stop), found, at = box[axis], [], 0
+    for rank in range(count):
+        for piece in _fused.share(parts, units, count, rank):
+            length = piece.stop - piece.start
+            low, high = max(start, at), min(stop, at + length)
+            if low < high:
+                first = piece.start + low - at
+                found.append(
+                    (
+                        _with(box, axis, (first, first + high - low)),
+                        _with(boxes.shift(box, box), axis, (low - start, high - start)),
+                    )
+                )
+            at += length
+    return found
+
+
+def _with(box: Box, axis: int, interval: tuple[int, int]) -> Box:
+    return (*box[:axis], interval, *box[axis + 1 :])
+
+
+class Tensors(Adapter):
+    """Tensors that stand by themselves, placed or the same on every rank."""
+
+    def save(self, value: torch.Tensor, saving: Saving, name: str) -> Node:
+        """Save a tensor."""
+        return save_tensor(value, placed_of(value), saving, name)
+
+    def load(self, value: torch.Tensor, loading: Loading, name: str) -> Made:
+        """Fill a tensor in place."""
+        fill_tensor(value, placed_of(value), loading, name)
+        return lambda: value
+
+
+def save_tensor(tensor: torch.Tensor, placed: Placed | None, saving: Saving, name: str) -> Node:
+    """Return the node of a tensor, placed or not."""
+    kind = "tensor" if placed is None else "tensor block"
+    return saving.array(tensor, block_of(tensor, placed, name), name, kind)
+
+
+def fill_tensor(tensor: torch.Tensor, placed: Placed | None, loading: Loading, name: str) -> None:
+    """Let a tensor be filled, in its own memory."""
+    if tensor.is_conj() or tensor.is_neg():
+        raise ArgumentTypeError(
+            f"{name} is a lazily conjugated or negated tensor, which cannot be filled; pass "
+            "tensor.resolve_conj().resolve_neg()"
+        )
+    block = block_of(tensor, placed, name)
+    loading.fill(name, block)
+
+
+def made_whole(entry: Entry, loading: Loading) -> Made:
+    """Make a tensor that every rank has."""
+    tensor = torch.empty(entry.shape, dtype=torch_dtype(entry))
+    loading.fill_from(entry, block_of(tensor, None, entry.name))
+    return lambda: tensor
+
+
+def made_block(entry: Entry, loading: Loading) -> Made:
+    """Make this rank's block of a tensor, in the default placements on the default mesh."""
+    placed = Placed(Placing().layout(entry.shape))
+    tensor = torch.empty(placed.layout.local_shape(), dtype=torch_dtype(entry))
+    place(tensor, *placed)
+    loading.fill_from(entry, block_of(tensor, placed, entry.name))
+    return lambda: tensor
+
+
+class Generators(Adapter):
+    """torch's generators, which must be alike on all ranks."""
+
+    def save(self, value: torch.Generator, saving: Saving, name: str) -> Node:
+        """Save the state."""
+        return {"object": "torch.Generator", "of": saving.node(value.get_state(), name)}
+
+    def load(self, value: torch.Generator, loading: Loading, name: str) -> Made:
+        """Set the state."""
+        made = loading.stored(name)
+
+        def finish() -> Any:
+            if made is not None:
+                value.set_state(made())
+            return value
+
+        return finish

@@ -1,0 +1,1 @@
+"""Training: clipping, loss scaling, dropout, initialisation and optimizers of what is cut."""

@@ -1,0 +1,212 @@
+"""The norm of tensors that are cut among ranks, by one all-reduce of a number."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from distarray.comm._mismatch import Purpose
+from distarray.core._meshes import common_mesh, lift
+from distarray.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    LayoutError,
+    MeshError,
+    NonFiniteError,
+)
+from distarray.layout import Layout, Partial, Replicate, Shard
+from distarray.redistribute._execute import redistribute_local
+from distarray.torch._layouts import layout_of
+from distarray.torch.parallel._parameters import is_sharded
+
+_R = Replicate()
+_SHOWN = 8  # names that a message lists
+
+
+class Block(NamedTuple):
+    """A tensor's values on this rank, None where it has none, its layout, if any, and its name."""
+
+    values: torch.Tensor | None
+    layout: Layout | None
+    name: str = ""
+
+
+@torch.no_grad()
+def get_total_norm(
+    tensors: torch.Tensor | Iterable[torch.Tensor],
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor:
+    """Return the norm of all tensors as one vector, as one process would have it (collective).
+
+    Parameters
+    ----------
+    tensors
+        Parameters, their gradients or other tensors, with a layout or replicated.
+    norm_type, error_if_nonfinite, foreach
+        As for `clip_grad_norm_`.
+    """
+    blocks = [Block(t, layout_of(t)) for t in distinct(tensors)]
+    return total_norm(blocks, float(norm_type), error_if_nonfinite, foreach, "get_total_norm")
+
+
+def distinct(tensors: Any) -> list[torch.Tensor]:
+    """Return the tensors of an argument, each once."""
+    found = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    for one in found:
+        if not isinstance(one, torch.Tensor):
+            raise ArgumentTypeError(
+                f"expected tensors, such as model.parameters(), not a {type(one).__name__}"
+            )
+    return list({id(one): one for one in found}.values())
+
+
+def total_norm(
+    blocks: Sequence[Block],
+    p: float,
+    error_if_nonfinite: bool,
+    foreach: bool | None,
+    asked: str,
+) -> torch.Tensor:
+    """Return the norm of tensors that these are blocks of."""
+    if p == 0 or math.isnan(p):
+        raise ArgumentError(f"norm_type={p}: must be a number other than 0, or infinite")
+    for block in blocks:
+        if block.layout is not None and block.layout.has_partial:
+            raise LayoutError(
+                f"a tensor is placed as {block.layout}, whose norm its blocks do not tell; "
+                "redistribute it to Replicate or Shard first"
+            )
+        if block.values is not None and block.values.layout is not torch.strided:
+            raise ArgumentTypeError(
+                f"a tensor of {block.values.layout} layout: only dense ones have norms here; use "
+                "dense gradients, such as nn.Embedding(sparse=False) has"
+            )
+    value = _combined(blocks, p, foreach, asked)
+    given = [block.values for block in blocks if block.values is not None]
+    dtype = torch.float32
+    for values in given:
+        dtype = torch.promote_types(
+            dtype, values.real.dtype if values.is_complex() else values.dtype
+        )
+    device = given[0].device if given else None
+    total = torch.tensor(_root(value, p), dtype=torch.float64).to(device, dtype)
+    if error_if_nonfinite and not math.isfinite(float(total)):
+        raise NonFiniteError(
+            f"the norm of order {p} of the gradients is {float(total)}, so that they cannot be "
+            "clipped; pass error_if_nonfinite=False to scale them by it nevertheless"
+        )
+    return total
+
+
+def _combined(blocks: Sequence[Block], p: float, foreach: bool | None, asked: str) -> float:
+    """Return the sum of p-th powers (maximum, minimum) over all elements of all ranks' blocks."""
+    groups: dict[Any, list[Block]] = {}
+    meshes = list(dict.fromkeys(mesh for b in blocks if (mesh := _mesh_of(b)) is not None))
+    common: Any = None
+    if meshes:
+        with contextlib.suppress(MeshError):  # then each mesh is summed over by itself
+            common = common_mesh(asked, meshes)
+    for block in blocks:
+        groups.setdefault(common or _mesh_of(block), []).append(block)
+    parts = [
+        _powers([b.values for b in group], p, foreach)
+        if mesh is None
+        else _over(mesh, group, p, foreach, asked)
+        for mesh, group in groups.items()
+    ]
+    return _joined(parts, p)
+
+
+def _over(mesh: Any, blocks: Sequence[Block], p: float, foreach: bool | None, asked: str) -> float:
+    """Reduce over those axes of a mesh that cut; of equal blocks one rank's counts."""
+    cuts = [_cutting(mesh, b) for b in blocks]
+    axes = frozenset[int]().union(*cuts)
+    counted = [
+        b.values
+        for b, cut in zip(blocks, cuts, strict=True)
+        if all(mesh.coordinate[axis] == 0 for axis in axes - cut)
+    ]
+    value = np.array(_powers(counted, p, foreach))
+    shapes = [() if b.layout is None else b.layout.shape for b in blocks]
+    placed = [(shape, sorted(cut)) for shape, cut in zip(shapes, cuts, strict=True)]
+    digest = hashlib.blake2b(repr(placed).encode(), digest_size=8).hexdigest()
+    missing = [b.name for b in blocks if b.values is None]
+    lacking = f", with no gradient of {listed(missing)}" if missing else ""
+    purpose = Purpose.of(
+        f"{asked}, norm_type={p}, {len(blocks)} tensors, placed as {digest}{lacking}"
+    )
+    op = "sum" if math.isfinite(p) else "max" if p > 0 else "min"
+    src = Layout(mesh, [Partial(op) if i in axes else _R for i in range(mesh.ndim)], ())
+    dst = src.replace(placements=[_R] * mesh.ndim)
+    return float(redistribute_local(value, src, dst, purpose=purpose))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names for a message, which tells long lists apart by a digest."""
+    shown = ", ".join(names[:_SHOWN])
+    if len(names) <= _SHOWN:
+        return shown
+    digest = hashlib.blake2b(repr(list(names)).encode(), digest_size=4).hexdigest()
+    return f"{shown} and {len(names) - _SHOWN} others ({digest})"
+
+
+def _mesh_of(block: Block) -> Any:
+    """Return the mesh that cuts a tensor; None where none does."""
+    layout = block.layout
+    return None if layout is None or not is_sharded(layout) else layout.mesh
+
+
+def _cutting(mesh: Any, block: Block) -> frozenset[int]:
+    """Return the axes of a mesh that cut a tensor."""
+    if block.layout is None or not is_sharded(block.layout):
+        return frozenset()
+    placements = lift(block.layout, mesh).placements
+    return frozenset(axis for axis, one in enumerate(placements) if type(one) is Shard)
+
+
+def _powers(tensors: Sequence[torch.Tensor | None], p: float, foreach: bool | None) -> float:
+    """Return the sum of p-th powers of all elements (maximum, minimum of their absolute values)."""
+    filled = [t.detach() for t in tensors if t is not None and t.numel()]
+    norms: list[float] = []
+    for group in alike(filled):
+        dtype = torch.float32 if group[0].dtype.itemsize < 4 else None
+        if foreach is False:
+            found = [torch.linalg.vector_norm(t, p, dtype=dtype) for t in group]
+        else:
+            found = list(torch._foreach_norm(group, p, dtype=dtype))
+        values = torch.stack(found).double()
+        norms += (values if math.isinf(p) else values**p).tolist()
+    return _joined(norms, p)
+
+
+def _joined(parts: Sequence[float], p: float) -> float:
+    """Return the sum of sums of powers (maximum, minimum)."""
+    if math.isfinite(p):
+        return float(np.sum(parts))
+    if not parts:
+        return 0.0 if p > 0 else math.inf
+    return float(np.max(parts) if p > 0 else np.min(parts))
+
+
+def _root(value: float, p: float) -> float:
+    """Return the norm, given what `_combined` returns."""
+    if math.isinf(p):
+        return value
+    with np.errstate(all="ignore"):
+        return float(np.float64(value) ** (1 / p))
+
+
+def alike(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Return tensors in groups of one device and dtype."""
+    groups: dict[Any, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    return list(groups.values())

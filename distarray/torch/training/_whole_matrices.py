@@ -1,0 +1,192 @@
+"""Optimizers whose step on this rank's shares is not their step on whole parameters: refused.
+
+What an optimizer computes is found out by trying it, before its first step on shares: a new one of
+the same class and options steps on a small parameter, and another on a block of that alone. Items
+that are treated one by one become the same; norms, products and factors of whole parameters tell
+one from the other, whatever the class is called.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils import _pytree
+
+from distarray.errors import ArgumentError
+from distarray.layout import Shard
+from distarray.torch._layouts import placed_of
+from distarray.torch._untraced import untraced
+from distarray.torch.parallel._parameters import is_sharded
+
+_STEPS = 3
+"""Some begin to mix items after their first step, with what they have gathered in it."""
+
+_LONG, _SHORT = 160, 4
+"""Lengths of the axes that are tried: some factor matrices from 128 on; all others are short."""
+
+_checked: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+"""Optimizers that have been looked at, and how many parameters they had then."""
+
+_verdicts: dict[Any, str | None] = {}
+
+_Kind = tuple[tuple[int, ...], frozenset[int]]
+"""The shape that is tried, and which of its axes are cut."""
+
+
+def check_optimizers() -> None:
+    """Look at every optimizer before its first step on shares, from now on."""
+    register_optimizer_step_pre_hook(_check)
+
+
+@untraced
+def _check(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    count = sum(len(group["params"]) for group in optimizer.param_groups)
+    if _checked.get(optimizer) == count:
+        return
+    closes = any(map(callable, (*args[1:], *kwargs.values())))
+    for group in optimizer.param_groups:
+        kinds = frozenset(kind for p in group["params"] if (kind := _kind(p)) is not None)
+        if not kinds:
+            continue
+        options = {name: value for name, value in group.items() if name != "params"}
+        key = type(optimizer), str(options), str(optimizer.defaults), kinds, closes
+        if key not in _verdicts:
+            device = next(p.device for p in group["params"] if _kind(p) is not None)
+            _verdicts[key] = _verdict(optimizer, options, sorted(kinds, key=str), closes, device)
+        if (why := _verdicts[key]) is not None:
+            raise ArgumentError(
+                f"{type(optimizer).__name__} needs whole parameters, and these are this rank's "
+                f"shares: {why}. Take an optimizer that treats items one by one (SGD, AdamW and "
+                "its kin), or give it parameters that are not cut: dt.replicate their modules, and "
+                "name them in ignored_params of fully_shard"
+            )
+    _checked[optimizer] = count
+
+
+def _kind(parameter: torch.Tensor) -> _Kind | None:
+    """Return what stands for a parameter that is cut; None for others."""
+    placed = placed_of(parameter)
+    if placed is None or not is_sharded(placed.layout):
+        return None
+    layout = placed.layout
+    cut = frozenset(
+        placement.axis
+        for placement, size in zip(layout.placements, layout.mesh.shape, strict=True)
+        if type(placement) is Shard and size > 1
+    )
+    longest = sorted(range(layout.ndim), key=lambda axis: -layout.shape[axis])[:2]
+    shape = tuple(
+        max(2, min(length, _LONG if axis in longest else _SHORT))
+        for axis, length in enumerate(layout.shape)
+    )
+    return shape, cut
+
+
+def _verdict(
+    optimizer: Optimizer,
+    options: Mapping[str, Any],
+    kinds: Iterable[_Kind],
+    closes: bool,
+    device: torch.device,
+) -> str | None:
+    """Return why an optimizer cannot work on shares; None where it can, or nobody knows."""
+    try:
+        for shape, cut in kinds:
+            block = tuple(
+                slice(0, length // 2) if axis in cut else slice(None)
+                for axis, length in enumerate(shape)
+            )
+            whole = _tried(optimizer, options, shape, (), closes, device)
+            part = _tried(optimizer, options, shape, block, closes, device)
+            names = set(whole) & set(part)
+            for name in sorted(names, key=str):
+                if not _agree(whole[name], part[name], cut):
+                    what = "a block of a parameter" if name == "parameter" else f"its {name!r}"
+                    return (
+                        f"of a parameter of shape {shape}, cut along axes {sorted(cut)}, {what} "
+                        "would become something else than what the step on the whole makes of it"
+                    )
+    except Exception as error:
+        warnings.warn(
+            f"whether {type(optimizer).__name__} may step on shares of parameters could not be "
+            f"found out by trying it ({type(error).__name__}: {error}). If it treats items one by "
+            "one it may; if it takes norms, products or factors of whole parameters, its steps on "
+            "shares are something else",
+            stacklevel=4,
+        )
+    return None
+
+
+def _tried(
+    optimizer: Optimizer,
+    options: Mapping[str, Any],
+    shape: tuple[int, ...],
+    block: tuple[slice, ...],
+    closes: bool,
+    device: torch.device,
+) -> dict[Any, Any]:
+    """Return what becomes of a block of a parameter, and the states that are kept of it.
+
+    Items outside of the block are much larger, so that a norm of the whole is not one of the block.
+    """
+    generator = torch.Generator().manual_seed(0)
+    inside = tuple(slice(0, length // 2) for length in shape)
+
+    def values(scale: float) -> torch.Tensor:
+        found = torch.randn(shape, generator=generator, dtype=torch.float64)
+        scales = torch.full(shape, scale, dtype=torch.float64)
+        scales[inside] = 1.0
+        return (found * scales)[block].to(device).clone()
+
+    parameter = torch.nn.Parameter(values(100.0))
+    before = parameter.detach().clone()
+    group = {**options, "params": [parameter]}
+    rate = group.get("lr")
+    if rate is not None and float(rate) == 0.0:  # a schedule begins with it: nothing would change
+        group["lr"] = 0.01
+    takes = inspect.signature(type(optimizer).__init__).parameters
+    given = {name: value for name, value in optimizer.defaults.items() if name in takes}
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        fresh = type(optimizer)([group], **given)  # type: ignore[arg-type]
+        step: Any = type(fresh).step
+        if getattr(step, "hooked", False):  # torch's wrapper, which calls everybody's hooks
+            step = step.__wrapped__
+        for _ in range(_STEPS):
+            gradient = values(10.0)
+
+            def closure(gradient: torch.Tensor = gradient) -> torch.Tensor:
+                parameter.grad = gradient.clone()
+                return (gradient * parameter.detach()).sum()
+
+            closure()
+            step(fresh, closure) if closes else step(fresh)
+    kept = {str(k): v for k, v in fresh.state[parameter].items()}
+    return {**kept, "parameter": parameter.detach() - before}
+
+
+def _agree(whole: Any, part: Any, cut: frozenset[int]) -> bool:
+    """Tell whether what is kept of a block is the block of what is kept of the whole."""
+    theirs = [x for x in _pytree.tree_leaves(whole) if isinstance(x, torch.Tensor)]
+    ours = [x for x in _pytree.tree_leaves(part) if isinstance(x, torch.Tensor)]
+    if len(theirs) != len(ours):
+        return False
+    for kept, other in zip(theirs, ours, strict=True):
+        one = kept
+        if not (one.is_floating_point() or one.is_complex()):
+            continue
+        for axis in cut:
+            if axis < min(one.ndim, other.ndim):
+                one = one.narrow(axis, 0, min(one.shape[axis], other.shape[axis]))
+        if one.shape != other.shape:
+            return False
+        size = float(other.abs().max()) if other.numel() else 0.0
+        if not torch.allclose(one, other, rtol=1e-3, atol=1e-3 * size, equal_nan=True):
+            return False
+    return True
