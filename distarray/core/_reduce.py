@@ -22,6 +22,7 @@ from distarray.core._operands import (
     plain,
     without_partial,
 )
+from distarray.core._read_only import check_writable
 from distarray.core._resolution import Resolution, resolve
 from distarray.core._spec import Rule, reduction
 from distarray.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError, ShapeError
@@ -121,6 +122,7 @@ class Reduction:
         where: Any = True,
     ) -> Any:
         """Return the reduction of `x` over `axis`."""
+        check_out(self.name, x, out)
         if not isinstance(x, BaseArray):
             x = plain(self.name, x)
             rest = {} if initial is ABSENT else {"initial": initial}
@@ -129,8 +131,8 @@ class Reduction:
             axes = normalised_axes(axis, np.ndim(x))
             block = x if _backend.is_buffer(x) else np.asarray(x)
             return self.local(block, axes, dtype, keepdims, **rest)
-        if dtype is None and self.ufunc is not None and "dtype" in self.positional:
-            dtype = self._accumulator(x.dtype, out)
+        if dtype is None and out is not None and "dtype" in self.positional:
+            dtype = self.accumulator(x.dtype, out.dtype)
         if initial is None:
             initial = ABSENT
         if initial is not ABSENT:
@@ -148,13 +150,10 @@ class Reduction:
             return self._into(out, result)
         return result
 
-    def _accumulator(self, dtype: Any, out: Any) -> Any:
+    def accumulator(self, dtype: Any, out: Any) -> Any:
         """Return the dtype of `out` to add up in, as NumPy does; None where it does not fit."""
-        if isinstance(out, BaseArray) and np.can_cast(
-            self.result_dtype(dtype, None), out.dtype, "same_kind"
-        ):
-            return out.dtype
-        return None
+        fits = np.can_cast(self.result_dtype(dtype, None), out, "same_kind")
+        return out.newbyteorder("=") if fits else None
 
     def _checked_initial(self, initial: Any, dtype: Any) -> Any:
         """Return `initial` as an item of the result's dtype, as NumPy takes it.
@@ -331,17 +330,37 @@ class Reduction:
             ) from error
 
     def _into(self, out: Any, result: Any) -> Any:
-        if not isinstance(out, BaseArray):
-            raise ArgumentTypeError(
-                f"{self.name}(out=) takes a DistArray, got {type(out).__name__}; to fill a plain "
-                "array, gather first: x.full_array()"
-            )
         if out.shape != result.shape:
             raise ShapeError(f"{self.name} gives shape {result.shape}, but out= has {out.shape}")
         if not np.can_cast(result.dtype, out.dtype, "same_kind"):
             raise DTypeError(f"{self.name} gives {result.dtype}, but out= has {out.dtype}")
         assign(self.name, out, result)
         return out
+
+
+def check_out(name: str, x: Any, out: Any) -> None:
+    """Refuse an `out` that cannot take the reduction of `x`, before anything is sent.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If one of them is distributed, and not the other.
+    ReadOnlyError
+        If `out` is read-only.
+    """
+    if out is None:
+        return
+    if not isinstance(x, BaseArray):
+        raise ArgumentTypeError(
+            f"{name}(out=) of a plain array, which every process reduces by itself; use NumPy's "
+            "function with an out= of NumPy's, or make a DistArray first: distarray.asarray(x)"
+        )
+    if not isinstance(out, BaseArray):
+        raise ArgumentTypeError(
+            f"{name}(out=) takes a DistArray, got {type(out).__name__}; to fill a plain "
+            "array, gather first: x.full_array()"
+        )
+    check_writable(name, out)
 
 
 def _leaves_out(combine: str, dtype: Any, source: Layout, axes: tuple[int, ...]) -> bool:

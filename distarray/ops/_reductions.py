@@ -12,12 +12,13 @@ from distarray.comm import _backend, _memory
 from distarray.core import _docstrings
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block
-from distarray.core._dtypes import checked_dtype, numeric
+from distarray.core._dtypes import checked_dtype, floating, numeric
 from distarray.core._extremes import Extreme
 from distarray.core._folding import reduce_block
 from distarray.core._reduce import (
     ABSENT,
     Reduction,
+    check_out,
     partial_rules,
 )
 from distarray.core._registry import register_function, register_reduction
@@ -74,6 +75,10 @@ class _Mean(Reduction):
             return wanted
         super().result_dtype(dtype, _mean_dtype(dtype))
         return dtype.newbyteorder("=") if dtype.char == "e" else _mean_dtype(dtype)
+
+    def accumulator(self, dtype: Any, out: Any) -> Any:
+        """Return the dtype of `out` where it is wider than that of the sum."""
+        return out.newbyteorder("=") if np.can_cast(_mean_dtype(dtype), out) else None
 
     def total_dtype(self, before: Any, result: Any, wanted: Any) -> Any:
         """Return the dtype of the sum: wider than the mean of half precision."""
@@ -186,8 +191,11 @@ def mean(
     Distribution: where a mesh axis cuts a reduced axis, the sums of all blocks are reduced at once
     and divided by the count, and the result is replicated there. Kept axes stay cut.
     """
+    check_out("mean", x, out)
     if not isinstance(x, BaseArray):
-        return np.mean(x, axis, dtype, out, keepdims, where=where)
+        return np.mean(x, axis, dtype, None, keepdims, where=where)
+    if dtype is None and out is not None:
+        dtype = _mean.accumulator(x.dtype, out.dtype)
     if where is True:
         return _mean.reduce(x, axis, dtype, out, keepdims)
     wanted = _mean.result_dtype(x.dtype, dtype)
@@ -247,8 +255,10 @@ def var(
     axis : int or tuple of int, optional
         Default: all axes.
     dtype : dtype, optional
-        To convert to first; integers become float64.
+        Of the result, floating point or complex; integers give float64. What is computed is never
+        narrower than the items.
     out : DistArray, optional
+        Where the result goes; a wider dtype of it is computed in.
     ddof, correction : float
         The divisor is the count less this; the two names mean the same.
     keepdims : bool
@@ -263,6 +273,22 @@ def var(
     in rank order (Chan, Golub, LeVeque 1979); the result is replicated there.
     """
     del mean
+    check_out("var", x, out)
+    result = _varied(x, axis, dtype, out, ddof, keepdims, where, correction)
+    return result if out is None else _put(out, result)
+
+
+def _varied(
+    x: Any,
+    axis: Any,
+    dtype: Any,
+    out: Any,
+    ddof: Any,
+    keepdims: bool,
+    where: Any,
+    correction: Any,
+) -> Any:
+    """Return the variance as exact as `out` can hold it, which is not written."""
     if correction is not ABSENT:
         if ddof != 0:
             raise ArgumentTypeError(
@@ -276,23 +302,27 @@ def var(
             return np.var(x, axis, dtype, ddof=ddof, keepdims=keepdims)
         block = np.asarray(x)
         return np.var(block, axis, dtype, ddof=ddof, keepdims=keepdims, where=where)
-    result_dtype = None
-    if dtype is not None:
-        wanted = checked_dtype(dtype)
-        if x.dtype.kind not in numeric or (x.dtype.kind == "c" and wanted.kind != "c"):
-            raise DTypeError(
-                f"var(dtype={str(wanted)!r}) of {x.dtype}: complex items take a complex "
-                "dtype, and what is no number takes none; convert with astype first"
-            )
-        result_dtype = np.empty(0, wanted).real.dtype
-        x = astype(x, dtype, copy=False)
+    wanted = None if dtype is None else checked_dtype(dtype)
+    if wanted is not None and (
+        x.dtype.kind not in numeric
+        or wanted.kind not in floating
+        or (x.dtype.kind == "c" and wanted.kind != "c")
+    ):
+        raise DTypeError(
+            f"var(dtype={str(wanted)!r}) of {x.dtype}: numbers take a floating-point dtype, complex "
+            "ones a complex dtype, and what is no number takes none; leave dtype out, or convert "
+            "with astype"
+        )
+    least = wanted if wanted is not None or out is None else out.dtype
+    if least is not None and least.kind in floating and x.dtype.kind in numeric:
+        have = np.dtype(np.float64) if x.dtype.kind in "biu" else x.dtype
+        work = np.result_type(have, np.empty(0, least).real.dtype)
+        x = x if work == have else astype(x, work)
     if where is not True:
         result = _masked_variance(x, axis, ddof, keepdims, where)
     else:
         result = _variance.variance(x, axis, keepdims, ddof)
-    if result_dtype is not None and result.dtype != result_dtype:
-        result = astype(result, result_dtype)
-    return result if out is None else _put(out, result)
+    return result if wanted is None else astype(result, wanted, copy=False)
 
 
 def _masked_variance(x: Any, axis: Any, ddof: float, keepdims: bool, mask: Any) -> Any:
@@ -326,9 +356,9 @@ def std(
     correction: Any = ABSENT,
 ) -> Any:
     """Return the standard deviation over axes; arguments and distribution are those of `var`."""
-    result = var(
-        x, axis, dtype, None, ddof, keepdims, where=where, mean=mean, correction=correction
-    )
+    del mean
+    check_out("std", x, out)
+    result = _varied(x, axis, dtype, out, ddof, keepdims, where, correction)
     if not isinstance(result, BaseArray):
         return np.sqrt(result)
     root = result._new(as_block(np.sqrt(result._local)), result._layout)
@@ -366,6 +396,7 @@ def argmax(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: bool = Fal
 
 
 def _place(row: Extreme, x: Any, axis: Any, out: Any, keepdims: bool) -> Any:
+    check_out(row.name, x, out)
     if not isinstance(x, BaseArray):
         block = x if _backend.is_buffer(x) else np.asarray(x)
         return row.place(block, axis=axis, keepdims=keepdims)

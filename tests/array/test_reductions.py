@@ -14,9 +14,16 @@ from hypothesis import strategies as st
 from distarray.array._array import distribute_array
 from distarray.comm import CommLog, init_device_mesh
 from distarray.core._policy import communication
-from distarray.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError
+from distarray.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    AxisError,
+    DTypeError,
+    ReadOnlyError,
+)
 from distarray.layout import Partial, Replicate, Shard
 from distarray.ops import _reductions as ours
+from distarray.ops._shape import broadcast_to
 from tests.array.strategies import Case, agrees, cases, on_ranks, values_of
 
 NUMBERS = (np.float64, np.int32, np.uint8, np.bool_, np.float32, np.complex128, np.float16)
@@ -409,9 +416,107 @@ def test_sum_into_a_wider_array_adds_up_in_its_dtype() -> None:
         mesh = init_device_mesh((4,))
         value = np.full(5, 2**63, np.uint64)
         x = distribute_array(value, mesh, [Shard(0)])
-        out = distribute_array(np.zeros((), np.float64), mesh, [Replicate()])
-        assert ours.sum(x, out=out) is out
-        agrees(out, 5 * 2.0**63)
+        for dtype in ("f8", ">f8"):
+            out = distribute_array(np.zeros((), dtype), mesh, [Replicate()])
+            assert ours.sum(x, out=out) is out
+            agrees(out, np.asarray(5 * 2.0**63, dtype))
+
+    on_ranks(program)
+
+
+@pytest.mark.host_only  # GPUs have no long double
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("name", ["mean", "var", "std", "sum"])
+def test_result_of_any_dtype_or_in_any_array_is_as_good_as_numpys(
+    name: str, axis: Any, masked: bool
+) -> None:
+    theirs, function = getattr(np, name), getattr(ours, name)
+    options = {"where": np.arange(15).reshape(5, 3) % 4 > 0} if masked else {}
+
+    def close(result: Any, expected: Any, *dtypes: Any) -> None:
+        epsilon = float(max(np.finfo(d if d in "f2 f4 c8 c16" else "f8").eps for d in dtypes))
+        largest = 9.0**2  # of the squares that are added up
+        agrees(result, expected, rtol=8 * epsilon, atol=epsilon * largest)
+
+    rng = np.random.default_rng(8)
+    numpys = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of real sums that NumPy takes out of a complex array
+        for source in ("?", "u1", "i4", "f2", "f4", "f8", "c8", "c16"):
+            value = rng.integers(0, 9, (5, 3)).astype(source)
+            if value.dtype.kind == "c":
+                value += value.dtype.type(3j)
+            for wanted in ("f2", "f4", "f8", "g", "c8", "c16"):
+                if value.dtype.kind != "c" or np.dtype(wanted).kind == "c":
+                    filled = np.zeros_like(value.sum(axis), wanted)
+                    theirs(value, axis, out=filled, **options)
+                    made = np.asarray(theirs(value, axis, dtype=wanted, **options))
+                    numpys.append((source, wanted, value, filled, made))
+
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        for source, wanted, value, filled, made in numpys:
+            x = distribute_array(value, mesh, [Shard(0)])
+            out = distribute_array(np.zeros_like(filled), mesh, [Replicate()])
+            assert function(x, axis, out=out, **options) is out
+            close(out, filled, source, wanted)
+            close(function(x, axis, dtype=wanted, **options), made, wanted)
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("name", ["sum", "prod", "mean", "var", "std"])
+def test_wider_result_neither_overflows_nor_rounds_before_it_is_there(name: str) -> None:
+    theirs, function = getattr(np, name), getattr(ours, name)
+    value = np.array([1e19, 2.0**24, 1, 1, 1, 3e18], np.float32)
+
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        for source, wide in (("f4", "f8"), ("f4", "c16"), ("c8", "c16")):
+            x = distribute_array(value.astype(source), mesh, [Shard(0)])
+            expected = np.asarray(theirs(value.astype(wide)), wide)
+            out = distribute_array(np.zeros((), wide), mesh, [Replicate()])
+            agrees(function(x, out=out), expected, rtol=1e-15)
+            agrees(function(x, dtype=wide), expected, rtol=1e-15)
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("wanted", ["i4", "i8", "?"])
+def test_variance_is_not_counted_in_whole_numbers(wanted: str) -> None:
+    def program() -> None:
+        x = distribute_array(np.arange(6.0), init_device_mesh((4,)), [Shard(0)])
+        for row in (ours.var, ours.std):
+            with pytest.raises(DTypeError, match="leave dtype out"):
+                row(x, dtype=wanted)
+
+    on_ranks(program)
+
+
+ROWS = ("sum", "prod", "min", "max", "any", "all", "mean", "var", "std", "argmin", "argmax")
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_out_that_cannot_be_written_is_refused_before_anything_is_sent(name: str) -> None:
+    function = getattr(ours, name)
+
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        x = distribute_array(np.arange(12.0).reshape(3, 4), mesh, [Shard(0)])
+        dtype = {"any": "?", "all": "?", "argmin": "i8", "argmax": "i8"}.get(name, "f8")
+        fixed = broadcast_to(distribute_array(np.zeros(1, dtype), mesh, [Replicate()]), (4,))
+        with CommLog() as log:
+            with pytest.raises(ReadOnlyError):
+                function(x, axis=0, out=fixed)
+            with pytest.raises(ArgumentTypeError, match="DistArray"):
+                function(x, axis=0, out=np.zeros(4))
+            for out in (np.zeros(()), x.sum()):
+                with pytest.raises(ArgumentTypeError, match="plain"):
+                    function(np.arange(3.0), out=out)
+        assert log.count() == 0
+        with pytest.raises(ArgumentTypeError, match="plain"):
+            getattr(np, name)(np.arange(3.0), out=x.sum())
 
     on_ranks(program)
 
