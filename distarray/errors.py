@@ -44,7 +44,10 @@ class NonFiniteError(DistArrayError, RuntimeError, ArithmeticError):
 
 
 class FloatingError(DistArrayError, FloatingPointError):
-    """A division by zero, an overflow or the like, where `np.errstate` asks to raise it."""
+    """A division by zero, an overflow or the like, where `np.errstate` asks to raise it.
+
+    All processes of the mesh raise it if one does; those outside of it are not told, and go on.
+    """
 
 
 class ArgumentError(DistArrayError, ValueError):

@@ -62,9 +62,10 @@ class Binary(Elementwise):
 class Equality(Binary):
     """A test of equality: what the ufunc has no loop for is compared as NumPy's operator does it.
 
-    Of dtypes that cannot be equal nothing is; Python objects, which have come with a plain operand,
-    compare themselves, and structures field by field. Order has no such way: objects may refuse
-    one item and take another, and so raise on some processes only.
+    Of dtypes that cannot be equal nothing is. So the ufunc itself answers, too, which raises for
+    NumPy's arrays: ``array == x`` calls it, and nothing tells the two apart. Python objects, which
+    have come with a plain operand, compare themselves, and structures field by field. Order has no
+    such way: objects may refuse one item and take another, and so raise on some processes only.
     """
 
     def __init__(self, *args: Any, compare: Callable[[Any, Any], Any]) -> None:

@@ -10,8 +10,12 @@ from distarray.core._dtypes import anything, boolean, integer, numeric, real
 from distarray.core._families import binary, equality, unary
 from distarray.core._rules import POINTWISE, joining
 
-equal = equality("equal", np.equal, operator.eq, "Tell where items are equal.")
-not_equal = equality("not_equal", np.not_equal, operator.ne, "Tell where items differ.")
+_UNLIKE = """
+
+Items of dtypes that cannot be equal, as text and numbers, differ, as for the operators. NumPy's own
+functions raise there; but ``array == x`` of a NumPy array and a DistArray calls `np.equal`, too."""
+equal = equality("equal", np.equal, operator.eq, "Tell where items are equal." + _UNLIKE)
+not_equal = equality("not_equal", np.not_equal, operator.ne, "Tell where items differ." + _UNLIKE)
 less = binary("less", anything, POINTWISE, np.less, "Tell where x1 < x2.")
 less_equal = binary("less_equal", anything, POINTWISE, np.less_equal, "Tell where x1 <= x2.")
 greater = binary("greater", anything, POINTWISE, np.greater, "Tell where x1 > x2.")

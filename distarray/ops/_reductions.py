@@ -309,9 +309,9 @@ def _varied(
         or (x.dtype.kind == "c" and wanted.kind != "c")
     ):
         raise DTypeError(
-            f"var(dtype={str(wanted)!r}) of {x.dtype}: numbers take a floating-point dtype, complex "
-            "ones a complex dtype, and what is no number takes none; leave dtype out, or convert "
-            "with astype"
+            f"var(dtype={str(wanted)!r}) of {x.dtype}: numbers take a floating-point dtype, "
+            "complex ones a complex dtype, and what is no number takes none; leave dtype out, or "
+            "convert with astype"
         )
     least = wanted if wanted is not None or out is None else out.dtype
     if least is not None and least.kind in floating and x.dtype.kind in numeric:

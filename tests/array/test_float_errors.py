@@ -85,6 +85,25 @@ def test_float_error_of_one_rank_raises_on_every_rank(name: str, mode: str) -> N
     assert all(said == results[0] for said in results)
 
 
+@pytest.mark.parametrize(
+    "name", ["binary", "out", "sum", "mean", "var", "astype", "assign", "concat"]
+)
+def test_rank_outside_of_the_mesh_is_not_told_and_goes_on(name: str) -> None:
+    def program() -> bool:
+        mesh = init_device_mesh((3,))
+        x, y = (distribute_array(value, mesh, [Shard(0)]) for value in (np.arange(6.0), np.ones(6)))
+        told = False
+        with np.errstate(all="raise"):
+            try:
+                CALLS[name](x, y)
+            except FloatingError:
+                told = True
+        agrees(x * 2, np.arange(6.0) * 2)
+        return told
+
+    assert on_ranks(program) == [True, True, True, False]
+
+
 def test_nothing_is_said_where_float_errors_do_not_raise() -> None:
     def program() -> None:
         x = distribute_array(np.arange(6.0), init_device_mesh((4,)), [Shard(0)])

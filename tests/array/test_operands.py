@@ -176,6 +176,24 @@ def test_comparison_never_answers_by_identity() -> None:
     simulate(2, program)
 
 
+def test_ufuncs_of_equality_answer_as_operators_because_numpys_operators_call_them() -> None:
+    def program() -> None:
+        for value in VALUES.values():
+            x = placed(value, "S0")
+            for other in (np.array("UA"), np.array(2.5), np.array(3, "M8[D]")):
+                for compare, ufunc in ((operator.eq, np.equal), (operator.ne, np.not_equal)):
+                    same(compare, (other, x), (other, value))
+                    try:
+                        expected = compare(value, other)
+                    except REFUSALS:
+                        with pytest.raises(DTypeError):
+                            ufunc(x, other)
+                    else:
+                        np.testing.assert_array_equal(ufunc(x, other).full_array(), expected)
+
+    simulate(2, program)
+
+
 class Unit(np.ndarray):
     """An array whose items have a unit."""
 
