@@ -70,7 +70,7 @@ def adopt(
         given = checked()
         block, layout = given.block, _unchecked_layout(given)
         if _replicas.checked:
-            told = gathered(mesh, "from_local", lambda: _replicas.said(block))
+            told = _replicas.exchanged(mesh, "from_local", lambda: _replicas.said(block))
             _replicas.refuse(mesh, "from_local", "the block", told, layout)
     return averaged(block, layout), layout
 

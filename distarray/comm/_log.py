@@ -84,7 +84,7 @@ class CommLog:
 
     Logs nest: each records what runs inside it. A log belongs to the thread that opened it, so
     every simulated rank has its own; the threads in which torch goes backward on GPUs, and those of
-    work in the background, record for it.
+    work in the background, record for it. What `DISTARRAY_CHECK=1` compares is not recorded.
 
     Examples
     --------

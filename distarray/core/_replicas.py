@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from distarray.comm import _backend
+from distarray.comm._log import unrecorded
 from distarray.comm._settings import setting
 from distarray.core._agreement import differing, gathered
 from distarray.core._base import BaseArray
@@ -24,6 +25,7 @@ from distarray.layout import Layout, Replicate
 from distarray.typing import Buffer
 
 Block = TypeVar("Block")
+Said = TypeVar("Said")
 
 _VARIABLE: Final = "DISTARRAY_CHECK"
 
@@ -82,6 +84,15 @@ def said(value: Any) -> str:
     return f"{array.dtype}{shown} of shape {tuple(array.shape)} with digest {digest(array)[:16]}"
 
 
+def exchanged(mesh: Any, call: str, say: Callable[[], Said]) -> list[Said]:
+    """Return what `say()` returns on every process of the mesh; see `gathered`.
+
+    Logs keep what a program communicates, with the check on or off.
+    """
+    with unrecorded():
+        return gathered(mesh, call, say)
+
+
 def compare(mesh: Any, call: str, values: Mapping[str, Any]) -> None:
     """Raise where ranks of a mesh have different values (collective over it).
 
@@ -101,7 +112,7 @@ def compare(mesh: Any, call: str, values: Mapping[str, Any]) -> None:
     """
     if mesh.coordinate is None or mesh.size == 1:
         return
-    everyone = gathered(mesh, call, lambda: [said(value) for value in values.values()])
+    everyone = exchanged(mesh, call, lambda: [said(value) for value in values.values()])
     for name, texts in zip(values, zip(*everyone, strict=True), strict=True):
         refuse(mesh, call, name, texts)
 

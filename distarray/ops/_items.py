@@ -133,10 +133,10 @@ def setitem(x: Any, key: Any, value: Any) -> None:
         If the array is read-only.
     """
     if _replicas.checked:
-        values = (
-            {} if isinstance(value, BaseArray) else {"the value": plain("assignment", value, True)}
-        )
-        _replicas.compare(x._layout.mesh, "assignment", {"the key": key, **values})
+        values = {"the key": key}
+        if not isinstance(value, (BaseArray, PendingWrite)):
+            values["the value"] = plain("assignment", value, True)
+        _replicas.compare(x._layout.mesh, "assignment", values)
     found = select(x._layout, key)
     if isinstance(value, PendingWrite):
         value = value.settle(x, found.purpose.text)

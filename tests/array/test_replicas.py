@@ -117,7 +117,36 @@ def test_values_that_all_have_alike_pass(name, checked):
     assert raised(lambda _: call(1)) == [None] * RANKS
 
 
-def test_nothing_is_compared_where_the_check_is_off():
+def test_statement_in_place_on_a_copied_item_writes_it(checked):
+    def program() -> None:
+        mesh = da.init_device_mesh((RANKS,))
+        there = da.distribute_array(np.arange(12.0).reshape(6, 2), mesh, [Shard(0)])
+        there[3] += 1
+        there[1] *= np.array([2.0, 4.0])
+        expected = np.arange(12.0).reshape(6, 2)
+        expected[3] += 1
+        expected[1] *= [2, 4]
+        np.testing.assert_array_equal(there.full_array(), expected)
+
+    simulate(RANKS, program)
+
+
+def test_what_the_check_sends_is_in_no_log(checked):
+    def program() -> int:
+        there = x()
+        with da.CommLog() as log:
+            there += array(1)
+            there[1:4] = 5.0
+            da.full((4,), 2)
+            da.DistArray.from_local(np.ones(3), there.mesh, [Replicate(), Replicate()], check=False)
+        return log.count()
+
+    assert simulate(RANKS, program) == [0] * RANKS
+
+
+def test_nothing_is_compared_where_the_check_is_off(monkeypatch):
+    monkeypatch.setattr(_replicas, "checked", False)
+
     def program() -> int:
         there = x()
         with da.CommLog() as log:
