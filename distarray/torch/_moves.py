@@ -28,7 +28,7 @@ from distarray.redistribute._route import kept_partial
 from distarray.redistribute._ways import check_dtype
 from distarray.torch import _transforms
 from distarray.torch._buffers import buffer_of, check_travels, tensor_of, wire_dtype
-from distarray.torch._layouts import is_placed, place
+from distarray.torch._layouts import is_placed, own_placed, place
 from distarray.torch._legs import Leg, dual, legs_between
 from distarray.torch._origins import Origin, current, joined
 from distarray.torch._shapes import check_block, check_mesh, layout_from
@@ -216,7 +216,13 @@ def redistribute(
                 "values that are there only; pass async_op=False"
             )
         return PendingTensor(tensor, there, back)
-    return moved(tensor, there, back)
+    result = moved(tensor, there, back)
+    placed = own_placed(result)
+    known = there.dst if placed is None else placed.layout
+    if known.mesh is mesh and known.placements != there.dst.placements:
+        result = tensor.view_as(tensor)  # such as a slice taken by hand
+        place(result, there.dst)
+    return result
 
 
 def moved(tensor: torch.Tensor, there: Leg, back: Leg) -> torch.Tensor:

@@ -278,7 +278,7 @@ STEPS = {
     "cumsum": (lambda x: x.cumsum(1), False, True),
     "squeeze": (lambda x: x.unsqueeze(1).squeeze(1), True, True),
     "slice": (lambda x: x[:], True, True),
-    "matmul": (lambda x: x @ torch.ones(4, 4), False, False),
+    "matmul": (lambda x: x @ torch.ones(4, 4), True, False),
     "flip": (lambda x: x.flip(0), True, True),
 }
 
@@ -313,6 +313,11 @@ class Between(nn.Module):
         return self.layers[1](self.function(self.layers[0](x)))
 
 
+def _assigned(y):
+    y[:, 0] = y.sum()
+    return y
+
+
 OVER_FEATURES = {
     # of the features y of a rank, whether it is an error
     "normalize": (lambda y: functional.normalize(y, dim=-1), True),
@@ -333,7 +338,12 @@ OVER_FEATURES = {
     "halves": (lambda y: torch.cat(y.chunk(2, -1)[::-1], -1), True),
     "other axis": (lambda y: functional.normalize(y, dim=1).softmax(1), False),
     "gated": (lambda y: functional.silu(y) * y, False),
-    "addend": (lambda y: y + 0.0 * y.sum(), False),
+    "addend": (lambda y: y + 0.5 * y.sum(), True),
+    "mean of all": (lambda y: y - y.mean(), True),
+    "largest of all": (lambda y: torch.sub(y, y.max() / 2), True),
+    "filled": (lambda y: y.masked_fill(y > 0, y.min()), True),
+    "assigned": (lambda y: _assigned(y.clone()), True),
+    "scaled by all": (lambda y: y.mul(y.norm()), True),
     "batch": (lambda y: y - y.mean(0), False),
 }
 
@@ -489,3 +499,22 @@ def test_a_sub_mesh_knows_its_part_of_a_layout():
         assert layer(dt.redistribute(x, mesh, [S(0), S(1)], [S(0), R])).shape == (2, 4, 2)
 
     simulate(4, program, timeout=60)
+
+
+def test_a_slice_taken_by_hand_is_the_share_that_it_is_said_to_be():
+    def program():
+        mesh = da.init_device_mesh((3,), ("tp",))
+        place, x = mesh.coordinate[0], dt.redistribute(_values(6, 4), mesh, [R], [R])
+        layer = dt.parallelize_module(
+            nn.Linear(4, 5).double(), mesh, dt.ColwiseParallel(input_layouts=S(0), output_layouts=R)
+        )
+        with dt.check_layouts():
+            part = x[2 * place : 2 * place + 2]
+            with pytest.raises(LayoutError, match=r"or say what it is: dt\.redistribute\("):
+                layer(part)
+            said = dt.redistribute(part, mesh, [S(0)], [S(0)])
+            assert layer(said).shape == (6, 5)
+        assert torch.equal(dt.full_tensor(said), x)
+        assert dt.layout_of(x).placements == (R,)
+
+    simulate(3, program, timeout=60)

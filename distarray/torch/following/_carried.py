@@ -13,15 +13,15 @@ import torch
 
 from distarray.layout import Layout, Shard
 from distarray.torch._layouts import Beside, Placed, displace, is_placed, own_placed, place
+from distarray.torch.following._products import PRODUCTS, Labels
 from distarray.torch.following._reshaped import Axes, cut_axes
-from distarray.torch.following._rules import Case, item_by_item, rule_of
+from distarray.torch.following._rules import Case, item_by_item, labels_of, rule_of
 from distarray.torch.following._worked_axes import bare
 from distarray.torch.parallel._parameters import is_sharded
 
 _FRESH = ("new_", "__get__", "_foreach")
 """Beginnings of names: results are no part of the arguments, or are followed by other means."""
 JOINING = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
-_ADDING = ("add", "sub", "subtract", "__radd__", "__iadd__", "__isub__")
 
 
 class Lost(NamedTuple):
@@ -63,9 +63,9 @@ def carry(
     one before it, has ``worked`` along a cut axis is remembered in any case.
     """
     name = getattr(function, "__name__", "")
+    if name == "__setitem__":
+        result = args[0]
     operands = tensors_in(args, kwargs)
-    if bare(name) in _ADDING:  # a number to be added may well be of this rank's alone
-        operands = [x for x in operands if x.ndim or lost_of(x) is None] or operands
     placed = [(x, found) for x in operands if (found := own_placed(x)) is not None]
     to_add = next((found.layout for _, found in placed if found.layout.has_partial), None)
     placed = [(x, found) for x, found in placed if is_sharded(found.layout)] or placed
@@ -75,12 +75,15 @@ def carry(
         losing = Lost(to_add)
     if losing is None and not placed:
         return
-    rule = None if losing is not None or not _alike(name, operands, placed) else rule_of(function)
+    weights = [is_weight(x) for x, _ in placed]
+    rule = None
+    if losing is None and not (any(weights) and bare(name) in PRODUCTS):
+        labels = labels_of(function, args, kwargs, operands)
+        rule = rule_of(function) if _alike(name, labels, placed) else None
     if losing is None and is_sharded(placed[0][1].layout):
         losing = Lost(placed[0][1].layout)
     if name.startswith(_FRESH) and rule_of(function) is None:
         return
-    weights = [is_weight(x) for x, _ in placed]
     if any(weights) and losing is not None and not losing.function:
         losing = None
     for one in result if isinstance(result, tuple | list) else (result,):
@@ -145,9 +148,11 @@ def lose(x: torch.Tensor, lost: Lost) -> None:
 
 
 def _alike(
-    name: str, operands: list[torch.Tensor], placed: list[tuple[torch.Tensor, Placed]]
+    name: str,
+    labels: list[tuple[torch.Tensor, Labels]],
+    placed: list[tuple[torch.Tensor, Placed]],
 ) -> bool:
-    """Tell whether a rule for one operand holds for all: axes are told by their ends, as in torch.
+    """Tell whether a rule for one operand holds for all: axes with one label are cut alike.
 
     Beside a tensor that is known to be cut others count as shares, or as alike on all ranks. Beside
     one that is known to be replicated they may be anything.
@@ -156,18 +161,21 @@ def _alike(
     if not layouts or any(layout.has_partial for layout in layouts):
         return False
     alone = name in JOINING or not any(map(is_sharded, layouts))
-    if alone and len(placed) < len(operands):
+    if alone and len(placed) < len(labels):
         return False
     if len(layouts) == 1:
         return True
     if len({found[1:] for _, found in placed}) > 1:
         return False  # parts of other sizes, or beside features that are none
-    ndim = max(layout.ndim for layout in layouts)
-    aligned = [
-        relabelled(one, {axis: axis + ndim - one.ndim for axis in cut_axes(one)}, (1,) * ndim)
-        for one in layouts
-    ]
-    return len(set(aligned)) == 1
+    uses = [(found.layout, one) for x, found in placed for y, one in labels if x is y]
+    ndim = max((-i for _, one in uses for i in one if isinstance(i, int)), default=0)
+    aligned = set()
+    for layout, one in uses:
+        axes = {axis: i + ndim for axis in cut_axes(layout) if isinstance(i := one[axis], int)}
+        if len(axes) < len(cut_axes(layout)):
+            return False
+        aligned.add(relabelled(layout, axes, (1,) * ndim))
+    return len(aligned) == 1
 
 
 def known(x: Any) -> Layout | None:

@@ -51,6 +51,11 @@ def check_layouts() -> Iterator[None]:
     that calls it: ``softmax``, ``sum``, ``argmax``, ``topk``, ``x[..., 0]``, a matrix product. What
     is not known to go wrong passes.
 
+    A slice that each rank takes by hand of what all have, ``x[rank * k : (rank + 1) * k]``, goes on
+    counting as replicated: no rank can see that others take other items. Say that it is a share,
+    ``dt.redistribute(part, mesh, [da.Shard(0)], [da.Shard(0)])``, or let `redistribute` cut it.
+    Numbers that are read into Python (``x.max().item()``) are not followed.
+
     Raises
     ------
     LayoutError

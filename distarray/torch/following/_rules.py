@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import torch
 from distarray.layout import Layout
 from distarray.torch._layouts import is_placed
 from distarray.torch.following._indices import kept_axes
+from distarray.torch.following._products import PRODUCTS, Labels, labelled
 from distarray.torch.following._reshaped import (
     Axes,
     cut_axes,
@@ -18,13 +19,7 @@ from distarray.torch.following._reshaped import (
     single_axes,
     squeezed_axes,
 )
-from distarray.torch.following._worked_axes import (
-    CONVOLUTIONS,
-    PRODUCTS,
-    bare,
-    worked_axes,
-    works_along,
-)
+from distarray.torch.following._worked_axes import CONVOLUTIONS, bare, worked_axes, works_along
 
 _ITEM_BY_ITEM = frozenset(
     (
@@ -110,13 +105,23 @@ def rule_of(function: Any) -> Rule | None:
     if name == "stack":
         return _stacked
     if works_along(bare(name)) and bare(name) != "where":  # of three, it works item by item
-        multiplies = bare(name) in PRODUCTS or name in CONVOLUTIONS
-        return None if multiplies else _beside_worked
+        if bare(name) in PRODUCTS:
+            return _multiplied
+        return None if name in CONVOLUTIONS else _beside_worked
     if bare(name) in _ITEM_BY_ITEM or function in _SAME_PROPERTIES:
         return item_by_item
     if is_pointwise(name) or is_pointwise(bare(name)):
         return item_by_item
     return None
+
+
+def labels_of(
+    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], operands: list[torch.Tensor]
+) -> list[tuple[torch.Tensor, Labels]]:
+    """Return operands with labels for their axes: those of one label meet, items by items."""
+    if rule_of(function) is _multiplied:
+        return labelled(bare(function.__name__), args, kwargs)
+    return [(x, tuple(range(-x.ndim, 0))) for x in operands]
 
 
 @cache
@@ -140,6 +145,15 @@ def item_by_item(case: Case) -> Axes | None:
     if more < 0 or any(result.shape[axis + more] != source.shape[axis] for axis in case.cut):
         return None
     return {axis: axis + more for axis in case.cut}
+
+
+def _multiplied(case: Case) -> Axes | None:
+    """Follow the axes over which a product does not sum."""
+    operands = labelled(bare(case.function.__name__), case.args, case.kwargs)
+    labels: Labels = next((one for x, one in operands if x is case.source), ())
+    axes = {i: label + case.result.ndim for i in case.cut if type(label := labels[i]) is int}
+    kept = all(case.result.shape[new] == case.source.shape[old] for old, new in axes.items())
+    return axes if kept and len(axes) == len(case.cut) else None
 
 
 def _beside_worked(case: Case) -> Axes | None:

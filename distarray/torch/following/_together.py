@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from itertools import permutations
+from itertools import pairwise, permutations
 from typing import Any
 
 import torch
 
 from distarray.errors import LayoutError
+from distarray.layout import Layout, Shard
 from distarray.torch._layouts import own_placed
 from distarray.torch._untraced import untraced_alone
 from distarray.torch.following._carried import JOINING, Lost, is_weight, known, lost_of, tensors_in
 from distarray.torch.following._indices import picked_axes
+from distarray.torch.following._products import PRODUCTS, labelled
 from distarray.torch.following._reshaped import cut_axes, single_axes
-from distarray.torch.following._rules import item_by_item, rule_of
+from distarray.torch.following._rules import item_by_item, labels_of, rule_of
 from distarray.torch.following._worked_axes import (
     CONVOLUTIONS,
-    PRODUCTS,
     bare,
     worked_axes,
     works_along,
@@ -73,30 +74,71 @@ def worked_over(
             continue
         elif len(axes) == x.ndim and (lost := lost_of(x)) and is_sharded(lost.layout):
             return _computed_from(lost, name)
+    return _on_diagonal(name, args, kwargs) if name in PRODUCTS else None
+
+
+def _on_diagonal(
+    name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[str, Lost] | None:
+    """Return of what a product would take its rows and columns from the same ranks alone."""
+    cut: dict[Any, set[int | str]] = {}
+    for x, labels in labelled(name, args, kwargs):
+        placed = own_placed(x)
+        if placed is None:
+            continue
+        layout = placed.layout
+        for i, p in enumerate(layout.placements):
+            if type(p) is Shard:
+                found = cut.setdefault((layout.mesh, i), set())
+                found.add(labels[p.axis])
+                if len(found) > 1:
+                    return f"a tensor placed as {layout}", Lost(layout, name, frozenset({p.axis}))
     return None
 
 
 def check_beside(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raise where a function would take of one tensor a share, and of one beside it all items.
 
-    A share of one item would be taken for what is the same for all.
+    A share of one item would be taken for what is the same for all. Of a tensor of which nothing is
+    known, as many items as there are on all ranks are all of them.
     """
     name = getattr(function, "__name__", "the function")
-    if name not in JOINING and rule_of(function) is not item_by_item:
+    if name not in JOINING and rule_of(function) is not item_by_item and bare(name) not in PRODUCTS:
         return
-    placed = [own_placed(x) for x in tensors_in(args, kwargs)]
-    layouts = dict.fromkeys(one.layout for one in placed if one is not None)
-    for one, other in permutations(layouts, 2):
-        whole = set(range(-other.ndim, 0)).difference(axis - other.ndim for axis in cut_axes(other))
-        for axis in cut_axes(one):
-            end = axis - one.ndim
-            if end in whole and one.shape[axis] == other.shape[end] > 1:
+    operands = tensors_in(args, kwargs)
+    if bare(name) in PRODUCTS and any(is_weight(x) for x in operands):
+        return
+    met = [(x, labels, own_placed(x)) for x, labels in labels_of(function, args, kwargs, operands)]
+    for (_, of_one, one), (y, of_other, other) in permutations(met, 2):
+        if one is None or (other is None and lost_of(y) is not None):
+            continue
+        whole = None if other is None else set(range(y.ndim)).difference(cut_axes(other.layout))
+        for axis in cut_axes(one.layout):
+            label = of_one[axis]
+            there = of_other.index(label) if type(label) is int and label in of_other else None
+            if there is None or (whole is not None and there not in whole):
+                continue
+            if _are_all(y if other is None else other.layout, there, one.layout, axis, kwargs):
+                beside = f"of shape {tuple(y.shape)}" if other is None else f"as {other.layout}"
                 raise LayoutError(
-                    f"{name} of tensors placed as {one} and as {other}: along axis {axis} every "
-                    "rank has its share of the one, and all of the other. Let the styles that they "
-                    "come from leave them alike, by output_layouts=, or bring one to the other: "
-                    "dt.redistribute(x, mesh, [da.Replicate()], [da.Shard(axis)])"
+                    f"{name} of tensors placed as {one.layout} and {beside}: along axis {axis} "
+                    "every rank has its share of the one, and all of the other. Let the styles "
+                    "that they come from leave them alike, by output_layouts=, or bring one to the "
+                    "other: dt.redistribute(x, mesh, [da.Replicate()], [da.Shard(axis)])"
                 )
+
+
+def _are_all(
+    other: torch.Tensor | Layout, there: int, one: Layout, axis: int, kwargs: Mapping[str, Any]
+) -> bool:
+    """Tell whether a tensor beside a share has all items of an axis, and not one for all."""
+    length = other.shape[there]
+    if length == 1:
+        return False
+    if isinstance(other, torch.Tensor):
+        offsets = one.partition(axis).offsets
+        return length == one.shape[axis] and all(j - i < length for i, j in pairwise(offsets))
+    return length == one.shape[axis] or bool(kwargs.get("enable_gqa"))
 
 
 def number_of(

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from distarray.torch.following._products import PRODUCTS, labelled
+
 Axes = frozenset[int]
 
 _ALL = None
@@ -81,17 +83,6 @@ _LOSSES = frozenset(
     )
 )
 """Of item by item, and then of all items unless ``reduction="none"``."""
-PRODUCTS: dict[str, tuple[tuple[int, ...], ...]] = {
-    # for every operand, which axes are summed over
-    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "__matmul__"), ((-1,), (-2,))),
-    **dict.fromkeys(("inner", "dot", "vdot", "linear"), ((-1,), (-1,))),
-    **dict.fromkeys(("addmm", "addmv", "addbmm", "baddbmm"), ((), (-1,), (-2,))),
-    "__rmatmul__": ((-2,), (-1,)),
-    "bilinear": ((-1,), (-1,)),
-    "scaled_dot_product_attention": ((-1,), (-1, -2), (-2,)),
-    "cdist": ((-1,), (-1,)),
-    "einsum": (),
-}
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 _BARE = ("special_", "linalg_")
 _OTHERS = ("linalg_cross",)
@@ -135,10 +126,9 @@ def worked_axes(
         given = [kwargs.get("reduction"), *args]
         reduction = next((x for x in given if isinstance(x, str)), "mean")
         return Axes() if reduction == "none" else every
-    if name == "einsum":
-        return _not_kept(args, tensor)
     if name in PRODUCTS:
-        return _summed(name, args, tensor)
+        uses = [labels for x, labels in labelled(name, args, kwargs) if x is tensor]
+        return frozenset(i for one in uses for i, label in enumerate(one) if type(label) is str)
     found = _SHAPED.get(name)
     if found is not None:
         return found(args, kwargs, tensor)
@@ -164,31 +154,6 @@ def _named(args: Sequence[Any], kwargs: dict[str, Any], position: int, default: 
     if len(args) > position:
         return args[position]
     return next((kwargs[key] for key in ("dim", "dims", "axis", "other") if key in kwargs), default)
-
-
-def _summed(name: str, args: Sequence[Any], tensor: torch.Tensor) -> Axes:
-    """Return what a product sums over."""
-    for operand, axes in zip(args, PRODUCTS[name], strict=False):
-        if operand is tensor:
-            last = max(-tensor.ndim, -1)
-            return frozenset(max(axis, -tensor.ndim) % tensor.ndim for axis in axes if last < 0)
-    return Axes()
-
-
-def _not_kept(args: Sequence[Any], tensor: torch.Tensor) -> Axes | None:
-    """Return which axes of an operand of einsum its result is without."""
-    equation, *operands = args
-    if len(operands) == 1 and isinstance(operands[0], list | tuple):
-        operands = list(operands[0])
-    if not isinstance(equation, str) or "." in equation:
-        return None
-    inputs, arrow, kept = equation.replace(" ", "").partition("->")
-    if not arrow:
-        kept = "".join(letter for letter in set(inputs) if inputs.count(letter) == 1)
-    for letters, operand in zip(inputs.split(","), operands, strict=False):
-        if operand is tensor:
-            return frozenset(i for i, letter in enumerate(letters) if letter not in kept)
-    return Axes()
 
 
 def _normalized_shape(args: Sequence[Any], kwargs: dict[str, Any], x: torch.Tensor) -> Axes:

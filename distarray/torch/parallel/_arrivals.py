@@ -8,7 +8,7 @@ import torch
 
 from distarray.comm import DeviceMesh
 from distarray.errors import LayoutError
-from distarray.layout import Layout, Partial, Placement, Shard
+from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.torch._layouts import Placed, own_placed
 from distarray.torch.following._carried import Lost, lost_of
 
@@ -115,10 +115,17 @@ def arrived(
     subject = f"{name} is" if name else "it is"
     if known != declared:
         there, wanted = _spelled(known), _spelled(declared)
+        by_hand = ""
+        if all(type(p) is Replicate for p in known):
+            said = list(declared)
+            by_hand = (
+                ", or say what it is: "
+                f"dt.redistribute(x, mesh, {said}, {said}), where each rank took its share by hand"
+            )
         raise LayoutError(
             f"{subject} placed as {placed.layout}, but declared as {wanted}; pass "
             f"{keyword}={there} to this style, or output_layouts={wanted} to the style that the "
-            "tensor comes from"
+            f"tensor comes from{by_hand}"
         )
     if placed.parts and moves:
         raise LayoutError(

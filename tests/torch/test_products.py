@@ -1,0 +1,182 @@
+"""Products of shares: along other axes than they sum over they are followed, or refused."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional  # noqa: E402
+
+import distarray as da  # noqa: E402
+import distarray.torch as dt  # noqa: E402
+from distarray.errors import LayoutError  # noqa: E402
+from distarray.testing import simulate  # noqa: E402
+from distarray.torch.following._carried import lost_of  # noqa: E402
+from distarray.torch.following._mode import Following  # noqa: E402
+
+R, P, S = da.Replicate(), da.Partial(), da.Shard
+attention = functional.scaled_dot_product_attention
+
+
+def _values(*shape: int, seed: int = 7) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def _placed(mesh, placement, *shape: int, seed: int = 7) -> torch.Tensor:
+    """Return this rank's block of the same values; a plain tensor for None."""
+    x = _values(*shape, seed=seed)
+    if placement is None:
+        return x
+    return dt.redistribute(x, mesh, [R], [placement])
+
+
+BY_BATCH = {
+    # of a share along the first axis and of another tensor
+    "matmul": (torch.matmul, (4, 5)),
+    "@": (lambda a, b: a @ b, (4, 5)),
+    "of the right": (lambda a, b: b.mT @ a.mT, (4, 5)),
+    "rmatmul": (lambda a, b: b.__rmatmul__(a), (4, 5)),
+    "bmm": (torch.bmm, (4, 5)),
+    "baddbmm": (lambda a, b: torch.baddbmm(a, a, b), (4, 4)),
+    "einsum": (lambda a, b: torch.einsum("bij,bjk->bki", a, b), (4, 5)),
+    "einsum, dots": (lambda a, b: torch.einsum("...ij,...jk->k...i", a, b), (4, 5)),
+    "cdist": (lambda a, b: torch.cdist(a, b.mT), (4, 5)),
+    "attention": (lambda a, b: attention(a, b.mT, b.mT), (4, 5)),
+    "causal": (lambda a, b: attention(a, b.mT, b.mT, is_causal=True), (4, 3)),
+    "masked": (lambda a, b: attention(a, a, a, attn_mask=b), (3, 3)),
+}
+
+
+@pytest.mark.parametrize("other", ["share", "one", "unknown"])
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("batch", [2, 3, 5])
+@pytest.mark.parametrize("how", BY_BATCH)
+def test_products_along_other_axes_are_followed(how, batch, ranks, other):
+    if other == "one" and "bmm" in how:
+        pytest.skip("takes no batch of one for one of many")
+    function, shape = BY_BATCH[how]
+    many = 1 if other == "one" else batch
+    expected = function(_values(batch, 3, 4), _values(many, *shape, seed=8))
+
+    def program():
+        mesh = da.init_device_mesh((ranks,), ("tp",))
+        a = _placed(mesh, S(0), batch, 3, 4)
+        b = _placed(mesh, R if other == "one" else S(0), many, *shape, seed=8)
+        if other == "unknown":
+            b = b.clone()  # nothing has been said of it
+        with dt.check_layouts():
+            found = function(a, b)
+        assert dt.layout_of(found).placements == (S(1) if "dots" in how else S(0),)
+        assert torch.allclose(dt.full_tensor(found), expected)
+
+    simulate(ranks, program, timeout=60)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("batch", [2, 3, 5])
+@pytest.mark.parametrize("how", BY_BATCH)
+def test_a_share_times_the_whole_is_an_error_on_all_ranks(how, batch, ranks, known):
+    function, shape = BY_BATCH[how]
+
+    def program():
+        mesh = da.init_device_mesh((ranks,), ("tp",))
+        a = _placed(mesh, S(0), batch, 3, 4)
+        b = _placed(mesh, R if known else None, batch, *shape, seed=8)
+        for strict in (True, False):
+            with pytest.raises(LayoutError) as raised, Following(strict=strict):
+                function(a, b)
+        return str(raised.value)
+
+    errors = simulate(ranks, program, timeout=60)
+    assert len(set(errors)) == 1
+    assert "[tp:S(0)] and " in errors[0]
+    assert "along axis 0 every rank has its share of the one, and all of the other" in errors[0]
+    assert "dt.redistribute(x, mesh, [da.Replicate()], [da.Shard(axis)])" in errors[0]
+
+
+ROWS_AND_COLUMNS = {
+    "matmul": lambda a, b: a @ b.T,
+    "linear": lambda a, b: functional.linear(a, b),
+    "outer": lambda a, b: torch.outer(a[:, 0], b[:, 0]),
+    "inner": lambda a, b: torch.inner(a, b),
+    "tensordot": lambda a, b: torch.tensordot(a, b, dims=([1], [1])),
+    "addmm": lambda a, b: torch.addmm(torch.zeros(1, dtype=a.dtype), a, b.T),
+    "attention": lambda a, b: attention(a, b, b),
+    "itself": lambda a, b: a @ a.T,
+}
+
+
+@pytest.mark.parametrize("how", ROWS_AND_COLUMNS)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_rows_times_columns_of_the_same_ranks_are_not_all_of_them(how, ranks):
+    function = ROWS_AND_COLUMNS[how]
+
+    def program():
+        mesh = da.init_device_mesh((ranks,), ("tp",))
+        a, b = (_placed(mesh, S(0), 5, 4, seed=i) for i in (7, 8))
+        with pytest.raises(LayoutError, match="this rank's share only"), dt.check_layouts():
+            function(a, b)
+        with Following(strict=False):
+            assert lost_of(function(a, b)).axes
+            whole = _placed(mesh, R, 7, 4, seed=8)
+            if how != "itself":
+                rows = function(a, whole)
+                assert torch.allclose(
+                    dt.full_tensor(rows), function(_values(5, 4), _values(7, 4, seed=8))
+                )
+
+    simulate(ranks, program, timeout=60)
+
+
+SUMMED = {
+    "tensordot": lambda a, b: torch.tensordot(a, b, 1),
+    "addbmm": lambda a, b: torch.addbmm(torch.zeros(1).to(b), b.mT[:, None], b[:, None]),
+    "named": lambda a, b: torch.matmul(input=a, other=b),
+    "named otherwise": lambda a, b: functional.linear(weight=a, input=b.T),
+    "second": lambda a, b: b.T @ b,
+}
+
+
+@pytest.mark.parametrize("how", SUMMED)
+def test_what_is_summed_over_is_found_however_it_is_passed(how):
+    def program():
+        mesh = da.init_device_mesh((2,), ("tp",))
+        a, b = _placed(mesh, S(1), 3, 4), _placed(mesh, S(0), 4, 3, seed=8)
+        with pytest.raises(LayoutError, match="this rank's share only"), dt.check_layouts():
+            SUMMED[how](a, b)
+
+    simulate(2, program, timeout=60)
+
+
+def test_causal_attention_of_some_queries_is_not_that_of_their_places():
+    def program():
+        mesh = da.init_device_mesh((2,), ("tp",))
+        q, k = _placed(mesh, S(1), 2, 4, 3), _placed(mesh, R, 2, 4, 3, seed=8)
+        with dt.check_layouts():
+            found = attention(q, k, k)
+            with pytest.raises(LayoutError, match="this rank's share only"):
+                attention(q, k, k, is_causal=True)
+        whole = _values(2, 4, 3, seed=8)
+        assert torch.allclose(dt.full_tensor(found), attention(_values(2, 4, 3), whole, whole))
+
+    simulate(2, program, timeout=60)
+
+
+@pytest.mark.parametrize("keys", [1, 2])
+def test_heads_that_share_keys_are_not_given_all_keys(keys):
+    def program():
+        mesh = da.init_device_mesh((2,), ("tp",))
+        q, k = _placed(mesh, S(1), 2, 4, 3, 2), _placed(mesh, R, 2, keys, 3, 2, seed=8)
+        with dt.check_layouts():
+            if keys > 1:
+                with pytest.raises(LayoutError, match="and all of the other"):
+                    attention(q, k, k, enable_gqa=True)
+                return
+            found = attention(q, k, k, enable_gqa=True)
+        whole = _values(2, 1, 3, 2, seed=8)
+        wanted = attention(_values(2, 4, 3, 2), whole, whole, enable_gqa=True)
+        assert torch.allclose(dt.full_tensor(found), wanted)
+
+    simulate(2, program, timeout=60)
