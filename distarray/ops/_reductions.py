@@ -283,7 +283,7 @@ def _varied(
     axis: Any,
     dtype: Any,
     out: Any,
-    ddof: Any,
+    ddof: float,
     keepdims: bool,
     where: Any,
     correction: Any,
