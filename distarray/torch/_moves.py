@@ -195,7 +195,8 @@ def redistribute(
     -------
     torch.Tensor
         Plain; `layout_of` knows its layout. Where nothing moves it is ``tensor`` itself, or (if the
-        gradient moves) shares its memory; otherwise its memory is its own.
+        gradient moves, or it was known to be placed otherwise) shares its memory; otherwise its
+        memory is its own.
 
     Raises
     ------
@@ -209,6 +210,11 @@ def redistribute(
     there, back = legs(
         tensor, mesh, src_placements, dst_placements, shape, grad_placements, async_op
     )
+    placed = own_placed(tensor) if there.is_still else None
+    known = there.dst if placed is None else placed.layout
+    if known.mesh is mesh and known.placements != there.dst.placements:
+        tensor = tensor.view_as(tensor)  # such as a slice taken by hand
+        place(tensor, there.dst)
     if async_op:
         if transforming():
             raise ArgumentError(
@@ -216,13 +222,7 @@ def redistribute(
                 "values that are there only; pass async_op=False"
             )
         return PendingTensor(tensor, there, back)
-    result = moved(tensor, there, back)
-    placed = own_placed(result)
-    known = there.dst if placed is None else placed.layout
-    if known.mesh is mesh and known.placements != there.dst.placements:
-        result = tensor.view_as(tensor)  # such as a slice taken by hand
-        place(result, there.dst)
-    return result
+    return moved(tensor, there, back)
 
 
 def moved(tensor: torch.Tensor, there: Leg, back: Leg) -> torch.Tensor:

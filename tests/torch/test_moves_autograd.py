@@ -36,14 +36,18 @@ def test_modes_decide_what_is_differentiable():
 
 def test_what_does_not_move_is_the_same_tensor():
     def program(mesh):
-        x = torch.ones(3, 2, requires_grad=True)
         for placements in ([R], [P], [S(0)]):
+            x = torch.ones(3, 2, requires_grad=True)
             assert dt.redistribute(x, mesh, placements, placements) is x
             pending = dt.redistribute(x, mesh, placements, placements, async_op=True)
             assert pending.test()
             assert pending.wait() is x
+        said = dt.redistribute(x, mesh, [R], [R])
+        assert said.data_ptr() == x.data_ptr()
+        assert [dt.layout_of(y).placements for y in (said, x)] == [(R,), (S(0),)]
         plain = x.detach()
         assert dt.redistribute(plain, mesh, [R], [R], grad_placements=[P]) is plain
+        x = torch.ones(3, 2, requires_grad=True)
         shared = dt.redistribute(x, mesh, [R], [R], grad_placements=[P])
         assert shared.data_ptr() == x.data_ptr()
         shared.sum().backward()
