@@ -5,17 +5,13 @@ from __future__ import annotations
 import torch
 
 from distarray.comm import _log
+from distarray.torch._compat import is_going_backward, will_execute
 
 ANCHOR = torch.zeros((), requires_grad=True, device="cpu")
 """A leaf for graphs to hang on: only ``backward()`` for all leaves reaches it."""
 
 
-def is_under_way() -> bool:
-    """Tell whether this thread goes backward."""
-    return bool(torch._C._current_graph_task_id() != -1)
-
-
-_log.helpers.append(is_under_way)
+_log.helpers.append(is_going_backward)
 
 
 def is_for_all_leaves() -> bool:
@@ -24,4 +20,4 @@ def is_for_all_leaves() -> bool:
     It is not inside of ``torch.autograd.grad`` and ``backward(inputs=...)``.
     """
     anchor = torch.autograd.graph.get_gradient_edge(ANCHOR).node
-    return bool(torch._C._will_engine_execute_node(anchor))
+    return will_execute(anchor)

@@ -16,8 +16,13 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError, LayoutError
+from distarray.torch._compat import (
+    REPLACING,
+    buffers_of,
+    is_in_functional_call,
+    parameters_of,
+)
 from distarray.torch._layouts import Beside, Placed, is_placed, own_placed, place
-from distarray.torch._transforms import is_in_functional_call
 
 _NAME = "_distarray"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,7 +52,11 @@ class State:
     def __deepcopy__(self, memo: dict[int, Any]) -> State:
         owner = None if self.owner is None else self.owner()
         for name, placed in self.placed.items():
-            own = None if owner is None else owner._parameters.get(name, owner._buffers.get(name))
+            own = (
+                None
+                if owner is None
+                else parameters_of(owner).get(name, buffers_of(owner).get(name))
+            )
             if own is not None:
                 place(copy.deepcopy(own, memo), *placed)
         return State(self.path, dict(self.placed), list(self.styles))  # layouts are values
@@ -71,13 +80,9 @@ def state_of(module: nn.Module) -> State:
     return found
 
 
-_REPLACING = ("_apply", "_load_from_state_dict")
-"""Not public: what torch calls, of each module by itself, for all conversions and all loading."""
-
-
 def watch_replacements(module: nn.Module) -> None:
     """Know the tensors that ``to``, ``to_empty`` and loading put in the place of a module's own."""
-    for name in _REPLACING:
+    for name in REPLACING:
         module.__dict__.setdefault(name, MethodType(_watched(name), module))
 
 
@@ -88,19 +93,19 @@ _successors: Beside[tuple[weakref.ref[nn.Module], str]] = Beside()
 @cache
 def _watched(method: str) -> Callable[..., Any]:
     def replace(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        before = {name: own for name, own in module._parameters.items() if own is not None}
+        before = {name: own for name, own in parameters_of(module).items() if own is not None}
         with ExitStack() as stack:
             if torch.__future__.get_swap_module_params_on_conversion():
                 stack.enter_context(Beside.unreferenced(list(before.values())))
             result = getattr(type(module), method)(module, *args, **kwargs)
         for name, old in before.items():
-            new: Any = module._parameters[name]
+            new: Any = parameters_of(module)[name]
             if new is not old:  # what was shared stays shared
                 holder, there = _successors.get(old) or (weakref.ref(module), name)
                 first = holder()
-                known = None if first is None else first._parameters.get(there)
+                known = None if first is None else parameters_of(first).get(there)
                 if known is not None and (known.dtype, known.device) == (new.dtype, new.device):
-                    module._parameters[name] = known
+                    parameters_of(module)[name] = known
                 _successors.set(old, (holder, there))
         place_parameters(module)
         return result
@@ -112,9 +117,9 @@ def _watched(method: str) -> Callable[..., Any]:
 def place_parameters(module: nn.Module) -> None:
     """Say again how the module's parameters and buffers are placed, should they be new tensors."""
     for name, placed in state_of(module).placed.items():
-        own: torch.Tensor | None = module._parameters.get(name)
+        own: torch.Tensor | None = parameters_of(module).get(name)
         if own is None:
-            own = module._buffers.get(name)
+            own = buffers_of(module).get(name)
         if own is None or is_placed(own):
             continue
         if tuple(own.shape) == placed.layout.local_shape():
@@ -126,17 +131,17 @@ def check_own(module: nn.Module) -> None:
 
     Tensors of a block's shape that ``torch.func.functional_call`` puts there are taken for blocks.
     """
-    parameters = module._parameters
+    parameters = parameters_of(module)
     for name, placed in state_of(module).placed.items():
         own: torch.Tensor | None = parameters.get(name)
         if own is None:
-            own = module._buffers.get(name)
+            own = buffers_of(module).get(name)
         if own is None:
             _check_computed(module, name)
         elif own_placed(own) is None:
             local = placed.layout.local_shape()
             other = isinstance(own, nn.Parameter) and not is_in_functional_call()
-            if other or (name in module._buffers and own.shape != local):
+            if other or (name in buffers_of(module) and own.shape != local):
                 raise LayoutError(
                     f"{name!r} has been replaced since it was cut, by a tensor of shape "
                     f"{tuple(own.shape)}; it was this rank's block, of shape {local}, of "
@@ -151,8 +156,8 @@ def check_own(module: nn.Module) -> None:
 
 def _check_computed(module: nn.Module, name: str) -> None:
     """Raise where a distributed parameter has since come to be computed from others."""
-    parameters = module._parameters
-    if name in parameters or name in module._buffers:
+    parameters = parameters_of(module)
+    if name in parameters or name in buffers_of(module):
         return
     old = f"{name}_g" in parameters or f"{name}_orig" in parameters
     if old or parametrize.is_parametrized(module, name):

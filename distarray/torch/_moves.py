@@ -28,11 +28,11 @@ from distarray.redistribute._route import kept_partial
 from distarray.redistribute._ways import check_dtype
 from distarray.torch import _transforms
 from distarray.torch._buffers import buffer_of, check_travels, tensor_of, wire_dtype
+from distarray.torch._compat import is_transforming, version
 from distarray.torch._layouts import is_placed, own_placed, place
 from distarray.torch._legs import Leg, dual, legs_between
 from distarray.torch._origins import Origin, current, joined
 from distarray.torch._shapes import check_block, check_mesh, layout_from
-from distarray.torch._transforms import transforming
 from distarray.torch._untraced import untraced
 
 __all__ = [
@@ -115,7 +115,7 @@ class PendingTensor:
         self._tensor = tensor
         self._legs = there, back
         self._differentiable = torch.is_grad_enabled()
-        self._version = None if tensor.is_inference() else tensor._version
+        self._version = version(tensor)
         origin = self._origin = current()
         purpose = _purpose(there, _needs_gradient(tensor), origin)
         self._handle = redistribute_async(
@@ -145,7 +145,7 @@ class PendingTensor:
                         self._tensor, self._handle, there, back, self._origin
                     )
                     place(self._result, there.dst)
-            if self._version is not None and self._tensor._version != self._version:
+            if version(self._tensor) != self._version:
                 self._result = None
                 raise ArgumentError(
                     f"the tensor that is on its way {there.src} -> {there.dst} was changed in "
@@ -216,7 +216,7 @@ def redistribute(
         tensor = tensor.view_as(tensor)  # such as a slice taken by hand
         place(tensor, there.dst)
     if async_op:
-        if transforming():
+        if is_transforming():
             raise ArgumentError(
                 "async_op=True inside of torch.func (grad, vjp, jvp, vmap, ...), whose levels see "
                 "values that are there only; pass async_op=False"
@@ -234,7 +234,7 @@ def moved(tensor: torch.Tensor, there: Leg, back: Leg) -> torch.Tensor:
             place(tensor, there.dst)
         return tensor
     result: torch.Tensor
-    if transforming():
+    if is_transforming():
         result = _transforms.moved(tensor, _run, there, back, current(), _needs_gradient(tensor))
     else:
         result = _Move.apply(tensor, there, back, current())

@@ -6,46 +6,19 @@ autograd's at each of their levels, if it keeps apart what it computes and what 
 
 from __future__ import annotations
 
-import inspect
-import sys
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
-from torch.nn.utils import stateless
 
 from distarray.errors import ArgumentError
 from distarray.layout import Layout, Shard
+from distarray.torch._compat import is_transforming
 from distarray.torch._legs import Leg
 from distarray.torch._origins import Origin
 
 _Run = Callable[[torch.Tensor, Leg, bool, "Origin | None"], torch.Tensor]
-
-
-_CALLS = {
-    inspect.unwrap(function).__code__
-    for function in (torch.func.functional_call, stateless.functional_call)
-}
-
-
-def transforming() -> bool:
-    """Tell whether a transform of torch.func is under way."""
-    return bool(torch._C._are_functorch_transforms_active())
-
-
-def is_in_functional_call() -> bool:
-    """Tell whether torch.func.functional_call is under way, further up in this thread.
-
-    It puts tensors, which may be parameters, where others assign parameters that are to stay; the
-    module itself does not tell which.
-    """
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_code in _CALLS:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
 
 
 def check_outside(instead: str) -> None:
@@ -56,7 +29,7 @@ def check_outside(instead: str) -> None:
     instead
         What the transforms cannot follow, and what to do instead.
     """
-    if torch._C._are_functorch_transforms_active():
+    if is_transforming():
         raise ArgumentError(
             f"torch.func (grad, vjp, jvp, vmap, ...) cannot look into {instead}; or take "
             "gradients by backward() or torch.autograd.grad"

@@ -13,7 +13,8 @@ from torch import nn  # noqa: E402
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from distarray.torch.parallel import _saved_slices  # noqa: E402
+from distarray.torch import _saved_tensors  # noqa: E402
+from distarray.torch.parallel import _input_reshard  # noqa: E402
 from tests.torch.reshard_models import (  # noqa: E402
     BLOCK_PLAN,
     MLP_PLAN,
@@ -75,9 +76,9 @@ def held_bytes(model, x):
                 raw = getattr(node, name)
                 for one in raw if isinstance(raw, tuple) else (raw,):
                     held = one.data
-                    if isinstance(held, _saved_slices.Kept):
+                    if isinstance(held, _saved_tensors.Kept):
                         held = held.tensor
-                    elif isinstance(held, _saved_slices._Cut):
+                    elif isinstance(held, _input_reshard._Cut):
                         held = held.slice.part
                     if held is not None:
                         found[held.untyped_storage()._cdata] = held

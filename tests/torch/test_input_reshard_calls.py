@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
-from distarray.torch.parallel import _saved_slices  # noqa: E402
+from distarray.torch._compat import innermost_saved_tensor_hooks  # noqa: E402
+from distarray.torch.parallel import _input_reshard  # noqa: E402
 from tests.torch.reshard_models import MLP_PLAN, Mlp, check, filled, on_ranks, run, same, values  # noqa: E402
 
 
@@ -79,11 +80,11 @@ def test_an_exception_in_forward_leaves_the_hooks_balanced():
                 mine(x, failing)
             with pytest.raises(RuntimeError):
                 inner(x[..., :2])
-            assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
-            assert _saved_slices._calls.get() == ()
+            assert innermost_saved_tensor_hooks() is None
+            assert _input_reshard._calls.get() == ()
         check(mine.layer, x, wanted)
         mine(x, False)
-        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        assert innermost_saved_tensor_hooks() is None
 
     on_ranks(2, program)
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import _get_current_function_mode_stack
 
 from distarray.errors import LayoutError
+from distarray.torch._compat import function_mode_depth, function_modes
 from distarray.torch._modules import state_of
 from distarray.torch._untraced import untraced, untraced_alone, untraced_itself
 from distarray.torch.following._carried import carry, concerns, lose, lost_of, tensors_in
@@ -148,9 +148,7 @@ def follow(module: nn.Module) -> None:
 
 @untraced_itself
 def _run(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if torch._C._len_torch_function_stack() and any(
-        isinstance(mode, Following) for mode in _get_current_function_mode_stack()
-    ):
+    if function_mode_depth() and any(isinstance(mode, Following) for mode in function_modes()):
         return forward(*args, **kwargs)
     with Following(strict=False):
         output = forward(*args, **kwargs)

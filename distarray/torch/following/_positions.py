@@ -6,10 +6,21 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import nn
-from torch.nn.modules import instancenorm
 
 from distarray.errors import ArgumentTypeError, LayoutError
 from distarray.torch.parallel._forwards import own_method
+
+DROPOUTS = (
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    *(nn.AlphaDropout, nn.FeatureAlphaDropout),
+)
+_UNBATCHED = {nn.InstanceNorm1d: 2, nn.InstanceNorm2d: 3, nn.InstanceNorm3d: 4}
+_INSTANCE = tuple(_UNBATCHED)
+
+
+def unbatched_ndim(module: nn.Module) -> int:
+    """Return how many axes an input of an instance normalisation has that lacks the batch."""
+    return next(ndim for kind, ndim in _UNBATCHED.items() if isinstance(module, kind))
 
 
 class Merged(NamedTuple):
@@ -45,12 +56,12 @@ def check_module(module: nn.Module) -> None:
             "an Embedding with max_norm, scale_grad_by_freq or sparse gradients needs all words "
             "of the batch; give it dt.RowwiseParallel"
         )
-    if isinstance(module, instancenorm._InstanceNorm) and module.track_running_stats:
+    if isinstance(module, _INSTANCE) and module.track_running_stats:
         raise ArgumentTypeError(
             f"a {type(module).__name__} with track_running_stats=True would keep statistics of "
             "this rank's items; gather its input by dt.PrepareModuleInput"
         )
-    if isinstance(module, nn.modules.dropout._DropoutNd) and own_method(module):
+    if isinstance(module, DROPOUTS) and own_method(module):
         raise ArgumentTypeError(
             f"{type(module).__name__} replaces the forward of torch's dropout, whose masks "
             "SequenceParallel makes; call dt.dropout in a module of your own instead"
@@ -97,8 +108,8 @@ def _check_stock(module: Any, axis: int) -> None:
 def _channels(module: Any, ndim: int) -> Merged | None:
     if isinstance(module, nn.GroupNorm):
         return Merged(1, module.num_groups)
-    if isinstance(module, instancenorm._InstanceNorm):
-        channels = 0 if ndim == module._get_no_batch_dim() else 1
+    if isinstance(module, _INSTANCE):
+        channels = 0 if ndim == unbatched_ndim(module) else 1
         return Merged(channels, module.num_features)
     return None
 
@@ -116,14 +127,13 @@ def _normalized_shape(module: Any, ndim: int) -> tuple[int, ...]:
 
 
 def _instance_channels(module: Any, ndim: int) -> tuple[int, ...]:
-    return (ndim - module._get_no_batch_dim(),) if module.affine else ()
+    return (ndim - unbatched_ndim(module),) if module.affine else ()
 
 
 _ACROSS: dict[type[nn.Module], Callable[[Any, int], tuple[int, ...]]] = {
     **dict.fromkeys(
         (
-            nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
-            nn.FeatureAlphaDropout, nn.Identity, nn.Embedding, nn.Threshold, nn.ReLU, nn.Hardtanh,
+            *DROPOUTS, nn.Identity, nn.Embedding, nn.Threshold, nn.ReLU, nn.Hardtanh,
             nn.ReLU6, nn.Sigmoid, nn.Hardsigmoid, nn.Tanh, nn.SiLU, nn.Mish, nn.Hardswish, nn.ELU,
             nn.CELU, nn.SELU, nn.GELU, nn.Hardshrink, nn.LeakyReLU, nn.LogSigmoid, nn.Softplus,
             nn.Softshrink, nn.Softsign, nn.Tanhshrink,
@@ -135,5 +145,5 @@ _ACROSS: dict[type[nn.Module], Callable[[Any, int], tuple[int, ...]]] = {
     **dict.fromkeys((nn.LayerNorm, nn.RMSNorm), _normalized_shape),
     nn.Linear: lambda _, ndim: (ndim - 1,),
     nn.GroupNorm: lambda _, __: (1,),
-    **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _instance_channels),
+    **dict.fromkeys(_INSTANCE, _instance_channels),
 }  # fmt: skip

@@ -127,8 +127,8 @@ def labels_of(
 @cache
 def is_pointwise(name: str) -> bool:
     """Tell whether torch says of a function of its own that it works item by item."""
-    packet = getattr(torch.ops.aten, name, None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
+    packet: Any = getattr(torch.ops.aten, name, None)
+    if not hasattr(packet, "overloads"):
         return False
     overloads = [getattr(packet, key) for key in packet.overloads()]
     return any(torch.Tag.pointwise in one.tags for one in overloads)

@@ -6,8 +6,13 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-import torch
-from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.overrides import TorchFunctionMode
+
+from distarray.torch._compat import (
+    innermost_function_mode,
+    pop_function_mode,
+    push_function_mode,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,13 +30,12 @@ def unseen(function: F) -> F:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        depth = torch._C._len_torch_function_stack()
-        if not depth or not isinstance(torch._C._get_function_stack_at(depth - 1), Pausing):
+        if not isinstance(innermost_function_mode(), Pausing):
             return function(*args, **kwargs)
-        mode = _pop_mode()
+        mode = pop_function_mode()
         try:
             return function(*args, **kwargs)
         finally:
-            _push_mode(mode)
+            push_function_mode(mode)
 
     return cast("F", call)

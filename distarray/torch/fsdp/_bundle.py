@@ -14,9 +14,10 @@ from distarray.layout import Layout, Replicate, Shard
 from distarray.redistribute._background import Handle, done_by, in_background
 from distarray.redistribute._execute import redistribute_local
 from distarray.redistribute._packed import Packed
+from distarray.torch import _compat
 from distarray.torch._buffers import buffer_of, empty, tensor_of
+from distarray.torch._saved_tensors import Geometry
 from distarray.torch.fsdp._parameter import ShardedParameter
-from distarray.torch.parallel._saved_slices import Geometry
 from distarray.typing import Buffer
 
 
@@ -95,7 +96,7 @@ class Bundle:
     def _drop_stale_piece(self) -> None:
         """Let go of what is kept among a smaller group, unless its values are those of now."""
         # Outside of backward values may have been written through ``data``, which nothing counts.
-        if not self.is_current or torch._C._current_graph_task_id() == -1:
+        if not self.is_current or not _compat.is_going_backward():
             self._piece = None
 
     def arrive(self, buffer: Buffer) -> None:

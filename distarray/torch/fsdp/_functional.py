@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from distarray.errors import ArgumentError
+from distarray.torch._compat import is_in_functional_call, is_transforming
 from distarray.torch._layouts import place
-from distarray.torch._transforms import is_in_functional_call, transforming
 from distarray.torch.fsdp._parameter import ShardedParameter
 
 Tensors = Sequence[torch.Tensor | None]
@@ -121,7 +121,7 @@ def given_to(source: Source) -> list[torch.Tensor] | None:
     """
     shown: Sequence[Any] = source.shown or [None] * len(source.members)
     found: list[torch.Tensor] = []
-    ordinary = not transforming()
+    ordinary = not is_transforming()
     for member, whole in zip(source.members, shown, strict=True):
         held: Any = member.held
         if held is member.parameter or held is whole:
@@ -188,7 +188,7 @@ def _filled(source: Source, tensors: Tensors) -> list[torch.Tensor]:
 
 def _outside() -> contextlib.AbstractContextManager[Any]:
     """Return a context in which tensors are made as outside of all transforms."""
-    if not transforming():
+    if not is_transforming():
         return contextlib.nullcontext()
     from torch._functorch import pyfunctorch
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from distarray.torch._anchor import is_under_way
+from distarray.torch._compat import is_going_backward
 from distarray.torch.fsdp._parameter import ShardedParameter
 
 
@@ -37,13 +37,13 @@ class _Parameters(dict[str, Any]):
         self.groups: dict[str, weakref.ref[Shower]] = {}
 
     def __getitem__(self, name: str) -> Any:
-        if torch.is_grad_enabled() and is_under_way():
+        if torch.is_grad_enabled() and is_going_backward():
             self._show(name)
         return super().__getitem__(name)
 
     def items(self) -> Any:
         """Return names and parameters, as ``module.parameters()`` asks for them."""
-        if torch.is_grad_enabled() and is_under_way():
+        if torch.is_grad_enabled() and is_going_backward():
             for name in self.groups:
                 self._show(name)
         return super().items()

@@ -7,14 +7,15 @@ holds one keeps its memory alive, and never finds it gone.
 from __future__ import annotations
 
 import weakref
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from distarray.errors import ModifiedError
+from distarray.torch import _compat
+from distarray.torch._saved_tensors import Geometry
 from distarray.torch.fsdp._bundle import Bundle
 from distarray.torch.fsdp._parameter import ShardedParameter
-from distarray.torch.parallel._saved_slices import Geometry, Hooks
 
 
 class Source(Protocol):
@@ -40,7 +41,7 @@ def forget(bundle: Bundle) -> None:
 
 def _found(tensor: torch.Tensor) -> tuple[Source, Bundle] | None:
     """Return which wholes a tensor is a view of; None for other tensors."""
-    key = tensor.untyped_storage()._cdata
+    key = _compat.memory_key(tensor)
     references = _gathered.get(key)
     if references is None:
         return None
@@ -53,7 +54,7 @@ def _found(tensor: torch.Tensor) -> tuple[Source, Bundle] | None:
 
 def _memory_of(bundle: Bundle) -> int:
     assert bundle.full is not None  # it is there
-    return int(bundle.full.untyped_storage()._cdata)
+    return _compat.memory_key(bundle.full)
 
 
 class _Saved(NamedTuple):
@@ -76,18 +77,13 @@ class _Saved(NamedTuple):
         return self.bundle.view(self.dtype, self.geometry)
 
 
-class Wholes(Hooks):
-    """What is a view of a whole."""
-
-    def taken(self, tensor: torch.Tensor) -> Any:
-        """Return where a view of a whole is."""
-        if tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(
-            tensor
-        ):
-            return None
-        found = _found(tensor)
-        if found is None:
-            return None
-        source, bundle = found
-        geometry = Geometry.of(tensor)
-        return _Saved(source, bundle, tensor.dtype, geometry, *bundle.made_of(geometry.offset))
+def view_of_whole(tensor: torch.Tensor) -> _Saved | None:
+    """Return where a view of a whole is; None for other tensors."""
+    if tensor.layout is not torch.strided or _compat.is_wrapped(tensor):
+        return None
+    found = _found(tensor)
+    if found is None:
+        return None
+    source, bundle = found
+    geometry = Geometry.of(tensor)
+    return _Saved(source, bundle, tensor.dtype, geometry, *bundle.made_of(geometry.offset))

@@ -11,14 +11,15 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
+from distarray.torch import _compat
+from distarray.torch._compat import is_transforming
 from distarray.torch._modules import located
-from distarray.torch._transforms import transforming
+from distarray.torch._saved_tensors import enter_hooks
 from distarray.torch._untraced import untraced
 from distarray.torch.fsdp._context import Context
 from distarray.torch.fsdp._functional import given_to, lent
 from distarray.torch.fsdp._group import Group
-from distarray.torch.fsdp._saved_wholes import Wholes
-from distarray.torch.parallel._saved_slices import enter_hooks
+from distarray.torch.fsdp._saved_wholes import view_of_whole
 
 NAME = "_distarray_fsdp"
 """Under which a module's ``__dict__`` has its state."""
@@ -51,7 +52,7 @@ class Call:
 
     def __init__(self, state: State, module: nn.Module) -> None:
         group = self._group = state.group
-        recomputing = self._recomputing = torch._C._current_graph_task_id() != -1
+        recomputing = self._recomputing = _compat.is_going_backward()
         outer = _running.get()
         context = outer or (group.context if recomputing and group else None) or state.own
         self._context = context
@@ -67,8 +68,8 @@ class Call:
             if group is not None:
                 with located(module):
                     self._make_whole(group)
-            if torch.is_grad_enabled() and not transforming():
-                self._hooks = enter_hooks(Wholes)
+            if torch.is_grad_enabled() and not is_transforming():
+                self._hooks = enter_hooks(view_of_whole)
         except BaseException:
             self._end_pass()
             raise

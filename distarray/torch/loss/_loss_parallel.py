@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.nn import _reduction, functional
+from torch.nn import functional
 
 from distarray.comm import DeviceMesh
 from distarray.errors import LayoutError
 from distarray.layout import Layout
+from distarray.torch._compat import reduction_of
 from distarray.torch._shapes import check_mesh
 from distarray.torch._untraced import untraced
 from distarray.torch.following._carried import known, lost_of
@@ -104,7 +105,7 @@ class _LossParallel(Following):
     ) -> torch.Tensor:
         """Take the arguments of torch's function."""
         if size_average is not None or reduce is not None:
-            reduction = _reduction.legacy_get_string(size_average, reduce)
+            reduction = reduction_of(size_average, reduce)
         options: dict[str, Any] = {
             "weight": weight,
             "ignore_index": ignore_index,

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from distarray.errors import DistArrayError
+from distarray.torch._compat import parameters_of
 from distarray.torch._modules import check_own, locate, state_of
 from distarray.torch._origins import moving_for
 from distarray.torch._untraced import untraced, untraced_itself
@@ -94,13 +95,17 @@ def keep_placed(module: nn.Module) -> None:
 
 def passage_of(module: nn.Module) -> Passage:
     """Return what a module's calls pass through, besides what its class says."""
-    found = module.__dict__.get("forward")
-    passage = getattr(getattr(found, "__func__", None), "passage", None)
-    return passage if isinstance(passage, Passage) else Passage(found)
+    return _passage_in(module) or Passage(module.__dict__.get("forward"))
+
+
+def _passage_in(module: nn.Module) -> Passage | None:
+    forward = module.__dict__.get("forward")
+    passage = getattr(getattr(forward, "__func__", None), "passage", None)
+    return passage if isinstance(passage, Passage) else None
 
 
 def _install(module: nn.Module, passage: Passage) -> None:
-    if _present not in module._forward_pre_hooks.values():
+    if _passage_in(module) is None:
         module.register_forward_pre_hook(_present)
     call = _caller(passage)
     with contextlib.suppress(TypeError, ValueError):
@@ -137,7 +142,7 @@ def _caller(passage: Passage) -> Any:
             raise
         finally:
             if own:
-                module._parameters.update(own)
+                parameters_of(module).update(own)
         return _left(module, passage, output) if passage.outputs else output
 
     call.passage = passage  # type: ignore[attr-defined]
@@ -153,7 +158,7 @@ def _entered(
     own: dict[str, Any] = {}
     if not (passage.inputs or passage.values or state_of(module).placed):
         return args, kwargs, own
-    parameters: dict[str, Any] = module._parameters
+    parameters = parameters_of(module)
     try:
         check_own(module)
         with moving_for(state_of(module).path):

@@ -7,18 +7,8 @@ from typing import Any
 from torch import nn
 
 from distarray.errors import ArgumentTypeError
+from distarray.torch._compat import COMPUTING
 from distarray.torch.parallel._forward_wrapper import passage_of
-
-_COMPUTING = (
-    "__call__",
-    "forward",
-    "_conv_forward",
-    "_output_padding",
-    "_sa_block",
-    "_mha_block",
-    "_ff_block",
-)
-"""Methods of torch's modules that say what is computed."""
 
 
 def own_method(module: nn.Module, base: type[nn.Module] | None = None) -> str | None:
@@ -34,7 +24,7 @@ def own_method(module: nn.Module, base: type[nn.Module] | None = None) -> str | 
     kind: Any = base or next(
         k for k in type(module).__mro__ if k.__module__.startswith("torch.nn.")
     )
-    for name in _COMPUTING:
+    for name in COMPUTING:
         if getattr(type(module), name, None) is not getattr(kind, name, None):
             return name
     return None

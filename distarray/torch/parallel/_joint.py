@@ -28,9 +28,9 @@ from distarray.comm import DeviceMesh
 from distarray.layout import Layout, Partial
 from distarray.torch import _moves
 from distarray.torch._anchor import ANCHOR, is_for_all_leaves
+from distarray.torch._compat import hooks_of, is_transforming, version
 from distarray.torch._layouts import Beside
 from distarray.torch._legs import Leg
-from distarray.torch._transforms import transforming
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class _Joint:
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor has still the values that the handle stands for."""
-        return bool(tensor._version == self.version)
+        return version(tensor) == self.version
 
     def is_unseen(self) -> bool:
         """Whether nobody can tell in this backward pass what the tensor receives."""
@@ -97,15 +97,15 @@ def prepared(tensor: torch.Tensor, there: Leg, back: Leg) -> torch.Tensor:
     Column-parallel modules that use the result itself reduce their gradients together.
     """
     result = _moves.moved(tensor, there, back)
-    if not result.requires_grad or not torch.is_grad_enabled() or transforming():
+    if not result.requires_grad or not torch.is_grad_enabled() or is_transforming():
         return result
     if result is tensor:
         result = _moves.moved(tensor.view_as(tensor), there, back)
     _, together = _moves.legs_between(there.src, there.dst, [Partial()])
     handle = _Handle.apply(tensor, ANCHOR, result.shape, there, together)
     result.register_hook(_nothing).remove()  # so that there is a dictionary of hooks to watch
-    hooks: Any = result._backward_hooks
-    joint = _Joint(there.dst, handle, weakref.ref(result), result._version, hooks)
+    hooks: Sized = hooks_of(result)
+    joint = _Joint(there.dst, handle, weakref.ref(result), version(result), hooks)
     _joints.set(result, joint)
     return result
 

@@ -16,6 +16,7 @@ from distarray.core._replicas import digest
 from distarray.errors import ArgumentError, LayoutError, MismatchError
 from distarray.layout import Layout, Placement
 from distarray.torch._buffers import buffer_of
+from distarray.torch._compat import buffers_of, parameters_of
 from distarray.torch._layouts import Placed, place, placed_of
 from distarray.torch._modules import state_of
 from distarray.torch._moves import check_mesh
@@ -135,7 +136,7 @@ def distribute_buffer(
     The module gets another tensor.
     """
     check_mesh(mesh)
-    buffer = module._buffers.get(name)
+    buffer = buffers_of(module).get(name)
     if buffer is None or name in state_of(module).placed:
         raise LayoutError(
             f"{type(module).__name__} has no buffer {name!r} that is not distributed yet"
@@ -145,7 +146,7 @@ def distribute_buffer(
         block = torch.empty_like(block_of(buffer, placed).contiguous())
     else:
         block = _agreed_block(buffer, name, mesh, placed)
-    module._buffers[name] = block
+    buffers_of(module)[name] = block
     place(block, *placed)
     note_placed(module, name, placed)
     return placed.layout
@@ -169,7 +170,7 @@ def _parameter(module: nn.Module, name: str) -> nn.Parameter:
         raise ArgumentError(
             f"parameter {name!r} of {kind} has no shape yet; run the module once beforehand"
         )
-    if isinstance(parameter, nn.Parameter) and name in module._parameters:
+    if isinstance(parameter, nn.Parameter) and name in parameters_of(module):
         return parameter
     if isinstance(parameter, torch.Tensor):
         raise ArgumentError(

@@ -16,7 +16,7 @@ from distarray.torch._layouts import hand_on, is_placed, place
 from distarray.torch._modules import map_inputs, state_of
 from distarray.torch._untraced import untraced
 from distarray.torch.following._carried import relabelled
-from distarray.torch.following._positions import Merged, check_axis, check_module
+from distarray.torch.following._positions import DROPOUTS, Merged, check_axis, check_module
 from distarray.torch.following._reshaped import cut_axes
 from distarray.torch.parallel._arrivals import found
 from distarray.torch.parallel._forward_wrapper import around
@@ -24,8 +24,6 @@ from distarray.torch.parallel._style import ParallelStyle, one_axis
 from distarray.torch.parallel._summed import with_summed_parameters
 from distarray.torch.parallel.layers._normalization import normalized
 from distarray.torch.training._dropout import drop
-
-_DROPOUT = nn.modules.dropout._DropoutNd
 
 
 class SequenceParallel(ParallelStyle):
@@ -97,7 +95,7 @@ class SequenceParallel(ParallelStyle):
             with with_summed_parameters(module, mesh):
                 if merged is not None:
                     output: Any = normalized(module, x, mesh, *merged)
-                elif isinstance(module, _DROPOUT) and module.training and module.p > 0:
+                elif isinstance(module, DROPOUTS) and module.training and module.p > 0:
                     output = drop(module, x, layout)
                 else:
                     args, kwargs = map_inputs(args, kwargs, 1, lambda _: x)

@@ -12,9 +12,13 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.layout import Layout, Partial, Replicate
 from distarray.torch import _moves
+from distarray.torch._compat import parameters_of
+from distarray.torch._layouts import Beside
 from distarray.torch._transforms import OutsideTransforms
 
 _R, _P = Replicate(), Partial()
+_standing_in: Beside[bool] = Beside()
+"""Tensors that stand for parameters, in calls that may call their module again."""
 
 
 class _Summed(OutsideTransforms):
@@ -58,23 +62,26 @@ def summed_parameters(module: nn.Module, mesh: DeviceMesh) -> dict[str, torch.Te
     """
     found = {
         name: parameter
-        for name, parameter in module._parameters.items()
+        for name, parameter in parameters_of(module).items()
         if parameter is not None and parameter.requires_grad and not _is_summed(parameter)
     }
     if not found or mesh.size == 1 or not torch.is_grad_enabled():
         return {}
-    return dict(zip(found, _Summed.apply(mesh, *found.values()), strict=True))
+    summed = dict(zip(found, _Summed.apply(mesh, *found.values()), strict=True))
+    for tensor in summed.values():
+        _standing_in.set(tensor, True)
+    return summed
 
 
 def _is_summed(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor stands for a parameter already, in a call inside a call."""
-    return isinstance(tensor.grad_fn, _Summed._backward_cls)  # type: ignore[attr-defined]
+    return bool(_standing_in.get(tensor))
 
 
 @contextlib.contextmanager
 def with_summed_parameters(module: nn.Module, mesh: DeviceMesh) -> Iterator[None]:
     """Let a module find `summed_parameters` in the place of its own inside."""
-    parameters: dict[str, Any] = module._parameters
+    parameters = parameters_of(module)
     found = summed_parameters(module, mesh)
     own = {name: parameters[name] for name in found}
     parameters.update(found)

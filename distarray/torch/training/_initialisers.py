@@ -21,6 +21,7 @@ from torch import nn
 
 from distarray.comm._mismatch import token
 from distarray.errors import ArgumentError
+from distarray.torch._compat import function_mode_depth, is_wrapped
 from distarray.torch._layouts import Placed, all_placed, own_placed
 from distarray.torch._shares import block_of, is_sharded
 
@@ -90,9 +91,9 @@ def _share(tensor: Any, name: str) -> Placed | None:
     if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.is_meta:
         return None
     placed = own_placed(tensor)
-    if placed is not None and type(tensor) is torch.Tensor and torch._C._len_torch_function_stack():
+    if placed is not None and type(tensor) is torch.Tensor and function_mode_depth():
         return None  # something that is computed, where a mode sees what is drawn for it
-    if placed is None and tensor.layout is torch.strided and not _is_wrapped(tensor):
+    if placed is None and tensor.layout is torch.strided and not is_wrapped(tensor):
         memory = tensor.untyped_storage()
         shares = [
             (share, own_placed(share))
@@ -110,10 +111,6 @@ def _share(tensor: Any, name: str) -> Placed | None:
                 "dt.distribute_tensor makes of a whole tensor"
             )
     return None if placed is None or not is_sharded(placed.layout) else placed
-
-
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-"""Not public: tensors inside of torch.func, which have no memory to ask for."""
 
 
 def _check(name: str, tensor: torch.Tensor, placed: Placed, others: list[Any]) -> None:

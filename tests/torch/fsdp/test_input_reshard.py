@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from distarray.torch.parallel import _saved_slices  # noqa: E402
+from distarray.torch.parallel import _input_reshard  # noqa: E402
 from tests.torch.fsdp.training import (  # noqa: E402
     check_gradients,
     filled,
@@ -118,7 +118,7 @@ def test_addresses_of_parameters_that_go_are_not_taken_by_activations():
     def program():
         mesh = da.init_device_mesh((2,), ("tp",))
         mine = nn.Sequential(*(nn.Linear(3, 3) for _ in range(50)))
-        call = _saved_slices.Call(mine, mesh, 0, "a call")
+        call = _input_reshard._Call(mine, mesh, 0, "a call")
         for i in range(200):
             x = values(4, 3, seed=mesh.rank)
             call.note(x)

@@ -16,7 +16,9 @@ from torch.nn import functional
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError
 from distarray.layout import Placement, Replicate, Shard
+from distarray.torch._compat import buffers_of, check_input_dim
 from distarray.torch._untraced import untraced
+from distarray.torch.following._positions import unbatched_ndim
 from distarray.torch.parallel._forward_wrapper import around
 from distarray.torch.parallel._forwards import check_stock
 from distarray.torch.parallel._parameters import distribute_buffer, placed_as
@@ -66,7 +68,7 @@ def cut_channels(
     for name in ("weight", "bias"):
         if getattr(module, name) is not None:
             style.distribute(module, name, mesh, [Shard(0)], parts=parts, unit=unit)
-    for name, buffer in list(module._buffers.items()):
+    for name, buffer in list(buffers_of(module).items()):
         if buffer is None:
             continue
         if buffer.ndim:
@@ -92,7 +94,7 @@ def cut_channels(
 
 def _axis(module: Any, x: torch.Tensor) -> int:
     """Return the axis of the channels, of an input that may lack the batch."""
-    if isinstance(module, _INSTANCE) and x.ndim == module._get_no_batch_dim():
+    if isinstance(module, _INSTANCE) and x.ndim == unbatched_ndim(module):
         return 0
     return 1
 
@@ -107,12 +109,12 @@ def _without_channels(
     shape[axis] = 1
     one = input.new_zeros(shape)  # for what torch checks of the other axes, on every rank alike
     if isinstance(module, _BATCH):
-        module._check_input_dim(input)
+        check_input_dim(module, input)
         functional.batch_norm(one, one.new_zeros(1), one.new_ones(1), training=_trains(module))
         if module.training and module.num_batches_tracked is not None:
             module.num_batches_tracked.add_(1)
     elif isinstance(module, _INSTANCE):
-        module._check_input_dim(input)
+        check_input_dim(module, input)
         functional.instance_norm(one if axis else one[None])
     else:
         functional.group_norm(one, 1)

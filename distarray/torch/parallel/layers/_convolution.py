@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError
@@ -19,10 +18,13 @@ from distarray.torch.parallel._partition_rules import map_arguments
 from distarray.torch.parallel.layers import _empty_shards
 from distarray.torch.parallel.layers._features import Features
 
+_PLAIN = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
 
 def is_grouped(module: nn.Module) -> bool:
     """Tell whether a module is a convolution with several groups."""
-    return isinstance(module, _ConvNd) and module.groups > 1
+    return isinstance(module, (*_PLAIN, *_TRANSPOSED)) and module.groups > 1
 
 
 def cut_groups(
@@ -48,7 +50,7 @@ def cut_groups(
     together = _groups_together(style, module, per_input if rows else per_output)
     entering = Features.in_units(mesh, module.in_channels, per_input * together)
     leaving = Features.in_units(mesh, module.out_channels, per_output * together)
-    transposed = isinstance(module, _ConvTransposeNd)
+    transposed = isinstance(module, _TRANSPOSED)
     axis = -1 - len(module.kernel_size)
     unit = (per_input if transposed else per_output) * together
     style.distribute(module, "weight", mesh, [Shard(0)], unit=unit)

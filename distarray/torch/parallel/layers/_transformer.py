@@ -12,6 +12,7 @@ from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentTypeError
 from distarray.layout import Layout, Replicate
 from distarray.torch import _moves
+from distarray.torch._compat import parameters_of
 from distarray.torch._modules import state_of
 from distarray.torch._untraced import untraced
 from distarray.torch.parallel._colwise import ColwiseParallel
@@ -66,7 +67,7 @@ class TransformerLayerParallel(ParallelStyle):
                 style().apply(child, mesh)
         for child in module.children():
             if isinstance(child, nn.LayerNorm):
-                for name in child._parameters:
+                for name in parameters_of(child):
                     if getattr(child, name) is not None:
                         self.distribute(child, name, mesh, [Replicate()])
                 keep_placed(child)

@@ -11,6 +11,7 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, IndexingError
 from distarray.layout import Replicate, Shard
+from distarray.torch._compat import is_batched
 from distarray.torch._untraced import untraced
 from distarray.torch.parallel._forward_wrapper import around
 from distarray.torch.parallel.layers._features import everywhere, summed
@@ -34,7 +35,7 @@ def cut_vocabulary(style: Any, module: nn.Embedding, mesh: DeviceMesh) -> None:
         _: nn.Module, forward: Callable[..., torch.Tensor], input: torch.Tensor, **kwargs: Any
     ) -> torch.Tensor:
         words = everywhere(input, mesh, given)
-        if torch._C._functorch.is_batchedtensor(words):
+        if is_batched(words):
             raise ArgumentError(
                 "torch.func.vmap over the words of an embedding that is cut by its vocabulary: "
                 "which of them a rank has is a matter of values, which vmap hides; pass all words "

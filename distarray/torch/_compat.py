@@ -1,0 +1,209 @@
+"""Private names of torch that this package stands on: all of them, and why there is no other way.
+
+Each was looked up in torch 2.13; ``tests/torch/test_compat.py`` tells where one has gone. What is
+said of versions is where a name came in, as far as torch's own history tells.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import _reduction
+from torch.nn.utils import stateless
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.utils import _pytree
+
+__all__ = ["StorageWeakRef"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# --- autograd ------------------------------------------------------------------------------------
+
+
+def is_going_backward() -> bool:
+    """Tell whether a backward pass is under way in this thread.
+
+    Since 1.13. Nothing public says so: hooks tell when a pass reaches them, not that one runs.
+    """
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def current_backward_pass() -> int:
+    """Return the number of the backward pass under way in this thread, -1 outside of one."""
+    return int(torch._C._current_graph_task_id())
+
+
+def will_execute(node: Any) -> bool:
+    """Tell whether the backward pass under way will reach a node of the graph.
+
+    Since 2.0. ``backward(inputs=...)`` and ``torch.autograd.grad`` leave nodes out, silently.
+    """
+    return bool(torch._C._will_engine_execute_node(node))
+
+
+def innermost_saved_tensor_hooks() -> Any:
+    """Return the pair of hooks that torch hands saved tensors to now; None where there is none.
+
+    Since 1.10, with this argument since 2.3. ``saved_tensors_hooks`` hides those outside of it, and
+    hooks that decline a tensor must hand it on to them.
+    """
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def version(tensor: torch.Tensor) -> int:
+    """Return how often a tensor's memory has been changed in place.
+
+    Since 0.4; documented in the notes on autograd only. Inference tensors count nothing.
+    """
+    return 0 if tensor.is_inference() else int(tensor._version)
+
+
+def hooks_of(tensor: torch.Tensor) -> Any:
+    """Return the dictionary of a tensor's hooks; None before the first one is registered.
+
+    Since 0.2. Nothing public tells whether somebody waits for the gradient of a tensor.
+    """
+    return tensor._backward_hooks
+
+
+def memory_key(tensor: torch.Tensor) -> int:
+    """Return the address of what holds a tensor's memory, the same for all views of it.
+
+    Since 2.0; ``data_ptr()`` is no key, since memory that is freed is given out again.
+    """
+    return int(tensor.untyped_storage()._cdata)
+
+
+# --- torch.func ----------------------------------------------------------------------------------
+
+is_transforming: Final[Callable[[], bool]] = torch._C._are_functorch_transforms_active
+"""Whether a transform of torch.func is under way. Since 2.0; nothing public tells it."""
+is_wrapped: Final[Callable[[Any], bool]] = torch._C._functorch.is_functorch_wrapped_tensor
+"""Whether a tensor is one of a transform, without memory of its own. Since 2.1."""
+is_batched: Final[Callable[[Any], bool]] = torch._C._functorch.is_batchedtensor
+"""Whether a tensor is one of ``vmap``, whose values cannot be looked at. Since 2.0."""
+
+_CALLS = {
+    inspect.unwrap(function).__code__
+    for function in (torch.func.functional_call, stateless.functional_call)
+}
+
+
+def is_in_functional_call() -> bool:
+    """Tell whether torch.func.functional_call is under way, further up in this thread.
+
+    It puts tensors, which may be parameters, where others assign parameters that are to stay; the
+    module itself does not tell which.
+    """
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code in _CALLS:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+# --- modes ---------------------------------------------------------------------------------------
+
+function_mode_depth: Final[Callable[[], int]] = torch._C._len_torch_function_stack
+"""How many function modes are open in this thread. Since 2.0; no public name has it."""
+function_modes: Final[Callable[[], list[Any]]] = _get_current_function_mode_stack
+"""The function modes that are open, outermost first. Since 2.0."""
+pop_function_mode: Final[Callable[[], Any]] = _pop_mode
+"""Take the innermost mode away, to be pushed again. Since 2.0; contexts of modes nest, and a
+call inside of one that is not to be seen has no other way."""
+push_function_mode: Final[Callable[[Any], None]] = _push_mode
+
+
+def innermost_function_mode() -> Any:
+    """Return the innermost function mode; None where none is open."""
+    depth = function_mode_depth()
+    return torch._C._get_function_stack_at(depth - 1) if depth else None
+
+
+# --- modules -------------------------------------------------------------------------------------
+
+REPLACING: Final = ("_apply", "_load_from_state_dict")
+"""Methods that torch calls, of each module by itself, for all conversions and all loading. Since
+0.4; hooks of modules see loading, and nothing sees conversions."""
+COMPUTING: Final = (
+    *("__call__", "forward", "_conv_forward", "_output_padding", "_sa_block", "_mha_block"),
+    "_ff_block",
+)
+"""Methods of torch's modules that say what is computed, by which a subclass that differs is
+known. Since 1.8 (convolutions) and 1.11 (transformers)."""
+
+
+def parameters_of(module: nn.Module) -> dict[str, Any]:
+    """Return a module's own parameters by name, None where one is left out, to be changed.
+
+    Since 0.1. ``named_parameters`` gives a copy, and ``setattr`` refuses tensors that are none.
+    """
+    return module._parameters
+
+
+def buffers_of(module: nn.Module) -> dict[str, Any]:
+    """Return a module's own buffers by name, to be changed. Since 0.1."""
+    return module._buffers
+
+
+def check_input_dim(module: Any, input: torch.Tensor) -> None:
+    """Raise what a batch or instance normalisation raises of an input with other axes.
+
+    Since 0.1, where ranks that have no channels would not reach torch's own check.
+    """
+    module._check_input_dim(input)
+
+
+def reduction_of(size_average: bool | None, reduce: bool | None) -> str:
+    """Return the ``reduction`` that old arguments of losses stand for. Since 0.4.1."""
+    return str(_reduction.legacy_get_string(size_average, reduce))
+
+
+def leaves_of(value: Any) -> list[Any]:
+    """Return what is in nested containers, those that programs have registered as well.
+
+    Since 1.8; ``torch.utils.pytree`` became public after 2.13.
+    """
+    return list(_pytree.tree_leaves(value))
+
+
+# --- torch.compile -------------------------------------------------------------------------------
+
+
+def compiler_is_imported() -> bool:
+    """Tell whether anything may have been compiled. Since 2.0; torch imports it with first use."""
+    return "torch._dynamo" in sys.modules
+
+
+def mark_untraced(function: F) -> F:
+    """Mark a function as one that the compiler does not trace into while it traces others.
+
+    Since 2.0; ``torch.compiler.disable`` sets the same marks, and imports the compiler, which takes
+    seconds.
+    """
+    call: Any = function
+    call._torchdynamo_disable = True
+    call._torchdynamo_disable_msg = None
+    return function
+
+
+def skip_frame(function: F) -> F:
+    """Let the compiler leave the frames of a function alone where nothing is traced yet.
+
+    As ``torch._dynamo.eval_frame.skip_code`` does, without the import of the compiler. The names
+    are of 2.6; other versions trace more than they need to.
+    """
+    frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    skip = getattr(frames, "set_code_exec_strategy", None)
+    if skip is not None:
+        action = frames._FrameAction
+        code = function.__code__  # type: ignore[attr-defined]
+        skip(code, frames._FrameExecStrategy(action.SKIP, action.DEFAULT))
+    return function
