@@ -27,9 +27,7 @@ from distarray.errors import ArgumentError, DTypeError, LayoutError, PlacementEr
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.ops._asarray import asarray
 from distarray.ops._blocks import separate
-from distarray.redistribute._background import redistribute_async
-from distarray.redistribute._execute import redistribute_local
-from distarray.redistribute._ways import check_dtype
+from distarray.redistribute import check_dtype, redistribute_async, redistribute_local
 from distarray.typing import Box, Buffer, Shape
 
 _AVERAGED_KINDS = "biu"

@@ -9,7 +9,7 @@ from distarray.core._base import BaseArray
 from distarray.core._dispatch import remember
 from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
 from distarray.layout import Layout, Replicate
-from distarray.redistribute._execute import redistribute_local
+from distarray.redistribute import redistribute_local
 
 _wholes: dict[Layout, Layout] = {}
 

@@ -20,7 +20,7 @@ from distarray.core._base import new_array
 from distarray.errors import ArgumentTypeError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.random import Generator
-from distarray.redistribute._execute import redistribute_local
+from distarray.redistribute import redistribute_local
 
 
 class _Distributed(Adapter):

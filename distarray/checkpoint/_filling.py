@@ -27,7 +27,7 @@ from distarray.checkpoint._shared_reads import reading_layout
 from distarray.comm import Communicator, DeviceMesh, _memory
 from distarray.layout import Layout, Replicate
 from distarray.layout import box as boxes
-from distarray.redistribute._execute import redistribute_local
+from distarray.redistribute import redistribute_local
 from distarray.typing import Box
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from distarray.core._policy import permit
 from distarray.core._resolution import Resolution
 from distarray.layout import Layout
 from distarray.layout._box import slices
-from distarray.redistribute._execute import redistribute_local
+from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer
 
 CACHED = 1024

@@ -24,7 +24,7 @@ from distarray.core._resolution import Resolution, resolve
 from distarray.core._spec import Spec, reduction
 from distarray.errors import DTypeError, ShapeError
 from distarray.layout import REDUCTIONS
-from distarray.redistribute._execute import redistribute_local
+from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer
 
 if TYPE_CHECKING:

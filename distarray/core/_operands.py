@@ -20,7 +20,7 @@ from distarray.core._resolution import Resolution, align
 from distarray.core._spec import pointwise
 from distarray.errors import ArgumentTypeError, DeviceError, ShapeError
 from distarray.layout import Layout, Partial, Replicate
-from distarray.redistribute._execute import redistribute_local
+from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer, Shape
 
 LARGE = _memory.POOLED_BYTES

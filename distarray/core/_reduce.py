@@ -27,7 +27,7 @@ from distarray.core._resolution import Resolution, resolve
 from distarray.core._spec import Rule, reduction
 from distarray.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError, ShapeError
 from distarray.layout import REDUCTIONS, Layout, Partial
-from distarray.redistribute._execute import redistribute_local
+from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer, Shape
 
 ABSENT: Any = type("Absent", (), {"__repr__": lambda _: "<no value>"})()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from math import prod
 
 from distarray.typing import Box, Shape
@@ -57,3 +58,33 @@ def shift(box: Box, origin: Box) -> Box:
 def slices(box: Box) -> tuple[slice, ...]:
     """Return the box as slices, to index an array with."""
     return tuple(slice(start, stop) for start, stop in box)
+
+
+def whole(shape: Sequence[int]) -> Box:
+    """Return the box of all indices of an array."""
+    return tuple([(0, size) for size in shape])
+
+
+def runs(shape: Shape, start: int, stop: int) -> Iterator[Box]:
+    """Yield, in order, boxes that tile items ``start`` to ``stop`` of an array in C order.
+
+    They are fewer than twice the number of axes.
+    """
+    if start >= stop:
+        return
+    if not shape:
+        yield ()
+        return
+    inner = prod(shape[1:])
+    first, head = divmod(start, inner)
+    last, tail = divmod(stop, inner)
+    if first == last or head:
+        for rest in runs(shape[1:], head, tail if first == last else inner):
+            yield ((first, first + 1), *rest)
+        if first == last:
+            return
+        first += 1
+    if first < last:
+        yield ((first, last), *whole(shape[1:]))
+    for rest in runs(shape[1:], 0, tail):
+        yield ((last, last + 1), *rest)

@@ -16,7 +16,7 @@ from distarray.errors import ArgumentError
 from distarray.layout import Layout, Placement
 from distarray.ops._blocks import copied
 from distarray.ops._creation import build, checked_dtype, target_layout, unreduced
-from distarray.redistribute._execute import redistribute_local
+from distarray.redistribute import redistribute_local
 from distarray.typing import Box, Buffer
 
 

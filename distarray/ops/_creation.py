@@ -26,7 +26,7 @@ from distarray.errors import (
 )
 from distarray.layout import Layout, Placement, Replicate
 from distarray.ops._blocks import empty_block
-from distarray.redistribute._execute import redistribute_local
+from distarray.redistribute import redistribute_local
 from distarray.typing import Box, Buffer, Shape
 
 

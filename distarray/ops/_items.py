@@ -31,7 +31,7 @@ from distarray.ops._blocks import copied, empty_block, separate
 from distarray.ops._relabel import carry
 from distarray.ops._selection import Selection, select
 from distarray.ops._windows import mirror, mirrored, run
-from distarray.redistribute._execute import redistribute_local
+from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer, Shape
 
 _NUMERIC = "biufc"

@@ -28,8 +28,7 @@ from distarray.ops._relabel import carry
 from distarray.ops._reshape import reshaped
 from distarray.ops._selection import select
 from distarray.ops._shape import expand_dims
-from distarray.redistribute import estimate
-from distarray.redistribute._execute import redistribute_local
+from distarray.redistribute import estimate, redistribute_local
 from distarray.typing import Axes, Buffer, Shape
 
 Part = tuple[Buffer, Layout]

@@ -28,7 +28,7 @@ from distarray.errors import ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Layout
 from distarray.ops._blocks import empty_block
 from distarray.ops._items import setitem
-from distarray.redistribute._execute import redistribute_local
+from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer, Shape
 
 LARGE = _memory.POOLED_BYTES

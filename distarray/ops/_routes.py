@@ -14,7 +14,7 @@ from distarray.layout import DimMap, Layout, chunk, dimmap, propagate, stages
 from distarray.ops._blocks import empty_block
 from distarray.ops._relabel import Offsets, recut
 from distarray.ops._windows import from_flat, run, to_flat
-from distarray.redistribute._execute import redistribute_local
+from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer, Shape
 
 TOLERATED = 1.25

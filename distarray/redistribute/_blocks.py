@@ -1,12 +1,13 @@
-"""Enumerate the blocks of a layout that meet a box, without looking at the others."""
+"""The blocks of layouts: which of them meet a box, and which cuts two layouts have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import product
 from math import prod
 
-from distarray.layout import Layout
+from distarray.layout import AbstractMesh, Layout, Partial
 from distarray.typing import Box, Coordinate
 
 NONE_FIXED: Mapping[int, int] = {}
@@ -161,3 +162,55 @@ def _with_digits(
         first, last = max(first, want), min(last, want)
     for digit in range(first, last + 1):
         yield from _with_digits(low, high, base + digit * below, sizes[1:], wanted[1:])
+
+
+def same_mesh(src: Layout, dst: Layout) -> bool:
+    """Tell whether two layouts have the same ranks at the same coordinates."""
+    return src.mesh is dst.mesh or _same_ranks(src.mesh.abstract, dst.mesh.abstract)
+
+
+@lru_cache(maxsize=1024)
+def _same_ranks(a: AbstractMesh, b: AbstractMesh) -> bool:
+    return a.shape == b.shape and a.flat_ranks == b.flat_ranks
+
+
+def kept_partial(src: Layout, dst: Layout) -> tuple[int, ...]:
+    """Return the mesh axes that are ``Partial`` with one operation before and after."""
+    if not src.has_partial or not same_mesh(src, dst):
+        return ()
+    return tuple(i for i in src.partial_axes if dst.placements[i] is src.placements[i])
+
+
+def shared_cuts(src: Layout, dst: Layout, axis: int) -> int:
+    """Return how many leading cuts of one array axis two layouts on one mesh have in common.
+
+    Blocks made by these cuts are the same in both, so that no value crosses between them.
+    """
+    before, after = real_cuts(src, axis), real_cuts(dst, axis)
+    common = 0
+    while common < min(len(before), len(after)) and before[common] == after[common]:
+        common += 1
+    if not common or not (is_explicit(src, axis) or is_explicit(dst, axis)):
+        return common
+    while common and _offsets(src, axis, common) != _offsets(dst, axis, common):
+        common -= 1
+    return common
+
+
+def real_cuts(layout: Layout, axis: int) -> tuple[int, ...]:
+    """Return the mesh axes that cut an array axis into more than one block, first cut first."""
+    cuts, shape = layout.sharding_axes(axis), layout.mesh.shape
+    return tuple([i for i in cuts if shape[i] > 1])
+
+
+def _offsets(layout: Layout, axis: int, cuts: int) -> tuple[int, ...]:
+    """Return the offsets of the blocks that the leading real cuts make."""
+    below = prod(layout.mesh.shape[i] for i in real_cuts(layout, axis)[cuts:])
+    return layout.partition(axis).offsets[::below]
+
+
+def op_of(layout: Layout, mesh_axis: int) -> str:
+    """Return the operation of a mesh axis that is ``Partial``."""
+    placement = layout.placements[mesh_axis]
+    assert type(placement) is Partial
+    return placement.op

@@ -8,10 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, log2, prod
 from typing import NamedTuple
 
 from distarray.layout import AbstractMesh
+from distarray.layout import box as boxes
+from distarray.redistribute import _schedule
+from distarray.redistribute._blocks import block_at, same_mesh
+from distarray.redistribute._replica_choice import choose_replicas
+from distarray.redistribute._steps import (
+    AllGatherStep,
+    AllReduceStep,
+    LocalStep,
+    ReduceScatterStep,
+    Step,
+)
+from distarray.typing import Coordinate
 
 
 class Traffic(NamedTuple):
@@ -134,3 +146,63 @@ class CostModel:
 
 
 DEFAULT_MODEL = CostModel()
+
+
+def step_seconds(step: Step, model: CostModel) -> float:
+    """Return the estimated seconds of a step: those of the slower of two typical ranks."""
+    mesh = step.dst.mesh
+    typical = {(0,) * mesh.ndim, tuple([n // 2 for n in mesh.shape])}
+    return max(seconds_at(step, coordinate, model) for coordinate in typical)
+
+
+def seconds_at(step: Step, coordinate: Coordinate, model: CostModel) -> float:
+    """Return the estimated seconds of the rank at a coordinate of the destination mesh."""
+    return model.seconds(_traffic(step, coordinate, model), step.dtype.itemsize)
+
+
+def step_latency(step: Step, model: CostModel) -> float:
+    """Return the part of `step_seconds` that does not depend on the number of bytes."""
+    return model.latency(_traffic(step, (0,) * step.dst.mesh.ndim, model))
+
+
+def _traffic(step: Step, coordinate: Coordinate, model: CostModel) -> Traffic:
+    size = boxes.volume(block_at(step.dst, coordinate))
+    if isinstance(step, LocalStep):
+        moved = 0 if step.kind == "relabel" else size
+        return Traffic(copied=moved, written=moved, rounds=0)
+    mesh = step.src.mesh.abstract
+    rank = step.dst.mesh.rank_at(coordinate)
+    if isinstance(step, AllReduceStep):
+        group = prod(mesh.shape[i] for i in step.mesh_axes)
+        moved = step.bytes_received(rank) // max(step.dtype.itemsize, 1)
+        return Traffic(
+            received=moved,
+            sent=moved,
+            reduced=size,
+            copied=size / group,
+            written=size,
+            messages=2 * ceil(log2(group)) if group > 1 else 0,
+            remote=model.remote_share(mesh, step.mesh_axes),
+            rounds=2,
+        )
+    choice = choose_replicas(step.src, step.dst)
+    received = sent = _schedule.received(step.src, step.dst, rank)
+    messages = step.messages(rank)
+    if same_mesh(step.src, step.dst):
+        remote = model.remote_share(mesh, step.mesh_axes)
+    else:
+        remote = model.share_between(mesh, step.dst.mesh.abstract)
+        # Each rank sends its share of what all receive; few ranks that feed many are the slower.
+        sent = received * step.dst.mesh.size // mesh.size
+    if isinstance(step, (AllGatherStep, ReduceScatterStep)) and messages:
+        messages = ceil(log2(messages + 1))
+    reduces = choice.contributions > 1
+    return Traffic(
+        received=received,
+        sent=sent,
+        copied=0 if reduces else size - received,
+        reduced=size * choice.contributions if reduces else 0,
+        written=size,
+        messages=messages,
+        remote=remote,
+    )

@@ -32,12 +32,11 @@ from distarray.comm._mismatch import Purpose, token
 from distarray.comm._packing import copy_box, copy_boxes, fill, reduce_boxes, reduce_into
 from distarray.comm.mpi._reducer import SMALL_BYTES
 from distarray.errors import MismatchError
-from distarray.layout import Layout
-from distarray.layout._partition import chunk
-from distarray.layout._reduction import REDUCTIONS
+from distarray.layout import REDUCTIONS, Layout, chunk
 from distarray.redistribute._cost import DEFAULT_MODEL, CostModel
-from distarray.redistribute._exchange import receives
+from distarray.redistribute._messages import Messages, region
 from distarray.redistribute._plan import plan
+from distarray.redistribute._schedule import receives
 from distarray.redistribute._steps import (
     AllReduceStep,
     DirectAllReduceStep,
@@ -45,7 +44,6 @@ from distarray.redistribute._steps import (
     LocalStep,
     Step,
 )
-from distarray.redistribute._wire import Wire, region
 from distarray.typing import Buffer, Shape
 
 BoundStep = Callable[..., Buffer]
@@ -255,13 +253,13 @@ class _Exchange:
     __slots__ = (
         "_communicator",
         "_dtype",
+        "_messages",
         "_op",
         "_shape",
         "_step",
         "_takes",
         "_token",
         "_whole",
-        "_wires",
     )
 
     def __init__(
@@ -289,7 +287,7 @@ class _Exchange:
         ]
         self._whole = isinstance(step, DirectAllReduceStep) and self._takes_whole(rank)
         """Whether every rank takes all of all blocks."""
-        self._wires: dict[str, Wire] = {}
+        self._messages: dict[str, Messages] = {}
 
     def _takes_whole(self, rank: int) -> bool:
         size = 0 if self._communicator is None else self._communicator.size
@@ -329,11 +327,12 @@ class _Exchange:
         with communicator.views(local, number, what) as views:
             if any(view is None for view in views):
                 kind = _backend.kind_of(device)
-                wire = self._wires.get(kind)
-                if wire is None:
+                messages = self._messages.get(kind)
+                if messages is None:
                     reached = [view is not None for view in views]
-                    wire = self._wires[kind] = Wire(self._step, communicator, reached, kind)
-                wire.exchange(local, views, out)
+                    messages = Messages(self._step, communicator, reached, kind)
+                    self._messages[kind] = messages
+                messages.exchange(local, views, out)
             else:
                 self._take(views, out)
         return out

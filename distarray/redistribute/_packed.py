@@ -24,7 +24,7 @@ from distarray.comm._mismatch import Purpose
 from distarray.comm._packing import copy_boxes, reduce_boxes
 from distarray.layout import Layout, Partial, Replicate, Shard
 from distarray.redistribute._execute import redistribute_local
-from distarray.redistribute._wire import region
+from distarray.redistribute._messages import region
 from distarray.typing import Buffer, Shape
 
 

@@ -10,14 +10,12 @@ import numpy as np
 
 from distarray.errors import ArgumentTypeError, DTypeError, MeshError, ShapeError
 from distarray.layout import REDUCTIONS, Layout, Partial
-from distarray.layout._box import volume
-from distarray.redistribute import _explain, _volumes
-from distarray.redistribute._blocks import block_of
-from distarray.redistribute._cost import DEFAULT_MODEL, CostModel
-from distarray.redistribute._scratch import in_rounds
-from distarray.redistribute._search import step_seconds
-from distarray.redistribute._steps import Step
-from distarray.redistribute._ways import cheapest, check_dtype
+from distarray.layout import box as boxes
+from distarray.redistribute import _explain, _schedule
+from distarray.redistribute._blocks import block_of, kept_partial, op_of
+from distarray.redistribute._cost import DEFAULT_MODEL, CostModel, step_seconds
+from distarray.redistribute._search import cheapest
+from distarray.redistribute._steps import Step, check_max_bytes, reduced_between
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ class Plan:
         ``Partial`` separates its ranks. Where a ``Partial`` is created the bound is 0: a value may
         be contributed by a rank that holds it.
         """
-        return _volumes.lacking(self.src, self.dst, self._member(rank)) * self.dtype.itemsize
+        return _schedule.lacking(self.src, self.dst, self._member(rank)) * self.dtype.itemsize
 
     def peak_bytes(self, rank: int) -> int:
         """Return the most bytes that a rank holds at a time.
@@ -218,10 +216,41 @@ def _planned(
     check_dtype(src, dst, dtype)
     steps = cheapest(src, dst, dtype, model)
     if max_bytes is not None:
-        steps = tuple(in_rounds(step, max_bytes) for step in steps)
+        check_max_bytes(max_bytes)
+        steps = tuple(step.in_rounds(max_bytes) for step in steps)
     return Plan(src, dst, dtype, model, steps)
 
 
 def _block_bytes(layout: Layout, rank: int, dtype: np.dtype[Any]) -> int:
     box = block_of(layout, rank)
-    return 0 if box is None else volume(box) * dtype.itemsize
+    return 0 if box is None else boxes.volume(box) * dtype.itemsize
+
+
+def check_dtype(src: Layout, dst: Layout, dtype: np.dtype[Any]) -> None:
+    """Raise DTypeError if a ``Partial`` on the way has an operation that its values do not know.
+
+    Or if the result would depend on the order of the reductions: the sum of truth values is their
+    disjunction, and that of averages is not.
+    """
+    kept = kept_partial(src, dst)
+    ops = {op_of(src, i) for i in src.partial_axes if i not in kept and src.mesh.shape[i] > 1}
+    if dtype.kind == "b" and len(ops) > 1 and "avg" in ops:
+        raise DTypeError(
+            f"{src} averages truth values along one mesh axis and reduces them otherwise along "
+            "another, whose order matters; redistribute in two steps, or convert the array first"
+        )
+    for layout, kind in ((src, dtype), (dst, reduced_between(src, dst, dtype))):
+        for i in layout.partial_axes:
+            placement = layout.placements[i]
+            if i not in kept and type(placement) is Partial:
+                _check(placement, kind)
+
+
+def _check(placement: Partial, dtype: np.dtype[Any]) -> None:
+    kinds = REDUCTIONS[placement.op].kinds
+    # Kinds beyond NumPy's own (bfloat16 has V) are the business of those who reduce them.
+    if dtype.kind not in kinds and dtype.kind in "biufcmMSUO":
+        raise DTypeError(
+            f"{placement!r} of {dtype}: this reduction is defined for the dtype kinds "
+            f"{', '.join(kinds)}; convert the array first, or choose another reduction"
+        )

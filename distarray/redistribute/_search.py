@@ -1,9 +1,11 @@
-"""Find the cheapest steps from one layout to another.
+"""The search for the cheapest steps from one layout to another, and the plain ways beside it.
 
-Dijkstra's algorithm over layouts. From every layout leads an edge to the goal (one round of
-box intersections) and, where that can pay, edges that change the mesh axes one at a time or all
-``Partial`` ones together: values are reduced before they are moved on, within a node before they
-cross to another, and a block that many need is scattered first and gathered among those.
+Communication leads up to a layout without new ``Partial`` (`exchange_target`), then one local step
+creates them. For the communication Dijkstra's algorithm runs over layouts. From every layout leads
+an edge to the goal (one round of box intersections) and, where that can pay, edges that change the
+mesh axes one at a time or all ``Partial`` ones together: values are reduced before they are moved
+on, within a node before they cross to another, and a block that many need is scattered first and
+gathered among those.
 
 No edge undoes what another does: an array axis that stays sharded is never replicated on the way,
 so that without a reduction no rank receives a value twice or one that it holds.
@@ -15,30 +17,32 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count
-from math import ceil, log2, prod
 from typing import Any
 
 import numpy as np
 
 from distarray.layout import Layout, Mesh, Partial, Placement, Replicate, Shard
-from distarray.layout._box import volume
-from distarray.redistribute import _volumes
-from distarray.redistribute._blocks import block_at
-from distarray.redistribute._copies import route
-from distarray.redistribute._cost import CostModel, Traffic
-from distarray.redistribute._regular import step_between
-from distarray.redistribute._route import same_mesh
+from distarray.redistribute._blocks import kept_partial, same_mesh
+from distarray.redistribute._cost import CostModel, seconds_at
+from distarray.redistribute._intermediate_layouts import (
+    best_axis,
+    between,
+    exchange_target,
+    scattered,
+)
 from distarray.redistribute._steps import (
-    AllGatherStep,
     AllReduceStep,
     ExchangeStep,
     LocalStep,
     ReduceScatterStep,
     Step,
+    filled,
+    reduced_between,
     reduced_dtype,
+    step_between,
 )
-from distarray.redistribute._targets import best_axis, between, scattered
-from distarray.typing import Coordinate
+
+Steps = tuple[Step, ...]
 
 
 class Search:
@@ -61,7 +65,7 @@ class Search:
         self._model = model
         self._one_mesh = same_mesh(src, goal)
 
-    def direct(self) -> tuple[Step, ...] | None:
+    def direct(self) -> Steps | None:
         """Return the plan of one exchange (or no step at all), if one can do it."""
         if self._src is self._goal:
             return ()
@@ -69,16 +73,14 @@ class Search:
             return None
         return (step_between(self._src, self._goal, self._dtype),)
 
-    def cheapest(self) -> tuple[Step, ...]:
+    def cheapest(self) -> Steps:
         """Return the cheapest steps that the edges offer."""
         direct = self.direct()
         if direct is not None and not self._worth_searching(direct):
             return direct
         order = count()
         best: dict[Layout, float] = {self._src: 0.0}
-        queue: list[tuple[float, int, int, Layout, tuple[Step, ...]]] = [
-            (0.0, 0, next(order), self._src, ())
-        ]
+        queue: list[tuple[float, int, int, Layout, Steps]] = [(0.0, 0, next(order), self._src, ())]
         while queue:
             spent, taken, _, layout, steps = heappop(queue)
             if layout is self._goal:
@@ -87,13 +89,13 @@ class Search:
                 continue
             dtype = steps[-1].result_dtype if steps else self._dtype
             for step in self._edges(layout, dtype):
-                total = spent + _seconds_at(step, (0,) * step.dst.mesh.ndim, self._model)
+                total = spent + seconds_at(step, (0,) * step.dst.mesh.ndim, self._model)
                 if total < best.get(step.dst, float("inf")):
                     best[step.dst] = total
                     heappush(queue, (total, taken + 1, next(order), step.dst, (*steps, step)))
         raise AssertionError(f"no steps lead from {self._src} to {self._goal}")
 
-    def _worth_searching(self, direct: tuple[Step, ...]) -> bool:
+    def _worth_searching(self, direct: Steps) -> bool:
         """Tell whether anything but the direct exchange could be cheaper."""
         if not direct or isinstance(direct[0], LocalStep) or not self._src.size:
             return False
@@ -193,66 +195,6 @@ class Search:
         return step_between(layout, between(layout, goal, placements), dtype)
 
 
-def step_seconds(step: Step, model: CostModel) -> float:
-    """Return the estimated seconds of a step: those of the slower of two typical ranks."""
-    mesh = step.dst.mesh
-    typical = {(0,) * mesh.ndim, tuple([n // 2 for n in mesh.shape])}
-    return max(_seconds_at(step, coordinate, model) for coordinate in typical)
-
-
-def _seconds_at(step: Step, coordinate: Coordinate, model: CostModel) -> float:
-    """Return the estimated seconds of the rank at a coordinate of the destination mesh."""
-    return model.seconds(_traffic(step, coordinate, model), step.dtype.itemsize)
-
-
-def step_latency(step: Step, model: CostModel) -> float:
-    """Return the part of `step_seconds` that does not depend on the number of bytes."""
-    return model.latency(_traffic(step, (0,) * step.dst.mesh.ndim, model))
-
-
-def _traffic(step: Step, coordinate: Coordinate, model: CostModel) -> Traffic:
-    size = volume(block_at(step.dst, coordinate))
-    if isinstance(step, LocalStep):
-        moved = 0 if step.kind == "relabel" else size
-        return Traffic(copied=moved, written=moved, rounds=0)
-    mesh = step.src.mesh.abstract
-    rank = step.dst.mesh.rank_at(coordinate)
-    if isinstance(step, AllReduceStep):
-        group = prod(mesh.shape[i] for i in step.mesh_axes)
-        moved = step.bytes_received(rank) // max(step.dtype.itemsize, 1)
-        return Traffic(
-            received=moved,
-            sent=moved,
-            reduced=size,
-            copied=size / group,
-            written=size,
-            messages=2 * ceil(log2(group)) if group > 1 else 0,
-            remote=model.remote_share(mesh, step.mesh_axes),
-            rounds=2,
-        )
-    way = route(step.src, step.dst)
-    received = sent = _volumes.received(step.src, step.dst, rank)
-    messages = step.messages(rank)
-    if same_mesh(step.src, step.dst):
-        remote = model.remote_share(mesh, step.mesh_axes)
-    else:
-        remote = model.share_between(mesh, step.dst.mesh.abstract)
-        # Each rank sends its share of what all receive; few ranks that feed many are the slower.
-        sent = received * step.dst.mesh.size // mesh.size
-    if isinstance(step, (AllGatherStep, ReduceScatterStep)) and messages:
-        messages = ceil(log2(messages + 1))
-    reduces = way.contributions > 1
-    return Traffic(
-        received=received,
-        sent=sent,
-        copied=0 if reduces else size - received,
-        reduced=size * way.contributions if reduces else 0,
-        written=size,
-        messages=messages,
-        remote=remote,
-    )
-
-
 def _spread(layout: Layout) -> bool:
     """Tell whether several ranks of a layout hold the same values."""
     shape = layout.mesh.shape
@@ -269,3 +211,97 @@ def _disjoint(a: Mesh, b: Mesh) -> bool:
 def _span(ranks: Sequence[int]) -> tuple[int, int]:
     ends = (ranks[0], ranks[-1]) if isinstance(ranks, range) else ranks
     return min(ends), max(ends)
+
+
+def cheapest(src: Layout, dst: Layout, dtype: np.dtype[Any], model: CostModel) -> Steps:
+    """Return the steps of the cheapest way; none where the layouts are the same."""
+    if src is dst:
+        return ()
+    goal = _goal(src, dst, dtype)
+    steps = Search(src, goal, dtype, model).cheapest()
+    return _with_filling(steps, goal, dst, dtype)
+
+
+def alternatives(
+    src: Layout, dst: Layout, dtype: np.dtype[Any], model: CostModel
+) -> list[tuple[str, Steps]]:
+    """Return the plain ways by name, for comparison; those that exist."""
+    goal = _goal(src, dst, dtype)
+    found: list[tuple[str, Steps | None]] = [
+        ("one exchange", Search(src, goal, dtype, model).direct()),
+        ("all-reduce first", _reduced_first(src, goal, dtype)),
+        ("one mesh axis after another", _by_axis(src, goal, dtype)),
+        ("replicate, then slice", _replicated(src, goal, dtype)),
+    ]
+    return [
+        (name, _with_filling(steps, goal, dst, dtype)) for name, steps in found if steps is not None
+    ]
+
+
+def _goal(src: Layout, dst: Layout, dtype: np.dtype[Any]) -> Layout:
+    """Return where communication ends."""
+    return exchange_target(src, dst, reduced_between(src, dst, dtype))
+
+
+def _with_filling(steps: Steps, goal: Layout, dst: Layout, dtype: np.dtype[Any]) -> Steps:
+    """Return the steps with the local one that creates ``Partial`` blocks, if any are created."""
+    if goal is dst:
+        return steps
+    dtype = steps[-1].result_dtype if steps else dtype
+    last = LocalStep("fill" if filled(goal, dst) else "relabel", goal, dst, dtype)
+    before = steps[-1] if steps else None
+    if last.kind == "relabel" and isinstance(before, LocalStep):
+        return (*steps[:-1], LocalStep(before.kind, before.src, dst, dtype))
+    return (*steps, last)
+
+
+def _reduced_first(src: Layout, goal: Layout, dtype: np.dtype[Any]) -> Steps | None:
+    """Return an all-reduce of everything that is reduced, then one exchange."""
+    kept = kept_partial(src, goal)
+    axes = tuple(i for i in src.partial_axes if i not in kept and src.mesh.shape[i] > 1)
+    ops = {p.op for p in (src.placements[i] for i in axes) if type(p) is Partial}
+    if len(ops) != 1:
+        return None
+    placements = [
+        Replicate() if i in axes else placement for i, placement in enumerate(src.placements)
+    ]
+    reduced = src.replace(placements=placements)
+    first = AllReduceStep(src, reduced, ops.pop(), axes, dtype)
+    if reduced is goal:
+        return (first,)
+    if len(set(reduced.partial_axes) - set(kept_partial(reduced, goal))):
+        return None
+    return (first, step_between(reduced, goal, first.result_dtype))
+
+
+def _by_axis(src: Layout, goal: Layout, dtype: np.dtype[Any]) -> Steps | None:
+    """Return one step per mesh axis, the last mesh axis first."""
+    if not same_mesh(src, goal) or src.mesh is not goal.mesh:
+        return None
+    steps: Steps = ()
+    layout = src
+    for i in reversed(range(src.mesh.ndim)):
+        old, new = layout.placements[i], goal.placements[i]
+        if old is new:
+            continue
+        placements = (*layout.placements[:i], new, *layout.placements[i + 1 :])
+        after = between(layout, goal, placements)
+        if type(old) is Partial and type(new) is Replicate:
+            after = layout.replace(placements=placements)
+            steps = (*steps, AllReduceStep(layout, after, old.op, (i,), dtype))
+        else:
+            steps = (*steps, step_between(layout, after, dtype))
+        dtype = steps[-1].result_dtype
+        layout = after
+    return (*steps, step_between(layout, goal, dtype)) if layout is not goal else steps
+
+
+def _replicated(src: Layout, goal: Layout, dtype: np.dtype[Any]) -> Steps | None:
+    """Return all values on every rank of the source mesh, then what each keeps of them."""
+    if goal.has_partial or len({p.op for p in src.placements if type(p) is Partial}) > 1:
+        return None
+    whole = Layout(src.mesh, [Replicate()] * src.mesh.ndim, src.shape)
+    if whole in (src, goal):
+        return None
+    first = step_between(src, whole, dtype)
+    return (first, step_between(whole, goal, first.result_dtype))

@@ -2,25 +2,33 @@
 
 An executor needs to know three of them: `LocalStep`, `ExchangeStep` and `AllReduceStep`. The
 others are exchanges with a name: a regular pattern for which a transport may have a collective.
+`step_between` finds the name.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from distarray.layout import Layout, Partial, Replicate
-from distarray.layout._box import shift, volume
-from distarray.layout._partition import chunk
-from distarray.layout._reduction import REDUCTIONS
-from distarray.redistribute import _volumes
-from distarray.redistribute._blocks import block_at
-from distarray.redistribute._copies import route
-from distarray.redistribute._exchange import Transfer, receives, sends
-from distarray.redistribute._rounds import WHOLE, Part
+from distarray.errors import ArgumentError, ArgumentTypeError
+from distarray.layout import REDUCTIONS, Layout, Partial, Replicate, Shard, chunk
+from distarray.layout import box as boxes
+from distarray.redistribute import _schedule
+from distarray.redistribute._blocks import (
+    block_at,
+    is_explicit,
+    kept_partial,
+    op_of,
+    real_cuts,
+    same_mesh,
+    shared_cuts,
+)
+from distarray.redistribute._replica_choice import RowChoice, choose_replicas
+from distarray.redistribute._schedule import WHOLE, Part, Transfer
 from distarray.typing import Box
 
 
@@ -83,7 +91,7 @@ class LocalStep:
         if coordinate is None or not self.keeps(rank):
             return None
         old, new = block_at(self.src, coordinate), block_at(self.dst, coordinate)
-        return shift(new if self.kind == "slice" else old, old)
+        return boxes.shift(new if self.kind == "slice" else old, old)
 
     def target_box(self, rank: int) -> Box | None:
         """Return where in a rank's new block that part goes; None if none does."""
@@ -91,23 +99,17 @@ class LocalStep:
         if coordinate is None or not self.keeps(rank):
             return None
         old, new = block_at(self.src, coordinate), block_at(self.dst, coordinate)
-        return shift(new if self.kind == "slice" else old, new)
+        return boxes.shift(new if self.kind == "slice" else old, new)
 
     def bytes_received(self, rank: int) -> int:  # noqa: ARG002
-        """Return 0."""
+        """Return 0: nothing travels, and nothing is packed."""
         return 0
 
-    def bytes_sent(self, rank: int) -> int:  # noqa: ARG002
-        """Return 0."""
-        return 0
+    bytes_sent = messages = scratch_bytes = bytes_received
 
-    def messages(self, rank: int) -> int:  # noqa: ARG002
-        """Return 0."""
-        return 0
-
-    def scratch_bytes(self, rank: int) -> int:  # noqa: ARG002
-        """Return 0."""
-        return 0
+    def in_rounds(self, max_bytes: int) -> LocalStep:  # noqa: ARG002
+        """Return the step: it has no scratch to bound."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ class ExchangeStep:
         Of the values that travel.
     rounds
         Number of rounds in which the packed messages travel; see
-        `distarray.redistribute._rounds`.
+        `distarray.redistribute._schedule`.
     """
 
     src: Layout
@@ -138,7 +140,7 @@ class ExchangeStep:
     @property
     def reduce(self) -> str | None:
         """Operation that combines what the peers of one transfer send; None if nothing is."""
-        return route(self.src, self.dst).op
+        return choose_replicas(self.src, self.dst).op
 
     @property
     def mesh_axes(self) -> tuple[int, ...]:
@@ -146,7 +148,7 @@ class ExchangeStep:
 
         Empty between different meshes.
         """
-        return route(self.src, self.dst).mesh_axes
+        return choose_replicas(self.src, self.dst).mesh_axes
 
     @property
     def result_dtype(self) -> np.dtype[Any]:
@@ -155,29 +157,54 @@ class ExchangeStep:
 
     def receives(self, rank: int, part: Part = WHOLE) -> tuple[Transfer, ...]:
         """Return what a rank takes, from others and from itself, in all rounds or in one."""
-        return receives(self.src, self.dst, rank, part)
+        return _schedule.receives(self.src, self.dst, rank, part)
 
     def sends(self, rank: int, part: Part = WHOLE) -> tuple[Transfer, ...]:
         """Return what a rank gives, to others and to itself, in all rounds or in one."""
-        return sends(self.src, self.dst, rank, part)
+        return _schedule.sends(self.src, self.dst, rank, part)
 
     def bytes_received(self, rank: int) -> int:
         """Return the bytes that a rank receives from others, in all rounds together."""
-        return _volumes.received(self.src, self.dst, rank) * self.dtype.itemsize
+        return _schedule.received(self.src, self.dst, rank) * self.dtype.itemsize
 
     def bytes_sent(self, rank: int) -> int:
         """Return the bytes that a rank sends to others, in all rounds together."""
-        return _volumes.sent(self.src, self.dst, rank) * self.dtype.itemsize
+        return _schedule.sent(self.src, self.dst, rank) * self.dtype.itemsize
 
     def messages(self, rank: int) -> int:
         """Return the number of ranks from which a rank receives something in one round."""
-        return _volumes.senders(self.src, self.dst, rank)
+        return _schedule.senders(self.src, self.dst, rank)
 
     def scratch_bytes(self, rank: int) -> int:
         """Return the bytes of the packed messages of the largest round, sent and received."""
         if self.rounds == 1:
             return self.bytes_received(rank) + self.bytes_sent(rank)
         return self._largest_round(rank, self.receives(rank) + self.sends(rank))
+
+    def in_rounds(self, max_bytes: int) -> ExchangeStep:
+        """Return the step with the rounds that it needs to stay within a bound.
+
+        The same on every rank. With fewer bytes than one value per peer the rounds become as
+        short as they can be.
+        """
+        src, dst = self.src, self.dst
+        choice = choose_replicas(src, dst)
+        fixed = choice.fixed if isinstance(choice, RowChoice) else ()
+        readers = prod(
+            dst.mesh.shape[i]
+            for i, p in enumerate(dst.placements)
+            if type(p) is not Shard and i not in fixed
+        )
+        incoming = _largest_block(dst) * choice.contributions
+        outgoing = _largest_block(src) * readers
+        values = max_bytes // max(self.dtype.itemsize, 1)
+        if incoming + outgoing <= values:
+            return self
+        # Every message has a value more than its share at most.
+        senders, receivers = _block_count(src) * choice.contributions, _block_count(dst) * readers
+        peers = min(incoming, senders) + min(outgoing, receivers)
+        rounds = -(-(incoming + outgoing) // max(values - peers, 1))
+        return replace(self, rounds=max(min(rounds, _largest_block(dst), _largest_block(src)), 1))
 
     def _largest_round(self, rank: int, transfers: tuple[Transfer, ...]) -> int:
         """Return a bound on the bytes of these transfers in one round: an equal part of each."""
@@ -290,6 +317,13 @@ class AllReduceStep:
         _, mine, _ = self._pieces(rank)
         return -(-mine // self.rounds) * self.dtype.itemsize
 
+    def in_rounds(self, max_bytes: int) -> AllReduceStep:
+        """Return the step with the rounds in which the largest piece stays within a bound."""
+        group = prod(self.src.mesh.shape[i] for i in self.mesh_axes)
+        piece = -(-_largest_block(self.src) // group)
+        values = max(max_bytes // max(self.dtype.itemsize, 1), 1)
+        return replace(self, rounds=max(-(-piece // values), 1))
+
     @property
     def _reduced_itemsize(self) -> int:
         return self.result_dtype.itemsize
@@ -304,7 +338,7 @@ class AllReduceStep:
         index = 0
         for i in self.mesh_axes:
             index = index * mesh.shape[i] + coordinate[i]
-        size = volume(block_at(self.src, coordinate))
+        size = boxes.volume(block_at(self.src, coordinate))
         start, stop = chunk(size, (count,)).bounds(index)
         return size, stop - start, count
 
@@ -320,6 +354,15 @@ def spreads(op: str) -> bool:
 def reduced_dtype(op: str | None, dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype of values once reduced: averages of integers and booleans are float64."""
     return np.dtype(np.float64) if op == "avg" and dtype.kind in "biu" else dtype
+
+
+def reduced_between(src: Layout, dst: Layout, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of the values once all that ``dst`` does not keep ``Partial`` is reduced."""
+    kept = kept_partial(src, dst)
+    for i in src.partial_axes:
+        if i not in kept:
+            dtype = reduced_dtype(op_of(src, i), dtype)
+    return dtype
 
 
 def filled(src: Layout, dst: Layout) -> list[str]:
@@ -338,3 +381,80 @@ def _created(src: Layout, dst: Layout) -> list[tuple[int, str]]:
         for i, (before, after) in enumerate(zip(src.placements, dst.placements, strict=True))
         if type(after) is Partial and before is not after
     ]
+
+
+def step_between(src: Layout, dst: Layout, dtype: np.dtype[Any]) -> LocalStep | ExchangeStep:
+    """Return the step that turns ``src`` into ``dst``, with the most telling name.
+
+    Both layouts have one shape; ``dst`` has no ``Partial`` that ``src`` lacks.
+    """
+    if not same_mesh(src, dst):
+        return ExchangeStep(src, dst, dtype)
+    axes = range(src.ndim)
+    shared = [shared_cuts(src, dst, axis) for axis in axes]
+    before = [len(real_cuts(src, axis)) for axis in axes]
+    after = [len(real_cuts(dst, axis)) for axis in axes]
+    reduced = [
+        p.op
+        for i, (p, q) in enumerate(zip(src.placements, dst.placements, strict=True))
+        if type(p) is Partial
+        and p is not q
+        and (src.mesh.shape[i] > 1 or reduced_dtype(p.op, dtype) != dtype)
+    ]
+    if not reduced and shared == before:
+        return LocalStep("relabel" if shared == after else "slice", src, dst, dtype)
+    return _named(src, dst, shared == before, shared == after)(src, dst, dtype)
+
+
+def _named(src: Layout, dst: Layout, cuts_more: bool, cuts_less: bool) -> type[ExchangeStep]:
+    """Return the class of an exchange on one mesh.
+
+    ``cuts_more`` says that every new block is a part of an old one, ``cuts_less`` the reverse.
+    """
+    shape = src.mesh.shape
+    changes = [
+        (p, q)
+        for i, (p, q) in enumerate(zip(src.placements, dst.placements, strict=True))
+        if p is not q and shape[i] > 1
+    ]
+    if not changes:
+        return ExchangeStep
+    if cuts_less and all(type(p) is Shard and type(q) is Replicate for p, q in changes):
+        return AllGatherStep
+    if cuts_more and all(type(p) is Partial and type(q) is Shard for p, q in changes):
+        return ReduceScatterStep
+    if cuts_more and cuts_less and all(type(q) is Replicate for _, q in changes):
+        return DirectAllReduceStep
+    if len(changes) == 1 and all(type(p) is Shard and type(q) is Shard for p, q in changes):
+        crossed = choose_replicas(src, dst).mesh_axes
+        return AllToAllStep if len(crossed) == 1 else ExchangeStep
+    return ExchangeStep
+
+
+def check_max_bytes(max_bytes: int) -> None:
+    """Raise unless a bound on the packed bytes is a positive number."""
+    if not hasattr(max_bytes, "__index__"):
+        raise ArgumentTypeError(
+            f"max_bytes={max_bytes!r}: must be a number of bytes, or None for one round"
+        )
+    if max_bytes < 1:
+        raise ArgumentError(
+            f"max_bytes={max_bytes}: the scratch of a redistribution needs at least one byte; "
+            "leave max_bytes out to do it in one round"
+        )
+
+
+def _largest_block(layout: Layout) -> int:
+    """Return the number of values of a layout's largest block."""
+    size = 1
+    for axis in range(layout.ndim):
+        partition = layout.partition(axis)
+        if is_explicit(layout, axis):
+            size *= max(stop - start for start, stop in pairwise(partition.offsets))
+        else:
+            size *= partition.length(0)
+    return size
+
+
+def _block_count(layout: Layout) -> int:
+    return prod(layout.partition(axis).count for axis in range(layout.ndim))

@@ -22,10 +22,15 @@ from distarray.comm import DeviceMesh
 from distarray.comm._mismatch import Purpose
 from distarray.errors import ArgumentError, DistArrayError
 from distarray.layout import Layout, Placement
-from distarray.redistribute._background import Handle, redistribute_async, refuse_async
-from distarray.redistribute._execute import redistribute_local, refuse
-from distarray.redistribute._route import kept_partial
-from distarray.redistribute._ways import check_dtype
+from distarray.redistribute import (
+    Handle,
+    check_dtype,
+    kept_partial,
+    redistribute_async,
+    redistribute_local,
+    refuse,
+    refuse_async,
+)
 from distarray.torch import _transforms
 from distarray.torch._buffers import buffer_of, check_travels, tensor_of, wire_dtype
 from distarray.torch._compat import is_transforming, version

@@ -10,8 +10,7 @@ import pytest
 
 from distarray.comm._device_mesh import DeviceMesh
 from distarray.layout import Layout, Partial, Replicate, Shard
-from distarray.redistribute._background import redistribute_async
-from distarray.redistribute._execute import redistribute_local
+from distarray.redistribute import redistribute_async, redistribute_local
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(30)]
 

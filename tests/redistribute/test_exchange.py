@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from distarray.errors import LayoutError
 from distarray.layout import AbstractMesh, Layout, Partial, Replicate, Shard
-from distarray.redistribute import _volumes
-from distarray.redistribute._copies import RowRoute, route
-from distarray.redistribute._exchange import receives, sends
-from distarray.redistribute._route import same_mesh
+from distarray.redistribute import _schedule
+from distarray.redistribute._blocks import same_mesh
+from distarray.redistribute._replica_choice import RowChoice, choose_replicas
+from distarray.redistribute._schedule import receives, sends
 from tests.redistribute.strategies import moves
 
 R, P = Replicate(), Partial()
@@ -24,7 +24,7 @@ def exchanges(draw):
     """Two layouts between which one exchange is enough."""
     src, dst, _ = draw(moves())
     try:
-        route(src, dst)
+        choose_replicas(src, dst)
     except LayoutError:
         assume(False)
     return src, dst
@@ -86,18 +86,18 @@ def test_counts_in_closed_form_are_those_of_the_transfers(pair):
         arriving = receives(src, dst, rank)
         leaving = sends(src, dst, rank)
         received = sum(t.size * (len(t.peers) - (rank in t.peers)) for t in arriving)
-        assert _volumes.received(src, dst, rank) == received
-        assert _volumes.sent(src, dst, rank) == sum(t.size for t in leaving if t.peers != (rank,))
+        assert _schedule.received(src, dst, rank) == received
+        assert _schedule.sent(src, dst, rank) == sum(t.size for t in leaving if t.peers != (rank,))
         peers = {peer for t in arriving for peer in t.peers} - {rank}
-        assert _volumes.senders(src, dst, rank) == len(peers)
+        assert _schedule.senders(src, dst, rank) == len(peers)
 
 
 @given(exchanges())
 @settings(max_examples=200)
 def test_transfers_stay_on_the_mesh_axes_that_the_route_names(pair):
     src, dst = pair
-    way = route(src, dst)
-    if not isinstance(way, RowRoute):
+    way = choose_replicas(src, dst)
+    if not isinstance(way, RowChoice):
         assert not same_mesh(src, dst)
         return
     crossed = set()
@@ -109,7 +109,7 @@ def test_transfers_stay_on_the_mesh_axes_that_the_route_names(pair):
 
 def load(src: Layout, dst: Layout) -> list[int]:
     """Return how many values each rank sends to others."""
-    return [_volumes.sent(src, dst, rank) for rank in src.mesh.flat_ranks]
+    return [_schedule.sent(src, dst, rank) for rank in src.mesh.flat_ranks]
 
 
 def test_copies_share_the_work_where_one_row_would_serve_all():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from distarray.layout import AbstractMesh, Layout, Partial, Replicate, Shard
 from distarray.redistribute import plan
-from distarray.redistribute._rounds import cut
+from distarray.redistribute._schedule import cut
 from distarray.redistribute._steps import AllReduceStep, ExchangeStep
 from tests.redistribute.strategies import moves
 

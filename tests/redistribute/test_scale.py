@@ -9,7 +9,7 @@ import pytest
 
 from distarray.layout import AbstractMesh, Layout, Mesh, Partial, Partition, Replicate, Shard
 from distarray.redistribute import plan
-from distarray.redistribute._exchange import receives, sends
+from distarray.redistribute._schedule import receives, sends
 from distarray.redistribute._steps import ExchangeStep
 
 R, P = Replicate(), Partial()

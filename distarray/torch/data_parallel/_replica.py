@@ -23,7 +23,7 @@ from distarray.comm import DeviceMesh
 from distarray.comm._mismatch import Purpose
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, Partial, Replicate
-from distarray.redistribute._background import Handle, redistribute_async
+from distarray.redistribute import Handle, redistribute_async
 from distarray.torch.data_parallel._buckets import Bucket, arrange, flags_of, packing, sections
 
 

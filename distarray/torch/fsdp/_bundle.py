@@ -11,9 +11,7 @@ import torch
 from distarray.comm import DeviceMesh
 from distarray.comm._mismatch import Purpose
 from distarray.layout import Layout, Replicate, Shard
-from distarray.redistribute._background import Handle, done_by, in_background
-from distarray.redistribute._execute import redistribute_local
-from distarray.redistribute._packed import Packed
+from distarray.redistribute import Handle, Packed, done_by, in_background, redistribute_local
 from distarray.torch import _compat
 from distarray.torch._buffers import buffer_of, empty, tensor_of
 from distarray.torch._saved_tensors import Geometry

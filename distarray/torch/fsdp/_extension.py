@@ -13,7 +13,7 @@ from distarray.comm import _memory
 from distarray.comm._mismatch import Purpose
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout
-from distarray.redistribute._background import Handle, in_background
+from distarray.redistribute import Handle, in_background
 from distarray.torch._buffers import empty, follow, tensor_of
 from distarray.torch.fsdp._bundle import Bundle
 from distarray.typing import Buffer

@@ -11,9 +11,7 @@ import torch
 from distarray.comm import DeviceMesh
 from distarray.comm._mismatch import Purpose
 from distarray.layout import Layout, Partial, Replicate
-from distarray.redistribute._background import Handle, in_background
-from distarray.redistribute._execute import redistribute_local
-from distarray.redistribute._packed import Packed
+from distarray.redistribute import Handle, Packed, in_background, redistribute_local
 from distarray.torch._buffers import empty, follow, still_read, tensor_of
 from distarray.torch._layouts import place
 from distarray.torch.fsdp import _hooks

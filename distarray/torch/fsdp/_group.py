@@ -14,7 +14,7 @@ from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ModifiedError
-from distarray.redistribute._background import Handle
+from distarray.redistribute import Handle
 from distarray.torch.fsdp import _node
 from distarray.torch.fsdp._bundle import Bundle
 from distarray.torch.fsdp._context import Context

@@ -10,7 +10,7 @@ from distarray.comm import DeviceMesh
 from distarray.comm._mismatch import Purpose
 from distarray.errors import ArgumentError
 from distarray.layout import Layout, Partial, Replicate
-from distarray.redistribute._execute import redistribute_local
+from distarray.redistribute import redistribute_local
 from distarray.torch._buffers import buffer_of, tensor_of
 from distarray.torch._transforms import OutsideTransforms
 from distarray.torch.loss._class_shares import Classes, Goal, Probabilities, gradient, survey

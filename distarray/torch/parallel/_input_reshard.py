@@ -25,7 +25,7 @@ from distarray.comm import DeviceMesh
 from distarray.comm._mismatch import Purpose
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, Replicate, Shard
-from distarray.redistribute._execute import redistribute_local
+from distarray.redistribute import redistribute_local
 from distarray.torch import _compat
 from distarray.torch._buffers import buffer_of, tensor_of
 from distarray.torch._layouts import is_placed, placed_of, watched

@@ -11,7 +11,7 @@ from distarray.comm import DeviceMesh
 from distarray.comm._mismatch import Purpose
 from distarray.errors import CommunicationError
 from distarray.layout import Layout, Partial, Replicate
-from distarray.redistribute._execute import redistribute_local
+from distarray.redistribute import redistribute_local
 from distarray.torch._shapes import check_mesh
 
 

@@ -21,7 +21,7 @@ from distarray.errors import (
     NonFiniteError,
 )
 from distarray.layout import Layout, Partial, Replicate, Shard
-from distarray.redistribute._execute import redistribute_local
+from distarray.redistribute import redistribute_local
 from distarray.torch._layouts import layout_of
 from distarray.torch.parallel._parameters import is_sharded
 

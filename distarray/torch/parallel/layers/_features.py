@@ -12,7 +12,7 @@ import torch
 from distarray.comm import DeviceMesh
 from distarray.errors import LayoutError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
-from distarray.redistribute._execute import refuse
+from distarray.redistribute import refuse
 from distarray.torch import _moves
 from distarray.torch._buffers import wire_dtype
 from distarray.torch._layouts import Placed, own_placed, place

@@ -1,4 +1,4 @@
-"""The packed side of an exchange: what crosses from node to node, in one all-to-all(v) a round."""
+"""Messages of an exchange: what is packed, sent by one all-to-all(v) a round, and unpacked."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 from distarray.comm import _backend, _memory
 from distarray.comm._communicator import Communicator
 from distarray.comm._packing import copy_box, copy_boxes, pack, reduce_boxes
-from distarray.layout._box import shape, slices
-from distarray.redistribute._exchange import receives, sends
+from distarray.layout import box as boxes
+from distarray.redistribute._schedule import receives, sends
 from distarray.redistribute._steps import AllGatherStep, ExchangeStep
 from distarray.typing import Box, Buffer
 
 
 def region(box: Box) -> tuple[Any, ...]:
     """Return the index that selects a box as a view, also the one box of a 0-d block."""
-    return slices(box) or (Ellipsis,)
+    return boxes.slices(box) or (Ellipsis,)
 
 
 class _Take(NamedTuple):
@@ -32,13 +32,13 @@ class _Take(NamedTuple):
 
 
 class _Round(NamedTuple):
-    boxes: list[Box]
+    packed: list[Box]
     send_counts: list[int]
     recv_counts: list[int]
     takes: list[_Take]
 
 
-class Wire:
+class Messages:
     """What this rank packs, sends, receives and unpacks when a step runs between nodes.
 
     Parameters
@@ -70,11 +70,11 @@ class Wire:
     def _plan(self, part: tuple[int, int], index: dict[int, int], reached: list[bool]) -> _Round:
         step = self._step
         rank = self._communicator.ranks[self._communicator.rank]
-        boxes: list[list[Box]] = [[] for _ in reached]
+        packed: list[list[Box]] = [[] for _ in reached]
         for transfer in sends(step.src, step.dst, rank, part):
             peer = index[transfer.peers[0]]
             if not reached[peer]:
-                boxes[peer].append(transfer.src_box)
+                packed[peer].append(transfer.src_box)
         takes = receives(step.src, step.dst, rank, part)
         recv_counts = [0] * len(reached)
         for transfer in takes:
@@ -94,23 +94,23 @@ class Wire:
                     peers,
                     tuple(offsets),
                     region(transfer.src_box),
-                    shape(transfer.src_box),
+                    boxes.shape(transfer.src_box),
                     region(transfer.dst_box),
                 )
             )
-        send_counts = [sum(prod(shape(box)) for box in mine) for mine in boxes]
-        return _Round([box for mine in boxes for box in mine], send_counts, recv_counts, found)
+        send_counts = [sum(boxes.volume(box) for box in mine) for mine in packed]
+        return _Round([box for mine in packed for box in mine], send_counts, recv_counts, found)
 
     def exchange(self, local: Buffer, blocks: Sequence[Buffer], out: Buffer) -> None:
         """Fill ``out`` from the blocks that are read in place and from what the others send."""
         if self._gathers:
             self._gather(local, out)
             return
-        for boxes, send_counts, recv_counts, takes in self._rounds:
+        for packed, send_counts, recv_counts, takes in self._rounds:
             device = _backend.device_of(local)
             send = _memory.empty((sum(send_counts),), local.dtype, device)
             recv = _memory.empty((sum(recv_counts),), local.dtype, device)
-            pack(local, boxes, send)
+            pack(local, packed, send)
             self._communicator.all_to_all(send, recv, send_counts, recv_counts)
             self._unpack(takes, recv, blocks, out)
 
@@ -118,18 +118,18 @@ class Wire:
         self, takes: list[_Take], recv: Buffer, blocks: Sequence[Buffer], out: Buffer
     ) -> None:
         op = self._step.reduce
-        boxes = []
+        found = []
         for peers, offsets, source, extents, target in takes:
             size = prod(extents)
             pieces = [
                 blocks[peer][source] if at is None else recv[at : at + size].reshape(extents)
                 for peer, at in zip(peers, offsets, strict=True)
             ]
-            boxes.append((out[target], pieces))
+            found.append((out[target], pieces))
         if op is None:
-            copy_boxes([(dst, pieces[0]) for dst, pieces in boxes])
+            copy_boxes([(dst, pieces[0]) for dst, pieces in found])
         else:
-            reduce_boxes(boxes, op)
+            reduce_boxes(found, op)
 
     def _gather(self, local: Buffer, out: Buffer) -> None:
         """Gather whole blocks, straight into the result where they lie there one after another."""

@@ -1,4 +1,4 @@
-"""Layouts on the way: where an exchange stops, and what a mesh axis may be in between."""
+"""Intermediate layouts: where an exchange stops, and what a mesh axis may be in between."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from distarray.layout import Layout, Partial, Placement, Replicate, Shard
-from distarray.layout._partition import chunk
-from distarray.layout._reduction import REDUCTIONS
-from distarray.redistribute._blocks import is_explicit
-from distarray.redistribute._route import kept_partial, real_cuts, shared_cuts
+from distarray.layout import REDUCTIONS, Layout, Partial, Placement, Replicate, Shard, chunk
+from distarray.redistribute._blocks import (
+    is_explicit,
+    kept_partial,
+    real_cuts,
+    same_mesh,
+    shared_cuts,
+)
 
 Placements = tuple[Placement, ...]
 
 
-def exchange_target(src: Layout, dst: Layout, dtype: np.dtype[Any], same: bool) -> Layout:
+def exchange_target(src: Layout, dst: Layout, dtype: np.dtype[Any]) -> Layout:
     """Return the layout from which `dst` needs no more communication.
 
     That is ``dst`` itself, unless it has ``Partial`` mesh axes that ``src`` lacks. These become
@@ -27,7 +30,8 @@ def exchange_target(src: Layout, dst: Layout, dtype: np.dtype[Any], same: bool) 
       which to fill the rest of a block (``avg``);
     - otherwise the last cut of an array axis, so that every value travels once.
     """
-    kept = kept_partial(src, dst) if same else ()
+    same = same_mesh(src, dst)
+    kept = kept_partial(src, dst)
     created = [i for i in dst.partial_axes if i not in kept]
     if not created:
         return dst

@@ -14,25 +14,137 @@ are needed, in the order of the mesh, so that every rank sums in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 from math import prod
+from operator import mul
 
-from distarray.layout import Layout, Shard
-from distarray.redistribute._blocks import Piece, pieces
-from distarray.redistribute._route import (
-    Consumer,
-    Route,
+from distarray.errors import LayoutError
+from distarray.layout import Layout, Mesh, Replicate, Shard
+from distarray.layout import box as boxes
+from distarray.redistribute._blocks import (
+    Piece,
+    block_at,
     kept_partial,
+    op_of,
+    pieces,
     real_cuts,
     same_mesh,
     shared_cuts,
 )
 from distarray.typing import Box, Coordinate
 
+Consumer = tuple[Coordinate, Box, tuple[int, ...]]
+"""Coordinate in the destination mesh, overlap in global indices, first index of its block."""
 
-class RowRoute(Route):
+
+class ReplicaChoice(ABC):
+    """The choice of copies between two layouts; the module says who serves whom.
+
+    Attributes
+    ----------
+    reduced
+        Source mesh axes whose ``Partial`` values are reduced on arrival.
+    kept
+        Mesh axes that are ``Partial`` before and after: their coordinates do not mix.
+    op
+        Reduction over ``reduced``, or None.
+    contributions
+        Number of blocks that make one value.
+    sharded, copied
+        Source mesh axes that shard, and that replicate.
+    mesh_axes
+        Mesh axes that a transfer may cross; ranks that differ elsewhere never exchange anything.
+        Empty between different meshes.
+    sender, receiver
+        World rank at a coordinate of the source mesh, of the destination mesh.
+    """
+
+    __slots__ = (
+        "contributions",
+        "copied",
+        "dst",
+        "kept",
+        "mesh_axes",
+        "op",
+        "receiver",
+        "reduced",
+        "sender",
+        "sharded",
+        "src",
+    )
+
+    def __init__(self, src: Layout, dst: Layout, kept: tuple[int, ...]) -> None:
+        self.src = src
+        self.dst = dst
+        self.kept = kept
+        created = [i for i in dst.partial_axes if i not in kept]
+        self.reduced = tuple(i for i in src.partial_axes if i not in kept)
+        self.contributions = prod(src.mesh.shape[i] for i in self.reduced)
+        # One block alone is its reduction by any operation (although "avg" changes its dtype).
+        ops = {op_of(src, i) for i in self.reduced if src.mesh.shape[i] > 1}
+        ops = ops or {op_of(src, i) for i in self.reduced}
+        ops = {"avg"} if len(ops) > 1 and self.contributions == 1 else ops
+        if src.shape != dst.shape or created or len(ops) > 1:
+            raise LayoutError(
+                f"one exchange cannot turn {src} into {dst}: the shapes must be equal, it reduces "
+                "with one operation at most and creates no Partial; use distarray.plan, which "
+                "takes the steps that are needed"
+            )
+        self.op = ops.pop() if ops else None
+        self.sharded = tuple(i for i, p in enumerate(src.placements) if type(p) is Shard)
+        self.copied = tuple(i for i, p in enumerate(src.placements) if type(p) is Replicate)
+        self.mesh_axes: tuple[int, ...] = ()
+        self.sender = _rank_at(src.mesh)
+        self.receiver = _rank_at(dst.mesh)
+
+    @abstractmethod
+    def peers(self, coordinate: Coordinate, block: list[int]) -> tuple[int, ...]:
+        """Return the ranks from which the one at a destination coordinate takes a block."""
+
+    @abstractmethod
+    def consumers(self, coordinate: Coordinate, box: Box) -> Iterator[Consumer]:
+        """Yield who takes something from the source block at ``coordinate``, itself included."""
+
+    def _contributors(self, block: list[int]) -> tuple[int, ...]:
+        """Return the ranks of all contributions to a block, given one coordinate of it."""
+        rank_at = self.sender
+        if not self.reduced:
+            return (rank_at(block),)
+        found = []
+        for digits in self._reduced_digits():
+            for i, digit in zip(self.reduced, digits, strict=True):
+                block[i] = digit
+            found.append(rank_at(block))
+        return tuple(found)
+
+    def _reduced_digits(self) -> Iterator[tuple[int, ...]]:
+        shape = self.src.mesh.shape
+        return product(*(range(shape[i]) for i in self.reduced))
+
+    def _overlap(self, coordinate: Coordinate, box: Box) -> Consumer | None:
+        """Return what the block at a destination coordinate shares with a box, if anything."""
+        block = block_at(self.dst, coordinate)
+        shared = boxes.intersect(block, box)
+        if shared is None:
+            return None
+        return coordinate, shared, tuple([start for start, _ in block])
+
+
+def _rank_at(mesh: Mesh) -> Callable[[Sequence[int]], int]:
+    """Return `mesh.rank_at` without its checks, which would dominate long lists of peers."""
+    strides = [1] * mesh.ndim
+    for i in range(mesh.ndim - 1, 0, -1):
+        strides[i - 1] = strides[i] * mesh.shape[i]
+    ranks = mesh.flat_ranks
+    if mesh.ndim == 1:
+        return lambda coordinate: ranks[coordinate[0]]
+    return lambda coordinate: ranks[sum(map(mul, coordinate, strides))]
+
+
+class RowChoice(ReplicaChoice):
     """Copies on one mesh: the receiver's own mesh row, shifted where that would crowd.
 
     Attributes
@@ -154,7 +266,7 @@ class RowRoute(Route):
                 yield consumer
 
 
-class TurnRoute(Route):
+class RoundRobinChoice(ReplicaChoice):
     """Copies between meshes: receivers of one block take consecutive copies in turn."""
 
     __slots__ = ("_copies", "_whole", "_whole_count")
@@ -246,6 +358,6 @@ def _unravel(index: int, axes: tuple[int, ...], shape: tuple[int, ...], into: li
 
 
 @lru_cache(maxsize=4096)
-def route(src: Layout, dst: Layout) -> RowRoute | TurnRoute:
+def choose_replicas(src: Layout, dst: Layout) -> RowChoice | RoundRobinChoice:
     """Return the choice of copies between two layouts."""
-    return RowRoute(src, dst) if same_mesh(src, dst) else TurnRoute(src, dst)
+    return RowChoice(src, dst) if same_mesh(src, dst) else RoundRobinChoice(src, dst)
