@@ -398,7 +398,7 @@ MUTANTS = (
     ),
     Mutant(
         "ranks that make different calls do not hear of it",
-        "core/_agreement.py",
+        "comm/_agreement.py",
         "    if len(set(calls)) > 1:",
         "    if False:",
         ("array/test_convert.py", "torch/test_parallelize_agreement.py"),

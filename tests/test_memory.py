@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import distarray as da
-from distarray.comm import _memory
+from distarray.comm import _memory, simulate
 from distarray.comm.cuda import _pinned
-from distarray.comm.simulated._ranks import simulate
 from distarray.errors import ArgumentError, DeviceError
 from tests.on_device import stand_in
 

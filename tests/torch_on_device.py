@@ -92,7 +92,7 @@ def _in_a_thread(run: Any) -> Any:
     def call(*args: Any, **options: Any) -> Any:
         if _backward.is_under_way or _is_traced():
             return run(*args, **options)
-        rank, gpu = _ranks.current(), _bound()
+        rank, gpu = _ranks.simulated_world(), _bound()
         grad = torch.is_grad_enabled()
         found: list[Any] = []
         raised: list[BaseException] = []

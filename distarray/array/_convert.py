@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distarray.comm import _backend, _memory
+from distarray.comm import _backend, _memory, all_gather_checked, by_answer
 from distarray.core import _replicas
-from distarray.core._agreement import differing, gathered
 from distarray.core._arguments import (
     check_device,
     checked_position,
@@ -124,28 +123,28 @@ def _compared(mesh: Any, checked: Callable[[], _Given]) -> tuple[Buffer, Layout]
         digest = _replicas.said(block) if _replicas.checked else ""
         return tuple(block.shape), block.dtype.str, draft.placements, told, writeable, digest
 
-    everyone = gathered(mesh, "from_local", say)
+    everyone = all_gather_checked(mesh, "from_local", say)
     shapes, dtypes, placed, told, writeable, digests = (
         list(answers) for answers in zip(*everyone, strict=True)
     )
     ranks = mesh.communicator().world_ranks
     if len({len(own) for own in shapes}) > 1:
         raise LayoutError(
-            f"the blocks differ in their number of axes: shape {differing(shapes, ranks)}; reshape "
+            f"the blocks differ in their number of axes: shape {by_answer(shapes, ranks)}; reshape "
             "them alike beforehand"
         )
     if len(set(dtypes)) > 1:
         raise DTypeError(
-            f"the blocks differ in dtype: {differing(dtypes, ranks)}; convert them with astype "
+            f"the blocks differ in dtype: {by_answer(dtypes, ranks)}; convert them with astype "
             "beforehand"
         )
     if len(set(placed)) > 1:
         raise PlacementError(
-            f"placements differ between ranks: {differing(placed, ranks)}; pass the same everywhere"
+            f"placements differ between ranks: {by_answer(placed, ranks)}; pass the same everywhere"
         )
     if len(set(told)) > 1:
         raise LayoutError(
-            f"shape= differs between ranks: {differing(told, ranks)}; pass the same everywhere"
+            f"shape= differs between ranks: {by_answer(told, ranks)}; pass the same everywhere"
         )
     layout = tiled_layout(mesh, placed[0], shapes, told[0])
     _replicas.refuse(mesh, "from_local", "the block", digests, layout)
@@ -251,15 +250,15 @@ def _scatter(value: Any, mesh: Any, placements: Any, src: Any) -> tuple[Buffer, 
         source = plain_source(value, "distribute_array")
         return position, asked, (tuple(source.shape), source.dtype)
 
-    positions, asked, told = zip(*gathered(mesh, "distribute_array", say), strict=True)
+    positions, asked, told = zip(*all_gather_checked(mesh, "distribute_array", say), strict=True)
     if len(set(positions)) > 1:
         raise ArgumentError(
-            f"src= differs between ranks: {differing(positions, comm.world_ranks)}; pass the same "
+            f"src= differs between ranks: {by_answer(positions, comm.world_ranks)}; pass the same "
             "everywhere"
         )
     if any(one != asked[0] for one in asked):
         raise PlacementError(
-            f"placements differ between ranks: {differing(asked, comm.world_ranks)}; pass the same "
+            f"placements differ between ranks: {by_answer(asked, comm.world_ranks)}; pass the same "
             "everywhere"
         )
     shape, dtype = told[positions[0]]

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from distarray.array._convert import tiled_layout
-from distarray.comm import _memory
-from distarray.core._agreement import differing, gathered
+from distarray.comm import _memory, all_gather_checked, by_answer
 from distarray.core._arguments import (
     check_device,
     checked_sizes,
@@ -97,14 +96,16 @@ def map_blocks(
         check_device(result[0], mesh, "map_blocks")
         return tuple(result[0].shape), result[0].dtype.str
 
-    shapes, dtypes = (list(x) for x in zip(*gathered(mesh, "map_blocks", say), strict=True))
+    shapes, dtypes = (
+        list(x) for x in zip(*all_gather_checked(mesh, "map_blocks", say), strict=True)
+    )
     ranks = mesh.communicator().world_ranks
     if len({len(shape) for shape in shapes}) > 1:
         raise LayoutError(
-            f"map_blocks: the results differ in their number of axes: {differing(shapes, ranks)}"
+            f"map_blocks: the results differ in their number of axes: {by_answer(shapes, ranks)}"
         )
     if len(set(dtypes)) > 1:
-        raise DTypeError(f"map_blocks: the results differ in dtype: {differing(dtypes, ranks)}")
+        raise DTypeError(f"map_blocks: the results differ in dtype: {by_answer(dtypes, ranks)}")
     order = first.shard_order if placed == whole else None
     return new_array(result[0], tiled_layout(mesh, placed, shapes, told, order))
 

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from distarray.checkpoint import _rendezvous
-from distarray.comm import Communicator
-from distarray.core._agreement import differing
+from distarray.comm import Communicator, by_answer
 from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError
 
 T = TypeVar("T")
@@ -105,6 +104,6 @@ def compare(
     """
     if any(value != values[0] for value in values):
         raise MismatchError(
-            f"{what} of a checkpoint differ between ranks: {differing(shown, comm.world_ranks)}; "
+            f"{what} of a checkpoint differ between ranks: {by_answer(shown, comm.world_ranks)}; "
             f"pass the same everywhere{hint}"
         )

@@ -9,8 +9,7 @@ import numpy as np
 
 from distarray.checkpoint._boxes import whole
 from distarray.checkpoint._dtypes import Spec
-from distarray.comm import _backend, _memory
-from distarray.comm._packing import copy_box
+from distarray.comm import _backend, _memory, copy_box
 from distarray.layout import Layout
 from distarray.layout import box as boxes
 from distarray.typing import Box, Shape

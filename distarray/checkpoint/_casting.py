@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from distarray.checkpoint._dtypes import Spec, shown
-from distarray.comm._reducing import widen_bfloat16
+from distarray.comm import widen_bfloat16
 from distarray.errors import DTypeError
 
 

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import numpy as np
 
-from distarray.comm.kernels._jit import kernels
+from distarray.comm.kernels import load_kernels
 
 T = TypeVar("T")
 _LEAST_BYTES = 1 << 20
@@ -70,7 +70,7 @@ def _checked_kernel() -> Any:
     """Return the kernel; None where it cannot be used, or does not give what zlib does."""
     if not _can_multiply():
         return None
-    kernel = kernels("distarray.checkpoint._crc_kernel")
+    kernel = load_kernels("distarray.checkpoint._crc_kernel")
     if kernel is None:
         return None
     sample = memoryview(np.random.default_rng(0).bytes(3 * 1000))

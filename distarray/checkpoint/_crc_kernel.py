@@ -18,9 +18,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from distarray.comm.kernels import _intrinsics
+from distarray.comm.kernels import Kernel, _intrinsics
 from distarray.comm.kernels._intrinsics import pointer_to
-from distarray.comm.kernels._jit import Kernel
 
 LINE: Final = 64
 """Bytes that are folded at a time: four streams of 16, which do not wait for each other."""

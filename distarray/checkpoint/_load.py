@@ -14,7 +14,7 @@ from distarray.checkpoint._filling import fill
 from distarray.checkpoint._loading import Loading, listed
 from distarray.checkpoint._manifest import Manifest
 from distarray.checkpoint._reading import check_size
-from distarray.comm._world import base_of
+from distarray.comm import as_communicator
 from distarray.errors import ArgumentError, CheckpointError
 
 
@@ -85,7 +85,7 @@ def load(
     that are read together a share of one array and what comes from the others, 128 MiB each or one
     block. Where a file turns out to be damaged some values may have been replaced already.
     """
-    base = base_of(comm)
+    base = as_communicator(comm)
     finish(base)
     _rendezvous.begin(base, "da.checkpoint.load")
 

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from distarray.comm import Communicator
-from distarray.comm.failures._watchdog import waiting
+from distarray.comm import Communicator, waiting
 from distarray.errors import CheckpointError, DistArrayError
 
 T = TypeVar("T")

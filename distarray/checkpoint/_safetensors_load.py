@@ -17,8 +17,7 @@ from distarray.checkpoint._filling import fill
 from distarray.checkpoint._loading import Loading
 from distarray.checkpoint._manifest import Entry, Manifest, bare_manifest
 from distarray.checkpoint._safetensors import Item, read_header
-from distarray.comm import Communicator, DeviceMesh
-from distarray.comm._world import base_of
+from distarray.comm import Communicator, DeviceMesh, as_communicator
 from distarray.errors import ArgumentError, CheckpointError
 from distarray.layout import Layout, Placement
 
@@ -88,7 +87,7 @@ def load_safetensors(
     ...     "hub/model", placements={"*.down.weight": [da.Shard(1)], "*": [da.Shard(0)]}
     ... )
     """
-    base = base_of(comm)
+    base = as_communicator(comm)
     _rendezvous.begin(base, "da.checkpoint.load_safetensors")
 
     def asked() -> tuple[str, bool, bool, bool]:

@@ -24,8 +24,7 @@ from distarray.checkpoint._safetensors_load import INDEX, SINGLE
 from distarray.checkpoint._save import collect, who_writes
 from distarray.checkpoint._saving import Saving
 from distarray.checkpoint._writing import pieces_of
-from distarray.comm import Communicator
-from distarray.comm._world import base_of
+from distarray.comm import Communicator, as_communicator
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.layout import box as boxes
 from distarray.typing import Box
@@ -85,7 +84,7 @@ def save_safetensors(
     this was interrupted has none, and does not load. Files of the model that was there before, as
     its index names them, are removed after that; others stay. Memory: 8 MiB.
     """
-    base = base_of(comm)
+    base = as_communicator(comm)
     _rendezvous.begin(base, "da.checkpoint.save_safetensors")
 
     def asked() -> tuple[str, int, dict[str, str], bool]:

@@ -29,8 +29,7 @@ from distarray.checkpoint._ownership import Plan, Told, shares
 from distarray.checkpoint._saving import Saving
 from distarray.checkpoint._values import Node
 from distarray.checkpoint._writing import Part, parts_of, pieces_of, write_parts
-from distarray.comm import Communicator
-from distarray.comm._world import base_of
+from distarray.comm import Communicator, as_communicator
 
 _HINT = ", and wrap values that differ in da.checkpoint.PerRank"
 
@@ -106,7 +105,7 @@ def save(
     Memory: 8 MiB for writing; with ``async_op`` also a copy of what this rank writes, that is of
     its blocks, and of its share of what is replicated, until the save is complete.
     """
-    base = base_of(comm)
+    base = as_communicator(comm)
     _background.finish(base)
     _rendezvous.begin(base, "da.checkpoint.save")
     asked = _Asked(path, step, keep_last, remove_later, async_op, check)

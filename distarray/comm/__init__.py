@@ -1,5 +1,20 @@
-"""Communication: who the ranks are, and moving bytes among them; nothing here knows arrays."""
+"""Communication: who the ranks are, and moving bytes among them; nothing here knows arrays.
 
+The floors above import from here, and from the rooms `kernels` and `cuda`, which have doors of
+their own; `_memory` (blocks are allocated there) and `_backend` (which library a block belongs to)
+are used as namespaces.
+"""
+
+from distarray.comm import _backend, _memory
+from distarray.comm._agreement import (
+    Purpose,
+    all_gather_checked,
+    by_answer,
+    mismatch_error,
+    name_ranks,
+    token,
+)
+from distarray.comm._collectives import on_host
 from distarray.comm._communicator import Communicator
 from distarray.comm._device_mesh import (
     DeviceMesh,
@@ -8,20 +23,70 @@ from distarray.comm._device_mesh import (
     init_device_mesh,
     use_mesh,
 )
-from distarray.comm._log import CommLog
+from distarray.comm._log import (
+    CommLog,
+    copy_log_context,
+    record,
+    recording,
+    register_worker_test,
+    unrecorded,
+)
+from distarray.comm._packing import (
+    copy_box,
+    copy_boxes,
+    fill,
+    pack,
+    reduce_boxes,
+    reduce_into,
+)
+from distarray.comm._reducing import BFLOAT16, is_bfloat16, widen_bfloat16
 from distarray.comm._requests import Request
-from distarray.comm._world import world
+from distarray.comm._settings import setting
+from distarray.comm._world import as_communicator, world
 from distarray.comm.failures import _abort
+from distarray.comm.failures._watchdog import background_work, waiting
+from distarray.comm.mpi._reducer import SMALL_BYTES
+from distarray.comm.simulated._ranks import simulate, simulated_world
 
 __all__ = [
+    "BFLOAT16",
+    "SMALL_BYTES",
     "CommLog",
     "Communicator",
     "DeviceMesh",
+    "Purpose",
     "Request",
+    "_backend",
+    "_memory",
+    "all_gather_checked",
+    "as_communicator",
+    "background_work",
+    "by_answer",
+    "copy_box",
+    "copy_boxes",
+    "copy_log_context",
     "default_mesh",
     "default_placements",
+    "fill",
     "init_device_mesh",
+    "is_bfloat16",
+    "mismatch_error",
+    "name_ranks",
+    "on_host",
+    "pack",
+    "record",
+    "recording",
+    "reduce_boxes",
+    "reduce_into",
+    "register_worker_test",
+    "setting",
+    "simulate",
+    "simulated_world",
+    "token",
+    "unrecorded",
     "use_mesh",
+    "waiting",
+    "widen_bfloat16",
     "world",
 ]
 

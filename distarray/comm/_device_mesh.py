@@ -10,7 +10,7 @@ from typing import Any, Never, final
 
 from distarray.comm._communicator import Communicator
 from distarray.comm._grid import Nested, grid, nested
-from distarray.comm._world import base_of, world
+from distarray.comm._world import as_communicator, world
 from distarray.comm.cuda import _device
 from distarray.comm.simulated import _ranks
 from distarray.errors import ArgumentTypeError, DeviceError, MeshError, PlacementError
@@ -225,7 +225,7 @@ class DeviceMesh(Mesh):
         object.__setattr__(self, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._base.name != "world" or self._base is not base_of(None):
+        if self._base.name != "world" or self._base is not as_communicator(None):
             raise MeshError(
                 f"{self} is made over a communicator of its own, which cannot be pickled; pickle "
                 "mesh.abstract instead"
@@ -291,7 +291,7 @@ _Description = tuple[Shape, tuple[str, ...], Sequence[int]]
 def _mesh(description: _Description, comm: Any, device: str | None) -> DeviceMesh:
     shape, _, ranks = description
     device = _checked_device(device)
-    base = base_of(comm)
+    base = as_communicator(comm)
     known = set(base.ranks)
     if not known.issuperset(ranks):
         have = "1 process" if base.size == 1 else f"{base.size} processes"
@@ -331,7 +331,7 @@ def _intern(description: _Description, base: Communicator, device: str) -> Devic
 
 def _bind(device: str) -> None:
     """Bind this rank to its GPU: before a mesh exists whose blocks need one."""
-    simulated = _ranks.current()
+    simulated = _ranks.simulated_world()
     if simulated is None:
         told = _device.local_rank()
         _device.bind(device, 0 if told is None and world().size == 1 else told)
@@ -411,7 +411,7 @@ def default_mesh() -> DeviceMesh:
     chosen = _chosen.get()
     if chosen is not None:
         return chosen[0]
-    base = base_of(None)
+    base = as_communicator(None)
     device = _checked_device(None)
     return _intern(((base.size,), ("axis0",), range(base.size)), base, device)
 

@@ -39,8 +39,15 @@ _active: ContextVar[tuple[CommLog, ...] | None] = ContextVar("distarray_comm_log
 _open: dict[Any, tuple[CommLog, ...]] = {}
 """By rank, what its own thread has opened."""
 
-helpers: list[Callable[[], bool]] = []
-"""Each tells whether another library has this thread work for the one that called it."""
+_worker_tests: list[Callable[[], bool]] = []
+
+
+def register_worker_test(works: Callable[[], bool]) -> None:
+    """Let a test tell whether another library has this thread work for the one that called it.
+
+    What such a thread sends is recorded in the logs of the rank.
+    """
+    _worker_tests.append(works)
 
 
 def recording() -> tuple[CommLog, ...]:
@@ -48,12 +55,12 @@ def recording() -> tuple[CommLog, ...]:
     logs = _active.get()
     if logs is not None:
         return logs
-    if not _open or not any(helps() for helps in helpers):
+    if not _open or not any(works() for works in _worker_tests):
         return ()
     return _open.get(_rank(), ())
 
 
-def copied_context() -> Context:
+def copy_log_context() -> Context:
     """Return a copy of this thread's context, for another thread that is to record in its logs."""
     context = copy_context()
     if _open and _active.get() is None:

@@ -52,7 +52,7 @@ def copy_box(dst: Buffer, src: Buffer, *, total: int = 0) -> None:
             _backend.assign(dst, src)
         return
     streaming = max(total, nbytes) >= STREAMING_BYTES
-    parts = _threads.wanted(nbytes)
+    parts = _threads.thread_count(nbytes)
     if parts == 1:
         _copy(dst, src, streaming)
         return
@@ -60,7 +60,7 @@ def copy_box(dst: Buffer, src: Buffer, *, total: int = 0) -> None:
     cuts = [dst.shape[axis] * i // parts for i in range(parts + 1)]
     before = (slice(None),) * axis
     where = [(*before, slice(a, b)) for a, b in itertools.pairwise(cuts)]
-    _threads.run(lambda part: _copy(dst[part], src[part], streaming), where)
+    _threads.run_in_threads(lambda part: _copy(dst[part], src[part], streaming), where)
 
 
 def copy_boxes(pairs: Sequence[tuple[Buffer, Buffer]], *, total: int = 0) -> None:

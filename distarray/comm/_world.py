@@ -14,11 +14,11 @@ def world() -> Communicator:
 
     The first use outside ``simulate`` starts MPI.
     """
-    simulated = _ranks.current()
+    simulated = _ranks.simulated_world()
     return _transport.world() if simulated is None else simulated
 
 
-def base_of(comm: Any) -> Communicator:
+def as_communicator(comm: Any) -> Communicator:
     """Return the communicator behind what a user passes as ``comm=``.
 
     Parameters

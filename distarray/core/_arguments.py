@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend
-from distarray.comm._device_mesh import DeviceMesh, default_mesh, default_placements
+from distarray.comm import DeviceMesh, _backend, default_mesh, default_placements
 from distarray.comm.cuda import _device
 from distarray.core._base import BaseArray
 from distarray.errors import (

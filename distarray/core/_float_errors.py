@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy._core import umath
 
-from distarray.core._agreement import gathered
+from distarray.comm import all_gather_checked
 from distarray.errors import ArgumentError, FloatingError
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ def told(mesh: Any, name: str, call: Callable[[], T]) -> T:
         except FloatingPointError as error:
             raise FloatingError(f"{name}: {error}; np.errstate asks to raise it") from error
 
-    gathered(mesh, name, say)
+    all_gather_checked(mesh, name, say)
     return results[0]
 
 

@@ -15,10 +15,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from distarray.comm import _backend
-from distarray.comm._log import unrecorded
-from distarray.comm._settings import setting
-from distarray.core._agreement import differing, gathered
+from distarray.comm import _backend, all_gather_checked, by_answer, setting, unrecorded
 from distarray.core._base import BaseArray
 from distarray.errors import ArgumentError, MismatchError
 from distarray.layout import Layout, Replicate
@@ -90,7 +87,7 @@ def exchanged(mesh: Any, call: str, say: Callable[[], Said]) -> list[Said]:
     Logs keep what a program communicates, with the check on or off.
     """
     with unrecorded():
-        return gathered(mesh, call, say)
+        return all_gather_checked(mesh, call, say)
 
 
 def compare(mesh: Any, call: str, values: Mapping[str, Any]) -> None:
@@ -180,7 +177,7 @@ def apart(told: Mapping[int, tuple[Block, str]]) -> dict[Block, str]:
     for rank, (block, text) in told.items():
         groups.setdefault(block, {})[rank] = text
     return {
-        block: differing(list(texts.values()), list(texts))
+        block: by_answer(list(texts.values()), list(texts))
         for block, texts in groups.items()
         if len(set(texts.values())) > 1
     }

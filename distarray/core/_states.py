@@ -14,10 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import Communicator, _backend, _memory
-from distarray.comm._collectives import on_host
-from distarray.comm._log import record, unrecorded
-from distarray.comm._mismatch import token
+from distarray.comm import Communicator, _backend, _memory, on_host, record, token, unrecorded
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move_all, remember
 from distarray.core._float_errors import alike

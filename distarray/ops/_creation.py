@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend, _memory
-from distarray.comm._device_mesh import default_placements
-from distarray.comm._packing import fill
+from distarray.comm import _backend, _memory, default_placements, fill
 from distarray.core import _replicas
 from distarray.core._arguments import chosen_mesh, plain_buffer
 from distarray.core._base import BaseArray, new_array

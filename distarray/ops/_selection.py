@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from distarray.comm._mismatch import Purpose
+from distarray.comm import Purpose
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import remember
 from distarray.errors import IndexingError

@@ -12,10 +12,7 @@ from math import prod
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from distarray.comm import _backend, _memory
-from distarray.comm._log import record, recording, unrecorded
-from distarray.comm._mismatch import token
-from distarray.comm._packing import copy_box
+from distarray.comm import _backend, _memory, copy_box, record, recording, token, unrecorded
 from distarray.layout import Layout
 from distarray.layout._box import intersect, shape, shift, slices
 from distarray.typing import Box, Buffer, Shape

@@ -3,7 +3,7 @@
 Numba's kernels serve for blocks of 16,384 elements and more, and for all once they are loaded;
 NumPy runs the same formulas otherwise, and gives the same bits. Measured per value on one core,
 beside NumPy's default generator: uniform floats 1.3 times its time, integers 1.3 to 1.7 times,
-normal floats half of it. The formulas in NumPy take 10 to 15 times as long as the kernels.
+normal floats half of it. The formulas in NumPy take 10 to 15 times as long as the load_kernels.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm.kernels import _threads
-from distarray.comm.kernels._jit import kernels, loaded
+from distarray.comm.kernels import _threads, are_loaded, load_kernels
 from distarray.random import _formulas
 from distarray.random._device_blocks import filled_floats, filled_integers
 from distarray.typing import Box, Shape
@@ -135,7 +134,7 @@ def _words(key: Key, call: int) -> np.ndarray:
 
 
 def _module(out: np.ndarray) -> Any:
-    return kernels(_KERNELS) if out.size >= _KERNEL_SIZE or loaded(_KERNELS) else None
+    return load_kernels(_KERNELS) if out.size >= _KERNEL_SIZE or are_loaded(_KERNELS) else None
 
 
 def _by_kernel(
@@ -147,7 +146,7 @@ def _by_kernel(
     *parameters: Any,
 ) -> None:
     corner, sizes, strides = _geometry(shape, box)
-    parts = _threads.wanted(4 * flat.nbytes)
+    parts = _threads.thread_count(4 * flat.nbytes)
 
     def part(cut: tuple[int, int]) -> None:
         start, stop = cut
@@ -157,7 +156,7 @@ def _by_kernel(
         part((0, flat.size))
     else:
         cuts = [flat.size * i // parts for i in range(parts + 1)]
-        _threads.run(part, itertools.pairwise(cuts))
+        _threads.run_in_threads(part, itertools.pairwise(cuts))
 
 
 def _geometry(shape: Shape, box: Box) -> tuple[int, np.ndarray, np.ndarray]:

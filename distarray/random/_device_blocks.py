@@ -10,7 +10,7 @@ import numpy as np
 
 from distarray.comm.cuda._launch import address_of, launch, threads, uploaded, usable
 from distarray.comm.cuda._tables import divisor
-from distarray.comm.kernels._jit import kernels
+from distarray.comm.kernels import load_kernels
 from distarray.typing import Buffer
 
 _KERNELS: Final = "distarray.random._kernels_cuda"
@@ -24,7 +24,7 @@ def filled_floats(
     """Fill a C-contiguous block as ``fill_floats`` does; tell whether it was done."""
     if not usable(out):
         return False
-    kernel = kernels(_KERNELS).floats(kind, out.dtype.name)
+    kernel = load_kernels(_KERNELS).floats(kind, out.dtype.name)
     parameters = [*struct.unpack("<2q", struct.pack("<2d", loc, scale)), 0]
     return _run(kernel, out, words, geometry, parameters)
 
@@ -42,7 +42,7 @@ def filled_integers(
     """
     if not usable(out):
         return False
-    kernel = kernels(_KERNELS).integers(out.dtype.itemsize)
+    kernel = load_kernels(_KERNELS).integers(out.dtype.itemsize)
     signed = np.array([*parameters], np.uint64).view(np.int64).tolist()
     return _run(kernel, out, words, geometry, signed)
 

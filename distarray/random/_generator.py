@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _memory
-from distarray.comm._world import world
+from distarray.comm import _memory, world
 from distarray.core._dtypes import checked_dtype
 from distarray.core._meshes import device_of
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError

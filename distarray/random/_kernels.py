@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload, register_jitable
 
-from distarray.comm.kernels._jit import Kernel
+from distarray.comm.kernels import Kernel
 from distarray.random import _formulas
 from distarray.random._formulas import normal_pair, philox, scaled, unit_double, unit_single
 

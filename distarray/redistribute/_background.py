@@ -18,12 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend, _log
-from distarray.comm._communicator import Communicator
-from distarray.comm._mismatch import Purpose
-from distarray.comm._world import world
+from distarray.comm import Communicator, Purpose, _backend, background_work, copy_log_context, world
 from distarray.comm.cuda import _streams
-from distarray.comm.failures._watchdog import behind
 from distarray.layout import Layout
 from distarray.redistribute._execute import BoundStep, bound_steps, redistribute_local, refuse
 from distarray.typing import Buffer
@@ -42,7 +38,7 @@ class Handle:
         """Return the block when it is there; raise what went wrong on the way."""
         try:
             if not self._future.done():
-                with behind.awaited():
+                with background_work.awaited():
                     return self._future.result()
             return self._future.result()
         except BaseException as error:
@@ -65,9 +61,9 @@ class _Worker:
 
     def submit(self, call: Callable[..., Buffer], *args: Any) -> Handle:
         """Begin a call after those before it, unless one of them fails."""
-        behind.begin()
+        background_work.begin()
         future = self._thread.submit(self._run, self._failures, call, args)
-        future.add_done_callback(behind.end)
+        future.add_done_callback(background_work.end)
         return Handle(future, self)
 
     def forgive(self, error: BaseException) -> None:
@@ -137,7 +133,7 @@ def in_background(work: Callable[[bool], Buffer], *, alone: bool = False) -> Han
     if rank is None or not rank.concurrent:
         return done_by(work)
     # The caller's context goes along, so that its CommLog records what the thread sends.
-    context = _log.copied_context()
+    context = copy_log_context()
     fork = _streams.fork()
     task = work if fork is None else partial(fork.run, work)
     return _worker(rank).submit(context.run, task, True)

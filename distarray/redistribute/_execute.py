@@ -24,13 +24,23 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend, _memory
-from distarray.comm._communicator import Communicator
-from distarray.comm._device_mesh import DeviceMesh
-from distarray.comm._log import record, recording, unrecorded
-from distarray.comm._mismatch import Purpose, token
-from distarray.comm._packing import copy_box, copy_boxes, fill, reduce_boxes, reduce_into
-from distarray.comm.mpi._reducer import SMALL_BYTES
+from distarray.comm import (
+    SMALL_BYTES,
+    Communicator,
+    DeviceMesh,
+    Purpose,
+    _backend,
+    _memory,
+    copy_box,
+    copy_boxes,
+    fill,
+    record,
+    recording,
+    reduce_boxes,
+    reduce_into,
+    token,
+    unrecorded,
+)
 from distarray.errors import MismatchError
 from distarray.layout import REDUCTIONS, Layout, chunk
 from distarray.redistribute._cost import DEFAULT_MODEL, CostModel

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from distarray.comm import _backend, _memory
-from distarray.comm._communicator import Communicator
-from distarray.comm._packing import copy_box, copy_boxes, pack, reduce_boxes
+from distarray.comm import Communicator, _backend, _memory, copy_box, copy_boxes, pack, reduce_boxes
 from distarray.layout import box as boxes
 from distarray.redistribute._schedule import receives, sends
 from distarray.redistribute._steps import AllGatherStep, ExchangeStep

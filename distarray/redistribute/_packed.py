@@ -16,12 +16,18 @@ from math import prod
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from distarray.comm import _backend, _memory
-from distarray.comm._communicator import Communicator
-from distarray.comm._device_mesh import DeviceMesh
-from distarray.comm._log import record, recording, unrecorded
-from distarray.comm._mismatch import Purpose
-from distarray.comm._packing import copy_boxes, reduce_boxes
+from distarray.comm import (
+    Communicator,
+    DeviceMesh,
+    Purpose,
+    _backend,
+    _memory,
+    copy_boxes,
+    record,
+    recording,
+    reduce_boxes,
+    unrecorded,
+)
 from distarray.layout import Layout, Partial, Replicate, Shard
 from distarray.redistribute._execute import redistribute_local
 from distarray.redistribute._messages import region

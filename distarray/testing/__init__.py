@@ -1,5 +1,5 @@
 """What programs that use the library can test themselves with."""
 
-from distarray.comm.simulated._ranks import simulate
+from distarray.comm import simulate
 
 __all__ = ["simulate"]

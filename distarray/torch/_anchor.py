@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from distarray.comm import _log
+from distarray.comm import register_worker_test
 from distarray.torch._compat import is_going_backward, will_execute
 
 ANCHOR = torch.zeros((), requires_grad=True, device="cpu")
 """A leaf for graphs to hang on: only ``backward()`` for all leaves reaches it."""
 
 
-_log.helpers.append(is_going_backward)
+register_worker_test(is_going_backward)
 
 
 def is_for_all_leaves() -> bool:

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from distarray.comm import _backend, _memory
-from distarray.comm._reducing import BFLOAT16, is_bfloat16
+from distarray.comm import BFLOAT16, _backend, _memory, is_bfloat16
 from distarray.comm.cuda import _device
 from distarray.comm.cuda._streams import followers
 from distarray.errors import ArgumentTypeError, DTypeError

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from distarray.array._array import DistArray, _wrap
-from distarray.comm import DeviceMesh, _backend
-from distarray.core._agreement import differing, gathered
+from distarray.comm import DeviceMesh, _backend, all_gather_checked, by_answer
 from distarray.core._arguments import checked_position, chosen_placements
 from distarray.core._replicas import digest
 from distarray.errors import (
@@ -112,11 +111,11 @@ def distribute_tensor(
             digest_of(tensor) if source is None else None,
         )
 
-    told = gathered(mesh, "distribute_tensor", say)
+    told = all_gather_checked(mesh, "distribute_tensor", say)
     if any(one != told[0] for one in told):
         raise MismatchError(
             "distribute_tensor got different shapes, dtypes, placements, sources or values: "
-            f"{differing(told, mesh.communicator().world_ranks)}; pass the same on every rank"
+            f"{by_answer(told, mesh.communicator().world_ranks)}; pass the same on every rank"
         )
     layout = Layout(mesh, told[0][2], tensor.shape)
     plain = layout.replace(placements=[_R if type(p) is Partial else p for p in layout.placements])

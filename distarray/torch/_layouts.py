@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 
-from distarray.comm.simulated._ranks import current
+from distarray.comm import simulated_world
 from distarray.errors import ArgumentTypeError, LayoutError
 from distarray.layout import Layout
 from distarray.torch._untraced import untraced
@@ -108,7 +108,7 @@ def placed_of(tensor: torch.Tensor) -> Placed | None:
     A gradient is placed as its parameter.
     """
     if _beside.get(tensor) is None and not tensor.requires_grad:
-        simulated = current()
+        simulated = simulated_world()
         for parameter, placed in _beside.tensors():
             if simulated and getattr(placed.layout.mesh, "rank", None) != simulated.rank:
                 continue  # of another thread, which may be changing the gradient

@@ -7,7 +7,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
-from distarray.comm._mismatch import Purpose
+from distarray.comm import Purpose
 from distarray.errors import DTypeError, LayoutError
 from distarray.layout import Layout, Partial, Placement, Replicate
 

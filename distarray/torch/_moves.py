@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from distarray.comm import DeviceMesh
-from distarray.comm._mismatch import Purpose
+from distarray.comm import DeviceMesh, Purpose
 from distarray.errors import ArgumentError, DistArrayError
 from distarray.layout import Layout, Placement
 from distarray.redistribute import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from functools import lru_cache
 
-from distarray.comm._mismatch import Purpose
+from distarray.comm import Purpose
 
 
 class Origin:

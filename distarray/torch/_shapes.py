@@ -10,9 +10,7 @@ import numpy as np
 import torch
 
 from distarray.array._convert import tiled_layout
-from distarray.comm import DeviceMesh
-from distarray.comm._log import unrecorded
-from distarray.comm._mismatch import token
+from distarray.comm import DeviceMesh, token, unrecorded
 from distarray.errors import ArgumentTypeError, LayoutError, MeshError
 from distarray.layout import Layout, Placement
 from distarray.layout._foreign import twin_of

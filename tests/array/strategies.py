@@ -11,8 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from distarray.array._array import DistArray
-from distarray.comm import DeviceMesh, _backend, _memory
-from distarray.comm.simulated._ranks import simulate
+from distarray.comm import DeviceMesh, _backend, _memory, simulate
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from tests.on_device import DEVICE, host
 

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distarray.array._array import DistArray, distribute_array
-from distarray.comm import CommLog, DeviceMesh, init_device_mesh, use_mesh
-from distarray.comm.simulated._ranks import simulate
+from distarray.comm import CommLog, DeviceMesh, init_device_mesh, simulate, use_mesh
 from distarray.errors import (
     ArgumentError,
     DTypeError,

@@ -7,7 +7,7 @@ import pytest
 
 import distarray as da
 from distarray import AbstractMesh, CommLog, Layout, Partial, Replicate, Shard, visualize
-from distarray.comm.simulated._ranks import simulate
+from distarray.comm import simulate
 from distarray.errors import ArgumentError, ArgumentTypeError
 
 GRID = AbstractMesh((2, 2), axis_names=("dp", "tp"))

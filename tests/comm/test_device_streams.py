@@ -97,7 +97,7 @@ def test_a_block_without_items_decides_nothing(xp: Any, monkeypatch: pytest.Monk
     numba = types.SimpleNamespace(is_available=lambda: True)
     found = types.SimpleNamespace(SIMULATED=False, cuda=numba)
     monkeypatch.setattr(_launch, "_usable", None)
-    monkeypatch.setattr(_launch, "kernels", lambda name: found)
+    monkeypatch.setattr(_launch, "load_kernels", lambda name: found)
     _launch.usable(xp.empty((0, 4)))
     assert _launch._usable is None
     assert _launch.usable(xp.empty((4, 4)))
@@ -114,7 +114,7 @@ def test_kernels_that_do_not_serve_are_told_of_once(
         return types.SimpleNamespace(SIMULATED=False, cuda=numba)
 
     monkeypatch.setattr(_launch, "_usable", None)
-    monkeypatch.setattr(_launch, "kernels", without)
+    monkeypatch.setattr(_launch, "load_kernels", without)
     block = xp.empty(4)
     why = "no driver" if trouble == "no GPU" else "row_stack"
     with pytest.warns(RuntimeWarning, match=rf"{why}.*CuPy's own functions serve") as told:

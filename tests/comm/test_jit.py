@@ -96,9 +96,9 @@ def test_kernel_with_another_closure_has_a_folder_of_its_own() -> None:
 def test_threads_are_as_many_as_configured_and_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_threads, "_count", None)
     monkeypatch.setenv("DISTARRAY_NUM_THREADS", "5")
-    assert _threads.wanted(1 << 10) == 1
-    assert _threads.wanted(1 << 25) == 4
-    assert _threads.wanted(1 << 40) == 5
+    assert _threads.thread_count(1 << 10) == 1
+    assert _threads.thread_count(1 << 25) == 4
+    assert _threads.thread_count(1 << 40) == 5
 
 
 def test_what_a_thread_raises_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,4 +106,4 @@ def test_what_a_thread_raises_is_raised(monkeypatch: pytest.MonkeyPatch) -> None
         raise KeyError(part)
 
     with pytest.raises(KeyError, match="3"):
-        _threads.run(fail, [3])
+        _threads.run_in_threads(fail, [3])

@@ -86,9 +86,9 @@ def test_log_records_what_another_library_does_for_its_thread(monkeypatch):
                 record("all_reduce", "dp", 8, 0.1)
                 with unrecorded():
                     record("all_reduce", "dp", 8, 0.1)
-                context.append(_log.copied_context())
+                context.append(_log.copy_log_context())
 
-            rank = _ranks.current()
+            rank = _ranks.simulated_world()
             thread = threading.Thread(target=help_out)
             thread.start()
             thread.join()
@@ -96,7 +96,7 @@ def test_log_records_what_another_library_does_for_its_thread(monkeypatch):
             assert (log.count("all_reduce"), log.count("all_gather")) == (1, 1)
         return log
 
-    monkeypatch.setattr(_log, "helpers", [lambda: True])
+    monkeypatch.setattr(_log, "_worker_tests", [lambda: True])
     with CommLog() as outside:
         one, other = simulate(2, program)
         assert one.count() == other.count() == 2

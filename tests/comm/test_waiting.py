@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from distarray.comm._mismatch import mismatch
+from distarray.comm import mismatch_error
 from distarray.comm.failures import _watchdog
 from distarray.errors import ArgumentError
 from tests.test_abort import launch
@@ -95,9 +95,9 @@ def test_a_rank_that_is_elsewhere_is_named_at_the_limit():
 
 def test_calls_that_do_not_look_like_such_are_named_only_where_arrays_may_make_them():
     move = "all-reduce of float32: 8 [a:P(sum)] -> 8 [a:R]"
-    assert "print(x)" in str(mismatch([move, f"of a tensor: {move}"], [0, 1]))
+    assert "print(x)" in str(mismatch_error([move, f"of a tensor: {move}"], [0, 1]))
     assert "print(x)" not in str(
-        mismatch([f"layers.0: of a tensor: {move}", f"of a tensor: {move}"], [0, 1])
+        mismatch_error([f"layers.0: of a tensor: {move}", f"of a tensor: {move}"], [0, 1])
     )
 
 

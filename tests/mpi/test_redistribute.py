@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from distarray.comm._device_mesh import DeviceMesh
+from distarray.comm import DeviceMesh
 from distarray.layout import Layout, Partial, Replicate, Shard
 from distarray.redistribute import redistribute_async, redistribute_local
 

@@ -43,7 +43,7 @@ def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 
 def only(maker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = _blocks.kernels(_blocks._KERNELS) if maker == "kernel" else None
+    module = _blocks.load_kernels(_blocks._KERNELS) if maker == "kernel" else None
     monkeypatch.setattr(_blocks, "_module", lambda out: module)
 
 

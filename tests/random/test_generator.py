@@ -11,7 +11,7 @@ import pytest
 
 import distarray as da
 from distarray import Partial, Replicate, Shard
-from distarray.comm.simulated._ranks import simulate
+from distarray.comm import simulate
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,

@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distarray.comm import CommLog, init_device_mesh
-from distarray.comm._mismatch import Purpose
-from distarray.comm._reducing import BFLOAT16
+from distarray.comm import BFLOAT16, CommLog, Purpose, init_device_mesh
 from distarray.errors import MismatchError
 from distarray.layout import Layout, Replicate, Shard
 from distarray.redistribute import _packed

@@ -90,7 +90,7 @@ def test_ranks_that_are_threads_leave_the_gradients_of_others_alone():
 import sys
 import torch
 import distarray as da
-import distarray.torch as dt
+import distarray.torch as dt  # noqa: E402
 from distarray.testing import simulate
 
 def program():

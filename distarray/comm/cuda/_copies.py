@@ -15,7 +15,7 @@ import numpy as np
 
 from distarray.comm.cuda._launch import address_of, launch, table, threads, usable
 from distarray.comm.cuda._tables import WIDEST, Record, divisor, parts, tabled, widest_word
-from distarray.comm.kernels._jit import kernels
+from distarray.comm.kernels._jit import load_kernels
 from distarray.comm.kernels._loop_nest import Axis, joint_axes
 from distarray.typing import Buffer, Shape
 
@@ -101,7 +101,7 @@ def _run(key: Any, records: Any) -> bool:
         return tabled(list(records()))
 
     at, (boxes, tiles) = table(key, build)
-    return launch(kernels(_KERNELS).copy_boxes, at, boxes, tiles)
+    return launch(load_kernels(_KERNELS).copy_boxes, at, boxes, tiles)
 
 
 def _same_bytes(dst: Buffer, src: Buffer) -> bool:
@@ -171,7 +171,7 @@ def _fill_records(
     word = widest_word(d, run, *(axis[1] for axis in outer))
     inner = _in_words(run, word, 0, outer)
     for record in _each(d, 0, inner, _words, word):
-        where = 1 + kernels(_KERNELS).PATTERN
+        where = 1 + load_kernels(_KERNELS).PATTERN
         record[where : where + 2] = pattern
         yield record
 
@@ -191,7 +191,7 @@ def _across(axes: Sequence[Axis], itemsize: int, word: int) -> int | None:
 
 def _each(d: int, s: int, axes: Sequence[Axis], make: Any, size: int) -> Iterator[Record]:
     """Yield the boxes that axes, innermost first, become: few axes, not too many words."""
-    most = kernels(_KERNELS).AXES
+    most = load_kernels(_KERNELS).AXES
     for (e, t), part in parts(axes, most, fixed=int(make is not _words)):
         yield make(d + e, s + t, part, size)
 
@@ -199,7 +199,7 @@ def _each(d: int, s: int, axes: Sequence[Axis], make: Any, size: int) -> Iterato
 def _record(
     kind: int, size: int, volume: int, d: int, s: int, axes: Iterable[tuple[int, ...]]
 ) -> Record:
-    module = kernels(_KERNELS)
+    module = load_kernels(_KERNELS)
     entries = [0] * module.RECORD
     axes = list(axes)
     for name, value in (
@@ -224,14 +224,14 @@ def _divided(axes: Iterable[Axis]) -> Iterator[tuple[int, ...]]:
 
 def _words(d: int, s: int, axes: Sequence[Axis], word: int) -> Record:
     volume = prod(axis[0] for axis in axes)
-    kind = kernels(_KERNELS).WORDS
+    kind = load_kernels(_KERNELS).WORDS
     tiles = -(-volume // (4 * threads()))
     return [tiles, *_record(kind, word, volume, d, s, _divided(axes))]
 
 
 def _shifted(d: int, s: int, axes: Sequence[Axis], run: int) -> Record:
     volume = prod(axis[0] for axis in axes)
-    kind = kernels(_KERNELS).SHIFTED
+    kind = load_kernels(_KERNELS).SHIFTED
     tiles = -(-volume // (4 * threads()))
     return [tiles, *_record(kind, run, volume, d, s, _divided(axes))]
 
@@ -252,7 +252,7 @@ def _transposed(d: int, s: int, axes: Sequence[Axis], word: int) -> Record:
         (n, *divisor(count), e, t)
         for (n, e, t), count in zip(axes[:2], (across, down), strict=True)
     ]
-    module = kernels(_KERNELS)
+    module = load_kernels(_KERNELS)
     record = _record(module.TRANSPOSED, word, tiles, d, s, [*divided, *_divided(axes[2:])])
     record[module.PATTERN : module.PATTERN + 2] = wide, high
     return [tiles, *record]

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.comm.kernels._jit import kernels
+from distarray.comm.kernels._jit import load_kernels
 from distarray.typing import Buffer
 
 _INTRINSICS: Final = "distarray.comm.cuda._intrinsics"
@@ -63,11 +63,11 @@ def usable(array: Buffer) -> bool:
 def lacking(array: Buffer) -> str:
     """Return why no kernel works on such an array; empty where they do, as far as it tells."""
     try:
-        if kernels(_INTRINSICS) is None:
+        if load_kernels(_INTRINSICS) is None:
             return "there is no Numba, or DISTARRAY_NUMBA=0"
         if simulated():
             return ""
-        cuda = kernels(_INTRINSICS).cuda
+        cuda = load_kernels(_INTRINSICS).cuda
         if not cuda.is_available():
             told = " ".join(str(cuda.cuda_error() or "it has no compiler").split())
             return f"Numba does not reach the GPU ({told})"
@@ -102,7 +102,7 @@ def _reachable(array: Buffer) -> bool:
 
 def simulated() -> bool:
     """Tell whether Numba's simulator runs the kernels."""
-    return bool(kernels(_INTRINSICS).SIMULATED)
+    return bool(load_kernels(_INTRINSICS).SIMULATED)
 
 
 def threads() -> int:
@@ -222,5 +222,5 @@ def _stream() -> Any:
         return 0
     found = _streams.get(where)
     if found is None:
-        found = _streams[where] = kernels(_INTRINSICS).cuda.external_stream(where[1])
+        found = _streams[where] = load_kernels(_INTRINSICS).cuda.external_stream(where[1])
     return found

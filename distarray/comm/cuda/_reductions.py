@@ -10,7 +10,7 @@ import numpy as np
 
 from distarray.comm.cuda._launch import address_of, launch, table, threads, usable
 from distarray.comm.cuda._tables import WIDEST, Record, divisor, parts, tabled, widest_word
-from distarray.comm.kernels._jit import kernels
+from distarray.comm.kernels._jit import load_kernels
 from distarray.comm.kernels._loop_nest import Axis, joint_axes
 from distarray.typing import Buffer
 
@@ -67,7 +67,7 @@ def reduced(
         *((box[0].shape, *((address_of(array), array.strides) for array in box)) for box in arrays),
     )
     at, launches = table(key, lambda: _tables(arrays, kind, op, number))
-    module = kernels(_KERNELS)
+    module = load_kernels(_KERNELS)
     return launches is not None and all(
         launch(module.reducing(found, op, lanes), at[start:] if start else at, *counts, length)
         for found, lanes, start, counts, length in launches
@@ -138,7 +138,7 @@ def _in_words(outer: Sequence[Axis], run: int, word: int, arrays: int) -> list[A
 
 def _records(addresses: Sequence[int], axes: Sequence[Axis]) -> Iterator[Record]:
     """Yield the number of tiles and the record of each box."""
-    module = kernels(_KERNELS)
+    module = load_kernels(_KERNELS)
     nothing = (1, *[0] * len(addresses))
     inner = [*reversed(axes)] or [nothing]
     for offset, box in parts(inner, module.AXES):

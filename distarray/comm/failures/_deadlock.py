@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from distarray.comm._mismatch import such_calls
+from distarray.comm._agreement import such_calls
 from distarray.comm.failures._liveness import Neighbours, message_of_dead
 from distarray.comm.failures._presence import (
     BYTES_AT_MOST,

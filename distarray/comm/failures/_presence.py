@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from distarray.comm._mismatch import such_calls
+from distarray.comm._agreement import such_calls
 from distarray.comm._node import ranks
 from distarray.comm._settings import setting
 from distarray.comm.failures._job import job, process_namespace

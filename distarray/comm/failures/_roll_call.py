@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from distarray.comm._mismatch import differing, named
+from distarray.comm._agreement import by_answer, name_ranks
 from distarray.comm.failures._presence import BYTES_AT_MOST, Presence
 
 _SECONDS: Final = 2.0  # for the answers of all that are asked at a time
@@ -184,12 +184,12 @@ def late(answers: Answers | None, meeting: Question, ranks: Iterable[int], exact
     whom = _whom(certain, unknown)
     if further := [rank for rank in last if rank not in mine]:
         least = "at least " if any(away[rank] is None for rank in further) else ""
-        whom += f", and in the end for {least}{named(further)},"
+        whom += f", and in the end for {least}{name_ranks(further)},"
     if answers is None:
         return Late(whom, "")
     order = [*last, *(rank for rank in away if rank not in last)]
     said = [_doing(away[rank], away, answers.rank) for rank in order]
-    return Late(whom, differing(said, order))
+    return Late(whom, by_answer(said, order))
 
 
 def _asked(answers: Answers, todo: dict[int, Question]) -> dict[int, Whereabouts | None]:
@@ -213,9 +213,9 @@ def _asked(answers: Answers, todo: dict[int, Question]) -> dict[int, Whereabouts
 def _whom(certain: list[int], unknown: list[int]) -> str:
     """Return the ranks that one waits for, or may wait for, as a message says it."""
     if certain:
-        return f"{'at least ' if unknown else ''}{named(certain)}"
+        return f"{'at least ' if unknown else ''}{name_ranks(certain)}"
     if unknown:
-        return f"{'at least one of ' if len(unknown) > 1 else ''}{named(unknown)}"
+        return f"{'at least one of ' if len(unknown) > 1 else ''}{name_ranks(unknown)}"
     return "other ranks"
 
 
@@ -226,4 +226,4 @@ def _doing(at: Whereabouts | None, away: dict[int, Whereabouts | None], me: int)
     if not at.waits:
         return at.line.strip() or "at no line of the program"
     whom = [rank for rank in at.ranks if rank in away or rank == me]
-    return f"waits for {named(whom) if whom else 'other ranks'}{at.line} ({at.waits})"
+    return f"waits for {name_ranks(whom) if whom else 'other ranks'}{at.line} ({at.waits})"

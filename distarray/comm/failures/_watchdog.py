@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, Protocol
 
-from distarray.comm._mismatch import such_calls
+from distarray.comm._agreement import such_calls
 from distarray.comm._settings import setting
 from distarray.comm.failures._deadlock import Watch
 from distarray.comm.failures._presence import START, Meeting, has_joined
@@ -123,7 +123,7 @@ class waiting:  # noqa: N801 - reads as a verb: with waiting("for a communicator
             _waits[own] = self._outer
 
 
-class _Behind:
+class _BackgroundWork:
     """What is done in the background, by one thread that no other thread but the main one asks.
 
     Attributes
@@ -162,7 +162,7 @@ class _Behind:
         return thread in self._held
 
 
-behind = _Behind()
+background_work = _BackgroundWork()
 
 
 def timeout() -> float:
@@ -268,10 +268,10 @@ class _Looking:
             if one.meeting is not None and one.since < soon:
                 self._end_if(others.gone(one.meeting, one.what), thread)
         wait, is_behind = now.get(main), False
-        if wait is None and behind.holds(main):
+        if wait is None and background_work.holds(main):
             wait, is_behind = _wait_behind(now), True
         if wait is not None and wait.since < soon and not _other_threads():
-            is_alone = is_behind or not behind.unfinished
+            is_alone = is_behind or not background_work.unfinished
             why = others.elsewhere(wait.meeting, wait.what, wait.since, is_behind, is_alone)
             self._end_if(why, main)
         else:
@@ -340,7 +340,7 @@ def _here(question: Question) -> Whereabouts:
     now = dict(_waits)
     line = line_of(sys._current_frames().get(main))
     wait = now.get(main)
-    if wait is None and behind.holds(main):
+    if wait is None and background_work.holds(main):
         wait = _wait_behind(now)
     if wait is None and _given_up is not None and time.monotonic() - _given_up[0] < _SECONDS_ENDING:
         _, wait, line = _given_up

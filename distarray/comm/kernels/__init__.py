@@ -1,1 +1,6 @@
-"""Numba kernels for host memory: copies, reductions, and when they pay."""
+"""Kernels of Numba for host memory: copies, reductions, when they pay, and on how many threads."""
+
+from distarray.comm.kernels._jit import Kernel, are_loaded, load_kernels
+from distarray.comm.kernels._threads import run_in_threads, thread_count
+
+__all__ = ["Kernel", "are_loaded", "load_kernels", "run_in_threads", "thread_count"]

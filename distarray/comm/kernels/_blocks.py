@@ -26,7 +26,7 @@ from distarray.comm._reducing import is_bfloat16
 from distarray.comm.cuda._reductions import reduced
 from distarray.comm.kernels import _threads
 from distarray.comm.kernels._choice import run_faster
-from distarray.comm.kernels._jit import kernels
+from distarray.comm.kernels._jit import load_kernels
 from distarray.comm.kernels._loop_nest import STREAMING_BYTES, Axis, joint_axes, offsets
 from distarray.errors import ArgumentError
 from distarray.typing import Buffer, Shape
@@ -124,7 +124,7 @@ def reduce_into(
             _by_numpy(dst, sources, op, bfloat16)
         return
     streaming = max(total, nbytes) >= STREAMING_BYTES
-    parts = _threads.wanted(nbytes)
+    parts = _threads.thread_count(nbytes)
     if parts == 1:
         _reduce(dst, sources, op, bfloat16, streaming)
         return
@@ -135,7 +135,7 @@ def reduce_into(
     def part(where: tuple[slice, ...]) -> None:
         _reduce(dst[where], [source[where] for source in sources], op, bfloat16, streaming)
 
-    _threads.run(part, [(*before, slice(a, b)) for a, b in itertools.pairwise(cuts)])
+    _threads.run_in_threads(part, [(*before, slice(a, b)) for a, b in itertools.pairwise(cuts)])
 
 
 def reduce_boxes(
@@ -206,7 +206,7 @@ def _by_kernel(
         beyond and n * rows[0] * dst.itemsize < _BYTES_PER_CALL
     ):
         return False
-    kernels_reduce = kernels("distarray.comm.kernels._reduce")
+    kernels_reduce = load_kernels("distarray.comm.kernels._reduce")
     if kernels_reduce is None or (kind == "f2" and not kernels_reduce.HALF):
         return False
     run = kernels_reduce.reducing(kind, way, int(streaming)).run

@@ -1,7 +1,7 @@
 """Compile Numba kernels on first use, and keep them on disk safely for many ranks at once.
 
 Modules of kernels import Numba at their top, which takes about half a second; they are loaded by
-`kernels` when a block is large enough to be worth it, and never where Numba cannot work: NumPy
+`load_kernels` when a block is large enough to be worth it, and never where Numba cannot work: NumPy
 serves then, with the same values.
 
 Numba's own cache writes its index before its data and numbers the data files of one function
@@ -34,7 +34,7 @@ _modules: dict[str, ModuleType | None] = {}
 _lock = threading.RLock()
 
 
-def kernels(name: str) -> Any:
+def load_kernels(name: str) -> Any:
     """Return a module of kernels, loaded on first use; None where Numba cannot be used.
 
     ``DISTARRAY_NUMBA=0`` switches all kernels off.
@@ -48,7 +48,7 @@ def kernels(name: str) -> Any:
             return _modules[name]
 
 
-def loaded(name: str) -> bool:
+def are_loaded(name: str) -> bool:
     """Tell whether a module of kernels was loaded before, so that using it costs nothing more."""
     return _modules.get(name) is not None
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from distarray.comm.kernels import _threads
 from distarray.comm.kernels._choice import run_faster
-from distarray.comm.kernels._jit import kernels
+from distarray.comm.kernels._jit import load_kernels
 
 STREAMING_BYTES: Final = 16 * 1024 * 1024
 """Destinations of at least this size are written past the caches."""
@@ -56,7 +56,7 @@ def copy_by_kernel(dst: np.ndarray, src: np.ndarray, streaming: bool) -> bool:
     (d, s), axes = joint_axes(dst, src)
     if not axes or axes[-1][1] != itemsize:
         return False
-    kernels_cpu = kernels("distarray.comm.kernels._copy")
+    kernels_cpu = load_kernels("distarray.comm.kernels._copy")
     if kernels_cpu is None:
         return False
     outer = axes[:-1]
@@ -94,7 +94,7 @@ def fill(dst: Any, value: Any) -> None:
     line[...] = value
     flat = dst.reshape(-1)
     address = _address(dst)
-    kernels_cpu = kernels("distarray.comm.kernels._copy")
+    kernels_cpu = load_kernels("distarray.comm.kernels._copy")
     if kernels_cpu is None or address % dst.itemsize:
         flat[...] = line[0]
         return
@@ -102,7 +102,7 @@ def fill(dst: Any, value: Any) -> None:
     whole = (flat.size - head) * dst.itemsize // _LINE * _LINE
     flat[:head] = line[0]
     flat[head + whole // dst.itemsize :] = line[0]
-    parts = _threads.wanted(whole)
+    parts = _threads.thread_count(whole)
     cuts = [whole // _LINE * i // parts * _LINE for i in range(parts + 1)]
     source = _address(line)
 
@@ -120,7 +120,7 @@ def fill(dst: Any, value: Any) -> None:
     if parts == 1:
         part((0, whole))
     else:
-        _threads.run(part, itertools.pairwise(cuts))
+        _threads.run_in_threads(part, itertools.pairwise(cuts))
 
 
 def _address(array: Any) -> int:

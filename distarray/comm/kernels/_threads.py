@@ -37,14 +37,14 @@ def count() -> int:
     return _count
 
 
-def wanted(nbytes: int) -> int:
+def thread_count(nbytes: int) -> int:
     """Return how many threads should share the work on a block of ``nbytes``."""
     if nbytes < 2 * _BYTES_PER_THREAD:
         return 1
     return max(1, min(count(), nbytes // _BYTES_PER_THREAD))
 
 
-def run(function: Callable[[Any], None], parts: Iterable[Any]) -> None:
+def run_in_threads(function: Callable[[Any], None], parts: Iterable[Any]) -> None:
     """Call ``function`` on every part, each on a thread of the pool; raise what one raised."""
     for _ in _threads().map(function, parts):
         pass

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distarray.comm._mismatch import mismatch
+from distarray.comm._agreement import mismatch_error
 from distarray.comm.failures._watchdog import waiting
 
 if TYPE_CHECKING:
@@ -49,4 +49,4 @@ def compare(comm: MPI.Intracomm, token: int, what: object, ranks: Sequence[int])
     extremes = np.array([token, -token], np.int64)
     comm.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
     if extremes[0] != -extremes[1]:
-        raise mismatch(all_gather_object(comm, str(what)), ranks)
+        raise mismatch_error(all_gather_object(comm, str(what)), ranks)

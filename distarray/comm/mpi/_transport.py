@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from distarray.comm import _backend, _mismatch, _requests
+from distarray.comm import _agreement, _backend, _requests
 from distarray.comm._collectives import Counts
 from distarray.comm._communicator import Communicator
 from distarray.comm._reducing import divide, plain_ufunc
@@ -42,7 +42,7 @@ _small: dict[tuple[str, np.dtype[Any], int], tuple[int, np.ufunc | None, str]] =
 what messages say."""
 
 
-_token = lru_cache(maxsize=4096)(_mismatch.token)
+_token = lru_cache(maxsize=4096)(_agreement.token)
 
 
 class _Exchange(Protocol):

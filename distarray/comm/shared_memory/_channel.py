@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from distarray.comm import _backend, _memory, _requests
-from distarray.comm._mismatch import mismatch
+from distarray.comm._agreement import mismatch_error
 from distarray.comm._packing import copy_box
 from distarray.comm.cuda import _ipc
 from distarray.comm.failures._presence import Meeting, counted_by, message_of_gone
@@ -270,7 +270,7 @@ class Channel:
         """Let every rank say what it was doing, and raise: all members, in the same round."""
         payload = str(what).encode()[:INLINE_BYTES]
         said = self.exchange(payload, MISMATCH)
-        raise mismatch(
+        raise mismatch_error(
             [bytes(said[rank] or b"").decode(errors="replace") for rank in self.members],
             self._named(self.members),
         )

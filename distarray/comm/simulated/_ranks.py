@@ -289,13 +289,13 @@ class SimulatedCommunicator(Communicator):
 _thread = threading.local()
 
 
-def current() -> SimulatedCommunicator | None:
+def simulated_world() -> SimulatedCommunicator | None:
     """Return the communicator of all ranks of the ``simulate`` that this thread is in."""
     communicator: SimulatedCommunicator | None = getattr(_thread, "communicator", None)
     return communicator
 
 
-_log.ranks.append(current)
+_log.ranks.append(simulated_world)
 
 
 def simulate(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.comm._mismatch import such_calls
+from distarray.comm._agreement import such_calls
 from distarray.errors import CommunicationError, MismatchError
 
 _POLL = 0.25  # seconds between looks for ranks that will never come

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from distarray.comm import DeviceMesh
-from distarray.core._agreement import gathered
+from distarray.comm import DeviceMesh, all_gather_checked
 from distarray.core._replicas import apart
 from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError
 from distarray.layout import Layout, Shard
@@ -75,7 +74,7 @@ def check_replicas(module: nn.Module, mesh: DeviceMesh, *, buffers: bool = True)
         return {name: _held(name, tensor, mesh) for name, tensor in named}
 
     ranks = mesh.communicator().world_ranks
-    told = dict(zip(ranks, gathered(mesh, "check_replicas", say), strict=True))
+    told = dict(zip(ranks, all_gather_checked(mesh, "check_replicas", say), strict=True))
     wrong = []
     for name in dict.fromkeys(name for one in told.values() for name in one):
         wrong += _differences(name, told)

@@ -19,8 +19,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from distarray.comm import DeviceMesh
-from distarray.comm._mismatch import Purpose
+from distarray.comm import DeviceMesh, Purpose
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, Partial, Replicate
 from distarray.redistribute import Handle, redistribute_async

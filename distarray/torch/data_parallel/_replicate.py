@@ -12,9 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree
 
-from distarray.comm import DeviceMesh
-from distarray.comm._mismatch import token
-from distarray.core._agreement import differing, gathered
+from distarray.comm import DeviceMesh, all_gather_checked, by_answer, token
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError, MismatchError
 from distarray.layout import Shard
 from distarray.torch._buffers import buffer_of, check_travels
@@ -103,7 +101,7 @@ def replicate(
     """
     check_mesh(mesh)
     _check_arguments(op, bucket_bytes)
-    described = gathered(mesh, "replicate", lambda: _described(module, mesh))
+    described = all_gather_checked(mesh, "replicate", lambda: _described(module, mesh))
     _compare(described, mesh)
     communicator = mesh.communicator()
     for tensor in _tensors(module):
@@ -231,7 +229,7 @@ def _compare(described: list[list[tuple[Any, ...]]], mesh: DeviceMesh) -> None:
             ranks = mesh.communicator().world_ranks
             raise MismatchError(
                 f"replicate needs the same module on every rank of {mesh}: "
-                f"{differing(texts, ranks)}; build it alike everywhere"
+                f"{by_answer(texts, ranks)}; build it alike everywhere"
             )
 
 

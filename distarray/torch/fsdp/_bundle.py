@@ -8,8 +8,7 @@ from functools import lru_cache
 
 import torch
 
-from distarray.comm import DeviceMesh
-from distarray.comm._mismatch import Purpose
+from distarray.comm import DeviceMesh, Purpose
 from distarray.layout import Layout, Replicate, Shard
 from distarray.redistribute import Handle, Packed, done_by, in_background, redistribute_local
 from distarray.torch import _compat

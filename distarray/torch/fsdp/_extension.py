@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from distarray.comm import _memory
-from distarray.comm._mismatch import Purpose
+from distarray.comm import Purpose, _memory
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout
 from distarray.redistribute import Handle, in_background

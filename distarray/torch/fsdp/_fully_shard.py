@@ -12,8 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from distarray.comm import DeviceMesh
-from distarray.core._agreement import differing, gathered
+from distarray.comm import DeviceMesh, all_gather_checked, by_answer
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError, MismatchError
 from distarray.layout import Shard
 from distarray.torch import _buffers
@@ -119,7 +118,7 @@ def fully_shard(
         asked = f"{policy}, {offload}, reshard_after_forward={reshard_after_forward}"
         return next(_numbers), [*described, asked]
 
-    told = gathered(mesh, "fully_shard", say)
+    told = all_gather_checked(mesh, "fully_shard", say)
     root = modules[0]
     number = max(one for one, _ in told)
     name = f"{state_of(root).path or type(root).__name__} (group {number})"
@@ -315,5 +314,5 @@ def _compare(told: Sequence[Sequence[str]], mesh: DeviceMesh) -> None:
         if len(set(said)) > 1:
             raise MismatchError(
                 f"fully_shard needs the same module and arguments on every rank of {mesh}: "
-                f"{differing(said, mesh.communicator().world_ranks)}; build it alike everywhere"
+                f"{by_answer(said, mesh.communicator().world_ranks)}; build it alike everywhere"
             )

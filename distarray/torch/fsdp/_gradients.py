@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from distarray.comm import DeviceMesh
-from distarray.comm._mismatch import Purpose
+from distarray.comm import DeviceMesh, Purpose
 from distarray.layout import Layout, Partial, Replicate
 from distarray.redistribute import Handle, Packed, in_background, redistribute_local
 from distarray.torch._buffers import empty, follow, still_read, tensor_of

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from distarray.comm import DeviceMesh
-from distarray.comm._mismatch import Purpose
+from distarray.comm import DeviceMesh, Purpose
 from distarray.errors import ArgumentError, ShapeError
 from distarray.layout import Layout, Replicate
 from distarray.torch import _moves

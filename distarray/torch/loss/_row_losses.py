@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from distarray.comm import DeviceMesh
-from distarray.comm._mismatch import Purpose
+from distarray.comm import DeviceMesh, Purpose
 from distarray.errors import ArgumentError
 from distarray.layout import Layout, Partial, Replicate
 from distarray.redistribute import redistribute_local

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from distarray.comm import DeviceMesh
-from distarray.comm._mismatch import Purpose
+from distarray.comm import DeviceMesh, Purpose
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, Replicate, Shard
 from distarray.redistribute import redistribute_local

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from distarray.comm import DeviceMesh
-from distarray.comm._mismatch import differing, token
+from distarray.comm import DeviceMesh, by_answer, token
 from distarray.core._replicas import digest
 from distarray.errors import ArgumentError, LayoutError, MismatchError
 from distarray.layout import Layout, Placement
@@ -197,7 +196,7 @@ def _agreed_block(
         if len(set(told)) > 1:
             raise MismatchError(
                 f"parameter {name!r} differs between the ranks of {mesh}: digests of it are "
-                f"{differing(told, comm.world_ranks)}; start from the same values, or let "
+                f"{by_answer(told, comm.world_ranks)}; start from the same values, or let "
                 "src_data_rank=0 give its own to all"
             )
         return block_of(whole, placed).clone(memory_format=torch.contiguous_format)

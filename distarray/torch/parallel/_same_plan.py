@@ -8,10 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from distarray.comm import DeviceMesh
-from distarray.comm._log import unrecorded
-from distarray.comm._mismatch import token
-from distarray.core._agreement import differing, gathered
+from distarray.comm import DeviceMesh, all_gather_checked, by_answer, token, unrecorded
 from distarray.errors import MismatchError
 from distarray.layout import Layout
 from distarray.torch._layouts import placed_of
@@ -48,7 +45,7 @@ def chosen_alike(
         return token(_described(chosen), src_data_rank)
 
     with unrecorded():
-        if len(set(gathered(mesh, "parallelize_module", say))) == 1:
+        if len(set(all_gather_checked(mesh, "parallelize_module", say))) == 1:
             return chosen
         comm = mesh.communicator()
         everyone = comm.all_gather_object((f"src_data_rank={src_data_rank}", *_described(chosen)))
@@ -57,7 +54,7 @@ def chosen_alike(
             break
     raise MismatchError(
         "parallelize_module: the ranks would parallelize different modules, or in different ways: "
-        f"{differing(said, comm.world_ranks)}. Every rank must pass the same model and the same "
+        f"{by_answer(said, comm.world_ranks)}. Every rank must pass the same model and the same "
         "plan"
     )
 

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from distarray.comm import DeviceMesh
-from distarray.core._agreement import gathered
+from distarray.comm import DeviceMesh, all_gather_checked
 from distarray.errors import ArgumentTypeError, MismatchError, StateDictError
 from distarray.layout import Layout, Replicate
 from distarray.torch import _modules, _wholes
@@ -116,7 +115,7 @@ def _checked(
     if not everyone:
         told = say()[1]
     for one in everyone:
-        said = gathered(one, "load_state_dict", say)
+        said = all_gather_checked(one, "load_state_dict", say)
         if any(options != said[0][0] for options, _ in said):
             raise MismatchError(
                 "load_state_dict got different options (strict, assign, source) on different "

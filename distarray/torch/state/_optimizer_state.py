@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from distarray.comm import DeviceMesh
-from distarray.core._agreement import differing, gathered
+from distarray.comm import DeviceMesh, all_gather_checked, by_answer
 from distarray.errors import ArgumentError, MismatchError, StateDictError
 from distarray.layout import Layout, Replicate
 from distarray.torch import _wholes
@@ -67,11 +66,11 @@ def optimizer_state_dict(
         here = mesh.rank == rank
     names = _names(module, optimizer)
     for one in meshes(found):
-        told = gathered(one, "optimizer_state_dict", lambda: _described(optimizer, names))
+        told = all_gather_checked(one, "optimizer_state_dict", lambda: _described(optimizer, names))
         if any(other != told[0] for other in told):
             raise MismatchError(
                 "optimizers keep different states on different ranks: "
-                f"{differing(told, one.communicator().world_ranks)}; make the same steps everywhere"
+                f"{by_answer(told, one.communicator().world_ranks)}; make the same steps everywhere"
             )
     state: dict[str, Any] = {}
     for parameter, name in names.items():
@@ -141,12 +140,12 @@ def load_optimizer_state_dict(
     everyone: list[Any] = meshes(found) if mesh is None else [mesh]
     told: Any = None if everyone else say()[1]
     for one in everyone:
-        said = gathered(one, "load_optimizer_state_dict", say)
+        said = all_gather_checked(one, "load_optimizer_state_dict", say)
         if any(other != strict for other, _ in said):
             ranks = one.communicator().world_ranks
             raise MismatchError(
                 "load_optimizer_state_dict got strict=True on some ranks and strict=False on "
-                f"others: {differing([other for other, _ in said], ranks)}; "
+                f"others: {by_answer([other for other, _ in said], ranks)}; "
                 "pass the same everywhere"
             )
         told = said[one.flat_ranks.index(one.rank if source is None else source)][1]

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from distarray.comm import _memory
-from distarray.comm._log import unrecorded
+from distarray.comm import _memory, unrecorded
 from distarray.errors import ArgumentError, MismatchError
 from distarray.layout import Layout
 from distarray.random._blocks import fill_floats

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from distarray.comm import DeviceMesh
-from distarray.comm._mismatch import Purpose
+from distarray.comm import DeviceMesh, Purpose
 from distarray.errors import CommunicationError
 from distarray.layout import Layout, Partial, Replicate
 from distarray.redistribute import redistribute_local

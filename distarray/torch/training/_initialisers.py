@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from distarray.comm._mismatch import token
+from distarray.comm import token
 from distarray.errors import ArgumentError
 from distarray.torch._compat import function_mode_depth, is_wrapped
 from distarray.torch._layouts import Placed, all_placed, own_placed

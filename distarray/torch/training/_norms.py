@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from distarray.comm._mismatch import Purpose
+from distarray.comm import Purpose
 from distarray.core._meshes import common_mesh, lift
 from distarray.errors import (
     ArgumentError,

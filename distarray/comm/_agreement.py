@@ -1,0 +1,155 @@
+"""Agreement of ranks: what they compare before values move, and errors that all raise alike.
+
+A rank that raises by itself leaves the others waiting for it. So ranks that are about to do
+different things find that out from a `token`, and raise one `MismatchError`; and what nothing else
+would compare (the blocks of `from_local`, the value of one rank in `distribute_array`) they tell
+each other by `all_gather_checked`, together with what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from distarray.errors import CommunicationError, DistArrayError, MismatchError
+
+Said = TypeVar("Said")
+
+_SUCH_CALLS = (
+    "; of a distributed array x, print(x), float(x), np.asarray(x) and x.full_array() are such "
+    "calls"
+)
+_TENSORS = ("tensor", "torch.")  # in what is done with tensors, which have no such calls
+
+_SHOWN = 8  # ranks and answers that a message lists
+
+
+def such_calls(*doing: object) -> str:
+    """Return what messages about calls that all ranks must make end with.
+
+    These do not look like such calls. Nothing where all that is done is done with tensors.
+
+    Parameters
+    ----------
+    *doing
+        What the ranks that the message is about are doing.
+    """
+    texts = [str(one) for one in doing]
+    of_tensors = texts and all(any(word in text for word in _TENSORS) for text in texts)
+    return "" if of_tensors else _SUCH_CALLS
+
+
+def token(*doing: object) -> int:
+    """Return a number below 2**62 that names what a rank is doing, alike in every process.
+
+    Parameters
+    ----------
+    *doing
+        Objects whose ``repr`` is the same in every process.
+    """
+    digest = hashlib.blake2b(repr(doing).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 2
+
+
+class Purpose(NamedTuple):
+    """What an exchange is for, where its layouts do not tell it: ranks must agree on that, too."""
+
+    token: int
+    text: str
+
+    @classmethod
+    def of(cls, text: str) -> Purpose:
+        """Return the purpose that a text names."""
+        return cls(token("purpose", text), text)
+
+
+def mismatch_error(doing: Sequence[Any], ranks: Iterable[int]) -> MismatchError:
+    """Return the error to raise, alike on every rank.
+
+    Parameters
+    ----------
+    doing
+        What each rank is about to do.
+    ranks
+        Their numbers in the MPI world.
+    """
+    return MismatchError(
+        f"ranks are about to do different things together: {by_answer(doing, ranks)}. Every rank "
+        "must make the same calls, on the same mesh, with the same layouts, shapes and dtypes"
+        f"{such_calls(*doing)}"
+    )
+
+
+def by_answer(said: Sequence[Any], ranks: Iterable[int]) -> str:
+    """Return each distinct answer with the ranks of the MPI world that gave it, for a message."""
+    groups: dict[str, list[int]] = {}
+    for rank, one in zip(ranks, said, strict=True):
+        groups.setdefault(str(one), []).append(rank)
+    parts = [f"{name_ranks(found)}: {text}" for text, found in groups.items()]
+    more = [f"and {len(parts) - _SHOWN} others"] if len(parts) > _SHOWN else []
+    return "; ".join(parts[:_SHOWN] + more)
+
+
+def name_ranks(found: Sequence[int]) -> str:
+    """Return some ranks, for a message."""
+    if len(found) == 1:
+        return f"rank {found[0]}"
+    more = f" and {len(found) - _SHOWN} others" if len(found) > _SHOWN else ""
+    return f"ranks {', '.join(map(str, found[:_SHOWN]))}{more}"
+
+
+class _Failure(NamedTuple):
+    """What went wrong on a rank, in a form that travels."""
+
+    kind: type[DistArrayError]
+    message: str
+
+
+def all_gather_checked(mesh: Any, call: str, say: Callable[[], Said]) -> list[Said]:
+    """Return what `say()` returns on every process of the mesh, by position in it.
+
+    Collective over the mesh, which holds this process.
+
+    Parameters
+    ----------
+    mesh : DeviceMesh
+    call : str
+        The public call, for messages.
+    say : callable
+        Checks this rank's arguments and describes them by a small object.
+
+    Raises
+    ------
+    DistArrayError
+        What `say()` raises on all ranks, or the first of them: everywhere the same.
+    CommunicationError
+        If it raises anything else on a rank; that rank raises its own.
+    MismatchError
+        If the ranks make different calls, or on different meshes.
+    """
+    failed: Exception | None = None
+    mine: Said | _Failure
+    try:
+        mine = say()
+    except DistArrayError as error:
+        failed, mine = error, _Failure(type(error), str(error))
+    except Exception as error:
+        failed = error
+        mine = _Failure(CommunicationError, f"{call} failed there: {type(error).__name__}: {error}")
+    comm = mesh.communicator()
+    calls, everyone = zip(*comm.all_gather_object((f"{call} on {mesh}", mine)), strict=True)
+    if len(set(calls)) > 1:
+        raise mismatch_error(calls, comm.world_ranks)
+    failures = {
+        rank: said
+        for rank, said in zip(comm.world_ranks, everyone, strict=True)
+        if isinstance(said, _Failure)
+    }
+    if not failures:
+        return list(everyone)
+    alike = len(failures) == comm.size and len(set(failures.values())) == 1
+    if failed is not None and (alike or not isinstance(failed, DistArrayError)):
+        raise failed
+    rank, first = next(iter(failures.items()))
+    raise first.kind(f"on rank {rank}: {first.message}") from failed
