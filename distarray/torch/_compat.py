@@ -6,7 +6,6 @@ said of versions is where a name came in, as far as torch's own history tells.
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -15,7 +14,6 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import _reduction
-from torch.nn.utils import stateless
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils import _pytree
 
@@ -86,28 +84,6 @@ is_transforming: Final[Callable[[], bool]] = torch._C._are_functorch_transforms_
 """Whether a transform of torch.func is under way. Since 2.0; nothing public tells it."""
 is_wrapped: Final[Callable[[Any], bool]] = torch._C._functorch.is_functorch_wrapped_tensor
 """Whether a tensor is one of a transform, without memory of its own. Since 2.1."""
-is_batched: Final[Callable[[Any], bool]] = torch._C._functorch.is_batchedtensor
-"""Whether a tensor is one of ``vmap``, whose values cannot be looked at. Since 2.0."""
-
-_CALLS = {
-    inspect.unwrap(function).__code__
-    for function in (torch.func.functional_call, stateless.functional_call)
-}
-
-
-def is_in_functional_call() -> bool:
-    """Tell whether torch.func.functional_call is under way, further up in this thread.
-
-    It puts tensors, which may be parameters, where others assign parameters that are to stay; the
-    module itself does not tell which.
-    """
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_code in _CALLS:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
-
 
 # --- modes ---------------------------------------------------------------------------------------
 

@@ -19,7 +19,6 @@ from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError, L
 from distarray.torch._compat import (
     REPLACING,
     buffers_of,
-    is_in_functional_call,
     parameters_of,
 )
 from distarray.torch._layouts import Beside, Placed, is_placed, own_placed, place
@@ -140,8 +139,7 @@ def check_own(module: nn.Module) -> None:
             _check_computed(module, name)
         elif own_placed(own) is None:
             local = placed.layout.local_shape()
-            other = isinstance(own, nn.Parameter) and not is_in_functional_call()
-            if other or (name in buffers_of(module) and own.shape != local):
+            if isinstance(own, nn.Parameter) or (name in buffers_of(module) and own.shape != local):
                 raise LayoutError(
                     f"{name!r} has been replaced since it was cut, by a tensor of shape "
                     f"{tuple(own.shape)}; it was this rank's block, of shape {local}, of "

@@ -30,13 +30,13 @@ from distarray.redistribute import (
     refuse,
     refuse_async,
 )
-from distarray.torch import _transforms
 from distarray.torch._buffers import buffer_of, check_travels, tensor_of, wire_dtype
-from distarray.torch._compat import is_transforming, version
+from distarray.torch._compat import version
 from distarray.torch._layouts import is_placed, own_placed, place
 from distarray.torch._legs import Leg, dual, legs_between
 from distarray.torch._origins import Origin, current, joined
 from distarray.torch._shapes import check_block, check_mesh, layout_from
+from distarray.torch._transforms import refuse_transforms
 from distarray.torch._untraced import untraced
 
 __all__ = [
@@ -52,6 +52,10 @@ __all__ = [
 ]
 
 
+_BETWEEN_RANKS = (
+    "what ranks send each other (dt.redistribute, parallelized modules); call a copy of the module "
+    "that is not parallelized"
+)
 _OF_A_TENSOR = Purpose(0, "of a tensor")  # where there is nothing more to agree on
 
 
@@ -211,6 +215,7 @@ def redistribute(
     MismatchError
         The ranks ask for different moves, or only some need a gradient that all must send back.
     """
+    refuse_transforms(_BETWEEN_RANKS)
     there, back = legs(
         tensor, mesh, src_placements, dst_placements, shape, grad_placements, async_op
     )
@@ -220,11 +225,6 @@ def redistribute(
         tensor = tensor.view_as(tensor)  # such as a slice taken by hand
         place(tensor, there.dst)
     if async_op:
-        if is_transforming():
-            raise ArgumentError(
-                "async_op=True inside of torch.func (grad, vjp, jvp, vmap, ...), whose levels see "
-                "values that are there only; pass async_op=False"
-            )
         return PendingTensor(tensor, there, back)
     return moved(tensor, there, back)
 
@@ -237,11 +237,8 @@ def moved(tensor: torch.Tensor, there: Leg, back: Leg) -> torch.Tensor:
         if not is_placed(tensor):
             place(tensor, there.dst)
         return tensor
-    result: torch.Tensor
-    if is_transforming():
-        result = _transforms.moved(tensor, _run, there, back, current(), _needs_gradient(tensor))
-    else:
-        result = _Move.apply(tensor, there, back, current())
+    refuse_transforms(_BETWEEN_RANKS)
+    result: torch.Tensor = _Move.apply(tensor, there, back, current())
     place(result, there.dst)
     return result
 

@@ -98,23 +98,14 @@ def test_transforms():
     told = []
 
     def look(x):
-        told.append((_compat.is_transforming(), _compat.is_wrapped(x), _compat.is_batched(x)))
+        told.append((_compat.is_transforming(), _compat.is_wrapped(x)))
         return x.sum()
 
     x = torch.ones(2)
     look(x)
     torch.func.grad(look)(x)
     torch.func.vmap(look)(x)
-    assert told == [(False, False, False), (True, True, False), (True, True, True)]
-
-
-def test_functional_calls():
-    class Looks(nn.Module):
-        def forward(self):
-            return _compat.is_in_functional_call()
-
-    assert not Looks()()
-    assert torch.func.functional_call(Looks(), {}, ())
+    assert told == [(False, False), (True, True), (True, True)]
 
 
 def test_function_modes():

@@ -104,27 +104,11 @@ class Bundle:
     def wholes(self) -> list[torch.Tensor]:
         """Return the wholes, anew."""
         assert self.full is not None  # it has been gathered
-        return self._wholes_in(self.full)
-
-    def _wholes_in(self, full: torch.Tensor) -> list[torch.Tensor]:
-        storage = full.untyped_storage()
+        storage = self.full.untyped_storage()
         starts = self.packed.starts
         return [
             m.whole_of(storage, at, self._like) for m, at in zip(self.members, starts, strict=True)
         ]
-
-    def gathered_of(self, shares: Sequence[torch.Tensor], what: str) -> list[torch.Tensor]:
-        """Return the wholes of other values than those of the parameters (collective)."""
-        home = _flat(self.packed.count, self._like)
-        for share, block in zip(shares, self._cut(home), strict=True):
-            block.copy_(share.detach())
-        source = buffer_of(home)
-        purpose = _purpose(f"given values of {what}", self.packed.total, self._dtype)
-        handle = in_background(
-            lambda behind: self.packed.gather(source, purpose, background=behind),
-            alone=self.packed.is_alone,
-        )
-        return self._wholes_in(tensor_of(handle.wait()))
 
     def keep_among(self, smaller: DeviceMesh | None) -> None:
         """Set which ranks keep shares of the wholes after forward."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from distarray.comm import Purpose, _memory
-from distarray.errors import ArgumentError, ArgumentTypeError
+from distarray.errors import ArgumentTypeError
 from distarray.layout import Layout
 from distarray.redistribute import Handle, in_background
 from distarray.torch._buffers import empty, follow, tensor_of
@@ -69,17 +69,6 @@ class ExtendedBundle(Bundle):
 
         follow(self._like)
         return in_background(work)
-
-    def gathered_of(
-        self,
-        shares: Sequence[torch.Tensor],  # noqa: ARG002
-        what: str,
-    ) -> list[torch.Tensor]:
-        """Refuse: an extension has no derivative."""
-        raise ArgumentError(
-            f"{self.members[0].path} travels in another form (set_all_gather_extension), which "
-            f"torch.func cannot follow, in {what}; leave that form to backward()"
-        )
 
     def arrive(self, buffer: Buffer) -> None:
         """Turn what has come into the whole."""

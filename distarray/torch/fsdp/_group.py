@@ -19,7 +19,6 @@ from distarray.torch.fsdp import _node
 from distarray.torch.fsdp._bundle import Bundle
 from distarray.torch.fsdp._context import Context
 from distarray.torch.fsdp._extension import ExtendedBundle
-from distarray.torch.fsdp._functional import is_given
 from distarray.torch.fsdp._gradients import Gradients
 from distarray.torch.fsdp._parameter import ShardedParameter
 from distarray.torch.fsdp._policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
@@ -55,8 +54,6 @@ class Group:
         Whether the wholes are needed in backward until the gradients of inputs are there.
     calls
         How often its modules have been called for training: ranks out of step notice by it.
-    is_lent
-        Whether modules hold wholes for a call by torch.func.
     """
 
     def __init__(
@@ -97,7 +94,6 @@ class Group:
         self._gradients = Receiver(self, device)
         self.depth = 0
         self.ends_with_inputs = False
-        self.is_lent = False
         self.calls = 0
         watch_reading(self, self.members)
 
@@ -132,12 +128,7 @@ class Group:
         return self._is_whole
 
     def start(self) -> None:
-        """Begin to gather the wholes in the background, unless they are there or on their way.
-
-        Nor where others are given, in a call by torch.func.
-        """
-        if self._shown is None and any(map(is_given, self.members)):
-            return
+        """Begin to gather the wholes in the background, unless they are there or on their way."""
         self._refresh()
         if not self._is_whole and self._handles is None:
             self._handles = [b.gather(self.name) for b in self._bundles]
@@ -197,27 +188,26 @@ class Group:
         """Take the parameters that modules hold, should they be others by now."""
         if self._shown is None:
             for member in self.members:
-                if not is_given(member):
-                    member.adopt()
+                member.adopt()
+            return
+        for member, whole in zip(self.members, self._shown, strict=True):
+            if member.held is not whole:
+                member.refuse_held()
 
     def _refresh(self) -> None:
         """Follow parameters that have been replaced, converted or changed in value."""
         self.follow()
-        if self.bundle_up():
-            return
-        if (self._is_whole or self._handles) and not all(b.is_current for b in self._bundles):
+        if not self._bundles or not all(b.fits for b in self._bundles):
+            self._make_bundles()
+        elif (self._is_whole or self._handles) and not all(b.is_current for b in self._bundles):
             self.free()
 
-    def bundle_up(self) -> bool:
-        """Make bundles where there are none that fit; return whether they are new."""
-        if self._bundles and all(b.fits for b in self._bundles):
-            return False
+    def _make_bundles(self) -> None:
         self.free()
         self._bundles = self._bundled()
         self.members = [m for b in self._bundles for m in b.members]
         self._gradients.restart(self.members, self._device)
         self._traced = None
-        return True
 
     def _bundled(self) -> list[Bundle]:
         kinds: dict[Any, list[ShardedParameter]] = {}
@@ -279,13 +269,12 @@ class Group:
 
         For what is computed anew in a backward pass, with the values that it was computed of.
         """
-        if self._shown is not None or self.is_lent:
+        if self._shown is not None:
             return
         if self.context is None:
             raise ArgumentError(
                 f"{self.name}: its parameters are read inside of a backward pass (a region of "
-                "torch.utils.checkpoint is computed again), and have never been whole. In a call "
-                "by torch.func.functional_call put the checkpoint around that call; outside of "
+                "torch.utils.checkpoint is computed again), and have never been whole; outside of "
                 "calls of sharded modules read parameters outside of the checkpoint"
             )
         if not all(b.is_current for b in self._bundles):
@@ -341,26 +330,6 @@ class Group:
             self._traced = _node.unsharded(self, [m.parameter for m in self.members])
             self._traced_for = needed
         return self._traced
-
-    # --- calls by torch.func ---------------------------------------------------------------------
-
-    @property
-    def divisor(self) -> float:
-        """What sums of gradients over all ranks are divided by."""
-        return self.mesh.size if self.factor is None else self.factor
-
-    def gathered_of(self, shares: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the wholes of shares that take the place of the parameters (collective)."""
-        of = dict(zip(map(id, self.members), shares, strict=True))
-        return [
-            whole
-            for bundle in self._bundles
-            for whole in bundle.gathered_of([of[id(m)] for m in bundle.members], self.name)
-        ]
-
-    def reduced_of(self, gradients: Gradients) -> Gradients:
-        """Return the gradients of shares, of those of wholes (collective)."""
-        return self._gradients.reduced_now(gradients)
 
     # --- gradients -------------------------------------------------------------------------------
 

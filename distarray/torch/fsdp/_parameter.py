@@ -8,7 +8,7 @@ instead of the parameter meanwhile. Blocks are of any size, so that none is padd
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -129,16 +129,22 @@ class ShardedParameter:
         if found is self.parameter:
             return
         if not isinstance(found, nn.Parameter):
-            raise ArgumentError(
-                f"{self.path}: the parameter has been replaced by {type(found).__name__}; sharded "
-                "parameters are replaced by parameters only"
-            )
+            self.refuse_held()
         self.check_form(found)
         self.parameter = found
         self._adopted += 1
         for module, name in self.slots[1:]:
             module._parameters[name] = found
         self._place()
+
+    def refuse_held(self) -> NoReturn:
+        """Raise for what modules hold in the place of the parameter."""
+        raise ArgumentError(
+            f"{self.path}: the parameter has been replaced by {type(self.held).__name__}; sharded "
+            "parameters are replaced by parameters, between calls only. torch.func.functional_call "
+            "cannot give a sharded module others: call a copy that is not sharded (dt.state_dict "
+            "has its whole parameters)"
+        )
 
     def check_form(self, found: torch.Tensor) -> None:
         """Raise unless it is known of what replaces the parameter that it is this rank's block."""

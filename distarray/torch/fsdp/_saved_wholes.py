@@ -79,7 +79,7 @@ class _Saved(NamedTuple):
 
 def view_of_whole(tensor: torch.Tensor) -> _Saved | None:
     """Return where a view of a whole is; None for other tensors."""
-    if tensor.layout is not torch.strided or _compat.is_wrapped(tensor):
+    if tensor.layout is not torch.strided:
         return None
     found = _found(tensor)
     if found is None:

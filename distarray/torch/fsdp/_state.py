@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -12,12 +11,11 @@ from torch import nn
 from torch.utils import _pytree
 
 from distarray.torch import _compat
-from distarray.torch._compat import is_transforming
 from distarray.torch._modules import located
 from distarray.torch._saved_tensors import enter_hooks
+from distarray.torch._transforms import refuse_transforms
 from distarray.torch._untraced import untraced
 from distarray.torch.fsdp._context import Context
-from distarray.torch.fsdp._functional import given_to, lent
 from distarray.torch.fsdp._group import Group
 from distarray.torch.fsdp._saved_wholes import view_of_whole
 
@@ -25,6 +23,13 @@ NAME = "_distarray_fsdp"
 """Under which a module's ``__dict__`` has its state."""
 
 _running: ContextVar[Context | None] = ContextVar("the model that runs", default=None)
+
+
+_COME_AND_GO = (
+    "modules that fully_shard was applied to, whose parameters come and go by hooks that "
+    "transforms do not see; call a copy that is not sharded (dt.state_dict has its whole "
+    "parameters)"
+)
 
 
 class Call:
@@ -44,13 +49,13 @@ class Call:
         "_group",
         "_hooks",
         "_is_last",
-        "_lent",
         "_outermost",
         "_recomputing",
         "_token",
     )
 
     def __init__(self, state: State, module: nn.Module) -> None:
+        refuse_transforms(_COME_AND_GO)
         group = self._group = state.group
         recomputing = self._recomputing = _compat.is_going_backward()
         outer = _running.get()
@@ -59,7 +64,6 @@ class Call:
         self._outermost = outer is None and not recomputing
         self._is_last = state.is_last
         self._before: list[torch.Tensor] | None = None
-        self._lent: contextlib.ExitStack | None = None
         self._hooks: Any = None
         self._token = _running.set(context)
         if self._outermost:
@@ -68,22 +72,13 @@ class Call:
             if group is not None:
                 with located(module):
                     self._make_whole(group)
-            if torch.is_grad_enabled() and not is_transforming():
+            if torch.is_grad_enabled():
                 self._hooks = enter_hooks(view_of_whole)
         except BaseException:
             self._end_pass()
             raise
 
     def _make_whole(self, group: Group) -> None:
-        if group.is_lent:
-            self._group = None  # a call inside of one that has lent them
-            return
-        given = given_to(group)
-        if given is not None:
-            self._lent = contextlib.ExitStack()
-            self._lent.enter_context(lent(group, given))
-            group.is_lent = True
-            return
         group.context = self._context
         self._before = group.shown if group.depth else None
         group.renew()
@@ -105,10 +100,6 @@ class Call:
             self._end_pass()
 
     def _let_go(self, group: Group) -> None:
-        if self._lent is not None:
-            group.is_lent = False
-            self._lent.close()
-            return
         group.depth -= 1
         if self._before is not None and group.is_whole:
             group.show_again(self._before)
@@ -155,7 +146,7 @@ class State:
     @untraced
     def received(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the arguments of a call, converted as the policy has it."""
-        if self.group is not None and torch.is_grad_enabled() and not self.group.is_lent:
+        if self.group is not None and torch.is_grad_enabled():
             self._watch(self.group, args, kwargs)
         policy = None if self.group is None else self.group.policy
         if policy is None or policy.param_dtype is None or not policy.cast_forward_inputs:
@@ -178,12 +169,11 @@ class State:
         group = self.group
         if group is None:
             return output
-        if not group.is_lent:
-            group.check_unchanged()
-            output = _kept(output, group.shown or ())
+        group.check_unchanged()
+        output = _kept(output, group.shown or ())
         if group.policy.output_dtype is not None:
             output = _converted(output, group.policy.output_dtype)
-        if torch.is_grad_enabled() and not group.is_lent:
+        if torch.is_grad_enabled():
             for tensor in _pytree.tree_leaves(output):
                 if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
                     tensor.register_hook(_announcing(group))

@@ -17,7 +17,7 @@ from distarray.errors import ArgumentError, ShapeError
 from distarray.layout import Layout, Replicate
 from distarray.torch import _moves
 from distarray.torch._buffers import check_travels
-from distarray.torch._transforms import check_outside
+from distarray.torch._transforms import refuse_transforms
 from distarray.torch._untraced import untraced
 from distarray.torch.loss._row_losses import INSTEAD, Terms, row_losses
 from distarray.torch.loss._targets import (
@@ -94,7 +94,7 @@ def vocab_parallel_cross_entropy(
     _moves.check_mesh(mesh)
     one_axis(mesh, "vocab_parallel_cross_entropy")
     check_travels(logits)
-    check_outside(INSTEAD)
+    refuse_transforms(INSTEAD)
     axis = class_axis(logits, axis)
     chosen = takes_classes(logits, target, axis)
     if reduction not in _REDUCTIONS:

@@ -11,7 +11,7 @@ from distarray.errors import ArgumentError
 from distarray.layout import Layout, Partial, Replicate
 from distarray.redistribute import redistribute_local
 from distarray.torch._buffers import buffer_of, tensor_of
-from distarray.torch._transforms import OutsideTransforms
+from distarray.torch._transforms import refuse_transforms
 from distarray.torch.loss._class_shares import Classes, Goal, Probabilities, gradient, survey
 
 
@@ -60,6 +60,7 @@ def row_losses(
     weight
         Of the classes of the share, where they do not all weigh 1.
     """
+    refuse_transforms(INSTEAD)
     losses: torch.Tensor = _Losses.apply(x, target, own, weight, terms)
     return losses
 
@@ -70,10 +71,8 @@ INSTEAD = (
 )
 
 
-class _Losses(OutsideTransforms):
+class _Losses(torch.autograd.Function):
     """A log S - sum q (x - M), of sums over all ranks."""
-
-    instead = INSTEAD
 
     @staticmethod
     def forward(
@@ -121,10 +120,8 @@ class _Losses(OutsideTransforms):
         return of_logits, of_target, None, None, None
 
 
-class _Gradient(OutsideTransforms):
+class _Gradient(torch.autograd.Function):
     """k (A s - q), with s = exp(x - M) / S: what the logits' gradient is, per row's gradient k."""
-
-    instead = INSTEAD
 
     @staticmethod
     def forward(

@@ -28,7 +28,7 @@ from distarray.comm import DeviceMesh
 from distarray.layout import Layout, Partial
 from distarray.torch import _moves
 from distarray.torch._anchor import ANCHOR, is_for_all_leaves
-from distarray.torch._compat import hooks_of, is_transforming, version
+from distarray.torch._compat import hooks_of, version
 from distarray.torch._layouts import Beside
 from distarray.torch._legs import Leg
 
@@ -97,7 +97,7 @@ def prepared(tensor: torch.Tensor, there: Leg, back: Leg) -> torch.Tensor:
     Column-parallel modules that use the result itself reduce their gradients together.
     """
     result = _moves.moved(tensor, there, back)
-    if not result.requires_grad or not torch.is_grad_enabled() or is_transforming():
+    if not result.requires_grad or not torch.is_grad_enabled():
         return result
     if result is tensor:
         result = _moves.moved(tensor.view_as(tensor), there, back)

@@ -14,20 +14,15 @@ from distarray.layout import Layout, Partial, Replicate
 from distarray.torch import _moves
 from distarray.torch._compat import parameters_of
 from distarray.torch._layouts import Beside
-from distarray.torch._transforms import OutsideTransforms
+from distarray.torch._transforms import refuse_transforms
 
 _R, _P = Replicate(), Partial()
 _standing_in: Beside[bool] = Beside()
 """Tensors that stand for parameters, in calls that may call their module again."""
 
 
-class _Summed(OutsideTransforms):
+class _Summed(torch.autograd.Function):
     """Return tensors as they are; their gradients are added up over the ranks, all in one."""
-
-    instead = (
-        "replicated parameters whose gradients are added up over the ranks (SequenceParallel, and "
-        "norms in it); call a copy of the module that is not parallelized"
-    )
 
     @staticmethod
     def forward(ctx: Any, mesh: DeviceMesh, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -67,6 +62,10 @@ def summed_parameters(module: nn.Module, mesh: DeviceMesh) -> dict[str, torch.Te
     }
     if not found or mesh.size == 1 or not torch.is_grad_enabled():
         return {}
+    refuse_transforms(
+        "replicated parameters whose gradients are added up over the ranks (SequenceParallel, and "
+        "norms in it); call a copy of the module that is not parallelized"
+    )
     summed = dict(zip(found, _Summed.apply(mesh, *found.values()), strict=True))
     for tensor in summed.values():
         _standing_in.set(tensor, True)

@@ -12,6 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import nn  # noqa: E402
+
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from tests.torch.fsdp.failing_layers import X, Y, beside, layers, sharded  # noqa: E402
@@ -100,16 +102,51 @@ def test_copies_are_refused():
     on_ranks(2, program)
 
 
-def test_functional_call():
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_functional_call_is_refused(is_whole):
     def program(mesh):
         start = layers()
         mine = sharded(start, mesh)
-        whole = dict(start.named_parameters())
-        with pytest.raises(da.errors.ArgumentError, match="replaced by"):
-            torch.func.functional_call(mine, {n: p.detach() for n, p in whole.items()}, (X,))
+        if is_whole:
+            mine.unshard()
+        for module in (start, mine):  # whole parameters, and shares
+            given = {n: p.detach() * 2 for n, p in module.named_parameters()}
+            with pytest.raises(da.errors.ArgumentError, match=r"functional_call.*not sharded"):
+                torch.func.functional_call(mine, given, (X,))
         mean_square(mine, X).backward()
         mean_square(start, X).backward()
         check_gradients(mine, gradients(start))
+
+    on_ranks(2, program)
+
+
+def test_transforms_are_refused(after):
+    def program(mesh):
+        start = layers()
+        mine = sharded(start, mesh, reshard_after_forward=after)
+        for way in (
+            lambda: torch.func.grad(lambda x: mine(x).sum())(X),
+            lambda: torch.func.vmap(mine)(X),
+            lambda: torch.func.vjp(mine, X),
+        ):
+            with pytest.raises(da.errors.ArgumentError, match=r"torch\.func .* not sharded"):
+                way()
+        mean_square(mine, X).backward()
+        mean_square(start, X).backward()
+        check_gradients(mine, gradients(start))
+
+    on_ranks(2, program)
+
+
+def test_transforms_inside_of_forward_are_refused():
+    class Inside(nn.Linear):
+        def forward(self, x):
+            return torch.func.grad(lambda y: super(Inside, self).forward(y).sum())(x)
+
+    def program(mesh):
+        mine = dt.fully_shard(Inside(2, 2).double(), mesh)
+        with pytest.raises(da.errors.ArgumentError, match="inside of the forward pass"):
+            mine(X)
 
     on_ranks(2, program)
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from distarray.comm import DeviceMesh
-from distarray.errors import ArgumentError, IndexingError
+from distarray.errors import IndexingError
 from distarray.layout import Replicate, Shard
-from distarray.torch._compat import is_batched
+from distarray.torch._transforms import refuse_transforms
 from distarray.torch._untraced import untraced
 from distarray.torch.parallel._forward_wrapper import around
 from distarray.torch.parallel.layers._features import everywhere, summed
@@ -35,12 +35,10 @@ def cut_vocabulary(style: Any, module: nn.Embedding, mesh: DeviceMesh) -> None:
         _: nn.Module, forward: Callable[..., torch.Tensor], input: torch.Tensor, **kwargs: Any
     ) -> torch.Tensor:
         words = everywhere(input, mesh, given)
-        if is_batched(words):
-            raise ArgumentError(
-                "torch.func.vmap over the words of an embedding that is cut by its vocabulary: "
-                "which of them a rank has is a matter of values, which vmap hides; pass all words "
-                "at once, or cut the embedding by dt.ColwiseParallel()"
-            )
+        refuse_transforms(
+            "an embedding that is cut by its vocabulary; pass all words at once, or call a copy of "
+            "the module that is not parallelized"
+        )
         check_words(words, layout.shape[0])
         here = (words >= start) & (words < stop)
         vectors = forward(words[here] - start, **kwargs)
