@@ -217,7 +217,6 @@ from distarray.ops._inspection import (
     iscomplexobj,
     isrealobj,
     ndim,
-    ptp,
     result_type,
     shape,
     size,
@@ -241,19 +240,18 @@ from distarray.ops._reductions import (
     amax,
     amin,
     any,
-    argmax,
-    argmin,
     count_nonzero,
     max,
-    mean,
     min,
     prod,
-    std,
     sum,
-    var,
 )
 from distarray.ops._reshape import (
     reshape,
+)
+from distarray.ops._searching import (
+    argmax,
+    argmin,
 )
 from distarray.ops._shape import (
     broadcast_arrays,
@@ -270,6 +268,12 @@ from distarray.ops._shape import (
     transpose,
     tril,
     triu,
+)
+from distarray.ops._statistics import (
+    mean,
+    ptp,
+    std,
+    var,
 )
 from distarray.redistribute import (
     Plan,

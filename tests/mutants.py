@@ -353,14 +353,14 @@ MUTANTS = (
     # --- core and ops: arrays --------------------------------------------------------------------
     Mutant(
         "the place of an extreme is counted from the block's own start",
-        "core/_extremes.py",
+        "ops/_searching.py",
         "index + box[axis][0]",
         "index",
         ("array/test_reductions.py::test_place_is_the_first_in_global_order_on_random_layouts",),
     ),
     Mutant(
         "of equal extremes the last one is found",
-        "core/_extremes.py",
+        "ops/_searching.py",
         "np.where(matches, indices, _LAST).min(axis=0)",
         "np.where(matches, indices, -1).max(axis=0)",
         (
@@ -391,9 +391,9 @@ MUTANTS = (
     ),
     Mutant(
         "states of blocks are merged with the wrong ranks",
-        "core/_states.py",
-        "self.merge(filled, step.boxes, step)",
-        "self.merge([filled[0] for _ in filled], step.boxes, step)",
+        "core/_engine.py",
+        "[(states[i], self._boxes[i]) for i in self._filled]",
+        "[(states[self._filled[0]], self._boxes[i]) for i in self._filled]",
         ("array/test_reductions.py::test_moment_agrees_with_numpy_on_random_layouts",),
     ),
     Mutant(
@@ -412,8 +412,8 @@ MUTANTS = (
     ),
     Mutant(
         "means are not divided by the number of items",
-        "ops/_reductions.py",
-        'np.true_divide(total, np.intp(count), out=total, casting="unsafe")',
+        "ops/_statistics.py",
+        'np.true_divide(total, divisor, out=total, casting="unsafe")',
         "pass",
         ("array/test_reductions.py::test_mean_of_an_integer_dtype_divides_the_whole_sum",),
     ),

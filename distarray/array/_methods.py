@@ -8,7 +8,9 @@ from typing import Any
 from distarray.core._base import BaseArray
 from distarray.ops import _elementwise_rounding as rounding
 from distarray.ops import _reductions as reductions
+from distarray.ops import _searching as searching
 from distarray.ops import _shape as shaping
+from distarray.ops import _statistics as statistics
 from distarray.ops._reshape import reshape
 
 
@@ -32,15 +34,15 @@ class Methods(BaseArray):
 
     sum = _method(reductions.sum)
     prod = _method(reductions.prod)
-    mean = _method(reductions.mean)
-    var = _method(reductions.var)
-    std = _method(reductions.std)
+    mean = _method(statistics.mean)
+    var = _method(statistics.var)
+    std = _method(statistics.std)
     min = _method(reductions.min)
     max = _method(reductions.max)
     any = _method(reductions.any)
     all = _method(reductions.all)
-    argmin = _method(reductions.argmin)
-    argmax = _method(reductions.argmax)
+    argmin = _method(searching.argmin)
+    argmax = _method(searching.argmax)
     round = _method(rounding.round)
     clip = _method(rounding.clip)
     copy = _method(rounding.copy)

@@ -6,12 +6,12 @@ import operator
 from typing import Any
 
 from distarray.core._base import BaseArray
-from distarray.core._dispatch import remember
+from distarray.core._cache import cache, remember
 from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
 from distarray.layout import Layout, Replicate
 from distarray.redistribute import redistribute_local
 
-_wholes: dict[Layout, Layout] = {}
+_wholes: dict[Layout, Layout] = cache()
 
 
 def value(x: BaseArray) -> Any:

@@ -1,10 +1,4 @@
-"""What every operation does once its rule is resolved: move what must move, wrap the result.
-
-The engine is one pipeline and knows no operation by name: normalise the operands (`_operands`),
-resolve the rule (`_spec`, `_resolution`), move the inputs (here), call the local function, wrap.
-A row keeps what it resolved in a dict on the layouts, which are interned, so that the second call
-is a lookup; `_paths` has the short ways for small blocks.
-"""
+"""Moving operands where an operation needs them, and its results as blocks."""
 
 from __future__ import annotations
 
@@ -15,14 +9,10 @@ import numpy as np
 
 from distarray.comm import _backend
 from distarray.core._policy import permit
-from distarray.core._resolution import Resolution
 from distarray.layout import Layout
 from distarray.layout._box import slices
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer
-
-CACHED = 1024
-"""Most resolutions that one row remembers; a full cache is emptied."""
 
 
 def move(name: str, block: Buffer, src: Layout, dst: Layout) -> Buffer:
@@ -39,14 +29,19 @@ def move(name: str, block: Buffer, src: Layout, dst: Layout) -> Buffer:
     return redistribute_local(block, src, dst)
 
 
-def move_all(name: str, blocks: Sequence[Buffer], resolution: Resolution) -> list[Buffer]:
-    """Return the blocks that `resolution` asks for, after asking the policy about all of them."""
-    for block, step in zip(blocks, resolution.moves, strict=True):
+def move_all(
+    name: str, blocks: Sequence[Buffer], moves: Sequence[tuple[Layout, Layout] | None]
+) -> list[Buffer]:
+    """Return blocks of the layouts that they must have, after asking the policy about all.
+
+    Each move is (layout it has, layout it must have), or None where it fits.
+    """
+    for block, step in zip(blocks, moves, strict=True):
         if step is not None and not block.dtype.hasobject:
             permit(name, *step, block.dtype)
     return [
         block if step is None else _moved(block, *step)
-        for block, step in zip(blocks, resolution.moves, strict=True)
+        for block, step in zip(blocks, moves, strict=True)
     ]
 
 
@@ -54,13 +49,6 @@ def _moved(block: Buffer, src: Layout, dst: Layout) -> Buffer:
     if block.dtype.hasobject:  # a plain operand, which every rank has: objects cannot travel
         return block[slices(dst.local_box() or ())]
     return redistribute_local(block, src, dst)
-
-
-def remember(cache: dict[Any, Any], key: Any, value: Any) -> None:
-    """Keep `value`, emptying a cache that has grown too long."""
-    if len(cache) >= CACHED:
-        cache.clear()
-    cache[key] = value
 
 
 def as_block(result: Any) -> Buffer:

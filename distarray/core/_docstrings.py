@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+from typing import TYPE_CHECKING
 
 from distarray.core._spec import Rule
+
+if TYPE_CHECKING:
+    from distarray.core._op import Op
 
 _KINDS = {
     "b": "booleans",
@@ -101,6 +105,24 @@ def kinds(accepted: str) -> str:
     if accepted == "fc":
         return "Integers and booleans are converted to floating point first, as in NumPy."
     return "For " + ", ".join(_KINDS[kind] for kind in accepted if kind in _KINDS) + "."
+
+
+_LAZY = (
+    "Distribution: where a mesh axis cuts a reduced axis the result is Partial({op!r}): nothing is "
+    "sent until its value is needed{half}. Kept axes stay cut. {inputs} reduced first."
+)
+
+
+def reduction(op: Op, sentence: str) -> str:
+    """Return the documentation of a reduction."""
+    inputs = "Partial inputs are"
+    if op.rules:
+        exact = " where they are integers" if op.combine in ("sum", "prod") else ""
+        inputs = f"Partial inputs of this kind stay so{exact}, others are"
+    half = ", but for half precision, which adds up in float32" if op.combine == "sum" else ""
+    dtype = "dtype : optional\n    Of the result and its sums." if "dtype" in op.accepts else ""
+    shown = _LAZY.format(op=op.combine, half=half, inputs=inputs)
+    return REDUCTION.format(sentence=sentence, options=dtype, distribution=paragraph(shown))
 
 
 def pointwise(rules: tuple[Rule, ...]) -> str:

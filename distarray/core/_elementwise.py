@@ -11,7 +11,8 @@ import numpy as np
 from distarray.comm import _backend, _memory
 from distarray.core import _on_device
 from distarray.core._base import BaseArray
-from distarray.core._dispatch import as_block, move_all, remember
+from distarray.core._cache import cache, remember
+from distarray.core._dispatch import as_block, move_all
 from distarray.core._dtypes import dtype_key, stand_in, stays_partial
 from distarray.core._float_errors import strict, text_converts, told
 from distarray.core._meshes import device_of
@@ -90,8 +91,8 @@ class Elementwise:
         self.rules = rules
         self.check = check
         self.is_ufunc = isinstance(local, np.ufunc)
-        self.resolutions: dict[Any, Resolution] = {}
-        self.dtypes: dict[Any, tuple[Any, ...]] = {}
+        self.resolutions: dict[Any, Resolution] = cache()
+        self.dtypes: dict[Any, tuple[Any, ...]] = cache()
 
     def __repr__(self) -> str:
         return f"<distarray function {self.name}>"
@@ -208,7 +209,7 @@ class Elementwise:
         output = resolution.output
         if not resolution.still:
             dtypes = self.result_dtypes(blocks, local)  # finds dtype errors before any sending
-            blocks = move_all(self.name, blocks, resolution)
+            blocks = move_all(self.name, blocks, resolution.moves)
             if resolution.outside:
                 device = device_of(first._layout)
                 empty = [_memory.empty(output.local_shape(), dtype, device) for dtype in dtypes]
@@ -334,7 +335,7 @@ class Elementwise:
             remember(self.resolutions, found_key, found)
         blocks = local_blocks(self.name, out[0], operands)
         if not found.still:
-            blocks = move_all(self.name, blocks, found)
+            blocks = move_all(self.name, blocks, found.moves)
         if not found.outside:
             if uncertain or strict():
                 call = functools.partial(self._write, out[0]._local, blocks, local, casting)

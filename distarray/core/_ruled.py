@@ -11,7 +11,8 @@ from distarray.comm import _memory
 from distarray.core import _replicas
 from distarray.core._arguments import plain_buffer
 from distarray.core._base import BaseArray
-from distarray.core._dispatch import as_block, move_all, remember
+from distarray.core._cache import cache, remember
+from distarray.core._dispatch import as_block, move_all
 from distarray.core._meshes import device_of
 from distarray.core._operands import lifted_layouts, local_blocks
 from distarray.core._registry import functions, ufuncs
@@ -32,7 +33,7 @@ class Ruled:
         self.inputs, self.output = _parsed(subscripts)
         self.subscripts = subscripts
         self.combine = combine
-        self.resolutions: dict[Any, Resolution] = {}
+        self.resolutions: dict[Any, Resolution] = cache()
         contracted = {x for array in self.inputs for x in array} - set(self.output) - {"..."}
         if contracted and combine is not None and combine not in REDUCTIONS:
             raise ArgumentError(
@@ -67,7 +68,7 @@ class Ruled:
             remember(self.resolutions, key, found)
         blocks = local_blocks(self.name, first, arrays)
         if not found.still:
-            blocks = move_all(self.name, blocks, found)
+            blocks = move_all(self.name, blocks, found.moves)
         if found.outside:  # nothing to call the function with: only the layout is known
             shape, device = found.output.local_shape(), device_of(first._layout)
             return first._new(_memory.empty(shape, first._local.dtype, device), found.output)

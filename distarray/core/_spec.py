@@ -29,6 +29,9 @@ class Spec:
     combine: str | None = None
     partial: tuple[Rule, ...] = field(default=())
     """More rules, for inputs that are Partial; they apply only to inputs that fit as they are."""
+    exchanged: tuple[int, ...] | None = None
+    """Letters along which the states of blocks are exchanged, if they are. Where the output lacks
+    one it is replicated along the mesh axes that cut it."""
 
     def placements(self, letter: int | None) -> Rule:
         """Return the rule `(out, *ins)` that cuts `letter`; None replicates everything."""
@@ -37,13 +40,16 @@ class Spec:
         ins = tuple(_place(letters, letter) for letters in self.inputs)
         if letter in self.output:
             return (Shard(self.output.index(letter)), *ins)
+        if letter in (self.exchanged or ()):
+            return (Replicate(), *ins)
         if self.combine is None:
             raise ValueError(f"letter {letter} is contracted and has no combining operation")
         return (Partial(self.combine), *ins)
 
     def may_cut(self, letter: int) -> bool:
         """Tell whether a mesh axis may cut `letter`."""
-        return letter in self.output or self.combine is not None
+        known = (*self.output, *(self.exchanged or ()))
+        return self.combine is not None or letter in known
 
     def rules(self) -> tuple[Rule, ...]:
         """Return every rule on one mesh axis."""
@@ -71,17 +77,22 @@ def reduction(
     ndim: int,
     axes: tuple[int, ...],
     keepdims: bool,
-    combine: str | None,
+    combine: str | None = None,
     partial: tuple[Rule, ...] = (),
+    exchanged: bool = False,
 ) -> Spec:
-    """Return the spec of a reduction of `axes` whose local results combine by `combine`."""
+    """Return the spec of a reduction of `axes`.
+
+    The local results combine by `combine`, or, with `exchanged`, in an exchange of states.
+    """
     kept: list[int | None] = []
     for axis in range(ndim):
         if axis not in axes:
             kept.append(axis)
         elif keepdims:
             kept.append(None)
-    return Spec((tuple(range(ndim)),), tuple(kept), combine, partial)
+    states = axes if exchanged else None
+    return Spec((tuple(range(ndim)),), tuple(kept), combine, partial, states)
 
 
 def contraction(subscripts: str, partial: tuple[Rule, ...] = ()) -> Spec:

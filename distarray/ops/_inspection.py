@@ -15,7 +15,7 @@ from distarray.ops import _elementwise_arithmetic as arithmetic
 from distarray.ops import _elementwise_logic as logic
 from distarray.ops import _elementwise_transcendental as transcendental
 from distarray.ops import _reductions as reductions
-from distarray.ops._elementwise_rounding import assign_or_return, isclose
+from distarray.ops._elementwise_rounding import isclose
 
 for _theirs, _row in (
     (np.sinc, transcendental.sinc),
@@ -106,14 +106,6 @@ def array_equiv(x1: Any, x2: Any, /) -> bool:
     except ValueError:
         return False
     return bool(reductions.all(logic.equal(x1, x2)))
-
-
-@register_function(np.ptp)
-def ptp(x: Any, /, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-    """Return the largest less the smallest item over axes."""
-    top = reductions.max(x, axis=axis, keepdims=keepdims)
-    bottom = reductions.min(x, axis=axis, keepdims=keepdims)
-    return assign_or_return(out, arithmetic.subtract(top, bottom))
 
 
 @register_function(np.copyto)

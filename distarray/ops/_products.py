@@ -17,7 +17,8 @@ import numpy as np
 
 from distarray.comm import _backend, _memory
 from distarray.core._base import BaseArray
-from distarray.core._dispatch import as_block, move_all, remember
+from distarray.core._cache import cache, remember
+from distarray.core._dispatch import as_block, move_all
 from distarray.core._float_errors import CALM, alike, state, strict
 from distarray.core._meshes import common_mesh, lift, replicated
 from distarray.core._on_device import conformed
@@ -56,8 +57,8 @@ class Contraction:
         self.local = local
         """`local(*blocks, static)`, or for `writes` `local(*blocks, out=)`."""
         self.writes = writes
-        self._quick: dict[Any, Layout] = {}
-        self._resolutions: dict[Any, Resolution] = {}
+        self._quick: dict[Any, Layout] = cache()
+        self._resolutions: dict[Any, Resolution] = cache()
 
     def __call__(self, *operands: Any) -> Any:
         """Run as NumPy's ufunc of the same name."""
@@ -109,7 +110,7 @@ class Contraction:
                 remember(self._quick, tuple(parts), found.output)
         blocks = local_blocks(self.name, arrays[0], operands)
         if not found.still:
-            blocks = move_all(self.name, blocks, found)
+            blocks = move_all(self.name, blocks, found.moves)
         output = found.output
         half = dtype.char == "e" and output.has_partial
         wide = np.dtype(np.float32) if half else dtype

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from distarray.comm import _backend
-from distarray.core._dispatch import remember
+from distarray.core._cache import cache, remember
 from distarray.core._operands import checked
 from distarray.core._policy import permit, permit_exchange
 from distarray.errors import ArgumentError, ArgumentTypeError
@@ -23,7 +23,7 @@ from distarray.ops._relabel import transposed
 from distarray.ops._routes import route
 from distarray.typing import Buffer, Shape
 
-_programs: dict[Any, Program] = {}
+_programs: dict[Any, Program] = cache()
 
 
 class Program:

@@ -16,7 +16,7 @@ import numpy as np
 
 from distarray.comm import Purpose
 from distarray.core._base import BaseArray
-from distarray.core._dispatch import remember
+from distarray.core._cache import cache, remember
 from distarray.errors import IndexingError
 from distarray.layout import Layout, Replicate, Shard
 from distarray.ops._relabel import carry
@@ -39,7 +39,7 @@ class Steps(NamedTuple):
 Item: TypeAlias = "int | Steps | None"
 """What becomes of an axis: one item, some items, or (None) a new axis."""
 
-_selections: dict[Any, Selection] = {}
+_selections: dict[Any, Selection] = cache()
 
 
 class Selection:
@@ -137,7 +137,7 @@ class Selection:
             shift = self.kept.ndim - len(shape)
             same = [a for a, size in enumerate(shape) if size == self.kept.shape[a + shift]]
             found = carry(self.kept, shape, {axis + shift: axis for axis in same})
-            remember(self._values, shape, found)
+            self._values[shape] = found
         return found
 
     def result_axes(self, axes: Sequence[int]) -> tuple[int, ...]:

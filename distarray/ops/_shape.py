@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core._dispatch import move, remember
+from distarray.core._cache import cache, remember
+from distarray.core._dispatch import move
 from distarray.core._operands import checked
 from distarray.core._registry import register_function
 from distarray.errors import ArgumentTypeError, AxisError, ShapeError
@@ -41,7 +42,7 @@ class _Resolved:
         self.still = self.required is layout and self.inside
 
 
-_resolved: dict[Any, _Resolved] = {}
+_resolved: dict[Any, _Resolved] = cache()
 
 
 def rename(

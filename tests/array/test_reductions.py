@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import distarray as ours
 from distarray.array._array import distribute_array
 from distarray.comm import CommLog, init_device_mesh
 from distarray.core._policy import communication
@@ -22,7 +23,6 @@ from distarray.errors import (
     ReadOnlyError,
 )
 from distarray.layout import Partial, Replicate, Shard
-from distarray.ops import _reductions as ours
 from distarray.ops._shape import broadcast_to
 from tests.array.strategies import Case, agrees, cases, on_ranks, values_of
 

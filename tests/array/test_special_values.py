@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import distarray as ours
 from distarray.array._array import DistArray
 from distarray.errors import DistArrayError
-from distarray.ops import _reductions as ours
 from tests.array.strategies import Case, agrees, on_ranks, special_cases, special_pairs
 from tests.array.test_elementwise import BINARY, UNARY, dtypes_of
 

@@ -1,0 +1,315 @@
+"""The engine: key, cache, resolve, move, local step, exchange, second local step, wrap.
+
+It knows no operation by name. What the local steps of one process are, and what must move before
+them, is a `Step`, made once for operands of given layouts and dtypes. The exchange is of small
+states: every rank of the mesh axes that cut the exchanged axes gets the states of all of them, in
+rank order, so that all that compute the same do so to the last bit.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import prod
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from distarray.comm import Communicator, _backend, _memory, on_host, record, token, unrecorded
+from distarray.core import _on_device
+from distarray.core._base import BaseArray
+from distarray.core._cache import cache, remember
+from distarray.core._dispatch import as_block, move_all
+from distarray.core._dtypes import dtype_key
+from distarray.core._float_errors import alike, strict, told
+from distarray.core._meshes import device_of
+from distarray.core._op import Call, Op, State, States
+from distarray.core._operands import lifted_layouts, local_blocks, normalised, without_partial
+from distarray.core._resolution import resolve
+from distarray.core._spec import Spec
+from distarray.layout import REDUCTIONS, Layout
+from distarray.redistribute import redistribute_local
+from distarray.typing import Box, Buffer
+
+_steps = cache()
+
+
+def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) -> Any:
+    """Return an operation's result.
+
+    Parameters
+    ----------
+    op : Op
+    operands : sequence
+        At least one distributed; plain arrays that every rank has alike, and numbers.
+    static : hashable
+        The other arguments.
+    *functions
+        Passed to the local step before the blocks: what has no hash.
+    """
+    operands = normalised(op.name, operands)
+    parts: list[Any] = []
+    for x in operands:
+        if isinstance(x, BaseArray):
+            parts += x._layout, x._local.dtype
+        else:
+            parts += x.shape if _backend.is_buffer(x) else None, dtype_key(x)
+    key = (op, static, *parts)
+    step = _steps.get(key)
+    if step is None:
+        step = Step(op, parts[::2], parts[1::2], static)
+        remember(_steps, key, step)
+    first = next(x for x in operands if isinstance(x, BaseArray))
+    blocks = local_blocks(op.name, first, operands)
+    if not step.still:
+        blocks = move_all(op.name, blocks, step.moves)
+    block = step.run(*functions, *blocks)
+    return first._new(block, step.output if op.made is None else step.made(block))
+
+
+def run_one(op: Op, x: BaseArray, static: Any) -> Any:
+    """Return `run(op, (x,), static)` of a distributed array, by the shortest way."""
+    block = x._local
+    key = (op, static, x._layout, block.dtype)
+    step = _steps.get(key)
+    if step is None:
+        step = Step(op, (x._layout,), (block.dtype,), static)
+        remember(_steps, key, step)
+    if not step.still:
+        (block,) = move_all(op.name, (block,), step.moves)
+    block = step.run(block)
+    return x._new(block, step.output if op.made is None else step.made(block))
+
+
+class Step:
+    """What one process does for an operation on operands of given layouts and dtypes.
+
+    Attributes
+    ----------
+    op, call, spec
+        What is resolved.
+    moves
+        For each operand (layout it has, layout it must have), or None where it fits.
+    sources
+        Layouts of the operands that are arrays, once they have moved.
+    partial, output
+        Layout of what the local step gives, and of the result.
+    total, adds, result
+        Dtypes: of what the local step gives (of each array of a state), that in which it adds up,
+        of the result. Half precision adds up in float32 on all ranks together, and is rounded once.
+    outside
+        This process is not in the mesh: it has no items and calls no function.
+    still
+        Nothing moves and this process is in the mesh.
+    run
+        Function of the blocks.
+    """
+
+    __slots__ = (
+        "adds",
+        "call",
+        "moves",
+        "op",
+        "output",
+        "outside",
+        "partial",
+        "result",
+        "run",
+        "sources",
+        "spec",
+        "still",
+        "total",
+    )
+
+    def __init__(self, op: Op, parts: Sequence[Any], dtypes: Sequence[Any], static: Any) -> None:
+        places = [i for i, part in enumerate(parts) if part is not None]
+        layouts = lifted_layouts(op.name, [parts[i] for i in places])
+        self.op = op
+        self.call = Call(layouts, dtypes, static)
+        self.total, self.result = op.dtypes(op, self.call)
+        self.adds = self.total
+        self.spec = op.spec(op, self.call)
+        moves = self._resolve(layouts)
+        self.sources = [dst[1] if dst else src for dst, src in zip(moves, layouts, strict=True)]
+        spread: list[Any] = [None] * len(parts)
+        for place, step in zip(places, moves, strict=True):
+            spread[place] = step
+        self.moves = tuple(spread)
+        mesh: Any = self.partial.mesh
+        self.outside: bool = mesh.coordinate is None
+        self.still = not self.outside and not any(moves)
+        self.output = self.partial
+        if self.spec.combine is not None and self.partial.has_partial:
+            if self.spec.combine == "sum" and self.total.char == "e":
+                self.adds = np.dtype(np.float32)
+            if self.adds is not self.total or op.finish is not None:
+                self.output = without_partial(self.partial)
+        self.run = self._bound()
+
+    def __str__(self) -> str:
+        return f"{self.op.name} of {', '.join(map(str, self.sources))}"
+
+    def made(self, block: Buffer | None) -> Layout:
+        """Return the layout of a result whose lengths the function makes."""
+        assert self.op.made is not None
+        return self.op.made(self, None if self.outside else block)
+
+    def _resolve(self, layouts: Sequence[Layout]) -> Sequence[Any]:
+        """Find `partial`; return for each array (layout it has, layout it must have), or None."""
+        op, spec = self.op, self.spec
+        work = None if op.work is None else functools.partial(op.work, spec)
+        found = resolve(spec, layouts, work)
+        combine = spec.combine if found.output.has_partial else None
+        if combine and not REDUCTIONS[combine].has_exact_identity(self.total.kind):
+            sources = [m[1] if m else have for m, have in zip(found.moves, layouts, strict=True)]
+            if _has_empty_block(sources[0], spec):  # it must contribute nothing, and could not
+                self.spec = replace(spec, combine=None, partial=())
+                found = resolve(self.spec, layouts, work)
+        self.partial = found.output
+        return found.moves
+
+    def _bound(self) -> Callable[..., Buffer]:
+        """Return the function of this process's blocks."""
+        op, output, result = self.op, self.output, self.result
+        mesh: Any = output.mesh
+        if self.outside:
+            layout = output if op.made is None else self.made(None)
+            return lambda *_: _memory.empty(layout.local_shape(), result, device_of(layout))
+        local = op.bind(self)
+        if self.spec.exchanged is not None:
+            return self._exchanging(local)
+        total = self.total
+        if op.finish is None and self.adds is total:
+
+            def simple(*blocks: Any) -> Buffer:
+                if strict():
+                    return told(mesh, op.name, lambda: _fitted(local(*blocks), total))
+                block = local(*blocks)
+                return block if block.__class__ is np.ndarray else _fitted(block, total)
+
+            return simple
+        partial, adds = self.partial, self.adds
+        finish = None if op.finish is None else op.finish(self)
+
+        def finished(sums: Buffer) -> Buffer:
+            sums = sums if adds is total else sums.astype(total)
+            return sums if finish is None else _fitted(finish(sums), result)
+
+        def settled(*blocks: Any) -> Buffer:
+            if strict():
+                block = told(mesh, op.name, lambda: _fitted(local(*blocks), adds))
+                sums = redistribute_local(block, partial, output)
+                return told(mesh, op.name, lambda: finished(sums))
+            return finished(redistribute_local(_fitted(local(*blocks), adds), partial, output))
+
+        return settled
+
+    def _exchanging(self, local: Callable[..., State]) -> Callable[..., Buffer]:
+        """Return the function that exchanges states between the first and the second local step."""
+        op = self.op
+        assert op.finish is not None
+        exchange, finish = _Exchange(self), op.finish(self)
+        mesh: Any = self.output.mesh
+        result = self.result
+
+        def first(*blocks: Any) -> State:
+            if exchange.has_items:
+                return tuple([on_host(part) for part in local(*blocks)])
+            return exchange.nothing
+
+        def exchanged(*blocks: Any) -> Buffer:
+            states = exchange(alike(mesh, op.name, lambda: first(*blocks)))
+            block = alike(mesh, op.name, lambda: as_block(finish(states, *blocks)))
+            return _fitted(_backend.asarray(block, _backend.device_of(blocks[0])), result)
+
+        return exchanged
+
+
+def _fitted(result: Any, dtype: Any) -> Buffer:
+    """Return a result as an array, in the dtype that NumPy gives it."""
+    block = as_block(result)
+    return block if _backend.is_numpy(block) else _on_device.conformed(block, dtype)
+
+
+def _has_empty_block(source: Layout, spec: Spec) -> bool:
+    """Tell whether some process has no items along axes that the result lacks, where others do."""
+    gone = [axis for axis, letter in enumerate(spec.inputs[0]) if letter not in spec.output]
+    parts = [source.partition(axis) for axis in gone]
+    return source.size > 0 and any(p.length(i) == 0 for p in parts for i in range(p.count))
+
+
+class _Exchange:
+    """The exchange of states along the mesh axes that cut the exchanged axes."""
+
+    def __init__(self, step: Step) -> None:
+        source, letters = step.sources[0], step.spec.inputs[0]
+        mesh: Any = source.mesh
+        exchanged = step.spec.exchanged or ()
+        axes = [axis for axis, letter in enumerate(letters) if letter in exchanged]
+        cutting = tuple(sorted(m for axis in axes for m in source.sharding_axes(axis)))
+        self._step = step
+        dtypes = [dtype.str for dtype in step.call.dtypes]
+        self._token = token(step.op.name, source.fingerprint, step.call.static, dtypes)
+        self._communicator: Communicator | None = None
+        if cutting and mesh.communicator(cutting).size > 1:
+            self._communicator = mesh.communicator(cutting)
+        self._boxes = _boxes_along(source, cutting)
+        self._filled = [i for i, box in enumerate(self._boxes) if _volume(box)]
+        own = source.local_box()
+        assert own is not None  # only processes of the mesh exchange
+        self.box: Box = own
+        self.has_items = _volume(own) > 0
+        shape = tuple(1 if i in axes else n for i, n in enumerate(source.local_shape()))
+        self.nothing: State = tuple(np.zeros(shape, dtype) for dtype in step.total)
+        """What a block without items sends."""
+
+    def __call__(self, state: State) -> States:
+        """Return the states of all blocks that have items, or else one of nothing."""
+        if self._communicator is None:
+            return [(state, self.box)]
+        states = self._gathered(self._communicator, state)
+        return [(states[i], self._boxes[i]) for i in self._filled] or [(state, self.box)]
+
+    def _gathered(self, comm: Communicator, state: State) -> list[State]:
+        """Return the states of all ranks, once they agree on what these are of."""
+        started = perf_counter()
+        mine = np.concatenate([np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in state])
+        everyone = _memory.empty((comm.size, mine.size), np.uint8)
+        with unrecorded():
+            with comm.views(mine, self._token, self._step) as views:
+                far = any(view is None for view in views)
+                for row, view in zip(everyone, views, strict=True):
+                    if view is not None:
+                        row[...] = view
+            if far:
+                comm.all_gather(mine, everyone.reshape(-1))
+        record("all_gather", comm.name, everyone.nbytes - mine.nbytes, perf_counter() - started)
+        states = []
+        for row in everyone:
+            parts, start = [], 0
+            for part in state:
+                stop = start + part.nbytes
+                parts.append(row[start:stop].view(part.dtype).reshape(part.shape))
+                start = stop
+            states.append(tuple(parts))
+        return states
+
+
+def _boxes_along(layout: Layout, mesh_axes: Sequence[int]) -> list[Box]:
+    """Return the boxes of the ranks that differ from this one along `mesh_axes`, in rank order."""
+    mesh: Any = layout.mesh
+    boxes = []
+    for index in np.ndindex(*(mesh.shape[axis] for axis in mesh_axes)):
+        coordinate = list(mesh.coordinate)
+        for axis, i in zip(mesh_axes, index, strict=True):
+            coordinate[axis] = i
+        box = layout.local_box(tuple(coordinate))
+        assert box is not None  # the coordinate is in the mesh
+        boxes.append(box)
+    return boxes
+
+
+def _volume(box: Box) -> int:
+    return prod(stop - start for start, stop in box)

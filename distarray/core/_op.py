@@ -1,0 +1,129 @@
+"""Operations as data: one frozen, callable `Op` for each function that the engine runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from distarray.core._spec import Rule, Spec
+from distarray.layout import Layout
+from distarray.typing import Box, Buffer, Shape
+
+if TYPE_CHECKING:
+    from distarray.core._engine import Step
+
+State = tuple[Buffer, ...]
+"""What one block contributes to an exchange: arrays with its exchanged axes of length 1."""
+States = Sequence[tuple[State, Box]]
+"""The states of the blocks that are not empty, in rank order, and where these lie."""
+
+
+class Call(NamedTuple):
+    """What a resolution depends on."""
+
+    layouts: Sequence[Layout]
+    """Of the operands that are arrays, all on one mesh; plain arrays are replicated."""
+    dtypes: Sequence[Any]
+    """Of all operands; the class of a Python number."""
+    static: Any
+    """The other arguments."""
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Global shapes of the operands that are arrays."""
+        return tuple(layout.shape for layout in self.layouts)
+
+
+def _local(step: Step) -> Callable[..., Any]:
+    return step.op.local
+
+
+def _first_dtype(_: Op, call: Call) -> tuple[Any, Any]:
+    return call.dtypes[0], call.dtypes[0]
+
+
+def _general(op: Op, *operands: Any) -> Any:
+    raise NotImplementedError(op.name)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Op:
+    """A function of distributed arrays, which `_engine.run` runs.
+
+    A family (reductions, scans, products, ...) is a function that makes these; its hooks get the
+    operation or, for a call that is being resolved, the step, and are called once for operands of
+    given layouts and dtypes.
+
+    Parameters
+    ----------
+    name : str
+        The public name.
+    local : callable
+        The function of plain blocks, usually NumPy's.
+    spec : callable
+        `spec(op, call)` gives the axes that operands and result share; it checks shapes and
+        arguments.
+    call : callable
+        `call(op, *args, **options)` brings the public arguments to `run(op, operands, static)`.
+    dtypes : callable
+        `dtypes(op, call)` gives the dtype of what the local step gives (of each array of a state),
+        and that of the result. It checks the dtypes.
+    bind : callable
+        `bind(step)` gives the local step: a function of this process's blocks. By default `local`.
+    combine : str, optional
+        The Partial reduction of local results over a cut axis that the result lacks.
+    identity : callable, optional
+        `identity(op, dtype)` gives what an empty block contributes.
+    finish : callable, optional
+        `finish(step)` gives the second local step. Without an exchange it is a function of the
+        result that all ranks have reduced at once. Where the spec has exchanged letters the first
+        local step gives a `State`, and the second is a function of `States` and the blocks.
+    made : callable, optional
+        `made(step, block)` gives the result's layout where the function makes lengths of its own;
+        `block` is None outside of the mesh.
+    work : callable, optional
+        `work(spec, layouts)` gives the seconds of the local step, to weigh against sending.
+    rules : tuple of Rule
+        Which Partial inputs may stay.
+    accepts : tuple of str
+        NumPy's order of the arguments after the array.
+    ufunc : ufunc, optional
+        That of which this is a method (`reduce`, `accumulate`).
+    """
+
+    name: str
+    local: Callable[..., Any]
+    spec: Callable[[Op, Call], Spec]
+    call: Callable[..., Any] = _general
+    dtypes: Callable[[Op, Call], tuple[Any, Any]] = _first_dtype
+    bind: Callable[[Step], Callable[..., Any]] = _local
+    combine: str | None = None
+    identity: Callable[[Op, Any], Any] | None = None
+    finish: Callable[[Step], Callable[..., Any]] | None = None
+    made: Callable[[Step, Buffer | None], Layout] | None = None
+    work: Callable[[Spec, Sequence[Layout]], float] | None = None
+    rules: tuple[Rule, ...] = ()
+    accepts: tuple[str, ...] = ()
+    ufunc: np.ufunc | None = None
+
+    def __post_init__(self) -> None:
+        self.describe(__name__=self.name, __qualname__=self.name, __module__="distarray")
+
+    def describe(self, **attributes: Any) -> Op:
+        """Give the callable its documentation or signature."""
+        for name, value in attributes.items():
+            object.__setattr__(self, name, value)
+        return self
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Call the function; see its own documentation."""
+        return self.call(self, *args, **options)
+
+    def __repr__(self) -> str:
+        return f"<distarray function {self.name}>"
+
+    def __reduce__(self) -> str:
+        return self.name

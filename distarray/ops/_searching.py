@@ -1,0 +1,137 @@
+"""Searching: where the smallest or largest item is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from distarray.comm import _backend
+from distarray.core._base import BaseArray
+from distarray.core._dispatch import as_block
+from distarray.core._engine import Step, run_one
+from distarray.core._op import Call, Op, State, States
+from distarray.core._reduce import check_out, normalised_axes
+from distarray.core._registry import register_function
+from distarray.core._spec import Spec
+from distarray.core._spec import reduction as reduction_spec
+from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
+from distarray.ops._elementwise_rounding import assign_or_return
+from distarray.typing import Buffer
+
+_LAST = np.iinfo(np.int64).max
+
+
+def _place_spec(op: Op, call: Call) -> Spec:
+    axis, keepdims = call.static
+    layout = call.layouts[0]
+    axes = normalised_axes(axis, layout.ndim)
+    if any(layout.shape[axis] == 0 for axis in axes):
+        raise ArgumentError(
+            f"{op.name} over axes {axes} of an array of shape {layout.shape}: there is no "
+            "item to find; check x.size first"
+        )
+    return reduction_spec(layout.ndim, axes, keepdims, exchanged=True)
+
+
+def _place_dtypes(op: Op, call: Call) -> tuple[Any, Any]:
+    """Return the dtypes of value and index, and of the result."""
+    (dtype,) = call.dtypes
+    if dtype.kind not in "biufcmM":
+        raise DTypeError(f"{op.name} of {dtype}: items must be ordered numbers or times")
+    return (dtype, np.dtype(np.int64)), np.dtype(np.int64)
+
+
+def _first(step: Step) -> Callable[[Buffer], State]:
+    """Return the function that gives value and global index of a block's first extreme."""
+    source, place = step.sources[0], step.op.local
+    axes = normalised_axes(step.call.static[0], source.ndim)
+    box = source.local_box()
+    assert box is not None  # only processes of the mesh have items
+
+    def along(block: Buffer) -> State:
+        (axis,) = axes
+        index = place(block, axis=axis, keepdims=True)
+        return np.take_along_axis(block, index, axis), index + box[axis][0]
+
+    def of_all(block: Buffer) -> State:
+        flat = int(place(block))
+        local = np.unravel_index(flat, block.shape) if block.ndim else ()
+        corner = tuple(start + int(i) for (start, _), i in zip(box, local, strict=True))
+        first = np.ravel_multi_index(corner, source.shape) if corner else 0
+        shape = (1,) * block.ndim
+        return as_block(block[local]).reshape(shape), np.full(shape, first, np.int64)
+
+    return along if len(axes) == 1 and source.ndim > 1 else of_all
+
+
+def _first_of_all(extreme: Callable[..., Any]) -> Callable[[Step], Callable[..., Any]]:
+    """Return the second step: the best value, and of equal ones the lowest index."""
+
+    def finish(step: Step) -> Callable[..., Any]:
+        shape = step.output.local_shape()
+
+        def index(states: States, _: Buffer) -> Any:
+            values = np.stack([value for (value, _), _ in states])
+            indices = np.stack([index for (_, index), _ in states])
+            best = extreme(values, axis=0)
+            unordered = np.isnan(values) if values.dtype.kind in "fcmM" else False
+            matches = (values == best) | unordered
+            return np.where(matches, indices, _LAST).min(axis=0).reshape(shape)
+
+        return index
+
+    return finish
+
+
+def _extreme(name: str, place: Callable[..., Any], extreme: Callable[..., Any]) -> Op:
+    return Op(
+        name, place, _place_spec, dtypes=_place_dtypes, bind=_first, finish=_first_of_all(extreme)
+    )
+
+
+_first_smallest = _extreme("argmin", np.argmin, np.min)
+_first_largest = _extreme("argmax", np.argmax, np.max)
+
+
+@register_function(np.argmin)
+def argmin(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: bool = False) -> Any:
+    """Return the global index of the smallest item; see `argmax`."""
+    return _place(_first_smallest, x, axis, out, keepdims)
+
+
+@register_function(np.argmax)
+def argmax(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: bool = False) -> Any:
+    """Return the global index of the largest item.
+
+    Parameters
+    ----------
+    x : array
+    axis : int, optional
+        Default: the index into the flattened array (in C order).
+    out : DistArray, optional
+    keepdims : bool
+
+    Returns
+    -------
+    DistArray
+        int64. Of equal items the first in global C order, whatever the layout; NaN comes first.
+
+    Notes
+    -----
+    Distribution: one value and one index per block are exchanged at once.
+    """
+    return _place(_first_largest, x, axis, out, keepdims)
+
+
+def _place(op: Op, x: Any, axis: Any, out: Any, keepdims: bool) -> Any:
+    check_out(op.name, x, out)
+    if not isinstance(x, BaseArray):
+        block = x if _backend.is_buffer(x) else np.asarray(x)
+        return op.local(block, axis=axis, keepdims=keepdims)
+    if isinstance(axis, (tuple, list)):
+        raise ArgumentTypeError(
+            f"{op.name}(axis={axis!r}): takes one axis, or None for all; reshape first"
+        )
+    return assign_or_return(out, run_one(op, x, (axis, keepdims)))

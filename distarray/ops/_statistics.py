@@ -1,0 +1,344 @@
+"""Statistics: the mean, the variance, the range."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from distarray.comm import _backend, _memory
+from distarray.core._base import BaseArray
+from distarray.core._dispatch import as_block
+from distarray.core._dtypes import checked_dtype, floating, numeric
+from distarray.core._engine import Step, run_one
+from distarray.core._moments import Moments, merge, moments, state_dtype
+from distarray.core._op import Call, Op, State, States
+from distarray.core._reduce import (
+    ABSENT,
+    check_out,
+    normalised_axes,
+    reduce,
+    reduced_count,
+    reduction,
+    result_dtype,
+)
+from distarray.core._registry import register_function
+from distarray.core._spec import Spec
+from distarray.core._spec import reduction as reduction_spec
+from distarray.errors import ArgumentTypeError, DTypeError
+from distarray.ops import _elementwise_arithmetic as arithmetic
+from distarray.ops import _elementwise_logic as logic
+from distarray.ops import _reductions as reductions
+from distarray.ops._elementwise_rounding import assign_or_return, astype, where
+from distarray.typing import Buffer
+
+# --- the mean: the sum of all ranks' items, divided once -----------------------------------------
+
+
+def _mean_dtypes(op: Op, call: Call) -> tuple[Any, Any]:
+    """Return the dtype of the sum, which is wider than the mean of half precision, and the mean's.
+
+    Raises
+    ------
+    DTypeError
+        If sums in the wanted dtype are of another kind.
+    """
+    dtype, wanted = call.dtypes[0], call.static[1]
+    if wanted is None:
+        total = _mean_dtype(dtype)
+        result_dtype(op, dtype, total)  # refuses what does not add up
+        return total, dtype.newbyteorder("=") if dtype.char == "e" else total
+    total = result_dtype(op, dtype, wanted)
+    if total.kind != wanted.kind:
+        raise DTypeError(
+            f"mean(dtype={str(wanted)!r}) of {dtype}: sums of it are {total}; leave dtype "
+            "out, or convert with astype"
+        )
+    return wanted, wanted
+
+
+def _mean_dtype(dtype: Any) -> Any:
+    """Return the dtype in which items of a dtype add up to a mean."""
+    if dtype.kind in "biu":
+        return np.dtype(np.float64)
+    return np.dtype(np.float32) if dtype.char == "e" else dtype.newbyteorder("=")
+
+
+def _quotient(step: Step) -> Callable[[Buffer], Any]:
+    """Return the division as NumPy does it: in float64, then rounded to its dtype if it has axes.
+
+    The total may be overwritten.
+    """
+    source = step.sources[0]
+    count = reduced_count(source.shape, normalised_axes(step.call.static[0], source.ndim))
+    divisor, result = np.intp(count), step.result
+
+    def quotient(total: Buffer) -> Any:
+        if count == 0:
+            warnings.warn("Mean of empty slice.", RuntimeWarning, stacklevel=6)
+        if total.ndim and _backend.is_numpy(total):
+            np.true_divide(total, divisor, out=total, casting="unsafe")
+            return total.astype(result, copy=False)
+        return np.true_divide(total, divisor).astype(result)
+
+    return quotient
+
+
+_mean = reduction(
+    "mean",
+    "Return the mean over axes.",
+    reductions.by(np.add),
+    "sum",
+    ("axis", "dtype", "out", "keepdims"),
+    rules=(),
+    dtypes=_mean_dtypes,
+    finish=_quotient,
+)
+
+
+@register_function(np.mean)
+def mean(
+    x: Any,
+    /,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    keepdims: bool = False,
+    *,
+    where: Any = True,
+) -> Any:
+    """Return the mean over axes; integers give float64, float16 is summed in float32.
+
+    Distribution: where a mesh axis cuts a reduced axis, the sums of all blocks are reduced at once
+    and divided by the count, and the result is replicated there. Kept axes stay cut.
+    """
+    if not isinstance(x, BaseArray):
+        check_out("mean", x, out)
+        return np.mean(x, axis, dtype, None, keepdims, where=where)
+    if where is True:
+        return reduce(_mean, x, axis, dtype, out, keepdims)
+    check_out("mean", x, out)
+    wanted = None if dtype is None else checked_dtype(dtype)
+    if wanted is None and out is not None and np.can_cast(_mean_dtype(x.dtype), out.dtype):
+        wanted = out.dtype.newbyteorder("=")
+    wide, result = _mean_dtypes(_mean, Call((), (x.dtype,), (axis, wanted, keepdims, False)))
+    total = reductions.sum(x, axis=axis, dtype=wide, keepdims=keepdims, where=where)
+    quotient = arithmetic.divide(total, _selected(x, axis, keepdims, where))
+    if total.ndim:
+        quotient = astype(quotient, total.dtype, copy=False)
+    return assign_or_return(out, astype(quotient, result, copy=False))
+
+
+def _selected(x: Any, axis: Any, keepdims: bool, mask: Any) -> Any:
+    """Return how many items over `axis` the mask selects."""
+    if x._layout.has_partial:
+        x = arithmetic.abs(x)  # any function that is not linear gives an array without Partial
+    block = x._local
+    ones = _memory.full(block.shape, True, np.bool_, _backend.device_of(block))
+    return reductions.sum(
+        x._new(ones, x._layout), axis=axis, keepdims=keepdims, where=mask, dtype=np.int64
+    )
+
+
+# --- the variance: one pass over the data, states merged in rank order ---------------------------
+
+
+def _varied_spec(_: Op, call: Call) -> Spec:
+    axis, keepdims, _ = call.static
+    layout = call.layouts[0]
+    return reduction_spec(layout.ndim, normalised_axes(axis, layout.ndim), keepdims, exchanged=True)
+
+
+def _variance_dtypes(op: Op, call: Call) -> tuple[Any, Any]:
+    """Return the dtypes of mean and sum of squared deviations, and of the result."""
+    (dtype,) = call.dtypes
+    if dtype.kind not in numeric:
+        raise DTypeError(f"{op.name} of {dtype}: only numbers vary; convert with astype")
+    mean = state_dtype(dtype)
+    squares = np.empty(0, mean).real.dtype
+    return (mean, squares), squares if dtype.char != "e" else np.dtype(np.float16)
+
+
+def _deviations(step: Step) -> Callable[[Buffer], State]:
+    """Return the function that gives mean and sum of squared deviations of a block."""
+    axes = normalised_axes(step.call.static[0], step.sources[0].ndim)
+
+    def state(block: Buffer) -> State:
+        if not axes:
+            mean = block.astype(state_dtype(block.dtype))
+            return mean, np.abs(mean - mean)  # not 0 where an item is not finite
+        found = moments(block, axes)
+        return found.mean, found.m2
+
+    return state
+
+
+def _variance_of_all(step: Step) -> Callable[..., Any]:
+    axis, _, correction = step.call.static
+    axes = normalised_axes(axis, step.sources[0].ndim)
+    count = reduced_count(step.sources[0].shape, axes)
+    divisor = max(count - correction, 0)
+    shape, result = step.output.local_shape(), step.result
+
+    def variance(states: States, _: Buffer) -> Any:
+        total = Moments(0, None, None)
+        for (mean, m2), box in states:
+            size = reduced_count(tuple(stop - start for start, stop in box), axes)
+            total = merge(total, Moments(size, mean, m2))
+        if not divisor:
+            warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=6)
+        m2 = total.m2.reshape(shape)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            varied = (m2 if count else m2 * np.nan) / m2.dtype.type(divisor)
+        return varied.astype(result, copy=False)
+
+    return variance
+
+
+_variance = Op(
+    "var", np.var, _varied_spec, dtypes=_variance_dtypes, bind=_deviations, finish=_variance_of_all
+)
+
+
+@register_function(np.var)
+def var(
+    x: Any,
+    /,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    ddof: float = 0,
+    keepdims: bool = False,
+    *,
+    where: Any = True,
+    mean: Any = ABSENT,
+    correction: Any = ABSENT,
+) -> Any:
+    """Return the variance over axes, in one pass over the data.
+
+    Parameters
+    ----------
+    x : array
+    axis : int or tuple of int, optional
+        Default: all axes.
+    dtype : dtype, optional
+        Of the result, floating point or complex; integers give float64. What is computed is never
+        narrower than the items.
+    out : DistArray, optional
+        Where the result goes; a wider dtype of it is computed in.
+    ddof, correction : float
+        The divisor is the count less this; the two names mean the same.
+    keepdims : bool
+    where : array of bool, optional
+        Items that count.
+    mean : optional
+        Accepted for NumPy's sake and not needed: the mean is found in the same pass.
+
+    Notes
+    -----
+    Distribution: the states of all blocks along a cut reduced axis are exchanged at once and merged
+    in rank order (Chan, Golub, LeVeque 1979); the result is replicated there.
+    """
+    del mean
+    check_out("var", x, out)
+    result = _varied(x, axis, dtype, out, ddof, keepdims, where, correction)
+    return assign_or_return(out, result)
+
+
+def _varied(
+    x: Any,
+    axis: Any,
+    dtype: Any,
+    out: Any,
+    ddof: float,
+    keepdims: bool,
+    where: Any,
+    correction: Any,
+) -> Any:
+    """Return the variance as exact as `out` can hold it, which is not written."""
+    if correction is not ABSENT:
+        if ddof != 0:
+            raise ArgumentTypeError(
+                f"ddof={ddof} and correction={correction} mean the same; pass one"
+            )
+        ddof = correction
+    if not isinstance(ddof, Real):
+        raise ArgumentTypeError(f"correction={ddof!r}: must be a number, 1 for the sample variance")
+    if not isinstance(x, BaseArray):
+        if _backend.is_cupy(x) and where is True:
+            return np.var(x, axis, dtype, ddof=ddof, keepdims=keepdims)
+        block = np.asarray(x)
+        return np.var(block, axis, dtype, ddof=ddof, keepdims=keepdims, where=where)
+    wanted = None if dtype is None else checked_dtype(dtype)
+    if wanted is not None and (
+        x.dtype.kind not in numeric
+        or wanted.kind not in floating
+        or (x.dtype.kind == "c" and wanted.kind != "c")
+    ):
+        raise DTypeError(
+            f"var(dtype={str(wanted)!r}) of {x.dtype}: numbers take a floating-point dtype, "
+            "complex ones a complex dtype, and what is no number takes none; leave dtype out, or "
+            "convert with astype"
+        )
+    least = wanted if wanted is not None or out is None else out.dtype
+    if least is not None and least.kind in floating and x.dtype.kind in numeric:
+        have = np.dtype(np.float64) if x.dtype.kind in "biu" else x.dtype
+        work = np.result_type(have, np.empty(0, least).real.dtype)
+        x = x if work == have else astype(x, work)
+    if where is not True:
+        result = _masked_variance(x, axis, ddof, keepdims, where)
+    else:
+        static = (tuple(axis) if isinstance(axis, list) else axis, keepdims, ddof)
+        result = run_one(_variance, x, static)
+    return result if wanted is None else astype(result, wanted, copy=False)
+
+
+def _masked_variance(x: Any, axis: Any, ddof: float, keepdims: bool, mask: Any) -> Any:
+    count = _selected(x, axis, keepdims, mask)
+    centre = mean(x, axis=axis, keepdims=True, where=mask)
+    deviation = arithmetic.abs(arithmetic.subtract(x, centre))
+    total = reductions.sum(
+        arithmetic.square(deviation),
+        axis=axis,
+        dtype=_mean_dtype(deviation.dtype),
+        keepdims=keepdims,
+        where=mask,
+    )
+    divisor = arithmetic.subtract(count, ddof)
+    result = arithmetic.divide(total, where(logic.greater(divisor, 0), divisor, 0))
+    return astype(result, deviation.dtype if x.dtype.kind in "fc" else np.float64, copy=False)
+
+
+@register_function(np.std)
+def std(
+    x: Any,
+    /,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    ddof: float = 0,
+    keepdims: bool = False,
+    *,
+    where: Any = True,
+    mean: Any = ABSENT,
+    correction: Any = ABSENT,
+) -> Any:
+    """Return the standard deviation over axes; arguments and distribution are those of `var`."""
+    del mean
+    check_out("std", x, out)
+    result = _varied(x, axis, dtype, out, ddof, keepdims, where, correction)
+    if not isinstance(result, BaseArray):
+        return np.sqrt(result)
+    root = result._new(as_block(np.sqrt(result._local)), result._layout)
+    return assign_or_return(out, root)
+
+
+@register_function(np.ptp)
+def ptp(x: Any, /, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+    """Return the largest less the smallest item over axes."""
+    top = reductions.max(x, axis=axis, keepdims=keepdims)
+    bottom = reductions.min(x, axis=axis, keepdims=keepdims)
+    return assign_or_return(out, arithmetic.subtract(top, bottom))
