@@ -81,6 +81,9 @@ def start(comm: Communicator, request: _Runs) -> Handle:
     if worker is None:
         worker = _Worker(comm)
         with _lock:
+            if not _workers:
+                atexit.unregister(_print_unseen_errors)
+                atexit.register(_print_unseen_errors)
             _workers[comm] = worker
     handle = Handle(worker.executor.submit(request.run, worker.comm), request.path)
     worker.last = handle
@@ -99,8 +102,7 @@ def finish(comm: Communicator) -> None:
         last.wait()
 
 
-@atexit.register
-def _say_what_failed() -> None:
+def _print_unseen_errors() -> None:
     """Print the errors of saves that nobody waited for."""
     with _lock:
         handles = [worker.last for worker in _workers.values() if worker.last is not None]

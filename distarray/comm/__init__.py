@@ -90,4 +90,5 @@ __all__ = [
     "world",
 ]
 
-_abort.install()
+if _abort.is_launched():  # by its launcher a process is a rank before it makes a mesh
+    _abort.install()

@@ -284,6 +284,7 @@ def arena() -> Arena:
     if _arena is None:
         with _arena_lock:
             if _arena is None:
+                os.register_at_fork(after_in_child=_forget_arena)
                 _arena = Arena()
     return _arena
 
@@ -293,9 +294,6 @@ def _forget_arena() -> None:
     global _arena, _arena_lock
     _arena = None
     _arena_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_arena)
 
 
 def empty(shape: Shape, dtype: Any, device: str | None = None) -> Buffer:

@@ -321,23 +321,18 @@ def test_a_job_is_named_by_what_its_launcher_says(monkeypatch):
             monkeypatch.delenv(name, raising=False)
         for name, value in told.items():
             monkeypatch.setenv(name, value)
-        _job.job.cache_clear()
         return _job.job()
 
-    try:
-        monkeypatch.setattr(_job, "_launcher", lambda _: None)
-        alone = _job.process_namespace(), os.getppid()
-        assert named() == alone
-        assert named(SLURM_JOB_ID="5") == alone  # of which steps may have several jobs
-        steps = [named(SLURM_JOB_ID="5", SLURM_STEP_ID=step) for step in "01"]
-        spaces = [named(PMIX_NAMESPACE=name) for name in "ab"]
-        monkeypatch.setattr(_job, "_launcher", lambda _: (12, 34))
-        started = named()
-        below = [named(PMIX_NAMESPACE=name) for name in "ab"]
-        assert len({*steps, *spaces, started, *below}) == 7
-    finally:
-        monkeypatch.undo()
-        _job.job.cache_clear()
+    monkeypatch.setattr(_job, "_launcher", lambda _: None)
+    alone = _job.process_namespace(), os.getppid()
+    assert named() == alone
+    assert named(SLURM_JOB_ID="5") == alone  # of which steps may have several jobs
+    steps = [named(SLURM_JOB_ID="5", SLURM_STEP_ID=step) for step in "01"]
+    spaces = [named(PMIX_NAMESPACE=name) for name in "ab"]
+    monkeypatch.setattr(_job, "_launcher", lambda _: (12, 34))
+    started = named()
+    below = [named(PMIX_NAMESPACE=name) for name in "ab"]
+    assert len({*steps, *spaces, started, *below}) == 7
 
 
 def test_only_threads_that_are_known_to_keep_apart_are_left_out():

@@ -60,11 +60,14 @@ _FILES_OF_MPI = ("/dev/shm/mpich_shm_", "/dev/shm/Intel_MPI_")
 
 
 def install() -> None:
-    """Make an uncaught exception on this rank end all ranks, should MPI run with several of them.
+    """Make an uncaught exception on this rank end all ranks.
 
-    Done when the library is imported: MPI may run already, and be what the others wait in.
+    Done where a launcher has started several processes, when the library is imported: the others
+    may wait in MPI already. Elsewhere nothing is done before MPI has found several ranks.
     """
     global _ending
+    if _ending is not None:
+        return
     _ending = _Ending()
     sys.excepthook = _ending.on_exception
     threading.excepthook = _ending.on_thread_exception
@@ -75,6 +78,11 @@ def install() -> None:
                 faulthandler.enable()
         if _job.is_all_of_rank():
             install_at_exit()
+
+
+def is_launched() -> bool:
+    """Tell whether this process is one of several ranks, as the launcher or a running MPI says."""
+    return _place() is not None
 
 
 def end(message: str, frame: FrameType | None) -> None:

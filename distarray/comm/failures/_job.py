@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +31,6 @@ _NAME_LENGTH: Final = 15  # the system keeps no more of a process's name
 _SHORT = frozenset(name[:_NAME_LENGTH] for name in _LAUNCHERS)
 
 
-@lru_cache(maxsize=1)
 def job() -> tuple[object, ...]:
     """Return what names the job.
 
@@ -79,7 +77,3 @@ def _launcher(process: int) -> tuple[int, int] | None:
             return process, int(fields[19])
         process = int(fields[1])
     return None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=job.cache_clear)

@@ -181,6 +181,8 @@ class Presence:
         self._said: deque[bytes] = deque(maxlen=_KEPT)
         self._job = _digest(os.getuid(), job(), _machine(rank))
         self._socket: socket.socket | None = None
+        if not _present and hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=_forget_all)
         _present.add(self)
 
     def _name(self, rank: int, said: str = "") -> str:
@@ -364,10 +366,6 @@ def _forget_all() -> None:
     """Leave the names to the parent: who has died must not live on in a forked child."""
     for presence in list(_present):
         presence.close()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)
 
 
 def message_of_gone(rank: int, gone: Sequence[int], doing: object) -> str:

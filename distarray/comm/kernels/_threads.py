@@ -56,6 +56,8 @@ def _threads() -> ThreadPoolExecutor:
         if _pool is None:
             from concurrent.futures import ThreadPoolExecutor
 
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=_forget_pool)
             _pool = ThreadPoolExecutor(count(), "distarray-copy")
         return _pool
 
@@ -79,7 +81,3 @@ def _forget_pool() -> None:
     global _pool, _pool_lock
     _pool = None
     _pool_lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_pool)

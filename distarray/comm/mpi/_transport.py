@@ -382,6 +382,7 @@ def world() -> MPICommunicator:
             if _world is None:
                 base = Base(mpi.COMM_WORLD)
                 if len(base.ranks) > 1:
+                    _abort.install()
                     _abort.install_at_exit()
                     _abort.watch()
                     if mpi.Comm.Get_parent() == mpi.COMM_NULL:  # else a rank of that job is asked
