@@ -22,7 +22,6 @@ from benchmarks.gpu.part import Part
 from distarray.comm import _communicator, world
 from distarray.comm.cuda import _collectives as _device_collectives
 from distarray.comm.cuda import _staging
-from distarray.comm.mpi import _reducer
 
 MOVES = (("S0", "S1"), ("S0", "R"), ("P", "S0"), ("P", "R"))
 WAYS = {
@@ -275,8 +274,7 @@ def _on_host(part: Part, ranks: Ranks) -> None:
 
 
 def _set_on_host(limit: int) -> None:
-    for module in (_communicator, _reducer):
-        module.ON_HOST_BYTES = limit
+    _communicator.ON_HOST_BYTES = limit
 
 
 def _collectives(part: Part, ranks: Ranks, size: int, limit: int) -> float:

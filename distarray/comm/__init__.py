@@ -15,7 +15,7 @@ from distarray.comm._agreement import (
     token,
 )
 from distarray.comm._collectives import on_host
-from distarray.comm._communicator import Communicator
+from distarray.comm._communicator import SMALL_BYTES, Communicator
 from distarray.comm._device_mesh import (
     DeviceMesh,
     default_mesh,
@@ -39,13 +39,12 @@ from distarray.comm._packing import (
     reduce_boxes,
     reduce_into,
 )
-from distarray.comm._reducing import BFLOAT16, is_bfloat16, widen_bfloat16
+from distarray.comm._reductions import BFLOAT16, is_bfloat16, widen_bfloat16
 from distarray.comm._requests import Request
 from distarray.comm._settings import setting
 from distarray.comm._world import as_communicator, world
 from distarray.comm.failures import _abort
 from distarray.comm.failures._watchdog import background_work, waiting
-from distarray.comm.mpi._reducer import SMALL_BYTES
 from distarray.comm.simulated._ranks import simulate, simulated_world
 
 __all__ = [

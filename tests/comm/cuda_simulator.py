@@ -25,7 +25,7 @@ from distarray.comm._packing import (
     reduce_into,
     unpack,
 )
-from distarray.comm._reducing import BFLOAT16
+from distarray.comm._reductions import BFLOAT16, narrow_bfloat16
 from distarray.comm.cuda import _copies, _launch, _reductions
 from distarray.comm.cuda import _tables as _device_tables
 from distarray.comm.cuda._copies import copied, padded
@@ -198,7 +198,7 @@ def expected_of(kind: str, op: str, sources: list[np.ndarray]) -> np.ndarray:
         else:
             total = total / count
     if kind == "bf16":
-        total = _blocks._to_bfloat16(np, total)
+        total = narrow_bfloat16(total)
     return (total.astype("f2") if kind == "f2" else total).reshape(shape)
 
 

@@ -24,7 +24,6 @@ import numpy as np
 import distarray as da
 from distarray.comm import _communicator
 from distarray.comm.cuda import _device, _launch, _staging, _streams
-from distarray.comm.mpi import _reducer
 from distarray.testing import simulate
 from tests import on_device
 from tests.comm.races import Checker
@@ -50,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     on_device.prepare()
     _staging.CHUNK_BYTES = CHUNK_BYTES
     if not options.by_host:
-        _communicator.ON_HOST_BYTES = _reducer.ON_HOST_BYTES = -1
+        _communicator.ON_HOST_BYTES = -1
     if options.careless:
         _streams._after = lambda cuda, program, own: cuda.get_allocator()
     PROGRAMS[options.program](checker, options)

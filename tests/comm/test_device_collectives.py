@@ -6,7 +6,6 @@ import pytest
 
 from distarray.comm import _communicator, world
 from distarray.comm.cuda import _awareness, _pinned, _staging
-from distarray.comm.mpi import _reducer
 from distarray.testing import simulate
 from tests import on_device
 from tests.comm import device_checks as checks
@@ -30,8 +29,7 @@ def way(request, monkeypatch):
     if request.param == "host":
         return
     monkeypatch.setenv(_awareness.VARIABLE, request.param)
-    for module in (_communicator, _reducer):
-        monkeypatch.setattr(module, "ON_HOST_BYTES", -1)
+    monkeypatch.setattr(_communicator, "ON_HOST_BYTES", -1)
 
 
 def on_ranks(ranks, check, *args, **kwargs):

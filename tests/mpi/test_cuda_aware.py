@@ -11,7 +11,6 @@ import pytest
 from distarray.comm import _communicator, world
 from distarray.comm.cuda import _awareness, _pinned, _staging
 from distarray.comm.cuda._awareness import Finding, verdict
-from distarray.comm.mpi import _reducer
 from distarray.comm.mpi._transport import MPICommunicator
 from distarray.errors import MismatchError
 from tests import on_device
@@ -34,8 +33,7 @@ def c(xp, monkeypatch):
     monkeypatch.delenv(_awareness.VARIABLE, raising=False)
     monkeypatch.setattr(_awareness, "_child", None)
     monkeypatch.setattr(_pinned, "pool", _pinned.PinnedPool())
-    for module in (_communicator, _reducer):
-        monkeypatch.setattr(module, "ON_HOST_BYTES", -1)
+    monkeypatch.setattr(_communicator, "ON_HOST_BYTES", -1)
     monkeypatch.setattr(_staging, "CHUNK_BYTES", 3000)
     return world().duplicate()
 

@@ -22,7 +22,15 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.comm._reducing import is_bfloat16
+from distarray.comm._reductions import (
+    COMBINE,
+    ON_BOOL,
+    UFUNCS,
+    divide,
+    is_bfloat16,
+    narrow_bfloat16,
+    widen_bfloat16,
+)
 from distarray.comm.cuda._reductions import reduced
 from distarray.comm.kernels import _threads
 from distarray.comm.kernels._choice import run_faster
@@ -40,34 +48,12 @@ _KERNEL_BYTES: Final = 128 * 1024
 _BYTES_PER_CALL: Final = 16 * 1024
 _SHORTEST_RUN: Final = 128
 
-_UFUNCS: Final = {
-    "sum": "add",
-    "avg": "add",
-    "prod": "multiply",
-    "min": "minimum",
-    "max": "maximum",
-    "any": "logical_or",
-    "all": "logical_and",
-    "band": "bitwise_and",
-    "bor": "bitwise_or",
-    "bxor": "bitwise_xor",
-}
-
-_COMBINE: Final = {op: getattr(np, name) for op, name in _UFUNCS.items()}
-
 _PLAIN: Final = frozenset(np.dtype(kind) for kind in ("f8", "f4", "i8", "i4", "c16", "c8"))
 """Data types of NumPy arrays that reduce in themselves."""
 
 _FEW: Final = 64
 
-_ON_TRUTH: Final = {
-    "sum": "bor",
-    "max": "bor",
-    "any": "bor",
-    "prod": "band",
-    "min": "band",
-    "all": "band",
-}
+_ON_BYTES: Final = {"any": "bor", "all": "band"}
 """What a reduction of truth values, each a byte 0 or 1, is among bytes."""
 
 
@@ -99,16 +85,16 @@ def reduce_into(
     ArgumentError
         If ``op`` is not a reduction, or there is no source.
     """
-    if op not in _UFUNCS or not sources:
+    if op not in UFUNCS or not sources:
         raise ArgumentError(
             f"cannot reduce {len(sources)} blocks by op={op!r}; pass at least one block and one "
-            f"of {', '.join(_UFUNCS)}"
+            f"of {', '.join(UFUNCS)}"
         )
     dtype = dst.dtype
     few = type(dst) is np.ndarray and dst.size <= _FEW and len(sources) > 1
     if few and dtype in _PLAIN and op != "avg" and not bfloat16:
         # A number or a few: what is decided below would take longer than the sum.
-        combine = _COMBINE[op]
+        combine = COMBINE[op]
         with np.errstate(all="ignore"):
             combine(sources[0], sources[1], out=dst)
             for source in sources[2:]:
@@ -248,7 +234,8 @@ def _kernel_of(dtype: np.dtype[Any], op: str, bfloat16: bool) -> tuple[str, str,
     if bfloat16:
         return ("bf16", op, 1) if op in ("sum", "avg", "prod", "min", "max") else ("", "", 1)
     if kind == "b":
-        return "u1", _ON_TRUTH.get(op, op), 1
+        op = ON_BOOL.get(op, op)
+        return "u1", _ON_BYTES.get(op, op), 1
     if op in ("any", "all") or kind not in "iufc" or (kind == "f" and size > 8):
         return "", "", 1
     if kind == "c":
@@ -262,25 +249,29 @@ def _kernel_of(dtype: np.dtype[Any], op: str, bfloat16: bool) -> tuple[str, str,
 
 def _by_numpy(dst: Buffer, sources: Sequence[Buffer], op: str, bfloat16: bool) -> None:
     xp = _backend.namespace_of(dst)
-    combine = getattr(xp, _UFUNCS[op])
+    combine = getattr(xp, UFUNCS[op])
     wide = bfloat16 or dst.dtype.char == "e"
     whole = dst.nbytes <= PIECE_BYTES or xp is not np
     with np.errstate(all="ignore"):
         if whole and not wide:
-            _combine(xp, combine, dst, sources, op)
+            _combine(combine, dst, sources, op)
             return
         for where in [(...,)] if whole else pieces(dst.shape, 4 if wide else dst.itemsize):
             target = dst[where]
             parts = [source[where] for source in sources]
             if wide:
                 values = xp.empty(target.shape, xp.float32)
-                _combine(xp, combine, values, [_widen(xp, part, bfloat16) for part in parts], op)
-                target[...] = _to_bfloat16(xp, values) if bfloat16 else values
+                if bfloat16:
+                    wide_parts = [widen_bfloat16(part, xp) for part in parts]
+                else:
+                    wide_parts = [part.astype(xp.float32) for part in parts]
+                _combine(combine, values, wide_parts, op)
+                target[...] = narrow_bfloat16(values, xp) if bfloat16 else values
             else:
-                _combine(xp, combine, target, parts, op)
+                _combine(combine, target, parts, op)
 
 
-def _combine(xp: Any, combine: Any, target: Buffer, parts: Sequence[Buffer], op: str) -> None:
+def _combine(combine: Any, target: Buffer, parts: Sequence[Buffer], op: str) -> None:
     """Reduce arrays into ``target``, whose dtype is the one in which to sum."""
     if len(parts) == 1:
         target[...] = parts[0]
@@ -291,24 +282,7 @@ def _combine(xp: Any, combine: Any, target: Buffer, parts: Sequence[Buffer], op:
     for part in parts[2:]:
         combine(target, part, out=target, casting="unsafe")
     if op == "avg":
-        # Real and imaginary parts apart: a complex division would make NaN of infinities.
-        for values in (target.real, target.imag) if target.dtype.kind == "c" else (target,):
-            xp.true_divide(values, len(parts), out=values, casting="unsafe")
-
-
-def _widen(xp: Any, values: Buffer, bfloat16: bool) -> Buffer:
-    """Return float32 values of float16 values, or of bfloat16 values held as uint16."""
-    if bfloat16:
-        return (values.astype(xp.uint32) << 16).view(xp.float32)
-    return values.astype(xp.float32)
-
-
-def _to_bfloat16(xp: Any, values: Buffer) -> Buffer:
-    """Return float32 values rounded to bfloat16 (to nearest, ties to even) as uint16 bits."""
-    bits = values.view(xp.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    # The addition could carry a NaN over into an infinity.
-    return xp.where(xp.isnan(values), (bits >> 16) | 0x40, rounded).astype(xp.uint16)
+        divide(target, len(parts))
 
 
 def pieces(shape: Shape, itemsize: int) -> Iterator[tuple[Any, ...]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from distarray.comm._reducing import combine
+from distarray.comm._reductions import combine
 
 if TYPE_CHECKING:
     from mpi4py import MPI

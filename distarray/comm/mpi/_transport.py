@@ -18,8 +18,8 @@ import numpy as np
 
 from distarray.comm import _agreement, _backend, _requests
 from distarray.comm._collectives import Counts
-from distarray.comm._communicator import Communicator
-from distarray.comm._reducing import divide, plain_ufunc
+from distarray.comm._communicator import SMALL_BYTES, Communicator
+from distarray.comm._reductions import divide, plain_ufunc
 from distarray.comm._requests import DONE, Pending, Request
 from distarray.comm.failures import _abort
 from distarray.comm.failures._watchdog import answer, waiting
@@ -28,7 +28,6 @@ from distarray.comm.mpi._calls import Call, Handle
 from distarray.comm.mpi._datatypes import carrier, moving_type, reducing_type
 from distarray.comm.mpi._groups import Base, Group
 from distarray.comm.mpi._objects import all_gather_bytes
-from distarray.comm.mpi._reducer import SMALL_BYTES
 from distarray.comm.mpi._start import import_mpi
 from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
 from distarray.typing import Buffer

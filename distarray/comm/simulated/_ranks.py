@@ -20,7 +20,7 @@ import numpy as np
 from distarray.comm import _backend, _log
 from distarray.comm._collectives import Counts, offsets, parts
 from distarray.comm._communicator import Communicator
-from distarray.comm._reducing import reduce_in_order
+from distarray.comm._reductions import reduce_in_order
 from distarray.comm._requests import DONE, Pending, Request
 from distarray.comm.simulated._rendezvous import (
     Group,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from distarray.comm import world
 from distarray.comm._collectives import from_host, on_host
-from distarray.comm._reducing import (
-    REDUCIBLE,
+from distarray.comm._reductions import (
+    UFUNCS,
     divide,
     narrow_bfloat16,
     plain_ufunc,
@@ -24,7 +24,7 @@ ALL_BITS = np.arange(2**16, dtype=np.uint16)
 
 
 def test_ops_are_those_that_partial_knows():
-    assert set(REDUCIBLE) == set(REDUCTIONS)
+    assert set(UFUNCS) == set(REDUCTIONS)
 
 
 def test_bfloat16_bits_survive_widening_and_narrowing():

@@ -1,4 +1,4 @@
-"""What a reduction does to values: how they combine, and in which dtype they are summed."""
+"""Reductions of values: what combines two, in which dtype they add up, how bfloat16 rounds."""
 
 from __future__ import annotations
 
@@ -9,23 +9,10 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.errors import ArgumentError, DTypeError
+from distarray.layout import REDUCTIONS
+from distarray.typing import Buffer
 
-_NUMBERS: Final = "biufc"
-REDUCIBLE: Final[dict[str, str]] = {
-    "sum": _NUMBERS,
-    "prod": _NUMBERS,
-    "avg": _NUMBERS,
-    "min": _NUMBERS,
-    "max": _NUMBERS,
-    "any": "b",
-    "all": "b",
-    "band": "biu",
-    "bor": "biu",
-    "bxor": "biu",
-}
-"""Kinds of dtype that each reduction takes."""
-
-_ON_BOOL: Final = {
+ON_BOOL: Final = {
     "sum": "any",
     "prod": "all",
     "min": "all",
@@ -35,32 +22,34 @@ _ON_BOOL: Final = {
 }
 """What the arithmetic reductions are among truth values, as in NumPy."""
 
-_COMBINE: Final[dict[str, np.ufunc]] = {
-    "sum": np.add,
-    "prod": np.multiply,
-    "min": np.minimum,
-    "max": np.maximum,
-    "any": np.logical_or,
-    "all": np.logical_and,
-    "band": np.bitwise_and,
-    "bor": np.bitwise_or,
-    "bxor": np.bitwise_xor,
+UFUNCS: Final = {
+    "sum": "add",
+    "avg": "add",
+    "prod": "multiply",
+    "min": "minimum",
+    "max": "maximum",
+    "any": "logical_or",
+    "all": "logical_and",
+    "band": "bitwise_and",
+    "bor": "bitwise_or",
+    "bxor": "bitwise_xor",
 }
+"""What combines two values, in NumPy and in CuPy; an average is a sum, divided once."""
+
+COMBINE: Final[dict[str, np.ufunc]] = {op: getattr(np, name) for op, name in UFUNCS.items()}
 
 
 def combine(target: np.ndarray, other: np.ndarray, op: str) -> None:
     """Set ``target`` to ``target op other``, by NumPy's rules (NaN propagates in min and max)."""
     with np.errstate(all="ignore"):
-        _COMBINE[op](target, other, out=target)
+        COMBINE[op](target, other, out=target)
 
 
 def reduce_in_order(sources: Sequence[np.ndarray], op: str, out: np.ndarray) -> None:
     """Set ``out`` to ``sources[0] op sources[1] op ...``, evaluated in that order."""
     out[...] = sources[0]
-    function = _COMBINE[op]
-    with np.errstate(all="ignore"):
-        for source in sources[1:]:
-            function(out, source, out=out)
+    for source in sources[1:]:
+        combine(out, source, op)
 
 
 def plain_ufunc(op: str, dtype: np.dtype[Any]) -> np.ufunc | None:
@@ -68,12 +57,16 @@ def plain_ufunc(op: str, dtype: np.dtype[Any]) -> np.ufunc | None:
 
     For "avg" the sum, still to be divided.
     """
-    if dtype.kind not in REDUCIBLE.get(op, "") or not dtype.isnative:
+    if dtype.kind not in _kinds(op) or not dtype.isnative:
         return None
     if (dtype.kind == "f" and dtype.itemsize == 2) or (op == "avg" and dtype.kind in "biu"):
         return None
-    op = "sum" if op == "avg" else op
-    return _COMBINE[_ON_BOOL.get(op, op) if dtype.kind == "b" else op]
+    return COMBINE[ON_BOOL.get(op, op) if dtype.kind == "b" else op]
+
+
+def _kinds(op: str) -> str:
+    """Return the kinds of dtype that a reduction takes; none where there is no such reduction."""
+    return REDUCTIONS[op].kinds if op in REDUCTIONS else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +107,9 @@ def prepare_reduction(array: np.ndarray, op: str, n: int, bfloat16: bool = False
     dtype = array.dtype
     if is_bfloat16(dtype):
         array, bfloat16 = array.view(np.uint16), True
-    kinds = REDUCIBLE.get(op)
-    if kinds is None:
-        raise ArgumentError(f"op={op!r} is not a reduction; choose from {', '.join(REDUCIBLE)}")
+    kinds = _kinds(op)
+    if not kinds:
+        raise ArgumentError(f"op={op!r} is not a reduction; choose from {', '.join(REDUCTIONS)}")
     kind = "f" if bfloat16 else dtype.kind
     if bfloat16 and array.dtype != np.uint16:
         raise DTypeError(f"bfloat16 values travel as uint16, not as {dtype}; view them as uint16")
@@ -139,7 +132,7 @@ def prepare_reduction(array: np.ndarray, op: str, n: int, bfloat16: bool = False
         flat = flat.astype(wire, copy=False)
         return Reduction(flat, "sum", result, lambda sums: divide(sums, n).astype(result))
     if kind == "b":
-        return Reduction(flat, _ON_BOOL.get(op, op), dtype, None)
+        return Reduction(flat, ON_BOOL.get(op, op), dtype, None)
     if kind == "f" and dtype.itemsize == 2:
         return Reduction(flat.astype(np.float32), op, dtype, lambda sums: _narrow(sums, dtype))
     if not dtype.isnative:
@@ -148,14 +141,14 @@ def prepare_reduction(array: np.ndarray, op: str, n: int, bfloat16: bool = False
     return Reduction(flat, op, dtype, None)
 
 
-def divide(sums: np.ndarray, n: int) -> np.ndarray:
-    """Divide sums by a number of ranks, in place: the parts of complex values each by itself."""
+def divide(sums: Buffer, n: int) -> Buffer:
+    """Divide sums by a number of ranks, in place.
+
+    Real and imaginary parts are divided apart: a complex division makes NaN of infinities.
+    """
     with np.errstate(all="ignore"):
-        if sums.dtype.kind == "c":
-            sums.real /= n
-            sums.imag /= n
-        else:
-            sums /= n
+        for values in (sums.real, sums.imag) if sums.dtype.kind == "c" else (sums,):
+            values /= n
     return sums
 
 
@@ -173,20 +166,15 @@ def is_bfloat16(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "V" and (dtype.name == "bfloat16" or dtype == BFLOAT16)
 
 
-def widen_bfloat16(bits: np.ndarray) -> np.ndarray:
-    """Return float32 values of bfloat16 bits held as uint16."""
-    widened: np.ndarray = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return widened
+def widen_bfloat16(bits: Buffer, xp: Any = np) -> Buffer:
+    """Return float32 values of bfloat16 bits held as uint16, in the array library ``xp``."""
+    return (bits.astype(xp.uint32) << 16).view(xp.float32)
 
 
-def narrow_bfloat16(values: np.ndarray) -> np.ndarray:
+def narrow_bfloat16(values: Buffer, xp: Any = np) -> Buffer:
     """Return float32 values rounded to bfloat16 (to nearest, ties to even), as uint16 bits."""
-    bits = values.view(np.uint32)
+    bits = values.view(xp.uint32)
     # Half a unit less one, plus the last kept bit: a tie goes up only from an odd value.
-    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(
-        16
-    )
-    nan = np.isnan(values)
-    if nan.any():  # the addition could carry a NaN over to an infinity or to zero
-        rounded = np.where(nan, (bits >> np.uint32(16)) | np.uint32(0x40), rounded)
-    return rounded.astype(np.uint16)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    # The addition could carry a NaN over to an infinity or to zero.
+    return xp.where(xp.isnan(values), (bits >> 16) | 0x40, rounded).astype(xp.uint16)
