@@ -249,6 +249,13 @@ from distarray.ops._reductions import (
 from distarray.ops._reshape import (
     reshape,
 )
+from distarray.ops._scans import (
+    cumprod,
+    cumsum,
+    cumulative_prod,
+    cumulative_sum,
+    diff,
+)
 from distarray.ops._searching import (
     argmax,
     argmin,
@@ -355,9 +362,14 @@ __all__ = [
     "cos",
     "cosh",
     "count_nonzero",
+    "cumprod",
+    "cumsum",
+    "cumulative_prod",
+    "cumulative_sum",
     "default_mesh",
     "deg2rad",
     "degrees",
+    "diff",
     "distribute_array",
     "divide",
     "divmod",

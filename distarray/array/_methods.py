@@ -8,6 +8,7 @@ from typing import Any
 from distarray.core._base import BaseArray
 from distarray.ops import _elementwise_rounding as rounding
 from distarray.ops import _reductions as reductions
+from distarray.ops import _scans as scans
 from distarray.ops import _searching as searching
 from distarray.ops import _shape as shaping
 from distarray.ops import _statistics as statistics
@@ -43,6 +44,8 @@ class Methods(BaseArray):
     all = _method(reductions.all)
     argmin = _method(searching.argmin)
     argmax = _method(searching.argmax)
+    cumsum = _method(scans.cumsum)
+    cumprod = _method(scans.cumprod)
     round = _method(rounding.round)
     clip = _method(rounding.clip)
     copy = _method(rounding.copy)

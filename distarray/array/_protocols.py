@@ -13,7 +13,7 @@ from distarray.array import _convert
 from distarray.comm import _backend
 from distarray.core._base import BaseArray
 from distarray.core._policy import permit
-from distarray.core._registry import functions, reductions, row_of, ufuncs
+from distarray.core._registry import functions, methods, row_of, ufuncs
 from distarray.errors import ArgumentError, ArgumentTypeError, ExportError, MeshError
 from distarray.layout import Layout, Replicate
 from distarray.ops import _inspection  # noqa: F401 - its functions register themselves
@@ -65,13 +65,13 @@ class Protocols(BaseArray):
         if method == "__call__":
             row = ufuncs.get(ufunc) or row_of(ufunc)
             return row.call(inputs, options) if options else row(*inputs)
-        reduction = reductions.get(ufunc) if method == "reduce" else None
-        if reduction is None:
+        function = methods.get((ufunc, method))
+        if function is None:
             raise ArgumentTypeError(
-                f"np.{ufunc.__name__}.{method} has no distributed form; use the reductions of "
+                f"np.{ufunc.__name__}.{method} has no distributed form; use the functions of "
                 "distarray, apply it to x.to_local(), or gather first with x.full_array()"
             )
-        return _reduced(reduction, *inputs, **options)
+        return _along(function, *inputs, **options)
 
     def __array_function__(
         self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any
@@ -185,18 +185,17 @@ def _is_known(kind: type) -> bool:
     return known or (kind.__module__ == "cupy" and kind.__name__ == "ndarray")
 
 
-def _reduced(
-    reduction: Callable[..., Any],
+def _along(
+    function: Callable[..., Any],
     x: Any,
     axis: Any = 0,
     dtype: Any = None,
     out: Any = None,
-    keepdims: bool = False,
     **options: Any,
 ) -> Any:
-    """Call one of our reductions with the arguments and the default axis of `ufunc.reduce`."""
+    """Call one of our functions with the arguments and the default axis of a ufunc's method."""
     if isinstance(out, tuple):
         (out,) = out
     if dtype is not None:
         options["dtype"] = dtype
-    return reduction(x, axis=axis, out=out, keepdims=keepdims, **options)
+    return function(x, axis=axis, out=out, **options)

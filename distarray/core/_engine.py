@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import Communicator, _backend, _memory, on_host, record, token, unrecorded
+from distarray.comm import Communicator, _backend, _memory, record, token, unrecorded
 from distarray.core import _on_device
 from distarray.core._base import BaseArray
 from distarray.core._cache import cache, remember
@@ -216,7 +216,7 @@ class Step:
 
         def first(*blocks: Any) -> State:
             if exchange.has_items:
-                return tuple([on_host(part) for part in local(*blocks)])
+                return tuple([_backend.to_host(part) for part in local(*blocks)])
             return exchange.nothing
 
         def exchanged(*blocks: Any) -> Buffer:

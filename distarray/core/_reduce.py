@@ -20,7 +20,7 @@ from distarray.core._engine import Step, run, run_one
 from distarray.core._op import Call, Op
 from distarray.core._operands import assign, broadcast_shape, normalised, plain
 from distarray.core._read_only import check_writable
-from distarray.core._registry import register_function, register_reduction, ufuncs
+from distarray.core._registry import register_function, register_method, ufuncs
 from distarray.core._spec import Rule, Spec
 from distarray.core._spec import reduction as reduction_spec
 from distarray.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError, ShapeError
@@ -83,7 +83,7 @@ def reduction(
     op.describe(__doc__=_docstrings.reduction(op, sentence), __signature__=_signature(accepts))
     register_function(*theirs)(op)
     if ufunc is not None:
-        register_reduction(ufunc, op)
+        register_method(ufunc, "reduce", op)
     return op
 
 
@@ -285,16 +285,21 @@ def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
 
 
 def result_dtype(op: Op, dtype: Any, wanted: Any) -> Any:
-    """Return the dtype of a reduction's local results.
+    """Return the dtype of a reduction's local results; see `local_dtype`."""
+    return local_dtype(op, dtype, (0,), wanted, False)
+
+
+def local_dtype(op: Op, dtype: Any, *arguments: Any) -> Any:
+    """Return the dtype of what the local function makes of items of a dtype.
 
     Raises
     ------
     DTypeError
-        If NumPy has no such reduction for `dtype`.
+        If NumPy has no such function for `dtype`.
     """
     check_travels(dtype)
     try:
-        return np.asarray(op.local(np.zeros((1,), dtype), (0,), wanted, False)).dtype
+        return np.asarray(op.local(np.zeros((1,), dtype), *arguments)).dtype
     except (TypeError, ValueError) as error:
         raise DTypeError(f"{op.name} of {dtype}: {error}; convert with astype") from error
 

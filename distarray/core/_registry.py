@@ -15,8 +15,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 ufuncs: dict[np.ufunc, Any] = {}
 """Row of each ufunc, for `__array_ufunc__`."""
-reductions: dict[np.ufunc, Callable[..., Any]] = {}
-"""What `ufunc.reduce` of a distributed array calls."""
+methods: dict[tuple[np.ufunc, str], Callable[..., Any]] = {}
+"""What a ufunc's method (`reduce`, `accumulate`) of a distributed array calls."""
 functions: dict[Callable[..., Any], Callable[..., Any]] = {}
 """Ours for each NumPy function that is no ufunc, for `__array_function__`."""
 
@@ -26,9 +26,9 @@ def register_ufunc(ufunc: np.ufunc, row: Elementwise) -> None:
     ufuncs.setdefault(ufunc, row)
 
 
-def register_reduction(ufunc: np.ufunc, function: Callable[..., Any]) -> None:
-    """Let `ufunc.reduce(x)` of a distributed array call `function(x, axis=, ...)`."""
-    reductions[ufunc] = function
+def register_method(ufunc: np.ufunc, method: str, function: Callable[..., Any]) -> None:
+    """Let a ufunc's method of a distributed array call `function(x, axis=, ...)`."""
+    methods[ufunc, method] = function
 
 
 def register_function(*theirs: Callable[..., Any]) -> Callable[[F], F]:

@@ -1,0 +1,269 @@
+"""Scans along an axis: cumulative sums and products, and differences of neighbours.
+
+A scan reads its block twice. First each block is reduced to one item a line; the ranks exchange
+these, and each begins with what the blocks before its own have come to.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from distarray.comm import _backend, _memory
+from distarray.core._base import BaseArray
+from distarray.core._dtypes import checked_dtype
+from distarray.core._engine import Step, run_one
+from distarray.core._folding import reduce_block
+from distarray.core._op import Call, Op, State, States
+from distarray.core._operands import checked
+from distarray.core._reduce import ABSENT, check_out, local_dtype, normalised_axes
+from distarray.core._registry import register_function, register_method
+from distarray.core._spec import Spec
+from distarray.errors import ArgumentError, AxisError
+from distarray.layout import Layout
+from distarray.ops._elementwise_arithmetic import subtract
+from distarray.ops._elementwise_logic import not_equal
+from distarray.ops._elementwise_rounding import assign_or_return, copy
+from distarray.ops._items import getitem
+from distarray.ops._joining import concat
+from distarray.ops._reshape import reshape
+from distarray.ops._shape import broadcast_to
+from distarray.typing import Buffer
+
+_DOCUMENTATION = """Return {what} up to each item along an axis.
+
+Parameters
+----------
+x : array
+axis : int, optional
+    {axis}
+dtype : optional
+    Of the result; by default integers are {verb} at least in int64, as in NumPy.
+out : DistArray, optional
+    Where the result goes.
+include_initial : bool
+    Begin with {identity}, which makes the axis one item longer.
+
+Returns
+-------
+DistArray
+    Cut as `x` is; with `include_initial` the first block of the axis has one item more.
+
+Raises
+------
+AxisError
+    If there is no such axis.
+DTypeError
+    If NumPy has no such function for the dtype.
+
+Notes
+-----
+Distribution: along a cut axis each block sends one item a line, to all at once, and nothing else
+is sent. Partial inputs are reduced first.
+"""
+
+
+def scan(name: str, what: str, ufunc: np.ufunc, local: Callable[..., Any]) -> Op:
+    """Return a scan along an axis; `cumsum` and `cumprod` may also take all items in flat order.
+
+    Parameters
+    ----------
+    name, what : str
+        The public name, and what is returned.
+    ufunc : ufunc
+        Whose `accumulate` it is.
+    local : callable
+        NumPy's function of this name, or the one that does the same on blocks.
+    """
+    flat = not name.startswith("cumulative")
+    axis = "Default: all items in flat order." if flat else "Default, of arrays of one axis: 0."
+    verb = "added up" if ufunc is np.add else "multiplied"
+    op = Op(
+        name,
+        local,
+        _spec,
+        call=functools.partial(_call, flat=flat),
+        dtypes=_dtypes,
+        bind=_reduced_block,
+        finish=_scanned_block,
+        made=_longer,
+        accepts=("axis", "dtype", "out", "include_initial"),
+        ufunc=ufunc,
+    )
+    text = _DOCUMENTATION.format(what=what, axis=axis, verb=verb, identity=ufunc.identity)
+    op.describe(__doc__=text)
+    register_function(getattr(np, name))(op)
+    if not flat:
+        register_method(ufunc, "accumulate", op)
+    return op
+
+
+def _call(
+    op: Op,
+    x: Any,
+    /,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    include_initial: bool = False,
+    *,
+    flat: bool,
+) -> Any:
+    check_out(op.name, x, out)
+    if not isinstance(x, BaseArray):
+        extra = {"include_initial": True} if include_initial else {}
+        return getattr(np, op.name)(x, axis=axis, dtype=dtype, **extra)
+    if axis is None and flat:
+        x = reshape(x, (-1,))
+    elif axis is None and x.ndim != 1:
+        raise AxisError(
+            f"{op.name} of an array of shape {x.shape} needs axis=, which it adds along"
+        )
+    axis = 0 if axis is None else axis
+    wanted = None if dtype is None else checked_dtype(dtype)
+    return assign_or_return(out, run_one(op, x, (axis, wanted, bool(include_initial))))
+
+
+# --- hooks of the engine: static is (axis, dtype, include_initial) -------------------------------
+
+
+def _axis(step: Step) -> int:
+    return normalised_axes(step.call.static[0], step.sources[0].ndim)[0]
+
+
+def _spec(op: Op, call: Call) -> Spec:
+    ndim = call.layouts[0].ndim
+    if not ndim:
+        raise AxisError(f"{op.name} of a 0-d array: there is no axis; reshape it to (1,)")
+    letters = tuple(range(ndim))
+    axes = normalised_axes(operator.index(call.static[0]), ndim)
+    return Spec((letters,), letters, exchanged=axes)
+
+
+def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
+    """Return the dtype of a block's total, wider than half precision, and of the result."""
+    dtype = local_dtype(op, call.dtypes[0], 0, call.static[1])
+    return (np.dtype(np.float32) if dtype.char == "e" else dtype,), dtype
+
+
+def _reduced_block(step: Step) -> Callable[[Buffer], State]:
+    (total,), result, axes = step.total, step.result, (_axis(step),)
+    ufunc = step.op.ufunc
+
+    def reduced(block: Buffer) -> State:
+        items = block if total is result else block.astype(result, copy=False)
+        return (reduce_block(ufunc, items, axes, total, True),)
+
+    return reduced
+
+
+def _scanned_block(step: Step) -> Callable[..., Any]:
+    """Return the function that scans a block, beginning with the states of the blocks before it."""
+    axis, result, ufunc, local = _axis(step), step.result, step.op.ufunc, step.op.local
+    source = step.sources[0]
+    box = source.local_box()
+    assert box is not None  # only processes of the mesh scan
+    assert ufunc is not None
+    mesh: Any = source.mesh
+    leads = all(mesh.coordinate[m] == 0 for m in source.sharding_axes(axis))
+    initial = int(step.call.static[2] and leads)  # items that come before the block's own
+    before_axis = (slice(None),) * axis
+    rest = (*before_axis, slice(initial, None))
+    first = (*before_axis, slice(initial, initial + 1))
+    shape = list(source.local_shape())
+    shape[axis] += initial
+
+    def scanned(states: States, block: Buffer) -> Buffer:
+        out = _memory.empty(tuple(shape), result, _backend.device_of(block))
+        if initial:
+            out[(*before_axis, slice(1))] = ufunc.identity
+        before = [(there[axis][0], state) for (state,), there in states if there[axis] < box[axis]]
+        if not block.size:
+            return out
+        if not before:
+            local(block, axis, result, out[rest])
+            return out
+        before.sort(key=operator.itemgetter(0))
+        start = functools.reduce(ufunc, [state for _, state in before])
+        out[rest] = block
+        out[first] = ufunc(_backend.asarray(start, _backend.device_of(block)), out[first])
+        local(out[rest], axis, result, out[rest])
+        return out
+
+    return scanned
+
+
+def _longer(step: Step, _: Buffer | None) -> Layout:
+    """Return the layout of the result, whose first block has the initial item."""
+    layout = step.output
+    if not step.call.static[2]:
+        return layout
+    axis = _axis(step)
+    shape = (*layout.shape[:axis], layout.shape[axis] + 1, *layout.shape[axis + 1 :])
+    boundaries = dict(layout.boundaries or {})
+    if layout.sharding_axes(axis):
+        _, *ends = layout.partition(axis).offsets
+        boundaries[axis] = (0, *(end + 1 for end in ends))
+    return layout.replace(shape=shape, boundaries=boundaries or None)
+
+
+cumulative_sum = scan("cumulative_sum", "the sum of all items", np.add, np.cumsum)
+cumulative_prod = scan("cumulative_prod", "the product of all items", np.multiply, np.cumprod)
+cumsum = scan("cumsum", "the sum of all items", np.add, np.cumsum)
+cumprod = scan("cumprod", "the product of all items", np.multiply, np.cumprod)
+
+
+@register_function(np.diff)
+def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = ABSENT, append: Any = ABSENT) -> Any:
+    """Return the differences of neighbours along an axis, `n` times.
+
+    Parameters
+    ----------
+    x : array
+    n : int
+        How often; 0 gives a copy.
+    axis : int
+    prepend, append : array or number, optional
+        Joined to `x` first; a number, or an array without this axis' length, is one item.
+
+    Raises
+    ------
+    AxisError
+        If there is no such axis.
+    ArgumentError
+        If `n` is negative.
+
+    Notes
+    -----
+    Distribution: along a cut axis each block gets its neighbour's first item.
+    """
+    if not isinstance(x, BaseArray):
+        given = {"prepend": prepend, "append": append}
+        return np.diff(x, n, axis, **{k: v for k, v in given.items() if v is not ABSENT})
+    if operator.index(n) < 0:
+        raise ArgumentError(f"diff got n={n}; it must be 0 or more")
+    if not x.ndim:
+        raise AxisError("diff of a 0-d array: there is no axis, and there are no neighbours")
+    (along,) = normalised_axes(operator.index(axis), checked("diff", x).ndim)
+    if n == 0:
+        return copy(x)
+    one = (*x.shape[:along], 1, *x.shape[along + 1 :])
+    joined = [_as_part(part, one) for part in (prepend, x, append) if part is not ABSENT]
+    result = concat(joined, axis=along) if len(joined) > 1 else x
+    difference = not_equal if result.dtype.kind == "b" else subtract
+    before = (slice(None),) * along
+    for _ in range(n):
+        following = getitem(result, (*before, slice(1, None)))
+        result = difference(following, getitem(result, (*before, slice(None, -1))))
+    return result
+
+
+def _as_part(part: Any, one: tuple[int, ...]) -> Any:
+    if isinstance(part, BaseArray):
+        return part if part.ndim else broadcast_to(part, one)
+    array = np.asanyarray(part)
+    return array if array.ndim else np.broadcast_to(array, one)
