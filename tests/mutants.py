@@ -456,31 +456,31 @@ MUTANTS = (
     # --- checkpoint ------------------------------------------------------------------------------
     Mutant(
         "checksums are not compared",
-        "checkpoint/_reading.py",
+        "checkpoint/_chunks.py",
         "    if told.startswith(found):",
         "    if True:",
         ("checkpoint/test_damage.py",),
     ),
     Mutant(
         "values that differ between ranks are saved as one",
-        "checkpoint/_ownership.py",
+        "checkpoint/_write_plan.py",
         "if one[:2] != first[:2] or one.checksum != first.checksum:",
         "if one[:2] != first[:2]:",
         ("checkpoint/test_torch_tensors.py",),
     ),
     Mutant(
         "the end of a stretch of a file is taken for its beginning",
-        "checkpoint/_boxes.py",
-        "        yield from _row(shape, last, 0, tail)",
-        "        yield from _row(shape, first, 0, tail)",
-        ("checkpoint/test_round_trip.py",),
+        "layout/_box.py",
+        "yield ((last, last + 1), *rest)",
+        "yield ((first, first + 1), *rest)",
+        ("layout/test_box.py", "checkpoint/test_round_trip.py"),
     ),
     Mutant(
         "a rank does not write its part of what all ranks hold",
-        "checkpoint/_ownership.py",
+        "checkpoint/_write_plan.py",
         "                if writer == rank:",
         "                if writer == rank or rank:",
-        ("checkpoint/test_sharing.py", "checkpoint/test_round_trip.py"),
+        ("checkpoint/test_tied_memory.py", "checkpoint/test_round_trip.py"),
     ),
     # --- torch -----------------------------------------------------------------------------------
     Mutant(

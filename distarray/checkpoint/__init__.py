@@ -1,14 +1,31 @@
-"""Checkpoints that any number of ranks load in any layout, whole at every moment."""
+"""Checkpoints that any number of ranks load in any layout, whole at every moment.
 
-from distarray.checkpoint._arrays import Placing
+``__all__`` has what programs use; the other names are for adapters in the floors above.
+"""
+
+from distarray.checkpoint._adapters import Adapter as Adapter
+from distarray.checkpoint._adapters import Finish as Finish
+from distarray.checkpoint._adapters import Placing
+from distarray.checkpoint._adapters import register as register
+from distarray.checkpoint._adapters import register_maker as register_maker
 from distarray.checkpoint._background import Handle
+from distarray.checkpoint._blocks import Block as Block
+from distarray.checkpoint._blocks import Piece as Piece
+from distarray.checkpoint._blocks import box_view as box_view
 from distarray.checkpoint._directory import latest, steps
+from distarray.checkpoint._dtypes import dtype_of_spec as dtype_of_spec
 from distarray.checkpoint._inspect import open
 from distarray.checkpoint._load import load
+from distarray.checkpoint._load_plan import LoadPlan as LoadPlan
+from distarray.checkpoint._manifest import Entry as Entry
 from distarray.checkpoint._safetensors_load import load_safetensors
 from distarray.checkpoint._safetensors_save import save_safetensors
 from distarray.checkpoint._save import save
-from distarray.checkpoint._saving import PerRank
+from distarray.checkpoint._save_plan import PerRank
+from distarray.checkpoint._save_plan import SavePlan as SavePlan
+from distarray.checkpoint._save_plan import encode_key as encode_key
+from distarray.checkpoint._save_plan import join_name as join_name
+from distarray.checkpoint._values import Node as Node
 
 __all__ = [
     "Handle",

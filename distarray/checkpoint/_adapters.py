@@ -1,19 +1,34 @@
-"""Which kinds of objects a checkpoint takes: a small registry, which other packages add to."""
+"""Adapters: how a checkpoint takes objects of some type; a registry that other packages add to.
+
+Here are those for distributed arrays, NumPy arrays, layouts and random generators.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from distarray.checkpoint._values import Node
+import numpy as np
+
+from distarray.array._array import DistArray
+from distarray.checkpoint._blocks import Block, Piece
+from distarray.checkpoint._dtypes import spec_of_dtype
+from distarray.checkpoint._values import Node, items_of
+from distarray.comm import DeviceMesh, _backend, _memory, default_mesh, default_placements
+from distarray.core._base import new_array
+from distarray.errors import ArgumentTypeError
+from distarray.layout import Layout, Partial, Placement, Replicate, Shard
+from distarray.random import Generator
+from distarray.redistribute import redistribute_local
 
 if TYPE_CHECKING:
-    from distarray.checkpoint._loading import Loading
+    from distarray.checkpoint._load_plan import LoadPlan
     from distarray.checkpoint._manifest import Entry
-    from distarray.checkpoint._saving import Saving
+    from distarray.checkpoint._save_plan import SavePlan
 
-Made = Callable[[], Any]
+
+Finish = Callable[[], Any]
 """Called when everything has been read; returns the value that was loaded."""
 
 
@@ -21,16 +36,16 @@ class Adapter(ABC):
     """How objects of some type are saved and loaded."""
 
     @abstractmethod
-    def save(self, value: Any, saving: Saving, name: str) -> Node:
-        """Return a value's node in the tree; its arrays are told to ``saving``."""
+    def save(self, value: Any, plan: SavePlan, name: str) -> Node:
+        """Return a value's node in the tree; its arrays are told to ``plan``."""
 
     @abstractmethod
-    def load(self, value: Any, loading: Loading, name: str) -> Made:
-        """Tell ``loading`` what is to be read into a value, and return what then finishes it."""
+    def load(self, value: Any, plan: LoadPlan, name: str) -> Finish:
+        """Tell ``plan`` what is to be read into a value, and return what then finishes it."""
 
 
-Maker = Callable[["Entry", "Loading"], Made]
-"""Makes an array, where no template says what it shall be, and tells ``loading`` to fill it."""
+Maker = Callable[["Entry", "LoadPlan"], Finish]
+"""Makes an array, where no template says what it shall be, and tells ``plan`` to fill it."""
 
 _by_type: list[tuple[type, Adapter]] = []
 _makers: dict[str, Maker] = {}
@@ -73,16 +88,16 @@ def has_state(value: Any) -> bool:
 class _ByState(Adapter):
     """Any object with ``state_dict()`` and ``load_state_dict()``."""
 
-    def save(self, value: Any, saving: Saving, name: str) -> Node:
+    def save(self, value: Any, plan: SavePlan, name: str) -> Node:
         """Save what ``state_dict()`` returns."""
         return {
             "object": type(value).__qualname__,
-            "of": saving.node(value.state_dict(), name),
+            "of": plan.node(value.state_dict(), name),
         }
 
-    def load(self, value: Any, loading: Loading, name: str) -> Made:
+    def load(self, value: Any, plan: LoadPlan, name: str) -> Finish:
         """Pass what was saved to ``load_state_dict()``."""
-        made = loading.stored(name)
+        made = plan.saved_value(name)
         if made is None:
             return lambda: value
 
@@ -94,3 +109,225 @@ class _ByState(Adapter):
 
 
 _by_state = _ByState()
+
+
+class _Distributed(Adapter):
+    """Distributed arrays, filled in place."""
+
+    def save(self, value: Any, plan: SavePlan, name: str) -> Node:
+        """Save the blocks; partial results are reduced first."""
+        layout, local = value.layout, value.to_local()
+        mesh = layout.mesh
+        block: Block
+        if layout.has_partial and mesh.coordinate is not None:
+            whole_layout = layout.replace(
+                placements=[Replicate() if type(p) is Partial else p for p in layout.placements]
+            )
+            piece = Piece(whole_layout.local_box() or (), local)
+
+            def reduce() -> None:
+                piece.array = redistribute_local(local, layout, whole_layout)
+
+            plan.later.append(reduce)
+            block = Block(spec_of_dtype(local.dtype), value.shape, [piece], layout)
+        else:
+            block = block_of(local, layout)
+        return plan.array(value, block, name, "distarray")
+
+    def load(self, value: Any, plan: LoadPlan, name: str) -> Finish:
+        """Fill the array's own memory."""
+        layout, local = value.layout, value.to_local()
+        if layout.has_partial:
+            plan.refuse(
+                f"{name} is placed as {layout}: a partial result cannot be filled; pass an array "
+                "with Shard and Replicate"
+            )
+        elif layout.mesh.coordinate is None:
+            plan.entry(name)
+        elif not _backend.is_writeable(local):
+            plan.refuse(f"{name} has read-only blocks; pass a copy, da.asarray(x, copy=True)")
+        else:
+            plan.fill(name, block_of(local, layout))
+        return lambda: value
+
+
+class _Plain(Adapter):
+    """NumPy arrays, whole on every rank, filled in place."""
+
+    def save(self, value: Any, plan: SavePlan, name: str) -> Node:
+        """Save an array that is the same on all ranks."""
+        block = Block.of_whole(spec_of_dtype(value.dtype), items_of(value, name))
+        return plan.array(value, block, name, "numpy")
+
+    def load(self, value: Any, plan: LoadPlan, name: str) -> Finish:
+        """Fill the array's own memory."""
+        items = items_of(value, name)
+        if not items.flags.writeable:
+            plan.entry(name)
+            plan.refuse(f"{name} is read-only; pass a copy, or None for a new array")
+            return lambda: value
+        plan.fill(name, Block.of_whole(spec_of_dtype(value.dtype), items))
+        return lambda: value
+
+
+class _Wanted(Adapter):
+    """A layout, which asks for an array that is placed so."""
+
+    def save(self, value: Any, plan: SavePlan, name: str) -> Node:
+        """Refuse: there is nothing to save."""
+        del plan
+        raise ArgumentTypeError(
+            f"{name} is {value}, which says how to load an array; save the array itself"
+        )
+
+    def load(self, value: Layout, plan: LoadPlan, name: str) -> Finish:
+        """Make an array of the layout, of the dtype that was saved."""
+        entry = plan.entry(name)
+        if entry is None:
+            return lambda: value
+        if entry.shape != value.shape:
+            plan.refuse(
+                f"{name} has shape {entry.shape} in the checkpoint; {value} asks for another"
+            )
+            return lambda: value
+        return distributed(entry, value, plan)
+
+
+class Placing:
+    """Asks, in a template, for an array of any shape, placed so.
+
+    Parameters
+    ----------
+    mesh
+        Where the array shall be. Default: the default mesh.
+    placements
+        One per mesh axis. Default: the first mesh axis shards axis 0, the others replicate.
+    """
+
+    __slots__ = ("mesh", "placements")
+
+    def __init__(
+        self, mesh: DeviceMesh | None = None, placements: Sequence[Placement] | None = None
+    ) -> None:
+        self.mesh = default_mesh() if mesh is None else mesh
+        self.placements = placements
+
+    def layout(self, shape: Sequence[int]) -> Layout:
+        """Return the layout of an array of this shape."""
+        chosen = self.placements
+        if chosen is None:
+            chosen = default_placements(self.mesh, len(shape))
+        return Layout(self.mesh, chosen, shape)
+
+    def fitting(self, shape: Sequence[int]) -> Layout:
+        """Return the layout of an array of this shape, replicated where it lacks the axis."""
+        chosen = self.placements or default_placements(self.mesh, len(shape))
+        ndim = len(shape)
+        fits = [
+            Replicate() if isinstance(p, Shard) and not -ndim <= p.axis < ndim else p
+            for p in chosen
+        ]
+        return Layout(self.mesh, fits, shape)
+
+    def __repr__(self) -> str:
+        return f"Placing({self.mesh}, {self.placements})"
+
+
+class _Placed(_Wanted):
+    """`Placing`, a layout but for the shape."""
+
+    def load(self, value: Any, plan: LoadPlan, name: str) -> Finish:
+        """Make an array that is placed so, of the shape and dtype that were saved."""
+        entry = plan.entry(name)
+        if entry is None:
+            return lambda: value
+        return distributed(entry, value.layout(entry.shape), plan)
+
+
+class _Random(Adapter):
+    """Generators of ``da.random``."""
+
+    def save(self, value: Any, plan: SavePlan, name: str) -> Node:
+        """Save the seed, and how much has been drawn."""
+        state = {
+            "entropy": list(value._known_entropy()),
+            "path": list(value._path),
+            "calls": value._calls,
+            "children": value._children,
+        }
+        return {"object": "Generator", "of": plan.node(state, name)}
+
+    def load(self, value: Any, plan: LoadPlan, name: str) -> Finish:
+        """Let the generator go on where the one that was saved did."""
+        made = plan.saved_value(name)
+
+        def finish() -> Any:
+            state = made() if made is not None else None
+            if state is not None:
+                value._entropy = tuple(state["entropy"])
+                value._path = tuple(state["path"])
+                value._calls, value._children = state["calls"], state["children"]
+                value._key = None
+            return value
+
+        return finish
+
+
+class _NumPyRandom(Adapter):
+    """Generators of NumPy, which must be alike on all ranks (or be in `PerRank` by their state)."""
+
+    def save(self, value: Any, plan: SavePlan, name: str) -> Node:
+        """Save the state of the bit generator."""
+        return {"object": "Generator", "of": plan.node(value.bit_generator.state, name)}
+
+    def load(self, value: Any, plan: LoadPlan, name: str) -> Finish:
+        """Set the state of the bit generator."""
+        made = plan.saved_value(name)
+
+        def finish() -> Any:
+            if made is not None:
+                value.bit_generator.state = made()
+            return value
+
+        return finish
+
+
+def block_of(local: Any, layout: Layout) -> Block:
+    """Return what this rank holds of an array of a layout, without Partial."""
+    box = layout.local_box()
+    pieces = [] if box is None else [Piece(box, local)]
+    return Block(spec_of_dtype(local.dtype), layout.shape, pieces, layout, is_outside=box is None)
+
+
+def distributed(entry: Entry, layout: Layout, plan: LoadPlan) -> Finish:
+    """Make an array of a layout and let it be filled."""
+    if layout.has_partial:
+        plan.refuse(f"{entry.name} cannot be loaded as {layout}; ask for Shard and Replicate")
+        return lambda: None
+    local = _memory.empty(layout.local_shape(), entry.dtype)
+    mesh: Any = layout.mesh
+    if mesh.device != "cpu":
+        local = _backend.asarray(local, mesh.device)
+    if mesh.coordinate is not None:
+        plan.fill_entry(entry, block_of(local, layout))
+    return lambda: new_array(local, layout)
+
+
+def _whole_array(entry: Entry, plan: LoadPlan) -> Finish:
+    values = np.empty(entry.shape, entry.dtype)
+    plan.fill_entry(entry, Block.of_whole(entry.spec, values))
+    return lambda: values
+
+
+def _default_array(entry: Entry, plan: LoadPlan) -> Finish:
+    return distributed(entry, Placing().layout(entry.shape), plan)
+
+
+register(np.ndarray, _Plain())
+register(DistArray, _Distributed())
+register(Layout, _Wanted())
+register(Placing, _Placed())
+register(Generator, _Random())
+register(np.random.Generator, _NumPyRandom())
+register_maker("numpy", _whole_array)
+register_maker("distarray", _default_array)

@@ -1,21 +1,26 @@
-"""What this rank holds of an array that is saved or loaded, in memory of any kind."""
+"""Blocks: what this rank holds of an array that is saved or loaded, in memory of any kind.
+
+Below is the arithmetic on their boxes: where the items lie in files, how boxes are split, whether
+they tile an array.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, product
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from distarray.checkpoint._boxes import whole
 from distarray.checkpoint._dtypes import Spec
 from distarray.comm import _backend, _memory, copy_box
-from distarray.layout import Layout
+from distarray.layout import Layout, chunk
 from distarray.layout import box as boxes
 from distarray.typing import Box, Shape
 
 
-def within(array: Any, box: Box) -> Any:
+def box_view(array: Any, box: Box) -> Any:
     """Return a view of the items in a box of local indices; of 0-d arrays as well."""
     return array[(*boxes.slices(box), ...)]
 
@@ -37,7 +42,7 @@ class Piece:
 
     def part(self, box: Box) -> np.ndarray:
         """Return the values of a box within this one, in host memory; a view where it can be."""
-        found = within(self.array, boxes.shift(box, self.box))
+        found = box_view(self.array, boxes.shift(box, self.box))
         return found if _backend.is_numpy(found) else found.get()
 
     @property
@@ -54,7 +59,7 @@ class Piece:
         copy_box(copy, values)
         return copy
 
-    def opened(self) -> np.ndarray:
+    def host_memory(self) -> np.ndarray:
         """Return memory of the host to be filled."""
         if self.is_on_host:
             return self.array
@@ -66,7 +71,7 @@ class Piece:
             self.array.set(filled)
 
 
-def has_overlap(piece: Piece) -> bool:
+def overlaps_itself(piece: Piece) -> bool:
     """Tell whether items of a piece, none of whose sizes is 0, share memory with each other."""
     _, shape, strides = piece.memory()
     axes = sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1)
@@ -132,4 +137,78 @@ class Block:
     @classmethod
     def of_whole(cls, spec: Spec, array: Any) -> Block:
         """Return the block of an array that every rank holds."""
-        return cls(spec, array.shape, [Piece(whole(array.shape), array)], is_same=True)
+        return cls(spec, array.shape, [Piece(boxes.whole(array.shape), array)], is_same=True)
+
+
+def span(shape: Shape, box: Box) -> tuple[int, int]:
+    """Return from which item to which those of a box, not empty, lie in a C-contiguous array."""
+    first = last = 0
+    for size, (start, stop) in zip(shape, box, strict=True):
+        first = first * size + start
+        last = last * size + stop - 1
+    return first, last + 1
+
+
+def together_from(shape: Shape, box: Box, gap: int) -> int:
+    """Return from which axis on the items of a box lie together in a C-contiguous array.
+
+    That is, with gaps of fewer than ``gap`` items; 0 where all of them do.
+    """
+    length = stride = 1
+    for axis in reversed(range(len(shape))):
+        start, stop = box[axis]
+        if stop - start > 1 and stride - length >= gap:
+            return axis + 1
+        length += (stop - start - 1) * stride
+        stride *= shape[axis]
+    return 0
+
+
+def clusters(shape: Shape, box: Box, gap: int) -> Iterator[Box]:
+    """Yield boxes, in order, that make up a box and whose items lie together, as above."""
+    axis = together_from(shape, box, gap)
+    for index in product(*(range(*interval) for interval in box[:axis])):
+        yield (*((i, i + 1) for i in index), *box[axis:])
+
+
+def split_box(box: Box, count: int) -> list[Box]:
+    """Return a box cut into at most ``count`` boxes of about one size, along one axis."""
+    shape = boxes.shape(box)
+    axis = next((i for i, size in enumerate(shape) if size >= count), None)
+    if axis is None:
+        if not shape:
+            return [box]
+        axis = shape.index(max(shape))
+        count = max(shape[axis], 1)
+    start = box[axis][0]
+    parts = [chunk(shape[axis], (count,)).bounds(i) for i in range(count)]
+    return [
+        (*box[:axis], (start + a, start + b), *box[axis + 1 :])
+        for a, b in parts
+        if a < b or count == 1
+    ]
+
+
+def tiles(shape: Shape, found: Sequence[Box]) -> bool:
+    """Tell whether boxes, no two the same and none empty, tile the box of all items."""
+    if sum(map(boxes.volume, found)) != prod(shape):
+        return False
+    if not all(boxes.contains(boxes.whole(shape), box) for box in found):
+        return False
+    for axis in range(len(shape)):
+        intervals = sorted({box[axis] for box in found})
+        if any(a[1] > b[0] for a, b in pairwise(intervals)):
+            return _are_disjoint(found)
+    return True  # they are distinct cells of one grid
+
+
+def _are_disjoint(found: Sequence[Box]) -> bool:
+    """Compare only boxes that overlap along the first axis."""
+    ordered = sorted(found)
+    for i, box in enumerate(ordered):
+        for other in ordered[i + 1 :]:
+            if other[0][0] >= box[0][1]:
+                break
+            if boxes.intersect(box, other) is not None:
+                return False
+    return True

@@ -16,7 +16,7 @@ import secrets
 from contextlib import suppress
 
 from distarray.checkpoint import _files
-from distarray.checkpoint._asked import check_step, checked_path
+from distarray.checkpoint._agreement import check_path, check_step
 from distarray.errors import ArgumentError, CheckpointError
 
 MANIFEST = "manifest.json"
@@ -58,7 +58,7 @@ class Place:
                 "another name, or remove it"
             )
         _files.ensure_directory(self.parent)
-        for name, kind, hidden in self._left():
+        for name, kind, hidden in self._leftovers():
             if kind == "old" and not os.path.lexists(name):
                 _files.rename(hidden, name)
             else:
@@ -69,28 +69,28 @@ class Place:
 
     def publish(self, made: str) -> None:
         """Give a prepared directory, which is complete, the name."""
-        _files.settle_directory(made)
+        _files.sync_directory(made)
         if not os.path.lexists(self.path):
             _files.rename(made, self.path)
         elif _files.exchange(made, self.path):
-            _files.settle_directory(self.parent)
+            _files.sync_directory(self.parent)
             _files.remove_tree(made)  # it has the old one now
             return
         else:
             old = self._sibling("old", secrets.token_hex(4))
             _files.rename(self.path, old)
             try:
-                _files.settle_directory(self.parent)
+                _files.sync_directory(self.parent)
                 _files.rename(made, self.path)
             except OSError:
                 _files.rename(old, self.path)
                 raise
             try:
-                _files.settle_directory(self.parent)
+                _files.sync_directory(self.parent)
             finally:
                 _files.remove_tree(old)
             return
-        _files.settle_directory(self.parent)
+        _files.sync_directory(self.parent)
 
     def remove(self) -> None:
         """Remove the checkpoint: it is there whole, or not at all."""
@@ -101,7 +101,7 @@ class Place:
     def found(self) -> str:
         """Return the directory to read, see the description of this module."""
         if not os.path.lexists(self.path):
-            for name, kind, hidden in self._left():
+            for name, kind, hidden in self._leftovers():
                 if kind == "old" and name == self.path:
                     return hidden
         return self.path
@@ -109,7 +109,7 @@ class Place:
     def _sibling(self, kind: str, id: str) -> str:
         return os.path.join(self.parent, f".{self._name}.{kind}-{id}")
 
-    def _left(self) -> list[tuple[str, str, str]]:
+    def _leftovers(self) -> list[tuple[str, str, str]]:
         """Return hidden siblings: the name that each was to have, its kind and its path."""
         found = []
         for entry in _entries(self.parent):
@@ -153,7 +153,7 @@ def steps(path: str | os.PathLike[str]) -> list[int]:
     path
         As passed to `save` together with ``step=``.
     """
-    path = checked_path(path)
+    path = check_path(path)
     found = set()
     for entry in _entries(path):
         match = _HIDDEN.fullmatch(entry)
@@ -225,7 +225,7 @@ def _remove(path: str, step: int) -> None:
     Place(step_path(path, step), numbered=True).remove()
 
 
-def checked_step(step: object, keep_last: object, remove_later: object) -> None:
+def check_step_options(step: object, keep_last: object, remove_later: object) -> None:
     """Raise unless a step, and which others stay, are what they can be."""
     check_step(step)
     if not isinstance(remove_later, bool):

@@ -114,10 +114,10 @@ def read_at(file: int, target: Any, offset: int) -> int:
     return total
 
 
-def start_settling(file: int, offset: int, nbytes: int) -> None:
-    """Let the system begin to bring bytes of a file to the device, which `settle` waits for.
+def start_writeback(file: int, offset: int, nbytes: int) -> None:
+    """Let the system begin to bring bytes of a file to the device, which `sync` waits for.
 
-    Otherwise it begins when `settle` asks, with the device idle until then. What goes wrong is told
+    Otherwise it begins when `sync` asks, with the device idle until then. What goes wrong is told
     there.
     """
     call = _library_call("sync_file_range")
@@ -125,16 +125,16 @@ def start_settling(file: int, offset: int, nbytes: int) -> None:
         call(file, offset, nbytes, _SYNC_FILE_RANGE_WRITE)
 
 
-def settle(file: int, path: str) -> None:
+def sync(file: int, path: str) -> None:
     """Wait until what was written to a file is on the device."""
-    _about_to("settle", path)
+    _about_to("sync", path)
     with _naming(path):
         os.fsync(file)
 
 
-def settle_directory(path: str) -> None:
+def sync_directory(path: str) -> None:
     """Wait until the entries of a directory are on the device, where its file system can."""
-    _about_to("settle directory", path)
+    _about_to("sync directory", path)
     file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with _naming(path):
@@ -212,7 +212,7 @@ def new_file(path: str) -> Iterator[int]:
     file = create(path)
     try:
         yield file
-        settle(file, path)
+        sync(file, path)
     finally:
         with _naming(path):
             os.close(file)

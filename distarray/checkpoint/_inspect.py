@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from distarray.checkpoint._dtypes import shown
+from distarray.checkpoint._chunks import Reader
+from distarray.checkpoint._dtypes import describe
 from distarray.checkpoint._load import read_manifest
-from distarray.checkpoint._loading import Loading
+from distarray.checkpoint._load_plan import LoadPlan
 from distarray.checkpoint._manifest import Entry, Manifest
-from distarray.checkpoint._reading import Reader
 from distarray.errors import IndexingError
 
 
@@ -87,7 +87,7 @@ class StoredArray:
 
     def __repr__(self) -> str:
         placed = f", was {self.layout}" if self.layout else ""
-        return f"<{self.name}: {shown(self._entry.spec)} {self.shape}{placed}>"
+        return f"<{self.name}: {describe(self._entry.spec)} {self.shape}{placed}>"
 
 
 class Opened(Mapping[str, Any]):
@@ -105,7 +105,7 @@ class Opened(Mapping[str, Any]):
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
-        self._loading = Loading(manifest, None, 0, manifest.world_size, casts=False)
+        self._loading = LoadPlan(manifest, None, 0, manifest.world_size, casts=False)
         self.path = manifest.directory
         self.saved = manifest.saved
         self.world_size = manifest.world_size

@@ -6,14 +6,14 @@ import os
 import warnings
 from typing import Any
 
-from distarray.checkpoint import _rendezvous
-from distarray.checkpoint._asked import check_flags, check_step, checked_path, same
+from distarray.checkpoint import _agreement
+from distarray.checkpoint._agreement import check_flags, check_path, check_step, same
 from distarray.checkpoint._background import finish
+from distarray.checkpoint._chunks import check_size
 from distarray.checkpoint._directory import MANIFEST, Place, latest, step_path, steps
-from distarray.checkpoint._filling import fill
-from distarray.checkpoint._loading import Loading, listed
+from distarray.checkpoint._fill import fill
+from distarray.checkpoint._load_plan import LoadPlan, list_names
 from distarray.checkpoint._manifest import Manifest
-from distarray.checkpoint._reading import check_size
 from distarray.comm import as_communicator
 from distarray.errors import ArgumentError, CheckpointError
 
@@ -87,33 +87,33 @@ def load(
     """
     base = as_communicator(comm)
     finish(base)
-    _rendezvous.begin(base, "da.checkpoint.load")
+    _agreement.begin(base, "da.checkpoint.load")
 
     def asked() -> tuple[str, int | None, bool, bool, bool]:
-        found = os.path.abspath(checked_path(path))
+        found = os.path.abspath(check_path(path))
         check_step(step)
         check_flags(strict=strict, cast=cast, verify=verify)
         return found, step, strict, cast, verify
 
     where = same(base, "paths or options", asked)[0]
-    directory, text = _rendezvous.first(base, lambda: _chosen(where, step))
+    directory, text = _agreement.call_on_first(base, lambda: _chosen(where, step))
 
-    def plan() -> tuple[Loading, Any, Any]:
-        loading = Loading(Manifest(directory, text), state, base.rank, base.size, cast)
-        made = loading.stored("") if state is None else loading.plan(state)
-        return loading, made, loading.check(strict)
+    def make_plan() -> tuple[LoadPlan, Any, Any]:
+        plan = LoadPlan(Manifest(directory, text), state, base.rank, base.size, cast)
+        made = plan.saved_value("") if state is None else plan.fit(state)
+        return plan, made, plan.check(strict)
 
     found: list[Any] = []
-    _rendezvous.each(base, lambda: found.extend(plan()))
-    loading, made, unlike = found
+    _agreement.call_on_all(base, lambda: found.extend(make_plan()))
+    plan, made, mismatch = found
 
-    fill(loading.targets, loading.manifest, verify, base)
+    fill(plan.targets, plan.manifest, verify, base)
     result: list[Any] = []
-    _rendezvous.each(base, lambda: result.append(made()))
-    if base.rank == 0 and (unlike.missing or unlike.unexpected):
-        parts = [f"it lacks {listed(unlike.missing)}"] if unlike.missing else []
-        if unlike.unexpected:
-            parts.append(f"nothing asked for its {listed(unlike.unexpected)}")
+    _agreement.call_on_all(base, lambda: result.append(made()))
+    if base.rank == 0 and (mismatch.missing or mismatch.unexpected):
+        parts = [f"it lacks {list_names(mismatch.missing)}"] if mismatch.missing else []
+        if mismatch.unexpected:
+            parts.append(f"nothing asked for its {list_names(mismatch.unexpected)}")
         warnings.warn(f"{directory} was loaded in part: {'; '.join(parts)}", stacklevel=2)
     return result[0]
 
@@ -165,7 +165,7 @@ def _read(directory: str) -> tuple[str, bytes]:
 def read_manifest(path: str | os.PathLike[str], step: int | None = None) -> Manifest:
     """Return the manifest of a checkpoint; no rank but this takes part."""
     check_step(step)
-    path = checked_path(path)
+    path = check_path(path)
     if step is not None and latest(path) is None:
         raise ArgumentError(f"{path} has no steps, and step={step} was given")
     return Manifest(*_chosen(path, step))

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from distarray.checkpoint import _files
-from distarray.checkpoint._dtypes import Spec, code_of, is_coded, parsed, spec_of_code
+from distarray.checkpoint._dtypes import Spec, code_of, dtype_of_spec, is_coded, spec_of_code
 from distarray.errors import CheckpointError
 from distarray.typing import Shape
 
@@ -32,7 +32,7 @@ class Item(NamedTuple):
     stop: int
 
 
-def composed(
+def compose_header(
     items: Sequence[tuple[str, Spec, Shape]], metadata: Mapping[str, str]
 ) -> tuple[bytes, list[int]]:
     """Return the first bytes of a file, and where the data of each tensor starts in it.
@@ -48,7 +48,7 @@ def composed(
     offset = 0
     offsets = []
     for name, spec, shape in items:
-        itemsize = parsed(spec).itemsize
+        itemsize = dtype_of_spec(spec).itemsize
         stop = offset + prod(shape) * itemsize
         told[name] = {
             "dtype": code_of(spec),
@@ -105,7 +105,7 @@ def _item(told: Mapping[str, Any], start: int) -> Item:
         raise ValueError(f"dtype {told['dtype']!r} is not known to this version")
     first, last = _integers(told["data_offsets"])
     shape = tuple(_integers(told["shape"]))
-    if min((first, *shape)) < 0 or last - first != prod(shape) * parsed(spec).itemsize:
+    if min((first, *shape)) < 0 or last - first != prod(shape) * dtype_of_spec(spec).itemsize:
         raise ValueError(f"offsets {first} to {last} do not fit {spec} of shape {shape}")
     return Item(spec, shape, start + first, start + last)
 

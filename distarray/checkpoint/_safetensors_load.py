@@ -9,17 +9,17 @@ from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
-from distarray.checkpoint import _rendezvous
-from distarray.checkpoint._arrays import Placing
-from distarray.checkpoint._asked import check_flags, checked_path, compare, same
-from distarray.checkpoint._boxes import whole
-from distarray.checkpoint._filling import fill
-from distarray.checkpoint._loading import Loading
+from distarray.checkpoint import _agreement
+from distarray.checkpoint._adapters import Placing
+from distarray.checkpoint._agreement import check_flags, check_path, compare, same
+from distarray.checkpoint._fill import fill
+from distarray.checkpoint._load_plan import LoadPlan
 from distarray.checkpoint._manifest import Entry, Manifest, bare_manifest
 from distarray.checkpoint._safetensors import Item, read_header
 from distarray.comm import Communicator, DeviceMesh, as_communicator
 from distarray.errors import ArgumentError, CheckpointError
 from distarray.layout import Layout, Placement
+from distarray.layout import box as boxes
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -88,42 +88,42 @@ def load_safetensors(
     ... )
     """
     base = as_communicator(comm)
-    _rendezvous.begin(base, "da.checkpoint.load_safetensors")
+    _agreement.begin(base, "da.checkpoint.load_safetensors")
 
     def asked() -> tuple[str, bool, bool, bool]:
-        found = os.path.abspath(checked_path(path))
+        found = os.path.abspath(check_path(path))
         check_flags(strict=strict, cast=cast)
         return found, into is None, strict, cast
 
     where = same(base, "paths or options", asked)[0]
-    found = _rendezvous.first(base, lambda: _headers(where))
+    found = _agreement.call_on_first(base, lambda: _read_headers(where))
     plans: list[Any] = []
 
-    def plan() -> list[tuple[Any, str, str]]:
+    def make_plan() -> list[tuple[Any, str, str]]:
         manifest = _manifest(where, found, names)
         template, chosen = into, []
         if into is None:
             template = {
-                name: _placing(name, entry, placements, mesh)
+                name: _choose_layout(name, entry, placements, mesh)
                 for name, entry in manifest.arrays.items()
             }
-            chosen = [_spelled(name, layout) for name, layout in template.items()]
-        loading = Loading(manifest, template, base.rank, base.size, cast)
-        made = loading.plan(template)
-        loading.check(strict)
-        plans.extend((loading, made))
+            chosen = [_describe_layout(name, layout) for name, layout in template.items()]
+        plan = LoadPlan(manifest, template, base.rank, base.size, cast)
+        made = plan.fit(template)
+        plan.check(strict)
+        plans.extend((plan, made))
         return chosen
 
-    _compare_chosen(_rendezvous.each(base, plan), base)
-    loading, made = plans
+    _compare_chosen(_agreement.call_on_all(base, make_plan), base)
+    plan, made = plans
 
-    fill(loading.targets, loading.manifest, False, base)
+    fill(plan.targets, plan.manifest, False, base)
     result: list[Any] = []
-    _rendezvous.each(base, lambda: result.append(made()))
+    _agreement.call_on_all(base, lambda: result.append(made()))
     return result[0]
 
 
-def _spelled(name: str, layout: Layout) -> tuple[Any, str, str]:
+def _describe_layout(name: str, layout: Layout) -> tuple[Any, str, str]:
     """Return on which mesh an array is to be, what it is called there, and how it is placed."""
     mesh: Any = layout.mesh
     return (mesh.shape, mesh.axis_names, mesh.flat_ranks), name, str(layout.placements)
@@ -141,7 +141,7 @@ def _compare_chosen(everyone: Sequence[list[tuple[Any, str, str]]], comm: Commun
             compare("names or placements", shown, shown, comm)
 
 
-def _headers(path: str) -> list[tuple[str, int, dict[str, Item]]]:
+def _read_headers(path: str) -> list[tuple[str, int, dict[str, Item]]]:
     """Return the files of a model: their names, sizes, and what is in them."""
     if os.path.isdir(path):
         for name in (INDEX, SINGLE):
@@ -153,7 +153,7 @@ def _headers(path: str) -> list[tuple[str, int, dict[str, Item]]]:
                 f"{path} has neither {INDEX} nor {SINGLE}; pass the path of a file"
             )
     if not path.endswith(".json"):
-        return [_header(os.path.dirname(path), os.path.basename(path))]
+        return [_read_header(os.path.dirname(path), os.path.basename(path))]
     try:
         with open(path, "rb") as file:
             told = json.load(file)["weight_map"]
@@ -165,7 +165,7 @@ def _headers(path: str) -> list[tuple[str, int, dict[str, Item]]]:
     for name in files:
         if not isinstance(name, str) or os.path.basename(name) != name:
             raise CheckpointError(f"{path} names a file {name!r} outside of its directory")
-    found = [_header(os.path.dirname(path), name) for name in files]
+    found = [_read_header(os.path.dirname(path), name) for name in files]
     held = {os.path.basename(file): items for file, _, items in found}
     for name, file in told.items():
         if name not in held[file]:
@@ -183,7 +183,7 @@ def _headers(path: str) -> list[tuple[str, int, dict[str, Item]]]:
     return found
 
 
-def _header(directory: str, name: str) -> tuple[str, int, dict[str, Item]]:
+def _read_header(directory: str, name: str) -> tuple[str, int, dict[str, Item]]:
     path = os.path.join(directory, name)
     items, _ = read_header(path)
     return path, os.stat(path).st_size, items
@@ -196,12 +196,12 @@ def _manifest(
     arrays: dict[str, Any] = {}
     for number, (_, _, items) in enumerate(files):
         for told, item in items.items():
-            name = _renamed(told, names)
+            name = _rename(told, names)
             if name is None:
                 continue
             if name in arrays:
                 raise ArgumentError(f"names= makes two tensors of {path} {name!r}; rename one")
-            box = whole(item.shape)
+            box = boxes.whole(item.shape)
             row = [number, item.start, [a for a, _ in box], [b for _, b in box], ""]
             arrays[name] = {
                 "dtype": item.spec,
@@ -211,7 +211,7 @@ def _manifest(
     return bare_manifest(path, [[name, size] for name, size, _ in files], arrays)
 
 
-def _renamed(name: str, names: Names | None) -> str | None:
+def _rename(name: str, names: Names | None) -> str | None:
     if names is None:
         return name
     if callable(names):
@@ -219,7 +219,7 @@ def _renamed(name: str, names: Names | None) -> str | None:
     return names.get(name, name)
 
 
-def _placing(name: str, entry: Entry, placements: Any, mesh: DeviceMesh | None) -> Layout:
+def _choose_layout(name: str, entry: Entry, placements: Any, mesh: DeviceMesh | None) -> Layout:
     chosen = placements
     if isinstance(placements, Mapping):
         chosen = next((p for pattern, p in placements.items() if fnmatchcase(name, pattern)), None)

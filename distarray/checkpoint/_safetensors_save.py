@@ -12,18 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from distarray.checkpoint import _files, _rendezvous
-from distarray.checkpoint._asked import check_flags, checked_path, same
-from distarray.checkpoint._blocks import Block
-from distarray.checkpoint._boxes import span, together_from
-from distarray.checkpoint._dtypes import is_coded, parsed, shown
+from distarray.checkpoint import _agreement, _files
+from distarray.checkpoint._agreement import check_flags, check_path, same
+from distarray.checkpoint._blocks import Block, span, together_from
+from distarray.checkpoint._chunks import pieces_of
+from distarray.checkpoint._dtypes import describe, dtype_of_spec, is_coded
 from distarray.checkpoint._manifest import BLOCK_BYTES
-from distarray.checkpoint._ownership import Plan
-from distarray.checkpoint._safetensors import composed
+from distarray.checkpoint._safetensors import compose_header
 from distarray.checkpoint._safetensors_load import INDEX, SINGLE
-from distarray.checkpoint._save import collect, who_writes
-from distarray.checkpoint._saving import Saving
-from distarray.checkpoint._writing import pieces_of
+from distarray.checkpoint._save import collect_tree, plan_writes
+from distarray.checkpoint._save_plan import SavePlan
+from distarray.checkpoint._write_plan import WritePlan
 from distarray.comm import Communicator, as_communicator
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.layout import box as boxes
@@ -85,37 +84,37 @@ def save_safetensors(
     its index names them, are removed after that; others stay. Memory: 8 MiB.
     """
     base = as_communicator(comm)
-    _rendezvous.begin(base, "da.checkpoint.save_safetensors")
+    _agreement.begin(base, "da.checkpoint.save_safetensors")
 
     def asked() -> tuple[str, int, dict[str, str], bool]:
-        found = checked_path(path)
-        limit = _bytes_of(max_shard_size)
+        found = check_path(path)
+        limit = _parse_size(max_shard_size)
         if found.endswith(".safetensors") and limit:
             raise ArgumentError(
                 f"path={found!r} is one file, and max_shard_size={max_shard_size!r} may need "
                 "several; pass a directory"
             )
         check_flags(check=check)
-        return os.path.abspath(found), limit, _told(metadata), check
+        return os.path.abspath(found), limit, _check_metadata(metadata), check
 
     where, limit, told, check = same(base, "paths or options", asked)
-    saving = Saving(state)
+    plan = SavePlan(state)
 
     def node() -> Any:
-        tree = saving.node(state, "")
-        _check(saving, tree)
+        tree = plan.node(state, "")
+        _check(plan, tree)
         return tree
 
-    collect(saving, node, base)
-    plan = who_writes(saving, check, base)
+    collect_tree(plan, node, base)
+    writes = plan_writes(plan, check, base)
     single = where.endswith(".safetensors")
     directory = os.path.dirname(where) if single else where
-    shards = _sharded(saving.blocks, limit)
-    names = [SINGLE] if len(shards) == 1 else _numbered(len(shards))
+    shards = _split_into_files(plan.blocks, limit)
+    names = [SINGLE] if len(shards) == 1 else _file_names(len(shards))
     if single:
         names = [os.path.basename(where)]
     kind = "file" if single else "shards" if len(shards) > 1 else "model"
-    _write(directory, names, shards, saving, plan, told, base, kind)
+    _write(directory, names, shards, plan, writes, told, base, kind)
     return names
 
 
@@ -123,21 +122,21 @@ def _write(
     directory: str,
     names: Sequence[str],
     shards: Sequence[Sequence[str]],
-    saving: Saving,
-    plan: Plan,
+    plan: SavePlan,
+    writes: WritePlan,
     metadata: dict[str, str],
     comm: Communicator,
     kind: str,
 ) -> None:
     """Write hidden files, by all ranks, and give them their names when they are whole."""
-    id = _rendezvous.first(comm, lambda: secrets.token_hex(8))
+    id = _agreement.call_on_first(comm, lambda: secrets.token_hex(8))
     hidden = [os.path.join(directory, f".{name}.tmp-{id}") for name in names]
-    arrays = plan.arrays
+    arrays = writes.arrays
     starts: list[tuple[bytes, dict[str, int], int]] = []
     for shard in shards:
         items = [(name, arrays[name].spec, arrays[name].shape) for name in shard]
-        first, offsets = composed(items, metadata)
-        size = len(first) + sum(prod(s) * parsed(spec).itemsize for _, spec, s in items)
+        first, offsets = compose_header(items, metadata)
+        size = len(first) + sum(prod(s) * dtype_of_spec(spec).itemsize for _, spec, s in items)
         starts.append((first, dict(zip(shard, offsets, strict=True)), size))
 
     def create() -> None:
@@ -147,25 +146,25 @@ def _write(
             try:
                 _files.set_size(number, size, file)
                 _files.write_at(number, first, 0, file)
-                _files.settle(number, file)
+                _files.sync(number, file)
             finally:
                 os.close(number)
 
     def fill() -> None:
         for file, (_, offsets, _) in zip(hidden, starts, strict=True):
-            if not any(plan.mine[name] for name in offsets):
+            if not any(writes.mine[name] for name in offsets):
                 continue
             number = _files.open_to_write(file)
             try:
                 for name, offset in offsets.items():
-                    for box in plan.mine[name]:
-                        _write_box(number, saving.blocks[name], box, offset, file)
-                _files.settle(number, file)
+                    for box in writes.mine[name]:
+                        _write_box(number, plan.blocks[name], box, offset, file)
+                _files.sync(number, file)
             finally:
                 os.close(number)
 
     def publish() -> None:
-        before = set() if kind == "file" else _indexed(directory)
+        before = set() if kind == "file" else _files_in_index(directory)
         for stale in (INDEX, SINGLE) if kind != "file" else ():
             _files.remove_file(os.path.join(directory, stale))
         for file, name in zip(hidden, names, strict=True):
@@ -174,12 +173,12 @@ def _write(
             _write_index(directory, names, shards, arrays, id)
         for stale in sorted(before.difference(names)):
             _files.remove_file(os.path.join(directory, stale))
-        _files.settle_directory(directory)
+        _files.sync_directory(directory)
 
     try:
-        _rendezvous.first(comm, create)
-        _rendezvous.each(comm, fill)
-        _rendezvous.first(comm, publish)
+        _agreement.call_on_first(comm, create)
+        _agreement.call_on_all(comm, fill)
+        _agreement.call_on_first(comm, publish)
     except BaseException:
         if comm.rank == 0:
             for file in hidden:
@@ -217,7 +216,7 @@ def _write_index(
     arrays: Mapping[str, Any],
     id: str,
 ) -> None:
-    total = sum(prod(told.shape) * parsed(told.spec).itemsize for told in arrays.values())
+    total = sum(prod(told.shape) * dtype_of_spec(told.spec).itemsize for told in arrays.values())
     weights = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
     told = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weights.items()))}
     hidden = os.path.join(directory, f".{INDEX}.tmp-{id}")
@@ -226,7 +225,7 @@ def _write_index(
     _files.rename(hidden, os.path.join(directory, INDEX))
 
 
-def _indexed(directory: str) -> set[str]:
+def _files_in_index(directory: str) -> set[str]:
     """Return the files in a directory that its index says its model consists of."""
     try:
         with open(os.path.join(directory, INDEX), "rb") as file:
@@ -243,12 +242,12 @@ def _indexed(directory: str) -> set[str]:
     }
 
 
-def _check(saving: Saving, tree: Any) -> None:
+def _check(plan: SavePlan, tree: Any) -> None:
     """Raise unless there are arrays only, of dtypes that the format has."""
-    for name, block in saving.blocks.items():
+    for name, block in plan.blocks.items():
         if not is_coded(block.spec):
             raise DTypeError(
-                f"{name} has dtype {shown(block.spec)}, which safetensors files lack; convert it"
+                f"{name} has dtype {describe(block.spec)}, which safetensors files lack; convert it"
             )
     plain = _plain_value(tree)
     if plain is not None:
@@ -275,25 +274,27 @@ def _plain_value(tree: Any) -> Any:
     return repr(tree)
 
 
-def _sharded(blocks: Mapping[str, Block], limit: int) -> list[list[str]]:
+def _split_into_files(blocks: Mapping[str, Block], limit: int) -> list[list[str]]:
     """Return which arrays go to which file; within one, those of large items first."""
     shards: list[list[str]] = [[]]
     filled = 0
     for name, block in blocks.items():
-        nbytes = prod(block.shape) * parsed(block.spec).itemsize
+        nbytes = prod(block.shape) * dtype_of_spec(block.spec).itemsize
         if limit and shards[-1] and filled + nbytes > limit:
             shards.append([])
             filled = 0
         shards[-1].append(name)
         filled += nbytes
-    return [sorted(shard, key=lambda n: -parsed(blocks[n].spec).itemsize) for shard in shards]
+    return [
+        sorted(shard, key=lambda n: -dtype_of_spec(blocks[n].spec).itemsize) for shard in shards
+    ]
 
 
-def _numbered(count: int) -> list[str]:
+def _file_names(count: int) -> list[str]:
     return [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
 
 
-def _told(metadata: object) -> dict[str, str]:
+def _check_metadata(metadata: object) -> dict[str, str]:
     """Return what the header says of a file; the format has text by text alone."""
     if metadata is None:
         return {"format": "pt"}
@@ -310,7 +311,7 @@ def _told(metadata: object) -> dict[str, str]:
     return dict(metadata)
 
 
-def _bytes_of(size: int | str | None) -> int:
+def _parse_size(size: int | str | None) -> int:
     if size is None:
         return 0
     if isinstance(size, str):

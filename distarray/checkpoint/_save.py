@@ -12,23 +12,23 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from distarray.checkpoint import _background, _files, _rendezvous
-from distarray.checkpoint._asked import check_flags, checked_path, compare, same
+from distarray.checkpoint import _agreement, _background, _files
+from distarray.checkpoint._agreement import check_flags, check_path, compare, same
 from distarray.checkpoint._blocks import Block
 from distarray.checkpoint._checksums import checksums
+from distarray.checkpoint._chunks import Part, parts_of, pieces_of, write_parts
 from distarray.checkpoint._directory import (
     MANIFEST,
     Place,
     check_newest,
-    checked_step,
+    check_step_options,
     remove_steps,
     step_path,
 )
-from distarray.checkpoint._manifest import BLOCK_BYTES, chunk_row, compose, header
-from distarray.checkpoint._ownership import Plan, Told, shares
-from distarray.checkpoint._saving import Saving
+from distarray.checkpoint._manifest import BLOCK_BYTES, chunk_row, compose_manifest, header
+from distarray.checkpoint._save_plan import SavePlan
 from distarray.checkpoint._values import Node
-from distarray.checkpoint._writing import Part, parts_of, pieces_of, write_parts
+from distarray.checkpoint._write_plan import HeldArray, WritePlan, assign_writers
 from distarray.comm import Communicator, as_communicator
 
 _HINT = ", and wrap values that differ in da.checkpoint.PerRank"
@@ -107,16 +107,16 @@ def save(
     """
     base = as_communicator(comm)
     _background.finish(base)
-    _rendezvous.begin(base, "da.checkpoint.save")
-    asked = _Asked(path, step, keep_last, remove_later, async_op, check)
-    request = _prepared(asked, state, base)
+    _agreement.begin(base, "da.checkpoint.save")
+    asked = _Options(path, step, keep_last, remove_later, async_op, check)
+    request = _prepare(asked, state, base)
     if async_op:
         return _background.start(base, request)
     request.run(base)
     return None
 
 
-class _Asked(NamedTuple):
+class _Options(NamedTuple):
     """The arguments of a save, but for the state."""
 
     path: Any
@@ -126,16 +126,16 @@ class _Asked(NamedTuple):
     async_op: Any
     check: Any
 
-    def checked(self) -> _Asked:
+    def checked(self) -> _Options:
         """Return them with the whole path; raise unless they are what they can be."""
-        path = checked_path(self.path)
-        checked_step(self.step, self.keep_last, self.remove_later)
+        path = check_path(self.path)
+        check_step_options(self.step, self.keep_last, self.remove_later)
         check_flags(async_op=self.async_op, check=self.check)
         return self._replace(path=os.path.abspath(path))
 
 
 @dataclass
-class Request:
+class SaveRequest:
     """A save of which only the writing is left; it needs no more of the state."""
 
     path: str
@@ -143,15 +143,15 @@ class Request:
     keep_last: int | None
     remove_later: bool
     tree: Node
-    arrays: dict[str, Told]
+    arrays: dict[str, HeldArray]
     parts: list[Part]
 
     def run(self, comm: Communicator) -> None:
         """Write, together with the other ranks."""
         target = self.path if self.step is None else step_path(self.path, self.step)
         place = Place(target, numbered=self.step is not None)
-        id = _rendezvous.first(comm, lambda: secrets.token_hex(8))
-        made = _rendezvous.first(comm, lambda: place.prepare(id))
+        id = _agreement.call_on_first(comm, lambda: secrets.token_hex(8))
+        made = _agreement.call_on_first(comm, lambda: place.prepare(id))
         table = b""
 
         def write() -> None:
@@ -159,14 +159,14 @@ class Request:
             table = self._write(made, id, comm)
 
         try:
-            _rendezvous.each(comm, write)
-            tables = _rendezvous.collected(comm, table)
-            _rendezvous.first(comm, lambda: self._publish(place, made, id, tables))
+            _agreement.call_on_all(comm, write)
+            tables = _agreement.gather_bytes(comm, table)
+            _agreement.call_on_first(comm, lambda: self._publish(place, made, id, tables))
         except BaseException:
             if comm.rank == 0 and os.path.isdir(made):
                 _files.remove_tree(made)  # not whole, or what it has replaced
             raise
-        _rendezvous.first(comm, self._remove_old)
+        _agreement.call_on_first(comm, self._remove_old)
 
     def _write(self, made: str, id: str, comm: Communicator) -> bytes:
         if not self.parts:
@@ -196,7 +196,7 @@ class Request:
         told = {**header(id, len(tables)), "files": files, "arrays": arrays, "tree": self.tree}
         path = os.path.join(made, MANIFEST)
         with _files.new_file(path) as file:
-            _files.write(file, compose(told), path)
+            _files.write(file, compose_manifest(told), path)
         place.publish(made)
 
     def _remove_old(self) -> None:
@@ -207,26 +207,26 @@ class Request:
 # --- before anything is written ------------------------------------------------------------------
 
 
-def _prepared(asked: _Asked, state: Any, comm: Communicator) -> Request:
+def _prepare(asked: _Options, state: Any, comm: Communicator) -> SaveRequest:
     """Return what is to be written, once all ranks have found that they save the same."""
 
-    def say() -> _Asked:
+    def say() -> _Options:
         found = asked.checked()
         if comm.rank == 0:
             check_newest(found.path, found.step, found.remove_later)
         return found
 
     path, step, keep_last, remove_later, copied, check = same(comm, "paths or options", say)
-    saving = Saving(state)
-    tree = collect(saving, lambda: saving.node(state, ""), comm)
-    plan = who_writes(saving, check, comm)
+    plan = SavePlan(state)
+    tree = collect_tree(plan, lambda: plan.node(state, ""), comm)
+    writes = plan_writes(plan, check, comm)
     parts: list[Part] = []
-    _rendezvous.each(comm, lambda: parts.extend(parts_of(saving.blocks, plan.mine, copied)))
-    return Request(path, step, keep_last, remove_later, tree, plan.arrays, parts)
+    _agreement.call_on_all(comm, lambda: parts.extend(parts_of(plan.blocks, writes.mine, copied)))
+    return SaveRequest(path, step, keep_last, remove_later, tree, writes.arrays, parts)
 
 
-def collect(
-    saving: Saving,
+def collect_tree(
+    plan: SavePlan,
     node: Callable[[], Node],
     comm: Communicator,
 ) -> Node:
@@ -242,19 +242,19 @@ def collect(
     def say() -> tuple[Any, ...]:
         nonlocal tree
         tree = node()
-        return _digest(tree), saving.own
+        return _digest(tree), plan.own
 
-    trees, own = zip(*_rendezvous.each(comm, say), strict=True)
+    trees, own = zip(*_agreement.call_on_all(comm, say), strict=True)
     if len(set(trees)) > 1:
-        all_trees = _rendezvous.each(comm, lambda: tree)
-        shown = [_unlike(all_trees[0], t) for t in all_trees]
+        all_trees = _agreement.call_on_all(comm, lambda: tree)
+        shown = [_first_difference(all_trees[0], t) for t in all_trees]
         compare("names or values", shown, trees, comm, _HINT)
-    for reduce in saving.later:
+    for reduce in plan.later:
         reduce()
     return _with_own(tree, own) if any(own) else tree
 
 
-def who_writes(saving: Saving, check: bool, comm: Communicator) -> Plan:
+def plan_writes(plan: SavePlan, check: bool, comm: Communicator) -> WritePlan:
     """Return who writes what of the arrays of a state.
 
     Raises
@@ -262,23 +262,27 @@ def who_writes(saving: Saving, check: bool, comm: Communicator) -> Plan:
     MismatchError
         The ranks have arrays of different shapes, dtypes or, where they should be the same, values.
     """
-    told: dict[str, Told] = {}
+    told: dict[str, HeldArray] = {}
 
     def say() -> tuple[bytes, bytes]:
-        told.update((name, _told(one, comm, check)) for name, one in saving.blocks.items())
+        told.update((name, _describe_held(one, comm, check)) for name, one in plan.blocks.items())
         held = [(name, one._replace(checksum=None)) for name, one in told.items()]
         return _digest(held), _digest([one.checksum for one in told.values()])
 
-    digests, sums = zip(*_rendezvous.each(comm, say), strict=True)
+    digests, sums = zip(*_agreement.call_on_all(comm, say), strict=True)
     key = _digest(digests)
     known = _plans.setdefault(comm, {})
     if key not in known or len(set(sums)) > 1:
         known.clear()
-        known[key] = shares(_rendezvous.each(comm, lambda: told), comm.rank, comm.world_ranks)
+        known[key] = assign_writers(
+            _agreement.call_on_all(comm, lambda: told), comm.rank, comm.world_ranks
+        )
     return known[key]
 
 
-_plans: weakref.WeakKeyDictionary[Communicator, dict[bytes, Plan]] = weakref.WeakKeyDictionary()
+_plans: weakref.WeakKeyDictionary[Communicator, dict[bytes, WritePlan]] = (
+    weakref.WeakKeyDictionary()
+)
 """Who wrote what in the last save of a communicator: the next one is mostly alike."""
 
 
@@ -286,11 +290,11 @@ def _digest(value: Any) -> bytes:
     return blake2b(repr(value).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _told(block: Block, comm: Communicator, check: bool) -> Told:
+def _describe_held(block: Block, comm: Communicator, check: bool) -> HeldArray:
     checksum = None
     if block.is_same and not check:
         if comm.rank:
-            return Told(block.spec, block.shape, (), None, is_outside=True)
+            return HeldArray(block.spec, block.shape, (), None, is_outside=True)
     elif block.is_same and comm.size > 1:
         checksum = 0  # one pass over what every rank has
         for piece in block.pieces:
@@ -298,20 +302,20 @@ def _told(block: Block, comm: Communicator, check: bool) -> Told:
                 checksum = crc32(checksums(data, BLOCK_BYTES).encode(), checksum)
     held = tuple(piece.box for piece in block.pieces)
     layout = "" if comm.rank or block.layout is None else str(block.layout)
-    return Told(block.spec, block.shape, held, checksum, layout, block.is_outside)
+    return HeldArray(block.spec, block.shape, held, checksum, layout, block.is_outside)
 
 
-def _unlike(first: Any, other: Any) -> str:
+def _first_difference(first: Any, other: Any) -> str:
     """Return, of a tree or options, the part that is not as on rank 0."""
     if isinstance(first, (list, tuple)) and isinstance(other, (list, tuple)):
         if len(first) == len(other):
             for a, b in zip(first, other, strict=True):
                 if a != b:
-                    return _unlike(a, b)
+                    return _first_difference(a, b)
     elif isinstance(first, dict) and isinstance(other, dict) and list(first) == list(other):
         for key in first:
             if first[key] != other[key]:
-                return _unlike(first[key], other[key])
+                return _first_difference(first[key], other[key])
     return str(other)[:200]
 
 

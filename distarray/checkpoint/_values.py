@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.checkpoint._dtypes import parsed, spelled
+from distarray.checkpoint._dtypes import dtype_of_spec, spec_of_dtype
 from distarray.errors import ArgumentTypeError, CheckpointError
 
 Node = Any
@@ -23,7 +23,7 @@ def is_plain(value: Any) -> bool:
     )
 
 
-def encoded(value: Any, name: str) -> Node:
+def encode(value: Any, name: str) -> Node:
     """Return a value, or a container of such, as JSON.
 
     Raises
@@ -32,11 +32,11 @@ def encoded(value: Any, name: str) -> Node:
         It has something else in it.
     """
     if isinstance(value, np.generic):
-        return {"scalar": spelled(value.dtype), "bytes": _text(value.tobytes())}
+        return {"scalar": spec_of_dtype(value.dtype), "bytes": _text(value.tobytes())}
     if isinstance(value, np.ndarray):
         value = items_of(value, name)
         data = _text(np.ascontiguousarray(value).tobytes())
-        return {"values": spelled(value.dtype), "shape": list(value.shape), "bytes": data}
+        return {"values": spec_of_dtype(value.dtype), "shape": list(value.shape), "bytes": data}
     if value is None or isinstance(value, (bool, str)):
         return _string(value) if isinstance(value, str) else value
     if isinstance(value, int):
@@ -44,15 +44,15 @@ def encoded(value: Any, name: str) -> Node:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"float": repr(float(value))}
     if isinstance(value, complex):
-        return {"complex": [encoded(value.real, name), encoded(value.imag, name)]}
+        return {"complex": [encode(value.real, name), encode(value.imag, name)]}
     if isinstance(value, (bytes, bytearray)):
         return {"data": _text(bytes(value))}
     if isinstance(value, Mapping):
-        return {"dict": [[encoded(k, name), encoded(v, name)] for k, v in value.items()]}
+        return {"dict": [[encode(k, name), encode(v, name)] for k, v in value.items()]}
     if isinstance(value, (list, tuple)):
         kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [encoded(item, name) for item in value]}
-    raise unknown(value, name)
+        return {kind: [encode(item, name) for item in value]}
+    raise unsupported(value, name)
 
 
 _SUBCLASSES = (np.ndarray, np.memmap, np.recarray)
@@ -81,7 +81,7 @@ def items_of(value: np.ndarray, name: str) -> np.ndarray:
     return np.asarray(value)
 
 
-def unknown(value: Any, name: str) -> ArgumentTypeError:
+def unsupported(value: Any, name: str) -> ArgumentTypeError:
     """Return the error of a value that cannot be saved."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     hint = ""
@@ -94,7 +94,7 @@ def unknown(value: Any, name: str) -> ArgumentTypeError:
     )
 
 
-def decoded(node: Node) -> Any:
+def decode(node: Node) -> Any:
     """Return the value that was encoded.
 
     Raises
@@ -107,20 +107,20 @@ def decoded(node: Node) -> Any:
             raise CheckpointError(f"a value of the manifest is not known: {str(node)[:80]}")
         return node
     try:
-        return _decoded(node)
+        return _decode_node(node)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"a value of the manifest cannot be read ({error!r}): {str(node)[:80]}"
         ) from None
 
 
-def _decoded(node: dict[str, Any]) -> Any:
+def _decode_node(node: dict[str, Any]) -> Any:
     kind = next(iter(node))
     told = node[kind]
     if kind == "dict":
-        return {decoded(key): decoded(value) for key, value in told}
+        return {decode(key): decode(value) for key, value in told}
     if kind in ("list", "tuple"):
-        return (list if kind == "list" else tuple)(map(decoded, told))
+        return (list if kind == "list" else tuple)(map(decode, told))
     if kind == "float":
         return float(told)
     if kind == "int":
@@ -128,14 +128,14 @@ def _decoded(node: dict[str, Any]) -> Any:
     if kind == "text":
         return base64.b64decode(told).decode("utf-8", "surrogatepass")
     if kind == "complex":
-        real, imaginary = map(decoded, told)
+        real, imaginary = map(decode, told)
         return complex(real, imaginary)
     if kind == "data":
         return base64.b64decode(told)
     if kind == "scalar":
-        return np.frombuffer(base64.b64decode(node["bytes"]), parsed(told))[0]
+        return np.frombuffer(base64.b64decode(node["bytes"]), dtype_of_spec(told))[0]
     if kind == "values":
-        flat = np.frombuffer(base64.b64decode(node["bytes"]), parsed(told))
+        flat = np.frombuffer(base64.b64decode(node["bytes"]), dtype_of_spec(told))
         return flat.reshape(node["shape"]).copy()
     raise CheckpointError(f"a value of the manifest is of a kind not known here: {kind!r}")
 

@@ -48,7 +48,7 @@ def test_second_save_waits_for_the_first(tmp_path):
 
 
 def fail(operation: str, where: str) -> None:
-    if operation == "settle":
+    if operation == "sync":
         raise OSError(errno.EIO, os.strerror(errno.EIO), where)
 
 
@@ -75,7 +75,7 @@ from distarray.checkpoint import _files
 
 def hook(operation, where):
     time.sleep(0.02)
-    if sys.argv[2] == "fail" and operation == "settle":
+    if sys.argv[2] == "fail" and operation == "sync":
         raise OSError(28, "No space left on device")
 
 _files.hook = hook

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distarray as da
-from distarray.checkpoint._manifest import compose
+from distarray.checkpoint._manifest import compose_manifest
 from distarray.errors import CheckpointError
 from distarray.testing import simulate
 
@@ -98,7 +98,7 @@ def test_each_damage_is_said(whole, tmp_path):
     def rewrite(path: Path, **changes: object) -> None:
         told = json.loads(manifest(path).read_bytes())
         del told["blake2b"]
-        manifest(path).write_bytes(compose({**told, **changes}))
+        manifest(path).write_bytes(compose_manifest({**told, **changes}))
 
     damaged(flip, r"00000.safetensors is damaged: bytes \d+ to \d+, of .* the checksum")
     damaged(lambda p: data(p).unlink(), "00000.safetensors is missing")
@@ -123,7 +123,7 @@ def test_manifests_whose_chunks_do_not_make_up_the_array_are_refused(whole, tmp_
     del told["blake2b"]
     chunks = told["arrays"]["x"]["chunks"]
     chunks[1] = chunks[0]
-    (copy / "manifest.json").write_bytes(compose(told))
+    (copy / "manifest.json").write_bytes(compose_manifest(told))
     with pytest.raises(da.errors.CheckpointError, match="do not make up"):
         da.checkpoint.load(copy)
 
@@ -173,7 +173,7 @@ def test_manifests_of_another_structure_are_named(whole, tmp_path, edit, wants):
     told = json.loads(file.read_text())
     del told["blake2b"]
     EDITS[edit](told)
-    file.write_bytes(compose(told))
+    file.write_bytes(compose_manifest(told))
     here = np.full((60, 40), 7.0)
     state = {"x": here, "n": None, "step": None, "name": None} if wants else None
     with pytest.raises(CheckpointError, match=r"x.manifest\.json( is damaged)?: "):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distarray.checkpoint._names import Containers, Names
+from distarray.checkpoint._load_plan import Containers, Names
 
 NAMES = st.lists(st.text("ab.", max_size=6), max_size=12, unique=True)
 

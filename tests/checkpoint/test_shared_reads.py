@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distarray as da
-from distarray.checkpoint import _files, _filling, _shared_reads
+from distarray.checkpoint import _files, _fill
 from distarray.errors import CheckpointError
 from distarray.testing import simulate
 
@@ -74,8 +74,8 @@ WANTED = [
 @pytest.mark.parametrize("slab", [1 << 40, 1 << 18])
 @pytest.mark.parametrize(("mesh", "placements", "options"), WANTED, ids=str)
 def test_every_byte_is_read_once(tmp_path, monkeypatch, mesh, placements, options, slab, verify):
-    monkeypatch.setattr(_filling, "_SLAB_BYTES", slab)
-    monkeypatch.setattr(_filling, "_SHARE_BYTES", slab)
+    monkeypatch.setattr(_fill, "_SLAB_BYTES", slab)
+    monkeypatch.setattr(_fill, "_SHARE_BYTES", slab)
     value = np.random.default_rng(0).standard_normal((2111, 1000))
     saved(tmp_path / "x", value, 3, da.Shard(0))
 
@@ -132,12 +132,12 @@ def test_any_layout_is_read_together_as_well(tmp_path_factory, data):
                 assert found[name].to_local().tobytes() == expected.tobytes()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_shared_reads, "_LEAST_BYTES", 0)
-        patch.setattr(_filling, "_SLAB_BYTES", slab)
-        patch.setattr(_filling, "_SHARE_BYTES", slab)
-        _shared_reads._planned.cache_clear()
+        patch.setattr(_fill, "_LEAST_BYTES", 0)
+        patch.setattr(_fill, "_SLAB_BYTES", slab)
+        patch.setattr(_fill, "_SHARE_BYTES", slab)
+        _fill._plan_reads.cache_clear()
         simulate(4, program)
-    _shared_reads._planned.cache_clear()
+    _fill._plan_reads.cache_clear()
 
 
 def test_plain_arrays_are_read_once_and_conversions_and_empty_shares_are_right(

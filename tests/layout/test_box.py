@@ -64,3 +64,15 @@ def test_boxes_of_scalars_hold_one_element() -> None:
 def test_different_numbers_of_axes_raise() -> None:
     with pytest.raises(ValueError):
         boxes.intersect(((0, 1),), ())
+
+
+@given(st.lists(st.integers(0, 4), max_size=4), st.data())
+@settings(max_examples=200)
+def test_runs_tile_a_stretch_of_an_array_in_c_order(lengths: list[int], data: Any) -> None:
+    array = np.arange(np.prod(lengths, dtype=int)).reshape(lengths)
+    start = data.draw(st.integers(0, array.size))
+    stop = data.draw(st.integers(start, array.size))
+    found = list(boxes.runs(array.shape, start, stop))
+    assert len(found) < max(2, 2 * len(lengths))
+    items = [int(item) for box in found for item in array[(*boxes.slices(box), ...)].reshape(-1)]
+    assert items == list(range(start, stop))

@@ -85,7 +85,7 @@ def test_one_rank_fails_and_all_raise(folder, monkeypatch):
     da.checkpoint.save(folder / "x", {"x": da.full((50,), 1.0)})
 
     def hook(operation: str, where: str) -> None:
-        if operation == "settle" and world().rank == last:
+        if operation == "sync" and world().rank == last:
             raise OSError(28, "No space left on device", where)
 
     monkeypatch.setattr(_files, "hook", hook)

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from distarray.checkpoint._adapters import register, register_maker
+from distarray.checkpoint import register, register_maker
 from distarray.torch.state._checkpoint_modules import Modules
 from distarray.torch.state._checkpoint_optimizers import Optimizers
-from distarray.torch.state._checkpoint_tensors import Generators, Tensors, made_block, made_whole
+from distarray.torch.state._checkpoint_tensors import Generators, Tensors, make_block, make_whole
 
 
 def register_all() -> None:
@@ -18,5 +18,5 @@ def register_all() -> None:
     register(torch.Generator, Generators())
     register(nn.Module, Modules())
     register(Optimizer, Optimizers())
-    register_maker("tensor", made_whole)
-    register_maker("tensor block", made_block)
+    register_maker("tensor", make_whole)
+    register_maker("tensor block", make_block)

@@ -8,10 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distarray.checkpoint._adapters import Adapter, Made
-from distarray.checkpoint._loading import Loading
-from distarray.checkpoint._saving import Saving, joined
-from distarray.checkpoint._values import Node
+from distarray.checkpoint import Adapter, Finish, LoadPlan, Node, SavePlan, join_name
 from distarray.errors import ArgumentError
 from distarray.torch._layouts import own_placed
 from distarray.torch.state._checkpoint_tensors import fill_tensor, save_tensor
@@ -23,30 +20,30 @@ _EXTRA = "_extra_state"
 class Modules(Adapter):
     """Modules, parallelized in any way or not at all."""
 
-    def save(self, value: nn.Module, saving: Saving, name: str) -> Node:
+    def save(self, value: nn.Module, plan: SavePlan, name: str) -> Node:
         """Save parameters, persistent buffers and extra states; a shared one once."""
         pairs = []
         for key, one in kept(value).items():
-            full = joined(name, key)
+            full = join_name(name, key)
             if isinstance(one, torch.Tensor):
-                pairs.append([key, save_tensor(one, own_placed(one), saving, full)])
+                pairs.append([key, save_tensor(one, own_placed(one), plan, full)])
             else:
-                pairs.append([key, saving.node(one, full)])
+                pairs.append([key, plan.node(one, full)])
         return {"object": type(value).__qualname__, "of": {"dict": pairs}}
 
-    def load(self, value: nn.Module, loading: Loading, name: str) -> Made:
+    def load(self, value: nn.Module, plan: LoadPlan, name: str) -> Finish:
         """Fill parameters and buffers in place."""
         own = {id(one) for one in (*value.parameters(), *value.buffers())}
-        extra: list[tuple[nn.Module, Made]] = []
+        extra: list[tuple[nn.Module, Finish]] = []
         found = kept(value)
         names: dict[int, list[str]] = {}
         for key, one in found.items():
-            names.setdefault(id(one), []).append(joined(name, key))
+            names.setdefault(id(one), []).append(join_name(name, key))
         for key, one in found.items():
-            full = joined(name, key)
+            full = join_name(name, key)
             owner = key.rpartition(".")[0]
             if key.rpartition(".")[2] == _EXTRA:
-                made = loading.stored(full)
+                made = plan.saved_value(full)
                 if made is not None:
                     extra.append((value.get_submodule(owner), made))
             elif id(one) not in own:
@@ -57,11 +54,11 @@ class Modules(Adapter):
                 )
             else:
                 # Of the names of a shared tensor one suffices; the first that is there counts.
-                there = [other for other in names[id(one)] if loading.has(other)]
+                there = [other for other in names[id(one)] if plan.has(other)]
                 if full == (there or names[id(one)])[0]:
-                    fill_tensor(one, own_placed(one), loading, full)
+                    fill_tensor(one, own_placed(one), plan, full)
                 elif full in there:
-                    loading.also(full, there[0])
+                    plan.tie(full, there[0])
 
         def finish() -> Any:
             for module, made in extra:
@@ -77,7 +74,7 @@ def modules_in(state: Any, name: str = "") -> Iterator[tuple[str, nn.Module]]:
         yield name, state
     elif isinstance(state, Mapping):
         for key, value in state.items():
-            yield from modules_in(value, joined(name, key))
+            yield from modules_in(value, join_name(name, key))
     elif isinstance(state, (list, tuple)):
         for index, value in enumerate(state):
-            yield from modules_in(value, joined(name, index))
+            yield from modules_in(value, join_name(name, index))

@@ -8,10 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from distarray.checkpoint._adapters import Adapter, Made
-from distarray.checkpoint._loading import Loading
-from distarray.checkpoint._saving import Saving, checked_key, joined
-from distarray.checkpoint._values import Node
+from distarray.checkpoint import Adapter, Finish, LoadPlan, Node, SavePlan, encode_key, join_name
 from distarray.errors import ArgumentError, StateDictError
 from distarray.torch._layouts import Placed, own_placed
 from distarray.torch.parallel._parameters import is_sharded
@@ -24,21 +21,21 @@ from distarray.torch.state._state_dict import kept
 class Optimizers(Adapter):
     """Optimizers whose states have the shape of the parameter, or are the same on every rank."""
 
-    def save(self, value: Optimizer, saving: Saving, name: str) -> Node:
+    def save(self, value: Optimizer, plan: SavePlan, name: str) -> Node:
         """Save states and hyperparameters."""
-        names = _names(value, saving.state, name)
+        names = _names(value, plan.state, name)
         states = []
         for parameter, key in names.items():
             placed = own_placed(parameter)
-            start = joined(joined(name, "state"), key)
+            start = join_name(join_name(name, "state"), key)
             found = []
             for what, one in value.state.get(parameter, {}).items():
-                full = joined(start, what)
+                full = join_name(start, what)
                 if isinstance(one, torch.Tensor):
                     how = _placed_like(one, parameter, placed, full)
-                    found.append([checked_key(what, start), save_tensor(one, how, saving, full)])
+                    found.append([encode_key(what, start), save_tensor(one, how, plan, full)])
                 else:
-                    found.append([checked_key(what, start), saving.node(one, full)])
+                    found.append([encode_key(what, start), plan.node(one, full)])
             if found:
                 states.append([key, {"dict": found}])
         groups = [
@@ -49,23 +46,23 @@ class Optimizers(Adapter):
             "of": {
                 "dict": [
                     ["state", {"dict": states}],
-                    ["param_groups", saving.node(groups, joined(name, "param_groups"))],
+                    ["param_groups", plan.node(groups, join_name(name, "param_groups"))],
                 ]
             },
         }
 
-    def load(self, value: Optimizer, loading: Loading, name: str) -> Made:
+    def load(self, value: Optimizer, plan: LoadPlan, name: str) -> Finish:
         """Fill states, making those that are not there yet, and set hyperparameters."""
-        names = _names(value, loading.state, name)
-        made_groups = loading.stored(joined(name, "param_groups"))
-        made: dict[torch.Tensor, dict[Any, Made]] = {}
+        names = _names(value, plan.state, name)
+        made_groups = plan.saved_value(join_name(name, "param_groups"))
+        made: dict[torch.Tensor, dict[Any, Finish]] = {}
         for parameter, key in names.items():
-            start = joined(joined(name, "state"), key)
-            for what, full in loading.children(start):
-                one = _state(value, parameter, what, loading, full)
+            start = join_name(join_name(name, "state"), key)
+            for what, full in plan.children(start):
+                one = _state(value, parameter, what, plan, full)
                 if one is not None:
                     made.setdefault(parameter, {})[what] = one
-        is_same = made_groups is not None and _compare(value, names, loading, name)
+        is_same = made_groups is not None and _compare(value, names, plan, name)
 
         def finish() -> Any:
             groups: Sequence[Mapping[str, Any]] = value.param_groups
@@ -79,22 +76,22 @@ class Optimizers(Adapter):
 
 
 def _compare(
-    optimizer: Optimizer, names: dict[torch.Tensor, str], loading: Loading, name: str
+    optimizer: Optimizer, names: dict[torch.Tensor, str], plan: LoadPlan, name: str
 ) -> bool:
     """Tell whether the groups that were saved are those of the optimizer; take note otherwise."""
-    start = joined(name, "param_groups")
-    given = [loading.value(joined(group, "params")) for _, group in loading.children(start)]
+    start = join_name(name, "param_groups")
+    given = [plan.value(join_name(group, "params")) for _, group in plan.children(start)]
     wanted = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
     if list(map(set, given)) == list(map(set, wanted)):
         return True
-    loading.differ(
+    plan.refuse_if_strict(
         f"{name} was saved with parameter groups {given}, and has {wanted} here; make the "
         "optimizer with the same groups"
     )
     try:
         matched([{"params": one} for one in given], names, optimizer)
     except StateDictError as error:
-        loading.refuse(f"{name}: {error}")
+        plan.refuse(f"{name}: {error}")
     return False
 
 
@@ -123,7 +120,7 @@ def _names(optimizer: Optimizer, state: Any, name: str) -> dict[torch.Tensor, st
     if common:
         chosen = min(common)
         return {p: next(key for path, key in known[p] if path == chosen) for p in held}
-    return {p: joined(*known[p][0]) for p in held}
+    return {p: join_name(*known[p][0]) for p in held}
 
 
 def _placed_like(
@@ -144,12 +141,12 @@ def _placed_like(
 
 
 def _state(
-    optimizer: Optimizer, parameter: torch.Tensor, what: Any, loading: Loading, name: str
-) -> Made | None:
+    optimizer: Optimizer, parameter: torch.Tensor, what: Any, plan: LoadPlan, name: str
+) -> Finish | None:
     """Let a state be filled: the tensor that is there, if it has the dtype, or a new one."""
-    found = loading.value(name) if loading.is_array(name) else None
+    found = plan.value(name) if plan.is_array(name) else None
     if found is None:
-        return loading.stored(name)
+        return plan.saved_value(name)
     placed = own_placed(parameter)
     full = tuple(parameter.shape) if placed is None else placed.layout.shape
     like = bool(found.shape) and found.shape == full
@@ -161,7 +158,7 @@ def _state(
         tensor = torch.empty(shape, dtype=dtype, device=device)
         if like and shape == tuple(parameter.shape):
             tensor = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-    fill_tensor(tensor, placed if like else None, loading, name)
+    fill_tensor(tensor, placed if like else None, plan, name)
     return lambda: tensor
 
 

@@ -8,15 +8,19 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from distarray.checkpoint._adapters import Adapter, Made
-from distarray.checkpoint._arrays import Placing
-from distarray.checkpoint._blocks import Block, Piece, within
-from distarray.checkpoint._boxes import whole
-from distarray.checkpoint._dtypes import parsed
-from distarray.checkpoint._loading import Loading
-from distarray.checkpoint._manifest import Entry
-from distarray.checkpoint._saving import Saving
-from distarray.checkpoint._values import Node
+from distarray.checkpoint import (
+    Adapter,
+    Block,
+    Entry,
+    Finish,
+    LoadPlan,
+    Node,
+    Piece,
+    Placing,
+    SavePlan,
+    box_view,
+    dtype_of_spec,
+)
 from distarray.errors import ArgumentTypeError, CheckpointError, DTypeError, LayoutError
 from distarray.layout import box as boxes
 from distarray.torch import _buffers
@@ -46,11 +50,11 @@ class TensorPiece(Piece):
 
     def part(self, box: Box) -> np.ndarray:
         """Return the values of a box within this one, in host memory."""
-        part = within(self.array, boxes.shift(box, self.box))
+        part = box_view(self.array, boxes.shift(box, self.box))
         found: np.ndarray = _buffers.on_host(part).numpy()
         return found
 
-    def opened(self) -> np.ndarray:
+    def host_memory(self) -> np.ndarray:
         """Return memory of the host to be filled."""
         if self.is_on_host:
             found: np.ndarray = self.array.numpy()
@@ -75,7 +79,7 @@ def spec_of(dtype: torch.dtype) -> str:
     """
     name = str(dtype).removeprefix("torch.")
     try:
-        parsed(name)
+        dtype_of_spec(name)
     except CheckpointError:
         raise DTypeError(
             f"tensors of {dtype} cannot be saved; convert them, or save what they are made of"
@@ -125,17 +129,17 @@ def block_of(tensor: torch.Tensor, placed: Placed | None, name: str) -> Block:
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
-    if np.dtype(parsed(spec)).names:
+    if np.dtype(dtype_of_spec(spec)).names:
         plain = plain.view(_BITS[plain.element_size()])
     if placed is None:
-        pieces: list[Piece] = [TensorPiece(whole(plain.shape), plain)]
+        pieces: list[Piece] = [TensorPiece(boxes.whole(plain.shape), plain)]
         return Block(spec, plain.shape, pieces, is_same=True)
     if placed.layout.has_partial:
         raise LayoutError(
             f"{name} is placed as {placed.layout}: reduce it before it is saved or filled, by "
             "dt.redistribute"
         )
-    pieces = [TensorPiece(box, within(plain, own)) for box, own in held(placed)]
+    pieces = [TensorPiece(box, box_view(plain, own)) for box, own in held(placed)]
     layout = placed.layout
     return Block(spec, layout.shape, pieces, layout, is_torn=bool(placed.parts))
 
@@ -180,23 +184,23 @@ def _with(box: Box, axis: int, interval: tuple[int, int]) -> Box:
 class Tensors(Adapter):
     """Tensors that stand by themselves, placed or the same on every rank."""
 
-    def save(self, value: torch.Tensor, saving: Saving, name: str) -> Node:
+    def save(self, value: torch.Tensor, plan: SavePlan, name: str) -> Node:
         """Save a tensor."""
-        return save_tensor(value, placed_of(value), saving, name)
+        return save_tensor(value, placed_of(value), plan, name)
 
-    def load(self, value: torch.Tensor, loading: Loading, name: str) -> Made:
+    def load(self, value: torch.Tensor, plan: LoadPlan, name: str) -> Finish:
         """Fill a tensor in place."""
-        fill_tensor(value, placed_of(value), loading, name)
+        fill_tensor(value, placed_of(value), plan, name)
         return lambda: value
 
 
-def save_tensor(tensor: torch.Tensor, placed: Placed | None, saving: Saving, name: str) -> Node:
+def save_tensor(tensor: torch.Tensor, placed: Placed | None, plan: SavePlan, name: str) -> Node:
     """Return the node of a tensor, placed or not."""
     kind = "tensor" if placed is None else "tensor block"
-    return saving.array(tensor, block_of(tensor, placed, name), name, kind)
+    return plan.array(tensor, block_of(tensor, placed, name), name, kind)
 
 
-def fill_tensor(tensor: torch.Tensor, placed: Placed | None, loading: Loading, name: str) -> None:
+def fill_tensor(tensor: torch.Tensor, placed: Placed | None, plan: LoadPlan, name: str) -> None:
     """Let a tensor be filled, in its own memory."""
     if tensor.is_conj() or tensor.is_neg():
         raise ArgumentTypeError(
@@ -204,35 +208,35 @@ def fill_tensor(tensor: torch.Tensor, placed: Placed | None, loading: Loading, n
             "tensor.resolve_conj().resolve_neg()"
         )
     block = block_of(tensor, placed, name)
-    loading.fill(name, block)
+    plan.fill(name, block)
 
 
-def made_whole(entry: Entry, loading: Loading) -> Made:
+def make_whole(entry: Entry, plan: LoadPlan) -> Finish:
     """Make a tensor that every rank has."""
     tensor = torch.empty(entry.shape, dtype=torch_dtype(entry))
-    loading.fill_from(entry, block_of(tensor, None, entry.name))
+    plan.fill_entry(entry, block_of(tensor, None, entry.name))
     return lambda: tensor
 
 
-def made_block(entry: Entry, loading: Loading) -> Made:
+def make_block(entry: Entry, plan: LoadPlan) -> Finish:
     """Make this rank's block of a tensor, in the default placements on the default mesh."""
     placed = Placed(Placing().layout(entry.shape))
     tensor = torch.empty(placed.layout.local_shape(), dtype=torch_dtype(entry))
     place(tensor, *placed)
-    loading.fill_from(entry, block_of(tensor, placed, entry.name))
+    plan.fill_entry(entry, block_of(tensor, placed, entry.name))
     return lambda: tensor
 
 
 class Generators(Adapter):
     """torch's generators, which must be alike on all ranks."""
 
-    def save(self, value: torch.Generator, saving: Saving, name: str) -> Node:
+    def save(self, value: torch.Generator, plan: SavePlan, name: str) -> Node:
         """Save the state."""
-        return {"object": "torch.Generator", "of": saving.node(value.get_state(), name)}
+        return {"object": "torch.Generator", "of": plan.node(value.get_state(), name)}
 
-    def load(self, value: torch.Generator, loading: Loading, name: str) -> Made:
+    def load(self, value: torch.Generator, plan: LoadPlan, name: str) -> Finish:
         """Set the state."""
-        made = loading.stored(name)
+        made = plan.saved_value(name)
 
         def finish() -> Any:
             if made is not None:

@@ -1,4 +1,7 @@
-"""Memory that is filled from several names: what they share, and whether that is alike."""
+"""Memory that is filled from several names: what they share, and whether that is alike.
+
+Weights that are tied here may have been untied where they were saved, or written there twice.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distarray.checkpoint._blocks import Block
-from distarray.checkpoint._boxes import runs
-from distarray.checkpoint._dtypes import Spec, parsed
+from distarray.checkpoint._chunks import Reader
+from distarray.checkpoint._dtypes import Spec, dtype_of_spec
 from distarray.checkpoint._manifest import Entry
-from distarray.checkpoint._reading import Reader
 from distarray.layout import box as boxes
 from distarray.typing import Box, Shape
 
 _BYTES_AT_ONCE = 8 << 20
 
 
-class Held(NamedTuple):
+class MemoryPiece(NamedTuple):
     """A box of an array of a checkpoint, and the memory that it is to be read into.
 
     Attributes
@@ -54,9 +56,9 @@ class Held(NamedTuple):
         return self.box, self.entry.shape, self.start, self.shape, self.strides
 
 
-def held(name: str, entry: Entry, block: Block) -> list[Held]:
+def memory_of(name: str, entry: Entry, block: Block) -> list[MemoryPiece]:
     """Return the memory of the pieces of a block."""
-    itemsize = parsed(block.spec).itemsize
+    itemsize = dtype_of_spec(block.spec).itemsize
     found = []
     for piece in block.pieces:
         start, shape, strides = piece.memory()
@@ -65,7 +67,7 @@ def held(name: str, entry: Entry, block: Block) -> list[Held]:
         high = start + sum(one for one in reach if one > 0) + itemsize
         order = _order(shape, strides, itemsize)
         found.append(
-            Held(name, entry, block.spec, piece.box, low, high, start, shape, strides, order)
+            MemoryPiece(name, entry, block.spec, piece.box, low, high, start, shape, strides, order)
         )
     return found
 
@@ -81,9 +83,9 @@ def _order(shape: Shape, strides: tuple[int, ...], itemsize: int) -> tuple[int, 
     return tuple(order)
 
 
-def meeting(pieces: list[Held]) -> Iterator[tuple[Held, Held]]:
+def find_overlaps(pieces: list[MemoryPiece]) -> Iterator[tuple[MemoryPiece, MemoryPiece]]:
     """Yield which pieces, of different names, share memory."""
-    before: list[Held] = []
+    before: list[MemoryPiece] = []
     for piece in sorted(pieces, key=lambda one: one.low):
         before = [one for one in before if one.high > piece.low]
         for one in before:
@@ -95,17 +97,17 @@ def meeting(pieces: list[Held]) -> Iterator[tuple[Held, Held]]:
 class _Memory:
     """What NumPy sees as an array; nobody looks at its items."""
 
-    def __init__(self, piece: Held) -> None:
+    def __init__(self, piece: MemoryPiece) -> None:
         self.__array_interface__ = {
             "version": 3,
-            "typestr": f"|V{parsed(piece.spec).itemsize}",
+            "typestr": f"|V{dtype_of_spec(piece.spec).itemsize}",
             "data": (piece.start, True),
             "shape": piece.shape,
             "strides": piece.strides,
         }
 
 
-def _share_items(one: Held, other: Held) -> bool:
+def _share_items(one: MemoryPiece, other: MemoryPiece) -> bool:
     if one.order is not None and other.order is not None:
         return True  # all bytes between the bounds are theirs
     first, second = np.asarray(_Memory(one)), np.asarray(_Memory(other))
@@ -116,14 +118,16 @@ def _share_items(one: Held, other: Held) -> bool:
         return True
 
 
-def are_unlike(reader: Reader, one: Held, other: Held) -> bool:
+def values_differ(reader: Reader, one: MemoryPiece, other: MemoryPiece) -> bool:
     """Tell whether the checkpoint has different values for items that share memory.
 
     True also where that cannot be told: where the memory has gaps, or items that meet in part.
     """
-    itemsize = parsed(one.spec).itemsize
+    itemsize = dtype_of_spec(one.spec).itemsize
     if one.order is None or other.order is None or one.spec != other.spec:
-        return one.lies != other.lies or one.spec != other.spec or _differ(reader, one, other)
+        if one.lies != other.lies or one.spec != other.spec or one.entry.spec != other.entry.spec:
+            return True
+        return _differ_in(reader, one.entry, other.entry, one.box)
     if (one.low - other.low) % itemsize or one.entry.spec != other.entry.spec:
         return True
     start, stop = max(one.low, other.low), min(one.high, other.high)
@@ -135,27 +139,16 @@ def are_unlike(reader: Reader, one: Held, other: Held) -> bool:
     )
 
 
-def _differ(reader: Reader, one: Held, other: Held) -> bool:
-    if one.entry.spec != other.entry.spec:
-        return True
-    found = []
-    for entry in (one.entry, other.entry):
-        values = np.empty(boxes.shape(one.box), entry.dtype)
-        reader.read(entry, one.box, values)
-        found.append(values.tobytes())
-    return found[0] != found[1]
-
-
-def _values(reader: Reader, piece: Held, low: int, high: int) -> bytes:
+def _values(reader: Reader, piece: MemoryPiece, low: int, high: int) -> bytes:
     """Return what the checkpoint has for some bytes of the memory of a piece."""
     order = piece.order or ()
-    itemsize = parsed(piece.spec).itemsize
+    itemsize = dtype_of_spec(piece.spec).itemsize
     shape = tuple(piece.shape[axis] for axis in order)
     assert prod(shape) * itemsize == piece.high - piece.low  # there are no gaps
     found = []
     first, last = (low - piece.low) // itemsize, (high - piece.low) // itemsize
-    for run in runs(shape, first, last):
-        at = dict(zip(order, run.box, strict=True))
+    for run in boxes.runs(shape, first, last):
+        at = dict(zip(order, run, strict=True))
         box = tuple(
             (start + at[axis][0], start + at[axis][1]) for axis, (start, _) in enumerate(piece.box)
         )
@@ -163,3 +156,28 @@ def _values(reader: Reader, piece: Held, low: int, high: int) -> bytes:
         reader.read(piece.entry, box, values)
         found.append(values.transpose(order).tobytes())
     return b"".join(found)
+
+
+def arrays_differ(reader: Reader, first: Entry, second: Entry, rank: int, size: int) -> bool:
+    """Tell whether two arrays differ in this rank's share of their items, of ``size`` ranks'."""
+    if first is second:
+        return False
+    if first.shape != second.shape or first.spec != second.spec:
+        return True
+    total = prod(first.shape)
+    start, stop = total * rank // size, total * (rank + 1) // size
+    step = max(1, _BYTES_AT_ONCE // first.dtype.itemsize)
+    return any(
+        _differ_in(reader, first, second, run)
+        for low in range(start, stop, step)
+        for run in boxes.runs(first.shape, low, min(low + step, stop))
+    )
+
+
+def _differ_in(reader: Reader, first: Entry, second: Entry, box: Box) -> bool:
+    found = []
+    for entry in (first, second):
+        values = np.empty(boxes.shape(box), entry.dtype)
+        reader.read(entry, box, values)
+        found.append(values.tobytes())
+    return found[0] != found[1]

@@ -7,7 +7,7 @@ from typing import Any
 
 from distarray.checkpoint._adapters import adapter_of
 from distarray.checkpoint._blocks import Block
-from distarray.checkpoint._values import Node, encoded, is_plain, unknown
+from distarray.checkpoint._values import Node, encode, is_plain, unsupported
 from distarray.errors import ArgumentError, ArgumentTypeError
 
 
@@ -35,7 +35,7 @@ class PerRank:
         return f"PerRank({self.value!r})"
 
 
-class Saving:
+class SavePlan:
     """Collects the arrays of a state while its tree is made.
 
     Attributes
@@ -65,23 +65,23 @@ class Saving:
             return adapter.save(value, self, name)
         if isinstance(value, PerRank):
             self._take(name)
-            self.own.append(encoded(value.value, name))
+            self.own.append(encode(value.value, name))
             return {"per_rank": len(self.own) - 1}
         if is_plain(value):
             self._take(name)
-            return encoded(value, name)
+            return encode(value, name)
         if isinstance(value, Mapping):
             return self.mapping(value, name)
         if isinstance(value, (list, tuple)):
             kind = "tuple" if isinstance(value, tuple) else "list"
-            return {kind: [self.node(item, joined(name, i)) for i, item in enumerate(value)]}
-        raise unknown(value, name)
+            return {kind: [self.node(item, join_name(name, i)) for i, item in enumerate(value)]}
+        raise unsupported(value, name)
 
     def mapping(self, value: Mapping[Any, Any], name: str) -> Node:
         """Return the node of a mapping."""
         return {
             "dict": [
-                [checked_key(key, name), self.node(one, _named(name, key))]
+                [encode_key(key, name), self.node(one, _named(name, key))]
                 for key, one in value.items()
             ]
         }
@@ -112,7 +112,7 @@ class Saving:
         self._taken.add(name)
 
 
-def joined(name: str, key: Any) -> str:
+def join_name(name: str, key: Any) -> str:
     """Return the name of what a container called ``name`` has under a key."""
     part = ",".join(map(str, key)) if isinstance(key, tuple) else str(key)
     return f"{name}.{part}" if name else part
@@ -120,7 +120,7 @@ def joined(name: str, key: Any) -> str:
 
 def _named(name: str, key: Any) -> str:
     """Return the name of what a container has under a key."""
-    found = joined(name, key)
+    found = join_name(name, key)
     if not found:
         raise ArgumentError(
             f"the state has the key {key!r}, which gives no name to what is under it; give it one"
@@ -128,7 +128,7 @@ def _named(name: str, key: Any) -> str:
     return found
 
 
-def checked_key(key: Any, name: str) -> Node:
+def encode_key(key: Any, name: str) -> Node:
     """Return a key as JSON.
 
     Raises
@@ -139,7 +139,7 @@ def checked_key(key: Any, name: str) -> Node:
     if isinstance(key, (str, int, float)) or (
         isinstance(key, tuple) and all(isinstance(k, (str, int, float)) for k in key)
     ):
-        return encoded(key, name)
+        return encode(key, name)
     raise ArgumentTypeError(
         f"{name or 'the state'} has a key {key!r} of type {type(key).__name__}; keys must be text, "
         "numbers or tuples of these"

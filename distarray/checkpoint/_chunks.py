@@ -1,23 +1,149 @@
-"""Read boxes of arrays out of the files of a checkpoint, and check what is read."""
+"""Chunks of arrays in data files: written with a checksum for every block, read and checked."""
 
 from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from distarray.checkpoint import _files
-from distarray.checkpoint._blocks import within
-from distarray.checkpoint._boxes import clusters, runs, span
+from distarray.checkpoint._blocks import Block, Piece, box_view, clusters, span
 from distarray.checkpoint._checksums import Beside, checksums
-from distarray.checkpoint._manifest import Chunk, Entry, Manifest, block_items
+from distarray.checkpoint._dtypes import Spec, dtype_of_spec
+from distarray.checkpoint._manifest import BLOCK_BYTES, Chunk, Entry, Manifest, block_items
+from distarray.checkpoint._safetensors import METADATA, compose_header
 from distarray.errors import CheckpointError
 from distarray.layout import box as boxes
 from distarray.typing import Box, Shape
+
+_WRITE_BYTES = 8 << 20
+"""How many bytes are written at once, and copied first where they are not contiguous."""
+
+
+_SMALL_BYTES = 64 << 10
+"""Pieces of fewer bytes are collected, and written together."""
+
+
+class Part(NamedTuple):
+    """A box of an array that this rank writes, and where its values are."""
+
+    name: str
+    spec: Spec
+    shape: Shape
+    box: Box
+    piece: Piece
+
+
+def parts_of(
+    blocks: Mapping[str, Block], mine: Mapping[str, Sequence[Box]], copied: bool
+) -> list[Part]:
+    """Return what this rank writes, in the order in which it lies in the file.
+
+    Parameters
+    ----------
+    copied
+        Whether the values are copied to memory of their own, so that their owner may change them.
+    """
+    found = []
+    for name, wanted in mine.items():
+        block = blocks[name]
+        for box in wanted:
+            piece = next(piece for piece in block.pieces if boxes.contains(piece.box, box))
+            if copied:
+                piece = Piece(box, piece.copy(box))
+            found.append(Part(name, block.spec, block.shape, box, piece))
+    return sorted(found, key=lambda part: -dtype_of_spec(part.spec).itemsize)
+
+
+def write_parts(path: str, parts: Sequence[Part], id: str) -> tuple[int, list[list[Any]]]:
+    """Write a data file; return its size, and for each part its name, offset, box and checksums."""
+    items = [(_title(part), part.spec, boxes.shape(part.box)) for part in parts]
+    first, offsets = compose_header(items, {"format": "distarray checkpoint", "id": id})
+    size = len(first)
+    told = []
+    with _files.new_file(path) as file, Beside() as beside:
+        output = _Output(file, path)
+        output.write(memoryview(first))
+        for part, offset in zip(parts, offsets, strict=True):
+            values = part.piece.part(part.box)
+            sums = ""
+            step = block_items(BLOCK_BYTES, values.itemsize) * values.itemsize
+            for data in pieces_of(values, BLOCK_BYTES):
+                computed = beside.start(partial(checksums, data, step), len(data))
+                output.write(data)
+                sums += computed()
+            told.append([part.name, offset, part.box, sums])
+            size += values.nbytes
+        output.flush()
+    return size, told
+
+
+class _Output:
+    """A file that is written from its start: small pieces together, and soon to the device."""
+
+    def __init__(self, file: int, path: str) -> None:
+        self._file, self._path = file, path
+        self._small = bytearray()
+        self._at = 0
+
+    def write(self, data: memoryview) -> None:
+        """Write what comes next."""
+        if len(data) < _SMALL_BYTES:
+            self._small += data
+            if len(self._small) >= _WRITE_BYTES:
+                self.flush()
+            return
+        self.flush()
+        self._write(data)
+
+    def flush(self) -> None:
+        """Write what has been collected."""
+        if self._small:
+            self._write(self._small)
+            self._small = bytearray()
+
+    def _write(self, data: memoryview | bytearray) -> None:
+        _files.write(self._file, data, self._path)
+        _files.start_writeback(self._file, self._at, len(data))
+        self._at += len(data)
+
+
+def pieces_of(values: np.ndarray, block_bytes: int) -> Iterator[memoryview]:
+    """Yield the bytes of an array in C order, in pieces of whole blocks.
+
+    A piece of an array that is not contiguous is valid until the next one.
+    """
+    step = block_items(block_bytes, values.itemsize) * max(1, _WRITE_BYTES // block_bytes)
+    if values.flags.c_contiguous:
+        data = _bytes(values.reshape(-1))
+        for start in range(0, len(data), step * values.itemsize):
+            yield data[start : start + step * values.itemsize]
+        return
+    scratch = np.empty(min(step, values.size), values.dtype)
+    for start in range(0, values.size, step):
+        stop = min(start + step, values.size)
+        at = 0
+        for run in boxes.runs(values.shape, start, stop):
+            source = values[boxes.slices(run)]
+            scratch[at : at + source.size].reshape(source.shape)[...] = source
+            at += source.size
+        yield _bytes(scratch[: stop - start])
+
+
+def _bytes(items: Any) -> memoryview:
+    return memoryview(items.view(np.uint8))
+
+
+def _title(part: Part) -> str:
+    """Return the name of a part in the file: that of the array, and which items."""
+    if part.box == boxes.whole(part.shape) and part.name != METADATA:
+        return part.name
+    return f"{part.name}[{','.join(f'{start}:{stop}' for start, stop in part.box)}]"
+
 
 _MOST_OPEN = 64
 _READ_BYTES = 8 << 20
@@ -74,14 +200,14 @@ class Reader:
         for chunk in entry.chunks:
             common = boxes.intersect(chunk.box, box)
             if common is not None:
-                part = within(target, boxes.shift(common, box))
+                part = box_view(target, boxes.shift(common, box))
                 own = boxes.shift(common, chunk.box)
                 if self._verify:
                     self._read(entry, chunk, own, part)
                     continue
                 gap = block_items(GAP_BYTES, entry.dtype.itemsize)
                 for cluster in clusters(boxes.shape(chunk.box), own, gap):
-                    self._read(entry, chunk, cluster, within(part, boxes.shift(cluster, own)))
+                    self._read(entry, chunk, cluster, box_view(part, boxes.shift(cluster, own)))
         while self._checks:
             self._checks.pop()()
 
@@ -110,8 +236,8 @@ class Reader:
             else:
                 found = [
                     (run, common)
-                    for run in runs(shape, start, stop)
-                    if (common := boxes.intersect(run.box, box)) is not None
+                    for run in boxes.runs(shape, start, stop)
+                    if (common := boxes.intersect(run, box)) is not None
                 ]
                 if found:
                     if not self._verify:
@@ -121,31 +247,9 @@ class Reader:
                     data = _bytes(scratch[: stop - start])
                     self._fetch(entry, chunk, start, data, block, per, direct=False)
                 for run, common in found:
-                    self._copy(scratch, start, run.start, run.box, common, box, target)
+                    offset = span(shape, run)[0] - start
+                    _copy_common(scratch, offset, run, common, box, target)
             block = -(-stop // per) if direct is not None else block + 1
-
-    @staticmethod
-    def _copy(
-        scratch: np.ndarray,
-        start: int,
-        run_start: int,
-        run_box: Box,
-        common: Box,
-        box: Box,
-        target: np.ndarray,
-    ) -> None:
-        """Copy the part of a run that is wanted; ``scratch`` begins with item ``start``."""
-        first, last = span(boxes.shape(run_box), boxes.shift(common, run_box))
-        wanted = boxes.shape(common)
-        part = within(target, boxes.shift(common, box))
-        offset = run_start - start
-        source = np.lib.stride_tricks.as_strided(
-            scratch[offset + first : offset + last],
-            wanted,
-            _strides(boxes.shape(run_box), scratch.itemsize),
-            writeable=False,
-        )
-        part[...] = source
 
     def _fetch(
         self,
@@ -206,6 +310,23 @@ class Reader:
         return path, file
 
 
+def _copy_common(
+    values: np.ndarray, offset: int, run: Box, common: Box, box: Box, target: np.ndarray
+) -> None:
+    """Copy what a box wants of a run, which begins at an offset in ``values``, to its place.
+
+    The offset is negative where values begin with what is wanted.
+    """
+    first, last = span(boxes.shape(run), boxes.shift(common, run))
+    source = np.lib.stride_tricks.as_strided(
+        values[offset + first : offset + last],
+        boxes.shape(common),
+        _strides(boxes.shape(run), values.itemsize),
+        writeable=False,
+    )
+    box_view(target, boxes.shift(common, box))[...] = source
+
+
 def _check(data: memoryview, step: int, told: str, path: str, offset: int, name: str) -> None:
     """Raise unless blocks have the checksums that they were written with."""
     found = checksums(data, step)
@@ -219,10 +340,6 @@ def _check(data: memoryview, step: int, told: str, path: str, offset: int, name:
                 f"{path} is damaged: bytes {offset + low} to {offset + high}, of {name!r}, have "
                 f"the checksum {here}, and were written with {wanted}"
             )
-
-
-def _bytes(items: Any) -> memoryview:
-    return memoryview(items.view(np.uint8))
 
 
 def _strides(shape: Shape, itemsize: int) -> tuple[int, ...]:

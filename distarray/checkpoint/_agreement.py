@@ -1,24 +1,32 @@
-"""How ranks tell each other how something went, waiting without keeping a core busy.
+"""Agreement of ranks: what went wrong anywhere, and that all pass the same arguments.
 
 A rank that fails alone would leave the others waiting; here every rank says how it went, and all
 raise the same. The waits look now and then whether the others have come: writing may take long, and
 a thread in the background must leave the processor to the foreground. They have no way to find out
 that others will never come: so every call `begin`s with a check that all make it, which has. Waits
 that last are told of, and ended, like all others (`distarray.comm.failures._watchdog`).
+
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-from distarray.comm import Communicator, waiting
-from distarray.errors import CheckpointError, DistArrayError
+from distarray.comm import Communicator, by_answer, waiting
+from distarray.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CheckpointError,
+    DistArrayError,
+    MismatchError,
+)
 
 T = TypeVar("T")
 _LONGEST_PAUSE = 0.02
@@ -40,7 +48,7 @@ def begin(comm: Communicator, call: str) -> None:
     comm.agree(zlib.crc32(call.encode()), call)
 
 
-def each(comm: Communicator, say: Callable[[], T]) -> list[T]:
+def call_on_all(comm: Communicator, say: Callable[[], T]) -> list[T]:
     """Return what ``say()`` returns on every rank (collective).
 
     Raises
@@ -54,7 +62,7 @@ def each(comm: Communicator, say: Callable[[], T]) -> list[T]:
     return [one[1] for one in told]
 
 
-def first(comm: Communicator, say: Callable[[], T]) -> T:
+def call_on_first(comm: Communicator, say: Callable[[], T]) -> T:
     """Return what ``say()`` returns on rank 0, where alone it is called (collective).
 
     Raises
@@ -74,7 +82,7 @@ def first(comm: Communicator, say: Callable[[], T]) -> T:
     return found
 
 
-def collected(comm: Communicator, mine: bytes) -> list[bytes]:
+def gather_bytes(comm: Communicator, mine: bytes) -> list[bytes]:
     """Return every rank's bytes on rank 0, and nothing elsewhere (collective)."""
     sizes = np.empty(comm.size, np.int64)
     _wait(comm.all_gather(np.array([len(mine)], np.int64), sizes, blocking=False))
@@ -136,3 +144,97 @@ def _raise_if_any(told: list[_Outcome], own: BaseException | None, comm: Communi
     rank, (kind, message) = next(iter(failures.items()))
     where = f"rank {comm.world_ranks[rank]}: " if comm.size > 1 else ""
     raise kind(f"{where}{message}") from own
+
+
+def check_path(path: object) -> str:
+    """Return a path as text.
+
+    Raises
+    ------
+    ArgumentTypeError
+        It is no path.
+    ArgumentError
+        No file can have it.
+    """
+    found = path
+    if isinstance(path, os.PathLike):
+        found = os.fspath(path)
+    if not isinstance(found, str):
+        raise ArgumentTypeError(
+            f"path={path!r} is of type {type(path).__name__}; pass text, or a pathlib.Path"
+        )
+    if not found or "\0" in found:
+        raise ArgumentError(f"path={path!r}: no directory can be called so; pass a name")
+    return found
+
+
+def check_flags(**flags: object) -> None:
+    """Raise unless options, by their names, are True or False.
+
+    Raises
+    ------
+    ArgumentError
+        One is something else.
+    """
+    for name, flag in flags.items():
+        if not isinstance(flag, (bool, np.bool_)):
+            raise ArgumentError(f"{name}={flag!r}: must be True or False")
+
+
+def check_step(step: object) -> None:
+    """Raise unless a step is one, or None.
+
+    Raises
+    ------
+    ArgumentError
+        It is something else.
+    """
+    if step is None:
+        return
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise ArgumentError(
+            f"step={step!r}: must be an integer, 0 or more, or None; a load without step= takes "
+            "the newest"
+        )
+
+
+def same(comm: Communicator, what: str, say: Callable[[], T]) -> T:
+    """Return what ``say()`` returns, once it is found to be the same on every rank (collective).
+
+    Parameters
+    ----------
+    what
+        Names it in messages, in the plural.
+
+    Raises
+    ------
+    DistArrayError
+        On every rank, if ``say()`` fails on any.
+    MismatchError
+        It differs between ranks.
+    """
+    everyone = call_on_all(comm, say)
+    compare(what, everyone, everyone, comm)
+    return everyone[comm.rank]
+
+
+def compare(
+    what: str, shown: Sequence[Any], values: Sequence[Any], comm: Communicator, hint: str = ""
+) -> None:
+    """Raise where values, one from each rank, differ.
+
+    Parameters
+    ----------
+    shown
+        What messages say of each.
+
+    Raises
+    ------
+    MismatchError
+        They do.
+    """
+    if any(value != values[0] for value in values):
+        raise MismatchError(
+            f"{what} of a checkpoint differ between ranks: {by_answer(shown, comm.world_ranks)}; "
+            f"pass the same everywhere{hint}"
+        )

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from distarray.checkpoint._boxes import cut, tiles
-from distarray.checkpoint._dtypes import Spec, parsed, shown
+from distarray.checkpoint._blocks import split_box, tiles
+from distarray.checkpoint._dtypes import Spec, describe, dtype_of_spec
 from distarray.errors import LayoutError, MismatchError
 from distarray.layout import box as boxes
 from distarray.typing import Box, Shape
@@ -16,7 +16,7 @@ _LEAST_BYTES = 1 << 20
 """Boxes that several ranks hold are not cut into smaller pieces than this."""
 
 
-class Told(NamedTuple):
+class HeldArray(NamedTuple):
     """What a rank holds of an array."""
 
     spec: Spec
@@ -30,14 +30,16 @@ class Told(NamedTuple):
     """Whether this rank has no part in the array, and need not know what it is."""
 
 
-class Plan(NamedTuple):
+class WritePlan(NamedTuple):
     """Which arrays there are, and which boxes of each a rank writes."""
 
-    arrays: dict[str, Told]
+    arrays: dict[str, HeldArray]
     mine: dict[str, list[Box]]
 
 
-def shares(everyone: Sequence[Mapping[str, Told]], rank: int, world_ranks: Sequence[int]) -> Plan:
+def assign_writers(
+    everyone: Sequence[Mapping[str, HeldArray]], rank: int, world_ranks: Sequence[int]
+) -> WritePlan:
     """Return who writes what, the same on every rank but for what is its own.
 
     Parameters
@@ -57,7 +59,7 @@ def shares(everyone: Sequence[Mapping[str, Told]], rank: int, world_ranks: Seque
         What they hold does not make up an array.
     """
     found: dict[str, list[Box]] = {}
-    arrays: dict[str, Told] = {}
+    arrays: dict[str, HeldArray] = {}
     load = [0] * len(everyone)
     known: dict[Any, list[tuple[Box, list[int], int]]] = {}  # most arrays of a model are alike
     for name in everyone[0]:
@@ -74,23 +76,25 @@ def shares(everyone: Sequence[Mapping[str, Told]], rank: int, world_ranks: Seque
         alike = first.shape, tuple([(other, one.boxes) for other, one in held.items()])
         if alike not in known:
             known[alike] = _holders(name, first.shape, held)
-        itemsize = parsed(first.spec).itemsize
+        itemsize = dtype_of_spec(first.spec).itemsize
         mine: list[Box] = []
         for box, ranks, volume in known[alike]:
             nbytes = volume * itemsize
             pieces, writers = [box], ranks
             if len(ranks) > 1:
-                pieces = cut(box, max(1, min(len(ranks), nbytes // _LEAST_BYTES)))
+                pieces = split_box(box, max(1, min(len(ranks), nbytes // _LEAST_BYTES)))
                 writers = sorted(ranks, key=load.__getitem__)
             for piece, writer in zip(pieces, writers, strict=False):
                 load[writer] += nbytes // len(pieces) + 1
                 if writer == rank:
                     mine.append(piece)
         found[name] = mine
-    return Plan(arrays, found)
+    return WritePlan(arrays, found)
 
 
-def _holders(name: str, shape: Shape, held: Mapping[int, Told]) -> list[tuple[Box, list[int], int]]:
+def _holders(
+    name: str, shape: Shape, held: Mapping[int, HeldArray]
+) -> list[tuple[Box, list[int], int]]:
     """Return the boxes of an array, the ranks that hold each, and how many items it has."""
     holders: dict[Box, list[int]] = {}
     for rank, one in held.items():
@@ -105,7 +109,9 @@ def _holders(name: str, shape: Shape, held: Mapping[int, Told]) -> list[tuple[Bo
     return [(box, ranks, boxes.volume(box)) for box, ranks in holders.items()]
 
 
-def _differing(name: str, first: Told, one: Told, reference: int, rank: int) -> MismatchError:
+def _differing(
+    name: str, first: HeldArray, one: HeldArray, reference: int, rank: int
+) -> MismatchError:
     remedy = "save the same everywhere"
     if first.checksum is not None or one.checksum is not None:
         remedy = (
@@ -115,8 +121,8 @@ def _differing(name: str, first: Told, one: Told, reference: int, rank: int) -> 
         )
     if one[:2] != first[:2]:
         return MismatchError(
-            f"{name} has dtype {shown(first.spec)} and shape {first.shape} on rank {reference}, "
-            f"and {shown(one.spec)} and {one.shape} on rank {rank}; {remedy}"
+            f"{name} has dtype {describe(first.spec)} and shape {first.shape} on rank {reference}, "
+            f"and {describe(one.spec)} and {one.shape} on rank {rank}; {remedy}"
         )
     return MismatchError(
         f"{name} is a plain array or tensor, of which every rank passes all, but ranks "

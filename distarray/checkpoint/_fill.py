@@ -1,34 +1,34 @@
-"""Fill memory from a checkpoint: each rank reads what it wants, or all read for each other.
+"""Filling of memory from a checkpoint: each rank reads what it wants, or all read for each other.
 
-Where the ranks of a mesh would read an array several times over (`_shared_reads`) each reads
-another part of it, cut along what lies together in the files, and the parts are redistributed:
-every byte is read, and compared with its checksum, once. That takes all ranks of the mesh. So they
-tell each other first what they want, and read for themselves where they want different things;
-and before values move they tell each other whether they have them.
+A rank that wants columns of what lies by rows in a file wants something of nearly every block of
+it, and so do all others. What each would read by itself is estimated from the chunks of the array
+and the layout alone, so that all ranks conclude the same. Where that is several times the array,
+each reads another part of it, cut along what lies together in the files, and the parts are
+redistributed: every byte is read, and compared with its checksum, once. That takes all ranks of the
+mesh. So they tell each other first what they want, and read for themselves where they want
+different things; and before values move they tell each other whether they have them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import blake2b
 from math import prod
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from distarray.checkpoint import _rendezvous
-from distarray.checkpoint._blocks import Block, within
-from distarray.checkpoint._casting import cast
-from distarray.checkpoint._dtypes import Spec, parsed
-from distarray.checkpoint._manifest import Entry, Manifest
-from distarray.checkpoint._reading import GAP_BYTES, Reader
-from distarray.checkpoint._shared_reads import reading_layout
+from distarray.checkpoint import _agreement
+from distarray.checkpoint._blocks import Block, box_view, span, together_from
+from distarray.checkpoint._chunks import GAP_BYTES, Reader
+from distarray.checkpoint._dtypes import Spec, cast, dtype_of_spec
+from distarray.checkpoint._manifest import Entry, Manifest, block_items
 from distarray.comm import Communicator, DeviceMesh, _memory
-from distarray.layout import Layout, Replicate
+from distarray.layout import Layout, Replicate, Shard
 from distarray.layout import box as boxes
 from distarray.redistribute import redistribute_local
-from distarray.typing import Box
+from distarray.typing import Box, Shape
 
 T = TypeVar("T")
 _CAST_BYTES = 16 << 20
@@ -68,19 +68,19 @@ def fill(targets: Sequence[Target], manifest: Manifest, verify: bool, comm: Comm
     alone: Sequence[Target] = targets
     shared: Mapping[DeviceMesh, Sequence[_Shared]] = {}
     if comm.size > 1:
-        alone, shared = _agreed(targets, manifest, verify, comm)
+        alone, shared = _agree_on_shared_reads(targets, manifest, verify, comm)
 
     def read() -> None:
         with Reader(manifest, verify) as reader:
             _fill(reader, alone, shared)
 
-    _rendezvous.each(comm, read)
+    _agreement.call_on_all(comm, read)
 
 
 # --- who reads what ------------------------------------------------------------------------------
 
 
-def _agreed(
+def _agree_on_shared_reads(
     targets: Sequence[Target], manifest: Manifest, verify: bool, comm: Communicator
 ) -> tuple[list[Target], dict[DeviceMesh, list[_Shared]]]:
     """Return what this rank reads for itself, and what it reads together with others, by meshes.
@@ -94,7 +94,11 @@ def _agreed(
     def propose() -> dict[bytes, bytes]:
         for target in targets:
             wanted = _layout_of(target, comm)
-            read = None if wanted is None else reading_layout(target.entry, wanted, least, verify)
+            read = (
+                None
+                if wanted is None
+                else choose_reading_layout(target.entry, wanted, least, verify)
+            )
             if wanted is None or read is None:
                 alone.append(target)
             else:
@@ -102,7 +106,7 @@ def _agreed(
                 proposed.setdefault(mesh, []).append(_Shared(target, read, wanted))
         return {_key(mesh): _digest(shared) for mesh, shared in proposed.items()}
 
-    everyone = dict(zip(comm.ranks, _rendezvous.each(comm, propose), strict=True))
+    everyone = dict(zip(comm.ranks, _agreement.call_on_all(comm, propose), strict=True))
     agreed = {}
     for mesh in sorted(proposed, key=_key):
         key = _key(mesh)
@@ -146,7 +150,7 @@ def _hash(value: Any) -> bytes:
 # --- reading -------------------------------------------------------------------------------------
 
 
-class _Course:
+class _Progress:
     """How reading goes: after a failure, here or elsewhere, a rank does nothing more but say so.
 
     Attributes
@@ -158,59 +162,61 @@ class _Course:
     """
 
     def __init__(self) -> None:
-        self.is_over = False
+        self.has_failed = False
         self.failure: Exception | None = None
 
-    def go_on(self, work: Callable[[], T]) -> T | None:
+    def attempt(self, work: Callable[[], T]) -> T | None:
         """Return what ``work()`` returns; None, of which note is taken, if anything has failed."""
-        if self.is_over:
+        if self.has_failed:
             return None
         try:
             return work()
         except Exception as error:
-            self.failure, self.is_over = error, True
+            self.failure, self.has_failed = error, True
             return None
 
     def compare(self, comm: Communicator) -> None:
         """Find out whether any rank has failed (collective)."""
-        self.is_over = any(_rendezvous.each(comm, lambda: self.is_over))
+        self.has_failed = any(_agreement.call_on_all(comm, lambda: self.has_failed))
 
 
 def _fill(
     reader: Reader, alone: Sequence[Target], shared: Mapping[DeviceMesh, Sequence[_Shared]]
 ) -> None:
-    course = _Course()
+    progress = _Progress()
     for target in alone:
-        course.go_on(partial(_fill_alone, reader, target))
+        progress.attempt(partial(_fill_alone, reader, target))
     for mesh, wanted in shared.items():
         for one in wanted:
-            _fill_together(reader, one, mesh.communicator(), course)
-            if course.is_over:  # all ranks of the mesh know it, those of the next mesh do not
+            _fill_together(reader, one, mesh.communicator(), progress)
+            if progress.has_failed:  # all ranks of the mesh know it, those of the next mesh do not
                 break
-    if course.failure is not None:
-        raise course.failure
+    if progress.failure is not None:
+        raise progress.failure
 
 
 def _fill_alone(reader: Reader, target: Target) -> None:
     entry, block = target
     for piece in block.pieces:
-        memory = piece.opened()
+        memory = piece.host_memory()
         if entry.spec == block.spec:
             reader.read(entry, piece.box, memory)
         else:
-            for box in _bands(piece.box, _CAST_BYTES // entry.dtype.itemsize):
+            for box in _row_ranges(piece.box, _CAST_BYTES // entry.dtype.itemsize):
                 values = np.empty(boxes.shape(box), entry.dtype)
                 reader.read(entry, box, values)
-                part = within(memory, boxes.shift(box, piece.box))
+                part = box_view(memory, boxes.shift(box, piece.box))
                 _store(values, entry.spec, part, block.spec)
         piece.close(memory)
 
 
-def _fill_together(reader: Reader, shared: _Shared, comm: Communicator, course: _Course) -> None:
+def _fill_together(
+    reader: Reader, shared: _Shared, comm: Communicator, progress: _Progress
+) -> None:
     entry, block = shared.target
     bits = np.dtype(_BITS[entry.dtype.itemsize])
     piece = block.pieces[0] if block.pieces else None
-    memory: Any = None if piece is None else course.go_on(piece.opened)
+    memory: Any = None if piece is None else progress.attempt(piece.host_memory)
     for slab in _slabs(shared, entry.dtype.itemsize):
 
         def read(slab: _Slab = slab) -> np.ndarray:
@@ -224,16 +230,16 @@ def _fill_together(reader: Reader, shared: _Shared, comm: Communicator, course: 
             values = redistribute_local(values, slab.read, slab.wanted)
             box = slab.wanted.local_box()
             if piece is not None and box is not None and not boxes.is_empty(box):
-                part = within(memory, boxes.shift(slab.placed(box), piece.box))
+                part = box_view(memory, boxes.shift(slab.placed(box), piece.box))
                 _store(values, entry.spec, part, block.spec)
 
-        values = course.go_on(read)
-        course.compare(comm)
-        course.go_on(partial(store, values))
-        if course.is_over:
+        values = progress.attempt(read)
+        progress.compare(comm)
+        progress.attempt(partial(store, values))
+        if progress.has_failed:
             break
     if piece is not None:
-        course.go_on(partial(piece.close, memory))
+        progress.attempt(partial(piece.close, memory))
 
 
 class _Slab(NamedTuple):
@@ -271,7 +277,7 @@ def _slabs(shared: _Shared, itemsize: int) -> Iterator[_Slab]:
         yield _Slab(read.replace(shape=part), wanted.replace(shape=part), axis, start)
 
 
-def _bands(box: Box, items: int) -> Iterator[Box]:
+def _row_ranges(box: Box, items: int) -> Iterator[Box]:
     """Yield a box in parts along its first axis, of about so many items each."""
     if not box:
         yield box
@@ -287,8 +293,96 @@ def _store(values: np.ndarray, spec: Spec, target: np.ndarray, target_spec: Spec
     if spec == target_spec:
         target.view(values.dtype)[...] = values
         return
-    plain = parsed(spec)
+    plain = dtype_of_spec(spec)
     values = values.view(f"u{plain.itemsize}" if plain.names else plain)
     whole = tuple((0, n) for n in values.shape)
-    for box in _bands(whole, _CAST_BYTES // values.itemsize):
-        cast(within(values, box), spec, within(target, box), target_spec)
+    for box in _row_ranges(whole, _CAST_BYTES // values.itemsize):
+        cast(box_view(values, box), spec, box_view(target, box), target_spec)
+
+
+_LEAST_BYTES = 1 << 20
+"""For fewer bytes, in sum over the ranks, nobody waits for others."""
+
+_SAMPLES = 16
+"""The wants of so many ranks are looked at, and stand for those of all."""
+
+
+def choose_reading_layout(entry: Entry, layout: Layout, least: int, verify: bool) -> Layout | None:
+    """Return in which layout ranks read an array that they want in another one.
+
+    Parameters
+    ----------
+    layout
+        The one that is wanted, without Partial.
+    least
+        How many bytes are read at least: those of a block with a checksum, or a gap that is not
+        worth leaving out.
+    verify
+        Whether whole blocks are read.
+
+    Returns
+    -------
+    Layout or None
+        Over the same mesh; None where each rank may as well read what it wants.
+    """
+    held = tuple([chunk.box for chunk in entry.chunks])
+    found = _plan_reads(layout.abstract, held, entry.dtype.itemsize, least, verify)
+    return None if found is None else found.replace(mesh=layout.mesh)
+
+
+@lru_cache(maxsize=512)
+def _plan_reads(
+    layout: Layout, held: tuple[Box, ...], itemsize: int, least: int, verify: bool
+) -> Layout | None:
+    mesh, shape = layout.mesh, layout.shape
+    nbytes = prod(shape) * itemsize
+    if mesh.size == 1 or nbytes * (mesh.size - 1) < _LEAST_BYTES:
+        return None
+    alone = _bytes_read(layout, held, itemsize, least, verify)
+    most = alone - max(_LEAST_BYTES, nbytes // 4)
+    best = None
+    for axis, size in enumerate(shape):
+        if size < mesh.size or most < nbytes:
+            continue
+        candidate = Layout(mesh, [Shard(axis)] * mesh.ndim, shape)
+        told = _bytes_read(candidate, held, itemsize, least, verify)
+        if told < most:
+            best, most = candidate, told
+    return best
+
+
+def _bytes_read(
+    layout: Layout, held: Sequence[Box], itemsize: int, least: int, verify: bool
+) -> int:
+    """Return about how many bytes all ranks read together, each its own box."""
+    mesh = layout.mesh
+    step = max(1, mesh.size // _SAMPLES)
+    sampled = mesh.flat_ranks[::step]
+    known: dict[Box, int] = {}
+    total = 0
+    for rank in sampled:
+        box = layout.local_box(mesh.coordinate_of(rank))
+        assert box is not None  # a coordinate of the mesh has one
+        if box not in known:
+            known[box] = sum(
+                _bytes_of(boxes.shape(one), boxes.shift(common, one), itemsize, least, verify)
+                for one in held
+                if (common := boxes.intersect(one, box)) is not None
+            )
+        total += known[box]
+    return total * mesh.size // len(sampled)
+
+
+def _bytes_of(shape: Shape, box: Box, itemsize: int, least: int, verify: bool) -> int:
+    """Return about how many bytes are read for a box of a C-contiguous chunk."""
+    per = block_items(least, itemsize)
+    axis = together_from(shape, box, per)
+    first, last = span(shape[axis:], box[axis:])
+    count = boxes.volume(box[:axis])
+    if not verify:
+        return count * (last - first) * itemsize
+    if count == 1:
+        at, _ = span(shape, box)
+        blocks = -(-(at + last - first) // per) - at // per
+        return min(blocks * per, prod(shape)) * itemsize
+    return min(count * (last - first + per), prod(shape)) * itemsize

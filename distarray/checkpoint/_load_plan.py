@@ -1,28 +1,32 @@
-"""From a template and a manifest: what is to be read where, before anything is changed."""
+"""The load plan: what is to be read where, from a template and a manifest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from distarray.checkpoint._adapters import Made, adapter_of, maker_of
-from distarray.checkpoint._blocks import Block, has_overlap
-from distarray.checkpoint._casting import can_cast
-from distarray.checkpoint._dtypes import shown
-from distarray.checkpoint._filling import Target
+from distarray.checkpoint._adapters import Finish, adapter_of, maker_of
+from distarray.checkpoint._blocks import Block, overlaps_itself
+from distarray.checkpoint._chunks import Reader
+from distarray.checkpoint._dtypes import can_cast, describe
+from distarray.checkpoint._fill import Target
 from distarray.checkpoint._manifest import Entry, Manifest
-from distarray.checkpoint._names import Containers, Names
-from distarray.checkpoint._reading import Reader
-from distarray.checkpoint._saving import PerRank, joined
-from distarray.checkpoint._sharing import Held, are_unlike, held, meeting
-from distarray.checkpoint._twins import differ
-from distarray.checkpoint._values import Node, decoded
+from distarray.checkpoint._save_plan import PerRank, join_name
+from distarray.checkpoint._tied_memory import (
+    MemoryPiece,
+    arrays_differ,
+    find_overlaps,
+    memory_of,
+    values_differ,
+)
+from distarray.checkpoint._values import Node, decode
 from distarray.errors import CheckpointError, StateDictError
 
 _SHOWN = 8  # names that a message lists
 
 
-class Unlike(NamedTuple):
+class Mismatch(NamedTuple):
     """How a checkpoint and what it shall be loaded into differ.
 
     Attributes
@@ -40,15 +44,15 @@ class Unlike(NamedTuple):
     wrong: list[str]
 
 
-class _Twins(NamedTuple):
+class _TiedNames(NamedTuple):
     """Two names of one array or tensor; where its memory is known, that of both."""
 
     first: str
     other: str
-    pairs: list[tuple[Held, Held]]
+    pairs: list[tuple[MemoryPiece, MemoryPiece]]
 
 
-class Loading:
+class LoadPlan:
     """Collects what a template wants.
 
     Attributes
@@ -72,9 +76,9 @@ class Loading:
         self._leaves = Names(name for name, node in self._nodes.items() if not _is_container(node))
         self._used: set[str] = set()
         self.targets: list[Target] = []
-        self._filled: dict[object, Held] = {}  # by memory
-        self._pieces: list[Held] = []
-        self._twins: list[_Twins] = []  # names of the same memory
+        self._filled: dict[object, MemoryPiece] = {}  # by memory
+        self._pieces: list[MemoryPiece] = []
+        self._tied: list[_TiedNames] = []  # names of the same memory
         self._missing: list[str] = []
         self._wrong: list[str] = []
         self._differing: list[str] = []
@@ -93,7 +97,7 @@ class Loading:
 
     def children(self, name: str) -> list[tuple[Any, str]]:
         """Return the keys of a container of the checkpoint, and what they are called in full."""
-        return [(key, joined(name, key)) for key, _ in _children(self._nodes.get(name))]
+        return [(key, join_name(name, key)) for key, _ in _children(self._nodes.get(name))]
 
     def is_array(self, name: str) -> bool:
         """Tell whether the checkpoint has an array of this name."""
@@ -107,7 +111,7 @@ class Loading:
         """Take note of something that does not fit."""
         self._wrong.append(why)
 
-    def differ(self, why: str) -> None:
+    def refuse_if_strict(self, why: str) -> None:
         """Take note of something that does not fit unless names may differ."""
         self._differing.append(why)
 
@@ -134,32 +138,30 @@ class Loading:
             return False
         if entry.spec != spec and not (self._casts and can_cast(entry.spec, spec)):
             hint = "" if self._casts else " (cast=True converts)"
-            self.refuse(
-                f"{name} has dtype {shown(entry.spec)} in the checkpoint, and {shown(spec)} here"
-                f"{hint}"
-            )
+            saved, here = describe(entry.spec), describe(spec)
+            self.refuse(f"{name} has dtype {saved} in the checkpoint, and {here} here{hint}")
             return False
-        if any(map(has_overlap, block.pieces)):
+        if any(map(overlaps_itself, block.pieces)):
             self.refuse(
                 f"{name} has items that share memory, as in a view by expand(); pass a copy"
             )
             return False
-        mine = held(name, entry, block)
+        mine = memory_of(name, entry, block)
         others = [self._filled.setdefault(piece.key, piece) for piece in mine]
         firsts = {other.name for other in others}
         if len(firsts) == 1 and name not in firsts:
-            self._twins.append(_Twins(firsts.pop(), name, list(zip(others, mine, strict=True))))
+            self._tied.append(_TiedNames(firsts.pop(), name, list(zip(others, mine, strict=True))))
         else:
             self._pieces += mine
-            self.fill_from(entry, block)
+            self.fill_entry(entry, block)
         return True
 
-    def also(self, name: str, first: str) -> None:
+    def tie(self, name: str, first: str) -> None:
         """Take note that a name stands for memory that is filled from another name."""
         if self.entry(name) is not None:
-            self._twins.append(_Twins(first, name, []))
+            self._tied.append(_TiedNames(first, name, []))
 
-    def fill_from(self, entry: Entry, block: Block) -> None:
+    def fill_entry(self, entry: Entry, block: Block) -> None:
         """Let an array, that fits, be read into what this rank holds of it."""
         self.targets.append(Target(entry, block))
 
@@ -175,58 +177,60 @@ class Loading:
         if _is_array(node):
             return self._array(node)
         if isinstance(node, dict) and "per_rank" in node:
-            return list(map(decoded, node["per_rank"]))
+            return list(map(decode, node["per_rank"]))
         if isinstance(node, dict) and "object" in node:
             raise KeyError(name)
         try:
-            return decoded(node)
+            return decode(node)
         except CheckpointError:
             raise KeyError(f"{name} is a container of arrays; use the names in it") from None
 
-    def stored(self, name: str) -> Made | None:
+    def saved_value(self, name: str) -> Finish | None:
         """Return what makes the value that was saved under a name; None where there is none."""
         if name not in self._nodes:
             self.miss(name)
             return None
         node = self._nodes[name]
         self._used.update((name, *self._leaves.within(name)))
-        return self._made(node, name)
+        return self._make(node, name)
 
     # --- templates -------------------------------------------------------------------------------
 
-    def plan(self, template: Any) -> Made:
+    def fit(self, template: Any) -> Finish:
         """Return what makes the result of a whole template."""
         if isinstance(template, Mapping) and template and adapter_of(template) is None:
-            children = [joined("", key) for key, _ in _children(self.manifest.tree)]
-            asked = Containers(joined("", key) for key in template)
+            children = [join_name("", key) for key, _ in _children(self.manifest.tree)]
+            asked = Containers(join_name("", key) for key in template)
             self._left_out = Containers(name for name in children if not asked.meet(name))
-            made = {key: self._planned(value, joined("", key)) for key, value in template.items()}
-            return lambda: _like(template, {key: one() for key, one in made.items()})
-        return self._planned(template, "")
+            made = {
+                key: self._plan_value(value, join_name("", key)) for key, value in template.items()
+            }
+            return lambda: _rebuild(template, {key: one() for key, one in made.items()})
+        return self._plan_value(template, "")
 
-    def _planned(self, template: Any, name: str) -> Made:
+    def _plan_value(self, template: Any, name: str) -> Finish:
         adapter = adapter_of(template)
         if adapter is not None:
             return adapter.load(template, self, name)
         if not isinstance(template, PerRank) and _is_active(template):
             if isinstance(template, Mapping):
-                made = {k: self._planned(v, joined(name, k)) for k, v in template.items()}
-                return lambda: _like(template, {key: one() for key, one in made.items()})
-            items = [self._planned(v, joined(name, i)) for i, v in enumerate(template)]
-            return lambda: _like(template, [one() for one in items])
-        found = self.stored(name)
+                made = {k: self._plan_value(v, join_name(name, k)) for k, v in template.items()}
+                return lambda: _rebuild(template, {key: one() for key, one in made.items()})
+            items = [self._plan_value(v, join_name(name, i)) for i, v in enumerate(template)]
+            return lambda: _rebuild(template, [one() for one in items])
+        found = self.saved_value(name)
         return found if found is not None else lambda: template
 
-    def unlike(self) -> Unlike:
+    def mismatch(self) -> Mismatch:
         """Return how the checkpoint and the template differ."""
         unexpected = [
             name
             for name in self._leaves
             if name not in self._used and not self._left_out.hold(name)
         ]
-        return Unlike(self._missing, unexpected, self._wrong)
+        return Mismatch(self._missing, unexpected, self._wrong)
 
-    def check(self, strict: bool) -> Unlike:
+    def check(self, strict: bool) -> Mismatch:
         """Raise where the template does not fit, before anything is changed.
 
         Raises
@@ -236,29 +240,33 @@ class Loading:
         """
         for target in self.targets:
             _ = target.entry.chunks  # which raises where the manifest is damaged
-        unlike = self.unlike()
-        wrong = [*unlike.wrong, *(self._differing if strict else ())]
+        mismatch = self.mismatch()
+        wrong = [*mismatch.wrong, *(self._differing if strict else ())]
         if strict and not wrong:
-            wrong = self._different_twins()
+            wrong = self._differing_tied_names()
         if not wrong:
             wrong = self._clashes()
-        if strict and unlike.unexpected:
-            wrong.insert(0, f"the checkpoint has and the state lacks {listed(unlike.unexpected)}")
-        if strict and unlike.missing:
-            wrong.insert(0, f"the checkpoint lacks {listed(unlike.missing)}")
+        if strict and mismatch.unexpected:
+            wrong.insert(
+                0, f"the checkpoint has and the state lacks {list_names(mismatch.unexpected)}"
+            )
+        if strict and mismatch.missing:
+            wrong.insert(0, f"the checkpoint lacks {list_names(mismatch.missing)}")
         if wrong:
             more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-            hint = ", or strict=False for names that differ" if strict and not unlike.wrong else ""
+            hint = (
+                ", or strict=False for names that differ" if strict and not mismatch.wrong else ""
+            )
             raise StateDictError(
                 f"{self.manifest.directory or self.manifest.path} does not fit the state: "
                 f"{'; '.join(wrong[:_SHOWN])}{more}. Pass the state that was saved, in any "
                 f"layout{hint}"
             )
-        return unlike
+        return mismatch
 
-    def _different_twins(self) -> list[str]:
+    def _differing_tied_names(self) -> list[str]:
         """Return in words which names stand for the same memory and for different values."""
-        twins = [one for one in self._twins if _is_array(self._nodes[one.first])]
+        twins = [one for one in self._tied if _is_array(self._nodes[one.first])]
         if not twins:
             return []
         with Reader(self.manifest, verify=False) as reader:
@@ -270,16 +278,16 @@ class Loading:
             ]
 
     def _do_differ(
-        self, reader: Reader, one: str, other: str, pairs: list[tuple[Held, Held]]
+        self, reader: Reader, one: str, other: str, pairs: list[tuple[MemoryPiece, MemoryPiece]]
     ) -> bool:
         if all(a.lies == b.lies for a, b in pairs):
             first, second = self._array(self._nodes[one]), self._array(self._nodes[other])
-            return differ(reader, first, second, self.rank, self.size)
-        return any(are_unlike(reader, a, b) for a, b in pairs)
+            return arrays_differ(reader, first, second, self.rank, self.size)
+        return any(values_differ(reader, a, b) for a, b in pairs)
 
     def _clashes(self) -> list[str]:
         """Return in words which names share part of their memory, and cannot both be filled."""
-        pairs = list(meeting(self._pieces))
+        pairs = list(find_overlaps(self._pieces))
         if not pairs:
             return []
         with Reader(self.manifest, verify=False) as reader:
@@ -287,7 +295,7 @@ class Loading:
                 f"{one.name} and {other.name} share memory here, and the checkpoint does not have "
                 "the same values for what they share: pass arrays with memory of their own"
                 for one, other in pairs
-                if are_unlike(reader, one, other)
+                if values_differ(reader, one, other)
             ]
 
     # --- what was stored -------------------------------------------------------------------------
@@ -300,7 +308,7 @@ class Loading:
                 f"{self.manifest.path} has no array {node['array']!r}, which its tree names"
             ) from None
 
-    def _made(self, node: Node, name: str) -> Made:
+    def _make(self, node: Node, name: str) -> Finish:
         if _is_array(node):
             entry = self._array(node)
             otherwise = "distarray" if node.get("kind") == "tensor block" else "numpy"
@@ -310,33 +318,33 @@ class Loading:
             if kind == "per_rank":
                 return self._own(node[kind], name)
             if kind == "object":
-                return self._made(node["of"], name)
+                return self._make(node["of"], name)
             if kind == "dict":
-                keys = [decoded(key) for key, _ in node[kind]]
+                keys = [decode(key) for key, _ in node[kind]]
                 pairs = [
-                    (key, self._made(child, joined(name, key)))
+                    (key, self._make(child, join_name(name, key)))
                     for key, (_, child) in zip(keys, node[kind], strict=True)
                 ]
                 return lambda: {key: made() for key, made in pairs}
             if kind in ("list", "tuple"):
-                items = [self._made(one, joined(name, i)) for i, one in enumerate(node[kind])]
+                items = [self._make(one, join_name(name, i)) for i, one in enumerate(node[kind])]
                 build = list if kind == "list" else tuple
                 return lambda: build(made() for made in items)
-        return lambda: decoded(node)
+        return lambda: decode(node)
 
-    def _own(self, values: list[Node], name: str) -> Made:
+    def _own(self, values: list[Node], name: str) -> Finish:
         if len(values) != self.size and self.state is None:
-            return lambda: PerRank(list(map(decoded, values)))
+            return lambda: PerRank(list(map(decode, values)))
         if len(values) != self.size:
             self.refuse(
                 f"{name} was saved for each of {len(values)} ranks by itself, and {self.size} load "
                 "it; leave it out of the state, and make it anew"
             )
             return lambda: None
-        return lambda: decoded(values[self.rank])
+        return lambda: decode(values[self.rank])
 
 
-def _like(template: Any, values: Any) -> Any:
+def _rebuild(template: Any, values: Any) -> Any:
     """Return values in a container of the template's type."""
     kind = type(template)
     if isinstance(template, Mapping):
@@ -364,7 +372,7 @@ def _children(node: Node) -> Iterator[tuple[Any, Node]] | list[tuple[Any, Node]]
         if kind == "object":
             return _children(node["of"])
         if kind == "dict":
-            return [(decoded(key), child) for key, child in node[kind]]
+            return [(decode(key), child) for key, child in node[kind]]
         if kind in ("list", "tuple"):
             return list(enumerate(node[kind]))
     return []
@@ -373,7 +381,7 @@ def _children(node: Node) -> Iterator[tuple[Any, Node]] | list[tuple[Any, Node]]
 def _named(node: Node, name: str) -> Iterator[tuple[str, Node]]:
     yield name, node
     for key, child in _children(node):
-        yield from _named(child, joined(name, key))
+        yield from _named(child, join_name(name, key))
 
 
 def _is_container(node: Node) -> bool:
@@ -388,7 +396,56 @@ def _described(node: Node) -> str:
     return f"a {next(iter(node), 'dict')}" if isinstance(node, dict) else repr(node)
 
 
-def listed(names: list[str]) -> str:
+def list_names(names: list[str]) -> str:
     """Return the first of some names, and how many more there are."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
+
+
+def containers(name: str) -> Iterator[str]:
+    """Yield a name, and those of the containers that it may be in."""
+    yield name
+    at = name.rfind(".")
+    while at >= 0:
+        yield name[:at]
+        at = name.rfind(".", 0, at)
+
+
+class Names:
+    """Names in some order, to be asked for those within a container."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._ordered = list(names)
+        self._places = {name: place for place, name in enumerate(self._ordered)}
+        self._sorted = sorted(self._ordered)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ordered)
+
+    def within(self, container: str) -> list[str]:
+        """Return the names in a container, in their order; all of them for ""."""
+        if not container:
+            return list(self._ordered)
+        start = f"{container}."
+        at = bisect_left(self._sorted, start)
+        found = []
+        while at < len(self._sorted) and self._sorted[at].startswith(start):
+            found.append(self._sorted[at])
+            at += 1
+        return sorted(found, key=self._places.__getitem__)
+
+
+class Containers:
+    """Containers, to be asked for whether a name is within any of them."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = set(names)
+        self._above = {above for name in self._names for above in containers(name)}
+
+    def hold(self, name: str) -> bool:
+        """Tell whether a name is one of them, or within one."""
+        return any(one in self._names for one in containers(name))
+
+    def meet(self, name: str) -> bool:
+        """Tell whether a name is within one of them, or one of them within it."""
+        return name in self._above or self.hold(name)
