@@ -25,7 +25,7 @@ from distarray.comm import Communicator, _memory, _node, world
 from distarray.comm.cuda import _info
 from distarray.comm.failures._presence import node_colour
 from distarray.comm.mpi._start import import_mpi
-from distarray.layout._format import bytes_text, table
+from distarray.layout import bytes_text, table
 
 _OPTIONAL = ("cupy", "torch", "h5py", "zarr", "matplotlib")
 _THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")

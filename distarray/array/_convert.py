@@ -23,7 +23,7 @@ from distarray.core._arguments import (
 from distarray.core._base import BaseArray
 from distarray.core._meshes import device_of
 from distarray.errors import ArgumentError, DTypeError, LayoutError, PlacementError
-from distarray.layout import Layout, Partial, Placement, Replicate, Shard
+from distarray.layout import Layout, Placement, Replicate, Shard
 from distarray.ops._asarray import asarray
 from distarray.ops._blocks import separate
 from distarray.redistribute import check_dtype, redistribute_async, redistribute_local
@@ -264,9 +264,7 @@ def _scatter(value: Any, mesh: Any, placements: Any, src: Any) -> tuple[Buffer, 
     shape, dtype = told[positions[0]]
     layout = Layout(mesh, chosen_placements(mesh, placements, len(shape)), shape)
     # A Partial result is made from replicated blocks, by each process for itself.
-    plain = layout.replace(
-        placements=[Replicate() if type(p) is Partial else p for p in layout.placements]
-    )
+    plain = layout.without_partial()
     check_dtype(plain, layout, dtype)
     block = _memory.empty(plain.local_shape(), dtype)
     if plain.is_replicated:

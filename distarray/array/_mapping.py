@@ -17,7 +17,7 @@ from distarray.core._base import BaseArray, new_array
 from distarray.core._dispatch import move
 from distarray.core._meshes import common_mesh, lift
 from distarray.errors import ArgumentTypeError, DTypeError, LayoutError
-from distarray.layout import Layout, Partial, Placement, Replicate
+from distarray.layout import Layout, Placement
 
 
 def map_blocks(
@@ -78,7 +78,7 @@ def map_blocks(
     mesh = common_mesh("map_blocks", [x._layout.mesh for x in distributed])
     first = lift(distributed[0]._layout, mesh)
     told = None if out_shape is None else checked_sizes(out_shape)
-    whole = tuple(Replicate() if type(p) is Partial else p for p in first.placements)
+    whole = first.without_partial().placements
     placed = whole if out_placements is None else chosen_placements(mesh, out_placements, 0)
     blocks = [_reduced_block(x) if isinstance(x, BaseArray) else x for x in arrays]
     if mesh.coordinate is None:
@@ -114,5 +114,4 @@ def _reduced_block(x: BaseArray) -> Any:
     layout = x._layout
     if not layout.has_partial:
         return x._local
-    placements = [Replicate() if type(p) is Partial else p for p in layout.placements]
-    return move("map_blocks", x._local, layout, layout.replace(placements=placements))
+    return move("map_blocks", x._local, layout, layout.without_partial())

@@ -10,8 +10,7 @@ from typing import Any
 from distarray.comm import DeviceMesh
 from distarray.core._base import BaseArray
 from distarray.errors import ArgumentError, ArgumentTypeError
-from distarray.layout import Layout, Partial, Shard
-from distarray.layout._format import table
+from distarray.layout import Layout, Partial, Shard, table
 
 _CELLS = 12  # blocks drawn along an axis, and ranks named in a cell
 _ROWS = 32  # ranks in a table

@@ -18,7 +18,7 @@ from distarray.checkpoint._values import Node, items_of
 from distarray.comm import DeviceMesh, _backend, _memory, default_mesh, default_placements
 from distarray.core._base import new_array
 from distarray.errors import ArgumentTypeError
-from distarray.layout import Layout, Partial, Placement, Replicate, Shard
+from distarray.layout import Layout, Placement, Replicate, Shard
 from distarray.random import Generator
 from distarray.redistribute import redistribute_local
 
@@ -120,9 +120,7 @@ class _Distributed(Adapter):
         mesh = layout.mesh
         block: Block
         if layout.has_partial and mesh.coordinate is not None:
-            whole_layout = layout.replace(
-                placements=[Replicate() if type(p) is Partial else p for p in layout.placements]
-            )
+            whole_layout = layout.without_partial()
             piece = Piece(whole_layout.local_box() or (), local)
 
             def reduce() -> None:

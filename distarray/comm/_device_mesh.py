@@ -14,8 +14,15 @@ from distarray.comm._world import as_communicator, world
 from distarray.comm.cuda import _device
 from distarray.comm.simulated import _ranks
 from distarray.errors import ArgumentTypeError, DeviceError, MeshError, PlacementError
-from distarray.layout import AbstractMesh, Mesh, Partial, Placement, Replicate, Shard
-from distarray.layout._mesh import mesh_description
+from distarray.layout import (
+    AbstractMesh,
+    Mesh,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    mesh_description,
+)
 from distarray.typing import AxisName, Coordinate, Shape
 
 

@@ -19,7 +19,7 @@ from distarray.errors import (
     DTypeError,
 )
 from distarray.layout import AbstractMesh, Placement
-from distarray.layout._box import shape, slices
+from distarray.layout import box as boxes
 from distarray.typing import Box, Buffer, Shape
 
 
@@ -165,14 +165,14 @@ def read_box(source: Any, box: Box, call: str) -> Buffer:
     ArgumentTypeError, ArgumentError
         If a slice of a stored array is no plain array of the slice's shape.
     """
-    key: Any = slices(box)
+    key: Any = boxes.slices(box)
     if _backend.is_buffer(source):
         return source[(*key, ...)]  # an array also where it has no axes
     part = plain_buffer(getattr(source, "iloc", source)[key], call)  # pandas: slices by position
-    if part.shape != shape(box):
+    if part.shape != boxes.shape(box):
         raise ArgumentError(
             f"{call} got {type(source).__name__} of shape {tuple(source.shape)}, whose slice {key} "
-            f"has shape {part.shape}, not {shape(box)}; pass np.asarray(value)"
+            f"has shape {part.shape}, not {boxes.shape(box)}; pass np.asarray(value)"
         )
     return part
 

@@ -10,7 +10,7 @@ import numpy as np
 from distarray.comm import _backend
 from distarray.core._policy import permit
 from distarray.layout import Layout
-from distarray.layout._box import slices
+from distarray.layout import box as boxes
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer
 
@@ -47,7 +47,7 @@ def move_all(
 
 def _moved(block: Buffer, src: Layout, dst: Layout) -> Buffer:
     if block.dtype.hasobject:  # a plain operand, which every rank has: objects cannot travel
-        return block[slices(dst.local_box() or ())]
+        return block[boxes.slices(dst.local_box() or ())]
     return redistribute_local(block, src, dst)
 
 

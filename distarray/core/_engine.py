@@ -26,7 +26,7 @@ from distarray.core._dtypes import dtype_key
 from distarray.core._float_errors import alike, strict, told
 from distarray.core._meshes import device_of
 from distarray.core._op import Call, Op, State, States
-from distarray.core._operands import lifted_layouts, local_blocks, normalised, without_partial
+from distarray.core._operands import lifted_layouts, local_blocks, normalised
 from distarray.core._resolution import resolve
 from distarray.core._spec import Spec
 from distarray.layout import REDUCTIONS, Layout
@@ -145,7 +145,7 @@ class Step:
             if self.spec.combine == "sum" and self.total.char == "e":
                 self.adds = np.dtype(np.float32)
             if self.adds is not self.total or op.finish is not None:
-                self.output = without_partial(self.partial)
+                self.output = self.partial.without_partial()
         self.run = self._bound()
 
     def __str__(self) -> str:

@@ -19,7 +19,7 @@ from distarray.core._meshes import common_mesh, lift, replicated
 from distarray.core._resolution import Resolution, align
 from distarray.core._spec import pointwise
 from distarray.errors import ArgumentTypeError, DeviceError, ShapeError
-from distarray.layout import Layout, Partial, Replicate
+from distarray.layout import Layout, Replicate
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer, Shape
 
@@ -176,15 +176,8 @@ def allocate(shape: Shape, dtype: Any, device: str, blocks: Sequence[Any]) -> Bu
 def reduced(name: str, array: Any) -> Any:
     """Return `array` with its Partial mesh axes replicated, in memory of its own."""
     layout = array._layout
-    whole = without_partial(layout)
+    whole = layout.without_partial()
     return array._new(move(name, array._local, layout, whole), whole)
-
-
-def without_partial(layout: Layout) -> Layout:
-    """Return `layout` with its Partial mesh axes replicated."""
-    if not layout.has_partial:
-        return layout
-    return layout.replace(placements=[_R if type(p) is Partial else p for p in layout.placements])
 
 
 def assign(name: str, out: Any, result: Any, casting: Any = "same_kind") -> None:
@@ -194,7 +187,7 @@ def assign(name: str, out: Any, result: Any, casting: Any = "same_kind") -> None
     if src.shape == dst.shape:
         moved = result._local if src == dst else move(name, result._local, src, dst)
     else:
-        target = without_partial(dst)
+        target = dst.without_partial()
         step = align(pointwise((dst.shape, src.shape), dst.shape), [target, src]).moves[1]
         moved = result._local if step is None else move(name, result._local, *step)
         if dst.mesh.coordinate is not None:

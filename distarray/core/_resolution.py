@@ -13,7 +13,7 @@ from typing import Any
 
 from distarray.core._spec import Rule, Spec
 from distarray.errors import DistArrayError
-from distarray.layout import Layout, Replicate, Shard
+from distarray.layout import Layout, Shard
 from distarray.redistribute import estimate
 from distarray.typing import Shape
 
@@ -219,6 +219,5 @@ def _cost(layouts: Sequence[Layout], targets: Sequence[Layout], output: Layout) 
         return 0.0
     cost = sum(estimate(src, dst, _ITEMSIZE) for src, dst in pairs)
     if output.has_partial:
-        whole = [Replicate() if p.is_partial() else p for p in output.placements]
-        cost += estimate(output, output.replace(placements=whole), _ITEMSIZE)
+        cost += estimate(output, output.without_partial(), _ITEMSIZE)
     return max(cost, 1e-12)

@@ -3,10 +3,11 @@
 from distarray.layout import _box as box
 from distarray.layout import _dimmap as dimmap
 from distarray.layout._dimmap import DimMap
+from distarray.layout._format import bytes_text, seconds_text, table
 from distarray.layout._layout import Layout
-from distarray.layout._mesh import AbstractMesh, Mesh
+from distarray.layout._mesh import AbstractMesh, Mesh, mesh_description
 from distarray.layout._partition import Partition, chunk, explicit
-from distarray.layout._placements import Partial, Placement, Replicate, Shard
+from distarray.layout._placements import Partial, Placement, Replicate, Shard, suggest_for_torch
 from distarray.layout._propagate import propagate, stages
 from distarray.layout._reduction import REDUCTIONS, Reduction
 
@@ -23,9 +24,14 @@ __all__ = [
     "Replicate",
     "Shard",
     "box",
+    "bytes_text",
     "chunk",
     "dimmap",
     "explicit",
+    "mesh_description",
     "propagate",
+    "seconds_text",
     "stages",
+    "suggest_for_torch",
+    "table",
 ]

@@ -14,10 +14,9 @@ from distarray.errors import (
     PlacementError,
     ShapeError,
 )
-from distarray.layout._foreign import twin_of
 from distarray.layout._mesh import Mesh
 from distarray.layout._partition import Partition, chunk, explicit
-from distarray.layout._placements import Partial, Placement, Shard
+from distarray.layout._placements import Partial, Placement, Shard, suggest_for_torch
 from distarray.layout._reduction import REDUCTIONS
 from distarray.typing import AxisName, Shape
 
@@ -108,7 +107,7 @@ def _checked_placements(
         if not isinstance(placement, Placement):
             raise ArgumentTypeError(
                 f"placement {placement!r}: must be Shard(axis), Replicate() or Partial(op), not "
-                f"{type(placement).__name__}{twin_of(placement)}"
+                f"{type(placement).__name__}{suggest_for_torch(placement)}"
             )
     if len(placed) != mesh.ndim:
         raise PlacementError(

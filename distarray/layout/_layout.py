@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from itertools import product
 from math import prod
 from typing import Any, Final, NoReturn, cast, final
 from weakref import WeakValueDictionary
@@ -16,7 +15,7 @@ from distarray.layout._format import layout_text
 from distarray.layout._mesh import Mesh
 from distarray.layout._partition import Partition
 from distarray.layout._placements import Partial, Placement, Replicate
-from distarray.typing import AxisName, Box, Coordinate, Shape
+from distarray.typing import AxisName, Box, Shape
 
 _interned: WeakValueDictionary[object, Layout] = WeakValueDictionary()
 # Re-entrant, because a garbage collection may run code that makes layouts while it is held.
@@ -233,28 +232,6 @@ class Layout:
         self.mesh.check_coordinate(coordinate)
         return tuple(b - a for a, b in self._box(coordinate))
 
-    def coordinates_holding(self, box: Box) -> Iterator[tuple[Coordinate, Box]]:
-        """Yield the blocks that meet a box: their coordinate and the part of the box they hold.
-
-        The coordinate is 0 on mesh axes that do not shard: the other coordinates along them hold
-        copies (`Replicate`) or further operands (`Partial`) of the same box. The parts tile the
-        box. The cost is that of the blocks found, whatever the size of the mesh.
-        """
-        parts: list[list[tuple[int, tuple[int, int]]]] = []
-        for (start, stop), partition in zip(box, self._partitions, strict=True):
-            part = []
-            for index in partition.owners(start, stop):
-                first, last = partition.bounds(index)
-                part.append((index, (max(start, first), min(stop, last))))
-            parts.append(part)
-        mesh_shape = self.mesh.shape
-        for chosen in product(*parts):
-            coordinate = [0] * len(mesh_shape)
-            for cuts, (index, _) in zip(self._cuts, chosen, strict=True):
-                for mesh_axis in reversed(cuts):
-                    index, coordinate[mesh_axis] = divmod(index, mesh_shape[mesh_axis])
-            yield tuple(coordinate), tuple(interval for _, interval in chosen)
-
     def replace(
         self,
         *,
@@ -275,6 +252,14 @@ class Layout:
             self.shape if shape is _KEEP else shape,
             shard_order=self.shard_order if shard_order is _KEEP else shard_order,
             boundaries=self.boundaries if boundaries is _KEEP else boundaries,
+        )
+
+    def without_partial(self) -> Layout:
+        """Return the layout of the reduced values: with `Replicate` for every `Partial`."""
+        if not self.has_partial:
+            return self
+        return self.replace(
+            placements=[Replicate() if type(p) is Partial else p for p in self.placements]
         )
 
     def _checked_axis(self, axis: int) -> int:

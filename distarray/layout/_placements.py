@@ -143,3 +143,27 @@ class Partial(Placement):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Partial, (self.op,)
+
+
+def suggest_for_torch(value: object) -> str:
+    """Return the end of a message about a value that is torch's, which names ours; else "".
+
+    Parameters
+    ----------
+    value
+        What was passed in the place of a placement or a mesh.
+    """
+    kind = type(value)
+    if kind.__module__.partition(".")[0] != "torch":
+        return ""
+    if kind.__name__ == "Shard":
+        ours = f"da.Shard({getattr(value, 'dim', 0)})"
+    elif kind.__name__ == "Replicate":
+        ours = "da.Replicate()"
+    elif kind.__name__ == "Partial":
+        ours = f"da.Partial({getattr(value, 'reduce_op', 'sum')!r})"
+    elif kind.__name__ == "DeviceMesh":
+        ours = "one that da.init_device_mesh makes"
+    else:
+        return ""
+    return f" (this {kind.__name__} is torch's; take {ours})"

@@ -15,7 +15,7 @@ from distarray.core._policy import permit
 from distarray.errors import ArgumentError
 from distarray.layout import Layout, Placement
 from distarray.ops._blocks import copied
-from distarray.ops._creation import build, checked_dtype, target_layout, unreduced
+from distarray.ops._creation import build, checked_dtype, target_layout
 from distarray.redistribute import redistribute_local
 from distarray.typing import Box, Buffer
 
@@ -148,7 +148,10 @@ def _converted(
     block = x._local
     if kind != x.dtype:
         if layout.has_partial:  # the values are the reduced ones
-            block, layout = move("asarray", block, layout, unreduced(layout)), unreduced(layout)
+            block, layout = (
+                move("asarray", block, layout, layout.without_partial()),
+                layout.without_partial(),
+            )
         mesh, plain = layout.mesh, block
         block = converted(mesh, "asarray", x.dtype, kind, lambda: plain.astype(kind))
     return x._new(_moved(block, layout, target), target)

@@ -22,7 +22,7 @@ from distarray.errors import (
     OutOfRangeError,
     ShapeError,
 )
-from distarray.layout import Layout, Placement, Replicate
+from distarray.layout import Layout, Placement
 from distarray.ops._blocks import empty_block
 from distarray.redistribute import redistribute_local
 from distarray.typing import Box, Buffer, Shape
@@ -77,7 +77,7 @@ def build(layout: Layout, dtype: np.dtype[Any], make: Callable[[Box], Buffer]) -
     Under `Partial` placements the values lie as after `redistribute` from `Replicate`: the blocks
     reduce to them. Nothing is sent.
     """
-    whole = unreduced(layout)
+    whole = layout.without_partial()
     box = whole.local_box()
     if box is None:
         block = empty_block(whole, dtype)
@@ -86,15 +86,6 @@ def build(layout: Layout, dtype: np.dtype[Any], make: Callable[[Box], Buffer]) -
     if whole is not layout:
         block = redistribute_local(block, whole, layout)
     return new_array(block, layout)
-
-
-def unreduced(layout: Layout) -> Layout:
-    """Return `layout` with `Replicate` in place of every `Partial`."""
-    if not layout.has_partial:
-        return layout
-    return layout.replace(
-        placements=[Replicate() if p.is_partial() else p for p in layout.placements]
-    )
 
 
 def box_shape(box: Box) -> Shape:
@@ -265,12 +256,12 @@ def _like(
     if mesh is None and device is not None:
         own: Any = x.layout.mesh
         mesh = own.on(device)
-        placements = unreduced(x.layout).placements if placements is None else placements
+        placements = x.layout.without_partial().placements if placements is None else placements
     if mesh is None and placements is None and sizes == x.shape:
-        return unreduced(x.layout)
+        return x.layout.without_partial()
     same_mesh = mesh is None or mesh is x.layout.mesh
     if placements is None and same_mesh and len(sizes) == x.ndim:
-        placements = unreduced(x.layout).placements
+        placements = x.layout.without_partial().placements
     return target_layout(sizes, x.layout.mesh if mesh is None else mesh, placements, device)
 
 

@@ -25,8 +25,8 @@ from distarray.core._operands import beside, plain
 from distarray.core._policy import permit, permit_exchange
 from distarray.core._read_only import ITEM, PendingWrite, check_writable
 from distarray.errors import ArgumentError, DeviceError, DTypeError, FloatingError, ShapeError
-from distarray.layout import Layout, Partial, Replicate
-from distarray.layout._box import slices
+from distarray.layout import Layout, Replicate
+from distarray.layout import box as boxes
 from distarray.ops._blocks import copied, empty_block, separate
 from distarray.ops._relabel import carry
 from distarray.ops._selection import Selection, select
@@ -164,7 +164,7 @@ def setitem(x: Any, key: Any, value: Any) -> None:
     else:
         box = layout.local_box()
         assert box is not None
-        block = _on_device(array[slices(box)], x._local)
+        block = _on_device(array[boxes.slices(box)], x._local)
     _write(x, found.key, block)
 
 
@@ -349,9 +349,7 @@ def flipped(block: Buffer, layout: Layout, axes: Sequence[int]) -> tuple[Buffer,
 
 def _cast_reduced(block: Buffer, layout: Layout, dtype: Any) -> tuple[Buffer, Layout]:
     """Return a value cast to `dtype` after its Partial mesh axes are reduced."""
-    whole = layout.replace(
-        placements=[Replicate() if type(p) is Partial else p for p in layout.placements]
-    )
+    whole = layout.without_partial()
     block = move("assignment", block, layout, whole)
     source = block
     return converted(

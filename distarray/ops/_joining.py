@@ -22,7 +22,7 @@ from distarray.core._registry import register_function
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import Layout, dimmap
 from distarray.ops._blocks import copied, empty_block
-from distarray.ops._creation import checked_dtype, unreduced
+from distarray.ops._creation import checked_dtype
 from distarray.ops._items import getitem, rows
 from distarray.ops._relabel import carry
 from distarray.ops._reshape import reshaped
@@ -118,7 +118,7 @@ def cheapest(layouts: Sequence[Layout], axis: int, shape: Shape) -> tuple[Layout
     Of the layouts that the arrays have, that for which least has to move.
     """
     alike = len({layout.placements for layout in layouts}) == 1
-    models = dict.fromkeys(layouts if alike else map(unreduced, layouts))
+    models = dict.fromkeys(layouts if alike else [layout.without_partial() for layout in layouts])
     best: tuple[float, Layout, list[Layout]] | None = None
     for model in models:
         output = resized(model, axis, shape[axis])
@@ -171,7 +171,7 @@ def promoted(name: str, block: Buffer, layout: Layout, dtype: Any) -> Part:
     if block.dtype == dtype:
         return block, layout
     if layout.has_partial:
-        whole = unreduced(layout)
+        whole = layout.without_partial()
         block, layout = move(name, block, layout, whole), whole
     mesh = layout.mesh
     return converted(mesh, name, block.dtype, dtype, lambda: block.astype(dtype)), layout

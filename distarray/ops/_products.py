@@ -22,7 +22,7 @@ from distarray.core._dispatch import as_block, move_all
 from distarray.core._float_errors import CALM, alike, state, strict
 from distarray.core._meshes import common_mesh, lift, replicated
 from distarray.core._on_device import conformed
-from distarray.core._operands import local_blocks, normalised, without_partial
+from distarray.core._operands import local_blocks, normalised
 from distarray.core._resolution import Resolution, resolve
 from distarray.core._spec import Letters, Spec
 from distarray.errors import ArgumentTypeError, DTypeError, ShapeError
@@ -120,7 +120,7 @@ class Contraction:
         if not half:
             return arrays[0]._new(total, output)
         # Half precision adds up in float32, on all ranks together, and is rounded once.
-        whole = without_partial(output)
+        whole = output.without_partial()
         sums = redistribute_local(total, output, whole)
         return arrays[0]._new(alike(whole.mesh, self.name, lambda: sums.astype(dtype)), whole)
 

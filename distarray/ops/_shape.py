@@ -20,7 +20,7 @@ from distarray.core._dispatch import move
 from distarray.core._operands import checked
 from distarray.core._registry import register_function
 from distarray.errors import ArgumentTypeError, AxisError, ShapeError
-from distarray.layout import DimMap, Layout, Replicate, dimmap, propagate
+from distarray.layout import DimMap, Layout, dimmap, propagate
 from distarray.ops._blocks import copied, empty_block
 from distarray.ops._creation import checked_shape
 from distarray.ops._items import flipped
@@ -330,9 +330,7 @@ def whole_reduced(layout: Layout) -> Layout:
         p.is_partial("sum") or p.is_partial("avg") or not p.is_partial() for p in layout.placements
     ):
         return layout
-    return layout.replace(
-        placements=[Replicate() if p.is_partial() else p for p in layout.placements]
-    )
+    return layout.without_partial()
 
 
 register_function(np.reshape)(reshape)

@@ -8,13 +8,12 @@ mirror image. Both are pairs of windows: what a peer's block is read through, an
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import prod
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from distarray.comm import _backend, _memory, copy_box, record, recording, token, unrecorded
 from distarray.layout import Layout
-from distarray.layout._box import intersect, shape, shift, slices
+from distarray.layout import box as boxes
 from distarray.typing import Box, Buffer, Shape
 
 WHOLE = slice(None)
@@ -122,39 +121,6 @@ def _parts(
         at[peer] += view.size
 
 
-# --- stretches of the flat order as boxes --------------------------------------------------------
-
-
-def stretch_boxes(start: int, stop: int, sizes: Shape) -> Iterator[tuple[int, int, Box]]:
-    """Yield (start, stop, box): the boxes of an array of `sizes` that make up a flat stretch.
-
-    The boxes come in flat order, and each is itself a stretch: at most `2 * len(sizes) - 1`.
-    """
-    if start >= stop:
-        return
-    if not sizes:
-        yield start, stop, ()
-        return
-    inner = prod(sizes[1:])
-    first, last = start // inner, (stop - 1) // inner
-    head = start - first * inner
-    tail = stop - last * inner
-    if first == last and (head or tail < inner):
-        for lo, hi, box in stretch_boxes(head, tail, sizes[1:]):
-            yield lo + first * inner, hi + first * inner, ((first, first + 1), *box)
-        return
-    if head:
-        for lo, hi, box in stretch_boxes(head, inner, sizes[1:]):
-            yield lo + first * inner, hi + first * inner, ((first, first + 1), *box)
-        first += 1
-    end = last if tail < inner else last + 1
-    if first < end:
-        yield first * inner, end * inner, ((first, end), *((0, n) for n in sizes[1:]))
-    if tail < inner:
-        for lo, hi, box in stretch_boxes(0, tail, sizes[1:]):
-            yield lo + last * inner, hi + last * inner, ((last, last + 1), *box)
-
-
 def overlaps(
     box: Box, sizes: Shape, start: int, stop: int, axis: int
 ) -> Iterator[tuple[Window, Window]]:
@@ -163,15 +129,17 @@ def overlaps(
     Both blocks have `axis` axes before those in question, and any number after them.
     """
     before = (WHOLE,) * axis
-    for lo, hi, piece in stretch_boxes(start, stop, sizes):
-        common = intersect(piece, box)
+    end = 0
+    for piece in boxes.runs(sizes, start, stop):
+        at, end = end, end + boxes.volume(piece)
+        common = boxes.intersect(piece, box)
         if common is not None:
-            boxed = Window(axis, WHOLE, None, (*before, *slices(shift(common, box))))
+            boxed = Window(axis, WHOLE, None, (*before, *boxes.slices(boxes.shift(common, box))))
             flat = Window(
                 axis,
-                slice(lo - start, hi - start),
-                shape(piece),
-                (*before, *slices(shift(common, piece))),
+                slice(at, end),
+                boxes.shape(piece),
+                (*before, *boxes.slices(boxes.shift(common, piece))),
             )
             yield boxed, flat
 

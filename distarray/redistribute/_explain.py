@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distarray.layout._format import bytes_text, seconds_text, table
+from distarray.layout import bytes_text, seconds_text, table
 from distarray.redistribute._cost import step_latency, step_seconds
 from distarray.redistribute._search import alternatives
 from distarray.redistribute._steps import LocalStep, Step

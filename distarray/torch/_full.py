@@ -19,7 +19,7 @@ from distarray.errors import (
     LayoutError,
     MismatchError,
 )
-from distarray.layout import Layout, Partial, Placement, Replicate
+from distarray.layout import Layout, Placement, Replicate
 from distarray.torch import _moves
 from distarray.torch._buffers import buffer_of, check_travels, tensor_of
 from distarray.torch._layouts import place, placed_of
@@ -118,7 +118,7 @@ def distribute_tensor(
             f"{by_answer(told, mesh.communicator().world_ranks)}; pass the same on every rank"
         )
     layout = Layout(mesh, told[0][2], tensor.shape)
-    plain = layout.replace(placements=[_R if type(p) is Partial else p for p in layout.placements])
+    plain = layout.without_partial()
     whole = tensor.detach()
     if src_data_rank is None:
         box = plain.local_box()

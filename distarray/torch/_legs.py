@@ -105,9 +105,7 @@ def _arriving(dst: Layout, placements: tuple[Placement, ...]) -> Layout:
 
 def dual(layout: Layout) -> Layout:
     """Return the layout of the gradient: that of the tensor, with Replicate for Partial."""
-    if not layout.has_partial:
-        return layout
-    return layout.replace(placements=[_R if type(p) is Partial else p for p in layout.placements])
+    return layout.without_partial()
 
 
 def _communicates(src: Layout, dst: Layout) -> bool:

@@ -16,8 +16,7 @@ import torch
 
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ArgumentTypeError
-from distarray.layout import Placement
-from distarray.layout._foreign import twin_of
+from distarray.layout import Placement, suggest_for_torch
 
 Apply = Callable[[torch.Tensor, Any, Any, str], Any]
 
@@ -161,7 +160,7 @@ def _form(layout: Any) -> Any:
     if not isinstance(layout, Sequence):
         raise ArgumentTypeError(
             f"a layout is a placement, such as da.Shard(1), or a container of such, not {layout!r}"
-            f"{twin_of(layout)}"
+            f"{suggest_for_torch(layout)}"
         )
     return len(layout)
 

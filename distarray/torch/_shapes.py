@@ -12,8 +12,7 @@ import torch
 from distarray.array._convert import tiled_layout
 from distarray.comm import DeviceMesh, token, unrecorded
 from distarray.errors import ArgumentTypeError, LayoutError, MeshError
-from distarray.layout import Layout, Placement
-from distarray.layout._foreign import twin_of
+from distarray.layout import Layout, Placement, suggest_for_torch
 from distarray.typing import Shape
 
 
@@ -22,7 +21,7 @@ def check_mesh(mesh: Any) -> None:
     if not isinstance(mesh, DeviceMesh):
         raise ArgumentTypeError(
             f"expected a DeviceMesh, not {type(mesh).__name__}; make one by da.init_device_mesh"
-            f"{twin_of(mesh)}"
+            f"{suggest_for_torch(mesh)}"
         )
     if mesh.coordinate is None:
         whole = mesh

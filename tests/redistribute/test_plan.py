@@ -14,7 +14,7 @@ from hypothesis import currently_in_test_context, given, note, settings
 import distarray.errors
 from distarray.errors import ArgumentError, DTypeError, MeshError, ShapeError
 from distarray.layout import AbstractMesh, Layout, Partial, Replicate, Shard
-from distarray.layout._box import slices
+from distarray.layout import box as boxes
 from distarray.redistribute import CostModel, plan
 from distarray.redistribute._steps import (
     AllGatherStep,
@@ -54,7 +54,7 @@ def check_result(move: Move, **options) -> None:
     if not dst.has_partial:
         for rank, block in found.items():
             box = dst.local_box(dst.mesh.coordinate_of(rank))
-            np.testing.assert_array_equal(block, value[slices(box)])
+            np.testing.assert_array_equal(block, value[boxes.slices(box)])
 
 
 @given(moves())

@@ -19,7 +19,7 @@ from distarray.comm.cuda import _direct, _messages, _staging
 from distarray.comm.cuda._awareness import verdict
 from distarray.comm.cuda._messages import Plan
 from distarray.comm.kernels._blocks import reduce_into
-from distarray.layout._partition import chunk
+from distarray.layout import chunk
 from distarray.typing import Buffer
 
 if TYPE_CHECKING:

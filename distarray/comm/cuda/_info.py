@@ -15,7 +15,7 @@ from distarray.comm._device_mesh import init_device_mesh
 from distarray.comm.cuda import _awareness, _device, _launch
 from distarray.comm.cuda._switches import SWITCHES, library
 from distarray.errors import ArgumentError, DeviceError, MismatchError
-from distarray.layout._format import bytes_text
+from distarray.layout import bytes_text
 
 Lines = list[tuple[str, str]]
 

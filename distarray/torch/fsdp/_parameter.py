@@ -16,8 +16,7 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.core._meshes import common_mesh, lift
 from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError, LayoutError
-from distarray.layout import Layout, Replicate, Shard
-from distarray.layout._partition import chunk
+from distarray.layout import Layout, Replicate, Shard, chunk
 from distarray.torch._layouts import (
     Beside,
     Placed,

@@ -17,7 +17,7 @@ from itertools import accumulate
 import torch
 
 from distarray.errors import ArgumentError, LayoutError
-from distarray.layout._partition import chunk
+from distarray.layout import chunk
 
 Units = int | Sequence[int]
 

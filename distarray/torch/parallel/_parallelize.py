@@ -12,7 +12,7 @@ from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
-from distarray.layout._partition import chunk
+from distarray.layout import chunk
 from distarray.torch._layouts import placed_of
 from distarray.torch._modules import located, state_of, watch_replacements
 from distarray.torch._moves import check_mesh

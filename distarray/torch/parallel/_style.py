@@ -11,8 +11,7 @@ from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ArgumentTypeError
-from distarray.layout import Layout, Placement
-from distarray.layout._foreign import twin_of
+from distarray.layout import Layout, Placement, suggest_for_torch
 from distarray.torch import _modules
 from distarray.torch.parallel import _forward_wrapper, _parameters
 
@@ -96,7 +95,7 @@ def placement(value: Any, name: str, default: Placement) -> Placement:
     if not isinstance(value, Placement):
         raise ArgumentTypeError(
             f"{name}={value!r}: takes one placement, such as da.Shard(1) or da.Replicate()"
-            f"{twin_of(value)}"
+            f"{suggest_for_torch(value)}"
         )
     return value
 
