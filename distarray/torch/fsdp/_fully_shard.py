@@ -22,9 +22,7 @@ from distarray.torch._moves import check_mesh
 from distarray.torch._untraced import untraced_itself
 from distarray.torch.data_parallel._replica import NAME as REPLICA
 from distarray.torch.fsdp._group import Group, check_reshard_after_forward
-from distarray.torch.fsdp._loading import watch_loading
 from distarray.torch.fsdp._module import FSDPModule, called, mix_in
-from distarray.torch.fsdp._outside import refuse_outside
 from distarray.torch.fsdp._parameter import ShardedParameter
 from distarray.torch.fsdp._policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from distarray.torch.fsdp._state import NAME, State, state_beside
@@ -127,12 +125,10 @@ def fully_shard(
         _compare([one for _, one in told], mesh)
         kept = torch.device("cpu") if isinstance(offload, CPUOffloadPolicy) else compute
         for member in members:
-            member.cut(kept)
+            member.shard(kept)
     group = None
     if members:
         group = Group(members, mesh, policy, offload, reshard_after_forward, compute, name)
-        watch_loading(group)
-        refuse_outside(members, name)
     for one in modules:
         one.__dict__[NAME] = State(group, one is modules[-1])
         mix_in(one)

@@ -1,21 +1,31 @@
-"""Gradients of wholes become gradients of shares: packed, reduced, added to what is there."""
+"""Gradients of unsharded parameters become gradients of shards: kept for later, or reduced.
+
+They are packed, reduced, and added to what is there. The user's hooks of shards see gradients when
+these are there, and see nothing before: gradients of shards come outside of autograd, later than it
+looks for them, and it calls hooks all the same, with nothing in their hands.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from distarray.comm import DeviceMesh, Purpose
+from distarray.errors import ArgumentError
 from distarray.layout import Layout, Partial, Replicate
 from distarray.redistribute import Handle, Packed, in_background, redistribute_local
+from distarray.torch._anchor import is_for_all_leaves
 from distarray.torch._buffers import empty, follow, still_read, tensor_of
 from distarray.torch._layouts import place
-from distarray.torch.fsdp import _hooks
 from distarray.torch.fsdp._parameter import ShardedParameter
+from distarray.torch.training._norms import listed
 from distarray.typing import Buffer
+
+if TYPE_CHECKING:
+    from distarray.torch.fsdp._group import Group
 
 Gradients = Sequence[torch.Tensor | None]
 
@@ -29,7 +39,7 @@ class Reduction:
     factor
         What sums are divided by; None for the number of ranks.
     replicas
-        Whether to reduce among the ranks that have the same shares, too.
+        Whether to reduce among the ranks that have the same shards, too.
     alone
         Whether what earlier passes have left to carry on stays out of it.
     """
@@ -39,10 +49,10 @@ class Reduction:
     alone: bool = False
 
 
-class Carried:
-    """Gradients of shares that wait to be reduced among replicas, of each parameter by itself.
+class DeferredGradients:
+    """Gradients of shards that wait to be reduced among replicas, of each parameter by itself.
 
-    So they stay whatever becomes of the bundles that they came in. Those are read and written in
+    So they stay whatever becomes of the buckets that they came in. Those are read and written in
     the background, by passes in their order; which there are to be is known at once.
     """
 
@@ -80,7 +90,7 @@ class Carried:
             block.add_(left.to(block.device, block.dtype))
 
 
-class GradientBundle:
+class GradientBucket:
     """Parameters whose gradients travel together, in one dtype."""
 
     def __init__(
@@ -89,21 +99,21 @@ class GradientBundle:
         mesh: DeviceMesh,
         dtype: torch.dtype,
         device: Any,
-        carried: Carried,
+        deferred: DeferredGradients,
     ) -> None:
         self.members = list(members)
         self._mesh = mesh
         self._packed = Packed(mesh, [m.layout for m in members], [m.stride for m in members])
         self._like = torch.empty(0, dtype=dtype, device=device)
-        self._carried = carried
+        self._deferred = deferred
 
     @property
     def dtype(self) -> torch.dtype:
         """In which dtype gradients are reduced."""
         return self._like.dtype
 
-    def start(self, gradients: Gradients, how: Reduction, what: str) -> Flight:
-        """Start to reduce the gradients of wholes (collective); they must stay as they are.
+    def start(self, gradients: Gradients, how: Reduction, what: str) -> PendingReduction:
+        """Start to reduce gradients (collective), which must stay as they are.
 
         A member whose gradient is None on all ranks stays without; the others know by ``what``.
         """
@@ -114,11 +124,11 @@ class GradientBundle:
         ends = how.replicas or self._mesh.ndim == 1
         if not how.alone:
             for i, member in enumerate(self.members):
-                brings[i] = brings[i] or member in self._carried
+                brings[i] = brings[i] or member in self._deferred
                 if ends:
-                    self._carried.claim(member)
+                    self._deferred.claim(member)
                 elif brings[i]:
-                    self._carried.expect(member)
+                    self._deferred.expect(member)
 
         def work(behind: bool) -> Buffer:
             full = empty(self._packed.total, self._like)
@@ -137,18 +147,18 @@ class GradientBundle:
             if not how.alone:
                 blocks = zip(self.members, self._blocks(tensor_of(own)), brings, strict=True)
                 for member, block, is_there in blocks:
-                    self._carried.add_to(member, block)
+                    self._deferred.add_to(member, block)
                     if is_there and not ends:
-                        self._carried.leave(member, block)
+                        self._deferred.leave(member, block)
             return self._among_replicas(own, op, purpose, behind) if ends else own
 
         follow(self._like)
-        return Flight(
+        return PendingReduction(
             self, brings if ends else None, in_background(work, alone=self._mesh.size == 1), how
         )
 
-    def landed(self, own: torch.Tensor, how: Reduction) -> list[torch.Tensor]:
-        """Return the gradients of the shares in a reduced buffer."""
+    def split(self, own: torch.Tensor, how: Reduction) -> list[torch.Tensor]:
+        """Return the gradients of the shards in a reduced buffer."""
         if how.factor is not None:
             own = own.mul_(1 / how.factor)
         if all(m.parameter.is_cpu for m in self.members):
@@ -171,7 +181,7 @@ class GradientBundle:
         return found
 
     def _among_replicas(self, own: Buffer, op: str, purpose: Purpose, background: bool) -> Buffer:
-        """Reduce among the ranks that have the same shares."""
+        """Reduce among the ranks that have the same shards."""
         mesh = self._mesh
         if mesh.ndim == 1:
             return own
@@ -181,46 +191,46 @@ class GradientBundle:
         return redistribute_local(own, src, dst, purpose=purpose, background=background)
 
 
-class Flight:
+class PendingReduction:
     """Gradients on their way; which of them there are, or None where all are carried on."""
 
     def __init__(
-        self, bundle: GradientBundle, given: list[bool] | None, handle: Handle, how: Reduction
+        self, bucket: GradientBucket, given: list[bool] | None, handle: Handle, how: Reduction
     ) -> None:
-        self._bundle = bundle
+        self._bucket = bucket
         self._given = given
         self._handle = handle
         self._how = how
 
     @property
-    def is_there(self) -> bool:
-        """Whether `land` would not wait."""
+    def is_done(self) -> bool:
+        """Whether `wait` would not wait."""
         return self._handle.test()
 
-    def land(self) -> list[torch.Tensor | None]:
-        """Return the gradients of the members' shares, None where there are none."""
+    def wait(self) -> list[torch.Tensor | None]:
+        """Return the gradients of the members' shards, None where there are none."""
         own = tensor_of(self._handle.wait())
         if self._given is None:
-            return [None] * len(self._bundle.members)
-        found = self._bundle.landed(own, self._how)
+            return [None] * len(self._bucket.members)
+        found = self._bucket.split(own, self._how)
         return [g if given else None for g, given in zip(found, self._given, strict=True)]
 
     def accumulate(self) -> None:
         """Add the gradients to those of the parameters."""
-        for member, gradient in zip(self._bundle.members, self.land(), strict=True):
+        for member, gradient in zip(self._bucket.members, self.wait(), strict=True):
             if gradient is not None:
                 _accumulate(member, gradient)
 
 
 def _accumulate(member: ShardedParameter, gradient: torch.Tensor) -> None:
     parameter: Any = member.parameter
-    gradient = _hooks.seen(parameter, gradient)
+    gradient = _hooked(parameter, gradient)
     if parameter.grad is None:
         parameter.grad = gradient
         place(gradient, *member.placed)
     else:
         parameter.grad.add_(gradient)
-    _hooks.accumulated(parameter)
+    _call_post_hooks(parameter)
 
 
 def _size(shape: Sequence[int]) -> int:
@@ -228,3 +238,248 @@ def _size(shape: Sequence[int]) -> int:
     for length in shape:
         size *= length
     return size
+
+
+_Buckets = list[tuple[GradientBucket, list[int]]]
+"""Buckets, and the positions of their members in the group."""
+
+
+class GradientReducer:
+    """Takes the gradients of the unsharded parameters of a group.
+
+    Parameters
+    ----------
+    group
+        Which.
+    device
+        Where its module computes.
+    """
+
+    def __init__(self, group: Group, device: torch.device) -> None:
+        self._group = group
+        self._device = device
+        self._members: Sequence[ShardedParameter] = group.members
+        self._buckets: dict[tuple[bool, ...], _Buckets] = {}
+        """By which parameters have gradients."""
+        self._deferred = DeferredGradients()
+        self._unreduced: list[torch.Tensor | None] = []
+        """Gradients of unsharded parameters that have not been reduced."""
+        self._late: set[int] = set()
+        """The ids of parameters whose gradients come later than autograd asks for them."""
+        self._passes = 0
+        self._is_alone = group.mesh.size == 1
+
+    def reset(self, members: Sequence[ShardedParameter], device: torch.device) -> None:
+        """Follow parameters that are others now, elsewhere, or in another order."""
+        if self._unreduced:
+            kept = dict(zip(map(id, self._members), self._unreduced, strict=True))
+            self._unreduced = [kept[id(member)] for member in members]
+        self._members = members
+        self._device = device
+        self._buckets = {}
+
+    def abandon(self) -> None:
+        """Forget what a backward pass that failed has left."""
+        if self._group.syncing:
+            self._unreduced = []
+
+    def forget(self) -> None:
+        """Forget what is kept for later passes."""
+        self._unreduced = []
+        self._deferred.clear()
+
+    def reduce(self, gradients: Gradients) -> Gradients:
+        """Take gradients of unsharded parameters; return those of shards, None for later ones."""
+        if torch.is_grad_enabled():
+            raise ArgumentError(
+                f"{self._group.name}: gradients of sharded parameters cannot be differentiated "
+                "again (create_graph=True); use replicate, or unsharded parameters, for that"
+            )
+        nothing: Gradients = [None] * len(gradients)
+        context = self._group.context
+        assert context is not None  # it has been used in forward
+        self._late.clear()
+        for member in self._members:
+            _guard(member.parameter, self._late)
+        if not is_for_all_leaves():
+            return self.reduce_now(gradients)
+        own = self._convert(gradients) if self._is_alone and self._group.syncing else nothing
+        pairs = zip(self._members, own, strict=True)
+        self._late.update(id(m.parameter) for m, gradient in pairs if gradient is None)
+        backward = context.current_backward()
+        backward.join(self._group)
+        later = not self._group.syncing or backward.is_nested
+        if self._is_alone and self._group.syncing:
+            if not backward.is_nested and not self._group.ends_with_inputs:
+                backward.post_backward(self._group)
+            return own
+        self._keep_unreduced(gradients, copied=not self._group.syncing)
+        if later or not self._group.replicas_sync:
+            context.defer(self._group)
+        if later:
+            return nothing
+        gradients, self._unreduced = self._unreduced, []
+        self._start_reduction(gradients)
+        if not self._group.ends_with_inputs:
+            backward.post_backward(self._group)
+        return nothing
+
+    def _convert(self, gradients: Gradients) -> Gradients:
+        """Return the gradients of the shards where these are everything: autograd adds them up."""
+        if self._unreduced:
+            self._keep_unreduced(gradients, copied=False)
+            gradients, self._unreduced = self._unreduced, []
+        group = self._group
+        found: list[torch.Tensor | None] = []
+        for member, gradient in zip(self._members, gradients, strict=True):
+            if gradient is not None:
+                own = member.parameter
+                reduced = gradient.to(group.policy.reduce_dtype or gradient.dtype)
+                gradient = reduced.to(own.device, own.dtype)
+                if group.factor is not None:
+                    gradient = gradient / group.factor
+            found.append(gradient)
+        return found
+
+    def flush(self) -> bool:
+        """Reduce what has been kept (collective), unless it is for a later pass.
+
+        Return whether there is anything for a later pass.
+        """
+        if not self._group.syncing:
+            return True
+        if self._unreduced or (self._deferred and self._group.replicas_sync):
+            gradients, self._unreduced = self._unreduced or [None] * len(self._members), []
+            self._start_reduction(gradients)
+        return bool(self._deferred)
+
+    def _keep_unreduced(self, gradients: Gradients, *, copied: bool) -> None:
+        """Add gradients to those that were kept, in the dtype in which they are reduced.
+
+        Those that stay beyond this pass are copied: they may be tensors of the user's.
+        """
+        if not self._unreduced:
+            self._unreduced = [None] * len(gradients)
+        for i, gradient in enumerate(gradients):
+            if gradient is None:
+                continue
+            kept = self._unreduced[i]
+            if kept is not None:
+                self._unreduced[i] = kept + gradient.to(kept.dtype)
+            elif copied:
+                dtype = self._group.policy.reduce_dtype or gradient.dtype
+                self._unreduced[i] = gradient.detach().to(dtype, copy=True)
+            else:
+                self._unreduced[i] = gradient  # converted while it is packed
+
+    def _start_reduction(self, gradients: Gradients) -> None:
+        assert self._group.context is not None  # it has been used in forward
+        how = Reduction(self._group.factor, self._group.replicas_sync)
+        buckets = self._by_dtype(gradients, deferred=how.replicas)
+        for reduction in self._start(buckets, gradients, how):
+            self._group.context.add_pending(reduction)
+
+    def reduce_now(self, gradients: Gradients) -> Gradients:
+        """Return the gradients of the shards (collective); nothing is added to those there are."""
+        found: list[torch.Tensor | None] = [None] * len(gradients)
+        how = Reduction(self._group.factor, alone=True)
+        buckets = self._by_dtype(gradients)
+        pending = self._start(buckets, gradients, how)
+        for (_, positions), reduction in zip(buckets, pending, strict=True):
+            for position, gradient in zip(positions, reduction.wait(), strict=True):
+                found[position] = gradient
+        return found
+
+    def _start(
+        self, buckets: _Buckets, gradients: Gradients, how: Reduction
+    ) -> list[PendingReduction]:
+        self._passes += 1
+        group = self._group
+        what = f"{group.name}, backward {self._passes} after {group.calls} calls in training"
+        pairs = zip(self._members, gradients, strict=True)
+        missing = [repr(member.path) for member, gradient in pairs if gradient is None]
+        if missing:
+            what += f", with none of {listed(missing)}"
+        return [
+            bucket.start([gradients[i] for i in positions], how, what)
+            for bucket, positions in buckets
+        ]
+
+    def _by_dtype(self, gradients: Gradients, *, deferred: bool = False) -> _Buckets:
+        """Return the parameters that have gradients by the dtype in which these travel.
+
+        They are those that require them, others for which there is one in `gradients`, and those
+        that have some `deferred`.
+        """
+        needed = tuple(
+            m.parameter.requires_grad or g is not None or (deferred and m in self._deferred)
+            for m, g in zip(self._members, gradients, strict=True)
+        )
+        found = self._buckets.get(needed)
+        if found is None:
+            kinds: dict[torch.dtype, list[int]] = {}
+            for i, member in enumerate(self._members):
+                if needed[i]:
+                    dtype = self._group.policy.reduce_dtype
+                    if dtype is None or not member.parameter.dtype.is_floating_point:
+                        dtype = self._group.policy.dtype_of(member.parameter.dtype)
+                    kinds.setdefault(dtype, []).append(i)
+            found = self._buckets[needed] = [
+                (
+                    GradientBucket(
+                        [self._members[i] for i in at],
+                        self._group.mesh,
+                        dtype,
+                        self._device,
+                        self._deferred,
+                    ),
+                    at,
+                )
+                for dtype, at in kinds.items()
+            ]
+        return found
+
+
+class _Guarded:
+    """A hook that autograd's calls without a gradient do not reach."""
+
+    def __init__(self, hook: Callable[[Any], Any], late: set[int]) -> None:
+        self.hook = hook
+        self._late = late
+
+    def __call__(self, given: Any) -> Any:
+        if given is None or id(given) in self._late:
+            return None
+        return self.hook(given)
+
+
+def _guard(parameter: torch.Tensor, late: set[int]) -> None:
+    """Let hooks of a parameter be called with gradients only.
+
+    Parameters
+    ----------
+    late
+        The ids of parameters whose gradients will come later than autograd asks for them.
+    """
+    known: Any = parameter
+    for hooks in (known._backward_hooks, known._post_accumulate_grad_hooks):
+        for key, hook in (hooks or {}).items():
+            if not isinstance(hook, _Guarded):
+                hooks[key] = _Guarded(hook, late)
+
+
+def _hooked(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Return what hooks of a parameter make of its gradient."""
+    known: Any = parameter
+    for hook in list((known._backward_hooks or {}).values()):
+        found = getattr(hook, "hook", hook)(gradient)
+        if found is not None:
+            gradient = found
+    return gradient
+
+
+def _call_post_hooks(parameter: torch.Tensor) -> None:
+    """Call the hooks that wait for a parameter's gradient to have been added."""
+    known: Any = parameter
+    for hook in list((known._post_accumulate_grad_hooks or {}).values()):
+        getattr(hook, "hook", hook)(parameter)

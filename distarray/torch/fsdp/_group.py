@@ -15,16 +15,14 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ModifiedError
 from distarray.redistribute import Handle
-from distarray.torch.fsdp import _node
-from distarray.torch.fsdp._bundle import Bundle
+from distarray.torch._compat import is_going_backward, version
+from distarray.torch.fsdp._autograd import forget_memory, note_memory, trace_unsharded
+from distarray.torch.fsdp._bucket import Bucket, ExtendedBucket, Extension
 from distarray.torch.fsdp._context import Context
-from distarray.torch.fsdp._extension import ExtendedBundle
-from distarray.torch.fsdp._gradients import Gradients
+from distarray.torch.fsdp._gradients import GradientReducer
+from distarray.torch.fsdp._hooks import watch_modules
 from distarray.torch.fsdp._parameter import ShardedParameter
 from distarray.torch.fsdp._policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
-from distarray.torch.fsdp._receiver import Receiver
-from distarray.torch.fsdp._recomputation import watch_reading
-from distarray.torch.fsdp._saved_wholes import forget, remember
 
 
 class Group:
@@ -35,9 +33,10 @@ class Group:
     name
         The path of the module, for errors.
     reshard_after_forward
-        Whether the wholes go then; None: unless their module was the outermost one of the call.
+        Whether the unsharded parameters go then; None: unless their module was the outermost one
+        of the call.
     reshard_after_backward
-        Whether the wholes go then.
+        Whether the unsharded parameters go then.
     is_outermost
         Whether the last call of its modules was inside of no call of another sharded one.
     unshard_in_backward
@@ -51,7 +50,11 @@ class Group:
     depth
         How many calls of its modules, one inside of the other, are under way.
     ends_with_inputs
-        Whether the wholes are needed in backward until the gradients of inputs are there.
+        Whether backward needs them until the gradients of inputs are there.
+    is_unsharded
+        Whether the whole parameters are there.
+    held
+        What modules hold in the place of the parameters; None where they hold the shards.
     calls
         How often its modules have been called for training: ranks out of step notice by it.
     """
@@ -73,7 +76,7 @@ class Group:
         self.context: Context | None = None
         self._offload = offload
         self._device = device
-        self._bundles: list[Bundle] = []
+        self._buckets: list[Bucket] = []
         self.set_reshard_after_forward(reshard_after_forward)
         self.is_outermost = False
         self.reshard_after_backward = True
@@ -84,18 +87,18 @@ class Group:
         self.forward_prefetch: list[Group] | None = None
         self.backward_prefetch: list[Group] | None = None
         self._handles: list[Handle] | None = None
-        self._is_whole = False
-        self._shown: list[torch.Tensor] | None = None
+        self.is_unsharded = False
+        self.held: list[torch.Tensor] | None = None
         self._seen: list[int] = []
         self._traced: list[torch.Tensor] | None = None
-        """The wholes as autograd knows them, until their gradients are there."""
+        """The unsharded parameters as autograd knows them, until their gradients are there."""
         self._traced_for: tuple[tuple[int, bool], ...] = ()
         self._emptied = False
-        self._gradients = Receiver(self, device)
+        self.reducer = GradientReducer(self, device)
         self.depth = 0
         self.ends_with_inputs = False
         self.calls = 0
-        watch_reading(self, self.members)
+        watch_modules(self)
 
     def set_reshard_after_forward(self, value: bool | int | None) -> None:
         """Set what is kept after forward: nothing more, all, or the share of a smaller group."""
@@ -106,12 +109,12 @@ class Group:
             check_reshard_after_forward(value)
             if value < size:
                 self._smaller = _smaller(self.mesh, value)
-        for bundle in self._bundles:
-            bundle.keep_among(self._smaller)
+        for bucket in self._buckets:
+            bucket.keep_pieces_among(self._smaller)
 
     @property
-    def goes_after_forward(self) -> bool:
-        """Whether the wholes go when the forward pass that is under way has used them.
+    def reshards_after_forward(self) -> bool:
+        """Whether the unsharded parameters go when the forward pass under way has used them.
 
         The backward pass begins with the outermost group, so that it is not worth its while to go.
         """
@@ -122,59 +125,54 @@ class Group:
 
     # --- gathering -------------------------------------------------------------------------------
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the wholes are there."""
-        return self._is_whole
-
-    def start(self) -> None:
-        """Begin to gather the wholes in the background, unless they are there or on their way."""
+    def start_unshard(self) -> None:
+        """Begin to gather in the background, unless the parameters are there or on their way."""
         self._refresh()
-        if not self._is_whole and self._handles is None:
-            self._handles = [b.gather(self.name) for b in self._bundles]
+        if not self.is_unsharded and self._handles is None:
+            self._handles = [b.gather(self.name) for b in self._buckets]
 
-    def renew(self) -> None:
-        """Gather the wholes unless they are there, of the values that the shares have now."""
+    def unshard(self) -> None:
+        """Gather the parameters unless they are there, of the values that the shards have now."""
         self._refresh()
-        self._arrive()
+        self._finish_unshard()
 
-    def ensure(self) -> None:
-        """Gather the wholes unless they are there."""
-        if not self._is_whole and self._handles is None:
+    def ensure_unsharded(self) -> None:
+        """Gather the unsharded parameters unless they are there."""
+        if not self.is_unsharded and self._handles is None:
             self._refresh()
-        self._arrive()
+        self._finish_unshard()
 
-    def _arrive(self) -> None:
-        if self._is_whole:
+    def _finish_unshard(self) -> None:
+        if self.is_unsharded:
             return
         handles = self._handles
         if handles is None:
             # In the background like all others, one after another: so ranks that are out of step
             # meet in different calls, and do not wait for each other in two places.
-            handles = [b.gather(self.name) for b in self._bundles]
+            handles = [b.gather(self.name) for b in self._buckets]
         self._handles = None
-        for bundle, handle in zip(self._bundles, handles, strict=True):
-            bundle.arrive(handle.wait())
-            remember(self, bundle)
-        self._is_whole = True
+        for bucket, handle in zip(self._buckets, handles, strict=True):
+            bucket.arrive(handle.wait())
+            note_memory(self, bucket)
+        self.is_unsharded = True
         if self._traced is not None and self._emptied:
-            for traced, whole in zip(self._traced, self.wholes(), strict=True):
+            for traced, whole in zip(self._traced, self.unsharded(), strict=True):
                 traced.data = whole
             self._emptied = False
         if self.context is not None:
-            self.context.noticed(self)
+            self.context.note_unsharded(self)
 
-    def free(self, *, after_forward: bool = False) -> None:
-        """Let the wholes go."""
+    def reshard(self, *, after_forward: bool = False) -> None:
+        """Let the unsharded parameters go."""
         if self._handles is not None:  # gathered for nothing
-            self.ensure()
-        if not self._is_whole:
+            self.ensure_unsharded()
+        if not self.is_unsharded:
             return
-        self.hide()
-        for bundle in self._bundles:
-            forget(bundle)
-            bundle.free(keep_piece=after_forward)
-        self._is_whole = False
+        self.hold_shards()
+        for bucket in self._buckets:
+            forget_memory(bucket)
+            bucket.drop(keep_piece=after_forward)
+        self.is_unsharded = False
         if self._traced is None:
             return
         if after_forward:
@@ -184,32 +182,32 @@ class Group:
         else:
             self._traced = None
 
-    def follow(self) -> None:
+    def adopt_replaced(self) -> None:
         """Take the parameters that modules hold, should they be others by now."""
-        if self._shown is None:
+        if self.held is None:
             for member in self.members:
                 member.adopt()
             return
-        for member, whole in zip(self.members, self._shown, strict=True):
+        for member, whole in zip(self.members, self.held, strict=True):
             if member.held is not whole:
                 member.refuse_held()
 
     def _refresh(self) -> None:
         """Follow parameters that have been replaced, converted or changed in value."""
-        self.follow()
-        if not self._bundles or not all(b.fits for b in self._bundles):
-            self._make_bundles()
-        elif (self._is_whole or self._handles) and not all(b.is_current for b in self._bundles):
-            self.free()
+        self.adopt_replaced()
+        if not self._buckets or not all(b.fits for b in self._buckets):
+            self._make_buckets()
+        elif (self.is_unsharded or self._handles) and not all(b.is_current for b in self._buckets):
+            self.reshard()
 
-    def _make_bundles(self) -> None:
-        self.free()
-        self._bundles = self._bundled()
-        self.members = [m for b in self._bundles for m in b.members]
-        self._gradients.restart(self.members, self._device)
+    def _make_buckets(self) -> None:
+        self.reshard()
+        self._buckets = self._by_dtype()
+        self.members = [m for b in self._buckets for m in b.members]
+        self.reducer.reset(self.members, self._device)
         self._traced = None
 
-    def _bundled(self) -> list[Bundle]:
+    def _by_dtype(self) -> list[Bucket]:
         kinds: dict[Any, list[ShardedParameter]] = {}
         for member in self.members:
             own = None if member.extension is None else id(member)
@@ -221,7 +219,7 @@ class Group:
         else:
             self._device = self.members[0].parameter.device  # where the module has been moved to
         return [
-            (Bundle if own is None else ExtendedBundle)(
+            (Bucket if own is None else ExtendedBucket)(
                 found,
                 self.mesh,
                 self._smaller,
@@ -232,13 +230,13 @@ class Group:
             for (own, dtype), found in kinds.items()
         ]
 
-    def set_extension(self, module: nn.Module, name: str, extension: Any) -> None:
+    def set_extension(self, module: nn.Module, name: str, extension: Extension) -> None:
         """Let a parameter travel in another form from now on."""
-        self.free()
+        self.reshard()
         for member in self.members:
             if any(holder is module and n == name for holder, n in member.slots):
                 member.extension = extension
-                self._bundles = []
+                self._buckets = []
                 return
         raise ArgumentError(
             f"{name!r} is no parameter that {self.name} shards; it has "
@@ -247,29 +245,23 @@ class Group:
 
     # --- what modules see ------------------------------------------------------------------------
 
-    def show(self) -> None:
-        """Let modules hold the wholes, as autograd is to know them."""
-        shown = self._traced_wholes() if torch.is_grad_enabled() else self.wholes()
-        self.show_again(shown)
+    def hold_unsharded(self) -> None:
+        """Let modules hold the unsharded parameters, as autograd is to know them."""
+        self.hold(self._traced_unsharded() if torch.is_grad_enabled() else self.unsharded())
 
-    @property
-    def shown(self) -> list[torch.Tensor] | None:
-        """What modules hold in the place of the parameters."""
-        return self._shown
+    def hold(self, tensors: list[torch.Tensor]) -> None:
+        """Let modules hold tensors in the place of the parameters."""
+        for member, whole in zip(self.members, tensors, strict=True):
+            member.hold(whole)
+        self.held = tensors
+        self._seen = list(map(version, tensors))
 
-    def show_again(self, shown: list[torch.Tensor]) -> None:
-        """Let modules hold what they held before."""
-        for member, whole in zip(self.members, shown, strict=True):
-            member.show(whole)
-        self._shown = shown
-        self._seen = list(map(_version, shown))
-
-    def show_in_backward(self) -> None:
-        """Let modules hold the wholes (collective), unless they hold some.
+    def hold_for_recomputation(self) -> None:
+        """Let modules hold the unsharded parameters (collective), unless they hold some.
 
         For what is computed anew in a backward pass, with the values that it was computed of.
         """
-        if self._shown is not None:
+        if self.held is not None:
             return
         if self.context is None:
             raise ArgumentError(
@@ -277,22 +269,20 @@ class Group:
                 "torch.utils.checkpoint is computed again), and have never been whole; outside of "
                 "calls of sharded modules read parameters outside of the checkpoint"
             )
-        if not all(b.is_current for b in self._bundles):
+        if not all(b.is_current for b in self._buckets):
             raise ModifiedError(
                 f"parameters of {self.name}, of which the backward pass computes a region of "
                 "torch.utils.checkpoint again, have changed since the forward pass: call backward "
                 "before optimizer.step()"
             )
-        self.context.backward().met(self)
-        self.ensure()
-        self.show()
+        self.context.current_backward().join(self)
+        self.ensure_unsharded()
+        self.hold_unsharded()
 
     def check_unchanged(self) -> None:
         """Raise where what modules hold has been changed in place, which would be lost."""
-        for member, whole, version in zip(
-            self.members, self._shown or (), self._seen, strict=False
-        ):
-            if _version(whole) != version:
+        for member, whole, seen in zip(self.members, self.held or (), self._seen, strict=False):
+            if version(whole) != seen:
                 raise ModifiedError(
                     f"parameter {member.path!r} of {self.name} was changed in place during forward "
                     "(as nn.Embedding(max_norm=) and clamp_ do): such changes of gathered "
@@ -300,59 +290,44 @@ class Group:
                     "to ignored_params"
                 )
 
-    def shares_of_wholes(self) -> dict[int, nn.Parameter]:
+    def shards_by_held(self) -> dict[int, nn.Parameter]:
         """Return the parameters by the ids of what modules hold in their place between calls."""
-        if self._shown is None or self.depth or torch._C._current_graph_task_id() != -1:
+        if self.held is None or self.depth or is_going_backward():
             return {}
-        wholes = map(id, self._shown)
-        return dict(zip(wholes, (m.parameter for m in self.members), strict=True))
+        held = map(id, self.held)
+        return dict(zip(held, (m.parameter for m in self.members), strict=True))
 
-    def abandon(self) -> None:
-        """Forget what a backward pass that failed has left, without communication."""
-        self._handles = None
-        self._gradients.abandon()
-        self.free()
-
-    def hide(self) -> None:
-        """Let modules hold the shares again."""
-        if self._shown is not None:
+    def hold_shards(self) -> None:
+        """Let modules hold the shards again."""
+        if self.held is not None:
             for member in self.members:
-                member.show(member.parameter)
-            self._shown = None
+                member.hold(member.parameter)
+            self.held = None
 
-    def wholes(self) -> list[torch.Tensor]:
-        """Return the wholes, anew."""
-        return [whole for bundle in self._bundles for whole in bundle.wholes()]
+    def unsharded(self) -> list[torch.Tensor]:
+        """Return the unsharded parameters, anew."""
+        return [whole for bucket in self._buckets for whole in bucket.unsharded()]
 
-    def _traced_wholes(self) -> list[torch.Tensor]:
+    def _traced_unsharded(self) -> list[torch.Tensor]:
         needed = tuple((id(m.parameter), m.parameter.requires_grad) for m in self.members)
         if self._traced is None or self._traced_for != needed:
-            self._traced = _node.unsharded(self, [m.parameter for m in self.members])
+            self._traced = trace_unsharded(self, [m.parameter for m in self.members])
             self._traced_for = needed
         return self._traced
 
     # --- gradients -------------------------------------------------------------------------------
 
-    def receive(self, gradients: Gradients) -> Gradients:
-        """Take the gradients of the wholes; return those of the shares, None for later ones."""
-        return self._gradients.receive(gradients)
+    def abandon(self) -> None:
+        """Forget what a backward pass that failed has left, without communication."""
+        self._handles = None
+        self.reducer.abandon()
+        self.reshard()
 
     def forget_gradients(self) -> None:
         """Forget what is kept for later passes, once what is on its way has come."""
         if self.context is not None:
-            self.context.land()
-        self._gradients.forget()
-
-    def flush(self) -> bool:
-        """Reduce what has been kept (collective), unless it is for a later pass.
-
-        Return whether there is anything for a later pass.
-        """
-        return self._gradients.flush()
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+            self.context.wait_for_gradients()
+        self.reducer.forget()
 
 
 def check_reshard_after_forward(value: bool | int) -> None:
@@ -365,7 +340,7 @@ def check_reshard_after_forward(value: bool | int) -> None:
 
 
 def _smaller(mesh: DeviceMesh, size: int) -> DeviceMesh:
-    """Return the consecutive ranks along the last mesh axis that this one shares with."""
+    """Return the consecutive ranks along the last mesh axis that this one shards with."""
     coordinate = mesh.coordinate
     assert coordinate is not None  # this rank is in the mesh
     first = coordinate[-1] // size * size

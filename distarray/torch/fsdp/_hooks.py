@@ -1,57 +1,130 @@
-"""The user's hooks of shares: they see gradients when these are there, and see nothing before.
+"""Hooks of the modules that hold shards: calls from outside, loading, and recomputation.
 
-The gradients of shares come outside of autograd, later than autograd looks for them. It calls hooks
-all the same, with nothing in their hands.
+Calls of parts of a sharded module outside of its own, where parameters are shards, are refused.
+State dicts that torch loads into a part go into shards. Checkpointed regions, which run again in
+backward and call what nobody announces, find unsharded parameters: what they are certain to do is
+to read parameters of modules while autograd records, which nothing else does in a backward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+
+from distarray.errors import LayoutError
+from distarray.torch._compat import is_going_backward, parameters_of
+from distarray.torch._modules import located
+from distarray.torch.fsdp._parameter import is_share
+
+if TYPE_CHECKING:
+    from distarray.torch.fsdp._group import Group
 
 
-class _Guarded:
-    """A hook that autograd's calls without a gradient do not reach."""
-
-    def __init__(self, hook: Callable[[Any], Any], late: set[int]) -> None:
-        self.hook = hook
-        self._late = late
-
-    def __call__(self, given: Any) -> Any:
-        if given is None or id(given) in self._late:
-            return None
-        return self.hook(given)
-
-
-def guard(parameter: torch.Tensor, late: set[int]) -> None:
-    """Let hooks of a parameter be called with gradients only.
-
-    Parameters
-    ----------
-    late
-        The ids of parameters whose gradients will come later than autograd asks for them.
-    """
-    known: Any = parameter
-    for hooks in (known._backward_hooks, known._post_accumulate_grad_hooks):
-        for key, hook in (hooks or {}).items():
-            if not isinstance(hook, _Guarded):
-                hooks[key] = _Guarded(hook, late)
+def watch_modules(group: Group) -> None:
+    """Put the hooks on the modules that hold the parameters of a group."""
+    refuse, load = _Refuse(group.name), _Load(group)
+    slots = [slot for member in group.members for slot in member.slots]
+    for module in {id(module): module for module, _ in slots}.values():
+        module.register_forward_pre_hook(refuse, prepend=True)
+        module.register_load_state_dict_pre_hook(load)
+        module.register_load_state_dict_pre_hook(_explain)
+    for module, name in slots:
+        parameters: Any = parameters_of(module)
+        if type(parameters) is not _Parameters:
+            parameters = module.__dict__["_parameters"] = _Parameters(parameters)
+        parameters.groups[name] = weakref.ref(group)
 
 
-def seen(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """Return what hooks of a parameter make of its gradient."""
-    known: Any = parameter
-    for hook in list((known._backward_hooks or {}).values()):
-        found = getattr(hook, "hook", hook)(gradient)
-        if found is not None:
-            gradient = found
-    return gradient
+class _Refuse:
+    """A hook before forward: what a module holds then must be whole."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+
+    def __call__(self, module: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling():  # inside of calls that have been looked at
+            return
+        # By the dictionary's own method: reading one in a recomputation makes it whole, if later.
+        held = dict.values(module._parameters)
+        if not any(p is not None and is_share(p) for p in held):
+            return
+        if is_going_backward():
+            return
+        with located(module):
+            raise LayoutError(
+                f"it is called outside of the call of {self._group}, which fully_shard was applied "
+                "to: its parameters are this rank's shares there. Call it inside of that module's "
+                "forward, or of a method that dt.register_fsdp_forward_method knows; or apply "
+                "fully_shard to it first, by itself; or unshard() that module before and reshard() "
+                "it afterwards"
+            )
 
 
-def accumulated(parameter: torch.Tensor) -> None:
-    """Call the hooks that wait for a parameter's gradient to have been added."""
-    known: Any = parameter
-    for hook in list((known._post_accumulate_grad_hooks or {}).values()):
-        getattr(hook, "hook", hook)(parameter)
+class _Load:
+    """A hook before loading: what is loaded goes into shards."""
+
+    def __init__(self, group: Group | None) -> None:
+        self._group = None if group is None else weakref.ref(group)
+
+    def __call__(self, *_: Any) -> None:
+        group = None if self._group is None else self._group()
+        if group is not None:
+            group.hold_shards()
+
+    def __deepcopy__(self, _: Any) -> _Load:
+        return _Load(None)  # copies of a part are not sharded
+
+    def __reduce__(self) -> Any:
+        return _Load, (None,)
+
+
+_OTHER_SHAPE = (
+    "sharded parameters are this rank's shares here, and what is to be loaded has another shape; "
+    "for whole tensors use dt.load_state_dict(model, state), for checkpoints da.checkpoint.load"
+)
+
+
+def _explain(module: nn.Module, state: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+    """Say, before torch names the shapes that differ, what loads whole tensors."""
+    messages: list[str] = rest[-1]
+    for name, own in module.named_parameters(recurse=False):
+        given = state.get(prefix + name)
+        if is_share(own) and isinstance(given, torch.Tensor) and given.shape != own.shape:
+            if _OTHER_SHAPE not in messages:
+                messages.insert(0, _OTHER_SHAPE)
+            return
+
+
+class _Parameters(dict[str, Any]):
+    """The parameters of a module; reading one in a recomputation makes it whole."""
+
+    __slots__ = ("groups",)
+
+    def __init__(self, parameters: dict[str, Any]) -> None:
+        super().__init__(parameters)
+        self.groups: dict[str, weakref.ref[Group]] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if torch.is_grad_enabled() and is_going_backward():
+            self._unshard(name)
+        return super().__getitem__(name)
+
+    def items(self) -> Any:
+        """Return names and parameters, as ``module.parameters()`` asks for them."""
+        if torch.is_grad_enabled() and is_going_backward():
+            for name in self.groups:
+                self._unshard(name)
+        return super().items()
+
+    def _unshard(self, name: str) -> None:
+        found = self.groups.get(name)
+        group = None if found is None else found()
+        if group is not None:
+            group.hold_for_recomputation()
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        return dict, (dict(super().items()),)  # copies are not sharded

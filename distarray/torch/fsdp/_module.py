@@ -10,7 +10,7 @@ from torch import nn
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.torch._modules import located, place_parameters
 from distarray.torch._untraced import untraced_itself
-from distarray.torch.fsdp._extension import Extension, PostAllGather, PreAllGather
+from distarray.torch.fsdp._bucket import Extension, PostAllGather, PreAllGather
 from distarray.torch.fsdp._group import Group
 from distarray.torch.fsdp._state import State, state_beside
 
@@ -24,8 +24,8 @@ class UnshardHandle:
     def wait(self) -> None:
         """Return when the module's parameters are whole, of the values that the shares have now."""
         if self._group is not None:
-            self._group.renew()
-            self._group.show()
+            self._group.unshard()
+            self._group.hold_unsharded()
             self._group = None
 
 
@@ -44,7 +44,7 @@ class FSDPModule:
         """Yield the shares, also between `unshard` and `reshard`."""
         shares: dict[int, nn.Parameter] = {}
         for group in self._groups(True):
-            shares |= group.shares_of_wholes()
+            shares |= group.shards_by_held()
         for name, found in super().named_parameters(*args, **kwargs):  # type: ignore[misc]
             yield name, shares.get(id(found), found)
 
@@ -80,11 +80,11 @@ class FSDPModule:
 
     def _hide(self) -> None:
         for group in self._groups(True):
-            group.hide()
+            group.hold_shards()
 
     def _follow(self) -> None:
         for group in self._groups(True):
-            group.follow()
+            group.adopt_replaced()
 
     def __reduce_ex__(self, _: Any) -> Any:
         raise ArgumentTypeError(
@@ -106,7 +106,7 @@ class FSDPModule:
         with located(cast("nn.Module", self)):
             if group is not None:
                 group.context = group.context or self._state.own
-                group.start() if async_op else group.renew()
+                group.start_unshard() if async_op else group.unshard()
             if async_op:
                 return handle
             handle.wait()
@@ -116,7 +116,7 @@ class FSDPModule:
         """Let this module's whole parameters go; changes that were made to them are lost."""
         group = self._state.group
         if group is not None:
-            group.free()
+            group.reshard()
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Say whether the end of a backward pass waits for the gradients; True at first.
@@ -234,10 +234,10 @@ def called(module: nn.Module, function: Any, args: Any, kwargs: Any) -> Any:
     state = state_beside(module)
     if state is None:
         return function(*args, **kwargs)
-    call = state.entered(module)
+    call = state.begin_call(module)
     try:
-        args, kwargs = state.received(args, kwargs)
-        return state.returned(function(*args, **kwargs))
+        args, kwargs = state.pre_forward(args, kwargs)
+        return state.post_forward(function(*args, **kwargs))
     except RuntimeError as error:
         if "support saved tensor hooks" not in str(error):
             raise
@@ -248,7 +248,7 @@ def called(module: nn.Module, function: Any, args: Any, kwargs: Any) -> Any:
             "or use dt.replicate"
         ) from error
     finally:
-        state.left(call)
+        state.end_call(call)
 
 
 _classes: dict[type[nn.Module], type[nn.Module]] = {}

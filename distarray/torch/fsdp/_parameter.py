@@ -1,4 +1,4 @@
-"""One sharded parameter: the share that stays, and the whole that modules see while they run.
+"""One sharded parameter: the shard that stays, and the whole that modules see while they run.
 
 Its forms: the *original* tensor, which is replaced in place by this rank's block, the *shard*;
 *gathered*, where blocks of all ranks have been put together; and *unsharded*, what modules hold
@@ -39,7 +39,7 @@ _sharded: Beside[bool] = Beside()
 
 
 def is_share(parameter: torch.Tensor) -> bool:
-    """Tell whether `fully_shard` has made a parameter this rank's share."""
+    """Tell whether `fully_shard` has made a parameter this rank's shard."""
     return bool(_sharded.get(parameter))
 
 
@@ -86,7 +86,7 @@ class ShardedParameter:
         self.layout = _layout(shape, mesh, wanted, path)
         dense = torch.ops.aten.is_non_overlapping_and_dense(parameter.detach())
         self.stride = parameter.stride() if dense else torch.empty(shape, device="meta").stride()
-        self.placed = _nested(self.inner, self.layout)
+        self.placed = _nested_placement(self.inner, self.layout)
         self.extension: Any = None
         self._adopted = 0
         self._paddings = [
@@ -95,7 +95,7 @@ class ShardedParameter:
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.padding_idx is not None
         ]
 
-    def cut(self, device: torch.device) -> None:
+    def shard(self, device: torch.device) -> None:
         """Turn the original into this rank's block of it, as the mesh's first rank has it."""
         parameter = self.parameter
         mesh: Any = self.layout.mesh
@@ -157,10 +157,10 @@ class ShardedParameter:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Another one whenever the values of the share have changed, as far as torch counts it."""
+        """Another one whenever the values of the shard have changed, as far as torch counts it."""
         return self._adopted, self.parameter._version
 
-    def show(self, tensor: torch.Tensor) -> None:
+    def hold(self, tensor: torch.Tensor) -> None:
         """Let modules hold a tensor in the place of the parameter."""
         for module, name in self.slots:
             module._parameters[name] = tensor  # type: ignore[assignment]
@@ -180,7 +180,7 @@ class ShardedParameter:
             for module, padding in self._paddings:
                 module.padding_idx = local_padding(padding, start, stop) if is_share else padding
 
-    def whole_of(self, storage: torch.UntypedStorage, start: int, like: torch.Tensor) -> Any:
+    def unsharded_in(self, storage: torch.UntypedStorage, start: int, like: torch.Tensor) -> Any:
         """Return the unsharded form: a view of gathered memory, from an element on."""
         whole = like.new_empty(0).set_(storage, start, self.layout.shape, self.stride)  # type: ignore[call-overload]
         if self.inner is not None:
@@ -210,7 +210,7 @@ def _layout(shape: tuple[int, ...], mesh: DeviceMesh, wanted: Any, path: str) ->
         raise type(error)(f"parameter {path!r}: {error}") from None
 
 
-def _nested(inner: Placed | None, layout: Layout) -> Placed:
+def _nested_placement(inner: Placed | None, layout: Layout) -> Placed:
     """Return how a block of a block is a block of the global parameter."""
     if inner is None:
         return Placed(layout)

@@ -1,4 +1,4 @@
-"""In which dtypes sharded modules compute and reduce, and where their shares are kept."""
+"""In which dtypes sharded modules compute and reduce, and where their shards are kept."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class MixedPrecisionPolicy:
 
 @dataclass(frozen=True)
 class OffloadPolicy:
-    """Keep shares on the device where the module computes."""
+    """Keep shards on the device where the module computes."""
 
 
 @dataclass(frozen=True)
 class CPUOffloadPolicy(OffloadPolicy):
-    """Keep shares, gradients and so the optimizer's state in host memory.
+    """Keep shards, gradients and so the optimizer's state in host memory.
 
     Attributes
     ----------

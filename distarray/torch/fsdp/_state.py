@@ -15,9 +15,9 @@ from distarray.torch._modules import located
 from distarray.torch._saved_tensors import enter_hooks
 from distarray.torch._transforms import refuse_transforms
 from distarray.torch._untraced import untraced
+from distarray.torch.fsdp._autograd import view_of_unsharded
 from distarray.torch.fsdp._context import Context
 from distarray.torch.fsdp._group import Group
-from distarray.torch.fsdp._saved_wholes import view_of_whole
 
 NAME = "_distarray_fsdp"
 """Under which a module's ``__dict__`` has its state."""
@@ -71,22 +71,22 @@ class Call:
         try:
             if group is not None:
                 with located(module):
-                    self._make_whole(group)
+                    self._unshard(group)
             if torch.is_grad_enabled():
-                self._hooks = enter_hooks(view_of_whole)
+                self._hooks = enter_hooks(view_of_unsharded)
         except BaseException:
             self._end_pass()
             raise
 
-    def _make_whole(self, group: Group) -> None:
+    def _unshard(self, group: Group) -> None:
         group.context = self._context
-        self._before = group.shown if group.depth else None
-        group.renew()
-        group.show()
+        self._before = group.held if group.depth else None
+        group.unshard()
+        group.hold_unsharded()
         if not self._recomputing:
             group.is_outermost = self._outermost
             group.calls += torch.is_grad_enabled()
-            self._context.entered(group)
+            self._context.enter(group)
         group.depth += 1
 
     def end(self) -> None:
@@ -95,19 +95,19 @@ class Call:
             if self._hooks is not None:
                 self._hooks.__exit__(None, None, None)
             if self._group is not None:
-                self._let_go(self._group)
+                self._reshard(self._group)
         finally:
             self._end_pass()
 
-    def _let_go(self, group: Group) -> None:
+    def _reshard(self, group: Group) -> None:
         group.depth -= 1
-        if self._before is not None and group.is_whole:
-            group.show_again(self._before)
+        if self._before is not None and group.is_unsharded:
+            group.hold(self._before)
         elif not group.depth and not self._recomputing and self._is_last:
-            group.hide()
-            self._context.left(group)
-            if group.goes_after_forward:
-                group.free(after_forward=True)
+            group.hold_shards()
+            self._context.leave(group)
+            if group.reshards_after_forward:
+                group.reshard(after_forward=True)
 
     def _end_pass(self) -> None:
         _running.reset(self._token)
@@ -134,49 +134,49 @@ class State:
         self.own = Context()
 
     @untraced
-    def entered(self, module: nn.Module) -> Call:
-        """Begin a call: make the parameters whole, until it is `left`."""
+    def begin_call(self, module: nn.Module) -> Call:
+        """Begin a call: make the parameters whole, until `end_call`."""
         return Call(self, module)
 
     @untraced
-    def left(self, call: Call) -> None:
+    def end_call(self, call: Call) -> None:
         """End a call: let the parameters go."""
         call.end()
 
     @untraced
-    def received(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def pre_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the arguments of a call, converted as the policy has it."""
         if self.group is not None and torch.is_grad_enabled():
             self._watch(self.group, args, kwargs)
         policy = None if self.group is None else self.group.policy
         if policy is None or policy.param_dtype is None or not policy.cast_forward_inputs:
             return args, kwargs
-        return _converted((args, kwargs), policy.param_dtype)
+        return _cast((args, kwargs), policy.param_dtype)
 
     def _watch(self, group: Group, *inputs: Any) -> None:
-        """Let the wholes of frozen parameters go when gradients of inputs are there."""
+        """Let frozen parameters go when gradients of inputs are there."""
         group.ends_with_inputs = False
         if all(m.parameter.requires_grad for m in group.members):
             return
         for tensor in _pytree.tree_leaves(inputs):
             if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
-                tensor.register_hook(_done_with(group))
+                tensor.register_hook(_post_backward_hook(group))
                 group.ends_with_inputs = True
 
     @untraced
-    def returned(self, output: Any) -> Any:
+    def post_forward(self, output: Any) -> Any:
         """Return the output of a call, converted; its gradient will announce the backward pass."""
         group = self.group
         if group is None:
             return output
         group.check_unchanged()
-        output = _kept(output, group.shown or ())
+        output = _keep_memory(output, group.held or ())
         if group.policy.output_dtype is not None:
-            output = _converted(output, group.policy.output_dtype)
+            output = _cast(output, group.policy.output_dtype)
         if torch.is_grad_enabled():
             for tensor in _pytree.tree_leaves(output):
                 if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
-                    tensor.register_hook(_announcing(group))
+                    tensor.register_hook(_pre_backward_hook(group))
         return output
 
 
@@ -186,25 +186,25 @@ def state_beside(module: nn.Module) -> State | None:
     return found
 
 
-def _announcing(group: Group) -> Any:
+def _pre_backward_hook(group: Group) -> Any:
     def reached(_: torch.Tensor) -> None:
         if group.context is not None:
-            group.context.backward().reached(group)
+            group.context.current_backward().pre_backward(group)
 
     return reached
 
 
-def _done_with(group: Group) -> Any:
+def _post_backward_hook(group: Group) -> Any:
     def reached(_: torch.Tensor) -> None:
         if group.context is not None:
-            group.context.backward().done(group)
+            group.context.current_backward().post_backward(group)
 
     return reached
 
 
-def _kept(output: Any, wholes: Sequence[torch.Tensor]) -> Any:
-    """Return an output in which wholes, which are about to go, keep their memory."""
-    going = {id(whole) for whole in wholes}
+def _keep_memory(output: Any, held: Sequence[torch.Tensor]) -> Any:
+    """Return an output in which unsharded parameters, which are about to go, keep their memory."""
+    going = {id(whole) for whole in held}
 
     def keep(value: Any) -> Any:
         return value.view_as(value) if id(value) in going else value
@@ -214,7 +214,7 @@ def _kept(output: Any, wholes: Sequence[torch.Tensor]) -> Any:
     return _pytree.tree_map(keep, output)
 
 
-def _converted(values: Any, dtype: torch.dtype) -> Any:
+def _cast(values: Any, dtype: torch.dtype) -> Any:
     def convert(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             return value.to(dtype)

@@ -16,7 +16,7 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.comm import _memory  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from distarray.torch.fsdp._bundle import Bundle  # noqa: E402
+from distarray.torch.fsdp._bucket import Bucket  # noqa: E402
 from tests.torch.fsdp.training import filled, mean_square, on_ranks, values  # noqa: E402
 
 X = values(12, 5)
@@ -134,7 +134,7 @@ class Whole:
     def __init__(self, monkeypatch):
         self.alive = {}
         self.most = {}
-        arrive, free = Bundle.arrive, Bundle.free
+        arrive, free = Bucket.arrive, Bucket.drop
 
         def arriving(bundle, buffer):
             found = arrive(bundle, buffer)
@@ -148,8 +148,8 @@ class Whole:
             free(bundle, **kwargs)
             self.alive[da.comm.world().rank].pop(id(bundle), None)
 
-        monkeypatch.setattr(Bundle, "arrive", arriving)
-        monkeypatch.setattr(Bundle, "free", freeing)
+        monkeypatch.setattr(Bucket, "arrive", arriving)
+        monkeypatch.setattr(Bucket, "drop", freeing)
 
 
 @pytest.mark.parametrize("frozen", ["none", "all layers", "biases", "half of the layers"])

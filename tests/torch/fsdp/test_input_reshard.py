@@ -104,7 +104,7 @@ def test_wholes_go_while_slices_are_kept():
         dt.fully_shard(mine, mesh["dp"], reshard_after_forward=True)
         dt.input_reshard(mine, mesh["tp"], 1)
         loss = square_mean(mine, values(2, 5, WIDTH, seed=mesh.rank // 2))
-        assert not mine._state.group.is_whole
+        assert not mine._state.group.is_unsharded
         with da.CommLog() as log:
             loss.backward()
         return log.count("all_gather", "dp"), log.count("all_gather", "tp") > 0

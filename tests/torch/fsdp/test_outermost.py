@@ -114,9 +114,9 @@ def test_evaluation_keeps_nothing():
             with torch.no_grad(), da.CommLog() as log:
                 mine(batch(mesh))
             assert log.count("all_gather") == LAYERS + 1
-            assert not mine._state.group.is_whole
+            assert not mine._state.group.is_unsharded
         assert gathers(mine, batch(mesh)) == (LAYERS + 1, LAYERS)
-        assert not mine._state.group.is_whole
+        assert not mine._state.group.is_unsharded
 
     on_ranks(2, program)
 

@@ -1,24 +1,43 @@
-"""Parameters of one dtype that are gathered together: their shares, and the wholes while needed."""
+"""Parameters of one dtype that are gathered together, their blocks in one flat tensor.
+
+Blocks may travel in another form: quantised, compressed, or as the data of custom tensors.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import accumulate
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from distarray.comm import DeviceMesh, Purpose
+from distarray.comm import DeviceMesh, Purpose, _memory
+from distarray.errors import ArgumentTypeError
 from distarray.layout import Layout, Replicate, Shard
 from distarray.redistribute import Handle, Packed, done_by, in_background, redistribute_local
 from distarray.torch import _compat
-from distarray.torch._buffers import buffer_of, empty, tensor_of
+from distarray.torch._buffers import buffer_of, empty, follow, tensor_of
 from distarray.torch._saved_tensors import Geometry
 from distarray.torch.fsdp._parameter import ShardedParameter
 from distarray.typing import Buffer
 
+Tensors = tuple[torch.Tensor, ...]
+PreAllGather = Callable[[torch.Tensor], Tensors]
+PostAllGather = Callable[[Sequence[Tensors], Layout, torch.Tensor], torch.Tensor | None]
+_Form = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
-class Bundle:
+
+class Extension(NamedTuple):
+    """What is called before and after blocks of a parameter travel."""
+
+    pre: PreAllGather
+    post: PostAllGather
+
+
+class Bucket:
     """Shares of parameters of one dtype, one after another in one flat tensor.
 
     Attributes
@@ -26,7 +45,7 @@ class Bundle:
     members
         The parameters.
     full
-        The gathered wholes, one after another in one flat tensor; None while there are none.
+        The unsharded parameters, one after another in one flat tensor; None while there are none.
     """
 
     def __init__(
@@ -61,27 +80,27 @@ class Bundle:
 
     @property
     def is_current(self) -> bool:
-        """Whether the shares have not changed since they were gathered."""
+        """Whether the shards have not changed since they were gathered."""
         if self._versions != tuple(m.version for m in self.members):
             return False
         return not any(map(_has_moved, self.members, self._blocks))
 
-    def made_of(self, offset: int) -> tuple[ShardedParameter, tuple[int, int]]:
-        """Return whose values are at an offset of the wholes, and of which version they are."""
+    def find_member(self, offset: int) -> tuple[ShardedParameter, tuple[int, int]]:
+        """Return whose values are at an offset of the gathered memory, and of which version."""
         assert self._versions is not None  # it has been gathered
         position = max(bisect_right(self.packed.starts, offset) - 1, 0)
         return self.members[position], self._versions[position]
 
     def gather(self, what: str) -> Handle:
-        """Start to gather the wholes (collective); `arrive` takes what comes."""
+        """Start to gather the unsharded parameters (collective); `arrive` takes what comes."""
         self._drop_stale_piece()
         self._versions = tuple(m.version for m in self.members)
         if self._piece is not None:
             assert self._smaller is not None  # that keeps the piece
             gather = self._gathering_pieces(self._piece, what)
             return in_background(gather, alone=self._smaller.size == 1)
-        self._settle()
-        source = buffer_of(self._travelling())
+        self._repack()
+        source = buffer_of(self._wire_form())
         if self.packed.is_flat:  # what this rank has is everything
             return done_by(lambda _: source)
         purpose = _purpose(what, self.packed.total, self._dtype)
@@ -101,24 +120,25 @@ class Bundle:
         self.full = tensor_of(buffer)
         self._piece = None
 
-    def wholes(self) -> list[torch.Tensor]:
-        """Return the wholes, anew."""
+    def unsharded(self) -> list[torch.Tensor]:
+        """Return the unsharded parameters, anew."""
         assert self.full is not None  # it has been gathered
         storage = self.full.untyped_storage()
         starts = self.packed.starts
         return [
-            m.whole_of(storage, at, self._like) for m, at in zip(self.members, starts, strict=True)
+            m.unsharded_in(storage, at, self._like)
+            for m, at in zip(self.members, starts, strict=True)
         ]
 
-    def keep_among(self, smaller: DeviceMesh | None) -> None:
-        """Set which ranks keep shares of the wholes after forward."""
+    def keep_pieces_among(self, smaller: DeviceMesh | None) -> None:
+        """Set which ranks keep shards of the unsharded parameters after forward."""
         self._smaller = smaller
         self._piece = None
 
-    def free(self, *, keep_piece: bool) -> None:
-        """Let go of the wholes; those that still hold one keep its memory."""
+    def drop(self, *, keep_piece: bool) -> None:
+        """Let go of the unsharded parameters; those that still hold one keep its memory."""
         if self.full is not None and keep_piece and self._smaller is not None:
-            start, stop = self._line.local_box()[0]  # type: ignore[index]
+            start, stop = self._piece_layout.local_box()[0]  # type: ignore[index]
             piece = _flat(stop - start, self._like)
             self._piece = piece.copy_(self.full[start:stop])
         self.full = None
@@ -130,11 +150,6 @@ class Bundle:
         like = torch.empty(0, dtype=dtype, device=self._device)
         return like.set_(storage, geometry.offset, geometry.size, geometry.stride)  # type: ignore[call-overload, no-any-return]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the shares take up."""
-        return self._home.numel() * self._home.element_size()
-
     def _cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
         blocks = self.packed.blocks(buffer_of(flat))
         at, found = 0, []
@@ -143,7 +158,7 @@ class Bundle:
             at += block.size
         return found
 
-    def _settle(self) -> None:
+    def _repack(self) -> None:
         """Bring parameters home whose memory was replaced."""
         for member, block in zip(self.members, self._blocks, strict=True):
             if _has_moved(member, block):
@@ -151,8 +166,8 @@ class Bundle:
                 block.copy_(member.parameter.detach())
                 member.parameter.data = block
 
-    def _travelling(self) -> torch.Tensor:
-        """Return the shares in the dtype and on the device in which they are gathered."""
+    def _wire_form(self) -> torch.Tensor:
+        """Return the shards in the dtype and on the device in which they are gathered."""
         home = self._home
         if home.device != self._device:
             # Nobody waits for the copy of a rank that is alone, and the values may change at once.
@@ -162,13 +177,13 @@ class Bundle:
         return home
 
     @property
-    def _line(self) -> Layout:
+    def _piece_layout(self) -> Layout:
         """How the gathered memory is shared among the ranks of a smaller group."""
         assert self._smaller is not None
         return Layout(self._smaller, [Shard(0)], (self.packed.total,))
 
     def _gathering_pieces(self, piece: torch.Tensor, what: str) -> Callable[[bool], Buffer]:
-        line = self._line
+        line = self._piece_layout
         whole = line.replace(placements=[Replicate()])
         purpose = Purpose.of(f"unshard {what} from a smaller group")
         buffer = buffer_of(piece)
@@ -187,7 +202,7 @@ def _purpose(what: str, total: int, dtype: torch.dtype) -> Purpose:
 
 
 def _has_moved(member: ShardedParameter, block: torch.Tensor) -> bool:
-    """Tell whether a share is no longer in the memory that is gathered."""
+    """Tell whether a shard is no longer in the memory that is gathered."""
     parameter = member.parameter
     return parameter.data_ptr() != block.data_ptr() or not parameter.is_contiguous()
 
@@ -197,3 +212,98 @@ def _flat(size: int, like: torch.Tensor, *, pinned: bool = False) -> torch.Tenso
     if pinned:
         return torch.empty(size, dtype=like.dtype, device="cpu", pin_memory=True)
     return tensor_of(empty(size, like))
+
+
+class ExtendedBucket(Bucket):
+    """One parameter whose blocks travel in another form."""
+
+    _forms: tuple[_Form, ...] | None = None
+    _instead: torch.Tensor | None = None
+
+    def gather(self, what: str) -> Handle:
+        """Start to gather what the blocks have been turned into."""
+        self._drop_stale_piece()
+        if self._piece is not None:
+            return super().gather(what)
+        self._versions = tuple(m.version for m in self.members)
+        (member,) = self.members
+        self._repack()
+        travelling = self._checked(member.extension.pre(member.parameter.detach()))
+        form: _Form = tuple((tuple(t.shape), t.dtype) for t in travelling)
+        sent = [_bytes(t) for t in travelling]
+        known = self._forms is not None and self._forms[self.packed.rank] == form
+        shape = "the shape that it had" if known else "a new shape"
+        purpose = Purpose.of(f"unshard {what}: {member.path} extended, of {shape}")
+
+        def work(behind: bool) -> Buffer:
+            communicator = self.packed.communicator(behind)
+            communicator.agree(purpose.token, purpose.text)
+            if not known:
+                self._forms = tuple(communicator.all_gather_object(form))
+            assert self._forms is not None  # they have been told
+            counts = [sum(map(_nbytes, one)) for one in self._forms]
+            own = _memory.empty((counts[communicator.rank],), np.uint8)
+            at = 0
+            for part in sent:
+                own[at : at + part.size] = part
+                at += part.size
+            found = _memory.empty((sum(counts),), np.uint8)
+            communicator.all_gather(own, found, counts)
+            return found
+
+        follow(self._like)
+        return in_background(work)
+
+    def arrive(self, buffer: Buffer) -> None:
+        """Turn what has come into the whole."""
+        if self._piece is not None:
+            super().arrive(buffer)
+            return
+        (member,) = self.members
+        assert self._forms is not None  # it has been gathered
+        flat = torch.from_numpy(buffer).to(self._device)
+        lengths = [_nbytes(one) for form in self._forms for one in form]
+        pieces = iter(
+            flat[start : start + length]
+            for start, length in zip(accumulate(lengths, initial=0), lengths, strict=False)
+        )
+        parts = [
+            tuple(next(pieces).clone().view(dtype).view(shape) for shape, dtype in form)
+            for form in self._forms
+        ]
+        self.full = tensor_of(empty(self.packed.total, self._like))
+        (whole,) = super().unsharded()
+        with torch.no_grad():
+            self._instead = member.extension.post(parts, member.layout, whole)
+        if self._instead is not None:
+            self.full = self._like.clone()
+
+    def unsharded(self) -> list[torch.Tensor]:
+        """Return what modules use in the place of the parameter."""
+        return super().unsharded() if self._instead is None else [self._instead.detach()]
+
+    def drop(self, *, keep_piece: bool) -> None:
+        """Let go of the whole."""
+        super().drop(keep_piece=keep_piece and self._instead is None)
+        self._instead = None
+
+    def _checked(self, travelling: Any) -> Tensors:
+        found = travelling if isinstance(travelling, tuple) else (travelling,)
+        for one in found:
+            if not isinstance(one, torch.Tensor):
+                raise ArgumentTypeError(
+                    f"{self.members[0].path}: the function before the all-gather returned a "
+                    f"{type(one).__name__}; it must return a tensor or a tuple of tensors"
+                )
+        return found
+
+
+def _bytes(tensor: torch.Tensor) -> np.ndarray:
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    found: np.ndarray = flat.cpu().numpy()
+    return found
+
+
+def _nbytes(one: tuple[tuple[int, ...], torch.dtype]) -> int:
+    shape, dtype = one
+    return int(np.prod(shape)) * dtype.itemsize

@@ -1,0 +1,114 @@
+"""Unsharded parameters as autograd sees them: where they come from, and what it saves of them.
+
+The node is reached when all gradients of a group are there. What autograd saves of an unsharded
+parameter is where it was, not its memory, so that this can go after the forward pass and come again
+for the backward pass. Whoever else holds one keeps its memory alive, and never finds it gone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from distarray.errors import ModifiedError
+from distarray.torch import _compat
+from distarray.torch._anchor import ANCHOR
+from distarray.torch._saved_tensors import Geometry
+from distarray.torch.fsdp._bucket import Bucket
+from distarray.torch.fsdp._parameter import ShardedParameter
+
+if TYPE_CHECKING:
+    from distarray.torch.fsdp._group import Group
+
+
+class _Unshard(torch.autograd.Function):
+    """Hand out a group's unsharded parameters; take their gradients all at once."""
+
+    @staticmethod
+    def forward(ctx: Any, group: Group, *_: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.group = group
+        ctx.set_materialize_grads(False)
+        unsharded = tuple(group.unsharded())
+        needed = ctx.needs_input_grad[2:]
+        ctx.mark_non_differentiable(
+            *(w for w, need in zip(unsharded, needed, strict=True) if not need)
+        )
+        return unsharded
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:  # type: ignore[override]
+        return None, None, *ctx.group.reducer.reduce(gradients)
+
+
+def trace_unsharded(group: Group, shares: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the unsharded parameters of a group, as autograd knows them."""
+    if torch.is_grad_enabled() and any(share.requires_grad for share in shares):
+        return list(_Unshard.apply(group, ANCHOR, *shares))
+    return group.unsharded()
+
+
+_gathered: dict[int, tuple[weakref.ref[Group], weakref.ref[Bucket]]] = {}
+"""The memory of all unsharded parameters that are there, of this process."""
+
+
+def note_memory(group: Group, bucket: Bucket) -> None:
+    """Take note of unsharded parameters that are there."""
+    _gathered[_memory_of(bucket)] = weakref.ref(group), weakref.ref(bucket)
+
+
+def forget_memory(bucket: Bucket) -> None:
+    """Forget unsharded parameters that are about to go."""
+    _gathered.pop(_memory_of(bucket), None)
+
+
+def _found(tensor: torch.Tensor) -> tuple[Group, Bucket] | None:
+    """Return which unsharded parameters a tensor is a view of; None for other tensors."""
+    key = _compat.memory_key(tensor)
+    references = _gathered.get(key)
+    if references is None:
+        return None
+    group, bucket = references[0](), references[1]()
+    if group is None or bucket is None:  # the module is gone, and the memory somebody else's
+        del _gathered[key]
+        return None
+    return group, bucket
+
+
+def _memory_of(bucket: Bucket) -> int:
+    assert bucket.full is not None  # it is there
+    return _compat.memory_key(bucket.full)
+
+
+class _Saved(NamedTuple):
+    """A view of a whole."""
+
+    group: Group
+    bucket: Bucket
+    dtype: torch.dtype
+    geometry: Geometry
+    member: ShardedParameter
+    version: tuple[int, int]
+
+    def restored(self) -> torch.Tensor:
+        self.group.ensure_unsharded()
+        if self.member.version != self.version or self.bucket.full is None:
+            raise ModifiedError(
+                f"parameter {self.member.path!r}, which the backward pass needs, has changed since "
+                "the forward pass: call backward before optimizer.step()"
+            )
+        return self.bucket.view(self.dtype, self.geometry)
+
+
+def view_of_unsharded(tensor: torch.Tensor) -> _Saved | None:
+    """Return where a view of a whole is; None for other tensors."""
+    if tensor.layout is not torch.strided:
+        return None
+    found = _found(tensor)
+    if found is None:
+        return None
+    group, bucket = found
+    geometry = Geometry.of(tensor)
+    return _Saved(group, bucket, tensor.dtype, geometry, *bucket.find_member(geometry.offset))
