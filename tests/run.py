@@ -156,7 +156,7 @@ def _runs(paths: list[str], ranks: int) -> list[Run]:
     folder = ROOT / "tests"
     sharded, arrays, jobs = (_below(names) for names in (("torch/fsdp",), ON_DEVICE, JOBS))
     torch = sorted(map(str, (folder / "torch").glob("test_*.py")))
-    compute = sorted({str(path) for name in COMPUTE for path in (folder / name).glob("test_*.py")})
+    compute = sorted({str(path) for name in COMPUTE for path in (folder / name).rglob("test_*.py")})
     others = sorted(
         str(path)
         for path in folder.iterdir()

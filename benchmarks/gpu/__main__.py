@@ -72,7 +72,6 @@ STEPS = (
     ),
     Step("moves, staged", "moves", "benchmarks.gpu.moves", 2, 0.25, ["--way=staged"], STAGED),
     Step("moves, direct", "moves", "benchmarks.gpu.moves", 2, 0.15, ["--way=direct"], DIRECT),
-    Step("thresholds", "kernels", "benchmarks.gpu.thresholds", 0, 0.15),
     Step("suite", "suite", "benchmarks.gpu.suite", 0, 1.0),
 )
 GROUPS = tuple(dict.fromkeys(step.group for step in STEPS))

@@ -24,7 +24,7 @@ NEEDS = {
 _KERNEL = """
 import warnings
 import cupy
-from distarray.comm.cuda._copies import copied
+from distarray.comm.cuda._boxes import copied
 warnings.simplefilter("error", RuntimeWarning)
 source = cupy.arange(65536.0).reshape(256, 256)
 target = cupy.empty((256, 256))

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.device import Work, filled
-from distarray.comm._packing import copy_boxes, pack, pad, reduce_into, unpack
+from distarray.comm._packing import copy_boxes, pack, reduce_into, unpack
 from distarray.comm.kernels import _blocks as _block_reduction
 from distarray.random._blocks import fill_floats, fill_integers
 
 PACK, BOXES, ACROSS = "Pack and unpack", "Boxes", "Transposes"
-REDUCE, MADE = "Reductions", "Pad, fill, random numbers"
+REDUCE, MADE = "Reductions", "Fill, random numbers"
 DTYPES = ("float32", "float64", "uint16", "uint8", "complex128")
 """Of itemsizes 1 to 16; the most used come first."""
 KEY = (5, 6)
@@ -209,25 +209,7 @@ def _reductions(cupy: Any, nbytes: int) -> Iterator[Case]:
 
 
 def _made(cupy: Any, nbytes: int) -> Iterator[Case]:
-    rows, columns = _grid(nbytes, "float32")
-    block = filled(cupy, (rows, columns), "float32")
-    for told, more in (("3 and 5", (3, 5)), ("16 and 64", (16, 64))):
-        shape = rows + 2 * more[0], columns + 2 * more[1]
-        padded = [cupy.zeros(shape, "float32") for _ in range(2)]
-
-        def ours(padded: Any = padded, shape: Any = shape, more: Any = more) -> None:
-            padded[0] = pad(block, shape, 1.5, more)
-
-        def theirs(padded: Any = padded, more: Any = more) -> None:
-            padded[1].fill(1.5)
-            padded[1][more[0] : -more[0], more[1] : -more[1]] = block
-
-        nbytes_of_both = block.nbytes + padded[0].nbytes
-        yield Case(
-            *(MADE, f"pad, float32, {told} around", nbytes_of_both, ours, theirs),
-            lambda padded=padded: (padded[0], padded[1]),
-        )
-    out = cupy.empty(rows * columns, "float32")
+    out = cupy.empty(nbytes // 4, "float32")
     yield Case(
         *(MADE, "fill, float32", out.nbytes),
         *(lambda: out.__setitem__(..., 1.5), lambda: out.fill(1.5), None),

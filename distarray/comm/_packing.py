@@ -1,4 +1,4 @@
-"""Copy, pack, pad and fill boxes of local blocks, of any rank, strides and data type."""
+"""Copy, pack and fill boxes of local blocks, of any rank, strides and data type."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm import _backend, _memory
-from distarray.comm.cuda._copies import copied, padded
+from distarray.comm import _backend
+from distarray.comm.cuda._boxes import copied
 from distarray.comm.kernels import _threads
 from distarray.comm.kernels._blocks import accumulate, reduce_boxes, reduce_into
 from distarray.comm.kernels._loop_nest import STREAMING_BYTES, copy_by_kernel, fill
 from distarray.errors import ShapeError
-from distarray.typing import Box, Buffer, Shape
+from distarray.typing import Box, Buffer
 
 __all__ = [
     "accumulate",
@@ -22,11 +22,9 @@ __all__ = [
     "copy_boxes",
     "fill",
     "pack",
-    "pad",
     "reduce_boxes",
     "reduce_into",
     "unpack",
-    "unpad",
 ]
 
 _KERNEL_BYTES: Final = 256 * 1024
@@ -159,48 +157,3 @@ def _ends(boxes: Sequence[Box], buffer: Buffer) -> list[int]:
             f"the boxes hold {at} elements and the buffer {buffer.size}; make it as large"
         )
     return ends
-
-
-def pad(src: Buffer, shape: Shape, value: Any = 0, offset: Shape | None = None) -> Buffer:
-    """Return a block of ``shape`` that holds ``src`` at ``offset`` and ``value`` around it.
-
-    Raises
-    ------
-    ShapeError
-        If ``src`` does not fit there.
-    """
-    window = _window(src.shape, shape, offset)
-    out = _memory.empty(shape, src.dtype, _backend.device_of(src))
-    if not isinstance(out, np.ndarray) and padded(out, src, window, value):
-        return out
-    if out.shape != src.shape:
-        fill(out, value)
-    copy_box(out[window], src)
-    return out
-
-
-def unpad(src: Buffer, shape: Shape, offset: Shape | None = None) -> Buffer:
-    """Return a copy of the part of ``src`` of ``shape`` that starts at ``offset``.
-
-    Raises
-    ------
-    ShapeError
-        If there is no such part.
-    """
-    window = _window(shape, src.shape, offset)
-    out = _memory.empty(shape, src.dtype, _backend.device_of(src))
-    copy_box(out, src[window])
-    return out
-
-
-def _window(inner: Shape, outer: Shape, offset: Shape | None) -> tuple[slice, ...]:
-    if offset is None:
-        offset = (0,) * len(outer)
-    if not len(inner) == len(outer) == len(offset) or any(
-        o < 0 or o + i > n for i, n, o in zip(inner, outer, offset, strict=True)
-    ):
-        raise ShapeError(
-            f"a block of shape {tuple(inner)} at {tuple(offset)} does not fit into one of shape "
-            f"{tuple(outer)}; every offset + size must be at most the size outside"
-        )
-    return tuple(slice(o, o + i) for i, o in zip(inner, offset, strict=True))

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm.cuda._launch import address_of, launch, threads, uploaded, usable
-from distarray.comm.cuda._tables import divisor
+from distarray.comm.cuda._launch import launch, seen, threads, uploaded, usable
 from distarray.comm.kernels import load_kernels
 from distarray.typing import Buffer
 
 _KERNELS: Final = "distarray.random._kernels_cuda"
-
-_MOST_BY_SHIFT: Final = 1 << 31
 
 
 def filled_floats(
@@ -25,8 +21,7 @@ def filled_floats(
     if not usable(out):
         return False
     kernel = load_kernels(_KERNELS).floats(kind, out.dtype.name)
-    parameters = [*struct.unpack("<2q", struct.pack("<2d", loc, scale)), 0]
-    return _run(kernel, out, words, geometry, parameters)
+    return _run(kernel, out, words, geometry, loc, scale)
 
 
 def filled_integers(
@@ -42,24 +37,19 @@ def filled_integers(
     """
     if not usable(out):
         return False
-    kernel = load_kernels(_KERNELS).integers(out.dtype.itemsize)
-    signed = np.array([*parameters], np.uint64).view(np.int64).tolist()
-    return _run(kernel, out, words, geometry, signed)
+    kernel = load_kernels(_KERNELS).integers()
+    return _run(kernel, out.view(f"u{out.itemsize}"), words, geometry, *map(np.uint64, parameters))
 
 
-def _run(
-    kernel: Any, out: Buffer, words: Iterable[Any], geometry: Any, parameters: Iterable[int]
-) -> bool:
+def _run(kernel: Any, out: Buffer, words: Iterable[Any], geometry: Any, *parameters: Any) -> bool:
     if not out.size:
         return True
     corner, sizes, strides = geometry
     *outer, width = sizes.tolist()
     slots_of_row = width // 2 + 1
     slots = out.size // width * slots_of_row
-    multiplier, shift = divisor(slots_of_row) if slots < _MOST_BY_SHIFT else (0, 0)
-    entries = [address_of(out), slots, slots_of_row, multiplier, shift, width, int(corner)]
-    entries += [*map(int, words), *parameters, len(outer)]
+    entries = [slots, slots_of_row, width, int(corner), *map(int, words), len(outer)]
     for size, stride in zip(reversed(outer), reversed(strides.tolist()[:-1]), strict=True):
         entries += [size, stride]
-    table = uploaded(np.array(entries, np.int64))
-    return launch(kernel, table, 1, -(-slots // threads()))
+    table = seen(uploaded(np.array(entries, np.int64)))
+    return launch(kernel, -(-slots // threads()), seen(out.reshape(-1)), table, *parameters)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 
 from distarray.comm import _packing
-from distarray.comm._packing import copy_box, fill, pack, pad, unpack, unpad
+from distarray.comm._packing import copy_box, fill, pack, unpack
 from distarray.comm.kernels import _loop_nest, _threads
 from distarray.errors import ShapeError
 
@@ -136,25 +136,6 @@ def test_pack_refuses_a_buffer_that_is_too_small() -> None:
         pack(np.zeros((2, 3)), [((0, 2), (0, 3))], np.zeros(5))
     with pytest.raises(ShapeError, match="hold 6 elements and the buffer 5"):
         unpack(np.zeros(5), [((0, 2), (0, 3))], np.zeros((2, 3)))
-
-
-def test_unpad_restores_what_pad_surrounded() -> None:
-    src = np.arange(12.0).reshape(3, 4)
-    padded = pad(src, (6, 9), -1.0, (2, 3))
-    assert padded.shape == (6, 9)
-    assert padded.sum() == src.sum() - (6 * 9 - 12)
-    np.testing.assert_array_equal(unpad(padded, (3, 4), (2, 3)), src)
-    same = pad(src, (3, 4))
-    np.testing.assert_array_equal(same, src)
-    assert not np.shares_memory(same, src)
-
-
-@pytest.mark.parametrize(("shape", "offset"), [((2, 4), None), ((3, 4), (1, 0)), ((3,), None)])
-def test_pad_refuses_what_does_not_fit(
-    shape: tuple[int, ...], offset: tuple[int, ...] | None
-) -> None:
-    with pytest.raises(ShapeError, match="does not fit"):
-        pad(np.zeros((3, 4)), shape, 0, offset)
 
 
 def test_fill_sets_every_element_of_a_view() -> None:

@@ -14,7 +14,7 @@ from distarray.comm.cuda._awareness import Finding, verdict
 from distarray.comm.mpi._transport import MPICommunicator
 from distarray.errors import MismatchError
 from tests import on_device
-from tests.comm import device_checks as checks
+from tests.comm.cuda import device_checks as checks
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 STAND_IN = Path(__file__).resolve().parents[1] / "cupy_stand_in"

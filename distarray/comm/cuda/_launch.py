@@ -1,6 +1,6 @@
-"""Start kernels on CuPy arrays: on the current stream, with tables in device memory, or not at all.
+"""Launches of kernels on CuPy arrays: on the current stream, with tables in device memory.
 
-Everything that differs between a GPU and Numba's simulator is here and in ``_intrinsics_cuda``.
+Everything that differs between a GPU and Numba's simulator is here and in `_numba`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,25 @@ from distarray.comm import _backend
 from distarray.comm.kernels._jit import load_kernels
 from distarray.typing import Buffer
 
-_INTRINSICS: Final = "distarray.comm.cuda._intrinsics"
+_NUMBA: Final = "distarray.comm.cuda._numba"
 
 THREADS: Final = 256
-"""Threads of a block. All kernels take 40 to 80 registers and spill none (ptxas 13.0, compute
-capability 9.0), so that three to six blocks run at once on a processor."""
+"""Threads of a block, a multiple of those of a warp."""
 
 SIMULATED_THREADS: Final = 3
 
 _LEAST_BLOCKS: Final = 128  # Numba warns of fewer; those without a tile end at once
-_MOST_BLOCKS: Final = 16_384
+_MOST_BLOCKS: Final = (1 << 31) - 1  # CUDA takes no more
+_SIMULATED_BLOCKS: Final = 2
 _TABLES_KEPT: Final = 512
-_LARGEST_KEPT: Final = 64 * 1024  # bytes of a table
+_LARGEST_KEPT: Final = 64 * 1024  # bytes of a table: all that are kept take 32 MiB at most
 
 _DEVICE_MEMORY: Final = 2  # cudaMemoryTypeDevice
+_PAGE: Final = 4096  # nothing lies below the second page; NumPy takes address 0 for none
 
 _usable: bool | None = None
 _tables: OrderedDict[Hashable, Any] = OrderedDict()
+_memories: dict[tuple[int, str], Any] = {}
 _streams: dict[tuple[int, int], Any] = {}
 _peers: dict[tuple[int, int], bool] = {}
 _launched: set[Any] = set()
@@ -63,11 +65,11 @@ def usable(array: Buffer) -> bool:
 def lacking(array: Buffer) -> str:
     """Return why no kernel works on such an array; empty where they do, as far as it tells."""
     try:
-        if load_kernels(_INTRINSICS) is None:
+        if load_kernels(_NUMBA) is None:
             return "there is no Numba, or DISTARRAY_NUMBA=0"
         if simulated():
             return ""
-        cuda = load_kernels(_INTRINSICS).cuda
+        cuda = load_kernels(_NUMBA).cuda
         if not cuda.is_available():
             told = " ".join(str(cuda.cuda_error() or "it has no compiler").split())
             return f"Numba does not reach the GPU ({told})"
@@ -102,7 +104,7 @@ def _reachable(array: Buffer) -> bool:
 
 def simulated() -> bool:
     """Tell whether Numba's simulator runs the kernels."""
-    return bool(load_kernels(_INTRINSICS).SIMULATED)
+    return bool(load_kernels(_NUMBA).SIMULATED)
 
 
 def threads() -> int:
@@ -117,8 +119,54 @@ def address_of(array: Buffer) -> int:
     return int(array.data.ptr)
 
 
-def table(key: Hashable, build: Callable[[], tuple[np.ndarray, Any]]) -> tuple[Buffer, Any]:
-    """Return a table in device memory and what is known of it, kept for the next call.
+# --- what kernels are given ----------------------------------------------------------------------
+
+
+class _Simulated:
+    """An array as a simulated kernel sees it; one of NumPy the simulator would copy."""
+
+    __slots__ = ("_array", "dtype", "size")
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+        self.dtype, self.size = array.dtype, array.size
+
+    def __getitem__(self, where: Any) -> Any:
+        return self._array[where]
+
+    def __setitem__(self, where: Any, value: Any) -> None:
+        self._array[where] = value
+
+
+class _Memory:
+    """All memory from an address on, as NumPy and Numba are told of an array."""
+
+    def __init__(self, dtype: np.dtype[Any], start: int) -> None:
+        told = {"typestr": dtype.str, "shape": (1 << 48,), "data": (start, False), "version": 3}
+        self.__array_interface__ = self.__cuda_array_interface__ = told
+
+
+def memory(dtype: Any) -> tuple[Any, int]:
+    """Return all memory as a kernel sees it, an array of items, and the address of the first."""
+    dtype = np.dtype(dtype)
+    start = _PAGE if simulated() else 0
+    key = _stream_pointer()[0], dtype.str
+    found = _memories.get(key)
+    if found is None:
+        whole = _Memory(dtype, start)
+        found = _memories[key] = seen(np.asarray(whole) if simulated() else whole)
+    return found, start
+
+
+def seen(array: Any) -> Any:
+    """Return an array as a kernel sees it."""
+    if simulated():
+        return _Simulated(array)
+    return load_kernels(_NUMBA).cuda.as_cuda_array(array, sync=False)
+
+
+def table(key: Hashable, build: Callable[[], tuple[np.ndarray, Any]]) -> tuple[Any, Any]:
+    """Return a table as kernels see it and what is known of it, kept for the next call.
 
     Parameters
     ----------
@@ -132,7 +180,7 @@ def table(key: Hashable, build: Callable[[], tuple[np.ndarray, Any]]) -> tuple[B
     if found is not None:
         return found  # type: ignore[no-any-return]
     host, facts = build()
-    made = (uploaded(host), facts)
+    made = (seen(uploaded(host)), facts)
     if host.nbytes <= _LARGEST_KEPT:
         with _lock:
             _tables[stream, key] = made
@@ -148,17 +196,8 @@ def uploaded(host: np.ndarray) -> Buffer:
     again, on this stream alone.
     """
     if simulated():
-        return _aligned(host)
+        return host
     return importlib.import_module("cupy").array(host)
-
-
-def _aligned(host: np.ndarray) -> np.ndarray:
-    """Return a copy that begins, as all device memory does, at a multiple of 16 bytes."""
-    room = np.empty(host.nbytes + 16, np.uint8)
-    start = -address_of(room) % 16
-    copy = room[start : start + host.nbytes].view(host.dtype)
-    copy[:] = host
-    return copy
 
 
 def _stream_pointer() -> tuple[int, int]:
@@ -169,13 +208,15 @@ def _stream_pointer() -> tuple[int, int]:
     return int(cuda.Device().id), int(cuda.get_current_stream().ptr)
 
 
-def launch(kernel: Any, at: Buffer, boxes: int, tiles: int, *more: int) -> bool:
-    """Run a kernel over a table on the current stream, without waiting for it.
+def launch(kernel: Any, tiles: int, *arguments: Any) -> bool:
+    """Run a kernel on the current stream, without waiting for it.
 
     Parameters
     ----------
     kernel
-        A function of the address of the table, the numbers of boxes and tiles, and ``more``.
+        What blocks of threads do with ``arguments``.
+    tiles
+        How many blocks there is work for.
 
     Returns
     -------
@@ -185,10 +226,9 @@ def launch(kernel: Any, at: Buffer, boxes: int, tiles: int, *more: int) -> bool:
     global _usable
     if tiles == 0:
         return True
-    arguments = (address_of(at), boxes, tiles, *more)
     if simulated():
         with _lock:
-            kernel[min(tiles, 3), SIMULATED_THREADS](*arguments)
+            kernel[min(tiles, _SIMULATED_BLOCKS), SIMULATED_THREADS](*arguments)
         return True
     blocks = max(_LEAST_BLOCKS, min(tiles, _MOST_BLOCKS))
     stream = _stream()
@@ -222,5 +262,5 @@ def _stream() -> Any:
         return 0
     found = _streams.get(where)
     if found is None:
-        found = _streams[where] = load_kernels(_INTRINSICS).cuda.external_stream(where[1])
+        found = _streams[where] = load_kernels(_NUMBA).cuda.external_stream(where[1])
     return found

@@ -11,7 +11,7 @@ import importlib
 import threading
 from typing import Any
 
-from tests.comm.races import Checker, Span
+from tests.comm.cuda.races import Checker, Span
 
 WAITING = ("aten::_local_scalar_dense", "aten::equal")
 IDLE = ("aten::set_", "aten::resize_", "aten::record_stream")

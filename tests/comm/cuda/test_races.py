@@ -15,7 +15,7 @@ import pytest
 
 from tests import on_device
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 pytestmark = pytest.mark.skipif(
     on_device.has_gpu(), reason="a real GPU does not tell what streams wait for"
@@ -24,10 +24,10 @@ with_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reaso
 
 
 def found_in(*arguments: str, aware: str = "0") -> tuple[int, str]:
-    """Return the exit status of a program of `tests.comm.race_programs`, and its last words."""
+    """Return the exit status of a program of `race_programs`, and its last words."""
     own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DISTARRAY_CUDA_AWARE": aware}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.comm.race_programs", *arguments],
+        [sys.executable, "-m", "tests.comm.cuda.race_programs", *arguments],
         cwd=ROOT,
         env=os.environ | own,
         capture_output=True,

@@ -75,9 +75,3 @@ def test_kernel_gives_the_bits_of_the_host_for_any_box(what: Any, data: st.DataO
 @pytest.mark.parametrize("what", [*FLOATS, MANY_DRAWN_AGAIN], ids=str)
 def test_kernel_gives_the_bits_of_the_host_for_many_numbers(what: Any) -> None:
     np.testing.assert_array_equal(*host_and_device(what, (5000,), ((17, 917),), 1))
-
-
-def test_rows_are_found_where_indices_have_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_device_blocks, "_MOST_BY_SHIFT", 1)
-    shape, box = (2**40, 3, 7), ((2**39 + 1, 2**39 + 4), (0, 2), (1, 6))
-    np.testing.assert_array_equal(*host_and_device(("normal", "float64"), shape, box, 1))

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 UNIT = 512
 """Memory is looked up by pieces of so many bytes."""
-LIBRARY = str(Path(__file__).resolve().parents[2] / "distarray")
+LIBRARY = str(Path(__file__).resolve().parents[3] / "distarray")
 PLACES = 4
 """Lines of the library that are told of an access, the innermost first."""
 

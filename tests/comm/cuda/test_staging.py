@@ -18,8 +18,8 @@ from distarray.comm.cuda import _awareness, _pinned, _staging
 from distarray.comm.simulated._ranks import SimulatedCommunicator
 from distarray.errors import ArgumentError, DeviceError, MismatchError, OutOfMemoryError
 from distarray.testing import simulate
-from tests.comm import late_device
-from tests.comm.late_device import current, late
+from tests.comm.cuda import late_device
+from tests.comm.cuda.late_device import current, late
 
 BLOCKING = pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "nonblocking"])
 WAYS = pytest.mark.parametrize("way", ["0", "1"], ids=["staged", "direct"])

@@ -8,8 +8,8 @@ from distarray.comm import _communicator, world
 from distarray.comm.cuda import _awareness, _pinned, _staging
 from distarray.testing import simulate
 from tests import on_device
-from tests.comm import device_checks as checks
 from tests.comm.collective_checks import REDUCED
+from tests.comm.cuda import device_checks as checks
 
 RANKS = (2, 3)
 BLOCKING = pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "nonblocking"])

@@ -1,8 +1,8 @@
 """Programs over the stand-in for CuPy whose accesses to memory are checked for races.
 
-``python -m tests.comm.race_programs NAME ...`` runs one and tells what it found; the exit status is
-1 where something races. ``--careless`` takes away what orders the memory of work in the background
-after the program's use of it.
+``python -m tests.comm.cuda.race_programs NAME ...`` runs one and tells what it found; the exit
+status is 1 where something races. ``--careless`` takes away what orders the memory of work in the
+background after the program's use of it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from distarray.comm import _communicator
 from distarray.comm.cuda import _device, _launch, _staging, _streams
 from distarray.testing import simulate
 from tests import on_device
-from tests.comm.races import Checker
-from tests.comm.watched_stand_in import watch
+from tests.comm.cuda.races import Checker
+from tests.comm.cuda.watched_stand_in import watch
 
 CHUNK_BYTES = 600
 """Few enough for messages that are staged to be cut."""
@@ -122,7 +122,7 @@ def modules(checker: Checker, options: argparse.Namespace) -> None:
 
     import distarray.torch as dt
     from tests import torch_on_device
-    from tests.comm.watched_torch import watch_torch
+    from tests.comm.cuda.watched_torch import watch_torch
 
     cupy = on_device.stand_in()
     torch_on_device.prepare(cupy)

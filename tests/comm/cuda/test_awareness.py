@@ -15,7 +15,7 @@ from distarray.errors import ArgumentError, MismatchError
 from distarray.testing import simulate
 
 pytestmark = pytest.mark.timeout(90)
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 STAND_IN = ROOT / "tests" / "cupy_stand_in"
 
 

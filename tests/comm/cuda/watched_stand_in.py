@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.comm.races import Checker, Span
+from tests.comm.cuda.races import Checker, Span
 
 METHODS_IN_PLACE = ("_take", "__setitem__", "fill", "sort", "put")
 FUNCTIONS_IN_PLACE = ("copyto", "put", "place", "putmask", "fill_diagonal", "put_along_axis")

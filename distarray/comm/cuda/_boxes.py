@@ -1,0 +1,298 @@
+"""Copies and reductions of boxes of device memory, any number of them by one launch.
+
+Boxes are first reduced to the fewest axes that reach all their items (`joint_axes`). Tables of them
+(see `_kernels`) stay in device memory: where a redistribution is repeated on the same blocks,
+nothing is built or uploaded again. What CuPy does in one call is left to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain, islice
+from math import prod
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from distarray.comm.cuda._launch import address_of, launch, memory, table, threads, usable
+from distarray.comm.kernels._jit import load_kernels
+from distarray.comm.kernels._loop_nest import Axis, joint_axes, offsets
+from distarray.typing import Buffer
+
+_KERNELS: Final = "distarray.comm.cuda._kernels"
+
+_WIDEST: Final = 8
+"""Bytes of the widest word that a thread moves, the widest integer."""
+
+_MOST_ITEMS: Final = 1 << 30
+"""Items of a box; larger ones become several, so that indices fit in 32 bits."""
+
+_MOST_BOXES: Final = 4096
+"""So many boxes a call may become: one has three axes, and arrays more that cannot be joined."""
+
+Record: TypeAlias = list[int]
+"""The number of tiles of a box, then what the kernel reads of it."""
+
+
+def copied(pairs: Sequence[tuple[Buffer, Buffer]]) -> bool:
+    """Copy the second array of each pair into the first, by one launch; tell whether it was done.
+
+    A box that comes alone is left to CuPy, unless it is transposed.
+
+    Parameters
+    ----------
+    pairs
+        Views of blocks: the same shape and dtype in a pair, any strides, no shared memory.
+    """
+    pairs = [(dst, src) for dst, src in pairs if dst.size]
+    if not pairs:
+        return True
+    if not all(_same_bytes(dst, src) for dst, src in pairs):
+        return False
+    if len(pairs) == 1 and _across(joint_axes(*pairs[0])[1], pairs[0][0].itemsize) is None:
+        return False
+    key = tuple(
+        (address_of(dst), address_of(src), dst.strides, src.strides, dst.shape, dst.itemsize)
+        for dst, src in pairs
+    )
+
+    def build() -> tuple[np.ndarray, Any]:
+        boxes = [_runs(dst, src) for dst, src in pairs]
+        word = widest_word(*chain.from_iterable(map(_lengths, boxes)))
+        start = memory(f"u{word}")[1]
+        records = (_copy_records(box, word, start) for box in boxes)
+        host, counts = tabled(chain.from_iterable(records))
+        return host, counts and (word, *counts)
+
+    at, facts = table(key, build)
+    if facts is None:
+        return False
+    word, boxes, tiles = facts
+    copy_boxes = load_kernels(_KERNELS).copy_boxes
+    return launch(copy_boxes, tiles, memory(f"u{word}")[0], at, boxes, tiles)
+
+
+def reduced(
+    boxes: Sequence[tuple[Buffer, Sequence[Buffer]]], kind: str, op: str, number: int
+) -> bool:
+    """Set the first array of each pair to the sources, combined in their order; tell if done.
+
+    A box of two sources that comes alone is left to CuPy where that needs one call.
+
+    Parameters
+    ----------
+    boxes
+        The first is float64 for "avg" of integers, else of the sources' dtype, and of their shape.
+        It shares no memory with sources, but that of a single box may be its first source.
+    kind, op
+        Of the kernel (see ``reducing``); ``op`` among bytes for truth values.
+    number
+        Items of the kind in an element.
+    """
+    arrays = [(dst, *sources) for dst, sources in boxes if dst.size]
+    if not arrays:
+        return True
+    if len(arrays) == 1 and len(arrays[0]) <= 3 and op != "avg" and kind not in ("f2", "bf16"):
+        return False
+    dtype = arrays[0][1].dtype
+    averaged = op == "avg" and kind[0] in "iu"
+    if not all(_is_reducible(box, dtype, np.dtype("f8") if averaged else dtype) for box in arrays):
+        return False
+    source = np.dtype("u2" if kind == "bf16" else kind)
+    result = np.dtype("f8") if averaged else source
+    key = (
+        *(kind, op, number),
+        *((box[0].shape, *((address_of(array), array.strides) for array in box)) for box in arrays),
+    )
+    length = load_kernels(_KERNELS).SRC + load_kernels(_KERNELS).ARRAY * (max(map(len, arrays)) - 1)
+
+    def build() -> tuple[np.ndarray, Any]:
+        start = memory(source)[1]
+        records = []
+        for box in arrays:
+            addresses, axes = joint_axes(*box)
+            sizes = [result.itemsize] + [source.itemsize] * (len(box) - 1)
+            axes = _with_parts(axes, sizes, number)
+            records.append(_reduce_records(addresses, axes, sizes, length, start))
+        return tabled(chain.from_iterable(records))
+
+    at, facts = table(key, build)
+    if facts is None:
+        return False
+    count, tiles = facts
+    kernel = load_kernels(_KERNELS).reducing(kind, op)
+    return launch(kernel, tiles, memory(result)[0], memory(source)[0], at, count, tiles, length)
+
+
+def _same_bytes(dst: Buffer, src: Buffer) -> bool:
+    return (
+        dst.dtype == src.dtype
+        and dst.shape == src.shape
+        and isinstance(dst, np.ndarray) == isinstance(src, np.ndarray)
+        and usable(dst)
+        and usable(src)
+        and not dst.dtype.hasobject
+    )
+
+
+def _is_reducible(box: Sequence[Buffer], dtype: np.dtype[Any], result: np.dtype[Any]) -> bool:
+    dst, *sources = box
+    return (
+        dst.dtype == result
+        and all(source.dtype == dtype and source.shape == dst.shape for source in sources)
+        and all(map(usable, box))
+        and all(
+            length % array.dtype.alignment == 0
+            for array in box
+            for length in (address_of(array), *array.strides)
+        )
+    )
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def tabled(records: Iterable[Record]) -> tuple[np.ndarray, tuple[int, int] | None]:
+    """Return a table of boxes, and the numbers of boxes and tiles, None of too many."""
+    kept = list(islice(records, _MOST_BOXES + 1))
+    if len(kept) > _MOST_BOXES:
+        return np.zeros(0, np.int64), None
+    first = [0, *accumulate(record[0] for record in kept)]
+    entries = chain(first, *(record[1:] for record in kept))
+    return np.fromiter(entries, np.int64), (len(kept), first[-1])
+
+
+def widest_word(*lengths: int) -> int:
+    """Return the largest word, in bytes, that addresses, strides and lengths are multiples of."""
+    joint = _WIDEST
+    for length in lengths:
+        joint |= length
+    return joint & -joint
+
+
+class _Runs(NamedTuple):
+    """A destination and a source: bytes without a gap in both, along some axes."""
+
+    addresses: list[int]
+    axes: list[Axis]
+    nbytes: int
+
+
+def _runs(dst: Buffer, src: Buffer) -> _Runs:
+    addresses, axes = joint_axes(dst, src)
+    item = dst.itemsize
+    if axes and axes[-1][1] == axes[-1][2] == item:
+        return _Runs(addresses, axes[:-1], item * axes[-1][0])
+    return _Runs(addresses, axes, item)
+
+
+def _lengths(box: _Runs) -> Iterator[int]:
+    """Yield all that must be multiples of a word."""
+    yield from box.addresses
+    yield box.nbytes
+    for axis in box.axes:
+        yield from axis[1:]
+
+
+def _across(axes: Sequence[Axis], item: int) -> int | None:
+    """Return the axis without gaps in the source where another one has none in the destination."""
+    if not axes or axes[-1][1] != item or axes[-1][2] == item:
+        return None
+    return next((i for i, axis in enumerate(axes) if axis[2] == item), None)
+
+
+def _copy_records(runs: _Runs, word: int, start: int) -> Iterator[Record]:
+    addresses, axes, nbytes = runs
+    if nbytes > word or not axes:
+        axes = [*axes, (nbytes // word, word, word)]
+    across = _across(axes, word)
+    inner = [tuple(axis) for axis in reversed(axes)]
+    if across is not None:
+        inner.insert(1, inner.pop(len(axes) - 1 - across))
+    for starts, box in _boxes_of(addresses, inner, [word, word], start):
+        side = load_kernels(_KERNELS).SIDE
+        tiles = _tiles(box)
+        if across is not None:
+            tiles = -(-box[0][0] // side) * -(-box[1][0] // side) * box[2][0]
+        yield _record(tiles, int(across is not None), starts, box)
+
+
+def _reduce_records(
+    addresses: Sequence[int], axes: Sequence[Axis], sizes: Sequence[int], length: int, start: int
+) -> Iterator[Record]:
+    for starts, box in _boxes_of(addresses, [*reversed(axes)], sizes, start):
+        record = _record(_tiles(box), len(addresses) - 1, starts, box)
+        yield record + [0] * (1 + length - len(record))
+
+
+def _with_parts(axes: list[Axis], sizes: Sequence[int], number: int) -> list[Axis]:
+    """Return axes that reach every part of an element."""
+    if number == 1:
+        return axes or [(1, *sizes)]
+    if axes and list(axes[-1][1:]) == [number * size for size in sizes]:
+        return [*axes[:-1], (number * axes[-1][0], *sizes)]
+    return [*axes, (number, *sizes)]
+
+
+def _tiles(box: Sequence[Axis]) -> int:
+    return -(-prod(axis[0] for axis in box) // (load_kernels(_KERNELS).EACH * threads()))
+
+
+def _record(tiles: int, kind: int, starts: Sequence[int], box: Sequence[Axis]) -> Record:
+    record = [tiles, prod(axis[0] for axis in box), kind, *(axis[0] for axis in box)]
+    for i, start in enumerate(starts):
+        record += [start, *(axis[1 + i] for axis in box)]
+    return record
+
+
+def _boxes_of(
+    addresses: Sequence[int], inner: Sequence[Axis], sizes: Sequence[int], start: int
+) -> Iterator[tuple[list[int], list[Axis]]]:
+    """Yield boxes that make up one of any size, in items counted from an address on.
+
+    Parameters
+    ----------
+    inner
+        Its axes, the innermost first.
+    sizes
+        Bytes of an item of each array.
+    """
+    most = load_kernels(_KERNELS).AXES
+    nothing = (1, *[0] * len(sizes))
+    starts = [(a - start) // size for a, size in zip(addresses, sizes, strict=True)]
+    axes = [
+        (n, *(stride // size for stride, size in zip(strides, sizes, strict=True)))
+        for n, *strides in inner
+    ]
+    for offset, box in parts([*axes, *[nothing] * (most - len(axes))], most):
+        yield [a + e for a, e in zip(starts, offset, strict=True)], [*box]
+
+
+def parts(axes: Sequence[Axis], most: int) -> Iterator[tuple[tuple[int, ...], Sequence[Axis]]]:
+    """Yield the offset in each array, and the axes, of boxes that make up one of any size.
+
+    Parameters
+    ----------
+    axes
+        Of the whole, innermost first; at least one.
+    most
+        Most axes of a box.
+    """
+    for offset in offsets(axes[most:], len(axes[0]) - 1):
+        for more, part in _cut(axes[:most]):
+            yield tuple(map(sum, zip(offset, more, strict=True))), part
+
+
+def _cut(axes: Sequence[Axis]) -> Iterator[tuple[tuple[int, ...], Sequence[Axis]]]:
+    """Halve the longest axis until no part has too many items."""
+    if prod(axis[0] for axis in axes) <= _MOST_ITEMS:
+        yield (0,) * (len(axes[0]) - 1), axes
+        return
+    longest = max(range(len(axes)), key=lambda i: axes[i][0])
+    n, *strides = axes[longest]
+    half = n // 2
+    for start, count in ((0, half), (half, n - half)):
+        part = [*axes[:longest], (count, *strides), *axes[longest + 1 :]]
+        for offset, found in _cut(part):
+            moved = zip(strides, offset, strict=True)
+            yield tuple(start * stride + more for stride, more in moved), found
