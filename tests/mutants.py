@@ -427,8 +427,8 @@ MUTANTS = (
     Mutant(
         "a stretch of the flat order is shifted by one",
         "ops/_windows.py",
-        "    head = start - first * inner",
-        "    head = max(start - first * inner - 1, 0)",
+        "slice(at, end),",
+        "slice(max(at - 1, 0), max(at - 1, 0) + end - at),",
         ("array/test_shape.py::test_reshape_agrees_with_numpy",),
     ),
     # --- random ----------------------------------------------------------------------------------
