@@ -22,8 +22,8 @@ import numpy as np
 
 import distarray as da
 from distarray.comm import Communicator, _memory, _node, world
+from distarray.comm._launcher import node_name
 from distarray.comm.cuda import _info
-from distarray.comm.failures._presence import node_colour
 from distarray.comm.mpi._start import import_mpi
 from distarray.layout import bytes_text, table
 
@@ -109,7 +109,7 @@ def info() -> None:
     comm = world()
     places = comm.all_gather_object(
         (
-            node_colour(mpi.COMM_WORLD.Get_rank()),
+            node_name(mpi.COMM_WORLD.Get_rank()),
             platform.node(),
             os.getpid(),
             len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

@@ -44,7 +44,7 @@ from distarray.comm._requests import Request
 from distarray.comm._settings import setting
 from distarray.comm._world import as_communicator, world
 from distarray.comm.failures import _abort
-from distarray.comm.failures._watchdog import background_work, waiting
+from distarray.comm.failures._waits import background_work, waiting
 from distarray.comm.simulated._ranks import simulate, simulated_world
 
 __all__ = [

@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.comm._node import available, memory, ranks
+from distarray.comm._launcher import count_local_ranks
+from distarray.comm._node import available, memory
 from distarray.comm._settings import setting
 from distarray.comm.cuda import _device
 from distarray.comm.kernels._loop_nest import fill
@@ -271,7 +272,7 @@ def _default_limit() -> int:
                 "such as 4000000000, or unset it"
             )
         return int(configured)
-    return memory() // (2 * ranks())
+    return memory() // (2 * count_local_ranks())
 
 
 _arena: Arena | None = None

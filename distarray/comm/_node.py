@@ -1,6 +1,6 @@
-"""The node as launcher and system describe it: its ranks, and the memory that this job may use.
+"""Memory that this job may use on its node.
 
-Memory is bounded by the control groups that a process is in, each of which has part of what the
+It is bounded by the control groups that a process is in, each of which has part of what the
 one above it has: Slurm's ``--mem`` bounds that of the step or job, far above the process's own.
 """
 
@@ -8,23 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
-
-_LOCAL_SIZES: Final = (
-    "MPI_LOCALNRANKS",  # MPICH and Intel MPI
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MV2_COMM_WORLD_LOCAL_SIZE",
-)
-"""Where launchers say how many ranks they started on this node."""
-
-_SLURM_SIZES: Final = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
-"""Where Slurm says it of every node of the step, or of the job: ``2(x3),1`` is 2, 2, 2, 1."""
-
-_WORLD_SIZES: Final = ("PMI_SIZE", "PMIX_SIZE")
-"""Where launchers say how many ranks they started in all."""
 
 
 class _Names(NamedTuple):
@@ -45,34 +31,6 @@ _V1: Final = _Names(
 _V2: Final = _Names(
     "sys/fs/cgroup", "memory.max", "memory.current", ("inactive_file", "active_file")
 )
-
-
-def ranks(environment: Mapping[str, str] = os.environ) -> int:
-    """Return how many ranks the launcher says it started on this node, 1 if it says nothing.
-
-    Where it says less, the number is not too small: the most ranks of any node, or all of them.
-    """
-    told = [_number(environment.get(name, "")) for name in _LOCAL_SIZES]
-    told += [_of_slurm(environment.get(name, ""), environment) for name in _SLURM_SIZES]
-    told += [_number(environment.get(name, "")) for name in _WORLD_SIZES]
-    return next(filter(None, told), 1)
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
-
-
-def _of_slurm(tasks: str, environment: Mapping[str, str]) -> int:
-    """Return this node's entry of a list of tasks per node; the largest where it is unknown."""
-    sizes: list[int] = []
-    for part in tasks.split(","):
-        entry = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if entry is None:
-            return 0
-        sizes += [int(entry[1])] * int(entry[2] or 1)
-    node = environment.get("SLURM_NODEID", "")
-    here = _number(node)
-    return sizes[here] if node.isdecimal() and here < len(sizes) else max(sizes)
 
 
 def memory(root: Path = Path("/")) -> int:

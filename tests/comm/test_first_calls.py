@@ -143,7 +143,7 @@ sys.exit(done.returncode)
 
 @pytest.mark.timeout(120)
 def test_ranks_that_a_script_starts_know_of_each_other_and_of_no_other_job(tmp_path):
-    program = f"{MESH}\nfrom pathlib import Path\nfrom distarray.comm.failures._job import job\n"
+    program = f"{MESH}\nfrom pathlib import Path\nfrom distarray.comm._launcher import job\n"
     names = []
     for attempt in range(2):
         told = [tmp_path / f"{attempt} {rank}" for rank in range(3)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distarray.comm import _memory, _node
+from distarray.comm import _launcher, _memory, _node
 
 GIBIBYTE = 1 << 30
 PHYSICAL = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -34,7 +34,7 @@ PHYSICAL = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     ],
 )
 def test_ranks_of_the_node_are_what_the_launcher_says(environment, expected):
-    assert _node.ranks(environment) == expected
+    assert _launcher.count_local_ranks(environment) == expected
 
 
 def group(
@@ -98,5 +98,5 @@ def test_available_memory_without_limits_is_what_the_system_says(tmp_path):
 def test_pool_keeps_half_of_the_job_s_memory_shared_by_the_ranks_of_the_node(monkeypatch):
     monkeypatch.delenv("DISTARRAY_POOL_LIMIT", raising=False)
     monkeypatch.setattr(_memory, "memory", lambda: 24 * GIBIBYTE)
-    monkeypatch.setattr(_memory, "ranks", lambda: 3)
+    monkeypatch.setattr(_memory, "count_local_ranks", lambda: 3)
     assert _memory.Arena().limit == 4 * GIBIBYTE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import multiprocessing
@@ -16,18 +15,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distarray.comm.failures import _deadlock, _job, _liveness, _presence, _watchdog
-from distarray.comm.failures._deadlock import Watch
+from distarray.comm import _launcher
+from distarray.comm.failures import _liveness, _waits, _watchdog
+from distarray.comm.failures._deadlock import DeadlockSearch
 from distarray.comm.failures._liveness import Neighbours, Start
-from distarray.comm.failures._presence import Meeting, Presence
+from distarray.comm.failures._presence import Presence
+from distarray.comm.failures._roll_call import ANY_THREAD, BACKGROUND, NOBODY, Whereabouts
+from distarray.comm.failures._waits import Meeting
 
 
 @pytest.fixture
 def apart(monkeypatch):
     """Make ranks whose names differ from those of other processes."""
     alone = os.urandom(8)
-    monkeypatch.setattr(_presence, "job", lambda: (alone,))
-    monkeypatch.setattr(_presence, "_joined", {})
+    monkeypatch.setattr(_launcher, "job", lambda: (alone,))
+    monkeypatch.setattr(_waits, "joined", {})
     made = []
 
     def present(rank):
@@ -39,25 +41,11 @@ def apart(monkeypatch):
         presence.close()
 
 
-def test_a_rank_with_work_in_the_background_is_not_in_a_circle_with_one_that_waits_for_it(apart):
-    zero, one = (Watch(apart(rank), 2) for rank in range(2))
-    x, y = Meeting("x", 1, (0, 1)), Meeting("y", 1, (0, 1))
-    began = time.monotonic() - 10
-    for _ in range(4):
-        assert zero.elsewhere(x, "in x", began, False, False) == ""
-        assert one.elsewhere(y, "behind, in y", began + 1, True, True) == ""
-    told = ""
-    for turn in range(8):
-        told = told or zero.elsewhere(x, "in x", began, False, True)
-        told = told or one.elsewhere(y, "behind, in y", began + 1 + turn, True, True)
-    assert "rank 1 waits for rank 0 (behind, in y)" in told
-
-
 def test_a_rank_that_has_gone_is_missed_only_where_it_has_not_been(apart):
     here, there = apart(0), apart(1)
     meeting = Meeting("a place", 1, (0, 1, 2))
     assert here.gone_without(meeting) == []
-    _presence.joining("a place", (0, 1, 2))
+    _waits.join_next("a place", (0, 1, 2))
     there.go()
     assert here.gone_without(meeting) == []
     assert here.gone_without(meeting._replace(number=2)) == [1]
@@ -76,15 +64,15 @@ def test_only_a_rank_whose_name_is_free_and_that_has_not_said_so_has_died(apart,
         time.sleep(20)
         os._exit(0)
     try:
-        assert neighbours.died() == []
+        assert neighbours.died() == ""
         leaving.leave(range(4), 0, 5.0)
         leaving.close()
         dying.close()
-        assert neighbours.died() == []
+        assert neighbours.died() == ""
         end = time.monotonic() + 10  # the child may not have run yet
         while not (died := neighbours.died()) and time.monotonic() < end:
             time.sleep(0.05)
-        assert died == [2]
+        assert died.startswith("rank 2 has died, as rank 0")
         assert here.left == {1}
     finally:
         os.kill(child, signal.SIGKILL)
@@ -131,7 +119,7 @@ def test_the_ranks_of_this_node_are_those_that_the_launcher_names(told, ranks, m
         monkeypatch.delenv(name, raising=False)
     for name, value in told.items():
         monkeypatch.setenv(name, value)
-    assert _presence.node_ranks(4, 5) == ranks
+    assert _launcher.local_ranks(4, 5) == ranks
 
 
 def test_who_has_not_come_to_the_start_is_named_where_that_is_known(apart, monkeypatch):
@@ -140,53 +128,79 @@ def test_who_has_not_come_to_the_start_is_named_where_that_is_known(apart, monke
     gone.listen()
     gone.go()
     told = {4: [0, 1, 2, 3], 5: None}
-    monkeypatch.setattr(_liveness, "node_ranks", lambda _, size: told[size])
-    monkeypatch.setattr(_liveness, "count_of_node", lambda _, __: 4)
+    monkeypatch.setattr(_liveness, "local_ranks", lambda _, size: told[size])
+    monkeypatch.setattr(_liveness, "count_ranks_here", lambda _, __: 4)
     assert Start(here, 4).late() == (2, 3)
     assert "2 of this node have not come" in str(Start(here, 4))
     assert Start(here, 5).late() == ()
     assert "2 other ranks of this node have not come, [1] have" in str(Start(here, 5))
 
 
+RUNS = Whereabouts(False, "", "", ("", 0), ())
+
+
 class Ranks:
-    """Ranks that wait where they are told, and look at it in turns."""
+    """Ranks that make calls on meshes, each as far as it comes, and say where they are."""
 
-    def __init__(self, apart, n):
-        self.watches = [Watch(apart(rank), n) for rank in range(n)]
-        self.joined = [set() for _ in range(n)]
+    def __init__(self, calls, between=lambda: None):
+        self.calls = calls
+        self.begun = dict.fromkeys(calls, 0)
         self.waits = {}
+        self.between = between
+        self.searches = {rank: DeadlockSearch(rank, self.ask) for rank in calls}
 
-    def wait(self, rank, meeting, since):
-        self.joined[rank].add(meeting[:2])
-        self.waits[rank] = meeting, since
+    def meetings(self, rank):
+        """Return the meetings that a rank has joined."""
+        own = self.calls[rank][: self.begun[rank]]
+        return [(f"{mesh}", own[: i + 1].count(mesh)) for i, mesh in enumerate(own)]
 
-    def look(self, monkeypatch, order):
-        for rank in order:
-            joined = self.joined[rank]
-            with monkeypatch.context() as patch:
-                patch.setattr(_deadlock, "has_joined", lambda *at, joined=joined: at in joined)
-                meeting, since = self.waits.get(rank, (None, 0.0))
-                if told := self.watches[rank].elsewhere(meeting, f"in {meeting}", since):
-                    return told
-        return ""
+    def step(self, rank):
+        """Let a rank go on, if it can."""
+        wait = self.waits.get(rank)
+        if wait is not None:
+            if not all(wait.meeting in self.meetings(other) for other in wait.ranks):
+                return False
+            del self.waits[rank]
+            return True
+        if self.begun[rank] == len(self.calls[rank]):
+            return False
+        mesh = self.calls[rank][self.begun[rank]]
+        self.begun[rank] += 1
+        at = self.meetings(rank)[-1]
+        others = tuple(one for one in mesh if one != rank)
+        since = time.monotonic()
+        self.waits[rank] = Whereabouts(False, "", f"in {mesh}", at, others, since, NOBODY)
+        return True
+
+    def at(self, rank, meeting):
+        joined = meeting in self.meetings(rank)
+        return self.waits.get(rank, RUNS)._replace(has_joined=joined)
+
+    def ask(self, questions):
+        found = {}
+        for rank, meeting in questions:
+            self.between()
+            found[rank, meeting] = self.at(rank, meeting)
+        return found
+
+    def look(self, rank, seconds):
+        return self.searches[rank].find(self.at(rank, ("", 0)), seconds)
 
 
 @pytest.mark.parametrize("last", range(4))
-def test_a_circle_is_found_by_the_rank_that_waits_last(apart, monkeypatch, last):
-    n = 4
-    ranks = Ranks(apart, n)
-    began = time.monotonic() - 10
-    for rank in range(n):
+def test_a_circle_is_found_by_the_rank_that_waits_last(last):
+    ranks = Ranks({rank: [tuple(sorted((rank, (rank + 1) % 4)))] for rank in range(4)})
+    for rank in range(4):
         if rank != last:
-            ranks.wait(rank, Meeting(f"edge {rank}", 1, (rank, (rank + 1) % n)), began + rank)
-    assert ranks.look(monkeypatch, list(range(n)) * n) == ""
-    ranks.wait(last, Meeting(f"edge {last}", 1, (last, (last + 1) % n)), began + n)
-    told = ranks.look(monkeypatch, list(range(n)) * n)
+            ranks.step(rank)
+    assert [ranks.look(rank, 1.0) for rank in range(4)] == [""] * 4
+    ranks.step(last)
+    told = ranks.look(last, 0.3)
     assert "rank 3 waits for rank 0 (in " in told
     assert "none of them will come" in told
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=100)
 @given(data=st.data())
 def test_only_ranks_that_can_never_go_on_are_told_so(data):
     n = data.draw(st.integers(2, 4), label="ranks")
@@ -202,28 +216,16 @@ def test_only_ranks_that_can_never_go_on_are_told_so(data):
         )
         for rank in range(n)
     }
-    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
-        alone = os.urandom(8)
-        patch.setattr(_presence, "job", lambda: (alone,))
-        present = [Presence(rank) for rank in range(n)]
-        for one in present:
-            stack.callback(one.close)
-        ranks = Ranks(present.__getitem__, n)
-        begun = dict.fromkeys(range(n), 0)
-        turns = data.draw(st.lists(st.integers(0, n - 1), max_size=60), label="turns")
-        told = ""
-        for rank in [*turns, *list(range(n)) * 40]:
-            here = ranks.waits.get(rank)
-            if here is not None and all(here[0][:2] in ranks.joined[r] for r in here[0].ranks):
-                del ranks.waits[rank]  # all have come
-                here = None
-            if here is None and begun[rank] < len(calls[rank]):
-                mesh = calls[rank][begun[rank]]
-                begun[rank] += 1
-                number = calls[rank][: begun[rank]].count(mesh)
-                ranks.wait(rank, Meeting(f"{mesh}", number, mesh), time.monotonic() - 1)
-            elif told := ranks.look(patch, [rank]):
-                break
+    turns = data.draw(st.lists(st.integers(0, n - 1), max_size=60), label="turns")
+    ranks = Ranks(calls, lambda: turns and ranks.step(turns.pop()))  # others go on meanwhile
+    told, seconds = "", 1.0
+    while turns and not told:
+        ranks.step(turns.pop())
+        seconds *= 3  # each looks less and less often
+        told = next(filter(None, (ranks.look(rank, seconds) for rank in range(n))), "")
+    while not told and any(ranks.step(rank) for rank in range(n)):
+        pass
+    told = told or next(filter(None, (ranks.look(rank, 9 * seconds) for rank in range(n))), "")
     stuck = _stuck(calls)
     assert bool(told) == bool(stuck)
     assert {int(rank) for rank in re.findall(r"rank (\d) waits", told)} <= stuck
@@ -246,37 +248,49 @@ def _stuck(calls):
     return {rank for rank in calls if done[rank] < len(calls[rank])}
 
 
-def test_two_ranks_conclude_only_what_both_say(apart):
-    zero, one = Watch(apart(0), 2), Watch(apart(1), 2)
-    x, y = Meeting("x", 1, (0, 1)), Meeting("y", 1, (0, 1, 2))
-    began = time.monotonic() - 5
-    assert one.elsewhere(x, "in x", began) == ""
-    assert zero.elsewhere(None, "", 0.0) == ""  # it computes: nothing is said about it
-    assert one.elsewhere(x, "in x", began) == ""
-    assert zero.elsewhere(y, "in y", began + 1) == ""
-    assert one.elsewhere(x, "in x", began) == ""  # it has heard of y, and sends it on
-    message = zero.elsewhere(y, "in y", began + 1)
-    assert "rank 0 waits for rank 1 (in y), and rank 1 waits for rank 0 (in x)" in message
+@pytest.mark.parametrize(
+    ("first", "second", "is_behind", "is_stuck"),
+    [
+        (NOBODY, NOBODY, False, True),
+        (NOBODY, NOBODY, True, True),
+        (BACKGROUND, NOBODY, True, False),  # its thread in the background may come there
+        (BACKGROUND, NOBODY, False, True),  # it does not join what the main thread waits in
+        (ANY_THREAD, NOBODY, False, False),
+        (NOBODY, ANY_THREAD, False, False),
+    ],
+)
+def test_a_rank_that_has_a_thread_which_could_join_is_not_in_a_deadlock(
+    first, second, is_behind, is_stuck
+):
+    at = [
+        Whereabouts(False, "", "in x", ("x", 1), (1,), 5.0, first),
+        Whereabouts(False, "", "in y", ("y", 1), (0,), 6.0, second, is_behind),
+    ]
+    search = DeadlockSearch(0, lambda asked: {one: at[one[0]] for one in asked})
+    told = search.find(at[0], 1.0) if first != ANY_THREAD else ""
+    assert bool(told) == is_stuck
+    if told:
+        assert "rank 0 waits for rank 1 (in x), and rank 1 waits for rank 0 (in y)" in told
 
 
-def test_an_answer_about_a_meeting_that_is_over_is_not_concluded_from(apart):
-    zero, one = Watch(apart(0), 2), Watch(apart(1), 2)
-    x, y = Meeting("x", 1, (0, 1)), Meeting("y", 1, (0, 1, 2))
-    began = time.monotonic() - 5
-    zero.elsewhere(x, "in x", began)
-    one.elsewhere(y, "in y", began - 1)
-    assert zero.elsewhere(x._replace(number=2), "in x", began + 4) == ""
-
-
-def test_a_rank_that_waits_where_this_one_has_been_is_on_its_way(apart):
-    zero, one = Watch(apart(0), 2), Watch(apart(1), 2)
-    x, y = Meeting("x", 1, (0, 1)), Meeting("y", 1, (0, 1, 2))
-    began = time.monotonic() - 5
-    one.elsewhere(y, "in y", began)
-    _presence.joining("y", y.ranks)
-    assert zero.elsewhere(x, "in x", began + 1) == ""
-    assert one.elsewhere(y, "in y", began) == ""
-    assert zero.elsewhere(x, "in x", began + 1) == ""
+@pytest.mark.parametrize(
+    "later",
+    [
+        {"has_joined": True},
+        {"meeting": ("y", 2)},
+        {"since": 7.0},
+        {"may_join": ANY_THREAD},
+    ],
+)
+def test_a_rank_that_has_gone_on_meanwhile_is_not_in_a_deadlock(later):
+    here = Whereabouts(False, "", "in x", ("x", 1), (1,), 5.0, NOBODY)
+    there = Whereabouts(False, "", "in y", ("y", 1), (0,), 6.0, NOBODY)
+    times = iter([there, there._replace(**later)])
+    search = DeadlockSearch(
+        0, lambda asked: {one: here if one[0] == 0 else next(times) for one in asked}
+    )
+    assert search.find(here, 1.0) == ""
+    assert search.find(here, 1.5) == ""  # it does not ask again before long
 
 
 def test_what_is_read_late_about_a_place_that_is_no_more_is_not_concluded_from():
@@ -284,32 +298,24 @@ def test_what_is_read_late_about_a_place_that_is_no_more_is_not_concluded_from()
         joined = 5
 
     rounds = Rounds()
-    _presence.counted_by("a channel", rounds)
-    assert _presence.has_joined("a channel", 5)
-    assert not _presence.has_joined("a channel", 6)
+    _waits.count_by("a channel", rounds)
+    assert _waits.has_joined("a channel", 5)
+    assert not _waits.has_joined("a channel", 6)
     del rounds
     gc.collect()
-    assert _presence.has_joined("a channel", 5)
-
-
-@pytest.mark.parametrize("message", [b"", b"[1]", b"null", b'["x", 1, [[2]]]', b"[[], {}, [7]]"])
-def test_what_cannot_be_read_is_left(apart, message):
-    zero, stranger = Watch(apart(0), 2), apart(1)
-    stranger.listen()
-    stranger.say([0], message)
-    x = Meeting("x", 1, (0, 1))
-    assert zero.elsewhere(x, "in x", time.monotonic() - 1) == ""
+    assert _waits.has_joined("a channel", 5)
 
 
 def test_a_name_that_is_free_soon_does_not_say_that_a_rank_has_gone(apart, monkeypatch):
-    zero, one = Watch(apart(0), 2), apart(1)
+    presence, one = apart(0), apart(1)
+    zero = Neighbours(presence, 2)
     meeting = Meeting("a place", 1, (0, 1))
     one.go()
     assert zero.gone(meeting, "in x") == ""
-    monkeypatch.setattr(zero._presence, "gone_without", lambda _: [])
+    monkeypatch.setattr(presence, "gone_without", lambda _: [])
     assert zero.gone(meeting, "in x") == ""
-    monkeypatch.setattr(zero._presence, "gone_without", lambda _: [1])
-    monkeypatch.setattr(_deadlock, "_SECONDS_GONE", 0.2)
+    monkeypatch.setattr(presence, "gone_without", lambda _: [1])
+    monkeypatch.setattr(_liveness, "_SECONDS_GONE", 0.2)
     assert zero.gone(meeting, "in x") == ""
     time.sleep(0.3)
     assert "rank 0 waits for ranks [1] (in x)" in zero.gone(meeting, "in x")
@@ -321,15 +327,15 @@ def test_a_job_is_named_by_what_its_launcher_says(monkeypatch):
             monkeypatch.delenv(name, raising=False)
         for name, value in told.items():
             monkeypatch.setenv(name, value)
-        return _job.job()
+        return _launcher.job()
 
-    monkeypatch.setattr(_job, "_launcher", lambda _: None)
-    alone = _job.process_namespace(), os.getppid()
+    monkeypatch.setattr(_launcher, "_launcher", lambda _: None)
+    alone = _launcher.process_namespace(), os.getppid()
     assert named() == alone
     assert named(SLURM_JOB_ID="5") == alone  # of which steps may have several jobs
     steps = [named(SLURM_JOB_ID="5", SLURM_STEP_ID=step) for step in "01"]
     spaces = [named(PMIX_NAMESPACE=name) for name in "ab"]
-    monkeypatch.setattr(_job, "_launcher", lambda _: (12, 34))
+    monkeypatch.setattr(_launcher, "_launcher", lambda _: (12, 34))
     started = named()
     below = [named(PMIX_NAMESPACE=name) for name in "ab"]
     assert len({*steps, *spaces, started, *below}) == 7
@@ -356,12 +362,3 @@ def test_only_threads_that_are_known_to_keep_apart_are_left_out():
     assert queue.get(timeout=10) == 1
     queue.close()
     queue.join_thread()
-
-
-def test_nobody_is_told_who_does_not_share_the_meeting(apart):
-    zero, one, two = (Watch(apart(rank), 3) for rank in range(3))
-    x, y = Meeting("x", 1, (0, 1)), Meeting("y", 1, (1, 2))
-    _presence.joining("y", y.ranks)
-    for _ in range(3):
-        for watch, meeting in ((zero, x), (one, y), (two, y)):
-            assert watch.elsewhere(meeting, "waits", time.monotonic() - 1) == ""

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import distarray
-from distarray.comm import _memory
+from distarray.comm import _launcher, _memory
 from distarray.comm.cuda import _awareness, _device
-from distarray.comm.failures import _presence, _watchdog
+from distarray.comm.failures import _watchdog
 from distarray.comm.kernels import _jit, _threads
 
 READERS = {
@@ -20,7 +20,7 @@ READERS = {
     "DISTARRAY_NUMBA": _jit._usable,
     "DISTARRAY_CUDA_AWARE": _awareness.setting,
     "DISTARRAY_LOCAL_RANK": _device.local_rank,
-    "DISTARRAY_RANKS_PER_NODE": lambda: _presence.node_colour(5),
+    "DISTARRAY_RANKS_PER_NODE": lambda: _launcher.node_name(5),
 }
 
 

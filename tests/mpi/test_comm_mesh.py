@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from distarray.comm import DeviceMesh, default_mesh, init_device_mesh, world
-from distarray.comm.failures._presence import node_colour
+from distarray.comm._launcher import node_name
 from distarray.errors import ArgumentTypeError, MeshError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -112,8 +112,8 @@ def test_duplicate_background_and_free():
 def test_pretended_nodes_share_memory_only_inside(monkeypatch):
     monkeypatch.setenv("DISTARRAY_RANKS_PER_NODE", "2")
     c = world().duplicate()
-    assert node_colour(0) == node_colour(1)
-    assert node_colour(1) != node_colour(2)
+    assert node_name(0) == node_name(1)
+    assert node_name(1) != node_name(2)
     with c.views(np.array([c.rank]), 1) as views:
         seen = [None if view is None else int(view[0]) for view in views]
     shared = world().reaches_all  # where the system does not let us, there is nothing to see

@@ -25,8 +25,8 @@ import numpy as np
 
 from distarray.comm import _backend, _settings
 from distarray.comm._collectives import OWN_TAG
+from distarray.comm._launcher import node_name
 from distarray.comm.cuda._switches import Finding, ask
-from distarray.comm.failures._presence import node_colour
 from distarray.errors import ArgumentError, MismatchError
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _colour(communicator: Communicator) -> str:
         return ""
     from mpi4py import MPI
 
-    return node_colour(MPI.COMM_WORLD.Get_rank())
+    return node_name(MPI.COMM_WORLD.Get_rank())
 
 
 def _of_library(communicator: Communicator) -> Finding:

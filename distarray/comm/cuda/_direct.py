@@ -16,7 +16,7 @@ from distarray.comm._requests import DONE, Pending, Request
 from distarray.comm._transport import Transport
 from distarray.comm.cuda._messages import Message, Plan
 from distarray.comm.cuda._staging import CHUNK_BYTES
-from distarray.comm.failures._watchdog import waiting
+from distarray.comm.failures._waits import waiting
 
 
 class _All:

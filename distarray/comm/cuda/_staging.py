@@ -29,7 +29,7 @@ from distarray.comm._requests import DONE, Pending, Request
 from distarray.comm._transport import Transport
 from distarray.comm.cuda import _pinned
 from distarray.comm.cuda._messages import Message, Plan
-from distarray.comm.failures._watchdog import waiting
+from distarray.comm.failures._waits import waiting
 from distarray.typing import Buffer
 
 CHUNK_BYTES: Final = 4 << 20

@@ -33,11 +33,20 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
-from distarray.comm.failures import _deadlock, _job, _presence, _watchdog
+from distarray.comm._launcher import (
+    Place,
+    count_ranks_here,
+    is_all_of_rank,
+    job,
+    launched_place,
+)
 from distarray.comm.failures._exit_status import watch_exit_status
 from distarray.comm.failures._liveness import Start
+from distarray.comm.failures._presence import Presence
+from distarray.comm.failures._waits import START, join_next, waiting
+from distarray.comm.failures._watchdog import Watchdog, line_of
 from distarray.errors import CommunicationError
 
 _SECONDS_BEFORE_OTHERS_PRINT = 1.0
@@ -72,11 +81,11 @@ def install() -> None:
     sys.excepthook = _ending.on_exception
     threading.excepthook = _ending.on_thread_exception
     atexit.register(_say_that_gone, os.getpid())
-    if _launched() is not None:
+    if launched_place() is not None:
         with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
             if not faulthandler.is_enabled():  # a crash tells its line
                 faulthandler.enable()
-        if _job.is_all_of_rank():
+        if is_all_of_rank():
             install_at_exit()
 
 
@@ -107,26 +116,27 @@ def watch() -> None:
     global _watched
     place = _place()
     if _watched is not None:
-        if _watched.place == place:
-            if _watched.others is not None:
-                _watched.others.neighbours.look()
+        before, watchdog = _watched
+        if before == place:
+            if not _is_spawned():
+                watchdog.neighbours.look()
             return
-        _watched.stop.set()
-        _present(_watched.place).close()
+        watchdog.stop()
+        _present(before).close()
         _watched = None
-    if place is not None:
-        others = None
-        if not _is_spawned():
-            _present(place).flush = _let_out
-            others = _deadlock.Watch(_present(place), place.size)
-        _watched = _Watched(place, others, _watchdog.watch(str(place), abort, others, end))
+    if place is None:
+        return
+    presence = None if _is_spawned() else _present(place)
+    if presence is not None:
+        presence.flush = _let_out
+    _watched = place, Watchdog(str(place), abort, presence, place.size, end)
 
 
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
     """Note that this rank starts MPI, which it does as soon as all others do."""
     global _is_starting
-    place = _launched()
+    place = launched_place()
     if place is None or _is_spawned():
         yield
         return
@@ -134,8 +144,8 @@ def starting() -> Iterator[None]:
     start = Start(_present(place), place.size)
     _is_starting = True
     try:
-        meeting = _presence.joining(_presence.START, start.ranks)
-        with _watchdog.waiting(start, meeting, start.late):
+        meeting = join_next(START, start.ranks)
+        with waiting(start, meeting, start.late):
             yield
     finally:
         _is_starting = False
@@ -144,21 +154,21 @@ def starting() -> Iterator[None]:
 
 def _say_that_gone(process: int) -> None:
     """Tell those who wait for this rank that it has come to the end of the program."""
-    place = _place() if _watched is None else _watched.place
+    place = _place() if _watched is None else _watched[0]
     if place is None or process != os.getpid() or _is_spawned():
         return
     _present(place).go()
     ranks = range(place.size)
     if _watched is not None:
         _present(place).leave(ranks, 0, _SECONDS_TO_COME)
-    elif _mpi() is None and _job.is_all_of_rank():
-        others = _presence.count_of_node(*place) - 1
+    elif _mpi() is None and is_all_of_rank():
+        others = count_ranks_here(*place) - 1
         _present(place).leave(ranks, others, _SECONDS_TO_COME, False)
 
 
 @lru_cache(maxsize=1)
-def _present(place: _Place) -> _presence.Presence:
-    return _presence.Presence(place.rank)
+def _present(place: Place) -> Presence:
+    return Presence(place.rank)
 
 
 def _is_spawned() -> bool:
@@ -186,7 +196,7 @@ def warn_if_alone() -> None:
 
     Each would run the whole program by itself, without an error.
     """
-    told = _launched()
+    told = launched_place()
     if told is not None:
         warnings.warn(
             f"the launcher started {told.size} processes, and MPI sees this one alone, as a "
@@ -198,51 +208,16 @@ def warn_if_alone() -> None:
         )
 
 
-_LAUNCHED = (
-    ("PMI_RANK", "PMI_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-)
-"""Where launchers say which rank of how many a process is."""
-
-
-class _Watched(NamedTuple):
-    """Which rank is watched, what it finds out, and what stops that, set."""
-
-    place: _Place
-    others: _deadlock.Watch | None
-    stop: threading.Event
-
-
-class _Place(NamedTuple):
-    """Which of several ranks this is."""
-
-    rank: int
-    size: int
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} of {self.size}"
-
-
-def _place() -> _Place | None:
+def _place() -> Place | None:
     """Return which of several ranks this is; None where it is the only one, or is done with MPI."""
     mpi = _mpi()
     if mpi is not None:
         if mpi.Is_finalized():
             return None
         comm = mpi.COMM_WORLD
-        place = _Place(comm.Get_rank(), comm.Get_size())
+        place = Place(comm.Get_rank(), comm.Get_size())
         return place if place.size > 1 else None
-    return _launched()
-
-
-def _launched() -> _Place | None:
-    """Return which of several ranks the launcher says this is; None where it says nothing."""
-    for rank, size in _LAUNCHED:
-        told = os.environ.get(rank, ""), os.environ.get(size, "")
-        if all(map(str.isdecimal, told)) and int(told[1]) > 1:
-            return _Place(*map(int, told))
-    return None
+    return launched_place()
 
 
 def _mpi() -> Any:
@@ -312,7 +287,7 @@ class _Leaving:
         place = _place()
         if place is None or os.getpid() != self._process or _is_spawned():
             _exit(status)
-        line = _watchdog.line_of(sys._getframe(1))
+        line = line_of(sys._getframe(1))
         presence = _present(place)
         presence.go()
         ranks = range(place.size)
@@ -378,7 +353,7 @@ class _Ending:
                 )
         abort(1)
 
-    def _announce(self, place: _Place) -> bool:
+    def _announce(self, place: Place) -> bool:
         """Say that this rank fails; False where another one does, and waits for this to join."""
         if place.rank != 0:
             _rest(place, _SECONDS_BEFORE_OTHERS_PRINT)
@@ -396,7 +371,7 @@ class _Ending:
         """
         import socket
 
-        name = f"\0distarray {os.getuid()} failing in {_job.job()}"
+        name = f"\0distarray {os.getuid()} failing in {job()}"
         self._voice = socket.socket(socket.AF_UNIX)
         try:
             self._voice.bind(name)
@@ -405,14 +380,14 @@ class _Ending:
         return True
 
 
-def _rest(place: _Place, seconds: float) -> None:
+def _rest(place: Place, seconds: float) -> None:
     """Sleep, and let out meanwhile what was printed if another rank asks for it."""
     (time.sleep if _is_spawned() else _present(place).rest)(seconds)
 
 
 _ending: _Ending | None = None
 _leaving: _Leaving | None = None
-_watched: _Watched | None = None
+_watched: tuple[Place, Watchdog] | None = None
 _is_starting = False
 _exit = os._exit
 

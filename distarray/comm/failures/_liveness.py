@@ -1,11 +1,12 @@
-"""Which ranks of this node are alive, and the start of MPI, where nothing else tells.
+"""Liveness of the ranks of this node: who has died, has gone, or has not come to the start of MPI.
 
 A rank is known from when it has taken its name (`_presence`). Twice a second its neighbours look
 whether the name is still taken. Who comes to the end of the program lets them know before; so a
 rank whose name is free, and that has let nobody know, has been killed, has crashed or has left by
 the back door (``os._exit``), and the job has to end. `_SECONDS_DEAD` go by first: launchers that
 end a job by themselves do so in this time, and ranks that all leave by the back door one after the
-other, at the end of the program, are left alone.
+other, at the end of the program, are left alone. A rank has gone without a meeting if it says that
+it has gone, and not that it has joined the meeting.
 
 Until ``MPI_Init`` has returned there are no ranks to ask, only names. A rank that waits there tells
 who of its node has not come, as far as it knows: who is on the node it knows from the launcher.
@@ -17,9 +18,15 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from distarray.comm.failures._presence import START, Presence, count_of_node, node_ranks
+from distarray.comm._launcher import count_ranks_here, local_ranks
+from distarray.comm.failures._presence import Presence, message_of_gone
+from distarray.comm.failures._waits import START, Meeting
 
 _SECONDS_DEAD: Final = 1.5
+_SECONDS_GONE: Final = 1.5
+"""How long a rank must be seen to have gone: a script may start one program after the other, and
+the names of the first are free when its processes are over."""
+
 _LONGEST_PAUSE: Final = 60.0  # seconds between looks for ranks that have taken their names since
 _SHOWN: Final = 8  # ranks that a message lists
 
@@ -37,9 +44,10 @@ class Neighbours:
 
     def __init__(self, presence: Presence, size: int) -> None:
         self._presence = presence
-        self._ranks = node_ranks(presence.rank, size) or range(size)
+        self._ranks = local_ranks(presence.rank, size) or range(size)
         self._known: set[int] = set()
         self._absent: dict[int, float] = {}  # since when
+        self._gone: dict[tuple[Meeting, int], float] = {}  # since when
         self._pause = 0.0
         self._look_at = 0.0
 
@@ -47,8 +55,8 @@ class Neighbours:
         """Look who has taken a name: when MPI has started, all that started it so."""
         self._known |= self._presence.here(self._ranks)
 
-    def died(self) -> list[int]:
-        """Return the ranks that have died; to be asked every now and then."""
+    def died(self) -> str:
+        """Return that ranks of this node have died, if so; to be asked every now and then."""
         now = time.monotonic()
         if now >= self._look_at:  # seldom: a node may have few of very many ranks
             self.look()
@@ -58,7 +66,25 @@ class Neighbours:
         self._presence.receive()  # after the look: who has left had said so before
         absent -= self._presence.left
         self._absent = {rank: self._absent.get(rank, now) for rank in absent}
-        return sorted(r for r, since in self._absent.items() if now - since >= _SECONDS_DEAD)
+        dead = sorted(r for r, since in self._absent.items() if now - since >= _SECONDS_DEAD)
+        return message_of_dead(self._presence.rank, dead) if dead else ""
+
+    def gone(self, meeting: Meeting, doing: object) -> str:
+        """Return that ranks have gone without a meeting at which this one waits, if so.
+
+        To be asked every now and then: a rank counts once it is found so for a while.
+        """
+        now = time.monotonic()
+        found = self._presence.gone_without(meeting)
+        self._gone = {
+            key: since for key, since in self._gone.items() if key[0] != meeting or key[1] in found
+        }
+        for rank in found:
+            self._gone.setdefault((meeting, rank), now)
+        gone = [rank for rank in found if now - self._gone[meeting, rank] >= _SECONDS_GONE]
+        if meeting.place == START:  # messages are of this start, and not of a program before
+            gone, doing = sorted(self._presence.never_started.union(gone)), START
+        return message_of_gone(self._presence.rank, gone, doing) if gone else ""
 
 
 class Start:
@@ -66,8 +92,8 @@ class Start:
 
     def __init__(self, presence: Presence, size: int) -> None:
         self._presence = presence
-        self._told = node_ranks(presence.rank, size)
-        self._count = count_of_node(presence.rank, size)
+        self._told = local_ranks(presence.rank, size)
+        self._count = count_ranks_here(presence.rank, size)
         self.ranks = tuple(self._told or range(size))
 
     def late(self) -> tuple[int, ...]:

@@ -1,155 +1,53 @@
-"""What ranks of a node tell each other beside MPI: who is there, has gone, and waits for what.
+"""Presence of the ranks of a node: names and messages beside MPI, by which they know of each other.
 
-A call that blocks in MPI, such as the one that makes a communicator, cannot learn that a rank it
-waits for has come to the end of the program, or waits for this one somewhere else. So every rank
-has a name on its node, made of what all ranks of the job know without asking: the job's name
-(`_job`) and its number. It takes the name when it starts MPI, and receives messages under it: of
-ranks that wait, of one that ends the job and lets the others write first what they hold back, and
-of one that comes to the end of the program. That one takes further names as well, which others can
-look up while it is in ``MPI_Finalize``. The names are those of sockets, which the system forgets
-with the process, however it ends: where a name is free again, and its rank has not said that it
-goes, the rank has died. Ranks of other nodes, or of containers with networks of their own, are not
-found: of them nothing is known. What follows from what is known, `_in_vain` and `_neighbours`
-conclude.
+A call that blocks in MPI cannot learn that a rank it waits for has come to the end of the program,
+or waits for this one somewhere else. So every rank has a name on its node, made of what all ranks
+of the job know without asking: the job's name (`_launcher`) and its number. It takes the name when
+it starts MPI, and receives messages under it: questions where it is, of one that ends the job and
+lets the others write first what they hold back, and of one that comes to the end of the program.
+That one takes further names as well, which others can look up while it is in ``MPI_Finalize``. The
+names are those of sockets, which the system forgets with the process, however it ends: where a name
+is free again, and its rank has not said that it goes, the rank has died. Ranks of other nodes, or
+of containers with networks of their own, are not found: of them nothing is known.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
+import json
 import os
 import select
 import socket
-import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final
 
+from distarray.comm import _launcher
 from distarray.comm._agreement import such_calls
-from distarray.comm._node import ranks
-from distarray.comm._settings import setting
-from distarray.comm.failures._job import job, process_namespace
-from distarray.errors import ArgumentError
+from distarray.comm.failures import _waits
+from distarray.comm.failures._roll_call import Asked, Whereabouts
+from distarray.comm.failures._waits import START, Meeting, Question
 
-BYTES_AT_MOST: Final = 1 << 16
-"""Of a message."""
-
-START: Final = "the start of MPI"
-"""The place of the first meeting."""
+_BYTES_AT_MOST: Final = 1 << 16  # of a message
+_SAID_AT_MOST: Final = 300  # characters of what a rank does, and of its line
+_RANKS_AT_MOST: Final = 1024  # that it says it waits for
 
 _LEAVES: Final = b"leaves"
 _NEVER: Final = b"never"  # the same of one that has not started MPI
 _FLUSH: Final = b"flush"
 _FLUSHED: Final = b"flushed"
-"""What messages begin with, and the sender's number follows; those of ranks that wait are JSON."""
+_WHERE: Final = b"where"  # then the question's number, and the meeting
+_HERE: Final = b"here"  # then the question's number, and the answer
+"""What messages begin with; the sender's number follows."""
 
 _ABSENT, _FULL, _TOLD = range(3)
-_KEPT: Final = 4096  # messages of ranks that wait, until they are read twice a second
+_KEPT: Final = 4096  # messages for ranks that have much to read
 _POLL: Final = 0.01  # seconds between looks for answers
-
-
-def node_colour(world_rank: int) -> str:
-    """Return what tells the node of this process: equal on the ranks that may share memory.
-
-    ``DISTARRAY_RANKS_PER_NODE=k`` makes believe, for tests, that every k consecutive ranks of
-    the MPI world are a node.
-    """
-    # Containers on one machine do not see each other's processes.
-    return f"{_machine(world_rank)} {process_namespace()}"
-
-
-def _machine(world_rank: int) -> str:
-    pretended = _pretended()
-    node = f"{world_rank // pretended} " if pretended else ""
-    try:
-        return node + Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return node + socket.gethostname()
-
-
-def _pretended() -> int:
-    told = setting("DISTARRAY_RANKS_PER_NODE")
-    if told and not (told.isdecimal() and int(told)):
-        raise ArgumentError(
-            f"DISTARRAY_RANKS_PER_NODE={told!r} is not a number of ranks; set a positive "
-            "integer, or unset it"
-        )
-    return int(told or 0)
-
-
-def node_ranks(world_rank: int, size: int) -> list[int] | None:
-    """Return the ranks of this node in the MPI world; None where nobody says which they are."""
-    pretended = _pretended()
-    if pretended:
-        first = world_rank // pretended * pretended
-        return list(range(first, min(first + pretended, size)))
-    of_slurm = os.environ.get("SLURM_GTIDS", "").split(",")
-    is_step = os.environ.get("SLURM_STEP_NUM_TASKS") == str(size)  # not a batch script's mpiexec
-    if is_step and all(map(str.isdecimal, of_slurm)):
-        return list(map(int, of_slurm))
-    return list(range(size)) if ranks() == size else None
-
-
-def count_of_node(world_rank: int, size: int) -> int:
-    """Return how many ranks this node has, or not too few."""
-    told = node_ranks(world_rank, size)
-    return min(ranks(), size) if told is None else len(told)
-
-
-class Meeting(NamedTuple):
-    """One of several things that some ranks do together, where each waits for all.
-
-    Attributes
-    ----------
-    place
-        What names the series that it is of, alike on these ranks.
-    number
-        Its position in the series, from 1.
-    ranks
-        Their numbers in the MPI world.
-    """
-
-    place: str
-    number: int
-    ranks: tuple[int, ...]
-
-
-class Rounds(Protocol):
-    """A series of meetings that counts them itself."""
-
-    @property
-    def joined(self) -> int:
-        """The number of those that this rank has joined."""
-
-
-_joined: dict[str, int] = {}
-_over: set[str] = set()  # places that counted themselves, and are no more
-_rounds: weakref.WeakValueDictionary[str, Rounds] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
-
-
-def joining(place: str, ranks: tuple[int, ...]) -> Meeting:
-    """Return the next meeting at a place, which this rank joins now."""
-    with _lock:
-        number = _joined[place] = _joined.get(place, 0) + 1
-    return Meeting(place, number, ranks)
-
-
-def counted_by(place: str, rounds: Rounds) -> None:
-    """Let something count the meetings at a place itself."""
-    _rounds[place] = rounds
-    weakref.finalize(rounds, _over.add, place).atexit = False
-
-
-def has_joined(place: str, number: int) -> bool:
-    """Tell whether this rank has joined a meeting."""
-    rounds = _rounds.get(place)
-    if place in _over:  # others may have said earlier what is read now
-        return True
-    return (rounds.joined if rounds is not None else _joined.get(place, 0)) >= number
+_SECONDS_TO_ANSWER: Final = 2.0  # for all that are asked at a time
 
 
 class Presence:
@@ -170,6 +68,8 @@ class Presence:
         Lets what this rank has printed leave it; called when another rank ends the job.
     flushed
         The ranks that have done that.
+    answer
+        Says where this rank is, about a meeting; None where it does not answer.
     """
 
     def __init__(self, rank: int) -> None:
@@ -178,9 +78,13 @@ class Presence:
         self.never_started: set[int] = set()
         self.flushed: set[int] = set()
         self.flush: Callable[[], object] = bool
-        self._said: deque[bytes] = deque(maxlen=_KEPT)
-        self._job = _digest(os.getuid(), job(), _machine(rank))
+        self.answer: Callable[[Question], Whereabouts] | None = None
+        self._job = _digest(os.getuid(), _launcher.job(), _launcher.machine_name(rank))
         self._socket: socket.socket | None = None
+        self._unsent: deque[tuple[int, bytes]] = deque(maxlen=_KEPT)
+        self._numbers = itertools.count()
+        self._open: dict[int, Asked] = {}  # questions by number
+        self._answers: dict[int, Whereabouts] = {}
         if not _present and hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=_forget_all)
         _present.add(self)
@@ -192,13 +96,11 @@ class Presence:
 
     def go(self) -> None:
         """Say that this rank will join no more meetings, and which it has joined."""
-        try:
-            for place, number in _joined.items():
+        with contextlib.suppress(OSError):  # too many, or no such names: nobody learns of it then
+            for place, number in _waits.joined.items():
                 for i in range(1, number + 1):
                     self._take(self._name(self.rank, _digest(place, i)))
             self._take(self._name(self.rank, "gone"))
-        except OSError:  # too many, or a system without such names: then nobody learns of it
-            pass
 
     def _take(self, name: str) -> None:
         """Take a name until the process is over, which is after the interpreter."""
@@ -215,19 +117,19 @@ class Presence:
 
         Those that are counted elsewhere have means of their own to find that out.
         """
-        if meeting.place in _rounds:
+        if _waits.counts_itself(meeting.place):
             return []
         joined = _digest(meeting.place, meeting.number)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as looking:
             return [
                 rank
                 for rank in meeting.ranks
                 if rank != self.rank
-                and _is_taken(asking, self._name(rank, "gone"))
-                and not _is_taken(asking, self._name(rank, joined))
+                and _is_taken(looking, self._name(rank, "gone"))
+                and not _is_taken(looking, self._name(rank, joined))
             ]
 
-    # --- while waiting ---------------------------------------------------------------------------
+    # --- messages --------------------------------------------------------------------------------
 
     def listen(self) -> None:
         """Take this rank's name, and receive what the others say, where the system allows it."""
@@ -245,47 +147,64 @@ class Presence:
             self._socket.close()
             self._socket = None
 
-    def say(self, ranks: Sequence[int], message: bytes) -> list[int]:
-        """Send other ranks a message; return those that have too much to read."""
-        return [rank for rank in ranks if self._tell(rank, message) == _FULL]
-
     def _tell(self, rank: int, message: bytes) -> int:
         """Send another rank a message; return whether it was there, and had room for it."""
-        if self._socket is None or rank == self.rank:
+        own = self._socket  # another thread may close it
+        if own is None or rank == self.rank:
             return _ABSENT
         try:
-            self._socket.sendto(message, self._name(rank))
+            own.sendto(message, self._name(rank))
         except BlockingIOError:
             return _FULL
         except OSError:
             return _ABSENT
         return _TOLD
 
-    def heard(self) -> list[bytes]:
-        """Return the messages of ranks that wait, since this was asked last."""
-        self.receive()
-        found = list(self._said)
-        self._said.clear()
-        return found
+    def _post(self, rank: int, message: bytes) -> bool:
+        """Send another rank a message, now or when it has read others; tell whether it is there."""
+        how = self._tell(rank, message)
+        if how == _FULL:
+            self._unsent.append((rank, message))
+        return how != _ABSENT
 
     def receive(self) -> None:
         """Take in what others have sent, and do what they ask for."""
-        own = self._socket  # another thread may close it
+        for _ in range(len(self._unsent)):
+            with contextlib.suppress(IndexError):  # another thread has sent it
+                self._post(*self._unsent.popleft())
+        own = self._socket
         with contextlib.suppress(OSError):  # there is no more
             while own is not None:
-                message = own.recv(BYTES_AT_MOST)
-                word, _, rank = message.partition(b" ")
-                if word in (_LEAVES, _NEVER):
-                    self.left.add(int(rank))
-                    if word == _NEVER:
-                        self.never_started.add(int(rank))
-                elif word == _FLUSH:
-                    self.flush()
-                    self._tell(int(rank), b"%s %d" % (_FLUSHED, self.rank))
-                elif word == _FLUSHED:
-                    self.flushed.add(int(rank))
-                else:
-                    self._said.append(message)
+                message = own.recv(_BYTES_AT_MOST)
+                with contextlib.suppress(ValueError, TypeError):  # not of our making
+                    word, rank, *rest = message.split(b" ", 3)
+                    self._take_in(word, int(rank), *rest)
+
+    def _take_in(self, word: bytes, rank: int, number: bytes = b"", text: bytes = b"") -> None:
+        if word in (_LEAVES, _NEVER):
+            self.left.add(rank)
+            if word == _NEVER:
+                self.never_started.add(rank)
+        elif word == _FLUSH:
+            self.flush()
+            self._tell(rank, b"%s %d" % (_FLUSHED, self.rank))
+        elif word == _FLUSHED:
+            self.flushed.add(rank)
+        elif word == _WHERE and self.answer is not None:
+            place, nth = json.loads(text)
+            at = self.answer((place, nth))
+            at = at._replace(
+                line=at.line[:_SAID_AT_MOST],
+                waits=at.waits[:_SAID_AT_MOST],
+                ranks=at.ranks[:_RANKS_AT_MOST],
+            )
+            self._post(rank, b"%s %d %s %s" % (_HERE, self.rank, number, json.dumps(at).encode()))
+        elif word == _HERE and int(number) in self._open:
+            found = Whereabouts(*json.loads(text))
+            place, nth = found.meeting
+            self._answers[int(number)] = found._replace(
+                meeting=(place, nth), ranks=tuple(found.ranks)
+            )
 
     def rest(self, seconds: float) -> None:
         """Sleep, and do meanwhile what others ask for."""
@@ -297,24 +216,46 @@ class Presence:
                 continue
             coming = select.poll()  # select() takes no files past 1023
             coming.register(own, select.POLLIN)
-            if coming.poll(left * 1000):
+            if coming.poll((min(left, _POLL) if self._unsent else left) * 1000) or self._unsent:
                 self.receive()
+
+    def ask(self, questions: Collection[Asked]) -> dict[Asked, Whereabouts]:
+        """Return where ranks are, about a meeting each; nothing of those that do not answer."""
+        found: dict[Asked, Whereabouts] = {}
+        numbers: dict[int, Asked] = {}
+        for rank, (place, nth) in questions:
+            if rank == self.rank and self.answer is not None:
+                found[rank, (place, nth)] = self.answer((place, nth))
+                continue
+            number = next(self._numbers)
+            self._open[number] = numbers[number] = rank, (place, nth)
+            text = json.dumps((place, nth)).encode()
+            if not self._post(rank, b"%s %d %d %s" % (_WHERE, self.rank, number, text)):
+                del self._open[number], numbers[number]
+        end = time.monotonic() + _SECONDS_TO_ANSWER
+        while not numbers.keys() <= self._answers.keys() and time.monotonic() < end:
+            self.rest(_POLL)
+        for number, asked in numbers.items():
+            del self._open[number]
+            if number in self._answers:
+                found[asked] = self._answers.pop(number)
+        return found
 
     # --- who is there ----------------------------------------------------------------------------
 
     def here(self, ranks: Iterable[int]) -> set[int]:
         """Return which other ranks have taken their names, and are alive."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
-            return {r for r in ranks if r != self.rank and _is_taken(asking, self._name(r))}
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as looking:
+            return {r for r in ranks if r != self.rank and _is_taken(looking, self._name(r))}
 
     def gone(self, ranks: Iterable[int]) -> set[int]:
         """Return which other ranks have come to the end of the program, as far as that is known."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as looking:
             return {
                 rank
                 for rank in ranks
                 if rank != self.rank
-                and (rank in self.left or _is_taken(asking, self._name(rank, "gone")))
+                and (rank in self.left or _is_taken(looking, self._name(rank, "gone")))
             }
 
     def let_flush(self, ranks: Iterable[int], seconds: float) -> None:
@@ -377,9 +318,9 @@ def message_of_gone(rank: int, gone: Sequence[int], doing: object) -> str:
     )
 
 
-def _is_taken(asking: socket.socket, name: str) -> bool:
+def _is_taken(looking: socket.socket, name: str) -> bool:
     try:
-        asking.connect(name)
+        looking.connect(name)
     except OSError:
         return False
     return True

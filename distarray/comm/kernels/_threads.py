@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from distarray.comm._node import ranks
+from distarray.comm._launcher import count_local_ranks
 from distarray.comm._settings import setting
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _configured() -> int:
 def _share_of_cores() -> int:
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, min(_MOST, cores // ranks()))
+    return max(1, min(_MOST, cores // count_local_ranks()))
 
 
 def _forget_pool() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from distarray.comm.failures._presence import Meeting
-from distarray.comm.failures._watchdog import waiting
+from distarray.comm.failures._waits import Meeting, waiting
 from distarray.comm.mpi._large_counts import Several
 from distarray.typing import Buffer
 

@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from distarray.comm.failures import _presence
-from distarray.comm.failures._presence import node_colour
-from distarray.comm.failures._watchdog import waiting
+from distarray.comm._launcher import node_name
+from distarray.comm.failures._waits import Meeting, count_by, join_next, waiting
 from distarray.comm.mpi._objects import all_gather_object, compare
 from distarray.comm.mpi._start import import_mpi
 from distarray.comm.shared_memory import _connect
@@ -77,7 +76,7 @@ class Base:
         """Return the numbers of some ranks in the MPI world; here, where it lacks some."""
         return tuple(self._numbers[rank] for rank in ranks)
 
-    def meeting(self, ranks: tuple[int, ...], what: str) -> _presence.Meeting | None:
+    def meeting(self, ranks: tuple[int, ...], what: str) -> Meeting | None:
         """Return the next meeting of some ranks for something, which this rank joins now.
 
         None where the MPI world does not have all the ranks.
@@ -85,7 +84,7 @@ class Base:
         if not self._in_world:
             return None
         members = self.world_ranks(ranks)
-        return _presence.joining(f"{what} of ranks {members}", members)
+        return join_next(f"{what} of ranks {members}", members)
 
     def first_call(self, ranks: tuple[int, ...]) -> str:
         """Return what some ranks do in a meeting, for messages."""
@@ -143,14 +142,14 @@ class Group:
         self._own, self._name = comm, name
         if name:
             self._place = f"call through {name} of ranks {self.world_ranks}"
-            _presence.counted_by(self._place, self)
+            count_by(self._place, self)
 
     @property
     def joined(self) -> int:
         """How many collective calls of MPI this rank has made, through ``mpi``."""
         return self._calls
 
-    def joining(self) -> _presence.Meeting | None:
+    def joining(self) -> Meeting | None:
         """Return the next of them as a meeting, which this rank joins now.
 
         None where the MPI world does not have all the ranks.
@@ -158,7 +157,7 @@ class Group:
         self._calls += 1
         if not self._place:
             return None
-        return _presence.Meeting(self._place, self._calls, self.world_ranks)
+        return Meeting(self._place, self._calls, self.world_ranks)
 
     def compare(self, token: int, what: object) -> None:
         """Check that all ranks do the same; see ``_mpi_objects.compare``."""
@@ -197,7 +196,7 @@ class Group:
             world_rank = import_mpi().COMM_WORLD.Get_rank()
             meeting = self.base.meeting(self.ranks, f"share of {self._name}")
             with waiting(self.base.first_call(self.ranks), meeting):
-                colours = all_gather_object(mpi, node_colour(world_rank))
+                colours = all_gather_object(mpi, node_name(world_rank))
                 mine = colours[self.rank]
                 self.ranks_per_node = _ranks_per_node(self.ranks, colours)
                 if len(set(colours)) == len(colours):

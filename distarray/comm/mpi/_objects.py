@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distarray.comm._agreement import mismatch_error
-from distarray.comm.failures._watchdog import waiting
+from distarray.comm.failures._waits import waiting
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -22,7 +22,7 @@ from distarray.comm._communicator import SMALL_BYTES, Communicator
 from distarray.comm._reductions import divide, plain_ufunc
 from distarray.comm._requests import DONE, Pending, Request
 from distarray.comm.failures import _abort
-from distarray.comm.failures._watchdog import answer, waiting
+from distarray.comm.failures._waits import waiting
 from distarray.comm.mpi import _large_counts
 from distarray.comm.mpi._calls import Call, Handle
 from distarray.comm.mpi._datatypes import carrier, moving_type, reducing_type
@@ -384,8 +384,6 @@ def world() -> MPICommunicator:
                     _abort.install()
                     _abort.install_at_exit()
                     _abort.watch()
-                    if mpi.Comm.Get_parent() == mpi.COMM_NULL:  # else a rank of that job is asked
-                        answer(base.rank)
                 else:
                     _abort.warn_if_alone()
                 _world = MPICommunicator(base.group(base.ranks), "world")

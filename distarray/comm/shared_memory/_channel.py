@@ -28,8 +28,9 @@ from distarray.comm import _backend, _memory, _requests
 from distarray.comm._agreement import mismatch_error
 from distarray.comm._packing import copy_box
 from distarray.comm.cuda import _ipc
-from distarray.comm.failures._presence import Meeting, counted_by, message_of_gone
-from distarray.comm.failures._watchdog import given_up, timeout, waiting
+from distarray.comm.failures._presence import message_of_gone
+from distarray.comm.failures._waits import Meeting, count_by, waiting
+from distarray.comm.failures._watchdog import given_up, timeout
 from distarray.comm.shared_memory._slots import (
     BARRIER,
     BLOCK_IN_ARENA,
@@ -128,7 +129,7 @@ class Channel:
     def meets(self, place: str) -> None:
         """Let others be told of long waits for rounds, which `place` names alike on all ranks."""
         self._place = place
-        counted_by(place, self)
+        count_by(place, self)
 
     def _named(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Return what the MPI world calls some ranks of the communicator."""
