@@ -356,7 +356,7 @@ MUTANTS = (
         "ops/_searching.py",
         "index + box[axis][0]",
         "index",
-        ("array/test_reductions.py::test_place_is_the_first_in_global_order_on_random_layouts",),
+        ("core/test_reductions.py::test_place_is_the_first_in_global_order_on_random_layouts",),
     ),
     Mutant(
         "of equal extremes the last one is found",
@@ -364,8 +364,8 @@ MUTANTS = (
         "np.where(matches, indices, _LAST).min(axis=0)",
         "np.where(matches, indices, -1).max(axis=0)",
         (
-            "array/test_reductions.py::test_place_is_the_first_in_global_order_on_random_layouts",
-            "array/test_reductions.py::test_ties_and_nans_go_to_the_lowest_index_across_columns",
+            "core/test_reductions.py::test_place_is_the_first_in_global_order_on_random_layouts",
+            "core/test_reductions.py::test_ties_and_nans_go_to_the_lowest_index_across_columns",
         ),
     ),
     Mutant(
@@ -373,28 +373,28 @@ MUTANTS = (
         "core/_folding.py",
         "result = ufunc(result, ufunc.reduce(rest, 0, dtype))",
         "pass",
-        ("array/test_reductions.py::test_large_blocks_reduce_as_accurately_as_numpy",),
+        ("core/test_reductions.py::test_large_blocks_reduce_as_accurately_as_numpy",),
     ),
     Mutant(
         "the means of two blocks count alike, however many items they have",
         "core/_moments.py",
         "mean = a.mean + delta * (b.count / count)",
         "mean = a.mean + delta / 2",
-        ("array/test_reductions.py::test_moment_agrees_with_numpy_on_random_layouts",),
+        ("core/test_reductions.py::test_moment_agrees_with_numpy_on_random_layouts",),
     ),
     Mutant(
         "the variance between blocks is forgotten",
         "core/_moments.py",
         "m2 = a.m2 + b.m2 + _squared(delta) * (a.count * (b.count / count))",
         "m2 = a.m2 + b.m2",
-        ("array/test_reductions.py::test_moment_agrees_with_numpy_on_random_layouts",),
+        ("core/test_reductions.py::test_moment_agrees_with_numpy_on_random_layouts",),
     ),
     Mutant(
         "states of blocks are merged with the wrong ranks",
         "core/_engine.py",
         "[(states[i], self._boxes[i]) for i in self._filled]",
         "[(states[self._filled[0]], self._boxes[i]) for i in self._filled]",
-        ("array/test_reductions.py::test_moment_agrees_with_numpy_on_random_layouts",),
+        ("core/test_reductions.py::test_moment_agrees_with_numpy_on_random_layouts",),
     ),
     Mutant(
         "ranks that make different calls do not hear of it",
@@ -415,21 +415,21 @@ MUTANTS = (
         "ops/_statistics.py",
         'np.true_divide(total, divisor, out=total, casting="unsafe")',
         "pass",
-        ("array/test_reductions.py::test_mean_of_an_integer_dtype_divides_the_whole_sum",),
+        ("core/test_reductions.py::test_mean_of_an_integer_dtype_divides_the_whole_sum",),
     ),
     Mutant(
         "the mirror image of a block comes from the rank itself",
         "ops/_windows.py",
         "size - 1 - c if m in cutting else c",
         "c if m in cutting else c",
-        ("array/test_shape.py::test_flip_and_triangles_agree_with_numpy",),
+        ("ops/test_shape.py::test_flip_and_triangles_agree_with_numpy",),
     ),
     Mutant(
         "a stretch of the flat order is shifted by one",
         "ops/_windows.py",
         "slice(at, end),",
         "slice(max(at - 1, 0), max(at - 1, 0) + end - at),",
-        ("array/test_shape.py::test_reshape_agrees_with_numpy",),
+        ("ops/test_shape.py::test_reshape_agrees_with_numpy",),
     ),
     # --- random ----------------------------------------------------------------------------------
     Mutant(

@@ -53,6 +53,8 @@ COMPUTE = ("benchmarks", "comm")
 ON_DEVICE = (
     "gpu",
     "array",
+    "core",
+    "ops",
     "redistribute/test_background.py",
     "random/test_generator.py",
     "torch/test_buffers.py",

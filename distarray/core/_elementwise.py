@@ -61,14 +61,15 @@ class Elementwise:
         The function of blocks, usually a NumPy ufunc.
     nin : int
         Number of operands.
-    kinds : str
-        Kinds of dtype the function is meant for; with "O" it also takes plain operands of Python
-        objects, of which it must make none.
     rules : tuple of Rule
         When a Partial input may stay so.
+    kinds : str
+        Kinds of dtype the function is meant for, for its documentation.
     check : callable, optional
         `check(operands)` refuses values that every rank knows, and that the function would refuse
         only where there are items; true if it may refuse values that only some ranks know.
+    objects : bool
+        Whether it takes plain operands of Python objects, too; it must make none.
     """
 
     __signature__: Any
@@ -79,9 +80,10 @@ class Elementwise:
         name: str,
         local: Callable[..., Any],
         nin: int,
-        kinds: str,
-        rules: tuple[Rule, ...],
+        rules: tuple[Rule, ...] = (),
+        kinds: str = "",
         check: Callable[[Sequence[Any]], bool] | None = None,
+        objects: bool = False,
     ) -> None:
         self.name = self.__name__ = name
         self.local = local
@@ -90,6 +92,7 @@ class Elementwise:
         self.kinds = kinds
         self.rules = rules
         self.check = check
+        self.objects = objects
         self.is_ufunc = isinstance(local, np.ufunc)
         self.resolutions: dict[Any, Resolution] = cache()
         self.dtypes: dict[Any, tuple[Any, ...]] = cache()
@@ -144,7 +147,7 @@ class Elementwise:
 
         `local` replaces the row's function of blocks; Partial inputs are then reduced first.
         """
-        operands = normalised(self.name, operands, "O" in self.kinds)
+        operands = normalised(self.name, operands, self.objects)
         uncertain = self.check is not None and self.check(operands)
         first = next((x for x in operands if isinstance(x, BaseArray)), None)
         if first is None:

@@ -216,7 +216,7 @@ class Step:
 
         def first(*blocks: Any) -> State:
             if exchange.has_items:
-                return tuple([_backend.to_host(part) for part in local(*blocks)])
+                return tuple([_backend.to_host(as_block(part)) for part in local(*blocks)])
             return exchange.nothing
 
         def exchanged(*blocks: Any) -> Buffer:

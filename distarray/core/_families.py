@@ -13,7 +13,7 @@ from distarray.core._base import BaseArray
 from distarray.core._dtypes import anything
 from distarray.core._elementwise import REFUSALS, Elementwise
 from distarray.core._paths import binary_path, inplace_path, unary_path
-from distarray.core._registry import register_ufunc
+from distarray.core._registry import register
 from distarray.core._rules import POINTWISE
 from distarray.core._spec import Rule
 from distarray.errors import ArgumentTypeError, DTypeError
@@ -70,8 +70,9 @@ class Equality(Binary):
 
     def __init__(self, *args: Any, compare: Callable[[Any, Any], Any]) -> None:
         super().__init__(*args)
-        kinds = self.kinds + "O"
-        self.general = Elementwise(self.name, compare, 2, kinds, self.rules, check=self._comparable)
+        self.general = Elementwise(
+            self.name, compare, 2, self.rules, check=self._comparable, objects=True
+        )
 
     def run(self, operands: Sequence[Any], local: Callable[..., Any] | None = None) -> Any:
         """Return the comparison of operands of any kind; see `Elementwise.run`."""
@@ -108,11 +109,11 @@ def unary(
     rules : tuple of Rule
         Which Partial inputs may stay.
     local : callable
-        The function of blocks; a ufunc is also registered for `__array_ufunc__`.
+        The function of blocks, usually NumPy's of this name.
     sentence : str
         First line of the documentation.
     """
-    return _described(Unary(name, local, 1, kinds, rules), ("x",), sentence)
+    return _described(Unary(name, local, 1, rules, kinds), ("x",), sentence)
 
 
 def binary(
@@ -128,31 +129,19 @@ def binary(
 
     `check(operands)` refuses values that every rank knows.
     """
-    return _described(Binary(name, local, 2, kinds, rules, check), ("x1", "x2"), sentence)
+    return _described(Binary(name, local, 2, rules, kinds, check), ("x1", "x2"), sentence)
 
 
 def equality(
     name: str, local: Callable[..., Any], compare: Callable[[Any, Any], Any], sentence: str
 ) -> Equality:
     """Return the row of a test of equality by a ufunc and by Python's operator; see `unary`."""
-    row = Equality(name, local, 2, anything, POINTWISE, compare=compare)
+    row = Equality(name, local, 2, POINTWISE, anything, compare=compare)
     return _described(row, ("x1", "x2"), sentence)
 
 
-def nary(
-    name: str,
-    operands: tuple[str, ...],
-    kinds: str,
-    rules: tuple[Rule, ...],
-    local: Callable[..., Any],
-    sentence: str,
-) -> Elementwise:
-    """Return the row of a function of any number of operands; see `unary`."""
-    return _described(Elementwise(name, local, len(operands), kinds, rules), operands, sentence)
-
-
 def _described(row: Row, operands: tuple[str, ...], sentence: str) -> Row:
-    """Give a row its documentation and signature, and register its ufunc."""
+    """Give a row its documentation and signature, and register it."""
     row.__doc__ = _docstrings.ELEMENTWISE.format(
         sentence=sentence,
         operands=_docstrings.operands(operands),
@@ -163,6 +152,4 @@ def _described(row: Row, operands: tuple[str, ...], sentence: str) -> Row:
     row.__signature__ = inspect.Signature([*positional, *(_OPTIONS if row.is_ufunc else ())])
     row.__qualname__ = row.name
     row.__module__ = "distarray"
-    if isinstance(row.local, np.ufunc):
-        register_ufunc(row.local, row)
-    return row
+    return register(row)

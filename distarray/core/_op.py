@@ -45,10 +45,6 @@ def _first_dtype(_: Op, call: Call) -> tuple[Any, Any]:
     return call.dtypes[0], call.dtypes[0]
 
 
-def _general(op: Op, *operands: Any) -> Any:
-    raise NotImplementedError(op.name)
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Op:
     """A function of distributed arrays, which `_engine.run` runs.
@@ -66,7 +62,7 @@ class Op:
     spec : callable
         `spec(op, call)` gives the axes that operands and result share; it checks shapes and
         arguments.
-    call : callable
+    call : callable, optional
         `call(op, *args, **options)` brings the public arguments to `run(op, operands, static)`.
     dtypes : callable
         `dtypes(op, call)` gives the dtype of what the local step gives (of each array of a state),
@@ -97,7 +93,7 @@ class Op:
     name: str
     local: Callable[..., Any]
     spec: Callable[[Op, Call], Spec]
-    call: Callable[..., Any] = _general
+    call: Callable[..., Any] | None = None
     dtypes: Callable[[Op, Call], tuple[Any, Any]] = _first_dtype
     bind: Callable[[Step], Callable[..., Any]] = _local
     combine: str | None = None
@@ -120,6 +116,7 @@ class Op:
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Call the function; see its own documentation."""
+        assert self.call is not None  # else a public function of its own runs it
         return self.call(self, *args, **options)
 
     def __repr__(self) -> str:

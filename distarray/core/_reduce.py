@@ -20,7 +20,7 @@ from distarray.core._engine import Step, run, run_one
 from distarray.core._op import Call, Op
 from distarray.core._operands import assign, broadcast_shape, normalised, plain
 from distarray.core._read_only import check_writable
-from distarray.core._registry import register_function, register_method, ufuncs
+from distarray.core._registry import methods, register, ufuncs
 from distarray.core._spec import Rule, Spec
 from distarray.core._spec import reduction as reduction_spec
 from distarray.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError, ShapeError
@@ -39,7 +39,7 @@ def reduction(
     local: Callable[..., Any],
     combine: str,
     accepts: tuple[str, ...],
-    *theirs: Callable[..., Any],
+    *,
     ufunc: np.ufunc | None = None,
     rules: tuple[Rule, ...] | None = None,
     dtypes: Dtypes | None = None,
@@ -57,8 +57,6 @@ def reduction(
         The Partial reduction of blocks' results.
     accepts : tuple of str
         NumPy's order of the arguments after the array.
-    *theirs
-        NumPy's functions that it answers for.
     ufunc : ufunc, optional
         The reduction's own ufunc: it answers for `ufunc.reduce`, and `initial` goes through it.
     rules : tuple of Rule, optional
@@ -81,9 +79,9 @@ def reduction(
         ufunc=ufunc,
     )
     op.describe(__doc__=_docstrings.reduction(op, sentence), __signature__=_signature(accepts))
-    register_function(*theirs)(op)
+    register(op)
     if ufunc is not None:
-        register_method(ufunc, "reduce", op)
+        methods[ufunc, "reduce"] = op
     return op
 
 

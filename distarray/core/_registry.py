@@ -1,4 +1,4 @@
-"""Which of our functions answers for which of NumPy's."""
+"""The registry: every function of arrays by its name, and which of NumPy's functions it answers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ from typing import Any, TypeVar
 import numpy as np
 
 from distarray.core._elementwise import Elementwise
-from distarray.core._rules import POINTWISE
 from distarray.errors import ArgumentTypeError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+ALIASES = {
+    "array_str": ("array2string",),
+    "concat": ("concatenate",),
+    "max": ("amax",),
+    "min": ("amin",),
+    "round": ("around",),
+}
+"""Other names of functions, where NumPy has a function of its own under them."""
+
+public: dict[str, Callable[..., Any]] = {}
+"""Our functions, by the array API standard's names or else NumPy's."""
 ufuncs: dict[np.ufunc, Any] = {}
 """Row of each ufunc, for `__array_ufunc__`."""
 methods: dict[tuple[np.ufunc, str], Callable[..., Any]] = {}
@@ -21,29 +31,27 @@ functions: dict[Callable[..., Any], Callable[..., Any]] = {}
 """Ours for each NumPy function that is no ufunc, for `__array_function__`."""
 
 
-def register_ufunc(ufunc: np.ufunc, row: Elementwise) -> None:
-    """Let `ufunc(x)` of a distributed array call `row` (the first row of a ufunc stays)."""
-    ufuncs.setdefault(ufunc, row)
+def register(ours: F, answer: Callable[..., Any] | None = None) -> F:
+    """Enter a function under its name, and let NumPy's of that name call it for distributed arrays.
 
+    The last one of a name counts: a public function after the operation that it runs.
 
-def register_method(ufunc: np.ufunc, method: str, function: Callable[..., Any]) -> None:
-    """Let a ufunc's method of a distributed array call `function(x, axis=, ...)`."""
-    methods[ufunc, method] = function
-
-
-def register_function(*theirs: Callable[..., Any]) -> Callable[[F], F]:
-    """Let NumPy functions called with a distributed array call the decorated one.
-
-    It must take NumPy's arguments, by position and by name; it may also be called as
-    `register_function(np.roll)(roll)` on a row.
+    Parameters
+    ----------
+    ours : callable
+        Takes NumPy's arguments, by position and by name.
+    answer : callable, optional
+        What NumPy's function calls, where `ours` does not.
     """
-
-    def register(ours: F) -> F:
-        for function in theirs:
-            functions[function] = ours
-        return ours
-
-    return register
+    name = ours.__name__
+    public[name] = ours
+    for one in (name, *ALIASES.get(name, ())):
+        theirs = getattr(np, one, None)
+        if isinstance(theirs, np.ufunc):
+            ufuncs[theirs] = ours
+        elif theirs is not None:
+            functions[theirs] = answer or ours
+    return ours
 
 
 def row_of(ufunc: np.ufunc) -> Any:
@@ -61,6 +69,6 @@ def row_of(ufunc: np.ufunc) -> Any:
                 f"{ufunc.__name__} works on whole axes ({ufunc.signature}) and has no distributed "
                 "form; apply it to blocks with x.to_local(), or to the whole with x.full_array()"
             )
-        row = Elementwise(ufunc.__name__, ufunc, ufunc.nin, "", POINTWISE)
+        row = Elementwise(ufunc.__name__, ufunc, ufunc.nin)
         ufuncs[ufunc] = row
     return row

@@ -12,7 +12,7 @@ import numpy as np
 
 from distarray.comm import _backend
 from distarray.core._base import BaseArray
-from distarray.core._registry import register_function, register_ufunc
+from distarray.core._registry import register, ufuncs
 from distarray.core._spec import Letters
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import dimmap
@@ -115,10 +115,9 @@ _vecdot: Any = Contraction("vecdot", _vecdot_letters, _local_vecdot)
 _tensordot = Contraction("tensordot", _tensordot_letters, np.tensordot)
 
 _matmul_pair = _matmul.pair
-register_ufunc(np.matmul, _matmul)
-register_ufunc(np.vecdot, _vecdot)
 
 
+@register
 def matmul(x1: Any, x2: Any, /) -> Any:
     """Return the matrix product.
 
@@ -150,6 +149,7 @@ def matmul(x1: Any, x2: Any, /) -> Any:
     return _matmul_pair(x1, x2)
 
 
+@register
 def dot(x1: Any, x2: Any, /) -> Any:
     """Return NumPy's dot product: the last axis of `x1` with the last but one of `x2`.
 
@@ -171,6 +171,7 @@ def dot(x1: Any, x2: Any, /) -> Any:
     return tensordot(x1, x2, axes=((-1,), (-2,)))
 
 
+@register
 def vecdot(x1: Any, x2: Any, /, axis: int = -1) -> Any:
     """Return the sum of `conj(x1) * x2` along an axis.
 
@@ -191,6 +192,7 @@ def vecdot(x1: Any, x2: Any, /, axis: int = -1) -> Any:
     return _vecdot.run((x1, x2), axis)
 
 
+@register
 def tensordot(x1: Any, x2: Any, /, axes: int | Sequence[Sequence[int]] = 2) -> Any:
     """Return the sum of products over several axes of both operands.
 
@@ -234,6 +236,7 @@ def tensordot(x1: Any, x2: Any, /, axes: int | Sequence[Sequence[int]] = 2) -> A
     return _tensordot.run((x1, x2), pair)
 
 
+@register
 def outer(x1: Any, x2: Any, /) -> Any:
     """Return the products of every item of `x1` with every item of `x2`, both taken as flat."""
     flat = [
@@ -242,6 +245,7 @@ def outer(x1: Any, x2: Any, /) -> Any:
     return _tensordot.run(flat, ((), ()))
 
 
+@register
 def inner(x1: Any, x2: Any, /) -> Any:
     """Return the sum of products over the last axis of both operands."""
     if any((x.ndim if isinstance(x, BaseArray) else np.ndim(x)) == 0 for x in (x1, x2)):
@@ -249,7 +253,5 @@ def inner(x1: Any, x2: Any, /) -> Any:
     return tensordot(x1, x2, axes=((-1,), (-1,)))
 
 
-register_function(np.dot)(dot)
-register_function(np.tensordot)(tensordot)
-register_function(np.outer)(outer)
-register_function(np.inner)(inner)
+ufuncs[np.matmul] = _matmul
+ufuncs[np.vecdot] = _vecdot

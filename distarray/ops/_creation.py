@@ -14,7 +14,7 @@ from distarray.core._arguments import chosen_mesh, plain_buffer
 from distarray.core._base import BaseArray, new_array
 from distarray.core._dtypes import checked_dtype
 from distarray.core._meshes import device_of
-from distarray.core._registry import register_function
+from distarray.core._registry import register
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -358,7 +358,7 @@ def _as_numpy(like: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-register_function(np.empty_like)(_as_numpy(empty_like))
-register_function(np.zeros_like)(_as_numpy(zeros_like))
-register_function(np.ones_like)(_as_numpy(ones_like))
-register_function(np.full_like)(_as_numpy(full_like))
+register(empty_like, _as_numpy(empty_like))
+register(zeros_like, _as_numpy(zeros_like))
+register(ones_like, _as_numpy(ones_like))
+register(full_like, _as_numpy(full_like))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.core._registry import register_function
+from distarray.core._registry import register
 from distarray.core._spec import Letters
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.ops._products import Contraction, Subscripts
@@ -124,4 +124,4 @@ def _numpy_einsum(subscripts: Any, *operands: Any, optimize: Any = False) -> Any
     return einsum(subscripts, *operands)
 
 
-register_function(np.einsum)(_numpy_einsum)
+register(einsum, _numpy_einsum)

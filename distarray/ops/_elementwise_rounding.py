@@ -9,13 +9,14 @@ import numpy as np
 
 from distarray.comm import _backend, _memory
 from distarray.core._base import BaseArray
-from distarray.core._dtypes import anything, checked_dtype, numeric
+from distarray.core._dtypes import checked_dtype, numeric
 from distarray.core._dtypes import real as real_kinds
-from distarray.core._families import nary, unary
+from distarray.core._elementwise import Elementwise
+from distarray.core._families import unary
 from distarray.core._float_errors import converted
 from distarray.core._meshes import device_of
 from distarray.core._operands import reduced
-from distarray.core._registry import register_function
+from distarray.core._registry import register
 from distarray.core._rules import LINEAR, POINTWISE
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.typing import Buffer
@@ -25,24 +26,20 @@ floor = unary("floor", real_kinds, POINTWISE, np.floor, "Round down.")
 trunc = unary("trunc", real_kinds, POINTWISE, np.trunc, "Round towards zero.")
 rint = unary("rint", numeric, POINTWISE, np.rint, "Round to the nearest integer, half to even.")
 conj = unary("conj", numeric, LINEAR, np.conjugate, "Return complex conjugates.")
-real_part = unary("real", numeric, LINEAR, np.real, "Return real parts.")
-imag_part = unary("imag", numeric, LINEAR, np.imag, "Return imaginary parts.")
 conjugate = conj
 
-_rounded = unary("round", numeric, POINTWISE, np.round, "Round to the nearest, half to even.")
-_clipped = nary(
-    "clip", ("x", "min", "max"), real_kinds, POINTWISE, np.clip, "Limit items to a range."
-)
-_chosen = nary(
-    "where", ("condition", "x1", "x2"), anything, POINTWISE, np.where, "Choose item by item."
-)
-_angle = unary("angle", numeric, POINTWISE, np.angle, "Return arguments of complex numbers.")
-_filled = unary("nan_to_num", numeric, POINTWISE, np.nan_to_num, "Replace NaN and infinities.")
-_close = nary("isclose", ("x1", "x2"), numeric, POINTWISE, np.isclose, "Tell where items agree.")
-_copied = unary("copy", anything, LINEAR, np.copy, "Copy.")
+# Functions with arguments of their own, as rows that public functions run.
+real_part = Elementwise("real", np.real, 1, LINEAR)
+imag_part = Elementwise("imag", np.imag, 1, LINEAR)
+_rounded = Elementwise("round", np.round, 1)
+_clipped = Elementwise("clip", np.clip, 3)
+_chosen = Elementwise("where", np.where, 3)
+_angle = Elementwise("angle", np.angle, 1)
+_filled = Elementwise("nan_to_num", np.nan_to_num, 1)
+_close = Elementwise("isclose", np.isclose, 2)
 
 
-@register_function(np.round, np.around)
+@register
 def round(x: Any, /, decimals: int = 0, out: Any = None) -> Any:
     """Round to a number of decimals, half to even; see NumPy's `round`."""
     local = functools.partial(np.round, decimals=decimals) if decimals else np.round
@@ -55,13 +52,13 @@ def round(x: Any, /, decimals: int = 0, out: Any = None) -> Any:
 around = round
 
 
-@register_function(np.fix)
+@register
 def fix(x: Any, /) -> Any:
     """Round towards zero."""
     return trunc(x)
 
 
-@register_function(np.clip)
+@register
 def clip(
     x: Any,
     /,
@@ -90,7 +87,7 @@ def clip(
     return _clipped.run((x, low, high))
 
 
-@register_function(np.where)
+@register
 def where(condition: Any, x1: Any = None, x2: Any = None, /) -> Any:
     """Return items of `x1` where `condition` is true, else of `x2`.
 
@@ -108,13 +105,13 @@ def where(condition: Any, x1: Any = None, x2: Any = None, /) -> Any:
     return _chosen.run((condition, x1, x2))
 
 
-@register_function(np.angle)
+@register
 def angle(x: Any, /, deg: bool = False) -> Any:
     """Return the angle of complex numbers, in radians or degrees."""
     return _angle.run((x,), functools.partial(np.angle, deg=deg))
 
 
-@register_function(np.nan_to_num)
+@register
 def nan_to_num(
     x: Any, /, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
 ) -> Any:
@@ -126,7 +123,7 @@ def nan_to_num(
     return assign_or_return(x, result)
 
 
-@register_function(np.isclose)
+@register
 def isclose(
     x1: Any, x2: Any, /, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> Any:
@@ -135,13 +132,13 @@ def isclose(
     return _close.run((x1, x2), local)
 
 
-@register_function(np.real)
+@register
 def real(x: Any, /) -> Any:
     """Return real parts: a view, but a read-only copy where `x` must be reduced first."""
     return _part(real_part, x)
 
 
-@register_function(np.imag)
+@register
 def imag(x: Any, /) -> Any:
     """Return imaginary parts; see `real`."""
     return _part(imag_part, x)
@@ -154,7 +151,7 @@ def _part(row: Any, x: Any) -> Any:
     return result
 
 
-@register_function(np.copy)
+@register
 def copy(x: Any, /, order: str = "K", subok: bool = True) -> Any:  # noqa: ARG001 (NumPy's)
     """Return an array of the same layout and values in memory of its own."""
     if not isinstance(x, BaseArray):
@@ -162,7 +159,7 @@ def copy(x: Any, /, order: str = "K", subok: bool = True) -> Any:  # noqa: ARG00
     return x._new(_copy_block(x._local, order), x._layout)
 
 
-@register_function(np.astype)
+@register
 def astype(
     x: Any,
     dtype: Any,

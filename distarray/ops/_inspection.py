@@ -10,37 +10,26 @@ from distarray.comm import _backend
 from distarray.core._base import BaseArray
 from distarray.core._on_device import copied_where
 from distarray.core._reduce import normalised_axes, reduced_count
-from distarray.core._registry import functions, register_function
+from distarray.core._registry import register
 from distarray.ops import _elementwise_arithmetic as arithmetic
 from distarray.ops import _elementwise_logic as logic
-from distarray.ops import _elementwise_transcendental as transcendental
 from distarray.ops import _reductions as reductions
 from distarray.ops._elementwise_rounding import isclose
 
-for _theirs, _row in (
-    (np.sinc, transcendental.sinc),
-    (np.i0, transcendental.i0),
-    (np.isreal, logic.isreal),
-    (np.iscomplex, logic.iscomplex),
-    (np.isposinf, logic.isposinf),
-    (np.isneginf, logic.isneginf),
-):
-    functions[_theirs] = _row
 
-
-@register_function(np.shape)
+@register
 def shape(x: Any, /) -> tuple[int, ...]:
     """Return the global shape."""
     return x.shape if isinstance(x, BaseArray) else np.shape(x)
 
 
-@register_function(np.ndim)
+@register
 def ndim(x: Any, /) -> int:
     """Return the number of axes."""
     return len(shape(x))
 
 
-@register_function(np.size)
+@register
 def size(x: Any, /, axis: Any = None) -> int:
     """Return the number of items, of the whole or along axes."""
     if axis is None:
@@ -49,37 +38,37 @@ def size(x: Any, /, axis: Any = None) -> int:
     return reduced_count(shape(x), axes)
 
 
-@register_function(np.iscomplexobj)
+@register
 def iscomplexobj(x: Any, /) -> bool:
     """Tell whether the dtype is complex."""
     return bool(np.dtype(x.dtype).kind == "c")
 
 
-@register_function(np.isrealobj)
+@register
 def isrealobj(x: Any, /) -> bool:
     """Tell whether the dtype is not complex."""
     return not iscomplexobj(x)
 
 
-@register_function(np.result_type)
+@register
 def result_type(*arrays_and_dtypes: Any) -> Any:
     """Return the dtype that NumPy promotes arrays, dtypes and Python numbers to."""
     return np.result_type(*(x.dtype if isinstance(x, BaseArray) else x for x in arrays_and_dtypes))
 
 
-@register_function(np.can_cast)
+@register
 def can_cast(from_: Any, to: Any, /, casting: Any = "safe") -> bool:
     """Tell whether a dtype, or that of an array, may be cast to another."""
     return np.can_cast(from_.dtype if isinstance(from_, BaseArray) else from_, to, casting)
 
 
-@register_function(np.common_type)
+@register
 def common_type(*arrays: Any) -> Any:
     """Return the inexact dtype that all arrays have in common."""
     return np.common_type(*(np.empty(0, x.dtype) for x in arrays))
 
 
-@register_function(np.allclose)
+@register
 def allclose(
     x1: Any, x2: Any, /, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> bool:
@@ -87,7 +76,7 @@ def allclose(
     return bool(reductions.all(isclose(x1, x2, rtol=rtol, atol=atol, equal_nan=equal_nan)))
 
 
-@register_function(np.array_equal)
+@register
 def array_equal(x1: Any, x2: Any, /, equal_nan: bool = False) -> bool:
     """Tell whether shapes and all items are equal; collective over the mesh."""
     if shape(x1) != shape(x2):
@@ -98,7 +87,7 @@ def array_equal(x1: Any, x2: Any, /, equal_nan: bool = False) -> bool:
     return bool(reductions.all(same))
 
 
-@register_function(np.array_equiv)
+@register
 def array_equiv(x1: Any, x2: Any, /) -> bool:
     """Tell whether all items are equal after broadcasting; collective over the mesh."""
     try:
@@ -108,7 +97,7 @@ def array_equiv(x1: Any, x2: Any, /) -> bool:
     return bool(reductions.all(logic.equal(x1, x2)))
 
 
-@register_function(np.copyto)
+@register
 def copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) -> None:
     """Copy values into an array, which keeps its layout and dtype."""
     if where is True:
@@ -130,13 +119,13 @@ def _copied(block: Any, mask: Any = True, *, out: Any = None, casting: Any = "sa
 _copied.masks = True  # type: ignore[attr-defined]
 
 
-@register_function(np.array_repr)
+@register
 def array_repr(arr: Any, *_options: Any, **_named: Any) -> str:
     """Return `repr(x)`."""
     return repr(arr)
 
 
-@register_function(np.array_str, np.array2string)
+@register
 def array_str(a: Any, *_options: Any, **_named: Any) -> str:
     """Return `str(x)`."""
     return str(a)

@@ -18,7 +18,7 @@ from distarray.core._dispatch import move
 from distarray.core._float_errors import converted
 from distarray.core._operands import checked, lifted_layouts, local_blocks, normalised
 from distarray.core._policy import permit
-from distarray.core._registry import register_function
+from distarray.core._registry import register
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import Layout, dimmap
 from distarray.ops._blocks import copied, empty_block
@@ -34,6 +34,7 @@ from distarray.typing import Axes, Buffer, Shape
 Part = tuple[Buffer, Layout]
 
 
+@register
 def concat(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: Any = None) -> Any:
     """Join arrays along an axis that they have.
 
@@ -177,6 +178,7 @@ def promoted(name: str, block: Buffer, layout: Layout, dtype: Any) -> Part:
     return converted(mesh, name, block.dtype, dtype, lambda: block.astype(dtype)), layout
 
 
+@register
 def stack(arrays: Sequence[Any], /, axis: int = 0) -> Any:
     """Join arrays of one shape along a new axis.
 
@@ -197,6 +199,7 @@ def stack(arrays: Sequence[Any], /, axis: int = 0) -> Any:
     return concat(wide, axis)
 
 
+@register
 def unstack(x: Any, /, axis: int = 0) -> tuple[Any, ...]:
     """Return the items along an axis as arrays without that axis; see indexing for their layout.
 
@@ -210,6 +213,7 @@ def unstack(x: Any, /, axis: int = 0) -> tuple[Any, ...]:
     return tuple(rows(x, ((*before, i) for i in range(x.shape[along]))))
 
 
+@register
 def roll(x: Any, /, shift: int | Sequence[int], axis: Axes = None) -> Any:
     """Return the array with its items shifted along some axes, those at the end coming first.
 
@@ -276,6 +280,7 @@ def _rolled(x: Any, shift: int, axis: int) -> Any:
     return x._new(out, layout)
 
 
+@register
 def repeat(x: Any, /, repeats: Any, axis: int | None = None) -> Any:
     """Return the array with every item repeated along an axis; nothing is sent.
 
@@ -327,6 +332,7 @@ def repeat(x: Any, /, repeats: Any, axis: int | None = None) -> Any:
     return x._new(_backend.namespace_of(x._local).repeat(x._local, own, along), after)
 
 
+@register
 def tile(x: Any, /, reps: int | Sequence[int]) -> Any:
     """Return the array put side by side with itself along its axes, in memory of its own.
 
@@ -362,11 +368,3 @@ def tile(x: Any, /, reps: int | Sequence[int]) -> Any:
         elif n > 1:
             x = concat([x] * n, axis=axis)
     return x
-
-
-register_function(np.concatenate)(concat)
-register_function(np.stack)(stack)
-register_function(np.unstack)(unstack)
-register_function(np.roll)(roll)
-register_function(np.repeat)(repeat)
-register_function(np.tile)(tile)

@@ -47,7 +47,6 @@ sum = reduction(
     by(np.add),
     "sum",
     _SUMS,
-    np.sum,
     ufunc=np.add,
 )
 prod = reduction(
@@ -56,7 +55,6 @@ prod = reduction(
     by(np.multiply),
     "prod",
     _SUMS,
-    np.prod,
     ufunc=np.multiply,
 )
 min = reduction(
@@ -65,8 +63,6 @@ min = reduction(
     by(np.minimum),
     "min",
     _EXTREMES,
-    np.min,
-    np.amin,
     ufunc=np.minimum,
 )
 max = reduction(
@@ -75,8 +71,6 @@ max = reduction(
     by(np.maximum),
     "max",
     _EXTREMES,
-    np.max,
-    np.amax,
     ufunc=np.maximum,
 )
 any = reduction(
@@ -85,7 +79,6 @@ any = reduction(
     by(np.logical_or, np.bool_),
     "any",
     _TRUTHS,
-    np.any,
     ufunc=np.logical_or,
 )
 all = reduction(
@@ -94,7 +87,6 @@ all = reduction(
     by(np.logical_and, np.bool_),
     "all",
     _TRUTHS,
-    np.all,
     ufunc=np.logical_and,
 )
 count_nonzero = reduction(
@@ -103,7 +95,6 @@ count_nonzero = reduction(
     _nonzero,
     "sum",
     ("axis", "keepdims"),
-    np.count_nonzero,
     rules=(),
 )
 

@@ -16,6 +16,7 @@ from distarray.comm import _backend
 from distarray.core._cache import cache, remember
 from distarray.core._operands import checked
 from distarray.core._policy import permit, permit_exchange
+from distarray.core._registry import register
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, dimmap
 from distarray.ops._blocks import empty_block, separate
@@ -84,6 +85,7 @@ class Program:
         return block.reshape(shape)
 
 
+@register
 def reshape(
     x: Any, /, shape: int | Sequence[int], order: str = "C", *, copy: bool | None = None
 ) -> Any:

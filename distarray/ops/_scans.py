@@ -21,7 +21,7 @@ from distarray.core._folding import reduce_block
 from distarray.core._op import Call, Op, State, States
 from distarray.core._operands import checked
 from distarray.core._reduce import ABSENT, check_out, local_dtype, normalised_axes
-from distarray.core._registry import register_function, register_method
+from distarray.core._registry import methods, register
 from distarray.core._spec import Spec
 from distarray.errors import ArgumentError, AxisError
 from distarray.layout import Layout
@@ -96,9 +96,9 @@ def scan(name: str, what: str, ufunc: np.ufunc, local: Callable[..., Any]) -> Op
     )
     text = _DOCUMENTATION.format(what=what, axis=axis, verb=verb, identity=ufunc.identity)
     op.describe(__doc__=text)
-    register_function(getattr(np, name))(op)
+    register(op)
     if not flat:
-        register_method(ufunc, "accumulate", op)
+        methods[ufunc, "accumulate"] = op
     return op
 
 
@@ -217,7 +217,7 @@ cumsum = scan("cumsum", "the sum of all items", np.add, np.cumsum)
 cumprod = scan("cumprod", "the product of all items", np.multiply, np.cumprod)
 
 
-@register_function(np.diff)
+@register
 def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = ABSENT, append: Any = ABSENT) -> Any:
     """Return the differences of neighbours along an axis, `n` times.
 

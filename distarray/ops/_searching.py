@@ -13,7 +13,7 @@ from distarray.core._dispatch import as_block
 from distarray.core._engine import Step, run_one
 from distarray.core._op import Call, Op, State, States
 from distarray.core._reduce import check_out, normalised_axes
-from distarray.core._registry import register_function
+from distarray.core._registry import register
 from distarray.core._spec import Spec
 from distarray.core._spec import reduction as reduction_spec
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
@@ -95,13 +95,13 @@ _first_smallest = _extreme("argmin", np.argmin, np.min)
 _first_largest = _extreme("argmax", np.argmax, np.max)
 
 
-@register_function(np.argmin)
+@register
 def argmin(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: bool = False) -> Any:
     """Return the global index of the smallest item; see `argmax`."""
     return _place(_first_smallest, x, axis, out, keepdims)
 
 
-@register_function(np.argmax)
+@register
 def argmax(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: bool = False) -> Any:
     """Return the global index of the largest item.
 

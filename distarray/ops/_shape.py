@@ -18,7 +18,7 @@ from distarray.comm import _backend
 from distarray.core._cache import cache, remember
 from distarray.core._dispatch import move
 from distarray.core._operands import checked
-from distarray.core._registry import register_function
+from distarray.core._registry import register
 from distarray.errors import ArgumentTypeError, AxisError, ShapeError
 from distarray.layout import DimMap, Layout, dimmap, propagate
 from distarray.ops._blocks import copied, empty_block
@@ -113,17 +113,7 @@ def _swapaxes(shape: Shape, pair: tuple[int, int]) -> tuple[DimMap, Any]:
     return _transpose(shape, order)
 
 
-def transpose(x: Any, /, axes: Sequence[int] | None = None) -> Any:
-    """Return the array with its axes in another order; default: reversed.
-
-    Raises
-    ------
-    AxisError
-        If `axes` is not a permutation of the axes.
-    """
-    return rename("transpose", x, _as_key(axes), _transpose)
-
-
+@register
 def permute_dims(x: Any, /, axes: Sequence[int]) -> Any:
     """Return the array with axis `axes[i]` as its axis i.
 
@@ -135,6 +125,19 @@ def permute_dims(x: Any, /, axes: Sequence[int]) -> Any:
     return rename("transpose", x, _as_key(axes), _transpose)
 
 
+@register
+def transpose(x: Any, /, axes: Sequence[int] | None = None) -> Any:
+    """Return the array with its axes in another order; default: reversed.
+
+    Raises
+    ------
+    AxisError
+        If `axes` is not a permutation of the axes.
+    """
+    return rename("transpose", x, _as_key(axes), _transpose)
+
+
+@register
 def matrix_transpose(x: Any, /) -> Any:
     """Return the array with its last two axes exchanged.
 
@@ -150,6 +153,7 @@ def matrix_transpose(x: Any, /) -> Any:
     return rename("swapaxes", x, (-1, -2), _swapaxes)
 
 
+@register
 def swapaxes(x: Any, /, axis1: int, axis2: int) -> Any:
     """Return the array with two axes exchanged.
 
@@ -161,6 +165,7 @@ def swapaxes(x: Any, /, axis1: int, axis2: int) -> Any:
     return rename("swapaxes", x, (_as_key(axis1), _as_key(axis2)), _swapaxes)
 
 
+@register
 def moveaxis(x: Any, /, source: Axes, destination: Axes) -> Any:
     """Return the array with axes `source` at places `destination`, the others in order.
 
@@ -191,6 +196,7 @@ def _expand_dims(shape: Shape, axes: Any) -> tuple[DimMap, Any]:
     return _relabelled(dimmap.expand_dims(shape, axes))
 
 
+@register
 def squeeze(x: Any, /, axis: Axes = None) -> Any:
     """Return the array without axes of length 1: those named, by default all.
 
@@ -204,6 +210,7 @@ def squeeze(x: Any, /, axis: Axes = None) -> Any:
     return rename("squeeze", x, _as_key(axis), _squeeze)
 
 
+@register
 def expand_dims(x: Any, /, axis: int | Sequence[int] = 0) -> Any:
     """Return the array with new axes of length 1 at the places `axis` of the result.
 
@@ -232,6 +239,7 @@ def _broadcast_to(before: Shape, after: Shape) -> tuple[DimMap, Any]:
     return dimmap.broadcast_to(before, after), local
 
 
+@register
 def broadcast_to(x: Any, /, shape: int | Sequence[int]) -> Any:
     """Return the array repeated to `shape` along new axes and those of length 1.
 
@@ -246,6 +254,7 @@ def broadcast_to(x: Any, /, shape: int | Sequence[int]) -> Any:
     return result._new(_backend.fixed(result._local), result._layout)
 
 
+@register
 def broadcast_arrays(*arrays: Any) -> tuple[Any, ...]:
     """Return the arrays, each broadcast to the shape that they have together.
 
@@ -268,11 +277,13 @@ def broadcast_arrays(*arrays: Any) -> tuple[Any, ...]:
 # --- one axis in flat order ----------------------------------------------------------------------
 
 
+@register
 def ravel(x: Any, /, order: str = "C") -> Any:
     """Return the items in row-major order as one axis; see `reshape`."""
     return reshape(checked("ravel", x), (-1,), order)
 
 
+@register
 def flatten(x: Any, /, order: str = "C") -> Any:
     """Return a copy of the items in row-major order as one axis; see `reshape`."""
     return reshape(checked("flatten", x), (-1,), order, copy=True)
@@ -281,6 +292,7 @@ def flatten(x: Any, /, order: str = "C") -> Any:
 # --- the order of the items ----------------------------------------------------------------------
 
 
+@register
 def flip(x: Any, /, axis: Axes = None) -> Any:
     """Return the array with the order of its items reversed along some axes, by default all.
 
@@ -295,11 +307,13 @@ def flip(x: Any, /, axis: Axes = None) -> Any:
     return x._new(_backend.fixed(block) if cut else block, after)
 
 
+@register
 def tril(x: Any, /, k: int = 0) -> Any:
     """Return the last two axes' items on and below diagonal `k`, zeros elsewhere."""
     return _triangle("tril", x, k, True)
 
 
+@register
 def triu(x: Any, /, k: int = 0) -> Any:
     """Return the last two axes' items on and above diagonal `k`, zeros elsewhere."""
     return _triangle("triu", x, k, False)
@@ -331,18 +345,3 @@ def whole_reduced(layout: Layout) -> Layout:
     ):
         return layout
     return layout.without_partial()
-
-
-register_function(np.reshape)(reshape)
-register_function(np.transpose)(transpose)
-register_function(np.matrix_transpose)(matrix_transpose)
-register_function(np.swapaxes)(swapaxes)
-register_function(np.moveaxis)(moveaxis)
-register_function(np.squeeze)(squeeze)
-register_function(np.expand_dims)(expand_dims)
-register_function(np.broadcast_to)(broadcast_to)
-register_function(np.broadcast_arrays)(broadcast_arrays)
-register_function(np.ravel)(ravel)
-register_function(np.flip)(flip)
-register_function(np.tril)(tril)
-register_function(np.triu)(triu)

@@ -25,7 +25,7 @@ from distarray.core._reduce import (
     reduction,
     result_dtype,
 )
-from distarray.core._registry import register_function
+from distarray.core._registry import register
 from distarray.core._spec import Spec
 from distarray.core._spec import reduction as reduction_spec
 from distarray.errors import ArgumentTypeError, DTypeError
@@ -99,7 +99,7 @@ _mean = reduction(
 )
 
 
-@register_function(np.mean)
+@register
 def mean(
     x: Any,
     /,
@@ -203,7 +203,7 @@ _variance = Op(
 )
 
 
-@register_function(np.var)
+@register
 def var(
     x: Any,
     /,
@@ -312,7 +312,7 @@ def _masked_variance(x: Any, axis: Any, ddof: float, keepdims: bool, mask: Any) 
     return astype(result, deviation.dtype if x.dtype.kind in "fc" else np.float64, copy=False)
 
 
-@register_function(np.std)
+@register
 def std(
     x: Any,
     /,
@@ -336,7 +336,7 @@ def std(
     return assign_or_return(out, root)
 
 
-@register_function(np.ptp)
+@register
 def ptp(x: Any, /, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
     """Return the largest less the smallest item over axes."""
     top = reductions.max(x, axis=axis, keepdims=keepdims)

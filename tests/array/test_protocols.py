@@ -119,7 +119,7 @@ def test_unsupported_numpy_functions_raise_and_name_the_remedy() -> None:
         with CommLog() as log:
             for call in (
                 lambda: np.unwrap(x),
-                lambda: np.add.accumulate(x),
+                lambda: np.subtract.accumulate(x),
                 lambda: np.add.outer(x, x),
                 lambda: np.subtract.reduce(x),
                 lambda: np.add(np.ones(6), x, out=np.ones(6)),

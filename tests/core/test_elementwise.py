@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,18 +14,8 @@ from distarray.core._elementwise import Elementwise
 from distarray.layout import Partial, Replicate, Shard
 from distarray.ops import _elementwise_arithmetic as arithmetic
 from distarray.ops import _elementwise_logic as logic
-from distarray.ops import _elementwise_rounding as rounding
-from distarray.ops import _elementwise_transcendental as transcendental
 from tests.array.strategies import Case, agrees, cases, on_ranks, pairs
 
-ROWS = {
-    name: row
-    for module in (arithmetic, logic, rounding, transcendental)
-    for name, row in vars(module).items()
-    if isinstance(row, Elementwise) and not name.startswith("_")
-}
-UNARY = {name: row for name, row in ROWS.items() if row.nin == 1}
-BINARY = {name: row for name, row in ROWS.items() if row.nin == 2}
 DTYPES = {
     "b": np.bool_,
     "i": np.int32,
@@ -34,21 +23,6 @@ DTYPES = {
     "f": np.float64,
     "c": np.complex128,
 }
-CLOSE = {"rtol": 1e-12, "atol": 1e-12}
-
-
-def dtypes_of(row: Elementwise) -> list[Any]:
-    """Return dtypes that the row's NumPy function takes."""
-    found = []
-    for dtype in (*DTYPES.values(), np.float32, np.float16, np.int64):
-        block = np.ones(1, dtype)
-        try:
-            with np.errstate(all="ignore"):
-                row.local(*[block] * row.nin)
-        except TypeError:
-            continue
-        found.append(dtype)
-    return found
 
 
 def tolerance(expected: Any) -> dict[str, float]:
@@ -77,37 +51,6 @@ def compare(row: Elementwise, *operands: Any) -> None:
                     agrees(result, wanted, **tolerance(wanted))
 
         on_ranks(program)
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("name", sorted(UNARY.keys() - {"isnat"}))
-@settings(max_examples=8)
-@given(data=st.data())
-def test_unary_row_agrees_with_numpy_on_random_layouts(name: str, data: st.DataObject) -> None:
-    row = UNARY[name]
-    dtypes = dtypes_of(row)
-    ops = ("sum", "avg", "max") if np.float64 in dtypes else ("sum", "bor")
-    compare(row, data.draw(cases(dtypes, ops)))
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("name", sorted(BINARY))
-@settings(max_examples=10)
-@given(data=st.data())
-def test_binary_row_agrees_with_numpy_on_random_layouts(name: str, data: st.DataObject) -> None:
-    row = BINARY[name]
-    x, y = data.draw(pairs(dtypes_of(row), ("sum", "max")))
-    if name in ("pow", "power"):  # NumPy refuses negative powers of integers
-        y = Case(y.mesh_shape, y.placements, np.abs(y.values), y.order, y.boundaries)
-    kind = data.draw(st.sampled_from(("arrays", "arrays", "plain", "number", "reflected")))
-    if kind == "plain":
-        compare(row, x, y.value)
-    elif kind == "number":
-        compare(row, x, y.value.dtype.type(3))
-    elif kind == "reflected":
-        compare(row, x.value.dtype.type(2), y)
-    else:
-        compare(row, x, y)
 
 
 @settings(max_examples=60)

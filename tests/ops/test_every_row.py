@@ -1,0 +1,321 @@
+"""Every function of the registry agrees with NumPy: any layout, uneven, empty, special values."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from distarray.array._array import DistArray
+from distarray.core._elementwise import Elementwise
+from distarray.core._registry import public
+from distarray.errors import DistArrayError
+from tests.array.strategies import (
+    KIND,
+    Case,
+    agrees,
+    cases,
+    on_ranks,
+    pairs,
+    special_cases,
+    special_pairs,
+)
+
+REAL = tuple(map(np.dtype, "?bBhHiIlLefd"))
+NUMBERS = (*REAL, *map(np.dtype, "FD"))
+ORDINARY = tuple(map(np.dtype, ("?", "i4", "u1", "f8", "f4", "c16", "f2")))
+TEXT_AND_TIMES = tuple(map(np.dtype, ("U3", "S3", "M8[s]", "m8[ns]") if KIND == "cpu" else ()))
+
+EXACT = {
+    "add", "subtract", "multiply", "divide", "floor_divide", "remainder", "negative", "positive",
+    "abs", "fabs", "sign", "signbit", "copysign", "heaviside", "maximum", "minimum", "fmax", "fmin",
+    "nextafter", "spacing", "frexp", "modf", "sqrt", "ldexp", "ceil", "floor", "trunc", "rint",
+    "conj", "real", "imag", "clip", "where", "nan_to_num", "fix",
+}  # fmt: skip
+"""Rows item by item whose floating-point results do not depend on the loop that NumPy takes."""
+
+Use = Callable[[Callable[..., Any], Any, int], Any]
+"""Calls a function, ours or NumPy's, with an array and a number that varies."""
+
+
+def _axis(x: Any, i: int) -> int:
+    return i % max(x.ndim, 1) - (x.ndim if i % 2 else 0)
+
+
+def _along(f: Any, x: Any, i: int) -> Any:
+    return f(x, axis=_axis(x, i))
+
+
+def _over(f: Any, x: Any, i: int) -> Any:
+    axes: tuple[Any, ...] = (None, _axis(x, i), tuple(range(x.ndim))[:: 1 + i % 2])
+    return f(x, axis=axes[i % 3] if x.ndim else None, keepdims=bool(i // 3 % 2))
+
+
+def _of_one_axis(f: Any, x: Any, i: int) -> Any:
+    axis = None if i % 2 or not x.ndim else _axis(x, i)
+    return f(x, axis=axis, keepdims=bool(i // 2 % 2))
+
+
+def _like(f: Any, x: Any, _: int) -> Any:
+    return f(x, dtype=np.int32) * 0
+
+
+def _copied(f: Any, x: Any, i: int) -> Any:
+    out = x.copy()
+    f(out, x[..., ::-1] if x.ndim and i % 2 else x)
+    return out
+
+
+CHOICES: dict[str, Use] = {
+    "all": _over,
+    "any": _over,
+    "argmax": _of_one_axis,
+    "argmin": _of_one_axis,
+    "count_nonzero": _over,
+    "max": _over,
+    "min": _over,
+    "array_equal": lambda f, x, i: f(x, x[..., ::-1] if x.ndim and i % 2 else x),
+    "array_equiv": lambda f, x, i: f(x, x[:1] if x.ndim and i % 2 else x),
+    "broadcast_arrays": lambda f, x, _: f(x, x[..., :1] if x.ndim else x),
+    "broadcast_to": lambda f, x, i: f(x, (1 + i % 3, *x.shape)),
+    "can_cast": lambda f, x, i: f(x.dtype, (np.float64, np.int8)[i % 2]),
+    "clip": lambda f, x, i: f(x, *((0, 2), (None, 1), (1, None))[i % 3]),
+    "concat": lambda f, x, i: f([x, x], axis=None if i % 4 == 3 else _axis(x, i)),
+    "copy": lambda f, x, _: f(x),
+    "copyto": _copied,
+    "expand_dims": lambda f, x, i: f(x, _axis(x, i)),
+    "flatten": lambda f, x, _: f(x),
+    "flip": lambda f, x, i: f(x) if i % 2 else _along(f, x, i),
+    "matrix_transpose": lambda f, x, _: f(x),
+    "moveaxis": lambda f, x, i: f(x, _axis(x, i), 0),
+    "ndim": lambda f, x, _: f(x),
+    "permute_dims": lambda f, x, _: f(x, tuple(reversed(range(x.ndim)))),
+    "ravel": lambda f, x, _: f(x),
+    "repeat": lambda f, x, i: f(x, i % 3, axis=None if i % 2 else _axis(x, i)),
+    "reshape": lambda f, x, i: f(x, ((-1,), (x.size, 1), (*x.shape, 1), (1, -1))[i % 4]),
+    "result_type": lambda f, x, _: f(x, np.float32),
+    "roll": lambda f, x, i: f(x, i - 3, axis=None if i % 2 else _axis(x, i)),
+    "shape": lambda f, x, _: f(x),
+    "size": lambda f, x, i: f(x) if i % 2 else f(x, _axis(x, i)),
+    "squeeze": lambda f, x, _: f(x),
+    "stack": lambda f, x, i: f([x, x], axis=_axis(x, i)),
+    "swapaxes": lambda f, x, i: f(x, 0, _axis(x, i)),
+    "tile": lambda f, x, i: f(x, ((2,), 1, (i % 3, 2))[i % 3]),
+    "transpose": lambda f, x, _: f(x),
+    "tril": lambda f, x, i: f(x, i - 3),
+    "triu": lambda f, x, i: f(x, i - 3),
+    "unstack": lambda f, x, i: f(x, axis=_axis(x, i)),
+    "where": lambda f, x, i: f(x == x, x, x[..., ::-1] if x.ndim and i % 2 else x),
+}
+"""Functions that move or choose items: exact whatever these are."""
+
+COMPUTED: dict[str, Use] = {
+    "cumprod": lambda f, x, i: f(x) if i % 2 else _along(f, x, i),
+    "cumsum": lambda f, x, i: f(x) if i % 2 else _along(f, x, i),
+    "cumulative_prod": lambda f, x, i: f(x, axis=_axis(x, i), include_initial=i % 2),
+    "cumulative_sum": lambda f, x, i: f(x, axis=_axis(x, i), include_initial=i % 2),
+    "mean": _over,
+    "prod": _over,
+    "ptp": _over,
+    "std": _over,
+    "sum": _over,
+    "var": _over,
+    "diff": lambda f, x, i: f(x, n=i % 3, axis=_axis(x, i)),
+    "allclose": lambda f, x, i: f(x, x + i % 2),
+    "angle": lambda f, x, i: f(x, deg=bool(i % 2)),
+    "astype": lambda f, x, i: f(x, (np.complex128, np.bool_)[i % 2]),
+    "common_type": lambda f, x, _: f(x),
+    "dot": lambda f, x, i: f(x, x) if x.ndim < 2 or i % 2 else f(x, x.T),
+    "einsum": lambda f, x, i: f(("ab,ab->a", "ab,cb->ca", "ab,ab->")[i % 3], x, x),
+    "empty_like": _like,
+    "fix": lambda f, x, _: f(x),
+    "full_like": lambda f, x, i: f(x, i),
+    "imag": lambda f, x, _: f(x),
+    "inner": lambda f, x, _: f(x, x),
+    "isclose": lambda f, x, i: f(x, x + i % 2),
+    "iscomplexobj": lambda f, x, _: f(x),
+    "isrealobj": lambda f, x, _: f(x),
+    "matmul": lambda f, x, _: f(x, x.T),
+    "nan_to_num": lambda f, x, i: f(x, nan=i),
+    "ones_like": _like,
+    "outer": lambda f, x, _: f(x, x),
+    "real": lambda f, x, _: f(x),
+    "round": lambda f, x, i: f(x, i - 3),
+    "tensordot": lambda f, x, i: f(x, x, axes=((_axis(x, i),), (_axis(x, i),))),
+    "vecdot": lambda f, x, i: f(x, x) if i % 2 else f(x, x, axis=_axis(x, i)),
+    "zeros_like": _like,
+}
+"""Functions that compute with items: small integers, with which all are exact but moments."""
+
+ONE_AXIS = ("cumulative_prod", "cumulative_sum", "diff", "repeat", "size", "vecdot")
+LEAST_AXES = {**dict.fromkeys(ONE_AXIS, 1), "cumprod": 1, "cumsum": 1, "tril": 2, "triu": 2}
+"""Where NumPy takes arrays of fewer axes, as if these had one more, and we refuse them."""
+
+TOLD = {"array_repr", "array_str"}
+"""Text, which tests/array/test_repr.py compares."""
+
+BY_ITEM = {name: row for name, row in public.items() if isinstance(row, Elementwise)}
+NUMPYS = {"flatten": np.ravel, "permute_dims": np.transpose}
+
+
+def test_every_row_is_proven_here() -> None:
+    assert public.keys() == BY_ITEM.keys() | CHOICES.keys() | COMPUTED.keys() | TOLD
+    assert not BY_ITEM.keys() & (CHOICES.keys() | COMPUTED.keys())
+
+
+# --- one comparison for all ----------------------------------------------------------------------
+
+
+def outcome(function: Callable[..., Any], *operands: Any) -> Any:
+    """Return what NumPy gives, as a tuple, or None where it raises or meets Python objects."""
+    if any(np.asarray(x).dtype == np.object_ for x in operands if not isinstance(x, int)):
+        return None
+    try:
+        results = function(*operands)
+    except (TypeError, ValueError, OverflowError, IndexError):
+        return None
+    results = results if type(results) in (tuple, list) else (results,)
+    known = [x if isinstance(x, (tuple, np.dtype, type)) else np.asarray(x) for x in results]
+    return None if any(getattr(x, "dtype", None) == np.object_ for x in known) else tuple(known)
+
+
+def compare(
+    function: Callable[..., Any], theirs: Any, *operands: Any, close: str = "", factor: int = 8
+) -> None:
+    """Check a function against NumPy's on operands that may be cases.
+
+    `close` has the kinds of results that may differ by `factor` times their precision.
+    """
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        expected = outcome(theirs, *(x.value if isinstance(x, Case) else x for x in operands))
+
+        def program() -> str | None:
+            with np.errstate(all="ignore"):
+                built = [x.build() if isinstance(x, Case) else x for x in operands]
+                arrays = [x for x in built if isinstance(x, DistArray)]
+                outside = any(x.mesh.coordinate is None for x in arrays)
+                if expected is None and outside:
+                    # What only values can tell it need not hear of.
+                    with contextlib.suppress(DistArrayError, TypeError):
+                        function(*built)
+                    return None
+                if expected is None:
+                    with pytest.raises((DistArrayError, TypeError)) as caught:
+                        function(*built)
+                    return str(caught.value)
+                try:
+                    results = function(*built)
+                except DistArrayError:
+                    if outside:  # a number, of which only the others know
+                        return None
+                    raise
+                results = results if type(results) in (tuple, list) else (results,)
+                for result, wanted in zip(results, expected, strict=True):
+                    _equals(result, wanted, close, factor)
+            return str([getattr(result, "dtype", result) for result in results])
+
+        said = {one for one in on_ranks(program) if one is not None}
+    assert len(said) == 1
+
+
+def _equals(result: Any, wanted: Any, close: str, factor: int) -> None:
+    if not isinstance(result, DistArray):
+        assert result == wanted
+        return
+    if wanted.dtype.kind in "US" and not wanted.ndim:  # NumPy's is cut to its text
+        wanted = wanted.astype(result.dtype)
+    epsilon = float(np.finfo(wanted.dtype).eps) if wanted.dtype.kind in close else 0.0
+    agrees(result, wanted, **({"rtol": factor * epsilon, "atol": 0.0} if epsilon else {}))
+
+
+def dtypes_of(row: Elementwise) -> list[Any]:
+    """Return dtypes that the row's NumPy function takes."""
+    found = []
+    for dtype in NUMBERS:
+        block = np.ones(1, dtype)
+        try:
+            with np.errstate(all="ignore"):
+                row.local(*[block] * row.nin)
+        except TypeError:
+            continue
+        found.append(dtype)
+    return found
+
+
+# --- the proof -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(BY_ITEM.keys() - {"isnat"}))
+@settings(max_examples=10)
+@given(data=st.data())
+def test_row_item_by_item(name: str, data: st.DataObject) -> None:
+    row = BY_ITEM[name]
+    kinds = dtypes_of(row)
+    special = data.draw(st.booleans()) and KIND == "cpu"  # others round, or order NaN, otherwise
+    ops = ("max", "min") if special else ("sum", "avg", "max") if row.nin == 1 else ("sum", "max")
+    if ops[1] == "avg" and np.dtype(np.float64) not in kinds:
+        ops = ("sum", "bor")
+    if row.nin == 1:
+        operands: Any = [data.draw((special_cases if special else cases)(kinds, ops))]
+    else:
+        operands = list(data.draw((special_pairs if special else pairs)(kinds, ops)))
+        if name == "pow":  # NumPy refuses negative powers of integers
+            y = operands[1]
+            operands[1] = replace(y, values=np.abs(y.values).astype(y.values.dtype))
+        kind = data.draw(st.sampled_from(("arrays", "arrays", "plain", "number", "reflected")))
+        x, y = operands
+        if kind == "plain":
+            operands = [x, y.value]
+        elif kind in ("number", "reflected"):
+            number = y.value.dtype.type(3)
+            operands = [x, number] if kind == "number" else [number, y]
+    compare(row, row.local, *operands, close="c" if name in EXACT and special else "fc")
+
+
+@pytest.mark.parametrize("name", sorted(CHOICES))
+@settings(max_examples=15)
+@given(data=st.data(), i=st.integers(0, 11))
+def test_row_that_moves_or_chooses_items(name: str, data: st.DataObject, i: int) -> None:
+    numbers_only = {
+        "argmax",
+        "argmin",
+        "clip",
+        "can_cast",
+        "result_type",
+        "tril",
+        "triu",
+        "all",
+        "any",
+    }
+    kinds = NUMBERS if name in numbers_only else (*NUMBERS, *TEXT_AND_TIMES)
+    kinds = REAL if name == "clip" else kinds
+    x = data.draw(special_cases(kinds, ("max",) if kinds is NUMBERS else ()))
+    assume(len(x.shape) >= LEAST_AXES.get(name, 0))
+    theirs = NUMPYS.get(name) or getattr(np, name)
+    use = CHOICES[name]
+    compare(lambda x: use(public[name], x, i), lambda x: use(theirs, x, i), x)
+
+
+@pytest.mark.parametrize("name", sorted(COMPUTED))
+@settings(max_examples=15)
+@given(data=st.data(), i=st.integers(0, 11))
+def test_row_that_computes_with_items(name: str, data: st.DataObject, i: int) -> None:
+    x = data.draw(cases(ORDINARY, ("sum", "max")))
+    assume(len(x.shape) >= LEAST_AXES.get(name, 0))
+    if "prod" in name:  # products of many items overflow, and where depends on their order
+        x.values[...] = np.sign(x.values.real.astype(np.float64))
+    theirs = NUMPYS.get(name) or getattr(np, name)
+    use = COMPUTED[name]
+    moments = {"mean", "var", "std", "angle"}
+    close = "fc" if name in moments or x.op == "avg" else ""
+    factor = 64 if name in ("var", "std") else 8
+    run = lambda function: lambda x: use(function, x, i)  # noqa: E731
+    compare(run(public[name]), run(theirs), x, close=close, factor=factor)
