@@ -38,9 +38,8 @@ from distarray.torch.parallel._style import ParallelStyle
 from distarray.torch.parallel.layers._lora import LowRankParallel
 from distarray.torch.parallel.layers._transformer import TransformerLayerParallel
 from distarray.torch.state._checkpoint import register_all as _register_all
-from distarray.torch.state._load_state_dict import load_state_dict
 from distarray.torch.state._optimizer_state import load_optimizer_state_dict, optimizer_state_dict
-from distarray.torch.state._state_dict import state_dict
+from distarray.torch.state._state_dict import load_state_dict, state_dict
 from distarray.torch.training._clip import clip_grad_norm_
 from distarray.torch.training._dropout import dropout
 from distarray.torch.training._grad_scaler import GradScaler

@@ -57,7 +57,7 @@ def test_parts_that_two_mesh_axes_cut(tmp_path):
     """As fully sharded parameters on top of fused weights of tensor parallelism have it."""
     from distarray.torch._layouts import Placed
     from distarray.torch.parallel import _fused
-    from distarray.torch.state._checkpoint_tensors import held
+    from distarray.torch.state._checkpoint import held
 
     full = np.arange(20)
     parts, units = (12, 8), (2, 2)

@@ -17,6 +17,7 @@ from distarray.comm import DeviceMesh
 from distarray.core._meshes import common_mesh, lift
 from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError, LayoutError
 from distarray.layout import Layout, Replicate, Shard, chunk
+from distarray.torch._full import scatter_from
 from distarray.torch._layouts import (
     Beside,
     Placed,
@@ -25,11 +26,10 @@ from distarray.torch._layouts import (
     place,
     placed_of,
 )
+from distarray.torch._share_records import note_placed
 from distarray.torch._shares import torn_among
-from distarray.torch._wholes import handed_out
 from distarray.torch.parallel._parameters import forget_graphs
 from distarray.torch.parallel.layers._vocabulary import local_padding
-from distarray.torch.state._share_records import note_placed
 
 Placement = Callable[[nn.Parameter], Shard | None]
 
@@ -106,7 +106,7 @@ class ShardedParameter:
             like = like.to(device)
             root = mesh.flat_ranks[0]
             whole = like if mesh.rank == root else None
-            block = handed_out(whole, Placed(self.layout), root, like.new_empty(0))
+            block = scatter_from(whole, Placed(self.layout), root, like.new_empty(0))
         forget_graphs(parameter)
         parameter.data = block
         self._place()

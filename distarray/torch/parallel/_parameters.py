@@ -16,12 +16,12 @@ from distarray.errors import ArgumentError, LayoutError, MismatchError
 from distarray.layout import Layout, Placement
 from distarray.torch._buffers import buffer_of
 from distarray.torch._compat import buffers_of, parameters_of
+from distarray.torch._full import scatter_from
 from distarray.torch._layouts import Placed, place, placed_of
 from distarray.torch._modules import state_of
 from distarray.torch._moves import check_mesh
+from distarray.torch._share_records import note_placed
 from distarray.torch._shares import block_of, in_full_order, is_sharded, placed_as
-from distarray.torch._wholes import handed_out
-from distarray.torch.state._share_records import note_placed
 
 __all__ = [
     "block_of",
@@ -201,4 +201,4 @@ def _agreed_block(
             )
         return block_of(whole, placed).clone(memory_format=torch.contiguous_format)
     rank = mesh.flat_ranks[source]
-    return handed_out(whole if mesh.rank == rank else None, placed, rank, whole)
+    return scatter_from(whole if mesh.rank == rank else None, placed, rank, whole)

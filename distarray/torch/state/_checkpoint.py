@@ -1,15 +1,410 @@
-"""Tell checkpoints of tensors, generators, modules and optimizers."""
+"""Tensors, generators, modules and optimizers in checkpoints, under the names of one process."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from distarray.checkpoint import register, register_maker
-from distarray.torch.state._checkpoint_modules import Modules
-from distarray.torch.state._checkpoint_optimizers import Optimizers
-from distarray.torch.state._checkpoint_tensors import Generators, Tensors, make_block, make_whole
+from distarray.checkpoint import (
+    Adapter,
+    Block,
+    Entry,
+    Finish,
+    LoadPlan,
+    Node,
+    Piece,
+    Placing,
+    SavePlan,
+    box_view,
+    dtype_of_spec,
+    encode_key,
+    join_name,
+    register,
+    register_maker,
+)
+from distarray.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CheckpointError,
+    DTypeError,
+    LayoutError,
+    StateDictError,
+)
+from distarray.layout import box as boxes
+from distarray.torch import _buffers
+from distarray.torch._layouts import Placed, own_placed, place, placed_of
+from distarray.torch._shares import torn_among
+from distarray.torch.parallel import _fused
+from distarray.torch.state._entries import ModuleState, OptimizerState
+from distarray.typing import Box
+
+_EXTRA = "_extra_state"
+_BITS = {1: torch.uint8, 2: torch.int16}
+
+
+class TensorPiece(Piece):
+    """A box of a tensor on any device; its bits where NumPy lacks the dtype."""
+
+    __slots__ = ()
+
+    def memory(self) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        """Return where the memory begins, its shape, and its strides in bytes."""
+        tensor = self.array
+        strides = tuple(stride * tensor.element_size() for stride in tensor.stride())
+        return tensor.data_ptr(), tuple(tensor.shape), strides
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the memory is the host's."""
+        return _buffers.gpu_of(self.array) is None
+
+    def part(self, box: Box) -> np.ndarray:
+        """Return the values of a box within this one, in host memory."""
+        part = box_view(self.array, boxes.shift(box, self.box))
+        found: np.ndarray = _buffers.on_host(part).numpy()
+        return found
+
+    def host_memory(self) -> np.ndarray:
+        """Return memory of the host to be filled."""
+        if self.is_on_host:
+            found: np.ndarray = self.array.numpy()
+            return found
+        return torch.empty(self.array.shape, dtype=self.array.dtype, device="cpu").numpy()
+
+    def close(self, filled: np.ndarray) -> None:
+        """Take what was filled, and let autograd know that the tensor has changed."""
+        if not self.is_on_host:
+            self.array.copy_(torch.from_numpy(filled))
+        if not self.array.is_inference():
+            torch.autograd.graph.increment_version(self.array)
+
+
+def spec_of(dtype: torch.dtype) -> str:
+    """Return the name of a dtype in a checkpoint.
+
+    Raises
+    ------
+    DTypeError
+        Checkpoints do not know it.
+    """
+    name = str(dtype).removeprefix("torch.")
+    try:
+        dtype_of_spec(name)
+    except CheckpointError:
+        raise DTypeError(
+            f"tensors of {dtype} cannot be saved; convert them, or save what they are made of"
+        ) from None
+    return name
+
+
+def torch_dtype(entry: Entry) -> torch.dtype:
+    """Return the dtype of a tensor for an array of a checkpoint.
+
+    Raises
+    ------
+    DTypeError
+        torch has none.
+    """
+    found = getattr(torch, entry.spec, None) if isinstance(entry.spec, str) else None
+    if not isinstance(found, torch.dtype):
+        raise DTypeError(f"torch has no dtype for {entry.name} of {entry.spec!r}")
+    return found
+
+
+def check_tensor(tensor: torch.Tensor, name: str) -> None:
+    """Raise unless a tensor has memory of its own that can be read or filled."""
+    hint = "convert it first"
+    if tensor.device.type == "meta":
+        hint = "materialise it first: module.to_empty(device='cpu')"
+    elif is_traceable_wrapper_subclass(tensor):
+        hint = "pass its plain local tensor, placed by dt.distribute_tensor or parallelize_module"
+    elif tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
+        return
+    raise ArgumentTypeError(
+        f"{name} is a {type(tensor).__name__} on {tensor.device} with layout {tensor.layout}: "
+        f"checkpoints take dense tensors with memory; {hint}"
+    )
+
+
+def block_of(tensor: torch.Tensor, placed: Placed | None, name: str) -> Block:
+    """Return what this rank holds of a tensor.
+
+    Parameters
+    ----------
+    placed
+        How it is a block of the whole; None for a tensor that every rank has.
+    """
+    check_tensor(tensor, name)
+    spec = spec_of(tensor.dtype)
+    plain = tensor.detach()
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    if np.dtype(dtype_of_spec(spec)).names:
+        plain = plain.view(_BITS[plain.element_size()])
+    if placed is None:
+        pieces: list[Piece] = [TensorPiece(boxes.whole(plain.shape), plain)]
+        return Block(spec, plain.shape, pieces, is_same=True)
+    if placed.layout.has_partial:
+        raise LayoutError(
+            f"{name} is placed as {placed.layout}: reduce it before it is saved or filled, by "
+            "dt.redistribute"
+        )
+    pieces = [TensorPiece(box, box_view(plain, own)) for box, own in held(placed)]
+    layout = placed.layout
+    return Block(spec, layout.shape, pieces, layout, is_torn=bool(placed.parts))
+
+
+def held(placed: Placed) -> list[tuple[Box, Box]]:
+    """Return which boxes of the whole tensor, in the order of one process, this rank holds.
+
+    Returns
+    -------
+    list of (box, box)
+        In the whole, and where in this rank's block; several where the axis consists of parts.
+    """
+    layout, parts, axis, units = placed
+    box = layout.local_box()
+    if box is None:
+        return []
+    if not parts:
+        return [(box, boxes.shift(box, box))]
+    # The mesh axis that cuts first deals out the parts; further ones cut what a rank of it has.
+    count = torn_among(placed)
+    (start, stop), found, at = box[axis], [], 0
+    for rank in range(count):
+        for piece in _fused.share(parts, units, count, rank):
+            length = piece.stop - piece.start
+            low, high = max(start, at), min(stop, at + length)
+            if low < high:
+                first = piece.start + low - at
+                found.append(
+                    (
+                        _with(box, axis, (first, first + high - low)),
+                        _with(boxes.shift(box, box), axis, (low - start, high - start)),
+                    )
+                )
+            at += length
+    return found
+
+
+def _with(box: Box, axis: int, interval: tuple[int, int]) -> Box:
+    return (*box[:axis], interval, *box[axis + 1 :])
+
+
+class Tensors(Adapter):
+    """Tensors that stand by themselves, placed or the same on every rank."""
+
+    def save(self, value: torch.Tensor, plan: SavePlan, name: str) -> Node:
+        """Save a tensor."""
+        return save_tensor(value, placed_of(value), plan, name)
+
+    def load(self, value: torch.Tensor, plan: LoadPlan, name: str) -> Finish:
+        """Fill a tensor in place."""
+        fill_tensor(value, placed_of(value), plan, name)
+        return lambda: value
+
+
+def save_tensor(tensor: torch.Tensor, placed: Placed | None, plan: SavePlan, name: str) -> Node:
+    """Return the node of a tensor, placed or not."""
+    kind = "tensor" if placed is None else "tensor block"
+    return plan.array(tensor, block_of(tensor, placed, name), name, kind)
+
+
+def fill_tensor(tensor: torch.Tensor, placed: Placed | None, plan: LoadPlan, name: str) -> None:
+    """Let a tensor be filled, in its own memory."""
+    if tensor.is_conj() or tensor.is_neg():
+        raise ArgumentTypeError(
+            f"{name} is a lazily conjugated or negated tensor, which cannot be filled; pass "
+            "tensor.resolve_conj().resolve_neg()"
+        )
+    block = block_of(tensor, placed, name)
+    plan.fill(name, block)
+
+
+def make_whole(entry: Entry, plan: LoadPlan) -> Finish:
+    """Make a tensor that every rank has."""
+    tensor = torch.empty(entry.shape, dtype=torch_dtype(entry))
+    plan.fill_entry(entry, block_of(tensor, None, entry.name))
+    return lambda: tensor
+
+
+def make_block(entry: Entry, plan: LoadPlan) -> Finish:
+    """Make this rank's block of a tensor, in the default placements on the default mesh."""
+    placed = Placed(Placing().layout(entry.shape))
+    tensor = torch.empty(placed.layout.local_shape(), dtype=torch_dtype(entry))
+    place(tensor, *placed)
+    plan.fill_entry(entry, block_of(tensor, placed, entry.name))
+    return lambda: tensor
+
+
+class Generators(Adapter):
+    """torch's generators, which must be alike on all ranks."""
+
+    def save(self, value: torch.Generator, plan: SavePlan, name: str) -> Node:
+        """Save the state."""
+        return {"object": "torch.Generator", "of": plan.node(value.get_state(), name)}
+
+    def load(self, value: torch.Generator, plan: LoadPlan, name: str) -> Finish:
+        """Set the state."""
+        made = plan.saved_value(name)
+
+        def finish() -> Any:
+            if made is not None:
+                value.set_state(made())
+            return value
+
+        return finish
+
+
+# --- modules and optimizers ----------------------------------------------------------------------
+
+
+class Modules(Adapter):
+    """Modules, parallelized in any way or not at all."""
+
+    def save(self, value: nn.Module, plan: SavePlan, name: str) -> Node:
+        """Save parameters, persistent buffers and extra states; a shared one once."""
+        pairs = []
+        for key, (one, placed) in ModuleState(value).entries.items():
+            pairs.append([key, _save(one, placed, plan, join_name(name, key))])
+        return {"object": type(value).__qualname__, "of": {"dict": pairs}}
+
+    def load(self, value: nn.Module, plan: LoadPlan, name: str) -> Finish:
+        """Fill parameters and buffers in place."""
+        fillable = {id(one) for one in (*value.parameters(), *value.buffers())}
+        extra: list[tuple[nn.Module, Finish]] = []
+        state = ModuleState(value)
+        names = state.names_by_value()
+        for key, (one, placed) in state.entries.items():
+            full = join_name(name, key)
+            owner, _, last = key.rpartition(".")
+            if last == _EXTRA:
+                made = plan.saved_value(full)
+                if made is not None:
+                    extra.append((value.get_submodule(owner), made))
+            elif id(one) not in fillable:
+                raise ArgumentError(
+                    f"{full} is no parameter or buffer of the {type(value).__name__}, but made "
+                    "by a hook of its state_dict(), so that it cannot be filled; load by "
+                    "dt.load_state_dict"
+                )
+            else:
+                # Of the names of a tied tensor one suffices; the first that is there counts.
+                tied = [join_name(name, other) for other in names[id(one)]]
+                there = [other for other in tied if plan.has(other)]
+                if full == (there or tied)[0]:
+                    fill_tensor(one, placed, plan, full)
+                elif full in there:
+                    plan.tie(full, there[0])
+
+        def finish() -> Any:
+            for module, made in extra:
+                module.set_extra_state(made())
+            return value
+
+        return finish
+
+
+class Optimizers(Adapter):
+    """Optimizers whose states have the shape of the parameter, or are the same on every rank."""
+
+    def save(self, value: Optimizer, plan: SavePlan, name: str) -> Node:
+        """Save states and hyperparameters."""
+        own = OptimizerState(value, _modules_in(plan.state))
+        states: dict[str, list[Any]] = {}
+        for _, parameter, key, (one, placed) in own.entries():
+            start = join_name(join_name(name, "state"), parameter)
+            node = _save(one, placed, plan, join_name(start, key))
+            states.setdefault(parameter, []).append([encode_key(key, start), node])
+        return {
+            "object": type(value).__qualname__,
+            "of": {
+                "dict": [
+                    ["state", {"dict": [[p, {"dict": found}] for p, found in states.items()]}],
+                    ["param_groups", plan.node(own.groups, join_name(name, "param_groups"))],
+                ]
+            },
+        }
+
+    def load(self, value: Optimizer, plan: LoadPlan, name: str) -> Finish:
+        """Fill states, making those that are not there yet, and set hyperparameters."""
+        own = OptimizerState(value, _modules_in(plan.state))
+        start = join_name(name, "param_groups")
+        saved_groups = plan.saved_value(start)
+        made: dict[torch.Tensor, dict[Any, Finish]] = {}
+        for parameter, key in own.names.items():
+            for what, full in plan.children(join_name(join_name(name, "state"), key)):
+                one = _fill_state(value, parameter, what, plan, full)
+                if one is not None:
+                    made.setdefault(parameter, {})[what] = one
+        wrong = ""
+        if saved_groups is not None:
+            names = [plan.value(join_name(group, "params")) for _, group in plan.children(start)]
+            wrong = own.differing_groups(names)
+            if wrong:
+                plan.refuse_if_strict(
+                    f"{name} was saved with {wrong}; make the optimizer with the same groups"
+                )
+                try:
+                    own.match_groups([{"params": one} for one in names])
+                except StateDictError as error:
+                    plan.refuse(f"{name}: {error}")
+
+        def finish() -> Any:
+            groups: Sequence[Mapping[str, Any]] = value.param_groups
+            if saved_groups is not None:
+                groups = own.match_groups(saved_groups()) if wrong else saved_groups()
+            states = {p: {k: m() for k, m in one.items()} for p, one in made.items()}
+            own.load({**value.state, **states}, groups)
+            return value
+
+        return finish
+
+
+def _save(value: Any, placed: Placed | None, plan: SavePlan, name: str) -> Node:
+    if isinstance(value, torch.Tensor):
+        return save_tensor(value, placed, plan, name)
+    return plan.node(value, name)
+
+
+def _modules_in(state: Any, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules of a state, with their names."""
+    if isinstance(state, nn.Module):
+        yield name, state
+    elif isinstance(state, Mapping):
+        for key, value in state.items():
+            yield from _modules_in(value, join_name(name, key))
+    elif isinstance(state, (list, tuple)):
+        for index, value in enumerate(state):
+            yield from _modules_in(value, join_name(name, index))
+
+
+def _fill_state(
+    optimizer: Optimizer, parameter: torch.Tensor, what: Any, plan: LoadPlan, name: str
+) -> Finish | None:
+    """Let a state be filled: the tensor that is there, if it has the dtype, or a new one."""
+    found = plan.value(name) if plan.is_array(name) else None
+    if found is None:
+        return plan.saved_value(name)
+    placed = own_placed(parameter)
+    full = tuple(parameter.shape) if placed is None else placed.layout.shape
+    like = bool(found.shape) and found.shape == full
+    shape = tuple(parameter.shape) if like else found.shape
+    dtype = torch_dtype(found)
+    tensor = optimizer.state.get(parameter, {}).get(what)
+    if not isinstance(tensor, torch.Tensor) or (tensor.shape, tensor.dtype) != (shape, dtype):
+        device = parameter.device if shape else "cpu"
+        tensor = torch.empty(shape, dtype=dtype, device=device)
+        if like and shape == tuple(parameter.shape):
+            tensor = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    fill_tensor(tensor, placed if like else None, plan, name)
+    return lambda: tensor
 
 
 def register_all() -> None:

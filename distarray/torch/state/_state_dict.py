@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from distarray.comm import DeviceMesh
-from distarray.errors import ArgumentError, ArgumentTypeError
-from distarray.torch import _modules, _wholes
-from distarray.torch._layouts import Placed, place, placed_of
-from distarray.torch.state._share_records import without_records
+from distarray.errors import ArgumentTypeError, StateDictError
+from distarray.torch import _compat, _modules
+from distarray.torch._buffers import check_travels
+from distarray.torch._layouts import place
+from distarray.torch._share_records import difference, record_of, recorded, without_records
+from distarray.torch.state._entries import Entry, ModuleState, Receiver, Source
+
+_SHOWN = 8  # names that a message lists
 
 
 def state_dict(
@@ -48,89 +52,225 @@ def state_dict(
         parameters under every name, one tensor for all of them. What is not distributed shares its
         memory with the module.
     """
-    found = kept(module)
+    state = ModuleState(module)
     result: OrderedDict[str, Any] = OrderedDict()
-    if hasattr(found, "_metadata"):
-        known = found._metadata if not full else without_records(found._metadata)
+    if state.metadata is not None:
+        known = without_records(state.metadata) if full else state.metadata
         result._metadata = known  # type: ignore[attr-defined]
     if not full:
-        for name, value in found.items():
-            result[name] = _block(value, cpu)
+        for name, entry in state.entries.items():
+            result[name] = _block(entry, cpu)
         return result
-    if ranks != "all" and not isinstance(ranks, int):
-        raise ArgumentTypeError(f"ranks={ranks!r}: 'all', or the position of one rank in the mesh")
-    rank, here = None, True
-    if isinstance(ranks, int):
-        mesh = only_mesh(found, mesh, f"ranks={ranks}")
-        rank = _wholes.number_of(mesh, ranks)
-        here = mesh.rank == rank
+    receiver = Receiver(state, ranks, mesh, cpu=cpu)
     seen: dict[int, Any] = {}
-    for name, value in found.items():
-        if id(value) not in seen:
-            seen[id(value)] = _whole(value, rank, cpu)
-        if here:
-            result[name] = seen[id(value)]
+    for name, entry in state.entries.items():
+        key = id(entry.value)
+        if key not in seen:
+            seen[key] = receiver.gather(entry)
+        if receiver.is_here:
+            result[name] = seen[key]
         else:
-            seen[id(value)] = None
+            seen[key] = None
     return result
 
 
-def kept(module: nn.Module) -> OrderedDict[str, Any]:
-    """Return the state dict of parameters themselves, whose layouts are known."""
-    if not isinstance(module, nn.Module):
-        raise ArgumentTypeError(f"expected a torch.nn.Module, not {type(module).__name__}")
-    for child in module.modules():
-        _modules.place_parameters(child)
-    found: Any = module.state_dict(keep_vars=True)
-    return found  # type: ignore[no-any-return]
-
-
-def placements(found: Mapping[str, Any]) -> Iterator[tuple[str, Placed]]:
-    """Yield the names of a state dict that are distributed, and how."""
-    for name, value in found.items():
-        placed = placed_of(value) if isinstance(value, torch.Tensor) else None
-        if placed is not None:
-            yield name, placed
-
-
-def meshes(found: Mapping[str, Any]) -> list[Any]:
-    """Return the meshes that the parameters of a state dict are on, in its order."""
-    return list(dict.fromkeys(placed.layout.mesh for _, placed in placements(found)))
-
-
-def only_mesh(found: Mapping[str, Any], mesh: DeviceMesh | None, asked: str) -> Any:
-    """Return the mesh in which positions are meant, or raise."""
-    if mesh is not None:
-        return mesh
-    candidates = meshes(found)
-    if len(candidates) == 1:
-        return candidates[0]
-    on = ", ".join(map(str, candidates)) or "no mesh"
-    raise ArgumentError(
-        f"{asked} is a position in a mesh, but the module's parameters are on {on}; pass mesh="
-    )
-
-
-def _block(value: Any, cpu: bool) -> Any:
+def _block(entry: Entry, cpu: bool) -> Any:
+    value, placed = entry
     if not isinstance(value, torch.Tensor):
         return value
-    placed = placed_of(value)
     block = value.detach().cpu() if cpu else value.detach()
     if placed is not None:
         place(block, *placed)
     return block
 
 
-def _whole(value: Any, rank: int | None, cpu: bool) -> Any:
-    """Return a value as one process has it; anything on ranks that do not get it."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    placed = placed_of(value)
-    whole: torch.Tensor | None = value.detach()
-    if placed is not None:
-        block = value.detach()
-        if rank is None:
-            whole = _wholes.gathered_on_all(block, placed)
+# --- loading -------------------------------------------------------------------------------------
+
+
+class IncompatibleKeys(NamedTuple):
+    """Names that a state dict lacks, and names that the module lacks."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+class _Told(NamedTuple):
+    """What a state dict has, in a form that travels: shape and dtype of each tensor."""
+
+    tensors: dict[str, tuple[tuple[int, ...], torch.dtype] | None]
+    metadata: Any
+
+
+def load_state_dict(
+    module: nn.Module,
+    state: Mapping[str, Any] | None,
+    *,
+    strict: bool = True,
+    assign: bool = False,
+    src_data_rank: int | None = None,
+    mesh: DeviceMesh | None = None,
+) -> IncompatibleKeys:
+    """Load parameters and buffers under their names in one process (collective).
+
+    Parameters
+    ----------
+    module
+        Distributed or not, also materialised by ``to_empty`` or, with ``assign``, on meta.
+    state
+        Whole tensors, or this rank's blocks; one and the other may be mixed.
+    strict
+        Whether names must match exactly.
+    assign
+        Whether the module takes new parameters, of the dtype and device of the given tensors, and
+        not only their values.
+    src_data_rank
+        Position in ``mesh`` of the only rank whose ``state`` counts: of whole tensors, of which
+        each rank is sent its block, one module after another. With None every rank has its own.
+    mesh
+        For ``src_data_rank``; default: the mesh that all distributed parameters are placed on.
+
+    Returns
+    -------
+    IncompatibleKeys
+        ``missing_keys`` and ``unexpected_keys``, empty where ``strict``.
+
+    Raises
+    ------
+    StateDictError
+        Names do not match, or shapes are neither those of whole tensors nor of blocks; on every
+        rank, and nothing has been loaded.
+    """
+    own = ModuleState(module)
+    source = Source(own, src_data_rank, mesh)
+
+    def describe() -> _Told:
+        told = _describe(state)
+        _compare(own, told, strict, whole=source.is_one)
+        return told
+
+    told = source.agree("load_state_dict", {"strict": strict, "assign": assign}, describe)
+    keys = _compare(own, told, strict, whole=source.is_one)
+    tied = _tied(module)
+    for prefix, child in module.named_modules():
+        start = f"{prefix}." if prefix else ""
+        values = {
+            name: _take(own.entries[name], state, told.tensors[name], source, name, copied=assign)
+            for name in _names_of(child, start)
+            if name in told.tensors and name in own.entries
+        }
+        metadata = dict((told.metadata or {}).get(prefix, {}))
+        if assign:
+            metadata["assign_to_params_buffers"] = True
+        errors: list[str] = []
+        # As torch's load_state_dict does it, of each module by itself.
+        child._load_from_state_dict(values, start, metadata, False, [], [], errors)
+        if errors:
+            raise StateDictError(f"{prefix or 'the module'} refuses its state: {'; '.join(errors)}")
+        _modules.place_parameters(child)
+    if assign:
+        for (first, name), *others in tied:
+            for child, other in others:
+                _compat.parameters_of(child)[other] = _compat.parameters_of(first)[name]
+    return keys
+
+
+def _describe(state: Any) -> _Told:
+    if not isinstance(state, Mapping):
+        raise ArgumentTypeError(f"state is a mapping of names, not {type(state).__name__}")
+    tensors: dict[str, Any] = {}
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            check_travels(value)
+            tensors[name] = tuple(value.shape), value.dtype
         else:
-            whole = _wholes.gathered_on_one(block, placed, rank)
-    return whole.cpu() if cpu and whole is not None else whole
+            tensors[name] = None
+    return _Told(tensors, getattr(state, "_metadata", None))
+
+
+def _compare(own: ModuleState, told: _Told, strict: bool, whole: bool) -> IncompatibleKeys:
+    """Return the names that do not match, or raise where they or the shapes must."""
+    missing = [name for name in own.entries if name not in told.tensors]
+    unexpected = [name for name in told.tensors if name not in own.entries]
+    wrong = []
+    if strict and missing:
+        wrong.append(f"missing keys: {_listed(missing)}")
+    if strict and unexpected:
+        wrong.append(f"unexpected keys: {_listed(unexpected)}")
+    for name, (value, placed) in own.entries.items():
+        given = told.tensors.get(name)
+        if given is None or not isinstance(value, torch.Tensor):
+            continue
+        block = tuple(value.shape)
+        full = block if placed is None else placed.layout.shape
+        if given[0] != full and (whole or given[0] != block):
+            has = f"{name} has shape {given[0]}, where the module's has {full}"
+            wrong.append(has if whole or block == full else f"{has} (this rank's block: {block})")
+    for name, record in recorded(told.metadata):
+        tensor = told.tensors.get(name)
+        if tensor is not None and name in own.entries:
+            here = None if whole else record_of(own.entries[name].placed)
+            share = difference(name, record, tensor[0], here)
+            wrong += [] if share is None else [share]
+    module = own.module
+    known = {
+        name
+        for prefix, child in module.named_modules(remove_duplicate=False)
+        for name in _names_of(child, f"{prefix}." if prefix else "")
+    }
+    if odd := [name for name in own.entries if name not in known]:
+        wrong.append(
+            f"hooks of the module rename {_listed(odd)}; load it before it is parallelized"
+        )
+    if wrong:
+        raise StateDictError(
+            f"the state dict does not fit the {type(module).__name__}: {'; '.join(wrong[:_SHOWN])}"
+            + (f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else "")
+            + ". Pass the state of this module, whole or as blocks"
+            + (", or strict=False for names that differ" if missing or unexpected else "")
+        )
+    return IncompatibleKeys(missing, unexpected)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + more
+
+
+def _names_of(module: nn.Module, start: str) -> Iterator[str]:
+    """Yield every name that a state dict may have of a module itself."""
+    own = (*_compat.parameters_of(module), *_compat.buffers_of(module), "_extra_state")
+    yield from (start + name for name in own)
+
+
+def _take(
+    entry: Entry,
+    state: Mapping[str, Any] | None,
+    told: tuple[tuple[int, ...], torch.dtype] | None,
+    source: Source,
+    name: str,
+    *,
+    copied: bool,
+) -> Any:
+    """Return what a parameter, buffer or extra state takes, `copied` where it is a view."""
+    value, placed = entry
+    given = state[name] if source.is_here and state is not None else None
+    if told is None:
+        return source.broadcast(given)
+    shape, dtype = told
+    if not source.is_one and (placed is None or tuple(value.shape) == shape):
+        return given
+    device = "cpu" if value.device.type == "meta" else value.device
+    part = source.scatter(given, shape, dtype, placed, device)
+    if copied and not source.is_one:
+        return part.clone(memory_format=torch.contiguous_format)
+    return part
+
+
+def _tied(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """Return under which names each parameter is, where these are several."""
+    groups: dict[int, list[tuple[nn.Module, str]]] = {}
+    for child in module.modules():
+        for name, parameter in _compat.parameters_of(child).items():
+            if parameter is not None:
+                groups.setdefault(id(parameter), []).append((child, name))
+    return [group for group in groups.values() if len(group) > 1]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from distarray.torch._layouts import layout_of
-from distarray.torch.state._share_records import name_of
+from distarray.torch._share_records import name_of
 from distarray.torch.training._norms import Block, alike, distinct, total_norm
 
 

@@ -132,6 +132,27 @@ def test_what_does_not_fit_is_an_error():
 
 
 @pytest.mark.parametrize("source", [None, 0])
+def test_states_keep_the_dtype_that_they_were_saved_in(source):
+    """torch converts them to the dtype of the parameter, which loses what was saved."""
+
+    def program(mesh):
+        model = parallel(mesh)
+        optimizer = start(model, "adam")
+        steps(model, optimizer, 1)
+        state = dt.optimizer_state_dict(model, optimizer)
+        for kept in state["state"].values():
+            kept["exp_avg"] = kept["exp_avg"].float()
+        dt.load_optimizer_state_dict(model, optimizer, state, src_data_rank=source)
+        found = dt.optimizer_state_dict(model, optimizer)["state"]
+        for name, kept in state["state"].items():
+            for key in ("exp_avg", "exp_avg_sq"):
+                assert found[name][key].dtype is kept[key].dtype
+                torch.testing.assert_close(found[name][key], kept[key])
+
+    each((2,), program)
+
+
+@pytest.mark.parametrize("source", [None, 0])
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_model_that_has_grown(sharded, apart, source):

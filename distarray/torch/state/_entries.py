@@ -1,0 +1,312 @@
+"""Entries of states: what a module and an optimizer keep, under which names, and how it is placed.
+
+State dicts, states of optimizers and checkpoints see modules and optimizers through this alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from distarray.checkpoint import join_name
+from distarray.comm import DeviceMesh, all_gather_checked, by_answer
+from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError, StateDictError
+from distarray.layout import Layout, Replicate
+from distarray.torch import _modules
+from distarray.torch._full import gather_on_all, gather_on_one, lift_placed, rank_at, scatter_from
+from distarray.torch._layouts import Placed, own_placed
+from distarray.torch._shares import block_of, is_sharded
+
+T = TypeVar("T")
+
+
+class Entry(NamedTuple):
+    """One value of a state; `placed` tells how a tensor is a block, None where ranks have all."""
+
+    value: Any
+    placed: Placed | None
+
+
+class ModuleState:
+    """The parameters, persistent buffers and extra states of a module.
+
+    Attributes
+    ----------
+    entries
+        By their names in one process, in the order of torch's state dict; the parameters and
+        buffers themselves. Tied ones are there under every name.
+    metadata
+        What torch keeps beside a state dict.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        if not isinstance(module, nn.Module):
+            raise ArgumentTypeError(f"expected a torch.nn.Module, not {type(module).__name__}")
+        for child in module.modules():
+            _modules.place_parameters(child)
+        found: Any = module.state_dict(keep_vars=True)
+        self.module = module
+        self.metadata: dict[str, Any] | None = getattr(found, "_metadata", None)
+        self.entries = {name: _entry(value) for name, value in found.items()}
+
+    @property
+    def meshes(self) -> list[Any]:
+        """The meshes that parameters are placed on, in their order."""
+        placed = (entry.placed for entry in self.entries.values())
+        return list(dict.fromkeys(one.layout.mesh for one in placed if one is not None))
+
+    def choose_mesh(self, mesh: DeviceMesh | None, asked: str) -> Any:
+        """Return the mesh in which positions are meant, or raise."""
+        if mesh is not None:
+            return mesh
+        candidates = self.meshes
+        if len(candidates) == 1:
+            return candidates[0]
+        on = ", ".join(map(str, candidates)) or "no mesh"
+        raise ArgumentError(
+            f"{asked} is a position in a mesh, but the module's parameters are on {on}; pass mesh="
+        )
+
+    def names_by_value(self) -> dict[int, list[str]]:
+        """Return the names of each value, several for a tied one, by its id."""
+        found: dict[int, list[str]] = {}
+        for name, entry in self.entries.items():
+            found.setdefault(id(entry.value), []).append(name)
+        return found
+
+
+def _entry(value: Any) -> Entry:
+    return Entry(value, own_placed(value) if isinstance(value, torch.Tensor) else None)
+
+
+class OptimizerState:
+    """What an optimizer keeps of parameters, by the names that these have in a module.
+
+    Parameters
+    ----------
+    optimizer
+        Whose state.
+    modules
+        Where its parameters may be, with the names of the modules. Names are those within the
+        first module that has all of them; with the module's own where several do.
+    """
+
+    def __init__(self, optimizer: Optimizer, modules: Iterable[tuple[str, nn.Module]]) -> None:
+        self.optimizer = optimizer
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        wanted, kinds = set(held), []
+        known: dict[torch.Tensor, dict[str, str]] = {}
+        for path, module in modules:
+            kinds.append(type(module).__name__)
+            for child in module.modules():
+                _modules.place_parameters(child)
+            for name, parameter in module.named_parameters():
+                if parameter in wanted:
+                    known.setdefault(parameter, {}).setdefault(path, name)
+        unknown = sum(parameter not in known for parameter in held)
+        if unknown:
+            raise ArgumentError(
+                f"{unknown} of the {len(held)} parameters of the {type(optimizer).__name__} are "
+                f"none of the {' and '.join(kinds) or 'state'}'s; pass the module that it was made "
+                "for, beside it in a state that is saved (parallelize before the optimizer is made "
+                "where that replaces parameters)"
+            )
+        common = set[str]().union(*known.values()).intersection(*known.values())
+        self.names = {
+            p: known[p][min(common)] if common else join_name(*next(iter(known[p].items())))
+            for p in held
+        }
+
+    def entries(self) -> Iterator[tuple[torch.Tensor, str, Any, Entry]]:
+        """Yield parameter, its name, key and value of all that is kept.
+
+        Raises
+        ------
+        ArgumentError
+            A tensor of another shape than its parameter, which is cut.
+        """
+        for parameter, name in self.names.items():
+            placed = own_placed(parameter)
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                own = None
+                if placed is not None and isinstance(value, torch.Tensor) and value.ndim:
+                    if value.shape == parameter.shape:
+                        own = placed
+                    elif is_sharded(placed.layout):
+                        raise ArgumentError(
+                            f"the {type(self.optimizer).__name__} keeps {key!r} of shape "
+                            f"{tuple(value.shape)} for {name}, whose block has shape "
+                            f"{tuple(parameter.shape)}: how it is cut is not known; use an "
+                            "optimizer whose states have the shape of the parameter"
+                        )
+                yield parameter, name, key, Entry(value, own)
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The parameter groups, with names for parameters."""
+        return [
+            {**group, "params": [self.names[p] for p in group["params"]]}
+            for group in self.optimizer.param_groups
+        ]
+
+    def differing_groups(self, saved: Sequence[Sequence[str]]) -> str:
+        """Return how saved groups of names differ from those here; "" where they do not."""
+        here = [group["params"] for group in self.groups]
+        if list(map(set, saved)) == list(map(set, here)):
+            return ""
+        return f"parameter groups {[list(one) for one in saved]}, where the optimizer has {here}"
+
+    def match_groups(self, saved: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Return for each group the saved one with its parameters, or itself.
+
+        Raises
+        ------
+        StateDictError
+            A group has parameters of several.
+        """
+        found: list[Mapping[str, Any]] = []
+        for i, group in enumerate(self.groups):
+            sharing = [one for one in saved if not set(group["params"]).isdisjoint(one["params"])]
+            if len(sharing) > 1:
+                raise StateDictError(
+                    f"group {i} of the optimizer has parameters of {len(sharing)} groups of the "
+                    f"state, {[one['params'] for one in sharing]}, so that it is not known whose "
+                    "hyperparameters it takes; make the optimizer with these groups, and further "
+                    "ones for new parameters"
+                )
+            found.append(sharing[0] if sharing else group)
+        return found
+
+    def load(
+        self, states: Mapping[torch.Tensor, dict[Any, Any]], groups: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Give the optimizer states, and a saved group in the place of each of its own."""
+        index = {parameter: i for i, parameter in enumerate(self.names)}
+        own = [
+            {**saved, "params": [index[p] for p in group["params"]]}
+            for saved, group in zip(groups, self.optimizer.param_groups, strict=True)
+        ]
+        loaded = {index[p]: dict(one) for p, one in states.items()}
+        self.optimizer.load_state_dict({"state": loaded, "param_groups": own})
+        for parameter, one in states.items():
+            for key, value in one.items():
+                taken = self.optimizer.state[parameter].get(key)
+                # torch converts states to the dtype of the parameter, which loses what was saved.
+                if isinstance(taken, torch.Tensor) and taken.dtype != value.dtype:
+                    self.optimizer.state[parameter][key] = value.to(taken.device)
+
+
+# --- between blocks and whole tensors ------------------------------------------------------------
+
+
+class Receiver:
+    """Who gets whole tensors: all ranks, or the one at a position in a mesh.
+
+    Attributes
+    ----------
+    is_here
+        Whether this rank does.
+    """
+
+    def __init__(
+        self, state: ModuleState, ranks: str | int, mesh: DeviceMesh | None, *, cpu: bool
+    ) -> None:
+        if ranks != "all" and not isinstance(ranks, int):
+            raise ArgumentTypeError(
+                f"ranks={ranks!r}: 'all', or the position of one rank in the mesh"
+            )
+        self._rank: int | None = None
+        self.is_here = True
+        self._cpu = cpu
+        if isinstance(ranks, int):
+            chosen = state.choose_mesh(mesh, f"ranks={ranks}")
+            self._rank = rank_at(chosen, ranks)
+            self.is_here = chosen.rank == self._rank
+
+    def gather(self, entry: Entry) -> Any:
+        """Return a value as one process has it (collective); anything where it is not received."""
+        value, placed = entry
+        if not isinstance(value, torch.Tensor):
+            return value
+        whole: torch.Tensor | None = value.detach()
+        if placed is not None:
+            block, rank = value.detach(), self._rank
+            if rank is None:
+                whole = gather_on_all(block, placed)
+            else:
+                whole = gather_on_one(block, placed, rank)
+        return whole.cpu() if self._cpu and whole is not None else whole
+
+
+class Source:
+    """Whose state is loaded: that of every rank, or of the one at a position in a mesh.
+
+    Attributes
+    ----------
+    is_one
+        Whether it is that of one rank.
+    is_here
+        Whether this rank's state counts.
+    """
+
+    def __init__(self, state: ModuleState, position: int | None, mesh: DeviceMesh | None) -> None:
+        self._rank: int | None = None
+        self._mesh: Any = mesh
+        self.is_here = True
+        if position is not None:
+            self._mesh = state.choose_mesh(mesh, f"src_data_rank={position}")
+            self._rank = rank_at(self._mesh, position)
+            self.is_here = self._mesh.rank == self._rank
+        self._meshes = state.meshes if self._mesh is None else [self._mesh]
+        self.is_one = self._rank is not None
+
+    def agree(self, what: str, options: dict[str, Any], describe: Callable[[], T]) -> T:
+        """Return what the source says of its state (collective); raise on all ranks if one does."""
+        options = {**options, "source": self._rank}
+
+        def say() -> tuple[Any, T | None]:
+            return options, describe() if self.is_here else None
+
+        told = None if self._meshes else describe()
+        for mesh in self._meshes:
+            said = all_gather_checked(mesh, what, say)
+            if any(other != options for other, _ in said):
+                ranks = mesh.communicator().world_ranks
+                raise MismatchError(
+                    f"{what} got different options on different ranks: "
+                    f"{by_answer([other for other, _ in said], ranks)}; pass the same everywhere"
+                )
+            at = mesh.flat_ranks.index(mesh.rank if self._rank is None else self._rank)
+            told = said[at][1]
+        assert told is not None
+        return told
+
+    def scatter(
+        self,
+        given: torch.Tensor | None,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        placed: Placed | None,
+        device: Any,
+    ) -> torch.Tensor:
+        """Return this rank's part of a whole tensor (collective where one rank has it)."""
+        if self._rank is None:
+            assert given is not None
+            return given if placed is None else block_of(given.detach(), placed)
+        if placed is None:
+            placed = Placed(Layout(self._mesh, [Replicate()] * self._mesh.ndim, shape))
+        like = torch.empty(0, dtype=dtype, device=device)
+        whole = given if self.is_here else None
+        return scatter_from(whole, lift_placed(placed, self._mesh), self._rank, like)
+
+    def broadcast(self, value: Any) -> Any:
+        """Return a value that is no tensor, of the source (collective where that is one rank)."""
+        if self._rank is None:
+            return value
+        return self._mesh.communicator().broadcast_object(
+            value if self.is_here else None, self._mesh.flat_ranks.index(self._rank)
+        )
