@@ -11,7 +11,7 @@ from distarray.torch._random import (
 )
 from distarray.torch.data_parallel._check_replicas import check_replicas
 from distarray.torch.data_parallel._replicate import no_sync, replicate
-from distarray.torch.following._mode import check_layouts
+from distarray.torch.following import check_layouts
 from distarray.torch.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,

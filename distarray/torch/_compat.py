@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import _reduction
-from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _pytree
 
 __all__ = ["StorageWeakRef"]
@@ -91,16 +91,12 @@ function_mode_depth: Final[Callable[[], int]] = torch._C._len_torch_function_sta
 """How many function modes are open in this thread. Since 2.0; no public name has it."""
 function_modes: Final[Callable[[], list[Any]]] = _get_current_function_mode_stack
 """The function modes that are open, outermost first. Since 2.0."""
-pop_function_mode: Final[Callable[[], Any]] = _pop_mode
+function_mode_at: Final[Callable[[int], Any]] = torch._C._get_function_stack_at
+"""One of them, by its number from the outermost. Since 2.0."""
+pop_function_mode: Final[Callable[[], Any]] = torch._C._pop_torch_function_stack
 """Take the innermost mode away, to be pushed again. Since 2.0; contexts of modes nest, and a
 call inside of one that is not to be seen has no other way."""
-push_function_mode: Final[Callable[[Any], None]] = _push_mode
-
-
-def innermost_function_mode() -> Any:
-    """Return the innermost function mode; None where none is open."""
-    depth = function_mode_depth()
-    return torch._C._get_function_stack_at(depth - 1) if depth else None
+push_function_mode: Final[Callable[[Any], None]] = torch._C._push_on_torch_function_stack
 
 
 # --- modules -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import torch
 from distarray.comm import simulated_world
 from distarray.errors import ArgumentTypeError, LayoutError
 from distarray.layout import Layout
-from distarray.torch._untraced import untraced
+from distarray.torch._opaque import untraced
 
 T = TypeVar("T")
 

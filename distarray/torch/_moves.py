@@ -34,10 +34,10 @@ from distarray.torch._buffers import buffer_of, check_travels, tensor_of, wire_d
 from distarray.torch._compat import version
 from distarray.torch._layouts import is_placed, own_placed, place
 from distarray.torch._legs import Leg, dual, legs_between
+from distarray.torch._opaque import untraced
 from distarray.torch._origins import Origin, current, joined
 from distarray.torch._shapes import check_block, check_mesh, layout_from
 from distarray.torch._transforms import refuse_transforms
-from distarray.torch._untraced import untraced
 
 __all__ = [
     "Leg",

@@ -14,7 +14,7 @@ import torch
 
 from distarray.errors import ModifiedError
 from distarray.torch import _compat
-from distarray.torch._untraced import untraced
+from distarray.torch._opaque import untraced
 
 
 class Geometry(NamedTuple):

@@ -116,11 +116,11 @@ def test_function_modes():
             self.seen += 1
             return func(*args, **(kwargs or {}))
 
-    assert _compat.innermost_function_mode() is None
+    assert _compat.function_mode_depth() == 0
     with Counts() as outer, Counts() as inner:
         assert _compat.function_mode_depth() == 2
         assert _compat.function_modes() == [outer, inner]
-        assert _compat.innermost_function_mode() is inner
+        assert _compat.function_mode_at(1) is inner
         assert _compat.pop_function_mode() is inner
         torch.ones(2)
         _compat.push_function_mode(inner)

@@ -12,7 +12,7 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import LayoutError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from distarray.torch.following._carried import known, lost_of  # noqa: E402
+from distarray.torch.following import known_layout, lost_of  # noqa: E402
 from tests.torch.word_blocks import FULL, ROWS, block_of, is_block  # noqa: E402
 
 F = torch.nn.functional
@@ -204,7 +204,7 @@ def test_whatever_torch_offers_is_right_or_refused_or_known_to_be_of_a_share(axi
 
 
 def _outcome(mine, full):
-    if known(mine) is not None:
+    if known_layout(mine) is not None:
         return "right" if is_block(mine, full) else "wrong"
     if lost_of(mine) is not None:
         return "of a share"

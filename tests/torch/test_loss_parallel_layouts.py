@@ -13,8 +13,8 @@ import distarray.torch as dt  # noqa: E402
 from distarray.errors import LayoutError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from distarray.torch._layouts import place  # noqa: E402
-from distarray.torch.following._carried import known, lost_of  # noqa: E402
-from distarray.torch.following._indices import kept_axes  # noqa: E402
+from distarray.torch.following import known_layout, lost_of  # noqa: E402
+from distarray.torch.following._axes import kept_axes  # noqa: E402
 from tests.torch.word_blocks import FULL, ROWS, WORDS, block_of, is_block  # noqa: E402
 
 F = torch.nn.functional
@@ -94,8 +94,8 @@ def test_heads_are_no_classes_even_where_a_rank_has_one():
                 scores = F.scaled_dot_product_attention(q, q, q)
                 assert lost_of(scores) is not None
                 (q @ q.mT).softmax(-1)
-            assert known(x.unsqueeze(2)).shape == (2, 3, 1, 8)
-            assert known(x.view(6, 4)).shape == (6, 8)
+            assert known_layout(x.unsqueeze(2)).shape == (2, 3, 1, 8)
+            assert known_layout(x.view(6, 4)).shape == (6, 8)
 
     simulate(2, program, timeout=60)
 
@@ -105,10 +105,10 @@ def test_weights_that_are_converted_at_every_call_are_weights():
         mesh = da.init_device_mesh((2,))
         x = block_of(mesh, 1)
         weight = torch.nn.Parameter(block_of(mesh, 1))
-        place(weight, known(x))
+        place(weight, known_layout(x))
         with dt.loss_parallel():  # what a row-parallel layer does before it adds up
             part = F.linear(x, weight.to(x.dtype).clone())
-            assert known(part) is lost_of(part) is None
+            assert known_layout(part) is lost_of(part) is None
             with pytest.raises(LayoutError, match="linear inside"):
                 F.linear(x, x)
 
@@ -152,7 +152,11 @@ def test_the_first_axis_of_length_3_is_no_axis_of_a_share():
         with dt.loss_parallel():
             with pytest.raises(LayoutError, match="cross inside"):
                 torch.cross(x, x)
-            assert known(torch.linalg.cross(x, x)) is known(torch.cross(x, x, dim=1)) is layout
+            assert (
+                known_layout(torch.linalg.cross(x, x))
+                is known_layout(torch.cross(x, x, dim=1))
+                is layout
+            )
 
     simulate(2, program, timeout=60)
 
@@ -193,7 +197,7 @@ def test_ranks_with_one_item_know_no_more_than_others(how):
         place(x, layout)
         with dt.loss_parallel():
             try:
-                found = known(function(x))
+                found = known_layout(function(x))
             except LayoutError:
                 return LayoutError
         return None if found is None else found.placements[0].axis

@@ -16,7 +16,7 @@ import distarray.torch as dt  # noqa: E402
 from distarray.errors import LayoutError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from distarray.torch._layouts import place  # noqa: E402
-from distarray.torch.following._carried import known  # noqa: E402
+from distarray.torch.following import known_layout  # noqa: E402
 from distarray.torch.loss._loss_parallel import loss_parallel  # noqa: E402
 from tests.torch.word_head import WIDTH, setting  # noqa: E402
 
@@ -108,7 +108,7 @@ def test_a_loss_in_a_function_of_autograds_is_refused():
         @staticmethod
         def forward(ctx, y, opens):
             with loss_parallel() if opens else contextlib.nullcontext():
-                place(y, known(y))
+                place(y, known_layout(y))
                 return F.cross_entropy(y, torch.tensor([0, 1]))
 
         @staticmethod

@@ -6,7 +6,7 @@ import torch
 
 import distarray as da
 from distarray.torch._layouts import place
-from distarray.torch.following._carried import known
+from distarray.torch.following import known_layout
 
 ROWS, WORDS = 5, 7
 FULL = torch.randn(ROWS, WORDS, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -23,7 +23,7 @@ def block_of(mesh: da.DeviceMesh, axis: int) -> torch.Tensor:
 
 def is_block(mine: torch.Tensor, full: torch.Tensor) -> bool:
     """Tell whether a tensor is what its layout says of that of one process."""
-    layout = known(mine)
+    layout = known_layout(mine)
     box = tuple(slice(*bounds) for bounds in layout.local_box())
     if tuple(layout.shape) != tuple(full.shape) or full[box].shape != mine.shape:
         return False

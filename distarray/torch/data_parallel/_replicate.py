@@ -19,7 +19,7 @@ from distarray.torch._buffers import buffer_of, check_travels
 from distarray.torch._layouts import placed_of
 from distarray.torch._modules import located
 from distarray.torch._moves import check_mesh
-from distarray.torch._untraced import untraced
+from distarray.torch._opaque import untraced
 from distarray.torch.data_parallel._replica import NAME, Replica
 from distarray.torch.fsdp._parameter import is_share
 

@@ -12,33 +12,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
+from itertools import pairwise, permutations
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import nn
 
 from distarray.errors import LayoutError
-from distarray.torch._compat import function_mode_depth, function_modes
-from distarray.torch._modules import state_of
-from distarray.torch._untraced import untraced, untraced_alone, untraced_itself
-from distarray.torch.following._carried import carry, concerns, lose, lost_of, tensors_in
-from distarray.torch.following._drawn import draw, draws
-from distarray.torch.following._recomputed import open_again, opening_frame
-from distarray.torch.following._together import (
-    called_by_library,
-    check_beside,
-    number_of,
-    refusal,
-    worked_over,
+from distarray.layout import Layout, Shard
+from distarray.torch._layouts import displace, is_placed, place
+from distarray.torch._opaque import Pausing, untraced, untraced_alone
+from distarray.torch._shares import is_sharded
+from distarray.torch.following._axes import PRODUCTS, cut_axes, single_axes
+from distarray.torch.following._known import (
+    Lost,
+    Operand,
+    is_known,
+    known_layout,
+    lose,
+    lost_of,
+    relabelled,
+    take_for_weight,
+    tensors_in,
 )
-from distarray.torch.following._unseen import Pausing
-from distarray.torch.parallel._arrivals import check_summed, is_cut_short
-from distarray.torch.parallel._forward_wrapper import around, passage_of
+from distarray.torch.following._random import draw, draws
+from distarray.torch.following._recompute import open_again, opening_frame
+from distarray.torch.following._rules import Call, Case, item_by_item, rule_of
 from distarray.torch.training._initialisers import IN_PLACE_OF
 
-_FOLLOWED_PROPERTIES = ("data", "real", "imag", "T", "mT", "H", "mH")
+_FRESH = ("new_", "__get__", "_foreach")
+"""Beginnings of names: results are no part of the arguments, or are followed by other means."""
+_JOINING = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
+_TAKING = ("chunk", "split", "tensor_split", "narrow", "glu", "__getitem__")
 
 
 @contextmanager
@@ -105,93 +111,271 @@ class Following(Pausing):
         func = IN_PLACE_OF.get(func, func)
         if func in self._instead:
             return self._instead[func](*args, **kwargs)
-        if torch.compiler.is_compiling():
+        if self.pauses or torch.compiler.is_compiling():
             return func(*args, **kwargs)
-        if (
-            _tells_nothing(func)
-            or not (concerns(args) or concerns(kwargs.values()) or draws(func, args, kwargs))
-            or called_by_library(_run)
-        ):
+        rule = rule_of(func)
+        if rule.tells_nothing:
             return func(*args, **kwargs)
-        return self._followed(func, args, kwargs)
+        tensors = tensors_in(args, kwargs)
+        drawing = draws(rule.name, args, kwargs)
+        if drawing or any(map(is_known, tensors)):
+            return self._followed(Call(func, rule, args, kwargs), tensors, drawing)
+        return func(*args, **kwargs)
 
     @untraced
-    def _followed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        worked = worked_over(func, args, kwargs)
+    def _followed(self, call: Call, tensors: list[torch.Tensor], drawing: bool) -> Any:
+        call.operands += map(Operand.of, tensors)
+        if not drawing and not _concerns(call):
+            return call.function(*call.args, **call.kwargs)
+        worked = _worked_over(call)
         if worked is not None and self._strict:
-            raise refusal(*worked)
-        check_beside(func, args, kwargs)
-        if draws(func, args, kwargs):
+            raise _refusal(*worked)
+        _check_beside(call)
+        if drawing:
             self.open_again()
-            result = draw(func, args, kwargs)
+            result = draw(call)
         else:
             try:
-                result = func(*args, **kwargs)
+                result = call.function(*call.args, **call.kwargs)
             except (RuntimeError, ValueError, IndexError) as error:
                 if worked is None:
                     raise
-                raise refusal(*worked, where="") from error  # perhaps on this rank alone
-        carry(func, args, kwargs, result, None if worked is None else worked[1])
-        number = number_of(func, args, kwargs, result)
+                raise _refusal(*worked, where="") from error  # perhaps on this rank alone
+        _place(call, result, None if worked is None else worked[1])
+        number = _number_of(call, result)
         if number is not None:
             if self._strict:
-                raise refusal(*number)
+                raise _refusal(*number)
             lose(result, number[1])
         return result
 
 
-def follow(module: nn.Module) -> None:
-    """Let layouts be followed in the forward of a module that holds parallelized ones."""
-    if type(module).forward is not nn.Module.forward and _run not in passage_of(module).arounds:
-        around(module, _run)
+def _concerns(call: Call) -> bool:
+    """Tell whether anything follows from what is known of a call's operands.
 
-
-@untraced_itself
-def _run(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if function_mode_depth() and any(isinstance(mode, Following) for mode in function_modes()):
-        return forward(*args, **kwargs)
-    with Following(strict=False):
-        output = forward(*args, **kwargs)
-    _check_leaving(module, output)
-    return output
-
-
-@untraced
-def _check_leaving(module: nn.Module, output: Any) -> None:
-    """Raise where what leaves is of each rank's alone, and nothing says how it is placed.
-
-    It was computed along an axis that a style of the module cuts, or of contributions to sums.
+    What all ranks have alike needs no check, and beside tensors of which nothing is known nothing
+    follows from it.
     """
-    for x in _tensors(output):
-        lost = lost_of(x)
-        if lost is None or not (lost.function or lost.layout.has_partial):
+    alike = 0
+    for _, placed, lost in call.operands:
+        if lost is not None or (placed is not None and not placed.layout.is_replicated):
+            return True
+        alike += placed is not None
+    return alike > 0 and (alike == len(call.operands) or call.rule.moves_axes_in_place)
+
+
+# --- results -------------------------------------------------------------------------------------
+
+
+def _place(call: Call, result: Any, worked: Lost | None) -> None:
+    """Place what a call has returned, where that follows from how its operands are placed.
+
+    A result of which it is not known how is remembered as something of this rank's alone, unless a
+    parameter with a layout took part: then the module's style says what the result is. That the
+    function, or one before it, has ``worked`` along a cut axis is remembered in any case.
+    """
+    if call.name == "__setitem__":
+        result = call.args[0]
+    known = [one for one in call.operands if one.placed is not None]
+    known = [one for one in known if one.is_cut] or known
+    losing = worked or _losing(call)
+    if losing is None and not known:
+        return
+    weights = [one.is_weight for one in known]
+    follows = None if losing or call.is_of_weights else call.rule.follows
+    if follows is not None and not _are_cut_alike(call, known):
+        follows = None
+    if losing is None and known[0].is_cut:
+        losing = Lost(_layout(known[0]))
+    if call.name.startswith(_FRESH) and call.rule.follows is None:
+        return
+    if any(weights) and losing is not None and not losing.function:
+        losing = None
+    for x in result if isinstance(result, tuple | list) else (result,):
+        if not isinstance(x, torch.Tensor):
             continue
-        meshes = {over for child in module.modules() for _, over in state_of(child).styles}
-        for mesh in meshes:
-            check_summed(lost, mesh, "what leaves")
-        if any(is_cut_short(lost, mesh) for mesh in meshes):
-            raise LayoutError(
-                f"what leaves was computed from a tensor placed as {lost.layout} by "
-                f"{lost.function}, along an axis that is cut, of which each rank saw its share "
-                "only. Let the style that the tensor comes from pass "
-                "output_layouts=da.Replicate(), or bring the ranks' results together by "
-                "dt.redistribute. Where a result of each rank's alone is meant, say how it is "
-                "placed: dt.redistribute(x, mesh, [da.Shard(-1)], [da.Shard(-1)])"
-            )
+        if is_placed(x):
+            if not losing or not losing.function or all(x is not one.x for one in call.operands):
+                continue
+            displace(x)  # it was changed in place
+        axes = None
+        if follows is not None:
+            source, found, _ = known[0]
+            assert found is not None  # it is known
+            if not found.parts or (follows is item_by_item and x.shape == source.shape):
+                axes = follows(Case(call, source, found.layout, x))
+            if axes is not None:
+                place(x, relabelled(found.layout, axes, x.shape), *found[1:])
+                if all(weights):
+                    take_for_weight(x)
+        if axes is None and losing is not None:
+            lose(x, losing)
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    """Return the tensors in an output, in containers within containers too."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if not isinstance(value, list | tuple):
-        return tensors_in((value,), {})
-    return [x for part in value for x in _tensors(part)]
+def _losing(call: Call) -> Lost | None:
+    """Return in what the cut was lost before, or what is still to be added; None if neither."""
+    losts = [one.lost for one in call.operands if one.lost is not None]
+    found = next((lost for lost in losts if lost.function), losts[0] if losts else None)
+    if found is None:
+        layouts = (one.placed.layout for one in call.operands if one.placed is not None)
+        found = next((Lost(layout) for layout in layouts if layout.has_partial), None)
+    return found
 
 
-@cache
-def _tells_nothing(function: Any) -> bool:
-    """Tell whether a function returns no tensor of items, such as what reads a shape."""
-    if getattr(function, "__name__", "") != "__get__":
+def _are_cut_alike(call: Call, known: list[Operand]) -> bool:
+    """Tell whether a rule for one operand holds for all: axes with one label are cut alike.
+
+    Beside a tensor that is known to be cut others count as shares, or as alike on all ranks. Beside
+    one that is known to be replicated they may be anything.
+    """
+    labels = call.labels()
+    alone = call.name in _JOINING or not known[0].is_cut
+    if alone and len(known) < len(labels):
         return False
-    return function not in {getattr(torch.Tensor, name).__get__ for name in _FOLLOWED_PROPERTIES}
+    if len(known) == 1:
+        return True
+    if len({one.placed[1:] for one in known if one.placed is not None}) > 1:
+        return False  # parts of other sizes, or beside features that are none
+    uses = [(_layout(one), of) for one, of in labels if any(one.x is other.x for other in known)]
+    ndim = max((-i for _, of in uses for i in of if isinstance(i, int)), default=0)
+    aligned = set()
+    for layout, of in uses:
+        axes = {axis: i + ndim for axis in cut_axes(layout) if isinstance(i := of[axis], int)}
+        if len(axes) < len(cut_axes(layout)):
+            return False
+        aligned.add(relabelled(layout, axes, (1,) * ndim))
+    return len(aligned) == 1
+
+
+def _layout(one: Operand) -> Layout:
+    assert one.placed is not None  # it is known
+    return one.placed.layout
+
+
+# --- what takes a share for the whole ------------------------------------------------------------
+
+
+def _worked_over(call: Call) -> tuple[str, Lost] | None:
+    """Return of what a function is about to take a share for the whole; None if of nothing.
+
+    Reductions, sorting, indices and the like along other axes pass, and so does what is not known:
+    its result is known to come of a share.
+
+    Returns
+    -------
+    tuple of str and Lost
+        What it works along, in words, and which axes of which layout these are.
+    """
+    rule = call.rule
+    if rule.moves_axes_in_place and (layout := known_layout(call.operands[0].x)) is not None:
+        raise LayoutError(
+            f"{call.name} would move the axes of a tensor placed as {layout} in place; take "
+            f"{call.name[:-1]}, whose result has a layout of its own"
+        )
+    if rule.works is None or call.is_of_weights:
+        return None
+    squeezes = rule.name == "squeeze"
+    for one in call.operands:
+        x, placed, lost = one
+        if one.is_cut and placed is not None:
+            axes = rule.works(call, x)
+            if not axes or (placed.parts and rule.name in _TAKING):
+                continue  # of every part its share, as it is meant
+            layout = placed.layout
+            met = axes.intersection(single_axes(layout) if squeezes else cut_axes(layout))
+            if met:
+                return f"a tensor placed as {layout}", Lost(layout, rule.name, met)
+        elif lost is not None and is_sharded(lost.layout) and not squeezes:
+            axes = rule.works(call, x)
+            if axes and len(axes) == x.ndim:
+                return _computed_from(lost, rule.name)
+    return _on_diagonal(call) if rule.name in PRODUCTS else None
+
+
+def _on_diagonal(call: Call) -> tuple[str, Lost] | None:
+    """Return of what a product would take its rows and columns from the same ranks alone."""
+    cut: dict[Any, set[int | str]] = {}
+    for one, labels in call.labels():
+        if one.placed is None:
+            continue
+        layout = one.placed.layout
+        for i, p in enumerate(layout.placements):
+            if type(p) is Shard:
+                found = cut.setdefault((layout.mesh, i), set())
+                found.add(labels[p.axis])
+                if len(found) > 1:
+                    lost = Lost(layout, call.rule.name, frozenset({p.axis}))
+                    return f"a tensor placed as {layout}", lost
+    return None
+
+
+def _check_beside(call: Call) -> None:
+    """Raise where a function would take of one tensor a share, and of one beside it all items.
+
+    A share of one item would be taken for what is the same for all. Of a tensor of which nothing is
+    known, as many items as there are on all ranks are all of them.
+    """
+    rule = call.rule
+    meet = rule.follows is item_by_item or rule.name in PRODUCTS or call.name in _JOINING
+    if len(call.operands) < 2 or not meet or (rule.name in PRODUCTS and call.is_of_weights):
+        return
+    for (one, of_one), (other, of_other) in permutations(call.labels(), 2):
+        if one.placed is None or other.lost is not None:
+            continue
+        layout = one.placed.layout
+        for axis in cut_axes(layout):
+            label = of_one[axis]
+            if type(label) is not int or label not in of_other:
+                continue
+            if _are_all(other, of_other.index(label), layout, axis, call.kwargs):
+                shape, placed = tuple(other.x.shape), other.placed
+                what = f"of shape {shape}" if placed is None else f"as {placed.layout}"
+                raise LayoutError(
+                    f"{call.name} of tensors placed as {layout} and {what}: along axis {axis} "
+                    "every rank has its share of the one, and all of the other. Let the styles "
+                    "that they come from leave them alike, by output_layouts=, or bring one to the "
+                    "other: dt.redistribute(x, mesh, [da.Replicate()], [da.Shard(axis)])"
+                )
+
+
+def _are_all(other: Operand, there: int, one: Layout, axis: int, kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether a tensor beside a share has all items of an axis, and not one for all."""
+    if other.placed is None:
+        length = other.x.shape[there]
+        offsets = one.partition(axis).offsets
+        whole = length == one.shape[axis] and all(j - i < length for i, j in pairwise(offsets))
+        return length != 1 and whole
+    length = other.placed.layout.shape[there]
+    if length == 1 or there in cut_axes(other.placed.layout):
+        return False
+    return length == one.shape[axis] or bool(kwargs.get("enable_gqa"))
+
+
+def _number_of(call: Call, result: Any) -> tuple[str, Lost] | None:
+    """Return of what a function, of whatever kind, has made a single number."""
+    if not isinstance(result, torch.Tensor) or result.ndim:
+        return None
+    lost = lost_of(result)
+    if lost is None or not is_sharded(lost.layout):
+        return None
+    if all(one.x.ndim == 0 for one in call.operands):
+        return None
+    return _computed_from(lost, call.name)
+
+
+def _computed_from(lost: Lost, name: str) -> tuple[str, Lost]:
+    layout = lost.layout
+    what = f"what was computed from a tensor placed as {layout}"
+    return what, Lost(layout, name, frozenset(cut_axes(layout)))
+
+
+def _refusal(
+    what: str, lost: Lost, where: str = " inside check_layouts or loss_parallel"
+) -> LayoutError:
+    """Return the error of a function that would take a share for the whole."""
+    return LayoutError(
+        f"{lost.function}{where} would see this rank's share only of {what}; take the whole "
+        "tensor, dt.full_tensor(x), or let the style that it comes from pass "
+        "output_layouts=da.Replicate(), or take loss_parallel and cross_entropy for a loss, or "
+        "call it outside where a result of this rank's alone is meant"
+    )

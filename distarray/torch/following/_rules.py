@@ -1,8 +1,12 @@
-"""Where the cut axes of an argument are in the result of a torch function."""
+"""Rules: along which axes of an argument a torch function works, and where the others go.
+
+One table, by the functions' names. A function works along an axis where its items meet or change
+places there; of such an axis a rank needs all items.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -10,118 +14,292 @@ import torch
 
 from distarray.layout import Layout
 from distarray.torch._layouts import is_placed
-from distarray.torch.following._indices import kept_axes
-from distarray.torch.following._products import PRODUCTS, Labels, labelled
-from distarray.torch.following._reshaped import (
+from distarray.torch.following._axes import (
+    PRODUCTS,
     Axes,
+    Labels,
     cut_axes,
+    kept_axes,
+    labelled,
+    picked_axes,
     reshaped_axes,
     single_axes,
     squeezed_axes,
 )
-from distarray.torch.following._worked_axes import CONVOLUTIONS, bare, worked_axes, works_along
+from distarray.torch.following._known import Operand
 
-_ITEM_BY_ITEM = frozenset(
-    (
-        *("subtract", "multiply", "divide", "true_divide", "floor_divide", "negative", "absolute"),
-        *("greater", "greater_equal", "less", "less_equal", "not_equal", "isclose", "fix"),
-        *("dropout", "alpha_dropout", "bernoulli", "to", "type", "type_as", "float", "double"),
-        *("half", "bfloat16", "int", "long", "bool", "cpu", "cuda", "contiguous", "detach"),
-        *("alias", "requires_grad_", "tanhshrink", "softsign", "logsigmoid", "softshrink", "rrelu"),
-        *("arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctan2", "arctanh", "isreal"),
-        *("expit", "fill", "zero", "float_power", "conj", "real", "imag", "complex", "polar"),
-        *("gammainc", "gammaincc", "gammaln", "multigammaln", "ndtr", "psi", "short", "char"),
-        *("byte", "cfloat", "cdouble", "chalf", "log_sigmoid", "binomial"),
-        *("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"),
-        *("__radd__", "__rmul__", "__rsub__", "__rdiv__", "__rtruediv__", "__rpow__"),
-        *("__floordiv__", "__rfloordiv__", "__rmod__", "__invert__", "__and__", "__or__"),
-        *("expand", "expand_as", "broadcast_to"),
-        *("__xor__", "__rand__", "__ror__", "__rxor__", "__ipow__", "__ifloordiv__"),
-    )
-)
-"""Beside all that torch itself tags as such."""
-_SAME_PROPERTIES = frozenset(
-    getattr(torch.Tensor, name).__get__ for name in ("data", "real", "imag")
-)
-_PERMUTING = frozenset(
-    (
-        *("transpose", "swapaxes", "swapdims", "permute", "movedim", "moveaxis", "t", "adjoint"),
-        "unsqueeze",
-    )
-)
-_PERMUTING_PROPERTIES = frozenset(
-    getattr(torch.Tensor, name).__get__ for name in ("T", "mT", "H", "mH")
-)
-_RESHAPING = frozenset(
-    (*("view", "reshape", "flatten", "unflatten", "ravel", "view_as", "reshape_as"),)
-)
-_TAKING = {
-    "narrow": 1,
-    "select": 1,
-    "index_select": 1,
-    "unbind": 1,
-    "chunk": 2,
-    "split": 2,
-    "tensor_split": 2,
-}
-"""Functions that take parts along one axis, and which argument names it."""
-_PAIRING = ("gather", "scatter")
-"""Beginnings of names: functions of a tensor and of indices with as many axes."""
+Works = Callable[["Call", torch.Tensor], "frozenset[int] | None"]
+"""Tells the axes of an argument along which a call works; None where that is not known."""
+Follows = Callable[["Case"], "Axes | None"]
+"""Tells where the cut axes of an argument are in a result; None where that is not known."""
+
+
+class Rule(NamedTuple):
+    """What is known of a torch function.
+
+    Attributes
+    ----------
+    name
+        Without what says only how it is called.
+    works, follows
+        None where the function is not known to work along axes, or to keep any.
+    moves_axes_in_place
+        Whether the tensor itself has other axes afterwards.
+    tells_nothing
+        Whether no tensor of items is returned, as by what reads a shape.
+    """
+
+    name: str
+    works: Works | None = None
+    follows: Follows | None = None
+    moves_axes_in_place: bool = False
+    tells_nothing: bool = False
+
+
+class Call:
+    """One call of a torch function.
+
+    Attributes
+    ----------
+    rule
+        What is known of the function.
+    operands
+        The tensors among the arguments, and in sequences among them.
+    """
+
+    __slots__ = ("args", "function", "kwargs", "name", "operands", "rule")
+
+    def __init__(
+        self, function: Any, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.function = function
+        self.name: str = getattr(function, "__name__", "the function")
+        self.rule = rule
+        self.args = args
+        self.kwargs = kwargs
+        self.operands: list[Operand] = []
+
+    @property
+    def first(self) -> Any:
+        """The argument that most functions work on."""
+        return self.args[0] if self.args else self.kwargs.get("input")
+
+    def told(self, position: int, names: str, default: Any = None) -> Any:
+        """Return an argument by its place, or by one of its names, which blanks separate."""
+        if len(self.args) > position:
+            return self.args[position]
+        return next((self.kwargs[key] for key in names.split() if key in self.kwargs), default)
+
+    def labels(self) -> list[tuple[Operand, Labels]]:
+        """Return operands with labels for their axes: those of one label meet, items by items."""
+        if self.rule.name in PRODUCTS:
+            known = {id(one.x): one for one in self.operands}
+            found = labelled(self.rule.name, self.args, self.kwargs)
+            return [(known[id(x)], labels) for x, labels in found]
+        return [(one, tuple(range(-one.x.ndim, 0))) for one in self.operands]
+
+    @property
+    def is_of_weights(self) -> bool:
+        """Whether it is a product with parameters that a style has cut, which adds up products."""
+        products = self.rule.name in PRODUCTS or self.rule.name in CONVOLUTIONS
+        return products and any(one.is_weight for one in self.operands)
 
 
 class Case(NamedTuple):
-    """One call of a torch function, and one of its results."""
+    """One operand of a call, and one of its results."""
 
-    function: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    call: Call
     source: torch.Tensor
     layout: Layout
     result: torch.Tensor
 
     @property
-    def cut(self) -> list[int]:
+    def cut(self) -> tuple[int, ...]:
         """Which axes of the source some mesh axis cuts."""
         return cut_axes(self.layout)
 
 
-Rule = Callable[[Case], "Axes | None"]
+# --- along which axes functions work -------------------------------------------------------------
+
+_ALL = None
+"""As a default: all axes, where none is named."""
+_ALONG: dict[tuple[int, int | None], str] = {
+    # position of the argument that names the axes (99: none does), and what counts without it
+    (1, _ALL): "sum mean prod nansum nanmean amax amin max min median nanmedian argmax argmin any "
+    "all std var std_mean var_mean logsumexp softmax log_softmax softmin count_nonzero flip "
+    "unique_consecutive argwhere squeeze cumsum cumprod cummax cummin logcumsumexp gather "
+    "index_select select narrow index_add index_copy index_fill index_reduce scatter scatter_add "
+    "scatter_reduce",
+    (1, 0): "cat concat concatenate unbind",
+    (1, -1): "sort argsort mode glu",
+    (2, 0): "select_scatter slice_scatter chunk split tensor_split",
+    (2, 1): "normalize cosine_similarity",
+    (2, -1): "topk kthvalue diff",
+    # by default cross takes the first axis of length 3, which may be a rank's own
+    (2, _ALL): "norm vector_norm quantile nanquantile take_along_dim roll repeat_interleave cross",
+    (4, _ALL): "unique",
+    (4, -1): "gumbel_softmax",
+    (99, _ALL): "aminmax",
+    (99, 0): "vsplit flipud msort vstack",
+    (99, 1): "hsplit fliplr hstack local_response_norm",
+    (99, -1): "pairwise_distance multinomial vecdot linalg_cross trapezoid trapz",
+}
+_WHOLE = (
+    "equal allclose bincount histc histogram unravel nonzero take masked_select masked_scatter "
+    "dist cov corrcoef trace diag diagonal rot90 nll_loss linear_cross_entropy multi_margin_loss "
+    "multilabel_margin_loss multilabel_soft_margin_loss cosine_embedding_loss triplet_margin_loss "
+    "triplet_margin_with_distance_loss margin_ranking_loss hinge_embedding_loss ctc_loss "
+    "matrix_norm put fill_diagonal searchsorted bucketize"
+)
+"""Functions that work along all axes, or that are not told apart more finely."""
+_LOSSES = (
+    "mse_loss l1_loss smooth_l1_loss huber_loss kl_div soft_margin_loss binary_cross_entropy "
+    "binary_cross_entropy_with_logits poisson_nll_loss gaussian_nll_loss"
+)
+"""Of item by item, and then of all items unless ``reduction="none"``."""
+CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 
 
-@cache
-def rule_of(function: Any) -> Rule | None:
-    """Return what tells where the axes of a call's arguments are; None where nothing does."""
-    name = getattr(function, "__name__", "")
-    if name in _RESHAPING:
-        return _reshaped
-    if name == "squeeze":
-        return _squeezed
-    if name == "__getitem__":
-        return _indexed
-    if name in _PERMUTING or function in _PERMUTING_PROPERTIES:
-        return _permuted
-    if name in _TAKING:
-        return _taken
-    if name == "stack":
-        return _stacked
-    if works_along(bare(name)) and bare(name) != "where":  # of three, it works item by item
-        if bare(name) in PRODUCTS:
-            return _multiplied
-        return None if name in CONVOLUTIONS else _beside_worked
-    if bare(name) in _ITEM_BY_ITEM or function in _SAME_PROPERTIES:
-        return item_by_item
-    if is_pointwise(name) or is_pointwise(bare(name)):
-        return item_by_item
-    return None
+def _every(_: Call, x: torch.Tensor) -> frozenset[int]:
+    return frozenset(range(x.ndim))
 
 
-def labels_of(
-    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], operands: list[torch.Tensor]
-) -> list[tuple[torch.Tensor, Labels]]:
-    """Return operands with labels for their axes: those of one label meet, items by items."""
-    if rule_of(function) is _multiplied:
-        return labelled(bare(function.__name__), args, kwargs)
-    return [(x, tuple(range(-x.ndim, 0))) for x in operands]
+def _every_if_reduced(call: Call, x: torch.Tensor) -> frozenset[int]:
+    given = [call.kwargs.get("reduction"), *call.args]
+    reduction = next((one for one in given if isinstance(one, str)), "mean")
+    return frozenset() if reduction == "none" else _every(call, x)
+
+
+def _along(position: int, default: int | None) -> Works:
+    """Return what tells the axes that an argument names."""
+
+    def works(call: Call, x: torch.Tensor) -> frozenset[int] | None:
+        along = call.told(position, "dim dims axis other", default)
+        name = call.rule.name
+        if name in ("max", "min") and isinstance(along, torch.Tensor):
+            return frozenset()  # of two tensors, item by item
+        if name == "flip" and isinstance(along, int):
+            along = [axis for axis in call.args[position:] if isinstance(axis, int)] or along
+        if name in ("tensor_split", "split") and along is _ALL:
+            along = 0
+        if isinstance(along, bool) or along is _ALL:
+            return _every(call, x)  # such as std(x, unbiased)
+        along = [along] if isinstance(along, int) else list(along)
+        if not all(isinstance(axis, int) and -x.ndim <= axis < x.ndim for axis in along):
+            return _every(call, x) if x.ndim < 2 else None
+        return frozenset(axis % x.ndim for axis in along) or _every(call, x)
+
+    return works
+
+
+def _summed(call: Call, x: torch.Tensor) -> frozenset[int]:
+    """Return the axes whose letters the result of a product lacks."""
+    uses = [labels for one, labels in call.labels() if one.x is x]
+    return frozenset(i for one in uses for i, label in enumerate(one) if type(label) is str)
+
+
+def _picked(call: Call, x: torch.Tensor) -> frozenset[int] | None:
+    """Return the axes from which an index picks."""
+    if x is not call.args[0]:
+        return None
+    index = call.args[1]
+    if call.name == "__setitem__" and isinstance(index, torch.Tensor) and index.shape == x.shape:
+        return None  # a mask, item by item
+    return picked_axes(index, x.ndim)
+
+
+def _of_first(axes: Works) -> Works:
+    """Return what tells axes of the first argument, and none of others such as weights."""
+    return lambda call, x: axes(call, x) if x is call.first else frozenset()
+
+
+def _last(count: int) -> Works:
+    """Return what tells the last axes, over which windows or triangles go."""
+    return lambda _, x: frozenset(range(max(x.ndim - count, 0), x.ndim))
+
+
+def _from(axis: int) -> Works:
+    return lambda _, x: frozenset(range(axis, x.ndim))
+
+
+def _normalized_shape(call: Call, x: torch.Tensor) -> frozenset[int]:
+    shape = call.told(1, "normalized_shape", x.shape)
+    count = 1 if isinstance(shape, int) else len(shape)
+    return frozenset(range(max(x.ndim - count, 0), x.ndim))
+
+
+def _beside_channels(call: Call, x: torch.Tensor) -> frozenset[int]:
+    return frozenset(range(x.ndim)) - {1} if call.told(5, "training", False) else frozenset()
+
+
+def _renormalized(call: Call, x: torch.Tensor) -> frozenset[int]:
+    """Return all axes but the one whose slices are normalised each by itself."""
+    return _every(call, x) - {call.told(2, "dim") % x.ndim}
+
+
+def _met(call: Call, x: torch.Tensor) -> frozenset[int]:
+    """Return all axes where indices are returned, of a condition alone."""
+    return _every(call, x) if len(call.args) + len(call.kwargs) == 1 else frozenset()
+
+
+def _padded(call: Call, x: torch.Tensor) -> frozenset[int]:
+    """Return the axes that grow or shrink, named from the last one on by pairs of widths."""
+    widths = list(call.told(1, "pad", ()))
+    return frozenset(x.ndim - 1 - i // 2 for i, width in enumerate(widths) if width)
+
+
+def _convolved(call: Call, x: torch.Tensor) -> frozenset[int]:
+    """Return the axes with windows of several items, and that of the channels that are summed."""
+    lengths = call.told(1, "weight").shape[2:]
+    first = x.ndim - len(lengths)
+    axes = {first + i for i, length in enumerate(lengths) if length > 1}
+    return frozenset(axes if call.told(6, "groups", 1) > 1 else axes | {first - 1})
+
+
+_WORKS: dict[str, Works] = {
+    **{name: _along(*told) for told, names in _ALONG.items() for name in names.split()},
+    **dict.fromkeys(_WHOLE.split(), _every),
+    **dict.fromkeys(_LOSSES.split(), _every_if_reduced),
+    **dict.fromkeys(PRODUCTS, _summed),
+    **dict.fromkeys(("__getitem__", "__setitem__"), _picked),
+    **dict.fromkeys(("tril", "triu"), _last(2)),
+    **dict.fromkeys(("layer_norm", "rms_norm"), _of_first(_normalized_shape)),
+    "group_norm": _of_first(_from(1)),
+    **dict.fromkeys(("instance_norm", "interpolate"), _of_first(_from(2))),
+    "batch_norm": _of_first(_beside_channels),
+    "pad": _padded,
+    **{
+        f"{kind}_pool{count}d": _last(count)
+        for kind in ("avg", "max", "lp", "adaptive_avg", "adaptive_max", "fractional_max")
+        for count in (1, 2, 3)
+    },
+    **dict.fromkeys(CONVOLUTIONS, _of_first(_convolved)),
+    "renorm": _renormalized,
+    "where": _met,
+}
+
+
+# --- where axes go -------------------------------------------------------------------------------
+
+_ITEM_BY_ITEM = (
+    "subtract multiply divide true_divide floor_divide negative absolute greater greater_equal "
+    "less less_equal not_equal isclose fix dropout alpha_dropout bernoulli to type type_as float "
+    "double half bfloat16 int long bool cpu cuda contiguous detach alias requires_grad_ tanhshrink "
+    "softsign logsigmoid softshrink rrelu arccos arccosh arcsin arcsinh arctan arctan2 arctanh "
+    "isreal expit fill zero float_power conj real imag complex polar gammainc gammaincc gammaln "
+    "multigammaln ndtr psi short char byte cfloat cdouble chalf log_sigmoid binomial zeros_like "
+    "ones_like full_like empty_like rand_like randn_like expand expand_as broadcast_to __radd__ "
+    "__rmul__ __rsub__ __rdiv__ __rtruediv__ __rpow__ __floordiv__ __rfloordiv__ __rmod__ "
+    "__invert__ __and__ __or__ __xor__ __rand__ __ror__ __rxor__ __ipow__ __ifloordiv__"
+)
+"""Beside all that torch itself tags as such."""
+_TAKING = {
+    **dict.fromkeys(("narrow", "select", "index_select", "unbind"), 1),
+    **dict.fromkeys(("chunk", "split", "tensor_split"), 2),
+}
+"""Functions that take parts along one axis, and which argument names it."""
+_PAIRING = ("gather", "scatter")
+"""Beginnings of names: functions of a tensor and of indices with as many axes."""
 
 
 @cache
@@ -136,10 +314,10 @@ def is_pointwise(name: str) -> bool:
 
 def item_by_item(case: Case) -> Axes | None:
     """Follow what may have more axes in front, or longer ones, but no cut one."""
-    source, result = case.source, case.result
-    if not case.cut and (result.shape != source.shape or case.function.__name__.endswith("_like")):
+    call, source, result = case.call, case.source, case.result
+    if not case.cut and (result.shape != source.shape or call.name.endswith("_like")):
         return None  # a new tensor may become anything
-    if case.function.__name__ == "where" and len(case.args) + len(case.kwargs) == 1:
+    if call.name == "where" and len(call.args) + len(call.kwargs) == 1:
         return None  # indices of a condition
     more = result.ndim - source.ndim
     if more < 0 or any(result.shape[axis + more] != source.shape[axis] for axis in case.cut):
@@ -149,8 +327,9 @@ def item_by_item(case: Case) -> Axes | None:
 
 def _multiplied(case: Case) -> Axes | None:
     """Follow the axes over which a product does not sum."""
-    operands = labelled(bare(case.function.__name__), case.args, case.kwargs)
-    labels: Labels = next((one for x, one in operands if x is case.source), ())
+    labels: Labels = next(
+        (labels for one, labels in case.call.labels() if one.x is case.source), ()
+    )
     axes = {i: label + case.result.ndim for i in case.cut if type(label := labels[i]) is int}
     kept = all(case.result.shape[new] == case.source.shape[old] for old, new in axes.items())
     return axes if kept and len(axes) == len(case.cut) else None
@@ -158,12 +337,11 @@ def _multiplied(case: Case) -> Axes | None:
 
 def _beside_worked(case: Case) -> Axes | None:
     """Follow a function along other axes, which it may drop."""
-    source, result = case.source, case.result
-    name = bare(case.function.__name__)
-    worked = worked_axes(name, case.args, case.kwargs, source)
+    source, result, rule = case.source, case.result, case.call.rule
+    worked = None if rule.works is None else rule.works(case.call, source)
     if worked is None or worked & set(case.cut):
         return None
-    if name.startswith(_PAIRING) and not _paired(case):
+    if rule.name.startswith(_PAIRING) and not _paired(case):
         return None
     axes = {axis: axis for axis in case.cut}
     if result.ndim == source.ndim - len(worked) < source.ndim:
@@ -179,8 +357,7 @@ def _paired(case: Case) -> bool:
 
     Along other axes than theirs, indices pick from where they are themselves.
     """
-    operands = [x for x in (*case.args, *case.kwargs.values()) if isinstance(x, torch.Tensor)]
-    others = [x for x in operands if x is not case.source]
+    others = [one.x for one in case.call.operands if one.x is not case.source]
     if single_axes(case.layout) and not all(map(is_placed, others)):
         return False  # one item may be a share, or all that is picked
     return all(
@@ -191,33 +368,32 @@ def _paired(case: Case) -> bool:
 
 
 def _stacked(case: Case) -> Axes | None:
-    along = case.args[1] if len(case.args) > 1 else case.kwargs.get("dim", 0)
-    along %= case.result.ndim
+    along = case.call.told(1, "dim", 0) % case.result.ndim
     return {axis: axis + (axis >= along) for axis in case.cut}
 
 
 def _squeezed(case: Case) -> Axes | None:
-    dropped = worked_axes("squeeze", case.args, case.kwargs, case.source)
+    dropped = _WORKS["squeeze"](case.call, case.source)
     return None if dropped is None else squeezed_axes(case.source.shape, dropped, case.layout)
 
 
 def _reshaped(case: Case) -> Axes | None:
     single = single_axes(case.layout)
-    return reshaped_axes(case.source.shape, case.result.shape, case.cut, single)
+    return reshaped_axes(tuple(case.source.shape), tuple(case.result.shape), case.cut, single)
 
 
 def _permuted(case: Case) -> Axes | None:
     """Try on a tensor without memory, whose axes are told apart by their lengths."""
     trial = torch.empty(tuple(range(2, 2 + case.source.ndim)), device="meta")
-    args = [trial if x is case.source else x for x in case.args]
-    kwargs = {key: trial if x is case.source else x for key, x in case.kwargs.items()}
-    order = [length - 2 for length in case.function(*args, **kwargs).shape]
+    call = case.call
+    args = [trial if x is case.source else x for x in call.args]
+    kwargs = {key: trial if x is case.source else x for key, x in call.kwargs.items()}
+    order = [length - 2 for length in call.function(*args, **kwargs).shape]
     return {axis: order.index(axis) for axis in case.cut}
 
 
 def _taken(case: Case) -> Axes | None:
-    position = _TAKING[case.function.__name__]
-    along = case.args[position] if len(case.args) > position else case.kwargs.get("dim", 0)
+    along = case.call.told(_TAKING[case.call.name], "dim", 0)
     if not isinstance(along, int) or along % case.source.ndim in case.cut:
         return None
     along %= case.source.ndim
@@ -226,7 +402,57 @@ def _taken(case: Case) -> Axes | None:
 
 
 def _indexed(case: Case) -> Axes | None:
-    whole = kept_axes(case.args[1], case.source.ndim)
+    whole = kept_axes(case.call.args[1], case.source.ndim)
     if whole is None or not whole.keys() >= set(case.cut):
         return None
     return {axis: whole[axis] for axis in case.cut}
+
+
+_RESHAPING = "view reshape flatten unflatten ravel view_as reshape_as"
+_PERMUTING = "transpose swapaxes swapdims permute movedim moveaxis t adjoint unsqueeze"
+_VIEWS: dict[str, Follows] = {
+    **dict.fromkeys(_RESHAPING.split(), _reshaped),
+    **dict.fromkeys(_PERMUTING.split(), _permuted),
+    **dict.fromkeys(_TAKING, _taken),
+    "squeeze": _squeezed,
+    "stack": _stacked,
+    "__getitem__": _indexed,
+}
+_PROPERTIES: dict[Any, Follows] = {
+    getattr(torch.Tensor, name).__get__: follows
+    for follows, names in {item_by_item: "data real imag", _permuted: "T mT H mH"}.items()
+    for name in names.split()
+}
+_MOVING_AXES = ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_")
+_PREFIXES = ("special_", "linalg_")
+_OTHERS = ("linalg_cross",)
+"""Functions that differ from those of the same bare name."""
+
+
+@cache
+def rule_of(function: Any) -> Rule:
+    """Return what is known of a function."""
+    name = getattr(function, "__name__", "")
+    plain = bare(name)
+    works = _WORKS.get(plain)
+    follows = _VIEWS.get(name) or _PROPERTIES.get(function)
+    if follows is not None or name in CONVOLUTIONS or plain == "__setitem__":
+        pass
+    elif works is not None and plain != "where":  # which of three works item by item
+        follows = _multiplied if plain in PRODUCTS else _beside_worked
+    elif plain in _ITEM_BY_ITEM.split() or is_pointwise(name) or is_pointwise(plain):
+        follows = item_by_item
+    getter = name == "__get__" and function not in _PROPERTIES
+    return Rule(plain, works, follows, name in _MOVING_AXES, getter)
+
+
+@cache
+def bare(name: str) -> str:
+    """Return the name of a torch function without what says only how it is called."""
+    if name in _OTHERS:
+        return name
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
+    if name.endswith("_") and not name.endswith("__"):
+        name = name[:-1]
+    return name

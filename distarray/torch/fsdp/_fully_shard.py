@@ -19,7 +19,7 @@ from distarray.torch import _buffers
 from distarray.torch._buffers import check_travels
 from distarray.torch._modules import located, state_of
 from distarray.torch._moves import check_mesh
-from distarray.torch._untraced import untraced_itself
+from distarray.torch._opaque import untraced_itself
 from distarray.torch.data_parallel._replica import NAME as REPLICA
 from distarray.torch.fsdp._group import Group, check_reshard_after_forward
 from distarray.torch.fsdp._module import FSDPModule, called, mix_in

@@ -9,7 +9,7 @@ from torch import nn
 
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.torch._modules import located, place_parameters
-from distarray.torch._untraced import untraced_itself
+from distarray.torch._opaque import untraced_itself
 from distarray.torch.fsdp._bucket import Extension, PostAllGather, PreAllGather
 from distarray.torch.fsdp._group import Group
 from distarray.torch.fsdp._state import State, state_beside

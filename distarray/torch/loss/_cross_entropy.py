@@ -17,8 +17,8 @@ from distarray.errors import ArgumentError, ShapeError
 from distarray.layout import Layout, Replicate
 from distarray.torch import _moves
 from distarray.torch._buffers import check_travels
+from distarray.torch._opaque import untraced
 from distarray.torch._transforms import refuse_transforms
-from distarray.torch._untraced import untraced
 from distarray.torch.loss._row_losses import INSTEAD, Terms, row_losses
 from distarray.torch.loss._targets import (
     check_numbers,

@@ -14,13 +14,11 @@ from distarray.comm import DeviceMesh
 from distarray.errors import LayoutError
 from distarray.layout import Layout
 from distarray.torch._compat import reduction_of
+from distarray.torch._opaque import untraced
 from distarray.torch._shapes import check_mesh
-from distarray.torch._untraced import untraced
-from distarray.torch.following._carried import known, lost_of
-from distarray.torch.following._mode import Following
-from distarray.torch.following._reshaped import cut_axes
+from distarray.torch._shares import is_sharded
+from distarray.torch.following import Following, cut_axes, known_layout, lost_of
 from distarray.torch.loss._cross_entropy import vocab_parallel_cross_entropy
-from distarray.torch.parallel._parameters import is_sharded
 from distarray.torch.parallel._style import one_axis
 
 
@@ -120,7 +118,7 @@ class _LossParallel(Following):
 
     def _mesh_of(self, logits: torch.Tensor) -> DeviceMesh | None:
         """Return the mesh axis that cuts the classes; None where every rank has them all."""
-        layout = known(logits)
+        layout = known_layout(logits)
         if layout is not None:
             return _cutting(layout, 1 if logits.ndim > 1 else 0, self._mesh)
         if self._mesh is None:

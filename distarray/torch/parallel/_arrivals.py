@@ -10,7 +10,7 @@ from distarray.comm import DeviceMesh
 from distarray.errors import LayoutError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.torch._layouts import Placed, own_placed
-from distarray.torch.following._carried import Lost, lost_of
+from distarray.torch.following import Lost, lost_of
 
 Placements = tuple[Placement, ...]
 

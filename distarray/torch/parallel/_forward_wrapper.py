@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from distarray.errors import DistArrayError
-from distarray.torch._compat import parameters_of
+from distarray.errors import DistArrayError, LayoutError
+from distarray.torch._compat import function_mode_depth, function_modes, parameters_of
 from distarray.torch._modules import check_own, locate, state_of
+from distarray.torch._opaque import paused, resumed, untraced, untraced_itself
 from distarray.torch._origins import moving_for
-from distarray.torch._untraced import untraced, untraced_itself
-from distarray.torch.following._unseen import unseen
+from distarray.torch.following import Following, lost_of, tensors_in
+from distarray.torch.parallel._arrivals import check_summed, is_cut_short
 
 Values = Mapping[str, "torch.Tensor | None"]
 
@@ -42,6 +43,8 @@ class Passage:
         Functions of the module that give the parameters which ``forward`` finds.
     arounds
         Functions that run in the place of ``forward``, and may call it; the last is outermost.
+    follows
+        Whether layouts are followed through ``forward``.
     """
 
     forward: Any = None
@@ -49,6 +52,7 @@ class Passage:
     values: tuple[Callable[..., Any], ...] = ()
     arounds: tuple[Callable[..., Any], ...] = ()
     outputs: tuple[Callable[..., Any], ...] = ()
+    follows: bool = False
 
 
 def on_input(
@@ -88,6 +92,13 @@ def around(module: nn.Module, function: Callable[..., Any]) -> None:
     _install(module, replace(passage, arounds=(*passage.arounds, function)))
 
 
+def follow_layouts(module: nn.Module) -> None:
+    """Let layouts be followed in the forward of a module that holds parallelized ones."""
+    passage = passage_of(module)
+    if type(module).forward is not nn.Module.forward and not passage.follows:
+        _install(module, replace(passage, follows=True))
+
+
 def keep_placed(module: nn.Module) -> None:
     """Let `layout_of` know the parameters also of copies of the module, once they have run."""
     _install(module, passage_of(module))
@@ -107,7 +118,7 @@ def _passage_in(module: nn.Module) -> Passage | None:
 def _install(module: nn.Module, passage: Passage) -> None:
     if _passage_in(module) is None:
         module.register_forward_pre_hook(_present)
-    call = _caller(passage)
+    call = _caller(passage, type(module).forward.__module__.startswith("torch."))
     with contextlib.suppress(TypeError, ValueError):
         call.__signature__ = inspect.signature(_unbound(module, passage.forward))
     module.__dict__["forward"] = MethodType(call, module)
@@ -126,31 +137,65 @@ def _unbound(module: nn.Module, found: Any) -> Any:
 # --- one call ------------------------------------------------------------------------------------
 
 
-def _caller(passage: Passage) -> Any:
-    found, arounds = passage.forward, passage.arounds
-    bound = found is None or isinstance(found, MethodType)
+def _caller(passage: Passage, stock: bool) -> Any:
+    """Return what takes the place of forward.
+
+    What a class of torch's computes for a style the mode that follows layouts does not see.
+    """
+    hidden = stock and passage.forward is None and not passage.follows
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs, own = _entered(module, passage, args, kwargs)
-        forward = MethodType(_unbound(module, found), module) if bound else found
-        try:
-            for function in arounds:
-                forward = partial(function, module, forward)
-            output = forward(*args, **kwargs)
-        except DistArrayError as error:
-            locate(error, module)
-            raise
-        finally:
-            if own:
-                parameters_of(module).update(own)
-        return _left(module, passage, output) if passage.outputs else output
+        if hidden and function_mode_depth():
+            with paused():
+                return _passed(module, passage, args, kwargs)
+        return _passed(module, passage, args, kwargs)
 
     call.passage = passage  # type: ignore[attr-defined]
     return untraced_itself(call)
 
 
+@untraced_itself
+def _passed(
+    module: nn.Module, passage: Passage, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    args, kwargs, own = _entered(module, passage, args, kwargs)
+    forward = passage.forward
+    if forward is None or isinstance(forward, MethodType):
+        forward = MethodType(_unbound(module, forward), module)
+    try:
+        for function in passage.arounds:
+            if passage.follows or function_mode_depth():
+                function = partial(_seen_inside, function)
+            forward = partial(function, module, forward)
+        if passage.follows and not any(isinstance(m, Following) for m in function_modes()):
+            with Following(strict=False):
+                output = forward(*args, **kwargs)
+            _check_leaving(module, output)
+        else:
+            output = forward(*args, **kwargs)
+    except DistArrayError as error:
+        locate(error, module)
+        raise
+    finally:
+        if own:
+            parameters_of(module).update(own)
+    return _left(module, passage, output) if passage.outputs else output
+
+
+@untraced_itself
+def _seen_inside(
+    function: Callable[..., Any],
+    module: nn.Module,
+    forward: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Call a style's function where modes see only what it calls as forward."""
+    with paused() as pause:
+        return function(module, partial(resumed, pause, forward), *args, **kwargs)
+
+
 @untraced
-@unseen
 def _entered(
     module: nn.Module, passage: Passage, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
@@ -177,7 +222,6 @@ def _entered(
 
 
 @untraced
-@unseen
 def _left(module: nn.Module, passage: Passage, output: Any) -> Any:
     try:
         with moving_for(state_of(module).path):
@@ -187,3 +231,36 @@ def _left(module: nn.Module, passage: Passage, output: Any) -> Any:
         locate(error, module)
         raise
     return output
+
+
+@untraced
+def _check_leaving(module: nn.Module, output: Any) -> None:
+    """Raise where what leaves is of each rank's alone, and nothing says how it is placed.
+
+    It was computed along an axis that a style of the module cuts, or of contributions to sums.
+    """
+    for x in _tensors(output):
+        lost = lost_of(x)
+        if lost is None or not (lost.function or lost.layout.has_partial):
+            continue
+        meshes = {over for child in module.modules() for _, over in state_of(child).styles}
+        for mesh in meshes:
+            check_summed(lost, mesh, "what leaves")
+        if any(is_cut_short(lost, mesh) for mesh in meshes):
+            raise LayoutError(
+                f"what leaves was computed from a tensor placed as {lost.layout} by "
+                f"{lost.function}, along an axis that is cut, of which each rank saw its share "
+                "only. Let the style that the tensor comes from pass "
+                "output_layouts=da.Replicate(), or bring the ranks' results together by "
+                "dt.redistribute. Where a result of each rank's alone is meant, say how it is "
+                "placed: dt.redistribute(x, mesh, [da.Shard(-1)], [da.Shard(-1)])"
+            )
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in an output, in containers within containers too."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if not isinstance(value, list | tuple):
+        return tensors_in((value,), {})
+    return [x for part in value for x in _tensors(part)]

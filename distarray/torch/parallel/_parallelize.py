@@ -16,9 +16,9 @@ from distarray.layout import chunk
 from distarray.torch._layouts import placed_of
 from distarray.torch._modules import located, state_of, watch_replacements
 from distarray.torch._moves import check_mesh
-from distarray.torch.following._mode import follow
 from distarray.torch.fsdp._parameter import is_share
 from distarray.torch.parallel._colwise import ColwiseParallel
+from distarray.torch.parallel._forward_wrapper import follow_layouts
 from distarray.torch.parallel._fused import checked_parts
 from distarray.torch.parallel._parameters import is_sharded, values_from
 from distarray.torch.parallel._prepare import (
@@ -106,7 +106,7 @@ def parallelize_module(
     parallel = {id(child) for _, child, _ in chosen}
     for child in module.modules():
         if any(id(inner) in parallel for inner in child.modules() if inner is not child):
-            follow(child)
+            follow_layouts(child)
     _check_shared(module)
     return module
 

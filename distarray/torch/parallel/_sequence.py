@@ -14,10 +14,9 @@ from distarray.layout import Layout, Replicate, Shard
 from distarray.torch import _moves
 from distarray.torch._layouts import hand_on, is_placed, place
 from distarray.torch._modules import map_inputs, state_of
-from distarray.torch._untraced import untraced
-from distarray.torch.following._carried import relabelled
+from distarray.torch._opaque import untraced
+from distarray.torch.following import cut_axes, relabelled
 from distarray.torch.following._positions import DROPOUTS, Merged, check_axis, check_module
-from distarray.torch.following._reshaped import cut_axes
 from distarray.torch.parallel._arrivals import found
 from distarray.torch.parallel._forward_wrapper import around
 from distarray.torch.parallel._style import ParallelStyle, one_axis

@@ -22,7 +22,7 @@ from torch.utils import _pytree
 from distarray.errors import ArgumentError
 from distarray.layout import Shard
 from distarray.torch._layouts import placed_of
-from distarray.torch._untraced import untraced
+from distarray.torch._opaque import untraced
 from distarray.torch.parallel._parameters import is_sharded
 
 _STEPS = 3

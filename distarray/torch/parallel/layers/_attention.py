@@ -14,7 +14,7 @@ from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Placement, Replicate, Shard
 from distarray.torch._layouts import hand_on
 from distarray.torch._modules import check_own
-from distarray.torch._untraced import untraced
+from distarray.torch._opaque import untraced
 from distarray.torch.parallel._forward_wrapper import around, keep_placed
 from distarray.torch.parallel._forwards import check_stock
 from distarray.torch.parallel.layers._features import Features, addend, shared, summed

@@ -11,7 +11,7 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, LayoutError
 from distarray.layout import Replicate, Shard
-from distarray.torch._untraced import untraced
+from distarray.torch._opaque import untraced
 from distarray.torch.parallel._forward_wrapper import around
 from distarray.torch.parallel.layers._features import everywhere, shared, summed
 from distarray.torch.parallel.layers._vocabulary import check_words, local_padding

@@ -17,7 +17,7 @@ from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError
 from distarray.layout import Placement, Replicate, Shard
 from distarray.torch._compat import buffers_of, check_input_dim
-from distarray.torch._untraced import untraced
+from distarray.torch._opaque import untraced
 from distarray.torch.following._positions import unbatched_ndim
 from distarray.torch.parallel._forward_wrapper import around
 from distarray.torch.parallel._forwards import check_stock

@@ -13,7 +13,7 @@ from distarray.errors import ArgumentError, LayoutError
 from distarray.layout import Layout, Partial, Replicate, Shard
 from distarray.torch import _moves
 from distarray.torch._modules import state_of
-from distarray.torch._untraced import untraced
+from distarray.torch._opaque import untraced
 from distarray.torch.parallel._partition_rules import map_arguments
 from distarray.torch.parallel.layers._features import Features, everywhere, shared
 

@@ -16,7 +16,7 @@ from distarray.redistribute import refuse
 from distarray.torch import _moves
 from distarray.torch._buffers import wire_dtype
 from distarray.torch._layouts import Placed, own_placed, place
-from distarray.torch._untraced import untraced
+from distarray.torch._opaque import untraced
 from distarray.torch.parallel import _fused
 from distarray.torch.parallel._arrivals import arrived
 from distarray.torch.parallel._joint import used_apart

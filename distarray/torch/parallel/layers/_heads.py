@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from distarray.torch._untraced import untraced
+from distarray.torch._opaque import untraced
 from distarray.torch.parallel.layers._features import Features
 from distarray.torch.training._dropout import dropout
 

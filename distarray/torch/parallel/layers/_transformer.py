@@ -14,7 +14,7 @@ from distarray.layout import Layout, Replicate
 from distarray.torch import _moves
 from distarray.torch._compat import parameters_of
 from distarray.torch._modules import state_of
-from distarray.torch._untraced import untraced
+from distarray.torch._opaque import untraced
 from distarray.torch.parallel._colwise import ColwiseParallel
 from distarray.torch.parallel._forward_wrapper import around, keep_placed
 from distarray.torch.parallel._forwards import check_stock

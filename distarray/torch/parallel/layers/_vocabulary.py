@@ -11,8 +11,8 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.errors import IndexingError
 from distarray.layout import Replicate, Shard
+from distarray.torch._opaque import untraced
 from distarray.torch._transforms import refuse_transforms
-from distarray.torch._untraced import untraced
 from distarray.torch.parallel._forward_wrapper import around
 from distarray.torch.parallel.layers._features import everywhere, summed
 

@@ -17,7 +17,7 @@ from torch.autograd.function import FunctionCtx
 
 from distarray.errors import LayoutError
 from distarray.torch._layouts import Placed, is_placed, own_placed, place
-from distarray.torch.following._carried import lose, lost_of
+from distarray.torch.following._known import lose, lost_of
 
 Context = Callable[[], AbstractContextManager[Any]]
 

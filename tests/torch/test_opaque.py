@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch")
 
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
-from distarray.torch.following._mode import Following  # noqa: E402
-from distarray.torch.following._unseen import unseen  # noqa: E402
+from distarray.torch._opaque import paused, resumed, untraced  # noqa: E402
+from distarray.torch.following import Following  # noqa: E402
 
 
 class Counting(TorchFunctionMode):
@@ -27,15 +27,15 @@ def depth():
 
 
 def test_pauses_also_where_the_function_raises():
-    @unseen
+    @untraced
     def fails():
         assert depth() == 0
         raise ValueError("inside")
 
-    assert unseen(depth)() == 0
+    assert untraced(depth)() == 0
     with Following(strict=False):
         assert depth() == 1
-        assert unseen(depth)() == 0
+        assert untraced(depth)() == 0
         with pytest.raises(ValueError, match="inside"):
             fails()
         assert depth() == 1
@@ -43,8 +43,29 @@ def test_pauses_also_where_the_function_raises():
 
 def test_modes_of_others_see_what_they_saw():
     with Counting() as counting, Following():
-        unseen(torch.ones)(2)
+        untraced(torch.ones)(2)
         assert counting.seen == 1
     with Following(), Counting() as counting:
-        unseen(torch.ones)(2)
+        untraced(torch.ones)(2)
         assert counting.seen == 1
+
+
+def test_pauses_beneath_modes_of_others():
+    with Following() as following, Counting():
+        assert untraced(lambda: following.pauses)() == 1
+        assert following.pauses == 0
+
+
+def test_pauses_all_that_are_open():
+    with Following(), Following(strict=False):
+        assert untraced(depth)() == 0
+        assert depth() == 2
+
+
+def test_resumes_what_a_style_calls():
+    with Following():
+        with paused() as pause:
+            assert depth() == 0
+            assert resumed(pause, depth) == 1
+            assert depth() == 0
+        assert depth() == 1

@@ -7,7 +7,6 @@ out the same items on any number of ranks; others draw differently on ranks that
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -16,8 +15,8 @@ from torch import nn
 from distarray.layout import Layout, Shard
 from distarray.torch._layouts import own_placed
 from distarray.torch._random import random_state, seeded_alike
-from distarray.torch.following._carried import lost_of, tensors_in
-from distarray.torch.following._worked_axes import bare
+from distarray.torch.following._known import Operand
+from distarray.torch.following._rules import Call
 from distarray.torch.training._dropout import drop_as
 
 _DROPOUTS: dict[str, type[nn.Module]] = {
@@ -42,42 +41,34 @@ _OTHERS = (
 _RANDOM = frozenset((*_DROPOUTS, *_FILLING, *_BY_SIZE, *_OTHERS))
 
 
-@cache
-def _random_name(function: Any) -> str:
-    """Return the bare name of a function that draws random numbers; "" for any other."""
-    name = bare(getattr(function, "__name__", ""))
-    return name if name in _RANDOM else ""
-
-
-def draws(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell whether a call draws numbers from torch's default generator."""
-    name = _random_name(function)
-    if not name or kwargs.get("generator") is not None:
+def draws(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether a function of this bare name draws numbers from torch's default generator."""
+    if name not in _RANDOM or kwargs.get("generator") is not None:
         return False
     if name in _DROPOUTS:
-        _, p, training, _ = _told(name, args, kwargs)
+        _, p, training, _ = _told_to_drop(name, args, kwargs)
         return bool(training and p)
     if name == "scaled_dot_product_attention":
         return bool(args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0))
     return True
 
 
-def draw(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def draw(call: Call) -> Any:
     """Return what a function returns that draws random numbers."""
-    name = _random_name(function)
+    function, name, operands = call.function, call.rule.name, call.operands
+    args, kwargs = call.args, call.kwargs
     if kwargs.get("layout") is not None:
         return function(*args, **kwargs)  # it is said where the share is
-    operands = tensors_in(args, kwargs)
-    layout = next((cut for x in operands if (cut := _cut(x)) is not None), None)
+    layout = next((cut for one in operands if (cut := _cut(one)) is not None), None)
     if layout is None:
-        known = bool(operands) and all(own_placed(x) is not None for x in operands)
+        known = bool(operands) and all(one.placed is not None for one in operands)
         by_size = name in _BY_SIZE or (name in _FILLING and not known)
         if not by_size:
             return function(*args, **kwargs)  # alike on all ranks, which have the same items
         with seeded_alike():
             return function(*args, **kwargs)
     if name in _DROPOUTS:
-        x, p, _, inplace = _told(name, args, kwargs)
+        x, p, _, inplace = _told_to_drop(name, args, kwargs)
         if own_placed(x) is not None:
             return drop_as(_DROPOUTS[name], x, p, inplace, layout)
     mesh: Any = layout.mesh
@@ -88,15 +79,15 @@ def draw(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return function(*args, **kwargs)
 
 
-def _cut(x: torch.Tensor) -> Layout | None:
+def _cut(one: Operand) -> Layout | None:
     """Return the layout by which a tensor is cut, or comes of one that is."""
-    known = own_placed(x) or lost_of(x)
+    known = one.placed or one.lost
     if known is None or not any(type(p) is Shard for p in known.layout.placements):
         return None
     return known.layout
 
 
-def _told(
+def _told_to_drop(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[torch.Tensor, float, bool, bool]:
     """Return input, probability, whether in training and whether in place."""

@@ -1,0 +1,98 @@
+"""Opaque functions of this package: neither torch.compile nor modes that follow layouts look in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from distarray.torch import _compat
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Pausing(TorchFunctionMode):
+    """A mode that sees nothing of what this package calls.
+
+    Where it is the innermost one it is taken away meanwhile: it would learn of every shape and
+    dtype that is read, at a microsecond each. Where a mode of somebody else's is further in, which
+    is to see what it saw, ``pauses`` counts.
+    """
+
+    pauses = 0
+
+
+def untraced_itself(function: F) -> F:
+    """Keep torch.compile out of a function, but not out of what it calls.
+
+    For functions of which there are many alike, in many modules: the compiler would trace them for
+    each anew, up to a limit beyond which it gives all of them up.
+    """
+    return untraced_alone(_compat.mark_untraced(function))
+
+
+def untraced_alone(function: F) -> F:
+    """Keep torch.compile out of a function where it is called by what is not compiled."""
+    return _compat.skip_frame(function)
+
+
+class paused:  # noqa: N801 - reads as a phrase: with paused()
+    """Pause the modes of this thread that can inside."""
+
+    __slots__ = ("_beneath", "_taken")
+
+    @untraced_itself
+    def __enter__(self) -> paused:
+        self._taken: list[Any] = []
+        self._beneath: list[Pausing] = []
+        depth = _compat.function_mode_depth()
+        while depth and isinstance(_compat.function_mode_at(depth - 1), Pausing):
+            self._taken.append(_compat.pop_function_mode())
+            depth -= 1
+        if depth:
+            self._beneath += (m for m in _compat.function_modes() if isinstance(m, Pausing))
+            for mode in self._beneath:
+                mode.pauses += 1
+        return self
+
+    @untraced_itself
+    def __exit__(self, *_: object) -> None:
+        for mode in self._beneath:
+            mode.pauses -= 1
+        while self._taken:
+            _compat.push_function_mode(self._taken.pop())
+
+
+@untraced_itself
+def resumed(pause: paused, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function where the modes see it again that a pause has taken away."""
+    pause.__exit__()
+    try:
+        return function(*args, **kwargs)
+    finally:
+        pause.__enter__()
+
+
+def untraced(function: F) -> F:
+    """Keep torch.compile and the mode that follows layouts out of a function and what it calls.
+
+    Graphs end before it, and begin again after it. Where nothing has been compiled and no mode is
+    open a call costs next to nothing more, and torch's compiler, whose import takes seconds, is not
+    imported.
+    """
+    apart: Any = None
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal apart
+        if apart is None and _compat.compiler_is_imported():
+            apart = torch.compiler.disable(function)
+        if not _compat.function_mode_depth():
+            return (apart or function)(*args, **kwargs)
+        with paused():
+            return (apart or function)(*args, **kwargs)
+
+    return untraced_itself(cast("F", call))

@@ -1,0 +1,140 @@
+"""What is known of tensors beside their layouts: of what shares they come, and of what weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from distarray.layout import Layout, Shard
+from distarray.torch._layouts import Beside, Placed, is_placed, own_placed
+from distarray.torch._shares import is_sharded
+from distarray.torch.following._axes import Axes
+
+
+class Lost(NamedTuple):
+    """What a tensor comes of, in which it is not known how it is cut.
+
+    Attributes
+    ----------
+    layout
+        Of a tensor that it was computed from.
+    function
+        The name of a function that worked along cut axes of that one, and saw this rank's share
+        of them only; "" where there was none.
+    axes
+        Which axes these were.
+    """
+
+    layout: Layout
+    function: str = ""
+    axes: frozenset[int] = frozenset()
+
+
+_lost: Beside[Lost] = Beside()
+"""Tensors that a rank computed from its share, in which it is not known how they are cut."""
+_of_weights: Beside[bool] = Beside()
+"""Tensors that were computed from parameters, such as conversions and masked weights."""
+
+
+class Operand(NamedTuple):
+    """A tensor that a function is called with, and what is known of it."""
+
+    x: torch.Tensor
+    placed: Placed | None
+    lost: Lost | None
+
+    @classmethod
+    def of(cls, x: torch.Tensor) -> Operand:
+        """Return a tensor with what is known of it now."""
+        placed = own_placed(x)
+        return cls(x, placed, lost_of(x) if placed is None else None)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it is known to be this rank's share."""
+        return self.placed is not None and is_sharded(self.placed.layout)
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether it is a cut parameter, or was computed item by item from such."""
+        if self.placed is None or self.placed.parts or not is_sharded(self.placed.layout):
+            return False
+        return issubclass(type(self.x), torch.nn.Parameter) or bool(_of_weights.get(self.x))
+
+
+def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Return the tensors among arguments, and those in sequences among them."""
+    found = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += [one for one in value if isinstance(one, torch.Tensor)]
+    return found
+
+
+def known_layout(x: Any) -> Layout | None:
+    """Return the layout of a tensor itself; None where there is none, or for other objects.
+
+    Tensors that consist of parts, each cut by itself, are not followed.
+    """
+    placed = own_placed(x) if isinstance(x, torch.Tensor) else None
+    return None if placed is None or placed.parts else placed.layout
+
+
+def lost_of(x: torch.Tensor) -> Lost | None:
+    """Return what a tensor comes of, in which the cut is lost; None where there is nothing."""
+    return None if is_placed(x) else _lost.get(x)
+
+
+def is_known(x: torch.Tensor) -> bool:
+    """Tell whether anything is known of a tensor."""
+    return is_placed(x) or _lost.get(x) is not None
+
+
+def lose(x: torch.Tensor, lost: Lost) -> None:
+    """Say what a tensor comes of, in which the cut is lost."""
+    _lost.set(x, lost)
+
+
+def take_for_weight(x: torch.Tensor) -> None:
+    """Remember that a tensor was computed from parameters alone."""
+    _of_weights.set(x, True)
+
+
+def relabelled(layout: Layout, axes: Axes, local: Iterable[int]) -> Layout:
+    """Return a layout whose cut axes have moved, of blocks of another shape.
+
+    Parameters
+    ----------
+    axes
+        From the layout's cut axes to those of the result.
+    local
+        Shape of this rank's block; its other axes are whole.
+    """
+    return _relabelled(layout, tuple(axes.items()), tuple(local))
+
+
+@lru_cache(maxsize=4096)
+def _relabelled(
+    layout: Layout, pairs: tuple[tuple[int, int], ...], local: tuple[int, ...]
+) -> Layout:
+    axes = dict(pairs)
+    if local == layout.local_shape() and all(old == new for old, new in pairs):
+        return layout
+    shape = list(local)
+    boundaries = {}
+    for old, new in axes.items():
+        shape[new] = layout.shape[old]
+        boundaries[new] = layout.partition(old).offsets
+    placements = [Shard(axes[p.axis]) if type(p) is Shard else p for p in layout.placements]
+    return Layout(
+        layout.mesh,
+        placements,
+        shape,
+        shard_order=layout.shard_order,
+        boundaries=boundaries or None,
+    )
