@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from distarray.errors import StateDictError
+from distarray.torch._compat import parameters_of
 from distarray.torch._layouts import Beside, Placed
 from distarray.torch._modules import state_of, watch_replacements
 from distarray.torch._shares import is_sharded, torn_among
@@ -31,7 +32,7 @@ def note_placed(module: nn.Module, name: str, placed: Placed) -> None:
     state = state_of(module)
     state.placed[name] = placed
     watch_replacements(module)
-    own = module._parameters.get(name)
+    own = parameters_of(module).get(name)
     if own is not None:
         _names.set(own, f"{state.path}.{name}" if state.path else name)
     if _write not in module._state_dict_hooks.values():
