@@ -18,10 +18,12 @@ from distarray.comm._collectives import on_host
 from distarray.comm._communicator import SMALL_BYTES, Communicator
 from distarray.comm._device_mesh import (
     DeviceMesh,
+    as_communicator,
     default_mesh,
     default_placements,
     init_device_mesh,
     use_mesh,
+    world,
 )
 from distarray.comm._log import (
     CommLog,
@@ -42,7 +44,6 @@ from distarray.comm._packing import (
 from distarray.comm._reductions import BFLOAT16, is_bfloat16, widen_bfloat16
 from distarray.comm._requests import Request
 from distarray.comm._settings import setting
-from distarray.comm._world import as_communicator, world
 from distarray.comm.failures import _abort
 from distarray.comm.failures._waits import background_work, waiting
 from distarray.comm.simulated._ranks import simulate, simulated_world

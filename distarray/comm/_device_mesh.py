@@ -1,4 +1,4 @@
-"""Meshes with processes behind them, and the mesh and placements that hold by default."""
+"""Meshes with processes behind them, and which communicator, mesh and placements are default."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from math import prod
 from typing import Any, Never, final
 
 from distarray.comm._communicator import Communicator
-from distarray.comm._grid import Nested, grid, nested
-from distarray.comm._world import as_communicator, world
 from distarray.comm.cuda import _device
+from distarray.comm.mpi import _transport
 from distarray.comm.simulated import _ranks
 from distarray.errors import ArgumentTypeError, DeviceError, MeshError, PlacementError
 from distarray.layout import (
@@ -24,6 +24,33 @@ from distarray.layout import (
     mesh_description,
 )
 from distarray.typing import AxisName, Coordinate, Shape
+
+Nested = int | tuple["Nested", ...]
+
+
+def world() -> Communicator:
+    """Return the communicator of all ranks; inside ``simulate``, that of the simulated ranks.
+
+    The first use outside ``simulate`` starts MPI.
+    """
+    simulated = _ranks.simulated_world()
+    return _transport.world() if simulated is None else simulated
+
+
+def as_communicator(comm: Any) -> Communicator:
+    """Return the communicator behind what a user passes as ``comm=``.
+
+    Parameters
+    ----------
+    comm
+        None (all ranks), one of our communicators, or an mpi4py intra-communicator; of the latter
+        only the ranks are used, never the communicator itself.
+    """
+    if comm is None:
+        return world()
+    if isinstance(comm, Communicator):
+        return comm
+    return _transport.based_on(comm)
 
 
 @final
@@ -88,13 +115,13 @@ class DeviceMesh(Mesh):
         comm: Any = None,
         device: str | None = None,
     ) -> DeviceMesh:
-        shape, flat = grid(ranks)
+        shape, flat = _shape_and_ranks(ranks)
         return _mesh(mesh_description(shape, axis_names, flat), comm, device)
 
     @property
     def ranks(self) -> Nested:
         """The ranks as nested tuples, one level per mesh axis."""
-        return nested(self.flat_ranks, self.shape)
+        return _nest(self.flat_ranks, self.shape)
 
     @property
     def abstract(self) -> AbstractMesh:
@@ -287,6 +314,37 @@ def init_device_mesh(
             "device), for instance init_device_mesh((2, 2), ('dp', 'tp'), device='cpu')"
         )
     return _mesh(mesh_description(shape, axis_names, None), comm, device)
+
+
+def _shape_and_ranks(ranks: Any) -> tuple[Shape, list[int]]:
+    """Return the shape of nested sequences of integers, and the integers."""
+    if hasattr(ranks, "tolist"):
+        ranks = ranks.tolist()
+    shape: list[int] = []
+    level: list[Any] = [ranks]
+    while level and all(isinstance(item, Sequence) and not isinstance(item, str) for item in level):
+        lengths = {len(item) for item in level}
+        if len(lengths) > 1:
+            raise MeshError(
+                f"ranks {ranks!r} do not form a grid: rows of lengths {sorted(lengths)}; give "
+                "every row of a mesh axis as many ranks"
+            )
+        shape.append(lengths.pop())
+        level = [rank for item in level for rank in item]
+    if not shape or any(isinstance(item, Sequence) for item in level):
+        raise ArgumentTypeError(
+            f"ranks {ranks!r} are not nested sequences of integers of one depth; pass for instance "
+            "[[0, 1], [2, 3]], or a shape to init_device_mesh"
+        )
+    return tuple(shape), level
+
+
+def _nest(flat: Sequence[int], shape: Shape) -> Nested:
+    """Return flat values in row-major order as nested tuples of a shape."""
+    if not shape:
+        return flat[0]
+    step = prod(shape[1:])
+    return tuple(_nest(flat[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0]))
 
 
 DEFAULT_DEVICE = "cpu"

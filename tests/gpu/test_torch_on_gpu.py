@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
-from distarray.comm._world import world  # noqa: E402
+from distarray.comm import world  # noqa: E402
 from distarray.torch import _buffers  # noqa: E402
 from distarray.torch._random import keys_from  # noqa: E402
 from tests.on_device import host  # noqa: E402

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import zlib
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
+from distarray.comm._agreement import mismatch_error
 from distarray.comm._launcher import node_name
 from distarray.comm.failures._waits import Meeting, count_by, join_next, waiting
-from distarray.comm.mpi._objects import all_gather_object, compare
 from distarray.comm.mpi._start import import_mpi
 from distarray.comm.shared_memory import _connect
 from distarray.comm.shared_memory._channel import Channel
@@ -160,10 +163,10 @@ class Group:
         return Meeting(self._place, self._calls, self.world_ranks)
 
     def compare(self, token: int, what: object) -> None:
-        """Check that all ranks do the same; see ``_mpi_objects.compare``."""
+        """Check that all ranks do the same; see ``_compare``."""
         mpi = self.mpi
         with waiting(what, self.joining()):
-            compare(mpi, token, what, self.world_ranks)
+            _compare(mpi, token, what, self.world_ranks)
 
     def exported(self) -> MPI.Intracomm:
         """Return a communicator for the user; the first use is collective."""
@@ -255,3 +258,40 @@ def _ranks_per_node(ranks: tuple[int, ...], colours: list[str]) -> int | None:
         if len(runs) == len(set(colours)) and all(len(found) == 1 for found in runs.values()):
             return per_node
     return 1
+
+
+def all_gather_bytes(comm: MPI.Intracomm, mine: bytes) -> list[bytes]:
+    """Return every rank's bytes."""
+    sizes = np.empty(comm.Get_size(), np.int64)
+    with waiting("MPI's Allgather"):
+        comm.Allgather(np.array([len(mine)], np.int64), sizes)
+        ends = np.cumsum(sizes)
+        everyone = np.empty(int(ends[-1]), np.uint8)
+        comm.Allgatherv(np.frombuffer(mine, np.uint8), [everyone, sizes.tolist()])
+    starts = ends - sizes
+    return [everyone[a:b].tobytes() for a, b in zip(starts, ends, strict=True)]
+
+
+def all_gather_object(comm: MPI.Intracomm, obj: Any) -> list[Any]:
+    """Return every rank's object."""
+    return [pickle.loads(item) for item in all_gather_bytes(comm, pickle.dumps(obj))]
+
+
+def _compare(comm: MPI.Intracomm, token: int, what: object, ranks: Sequence[int]) -> None:
+    """Check that all ranks do the same: that they pass the same token, below 2**62.
+
+    A reduction of two numbers goes ahead of what the ranks then do, so that those that disagree
+    find out instead of taking each other's messages for what they are not. ``ranks`` are their
+    numbers in the MPI world.
+
+    Raises
+    ------
+    MismatchError
+        On every rank, if they do not; ``str(what)`` says what each was about to do.
+    """
+    from mpi4py import MPI
+
+    extremes = np.array([token, -token], np.int64)
+    comm.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
+    if extremes[0] != -extremes[1]:
+        raise mismatch_error(all_gather_object(comm, str(what)), ranks)

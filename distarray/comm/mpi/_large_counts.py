@@ -57,27 +57,6 @@ def any_end_exceeds(comm: MPI.Intracomm, count: int) -> bool:
     return bool(flag[0])
 
 
-class Several:
-    """MPI requests that are complete when all are."""
-
-    __slots__ = ("_requests",)
-
-    def __init__(self, requests: list[MPI.Request]) -> None:
-        self._requests = requests
-
-    def wait(self) -> None:
-        """Return when all are complete."""
-        from mpi4py import MPI
-
-        MPI.Request.Waitall(self._requests)
-
-    def test(self) -> bool:
-        """Tell whether all are complete."""
-        from mpi4py import MPI
-
-        return MPI.Request.Testall(self._requests)
-
-
 def _pieces(array: Buffer) -> list[list[Any]]:
     """Return an array as messages, none longer than the limit; one on a GPU is flat bytes."""
     largest = LIMIT
@@ -101,22 +80,22 @@ def _on_device(array: Buffer) -> Any:
     return MPI.buffer.fromaddress(array.data.ptr, array.nbytes)
 
 
-def send(comm: MPI.Intracomm, array: Buffer, dest: int, tag: int) -> Several:
+def send(comm: MPI.Intracomm, array: Buffer, dest: int, tag: int) -> list[MPI.Request]:
     """Send values to one rank; it receives them with ``recv`` and as many."""
-    return Several([comm.Isend(piece, dest, tag) for piece in _pieces(array)])
+    return [comm.Isend(piece, dest, tag) for piece in _pieces(array)]
 
 
-def recv(comm: MPI.Intracomm, array: Buffer, source: int, tag: int) -> Several:
+def recv(comm: MPI.Intracomm, array: Buffer, source: int, tag: int) -> list[MPI.Request]:
     """Receive as many values from one rank as the array has elements."""
-    return Several([comm.Irecv(piece, source, tag) for piece in _pieces(array)])
+    return [comm.Irecv(piece, source, tag) for piece in _pieces(array)]
 
 
-def broadcast(comm: MPI.Intracomm, array: np.ndarray, root: int) -> Several:
+def broadcast(comm: MPI.Intracomm, array: np.ndarray, root: int) -> list[MPI.Request]:
     """Broadcast in pieces."""
-    return Several([comm.Ibcast(piece, root) for piece in _pieces(array)])
+    return [comm.Ibcast(piece, root) for piece in _pieces(array)]
 
 
-def all_reduce(comm: MPI.Intracomm, send: Any, recv: np.ndarray, op: str) -> Several:
+def all_reduce(comm: MPI.Intracomm, send: Any, recv: np.ndarray, op: str) -> list[MPI.Request]:
     """Reduce in pieces; ``send`` may be ``MPI.IN_PLACE``."""
     kind, how = reducing_type(recv.dtype, op)
     largest = LIMIT
@@ -127,12 +106,12 @@ def all_reduce(comm: MPI.Intracomm, send: Any, recv: np.ndarray, op: str) -> Sev
         if isinstance(send, np.ndarray):
             source = [carrier(send[start : start + largest]), target.size, kind]
         requests.append(comm.Iallreduce(source, [carrier(target), target.size, kind], how))
-    return Several(requests)
+    return requests
 
 
 def reduce_scatter(
     comm: MPI.Intracomm, send: np.ndarray, recv: np.ndarray, counts: Counts, op: str
-) -> Several:
+) -> list[MPI.Request]:
     """Reduce every rank's part to that rank, in pieces."""
     kind, how = reducing_type(recv.dtype, op)
     largest = LIMIT
@@ -145,21 +124,21 @@ def reduce_scatter(
                 piece = recv[start : start + largest]
                 target = [carrier(piece), piece.size, kind]
             requests.append(comm.Ireduce([carrier(source), source.size, kind], target, how, root))
-    return Several(requests)
+    return requests
 
 
-def all_gather(comm: MPI.Intracomm, send: np.ndarray, recv: np.ndarray, counts: Counts) -> Several:
+def all_gather(
+    comm: MPI.Intracomm, send: np.ndarray, recv: np.ndarray, counts: Counts
+) -> list[MPI.Request]:
     """Broadcast every rank's part, in pieces."""
     targets = parts(recv, counts)
     targets[comm.Get_rank()][...] = send
-    return Several(
-        [
-            comm.Ibcast(piece, root)
-            for root, target in enumerate(targets)
-            if target.size
-            for piece in _pieces(target)
-        ]
-    )
+    return [
+        comm.Ibcast(piece, root)
+        for root, target in enumerate(targets)
+        if target.size
+        for piece in _pieces(target)
+    ]
 
 
 def all_to_all(
@@ -168,19 +147,15 @@ def all_to_all(
     recv: np.ndarray,
     send_counts: Counts,
     recv_counts: Counts,
-) -> Several:
+) -> list[MPI.Request]:
     """Send every pair's part as messages."""
     sources, targets = parts(send, send_counts), parts(recv, recv_counts)
-    return _messages(
-        comm,
-        list(enumerate(sources)),
-        list(enumerate(targets)),
-    )
+    return _messages(comm, list(enumerate(sources)), list(enumerate(targets)))
 
 
 def scatter(
     comm: MPI.Intracomm, send: np.ndarray | None, recv: np.ndarray, counts: Counts, root: int
-) -> Several:
+) -> list[MPI.Request]:
     """Send every rank's part as messages."""
     leaving = [] if send is None else list(enumerate(parts(send, counts)))
     return _messages(comm, leaving, [(root, recv)])
@@ -188,7 +163,7 @@ def scatter(
 
 def gather(
     comm: MPI.Intracomm, send: np.ndarray, recv: np.ndarray | None, counts: Counts, root: int
-) -> Several:
+) -> list[MPI.Request]:
     """Receive every rank's part as messages."""
     arriving = [] if recv is None else list(enumerate(parts(recv, counts)))
     return _messages(comm, [(root, send)], arriving)
@@ -198,7 +173,7 @@ def _messages(
     comm: MPI.Intracomm,
     leaving: Sequence[tuple[int, np.ndarray]],
     arriving: Sequence[tuple[int, np.ndarray]],
-) -> Several:
+) -> list[MPI.Request]:
     """Exchange arrays with ranks; what stays here is copied."""
     me = comm.Get_rank()
     requests = []
@@ -211,4 +186,4 @@ def _messages(
     here = [target for rank, target in arriving if rank == me]
     for target, source in zip(here, (s for rank, s in leaving if rank == me), strict=True):
         target[...] = source
-    return Several(requests)
+    return requests

@@ -22,12 +22,10 @@ from distarray.comm._communicator import SMALL_BYTES, Communicator
 from distarray.comm._reductions import divide, plain_ufunc
 from distarray.comm._requests import DONE, Pending, Request
 from distarray.comm.failures import _abort
-from distarray.comm.failures._waits import waiting
+from distarray.comm.failures._waits import Meeting, waiting
 from distarray.comm.mpi import _large_counts
-from distarray.comm.mpi._calls import Call, Handle
 from distarray.comm.mpi._datatypes import carrier, moving_type, reducing_type
-from distarray.comm.mpi._groups import Base, Group
-from distarray.comm.mpi._objects import all_gather_bytes
+from distarray.comm.mpi._groups import Base, Group, all_gather_bytes
 from distarray.comm.mpi._start import import_mpi
 from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
 from distarray.typing import Buffer
@@ -48,6 +46,67 @@ class _Exchange(Protocol):
     """The ``exchange`` of a channel that reaches all ranks."""
 
     def __call__(self, payload: bytes, token: int, what: object) -> list[Any]: ...
+
+
+class _Call:
+    """A call of MPI, told only where ranks wait for long.
+
+    Parameters
+    ----------
+    name
+        Of the call.
+    buffer
+        Values that it moves.
+    peer
+        The one rank of the MPI world that it waits for, where it is one.
+    """
+
+    __slots__ = ("buffer", "name", "peer")
+
+    def __init__(self, name: str, buffer: Buffer, peer: int | None = None) -> None:
+        self.name = name
+        self.buffer = buffer
+        self.peer = peer
+
+    def __str__(self) -> str:
+        peer = "" if self.peer is None else f" with rank {self.peer}"
+        return f"{self.name} of {self.buffer.size} {self.buffer.dtype}{peer}"
+
+
+class _Handle:
+    """Messages under way, complete when all requests are: the token of a request.
+
+    Parameters
+    ----------
+    requests
+        Those of MPI.
+    what
+        The call.
+    meeting
+        Of all ranks that make the call, where others can be told of it.
+    """
+
+    __slots__ = ("_meeting", "_requests", "_what")
+
+    def __init__(self, requests: list[MPI.Request], what: _Call, meeting: Meeting | None) -> None:
+        self._requests = requests
+        self._what = what
+        self._meeting = meeting
+
+    def wait(self) -> None:
+        """Return when it is complete."""
+        from mpi4py import MPI
+
+        peer = self._what.peer
+        late = None if peer is None else lambda: (peer,)
+        with waiting(self._what, self._meeting, late):
+            MPI.Request.Waitall(self._requests)
+
+    def test(self) -> bool:
+        """Tell whether it is complete."""
+        from mpi4py import MPI
+
+        return MPI.Request.Testall(self._requests)
 
 
 class MPICommunicator(Communicator):
@@ -76,20 +135,20 @@ class MPICommunicator(Communicator):
 
     def _begun(self, name: str, blocking: bool, buffer: Buffer, *arguments: Any) -> Request:
         """Make a collective call of MPI; the buffer says in messages what it moves."""
-        what = Call(name, buffer)
+        what = _Call(name, buffer)
         mpi = self._group.mpi
         if blocking:
             with waiting(what, self._group.joining()):
                 getattr(mpi, name)(*arguments)
             return DONE
         request = getattr(mpi, f"I{name.lower()}")(*arguments)
-        return self._started(_large_counts.Several([request]), what, False, arguments)
+        return self._started([request], what, False, arguments)
 
     def _started(
-        self, requests: _large_counts.Several, what: Call, blocking: bool, buffers: Any = ()
+        self, requests: list[MPI.Request], what: _Call, blocking: bool, buffers: Any = ()
     ) -> Request:
         """Return the request of messages under way, or wait for them."""
-        handle = Handle(requests, what, self._group.joining() if what.peer is None else None)
+        handle = _Handle(requests, what, self._group.joining() if what.peer is None else None)
         if blocking:
             handle.wait()
             return DONE
@@ -116,7 +175,7 @@ class MPICommunicator(Communicator):
             return DONE
         if _large_counts.end_exceeds(recv.size):
             requests = _large_counts.all_gather(self._group.mpi, send, recv, counts)
-            return self._started(requests, Call("Allgather", recv), blocking, send)
+            return self._started(requests, _Call("Allgather", recv), blocking, send)
         kind = moving_type(recv.itemsize)
         source, target = carrier(send), carrier(recv)
         if counts.count(counts[0]) == self.size:
@@ -161,7 +220,7 @@ class MPICommunicator(Communicator):
         source = MPI.IN_PLACE if send is recv else send
         if _large_counts.exceeds(recv.size):
             requests = _large_counts.all_reduce(self._group.mpi, source, recv, op)
-            return self._started(requests, Call("Allreduce", recv), blocking, send)
+            return self._started(requests, _Call("Allreduce", recv), blocking, send)
         kind, how = reducing_type(recv.dtype, op)
         message = source if send is recv else [carrier(send), send.size, kind]
         target = [carrier(recv), recv.size, kind]
@@ -172,7 +231,7 @@ class MPICommunicator(Communicator):
     ) -> Request:
         if _large_counts.exceeds(send.size):
             requests = _large_counts.reduce_scatter(self._group.mpi, send, recv, counts, op)
-            return self._started(requests, Call("Reduce_scatter", send), blocking, recv)
+            return self._started(requests, _Call("Reduce_scatter", send), blocking, recv)
         kind, how = reducing_type(recv.dtype, op)
         both = [carrier(send), send.size, kind], [carrier(recv), recv.size, kind]
         return self._begun("Reduce_scatter", blocking, send, *both, counts, how)
@@ -188,7 +247,7 @@ class MPICommunicator(Communicator):
         mpi = self._group.mpi
         if _large_counts.any_end_exceeds(mpi, max(send.size, recv.size)):
             requests = _large_counts.all_to_all(mpi, send, recv, send_counts, recv_counts)
-            return self._started(requests, Call("Alltoall", recv), blocking, send)
+            return self._started(requests, _Call("Alltoall", recv), blocking, send)
         kind = moving_type(recv.itemsize)
         source = [carrier(send), send_counts, None, kind]
         target = [carrier(recv), recv_counts, None, kind]
@@ -197,7 +256,7 @@ class MPICommunicator(Communicator):
     def _broadcast(self, array: np.ndarray, root: int, blocking: bool) -> Request:
         if _large_counts.exceeds(array.size):
             requests = _large_counts.broadcast(self._group.mpi, array, root)
-            return self._started(requests, Call("Bcast", array), blocking)
+            return self._started(requests, _Call("Bcast", array), blocking)
         message = [carrier(array), array.size, moving_type(array.itemsize)]
         return self._begun("Bcast", blocking, array, message, root)
 
@@ -206,7 +265,7 @@ class MPICommunicator(Communicator):
     ) -> Request:
         if _large_counts.end_exceeds(sum(counts)):
             requests = _large_counts.scatter(self._group.mpi, send, recv, counts, root)
-            return self._started(requests, Call("Scatter", recv), blocking, send)
+            return self._started(requests, _Call("Scatter", recv), blocking, send)
         kind = moving_type(recv.itemsize)
         source = None if send is None else [carrier(send), counts, None, kind]
         target = [carrier(recv), recv.size, kind]
@@ -217,7 +276,7 @@ class MPICommunicator(Communicator):
     ) -> Request:
         if _large_counts.end_exceeds(sum(counts)):
             requests = _large_counts.gather(self._group.mpi, send, recv, counts, root)
-            return self._started(requests, Call("Gather", send), blocking, recv)
+            return self._started(requests, _Call("Gather", send), blocking, recv)
         kind = moving_type(send.itemsize)
         source = [carrier(send), send.size, kind]
         target = None if recv is None else [carrier(recv), counts, None, kind]
@@ -227,11 +286,11 @@ class MPICommunicator(Communicator):
 
     def _send(self, array: np.ndarray, dest: int, tag: int, blocking: bool) -> Request:
         requests = _large_counts.send(self._group.mpi, array, dest, tag)
-        return self._started(requests, Call("send", array, self.world_ranks[dest]), blocking)
+        return self._started(requests, _Call("send", array, self.world_ranks[dest]), blocking)
 
     def _recv(self, array: np.ndarray, source: int, tag: int, blocking: bool) -> Request:
         requests = _large_counts.recv(self._group.mpi, array, source, tag)
-        return self._started(requests, Call("recv", array, self.world_ranks[source]), blocking)
+        return self._started(requests, _Call("recv", array, self.world_ranks[source]), blocking)
 
     # --- objects ---------------------------------------------------------------------------------
 
