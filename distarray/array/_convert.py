@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from distarray.errors import ArgumentError, DTypeError, LayoutError, PlacementEr
 from distarray.layout import Layout, Placement, Replicate, Shard
 from distarray.ops._asarray import asarray
 from distarray.ops._blocks import separate
-from distarray.redistribute import check_dtype, redistribute_async, redistribute_local
+from distarray.redistribute import check_dtype, redistribute_async, redistribute_local, scatter_from
 from distarray.typing import Box, Buffer, Shape
 
 _AVERAGED_KINDS = "biu"
@@ -267,33 +266,14 @@ def _scatter(value: Any, mesh: Any, placements: Any, src: Any) -> tuple[Buffer, 
     plain = layout.without_partial()
     check_dtype(plain, layout, dtype)
     block = _memory.empty(plain.local_shape(), dtype)
-    if plain.is_replicated:
-        if source is not None:
-            block[...] = _host_box(source, plain.local_box() or ())
-        comm.broadcast(block.reshape(-1), positions[0])
-    else:
-        _scatter_blocks(comm, source, block, plain, positions[0])
+    read = None if source is None else lambda box: _host_box(source, box)
+    scatter_from(mesh.flat_ranks[positions[0]], block, plain, read)
     block = averaged(_backend.asarray(block, mesh.device), layout)
     return redistribute_local(block, plain, layout) if plain is not layout else block, layout
 
 
 def _host_box(source: Any, box: Box) -> np.ndarray:
     return _backend.to_host(read_box(source, box, "distribute_array"))
-
-
-def _scatter_blocks(comm: Any, source: Any, block: Buffer, layout: Layout, src: int) -> None:
-    mesh = layout.mesh
-    boxes = [layout.local_box(mesh.coordinate_of(rank)) or () for rank in comm.ranks]
-    counts = [math.prod(stop - start for start, stop in box) for box in boxes]
-    send = None
-    if source is not None:
-        send = _memory.empty((sum(counts),), block.dtype)
-        start = 0
-        for box, count in zip(boxes, counts, strict=True):
-            part = _host_box(source, box)
-            send[start : start + count].reshape(part.shape)[...] = part
-            start += count
-    comm.scatter(send, block.reshape(-1), counts, src)
 
 
 # --- out, and to another layout ------------------------------------------------------------------

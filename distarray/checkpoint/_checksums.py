@@ -1,8 +1,8 @@
 """Checksums of blocks, computed beside the writing or reading of others.
 
 CRC-32 is what every language has at hand, finds all errors in up to 32 successive bits, and leaves
-one in four thousand million of other damages unnoticed. That of ISA-L, where the package ``isal``
-is installed, is several times as fast as zlib's.
+one in four thousand million of other damages unnoticed. ISA-L computes it several times as fast as
+zlib (34 and 6 GB/s on one core of a Zen 3), which serves where there is no wheel of it.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from distarray.redistribute._cost import DEFAULT_MODEL, CostModel
 from distarray.redistribute._execute import redistribute_local, refuse
 from distarray.redistribute._packed import Packed
 from distarray.redistribute._plan import Plan, check_dtype, estimate, plan
+from distarray.redistribute._root import scatter_from
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -29,4 +30,5 @@ __all__ = [
     "redistribute_local",
     "refuse",
     "refuse_async",
+    "scatter_from",
 ]
