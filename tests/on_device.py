@@ -54,14 +54,14 @@ def prepare() -> None:
         return
     from distarray.array import _convert
     from distarray.comm import _backend, _device_mesh
-    from distarray.comm.cuda import _driver
+    from distarray.comm.cuda import _ipc
     from distarray.core import _operands
     from distarray.ops import _items
 
     cupy = stand_in()
     if hasattr(cupy, "operations"):  # it has no driver
         allocation_of = importlib.import_module("cupy._device").allocation_of
-        _driver.allocation_of = lambda pointer: _driver.Allocation(*allocation_of(pointer))
+        _ipc.allocation_of = lambda pointer: _ipc.Allocation(*allocation_of(pointer))
     _device_mesh.DEFAULT_DEVICE = DEVICE
 
     def beside(name: str, value: Any, like: Any) -> Any:

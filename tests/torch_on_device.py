@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from distarray.comm.cuda import _device, _driver
-from distarray.comm.cuda._driver import Allocation
+from distarray.comm.cuda import _device, _ipc
+from distarray.comm.cuda._ipc import Allocation
 from distarray.comm.simulated import _ranks
 from distarray.torch import _buffers
 
@@ -48,7 +48,7 @@ def prepare(cupy: Any) -> None:
         return
     _prepared = True
     owner = importlib.import_module("cupy._device").owner
-    allocation_of = _driver.allocation_of
+    allocation_of = _ipc.allocation_of
 
     def gpu_of(tensor: torch.Tensor) -> int | None:
         if tensor.device.type != "cpu":
@@ -64,7 +64,7 @@ def prepare(cupy: Any) -> None:
             return Allocation(pointer, 1, _NOBODYS)
         return allocation_of(pointer)
 
-    _driver.allocation_of = allocation
+    _ipc.allocation_of = allocation
     _buffers.gpu_of = gpu_of
     _buffers.on_host = lambda tensor: tensor.clone()
     _buffers.torch_device = lambda _: torch.device("cpu")

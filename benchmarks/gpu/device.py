@@ -38,10 +38,10 @@ def library(rehearsal: bool) -> Any:
 
 def _without_driver() -> None:
     """Let the stand-in tell of its allocations what otherwise the driver tells."""
-    from distarray.comm.cuda import _driver
+    from distarray.comm.cuda import _ipc
 
     find = importlib.import_module("cupy._device").allocation_of
-    _driver.allocation_of = lambda pointer: _driver.Allocation(*find(pointer))
+    _ipc.allocation_of = lambda pointer: _ipc.Allocation(*find(pointer))
 
 
 class Clock:

@@ -21,7 +21,7 @@ from benchmarks.gpu.device import Clock, Work, copy_seconds, library
 from benchmarks.gpu.part import Part
 from distarray.comm import _communicator, world
 from distarray.comm.cuda import _collectives as _device_collectives
-from distarray.comm.cuda import _staging
+from distarray.comm.cuda import _exchange
 
 MOVES = (("S0", "S1"), ("S0", "R"), ("P", "S0"), ("P", "R"))
 WAYS = {
@@ -235,19 +235,19 @@ def _chunks(part: Part, ranks: Ranks, side: int) -> None:
     table = "Chunks of the staged way: S0 -> S1"
     x = _array(ranks, side // 2, "S0")
     best: tuple[float, int, int] = (float("inf"), 0, 0)
-    before = _staging.CHUNK_BYTES, _staging.DEPTH
+    before = _exchange.CHUNK_BYTES, _exchange.DEPTH
     for depth, chunk in product((before[1], 2, 4, 6), (2, 4, 8, 16)):
         told = f"chunks of {chunk} MiB, {depth} under way each way"
         if (depth == before[1] or chunk in (4, 8)) and part.has_time(told):
-            _staging.CHUNK_BYTES, _staging.DEPTH = chunk << 20, depth
+            _exchange.CHUNK_BYTES, _exchange.DEPTH = chunk << 20, depth
             seconds = ranks.seconds(lambda: x.redistribute([PLACEMENTS["S1"]]))
             part.row(table, told, time=("s", seconds), of_values=("B/s", side * side / seconds))
             best = min(best, (seconds, chunk << 20, depth))
-    _staging.CHUNK_BYTES, _staging.DEPTH = before
+    _exchange.CHUNK_BYTES, _exchange.DEPTH = before
     if best[1]:
         names = ("CHUNK_BYTES", "DEPTH")
         for name, now, suggested in zip(names, before, best[1:], strict=True):
-            constant = f"distarray.comm.cuda._staging.{name}"
+            constant = f"distarray.comm.cuda._exchange.{name}"
             part.row(CONSTANTS, constant, now=("n", now), suggested=("n", suggested))
 
 

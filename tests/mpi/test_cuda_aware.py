@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from distarray.comm import _communicator, world
-from distarray.comm.cuda import _awareness, _pinned, _staging
+from distarray.comm.cuda import _awareness, _exchange, _pinned
 from distarray.comm.cuda._awareness import Finding, verdict
 from distarray.comm.mpi._transport import MPICommunicator
 from distarray.errors import MismatchError
@@ -34,7 +34,7 @@ def c(xp, monkeypatch):
     monkeypatch.setattr(_awareness, "_child", None)
     monkeypatch.setattr(_pinned, "pool", _pinned.PinnedPool())
     monkeypatch.setattr(_communicator, "ON_HOST_BYTES", -1)
-    monkeypatch.setattr(_staging, "CHUNK_BYTES", 3000)
+    monkeypatch.setattr(_exchange, "CHUNK_BYTES", 3000)
     return world().duplicate()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from distarray.comm import world
-from distarray.comm.cuda import _driver, _ipc
+from distarray.comm.cuda import _ipc
 from tests import on_device
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -26,7 +26,7 @@ def c(xp, monkeypatch):
     """Return a communicator that has not looked yet who can read whom."""
     if hasattr(xp, "operations"):
         told = importlib.import_module("cupy._device").allocation_of
-        monkeypatch.setattr(_driver, "allocation_of", lambda at: _driver.Allocation(*told(at)))
+        monkeypatch.setattr(_ipc, "allocation_of", lambda at: _ipc.Allocation(*told(at)))
     monkeypatch.setattr(_ipc, "_handles", {})
     made = world().duplicate()
     if not made.reaches_all:
@@ -108,7 +108,7 @@ def test_few_mappings_are_kept_and_none_that_is_read_is_closed(xp, c, monkeypatc
 
 def test_memory_that_cannot_be_lent_is_copied_where_it_can(xp, c, monkeypatch):
     block = xp.arange(5000.0) + c.rank
-    known = _driver.allocation_of(block.data.ptr)
+    known = _ipc.allocation_of(block.data.ptr)
     monkeypatch.setitem(_ipc._handles, (known.identity, known.base), None)
     with c.views(block, 1) as views:
         for rank, view in enumerate(views):

@@ -9,15 +9,17 @@ are staged until then.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from distarray.comm import _backend, _memory
 from distarray.comm._collectives import OWN_TAG, Counts, offsets, parts
 from distarray.comm._requests import DONE, Completed, Request, Then
-from distarray.comm.cuda import _direct, _messages, _staging
 from distarray.comm.cuda._awareness import verdict
-from distarray.comm.cuda._messages import Plan
+from distarray.comm.cuda._exchange import Message, Plan, exchange_direct, exchange_staged
 from distarray.comm.kernels._blocks import reduce_into
 from distarray.layout import chunk
 from distarray.typing import Buffer
@@ -46,7 +48,7 @@ class DeviceCollectives:
     def all_gather(self, send: Buffer, recv: Buffer, counts: Counts, blocking: bool) -> Request:
         """Put every rank's ``send`` into every rank's ``recv``."""
         self._keep(send, recv, [0, send.size], offsets(counts))
-        plan = _messages.all_gather(self._rank, send, recv, counts)
+        plan = _plan_all_gather(self._rank, send, recv, counts)
         return self._exchange(plan, blocking)
 
     def all_to_all(
@@ -60,7 +62,7 @@ class DeviceCollectives:
         """Exchange a part with every rank."""
         mine = offsets(send_counts)[self._rank : self._rank + 2]
         self._keep(send, recv, mine, offsets(recv_counts))
-        plan = _messages.all_to_all(self._rank, send, recv, send_counts, recv_counts)
+        plan = _plan_all_to_all(self._rank, send, recv, send_counts, recv_counts)
         return self._exchange(plan, blocking)
 
     def scatter(
@@ -70,7 +72,7 @@ class DeviceCollectives:
         if send is not None:
             start, stop = offsets(counts)[root : root + 2]
             _backend.assign(recv.reshape(-1), send.reshape(-1)[start:stop])
-        plan = _messages.scatter(self._rank, send, recv, counts, root)
+        plan = _plan_scatter(self._rank, send, recv, counts, root)
         return self._exchange(plan, blocking)
 
     def gather(
@@ -79,7 +81,7 @@ class DeviceCollectives:
         """Put every rank's ``send`` into the root's ``recv``."""
         if recv is not None:
             self._keep(send, recv, [0, send.size], offsets(counts))
-        plan = _messages.gather(self._rank, send, recv, counts, root)
+        plan = _plan_gather(self._rank, send, recv, counts, root)
         return self._exchange(plan, blocking)
 
     def broadcast(self, array: Buffer, root: int, blocking: bool) -> Request:
@@ -89,24 +91,22 @@ class DeviceCollectives:
         not once for every rank (van de Geijn's scatter and all-gather).
         """
         if not blocking or self._size == 2:
-            return self._exchange(
-                _messages.broadcast(self._rank, array, root, self._size), blocking
-            )
+            return self._exchange(_plan_broadcast(self._rank, array, root, self._size), blocking)
         counts = _even(array.size, self._size)
         starts = offsets(counts)
         mine = array.reshape(-1)[starts[self._rank] : starts[self._rank + 1]]
         source = array if self._rank == root else None
-        self._exchange(_messages.scatter(self._rank, source, mine, counts, root), True)
-        return self._exchange(_messages.spread(self._rank, array, counts, root), True)
+        self._exchange(_plan_scatter(self._rank, source, mine, counts, root), True)
+        return self._exchange(_plan_spread(self._rank, array, counts, root), True)
 
     def send(self, array: Buffer, dest: int, tag: int, blocking: bool) -> Request:
         """Send values to one rank."""
-        plan = _messages.point_to_point(array, dest, sends=True)
+        plan = _plan_point_to_point(array, dest, sends=True)
         return self._between_two(plan, tag, blocking)
 
     def recv(self, array: Buffer, source: int, tag: int, blocking: bool) -> Request:
         """Fill an array with the values that one rank sends."""
-        plan = _messages.point_to_point(array, source, sends=False)
+        plan = _plan_point_to_point(array, source, sends=False)
         return self._between_two(plan, tag, blocking)
 
     # --- reducing --------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class DeviceCollectives:
         target = out.reshape(-1)
         mine = target[starts[self._rank] : starts[self._rank + 1]]
         self.reduce_scatter(array, mine, counts, op, bfloat16, True, in_place=array is out)
-        self._exchange(_messages.all_gather(self._rank, mine, target, counts), True)
+        self._exchange(_plan_all_gather(self._rank, mine, target, counts), True)
 
     def reduce_scatter(
         self,
@@ -146,7 +146,7 @@ class DeviceCollectives:
         received = [n] * self._size
         received[rank] = 0
         others = _memory.empty((n * (self._size - 1),), flat.dtype, device)
-        plan = _messages.all_to_all(rank, flat, others, counts, received)
+        plan = _plan_all_to_all(rank, flat, others, counts, received)
         sources = parts(others, received)
         sources[rank] = own
 
@@ -171,15 +171,106 @@ class DeviceCollectives:
     def _exchange(self, plan: Plan, blocking: bool) -> Request:
         if self._direct is None:
             self._direct = verdict(self._communicator).direct
-        way = _direct.exchange if self._direct else _staging.exchange
+        way = exchange_direct if self._direct else exchange_staged
         return way(self._communicator, plan, OWN_TAG, blocking)
 
     def _between_two(self, plan: Plan, tag: int, blocking: bool) -> Request:
         if self._direct:
-            return _direct.exchange(self._communicator, plan, tag, blocking, in_chunks=True)
-        return _staging.exchange(self._communicator, plan, tag, blocking)
+            return exchange_direct(self._communicator, plan, tag, blocking, in_chunks=True)
+        return exchange_staged(self._communicator, plan, tag, blocking)
 
 
 def _even(size: int, n: int) -> list[int]:
     """Return how many elements each of n ranks takes of ``size``."""
     return [stop - start for start, stop in pairwise(chunk(size, (n,)).offsets)]
+
+
+# --- messages ------------------------------------------------------------------------------------
+
+
+def _plan_all_gather(rank: int, send: Buffer, recv: Buffer, counts: Counts) -> Plan:
+    """Return the messages that put every rank's ``send`` into its part of ``recv``."""
+    others = tuple(_ranks_after(rank, len(counts)))
+    return Plan(
+        _parts(send, [(0, send.size, others)]),
+        _parts(recv, _of_peers(counts, _ranks_before(rank, len(counts)))),
+        by_turns=True,
+    )
+
+
+def _plan_all_to_all(
+    rank: int, send: Buffer, recv: Buffer, send_counts: Counts, recv_counts: Counts
+) -> Plan:
+    """Return the messages that exchange a part with every other rank."""
+    n = len(send_counts)
+    return Plan(
+        _parts(send, _of_peers(send_counts, _ranks_after(rank, n))),
+        _parts(recv, _of_peers(recv_counts, _ranks_before(rank, n))),
+    )
+
+
+def _plan_scatter(rank: int, send: Buffer | None, recv: Buffer, counts: Counts, root: int) -> Plan:
+    """Return the messages that put part ``i`` of the root's ``send`` into rank ``i``'s ``recv``."""
+    if send is None:
+        return Plan([], _parts(recv, [(0, recv.size, (root,))]), by_turns=True)
+    return Plan(_parts(send, _of_peers(counts, _ranks_after(rank, len(counts)))), [], by_turns=True)
+
+
+def _plan_gather(rank: int, send: Buffer, recv: Buffer | None, counts: Counts, root: int) -> Plan:
+    """Return the messages that put every rank's ``send`` into its part of the root's ``recv``."""
+    if recv is None:
+        return Plan(_parts(send, [(0, send.size, (root,))]), [], by_turns=True)
+    return Plan(
+        [], _parts(recv, _of_peers(counts, _ranks_before(rank, len(counts)))), by_turns=True
+    )
+
+
+def _plan_broadcast(rank: int, array: Buffer, root: int, n: int) -> Plan:
+    """Return the messages of a broadcast in which the root sends everything to everybody."""
+    if rank == root:
+        return Plan(_parts(array, [(0, array.size, tuple(_ranks_after(rank, n)))]), [])
+    return Plan([], _parts(array, [(0, array.size, (root,))]))
+
+
+def _plan_spread(rank: int, array: Buffer, counts: Counts, root: int) -> Plan:
+    """Return the messages that follow a scatter of ``array`` in place: all parts to all others."""
+    n = len(counts)
+    starts = offsets(counts)
+    others = tuple(peer for peer in _ranks_after(rank, n) if peer != root)
+    sends = _parts(array, [(starts[rank], starts[rank + 1], others)] if others else [])
+    if rank == root:
+        return Plan(sends, [], by_turns=True)
+    return Plan(sends, _parts(array, _of_peers(counts, _ranks_before(rank, n))), by_turns=True)
+
+
+def _plan_point_to_point(array: Buffer, peer: int, *, sends: bool) -> Plan:
+    """Return the one message of a send, or of a receive."""
+    message = _parts(array, [(0, array.size, (peer,))])
+    return Plan(message, []) if sends else Plan([], message)
+
+
+def _ranks_after(rank: int, n: int) -> Iterator[int]:
+    """Yield the other ranks, beginning with the next: in step ``s`` rank ``r`` sends to r + s."""
+    return ((rank + step) % n for step in range(1, n))
+
+
+def _ranks_before(rank: int, n: int) -> Iterator[int]:
+    """Yield the other ranks, beginning with the last: from whom ``_ranks_after`` has them send."""
+    return ((rank - step) % n for step in range(1, n))
+
+
+def _of_peers(counts: Counts, peers: Iterator[int]) -> list[tuple[int, int, tuple[int, ...]]]:
+    starts = offsets(counts)
+    return [(starts[peer], starts[peer + 1], (peer,)) for peer in peers]
+
+
+def _parts(buffer: Buffer, parts: Sequence[tuple[int, int, tuple[int, ...]]]) -> list[Message]:
+    """Return messages of parts in elements, without the empty ones."""
+    if not buffer.size:
+        return []
+    flat, item = buffer.reshape(-1).view(np.uint8), buffer.itemsize
+    return [
+        Message(flat, start * item, stop * item, peers)
+        for start, stop, peers in parts
+        if start < stop and peers
+    ]

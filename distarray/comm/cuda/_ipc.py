@@ -11,6 +11,8 @@ Runtime API.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import struct
 import threading
@@ -20,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.comm.cuda import _driver
 from distarray.errors import DeviceError
 from distarray.typing import Buffer
 
@@ -31,6 +32,7 @@ NBYTES = _FORMAT.size
 _PROBE = struct.Struct("=QQ")
 _KEPT = 4096  # allocations of which the handle is remembered
 _MOST_MAPPED = 64  # allocations of one owner
+_BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
 
 
 class Lent(NamedTuple):
@@ -97,7 +99,7 @@ class _Reading:
 _lock = threading.Lock()
 _handles: dict[tuple[int, int], bytes | None] = {}  # by identity and base; None: cannot be lent
 _mapped: dict[Hashable, dict[int, _Mapped]] = {}  # by owner and base; last used last
-_staging: Any = None
+_lendable: Any = None
 
 
 def lend(block: Buffer) -> tuple[Lent, int, Buffer]:
@@ -206,7 +208,7 @@ def _is_read(owner: Hashable, offer: bytes) -> bool:
 
 
 def _lent(block: Buffer) -> Lent | None:
-    base, nbytes, identity = _driver.allocation_of(block.data.ptr)
+    base, nbytes, identity = allocation_of(block.data.ptr)
     key = identity, base
     with _lock:
         if key not in _handles:
@@ -223,11 +225,11 @@ def _lent(block: Buffer) -> Lent | None:
 
 def _copied(block: Buffer) -> Buffer:
     """Return a copy in memory that can be lent."""
-    global _staging
-    if _staging is None:
-        _staging = _cuda().MemoryPool()
+    global _lendable
+    if _lendable is None:
+        _lendable = _cuda().MemoryPool()
     cupy = _backend.module("cuda")
-    copy = cupy.ndarray(block.shape, block.dtype, memptr=_staging.malloc(block.nbytes))
+    copy = cupy.ndarray(block.shape, block.dtype, memptr=_lendable.malloc(block.nbytes))
     _backend.assign(copy, block)
     return copy
 
@@ -268,3 +270,61 @@ def _close(mapped: _Mapped) -> None:
 
 def _cuda() -> Any:
     return _backend.module("cuda").cuda
+
+
+# --- what the driver tells and CuPy does not -----------------------------------------------------
+
+
+class Allocation(NamedTuple):
+    """A stretch of device memory that was allocated at once.
+
+    Attributes
+    ----------
+    base, nbytes
+        Its first address and its length.
+    identity
+        A number that the process gives to no other allocation.
+    """
+
+    base: int
+    nbytes: int
+    identity: int
+
+
+def allocation_of(pointer: int) -> Allocation:
+    """Return the allocation in which an address of device memory lies.
+
+    Raises
+    ------
+    DeviceError
+        The driver knows none.
+    """
+    library = driver()
+    base, nbytes, identity = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64()
+    address = ctypes.c_uint64(pointer)
+    _check(library.cuMemGetAddressRange_v2(_at(base), _at(nbytes), address), pointer)
+    _check(library.cuPointerGetAttribute(_at(identity), _BUFFER_ID, address), pointer)
+    return Allocation(base.value, nbytes.value, identity.value)
+
+
+@functools.cache
+def driver() -> Any:
+    """Return the driver's library."""
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise DeviceError(
+            f"there is no CUDA driver here ({error}); use device='cpu', or a machine with a GPU"
+        ) from error
+
+
+def _at(value: Any) -> Any:
+    return ctypes.byref(value)
+
+
+def _check(status: int, pointer: int) -> None:
+    if status:
+        raise DeviceError(
+            f"the CUDA driver does not know address {pointer:#x} (error {status}); pass memory of "
+            "the GPU that this process is bound to"
+        )

@@ -23,7 +23,7 @@ import numpy as np
 
 import distarray as da
 from distarray.comm import _communicator
-from distarray.comm.cuda import _device, _launch, _staging, _streams
+from distarray.comm.cuda import _device, _exchange, _launch, _streams
 from distarray.testing import simulate
 from tests import on_device
 from tests.comm.cuda.races import Checker
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     checker = watch(on_device.stand_in())
     on_device.prepare()
-    _staging.CHUNK_BYTES = CHUNK_BYTES
+    _exchange.CHUNK_BYTES = CHUNK_BYTES
     if not options.by_host:
         _communicator.ON_HOST_BYTES = -1
     if options.careless:

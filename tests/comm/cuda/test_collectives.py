@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distarray.comm import _communicator, world
-from distarray.comm.cuda import _awareness, _pinned, _staging
+from distarray.comm.cuda import _awareness, _exchange, _pinned
 from distarray.testing import simulate
 from tests import on_device
 from tests.comm.collective_checks import REDUCED
@@ -25,7 +25,7 @@ def xp():
 def way(request, monkeypatch):
     """Let buffers go a certain way, in chunks that do not divide anything."""
     monkeypatch.setattr(_pinned, "pool", _pinned.PinnedPool())
-    monkeypatch.setattr(_staging, "CHUNK_BYTES", 3000)
+    monkeypatch.setattr(_exchange, "CHUNK_BYTES", 3000)
     if request.param == "host":
         return
     monkeypatch.setenv(_awareness.VARIABLE, request.param)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from distarray.comm import CommLog, _backend, _communicator, world
 from distarray.comm._requests import Pending
-from distarray.comm.cuda import _awareness, _pinned, _staging
+from distarray.comm.cuda import _awareness, _exchange, _pinned
 from distarray.comm.simulated._ranks import SimulatedCommunicator
 from distarray.errors import ArgumentError, DeviceError, MismatchError, OutOfMemoryError
 from distarray.testing import simulate
@@ -30,7 +30,7 @@ CHUNK = 24
 def device(monkeypatch):
     """Put the late device in CuPy's place, and let chunks be short."""
     monkeypatch.setitem(sys.modules, "cupy", late_device.module())
-    monkeypatch.setattr(_staging, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(_exchange, "CHUNK_BYTES", CHUNK)
     monkeypatch.setattr(_communicator, "ON_HOST_BYTES", -1)
     monkeypatch.setattr(_pinned, "_SMALLEST", 16)
     monkeypatch.setattr(_pinned, "pool", _pinned.PinnedPool())
@@ -100,7 +100,7 @@ def test_values_arrive_whatever_the_counts(way, monkeypatch, data):
     lists = st.lists(COUNTS, min_size=n, max_size=n)
     counts, table = data.draw(lists), data.draw(st.lists(lists, min_size=n, max_size=n))
     root, blocking = data.draw(st.integers(0, n - 1)), data.draw(st.booleans())
-    monkeypatch.setattr(_staging, "DEPTH", data.draw(st.integers(1, 3)))
+    monkeypatch.setattr(_exchange, "DEPTH", data.draw(st.integers(1, 3)))
 
     def run():
         c = world()
@@ -149,7 +149,7 @@ def test_few_chunks_under_way_suffice_where_each_waits_for_its_receiver(monkeypa
         check_rooted(c, counts, root, True)
 
     with monkeypatch.context() as patched:
-        patched.setattr(_staging, "DEPTH", data.draw(st.integers(1, 2)))
+        patched.setattr(_exchange, "DEPTH", data.draw(st.integers(1, 2)))
         patched.setattr(SimulatedCommunicator, "_send", send)
         simulate(n, run, timeout=20)
 
@@ -267,7 +267,7 @@ def test_direct_messages_wait_for_the_current_stream_once(monkeypatch):
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_blocking_calls_hold_a_few_chunks_and_requests_what_they_move(monkeypatch, depth):
-    monkeypatch.setattr(_staging, "DEPTH", depth)
+    monkeypatch.setattr(_exchange, "DEPTH", depth)
     seen = []
     take = _pinned.PinnedPool.take
 
@@ -287,7 +287,7 @@ def test_blocking_calls_hold_a_few_chunks_and_requests_what_they_move(monkeypatc
 
 
 def test_small_parts_for_many_ranks_are_copied_from_the_device_at_once(monkeypatch):
-    monkeypatch.setattr(_staging, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(_exchange, "CHUNK_BYTES", 4096)
     copies = []
     get = late_device.LateArray.get
 

@@ -1,0 +1,424 @@
+"""Messages between GPUs, as they are or through pinned host memory.
+
+Messages *as they are* are for an MPI that takes addresses of device memory. All go between two
+ranks, also those of collectives: these are what every such MPI carries. Open MPI's documentation
+("Running CUDA-aware Open MPI", FAQ of version 4) excludes the collectives that do not block, and
+the library of a collective would be free to reduce. MPI knows nothing of streams: the current
+stream is waited for before, as mpi4py's tutorial asks ("GPU-aware MPI + Python GPU arrays").
+
+Messages *through host memory* are cut into chunks. A chunk that is sent is copied from the device
+on a stream of our own; when the copy is there, MPI sends it, while the next is being copied. Of
+what is received one chunk is copied to the device while MPI receives the next. A blocking call has
+a few chunks under way in each direction. One that does not block hands all of its messages to MPI
+before it returns, so that they arrive whatever this rank does next; it takes as much pinned memory
+as it moves. Before the first copy our streams wait for the work queued on the current stream, which
+makes the values (on the device: the host goes on); the host waits for each copy from the device
+before MPI reads it; and a request is complete when the last copy to the device is. Nothing waits
+for the whole device.
+
+Between two ranks messages stay in order, both cut a message alike, and both ways may meet. The
+order in which a rank goes through its messages is part of one order of all messages of the
+collective: so a rank that has only a few under way at a time never waits for one that waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from distarray.comm import _backend
+from distarray.comm._requests import DONE, Pending, Request
+from distarray.comm._transport import Transport
+from distarray.comm.cuda import _pinned
+from distarray.comm.failures._waits import waiting
+from distarray.typing import Buffer
+
+CHUNK_BYTES: Final = 4 << 20
+"""Bytes of a chunk, the same on all ranks; not measured."""
+
+DEPTH: Final = 3
+"""Chunks that a blocking call has under way in each direction: one is copied, one is with MPI, and
+one more makes up for the slower of the two; not measured."""
+
+
+class Message(NamedTuple):
+    """Bytes ``start`` to ``stop`` of a flat buffer of bytes, to or from other ranks.
+
+    What is received has one peer; what is sent goes to each of them.
+    """
+
+    buffer: Buffer
+    start: int
+    stop: int
+    peers: tuple[int, ...]
+
+
+class Plan(NamedTuple):
+    """The messages of one rank, in the order in which it goes through them.
+
+    Attributes
+    ----------
+    sends, receives
+        None of them empty.
+    by_turns
+        Whether the first chunk of every message goes before the second of any; else one message
+        goes after the other.
+    """
+
+    sends: Sequence[Message]
+    receives: Sequence[Message]
+    by_turns: bool = False
+
+
+# --- as they are ---------------------------------------------------------------------------------
+
+
+def exchange_direct(
+    transport: Transport, plan: Plan, tag: int, blocking: bool, *, in_chunks: bool = False
+) -> Request:
+    """Send and receive messages as they are, as `exchange_staged` does through host memory.
+
+    With ``in_chunks`` they are cut as there: the other rank may stage them.
+    """
+    messages = (*plan.sends, *plan.receives)
+    if not messages:
+        return DONE
+    buffer = messages[0].buffer
+    with buffer.device:
+        _backend.namespace_of(buffer).cuda.get_current_stream().synchronize()
+        requests = [
+            transport._recv(message.buffer[start:stop], peer, tag, False)
+            for message in plan.receives
+            for start, stop in _cuts(message, in_chunks)
+            for peer in message.peers
+        ]
+        requests += [
+            transport._send(message.buffer[start:stop], peer, tag, False)
+            for message in plan.sends
+            for start, stop in _cuts(message, in_chunks)
+            for peer in message.peers
+        ]
+        pending = Pending(_All(requests), [message.buffer for message in messages])
+        if blocking:
+            with waiting("values on their way between GPUs"):
+                pending.wait()
+            return DONE
+        return pending
+
+
+class _All:
+    """Requests that are complete when all are, as a ``Handle``."""
+
+    __slots__ = ("_requests",)
+
+    def __init__(self, requests: list[Request]) -> None:
+        self._requests = requests
+
+    def wait(self) -> None:
+        while not self.test():
+            time.sleep(0)
+
+    def test(self) -> bool:
+        self._requests = [request for request in self._requests if not request.test()]
+        return not self._requests
+
+
+def _cuts(message: Message, in_chunks: bool) -> list[tuple[int, int]]:
+    if not in_chunks:
+        return [(message.start, message.stop)]
+    return [
+        (start, min(start + CHUNK_BYTES, message.stop))
+        for start in range(message.start, message.stop, CHUNK_BYTES)
+    ]
+
+
+# --- through host memory -------------------------------------------------------------------------
+
+
+def exchange_staged(transport: Transport, plan: Plan, tag: int, blocking: bool) -> Request:
+    """Send and receive messages; the request is complete when this rank's are.
+
+    Parameters
+    ----------
+    transport
+        Between the ranks.
+    plan
+        This rank's messages. Buffers on one GPU.
+    tag
+        Of the messages.
+    blocking
+        Whether to return when everything is there.
+    """
+    messages = (*plan.sends, *plan.receives)
+    if not messages:
+        return DONE
+    moving = _Exchange(transport, plan, tag, DEPTH if blocking else None)
+    if blocking:
+        with waiting("values on their way between GPUs"):
+            moving.wait()
+        return DONE
+    return Pending(moving, [message.buffer for message in messages])
+
+
+# --- chunks --------------------------------------------------------------------------------------
+
+
+class _Piece(NamedTuple):
+    """Device memory that is copied at once, and what of it goes to or comes from whom."""
+
+    part: Buffer
+    messages: tuple[tuple[int, int, int], ...]
+    """Peer, and from where to where."""
+
+
+def _pieces(messages: Sequence[Message], by_turns: bool) -> list[_Piece]:
+    """Cut messages into pieces, in the order in which they go."""
+    if len(messages) > 1 and sum(m.stop - m.start for m in messages) <= CHUNK_BYTES:
+        return _joined(messages)
+    chunks = [
+        (chunk, i, message, start)
+        for i, message in enumerate(messages)
+        for chunk, start in enumerate(range(message.start, message.stop, CHUNK_BYTES))
+    ]
+    chunks.sort(key=lambda found: found[:2] if by_turns else (found[1], found[0]))
+    return [
+        _Piece(message.buffer[start:stop], tuple((peer, 0, stop - start) for peer in message.peers))
+        for _, _, message, start in chunks
+        for stop in (min(start + CHUNK_BYTES, message.stop),)
+    ]
+
+
+def _joined(messages: Sequence[Message]) -> list[_Piece]:
+    """Join messages that lie one after the other: one copy serves for all of them.
+
+    All are under way at once then, so that their order is free.
+    """
+    runs: list[list[Message]] = []
+    for message in sorted(messages, key=lambda m: m.start):
+        if runs and runs[-1][-1].stop == message.start:
+            runs[-1].append(message)
+        else:
+            runs.append([message])
+    return [
+        _Piece(
+            run[0].buffer[run[0].start : run[-1].stop],
+            tuple(
+                (peer, message.start - run[0].start, message.stop - run[0].start)
+                for message in run
+                for peer in message.peers
+            ),
+        )
+        for run in runs
+    ]
+
+
+_thread = threading.local()
+
+
+def _streams(xp: Any, device: int) -> tuple[Any, Any]:
+    """Return this thread's streams that copy from a device, the current one, and to it.
+
+    They are two because they copy at the same time.
+    """
+    known: dict[tuple[Any, int], tuple[Any, Any]] = _thread.__dict__.setdefault("streams", {})
+    found = known.get((xp, device))
+    if found is None:
+        found = xp.cuda.Stream(non_blocking=True), xp.cuda.Stream(non_blocking=True)
+        known[xp, device] = found
+    return found
+
+
+def _mark(xp: Any, stream: Any) -> Any:
+    """Return an event after the work that a stream has so far."""
+    event = xp.cuda.Event(disable_timing=True)
+    event.record(stream)
+    return event
+
+
+class _Chunk:
+    """A piece on its way: in host memory, which a copy or MPI reads or writes."""
+
+    __slots__ = ("copied", "host", "piece", "requests")
+
+    def __init__(self, piece: _Piece, host: np.ndarray) -> None:
+        self.piece = piece
+        self.host = host
+        self.copied: Any = None
+        """The event after its copy between device and host."""
+        self.requests: list[Request] = []
+
+    def post(self, begin: _Post) -> None:
+        """Give its messages to MPI."""
+        for peer, start, stop in self.piece.messages:
+            self.requests.append(begin(self.host[start:stop], peer))
+
+    def test(self) -> bool:
+        """Tell whether MPI is done with it."""
+        done = [request.test() for request in self.requests]  # each must get on
+        return all(done)
+
+
+_Post = Callable[[np.ndarray, int], Request]
+"""Begins to send host memory to a rank, or to receive from it."""
+
+
+class _Lane:
+    """Pieces that go one way, some at a time: in two stages, one after the other."""
+
+    def __init__(
+        self, xp: Any, stream: Any, pieces: list[_Piece], window: int, begin: _Post
+    ) -> None:
+        self._xp = xp
+        self._stream = stream
+        self._pieces = deque(pieces)
+        self._window = window
+        self._begin = begin
+        self._copying: deque[_Chunk] = deque()
+        self._moving: deque[_Chunk] = deque()
+
+    @property
+    def done(self) -> bool:
+        return not (self._pieces or self._copying or self._moving)
+
+    def _has_room(self) -> bool:
+        under_way = len(self._copying) + len(self._moving)
+        return bool(self._pieces) and under_way < self._window
+
+    def _taken(self, piece: _Piece) -> _Chunk:
+        return _Chunk(piece, _pinned.pool.take(self._xp, piece.part.size))
+
+
+class _Outgoing(_Lane):
+    """From the device to host memory, and from there to others."""
+
+    def advance(self) -> bool:
+        """Do what can be done without waiting; tell whether that was anything."""
+        moved = False
+        while self._has_room():
+            self._load()
+            moved = True
+        while self._copying and self._copying[0].copied.done:
+            self._post()
+            moved = True
+        while self._moving and self._moving[0].test():
+            self._moving.popleft()
+            moved = True
+        return moved
+
+    def post_all(self) -> None:
+        """Hand every message to MPI."""
+        while self._pieces:
+            self._load()
+        while self._copying:
+            self._copying[0].copied.synchronize()
+            self._post()
+
+    def _load(self) -> None:
+        chunk = self._taken(self._pieces[0])
+        chunk.piece.part.get(stream=self._stream, out=chunk.host, blocking=False)
+        chunk.copied = _mark(self._xp, self._stream)
+        self._copying.append(chunk)
+        self._pieces.popleft()
+
+    def _post(self) -> None:
+        chunk = self._copying.popleft()
+        self._moving.append(chunk)
+        chunk.post(self._begin)
+
+
+class _Incoming(_Lane):
+    """From others to host memory, and from there to the device."""
+
+    def advance(self) -> bool:
+        """Do what can be done without waiting; tell whether that was anything."""
+        moved = self.post_all()
+        while self._moving and self._moving[0].test():
+            chunk = self._moving.popleft()
+            chunk.piece.part.set(chunk.host, stream=self._stream)
+            chunk.copied = _mark(self._xp, self._stream)
+            self._copying.append(chunk)
+            moved = True
+        while self._copying and self._copying[0].copied.done:
+            self._copying.popleft()
+            moved = True
+        return moved
+
+    def post_all(self) -> bool:
+        """Ask MPI for as many messages as there is room for; tell whether that was any."""
+        moved = False
+        while self._has_room():
+            chunk = self._taken(self._pieces.popleft())
+            self._moving.append(chunk)
+            chunk.post(self._begin)
+            moved = True
+        return moved
+
+
+class _Exchange:
+    """The two lanes of an exchange, as a ``Handle``.
+
+    With ``window`` None all messages are under way when it has been made.
+    """
+
+    def __init__(self, transport: Transport, plan: Plan, tag: int, window: int | None) -> None:
+        buffer = (*plan.sends, *plan.receives)[0].buffer
+        xp = _backend.namespace_of(buffer)
+        self._device = buffer.device
+        sends = _pieces(plan.sends, plan.by_turns)
+        receives = _pieces(plan.receives, plan.by_turns)
+        limit = max(len(sends), len(receives)) if window is None else window
+
+        def send(host: np.ndarray, peer: int) -> Request:
+            return transport._send(host, peer, tag, False)
+
+        def receive(host: np.ndarray, peer: int) -> Request:
+            return transport._recv(host, peer, tag, False)
+
+        with self._device:
+            self._streams = _streams(xp, self._device.id)
+            ready = _mark(xp, xp.cuda.get_current_stream())
+            for stream in self._streams:
+                stream.wait_event(ready)
+            load, store = self._streams
+            self._outgoing = _Outgoing(xp, load, sends, limit, send)
+            self._incoming = _Incoming(xp, store, receives, limit, receive)
+            try:
+                self._incoming.post_all()
+                if window is None:
+                    self._outgoing.post_all()
+            except BaseException:
+                self._let_go()
+                raise
+
+    def test(self) -> bool:
+        """Tell whether the exchange is complete, and help it along."""
+        self._advance()
+        return self._outgoing.done and self._incoming.done
+
+    def wait(self) -> None:
+        """Return when the exchange is complete."""
+        while not (self._outgoing.done and self._incoming.done):
+            if not self._advance():
+                time.sleep(0)  # there may be more ranks than cores
+
+    def _advance(self) -> bool:
+        with self._device:
+            try:
+                sent, received = self._outgoing.advance(), self._incoming.advance()
+            except BaseException:
+                self._let_go()
+                raise
+        return sent or received
+
+    def _let_go(self) -> None:
+        """End the copies, so that nothing writes to memory that is used for something else.
+
+        Messages still under way hold their memory themselves.
+        """
+        for stream in self._streams:
+            stream.synchronize()
