@@ -507,7 +507,7 @@ MUTANTS = (
     Mutant(
         "fused weights come in the order of ranks",
         "torch/parallel/layers/_features.py",
-        "y = _fused.by_parts(y, self.parts, self.units, self.mesh.size, axis)",
+        "y = _shards.by_parts(y, self.parts, self.units, self.mesh.size, axis)",
         "y = y + 0",
         ("torch/test_fused.py",),
     ),

@@ -28,7 +28,7 @@ from distarray.layout import Layout, Placement, Replicate, Shard
 from distarray.torch import _moves
 from distarray.torch._buffers import buffer_of, check_travels, tensor_of
 from distarray.torch._layouts import Placed, place, placed_of
-from distarray.torch._shares import in_full_order, in_order_of_ranks, is_sharded
+from distarray.torch._shards import in_full_order, in_order_of_ranks, is_sharded
 
 _R = Replicate()
 

@@ -27,7 +27,7 @@ class Placed(NamedTuple):
         Of the global tensor.
     parts
         Empty, or the sizes into which ``axis`` of the full tensor is cut before each part is cut
-        among the ranks (fused query, key and value weights); see `distarray.torch.parallel._fused`.
+        among the ranks (fused query, key and value weights); see `distarray.torch._shards`.
     axis
         The axis that consists of parts.
     units

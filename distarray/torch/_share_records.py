@@ -16,7 +16,7 @@ from distarray.errors import StateDictError
 from distarray.torch._compat import parameters_of
 from distarray.torch._layouts import Beside, Placed
 from distarray.torch._modules import state_of, watch_replacements
-from distarray.torch._shares import is_sharded, torn_among
+from distarray.torch._shards import is_sharded, torn_among
 
 KEY = "distarray_shares"
 """Under which a module's metadata has its shares, by the names of its own parameters."""

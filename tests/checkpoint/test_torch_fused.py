@@ -55,14 +55,14 @@ def test_fused_parts_are_saved_in_the_order_of_one_process(tmp_path):
 
 def test_parts_that_two_mesh_axes_cut(tmp_path):
     """As fully sharded parameters on top of fused weights of tensor parallelism have it."""
+    from distarray.torch import _shards
     from distarray.torch._layouts import Placed
-    from distarray.torch.parallel import _fused
     from distarray.torch.state._checkpoint import held
 
     full = np.arange(20)
     parts, units = (12, 8), (2, 2)
-    offsets = _fused.boundaries(parts, units, 2)
-    ordered = np.concatenate([full[s] for r in range(2) for s in _fused.share(parts, units, 2, r)])
+    offsets = _shards.boundaries(parts, units, 2)
+    ordered = np.concatenate([full[s] for r in range(2) for s in _shards.share(parts, units, 2, r)])
     nested = [0]
     for a, b in pairwise(offsets):
         nested += [(2 * a + b) // 3, b]

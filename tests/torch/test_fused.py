@@ -15,7 +15,7 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import ArgumentError, LayoutError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from distarray.torch.parallel import _fused  # noqa: E402
+from distarray.torch import _shards  # noqa: E402
 from tests.torch.twins import compare  # noqa: E402
 
 
@@ -169,9 +169,9 @@ def test_the_orders_by_parts_and_by_ranks_are_inverse(parts, count):
     sizes = [heads * unit for heads, unit in parts]
     units = [unit for _, unit in parts]
     full = torch.arange(sum(sizes))
-    ranked = _fused.by_ranks(full, sizes, units, count, 0)
-    offsets = _fused.boundaries(sizes, units, count)
+    ranked = _shards.by_ranks(full, sizes, units, count, 0)
+    offsets = _shards.boundaries(sizes, units, count)
     for rank in range(count):
-        own = _fused.own_share(full, sizes, units, count, rank, 0)
+        own = _shards.own_share(full, sizes, units, count, rank, 0)
         assert torch.equal(ranked[offsets[rank] : offsets[rank + 1]], own)
-    assert torch.equal(_fused.by_parts(ranked, sizes, units, count, 0), full)
+    assert torch.equal(_shards.by_parts(ranked, sizes, units, count, 0), full)

@@ -20,8 +20,8 @@ from distarray.torch._layouts import placed_of
 from distarray.torch._modules import located
 from distarray.torch._moves import check_mesh
 from distarray.torch._opaque import untraced
+from distarray.torch._shards import is_shard
 from distarray.torch.data_parallel._replica import NAME, Replica
-from distarray.torch.fsdp._parameter import is_share
 
 
 def replicate(
@@ -198,7 +198,7 @@ def _described(module: nn.Module, mesh: DeviceMesh) -> list[tuple[Any, ...]]:
 
 def _check_same(what: str, tensor: torch.Tensor, mesh: DeviceMesh) -> None:
     """Raise where ranks hold different blocks, which would take the values of the first."""
-    if is_share(tensor):
+    if is_shard(tensor):
         raise LayoutError(
             f"{what} is a share of fully_shard, which averages gradients itself; leave out "
             "replicate, and for replicas of shares give fully_shard a mesh of both axes"

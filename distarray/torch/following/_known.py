@@ -10,7 +10,7 @@ import torch
 
 from distarray.layout import Layout, Shard
 from distarray.torch._layouts import Beside, Placed, is_placed, own_placed
-from distarray.torch._shares import is_sharded
+from distarray.torch._shards import is_sharded
 from distarray.torch.following._axes import Axes
 
 

@@ -23,7 +23,7 @@ from distarray.errors import LayoutError
 from distarray.layout import Layout, Shard
 from distarray.torch._layouts import displace, is_placed, place
 from distarray.torch._opaque import Pausing, untraced, untraced_alone
-from distarray.torch._shares import is_sharded
+from distarray.torch._shards import is_sharded
 from distarray.torch.following._axes import PRODUCTS, cut_axes, single_axes
 from distarray.torch.following._known import (
     Lost,

@@ -18,7 +18,7 @@ from torch import nn
 from distarray.errors import LayoutError
 from distarray.torch._compat import is_going_backward, parameters_of
 from distarray.torch._modules import located
-from distarray.torch.fsdp._parameter import is_share
+from distarray.torch._shards import is_shard
 
 if TYPE_CHECKING:
     from distarray.torch.fsdp._group import Group
@@ -50,7 +50,7 @@ class _Refuse:
             return
         # By the dictionary's own method: reading one in a recomputation makes it whole, if later.
         held = dict.values(module._parameters)
-        if not any(p is not None and is_share(p) for p in held):
+        if not any(p is not None and is_shard(p) for p in held):
             return
         if is_going_backward():
             return
@@ -93,7 +93,7 @@ def _explain(module: nn.Module, state: Mapping[str, Any], prefix: str, *rest: An
     messages: list[str] = rest[-1]
     for name, own in module.named_parameters(recurse=False):
         given = state.get(prefix + name)
-        if is_share(own) and isinstance(given, torch.Tensor) and given.shape != own.shape:
+        if is_shard(own) and isinstance(given, torch.Tensor) and given.shape != own.shape:
             if _OTHER_SHAPE not in messages:
                 messages.insert(0, _OTHER_SHAPE)
             return

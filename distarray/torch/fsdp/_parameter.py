@@ -7,7 +7,6 @@ instead of the parameter meanwhile. Blocks are of any size, so that none is padd
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -19,28 +18,16 @@ from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError, L
 from distarray.layout import Layout, Replicate, Shard, chunk
 from distarray.torch._full import scatter_from
 from distarray.torch._layouts import (
-    Beside,
     Placed,
     is_placed,
     own_placed,
     place,
     placed_of,
 )
+from distarray.torch._shards import is_shard, note_shard, torn_among
 from distarray.torch._share_records import note_placed
-from distarray.torch._shares import torn_among
 from distarray.torch.parallel._parameters import forget_graphs
 from distarray.torch.parallel.layers._vocabulary import local_padding
-
-Placement = Callable[[nn.Parameter], Shard | None]
-
-
-_sharded: Beside[bool] = Beside()
-"""The parameters of all groups."""
-
-
-def is_share(parameter: torch.Tensor) -> bool:
-    """Tell whether `fully_shard` has made a parameter this rank's shard."""
-    return bool(_sharded.get(parameter))
 
 
 class ShardedParameter:
@@ -73,7 +60,7 @@ class ShardedParameter:
         wanted: Shard | None,
         path: str,
     ) -> None:
-        if is_share(parameter):
+        if is_shard(parameter):
             raise LayoutError(
                 f"{path}: the parameter is sharded already, by a call of fully_shard for a module "
                 "further out; call it for the modules inside first, then outwards"
@@ -189,7 +176,7 @@ class ShardedParameter:
 
     def _place(self) -> None:
         place(self.parameter, *self.placed)
-        _sharded.set(self.parameter, True)
+        note_shard(self.parameter)
         for module, name in self.slots:
             note_placed(module, name, self.placed)
 

@@ -16,10 +16,9 @@ from distarray.layout import chunk
 from distarray.torch._layouts import placed_of
 from distarray.torch._modules import located, state_of, watch_replacements
 from distarray.torch._moves import check_mesh
-from distarray.torch.fsdp._parameter import is_share
+from distarray.torch._shards import checked_parts, is_shard
 from distarray.torch.parallel._colwise import ColwiseParallel
 from distarray.torch.parallel._forward_wrapper import follow_layouts
-from distarray.torch.parallel._fused import checked_parts
 from distarray.torch.parallel._parameters import is_sharded, values_from
 from distarray.torch.parallel._prepare import (
     PrepareModuleInput,
@@ -159,7 +158,7 @@ def _check_whole(path: str, module: nn.Module, style: ParallelStyle) -> None:
     if isinstance(style, PrepareModuleInput | PrepareModuleOutput | PrepareModuleInputOutput):
         return  # they move what goes in and out, around the gathering
     for name, parameter in module.named_parameters(recurse=False):
-        if is_share(parameter):
+        if is_shard(parameter):
             raise LayoutError(
                 f"{path or 'the module'} ({type(module).__name__}): {type(style).__name__} comes "
                 f"too late, parameter {name!r} is a share of fully_shard already; cut first, by "

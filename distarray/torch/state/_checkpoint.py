@@ -37,10 +37,9 @@ from distarray.errors import (
     StateDictError,
 )
 from distarray.layout import box as boxes
-from distarray.torch import _buffers
+from distarray.torch import _buffers, _shards
 from distarray.torch._layouts import Placed, own_placed, place, placed_of
-from distarray.torch._shares import torn_among
-from distarray.torch.parallel import _fused
+from distarray.torch._shards import torn_among
 from distarray.torch.state._entries import ModuleState, OptimizerState
 from distarray.typing import Box
 
@@ -178,7 +177,7 @@ def held(placed: Placed) -> list[tuple[Box, Box]]:
     count = torn_among(placed)
     (start, stop), found, at = box[axis], [], 0
     for rank in range(count):
-        for piece in _fused.share(parts, units, count, rank):
+        for piece in _shards.share(parts, units, count, rank):
             length = piece.stop - piece.start
             low, high = max(start, at), min(stop, at + length)
             if low < high:

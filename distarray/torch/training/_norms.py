@@ -23,7 +23,7 @@ from distarray.errors import (
 from distarray.layout import Layout, Partial, Replicate, Shard
 from distarray.redistribute import redistribute_local
 from distarray.torch._layouts import layout_of
-from distarray.torch.parallel._parameters import is_sharded
+from distarray.torch._shards import is_sharded
 
 _R = Replicate()
 _SHOWN = 8  # names that a message lists

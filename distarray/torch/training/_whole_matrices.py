@@ -23,7 +23,7 @@ from distarray.errors import ArgumentError
 from distarray.layout import Shard
 from distarray.torch._layouts import placed_of
 from distarray.torch._opaque import untraced
-from distarray.torch.parallel._parameters import is_sharded
+from distarray.torch._shards import is_sharded
 
 _STEPS = 3
 """Some begin to mix items after their first step, with what they have gathered in it."""

@@ -13,11 +13,10 @@ from distarray.comm import DeviceMesh
 from distarray.errors import LayoutError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.redistribute import refuse
-from distarray.torch import _moves
+from distarray.torch import _moves, _shards
 from distarray.torch._buffers import wire_dtype
 from distarray.torch._layouts import Placed, own_placed, place
 from distarray.torch._opaque import untraced
-from distarray.torch.parallel import _fused
 from distarray.torch.parallel._arrivals import arrived
 from distarray.torch.parallel._joint import used_apart
 
@@ -58,7 +57,7 @@ class Features:
     @classmethod
     def in_units(cls, mesh: DeviceMesh, size: int, unit: int) -> Features:
         """Return how features are cut in whole units."""
-        return cls(mesh, size, _fused.boundaries((size,), (unit,), mesh.size))
+        return cls(mesh, size, _shards.boundaries((size,), (unit,), mesh.size))
 
     @property
     def own(self) -> int:
@@ -103,7 +102,7 @@ class Features:
                 f"{self.size}"
             )
         if self.parts:
-            x = _fused.by_ranks(x, self.parts, self.units, self.mesh.size, axis)
+            x = _shards.by_ranks(x, self.parts, self.units, self.mesh.size, axis)
         return _moves.moved(x, *_moves.legs_between(src, self.layout(src.shape, axis)))
 
     @untraced
@@ -119,7 +118,7 @@ class Features:
             return y
         y = _moves.moved(y, *_moves.legs_between(computed, wanted))
         if self.parts:
-            y = _fused.by_parts(y, self.parts, self.units, self.mesh.size, axis)
+            y = _shards.by_parts(y, self.parts, self.units, self.mesh.size, axis)
             place(y, wanted)
         return y
 
@@ -144,7 +143,7 @@ class Features:
     def _order(self) -> tuple[tuple[slice, ...], ...]:
         """Return which features each rank has, in the order in which it has them."""
         if self.parts:
-            return _fused.order(self.parts, self.units, self.mesh.size)
+            return _shards.order(self.parts, self.units, self.mesh.size)
         offsets = self.layout((self.size,), 0).partition(0).offsets
         return tuple((slice(*ends),) if ends[0] < ends[1] else () for ends in pairwise(offsets))
 
