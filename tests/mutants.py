@@ -527,7 +527,7 @@ MUTANTS = (
     ),
     Mutant(
         "words of the next rank are looked up, too",
-        "torch/parallel/layers/_vocabulary.py",
+        "torch/parallel/layers/_embedding.py",
         "here = (words >= start) & (words < stop)",
         "here = (words >= start - (start > 0)) & (words < stop)",
         ("torch/test_vocabulary.py",),

@@ -15,10 +15,10 @@ from distarray.torch.parallel._partition_rules import COLUMNS, Cut, cut_of, map_
 from distarray.torch.parallel._style import ParallelStyle, one_axis, placement
 from distarray.torch.parallel.layers import _empty_shards
 from distarray.torch.parallel.layers._attention import cut_heads
-from distarray.torch.parallel.layers._channels import cut_channels, normalises_channels
 from distarray.torch.parallel.layers._convolution import cut_groups, is_grouped
 from distarray.torch.parallel.layers._embedding import cut_vectors
 from distarray.torch.parallel.layers._features import Features, shared
+from distarray.torch.parallel.layers._normalization import cut_channels, normalises_channels
 
 _R = Replicate()
 

@@ -18,10 +18,9 @@ from distarray.torch._modules import state_of
 from distarray.torch.parallel._partition_rules import ROWS, Cut, cut_of, map_arguments
 from distarray.torch.parallel._style import ParallelStyle, one_axis, placement
 from distarray.torch.parallel.layers import _empty_shards
-from distarray.torch.parallel.layers._bags import cut_bags
 from distarray.torch.parallel.layers._convolution import cut_groups, is_grouped
+from distarray.torch.parallel.layers._embedding import cut_bags, cut_vocabulary
 from distarray.torch.parallel.layers._features import Features, addend, shared, summed
-from distarray.torch.parallel.layers._vocabulary import cut_vocabulary
 
 _R = Replicate()
 

@@ -17,7 +17,7 @@ from distarray.torch._modules import state_of
 from distarray.torch._opaque import untraced
 from distarray.torch.parallel._colwise import ColwiseParallel
 from distarray.torch.parallel._forward_wrapper import around, keep_placed
-from distarray.torch.parallel._forwards import check_stock
+from distarray.torch.parallel._partition_rules import check_stock
 from distarray.torch.parallel._rowwise import RowwiseParallel
 from distarray.torch.parallel._style import ParallelStyle, one_axis
 from distarray.torch.parallel.layers._features import Features
