@@ -115,7 +115,7 @@ def _side(ranks: Ranks, rehearsal: bool) -> int:
 
 
 def _notes(part: Part, table: str, ranks: Ranks, way: str) -> None:
-    reached = ranks.mesh.communicator().reaches_all_on("cuda")
+    reached = ranks.mesh.communicator().reaches_all("cuda")
     if reached != (way == "in place"):
         part.note(table, f"CAUTION: blocks are {'' if reached else 'not '}read in place here.")
     part.note(
@@ -206,7 +206,7 @@ def _judge(part: Part, ranks: Ranks, side: int, found: dict[str, float]) -> None
     if share is None:
         part.verdict("moves", None, "no time for it")
         return
-    if not ranks.mesh.communicator().reaches_all_on("cuda"):
+    if not ranks.mesh.communicator().reaches_all("cuda"):
         part.verdict("moves", None, "CUDA does not let ranks read each other's blocks here")
         return
     gib = 4 * side * side / 2**30

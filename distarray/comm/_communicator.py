@@ -510,28 +510,19 @@ class Communicator(Transport):
         with self.views(_NOTHING, token, what):
             pass
 
-    @property
     @abstractmethod
-    def reaches_all(self) -> bool:
-        """Whether ``views`` yields every rank's block. The first use is collective."""
-
-    @property
-    def reaches_some(self) -> bool:
-        """Whether ``views`` yields any other rank's block, on any rank: the same on all of them."""
-        return self.reaches_all
-
-    def reaches_all_on(self, device: str) -> bool:
+    def reaches_all(self, device: str = "cpu") -> bool:
         """Tell whether ``views`` yields every rank's block where they are on "cpu" or "cuda".
 
         The first call is collective.
         """
-        del device
-        return self.reaches_all
 
-    def reaches_some_on(self, device: str) -> bool:
-        """Tell whether ``views`` yields any other rank's block there, on any rank; collective."""
-        del device
-        return self.reaches_some
+    @abstractmethod
+    def reaches_some(self, device: str = "cpu") -> bool:
+        """Tell whether ``views`` yields any other rank's block there, on any rank.
+
+        The same on all of them; the first call is collective.
+        """
 
     @property
     @abstractmethod

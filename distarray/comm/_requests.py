@@ -64,24 +64,28 @@ class Pending(Request):
     Parameters
     ----------
     handle
-        The transport's token.
+        The transport's token, or another request.
     buffers
         Whatever the transport reads or writes; held until the operation is complete.
     finish
         Called once when it is complete; what it returns is the result.
+    entry
+        Record of the communication, to which the seconds spent waiting are added.
     """
 
-    __slots__ = ("_buffers", "_finish", "_handle", "_lock", "_value")
+    __slots__ = ("_buffers", "_entry", "_finish", "_handle", "_lock", "_value")
 
     def __init__(
         self,
-        handle: Handle,
+        handle: Handle | Request,
         buffers: Sequence[Any] = (),
         finish: Callable[[], Any] | None = None,
+        entry: Record | None = None,
     ) -> None:
-        self._handle: Handle | None = handle
+        self._handle: Handle | Request | None = handle
         self._buffers = tuple(buffers)
         self._finish = finish
+        self._entry = entry
         self._value: Any = None
         self._lock = threading.RLock()
         if _abandoned:
@@ -91,8 +95,11 @@ class Pending(Request):
         """Return the result once it is complete."""
         with self._lock:
             if self._handle is not None:
+                started = perf_counter()
                 self._handle.wait()
                 self._complete()
+                if self._entry is not None:
+                    self._entry.seconds += perf_counter() - started
             return self._value
 
     def test(self) -> bool:
@@ -103,62 +110,16 @@ class Pending(Request):
             return self._handle is None
 
     def _complete(self) -> None:
-        self._handle = None
+        if self._finish is not None:
+            self._value = self._finish()
+        self._handle = self._finish = None
         self._buffers = ()
-        finish, self._finish = self._finish, None
-        if finish is not None:
-            self._value = finish()
 
     def __del__(self) -> None:
         # The transport still writes to the buffers of a request that nobody waited for.
         handle = getattr(self, "_handle", None)
         if handle is not None and not sys.is_finalizing():
             _abandoned.append((handle, self._buffers))
-
-
-class Then(Request):
-    """A request with something to do once it is complete.
-
-    Parameters
-    ----------
-    request
-        The request to wait for.
-    finish
-        Called once; what it returns is the result.
-    entry
-        Record of the communication, to which the seconds spent waiting are added.
-    """
-
-    __slots__ = ("_entry", "_finish", "_lock", "_request", "_value")
-
-    def __init__(
-        self, request: Request, finish: Callable[[], Any], entry: Record | None = None
-    ) -> None:
-        self._request = request
-        self._finish: Callable[[], Any] | None = finish
-        self._entry = entry
-        self._value: Any = None
-        self._lock = threading.RLock()
-
-    def wait(self) -> Any:
-        """Return the result once it is complete."""
-        with self._lock:
-            finish = self._finish
-            if finish is not None:
-                started = perf_counter()
-                self._request.wait()
-                self._value = finish()
-                self._finish = None
-                if self._entry is not None:
-                    self._entry.seconds += perf_counter() - started
-            return self._value
-
-    def test(self) -> bool:
-        """Tell, without waiting, whether the result is complete."""
-        with self._lock:
-            if self._finish is not None and self._request.test():
-                self.wait()
-            return self._finish is None
 
 
 progress: Callable[[], object] = bool
@@ -168,7 +129,7 @@ Else a rank that waits for a request would wait for ever where those who began i
 that rank meanwhile: an MPI library does nothing unless it is called. Set where MPI runs.
 """
 
-_abandoned: list[tuple[Handle, tuple[Any, ...]]] = []
+_abandoned: list[tuple[Handle | Request, tuple[Any, ...]]] = []
 
 
 def sweep() -> None:
@@ -178,7 +139,7 @@ def sweep() -> None:
     _abandoned.extend(entry for entry in pending if not _is_over(entry[0]))
 
 
-def _is_over(handle: Handle) -> bool:
+def _is_over(handle: Handle | Request) -> bool:
     try:
         return handle.test()
     except DistArrayError:

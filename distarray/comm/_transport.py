@@ -11,7 +11,7 @@ import numpy as np
 
 from distarray.comm import _log
 from distarray.comm._collectives import Counts
-from distarray.comm._requests import Completed, Request, Then
+from distarray.comm._requests import Completed, Pending, Request
 from distarray.typing import Buffer
 
 
@@ -134,4 +134,4 @@ class Transport(ABC):
                 _log.record(collective, self.name, nbytes, perf_counter() - started)
             return Completed(value)
         entry = _log.record(collective, self.name, nbytes, perf_counter() - started)
-        return Then(request, finish, entry)
+        return Pending(request, (), finish, entry)

@@ -395,7 +395,7 @@ class _AllReduce:
             reduce_into(out, [local], self._op)
             return out
         number, what = _agreed(self._token, self, purpose, device)
-        if not communicator.reaches_all_on(device):
+        if not communicator.reaches_all(device):
             communicator.agree(number, what)
             source, target = _contiguous(local).reshape(-1), out.reshape(-1)
             for start, stop in pairwise(chunk(source.size, (self._step.rounds,)).offsets):

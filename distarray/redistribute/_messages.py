@@ -62,7 +62,7 @@ class Messages:
         rounds = step.rounds
         self._rounds = [self._plan((k, rounds), index, reached) for k in range(rounds)]
         # Everybody sends its whole block to everybody: nothing to pack.
-        every = not communicator.reaches_some_on(kind)
+        every = not communicator.reaches_some(kind)
         self._gathers = isinstance(step, AllGatherStep) and rounds == 1 and every
 
     def _plan(self, part: tuple[int, int], index: dict[int, int], reached: list[bool]) -> _Round:

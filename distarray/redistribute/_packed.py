@@ -131,7 +131,7 @@ class Packed:
         with unrecorded():
             if communicator.size == 1:
                 self._place([own], full)
-            elif communicator.reaches_all_on(_backend.device_of(own)):
+            elif communicator.reaches_all(_backend.device_of(own)):
                 with communicator.views(own, purpose.token, purpose.text) as views:
                     self._place(views, full)
             else:
@@ -160,7 +160,7 @@ class Packed:
         with unrecorded():
             if communicator.size == 1:
                 own = self._own_blocks([full], op)
-            elif communicator.reaches_all_on(_backend.device_of(full)):
+            elif communicator.reaches_all(_backend.device_of(full)):
                 with communicator.views(full, purpose.token, purpose.text) as views:
                     own = self._own_blocks(views, op)
             else:

@@ -81,7 +81,7 @@ def _told_shapes(draft: Layout, dtype: torch.dtype) -> tuple[Shape, ...]:
     comm = mesh.communicator()
     told = np.array(draft.shape, np.int64)
     with unrecorded():
-        if comm.reaches_all:
+        if comm.reaches_all():
             with comm.views(told, number, what) as views:
                 return tuple([tuple(view.tolist()) for view in views])
         comm.agree(number, what)

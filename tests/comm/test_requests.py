@@ -6,7 +6,7 @@ import gc
 
 from distarray.comm import _requests
 from distarray.comm._log import Record
-from distarray.comm._requests import Completed, Pending, Then
+from distarray.comm._requests import Completed, Pending
 
 
 class Handle:
@@ -35,14 +35,14 @@ def test_wait_finishes_once_and_returns_the_same():
 
 def test_test_finishes_when_the_operation_is_done():
     finished = []
-    request = Then(Pending(Handle(3)), lambda: finished.append(1) or "result")
+    request = Pending(Pending(Handle(3)), (), lambda: finished.append(1) or "result")
     assert [request.test() for _ in range(4)] == [False, False, True, True]
     assert finished == [1]
     assert request.wait() == "result"
 
 
 def test_error_while_finishing_is_told_again():
-    request = Then(Pending(Handle()), lambda: 1 / 0)
+    request = Pending(Pending(Handle()), (), lambda: 1 / 0)
     for _ in range(2):
         try:
             request.wait()
@@ -53,7 +53,7 @@ def test_error_while_finishing_is_told_again():
 
 def test_seconds_spent_waiting_are_added_to_the_record():
     entry = Record("all_reduce", "dp", 8, 0.0)
-    Then(Pending(Handle()), lambda: None, entry).wait()
+    Pending(Pending(Handle()), (), lambda: None, entry).wait()
     assert entry.seconds > 0
 
 

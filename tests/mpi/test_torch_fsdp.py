@@ -131,7 +131,7 @@ def test_wide_layers_with_mixed_precision(mesh):
 @pytest.mark.filterwarnings("ignore")  # of the compiler itself
 def test_compiled(mesh, what):
     """More layers than the compiler would compile one by one: they share what it makes."""
-    if mesh.size != 2 or not mesh.communicator().reaches_all:
+    if mesh.size != 2 or not mesh.communicator().reaches_all():
         pytest.skip("every rank compiles the same: two show it, wherever they are")
     torch.compiler.reset()
     whole = nn.Sequential(*(Block(6, 9) for _ in range(10))).double()

@@ -17,7 +17,7 @@ import numpy as np
 
 from distarray.comm import _backend, _memory
 from distarray.comm._collectives import OWN_TAG, Counts, offsets, parts
-from distarray.comm._requests import DONE, Completed, Request, Then
+from distarray.comm._requests import DONE, Completed, Pending, Request
 from distarray.comm.cuda._awareness import verdict
 from distarray.comm.cuda._exchange import Message, Plan, exchange_direct, exchange_staged
 from distarray.comm.kernels._blocks import reduce_into
@@ -158,7 +158,7 @@ class DeviceCollectives:
         if isinstance(request, Completed):
             reduce()
             return DONE
-        return Then(request, reduce)
+        return Pending(request, (), reduce)
 
     # --- which way -------------------------------------------------------------------------------
 

@@ -183,9 +183,9 @@ def _of_moving(communicator: Communicator) -> Lines:
     told += [(f"  {step}", text) for step, _, text in found.findings]
     way = "as it is, by MPI" if found.direct else "through pinned host memory, in chunks"
     if communicator.size > 1:
-        if communicator.reaches_all_on("cuda"):
+        if communicator.reaches_all("cuda"):
             told.append(("in a node", "blocks are read in place (CUDA's inter-process handles)"))
-        elif communicator.reaches_some_on("cuda"):
+        elif communicator.reaches_some("cuda"):
             told.append(("in a node", "some ranks read others' blocks in place (CUDA's handles)"))
         else:
             told.append(("in a node", "no rank reads another's blocks in place"))

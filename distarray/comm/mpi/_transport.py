@@ -166,7 +166,7 @@ class MPICommunicator(Communicator):
     def _all_gather(
         self, send: np.ndarray, recv: np.ndarray, counts: Counts, blocking: bool
     ) -> Request:
-        if blocking and recv.nbytes <= SMALL_BYTES and self.reaches_all:
+        if blocking and recv.nbytes <= SMALL_BYTES and self.reaches_all():
             channel = self._group.channel
             assert channel is not None  # it reaches all
             token = _token("all_gather", recv.dtype, counts)
@@ -191,7 +191,7 @@ class MPICommunicator(Communicator):
             return None
         exchange = self._exchange
         if exchange is None:
-            if not self.reaches_all:
+            if not self.reaches_all():
                 return None
             exchange = self._exchange = self._group.attached().exchange  # type: ignore[union-attr]
         dtype = array.dtype
@@ -300,7 +300,7 @@ class MPICommunicator(Communicator):
         return [pickle.loads(item) for item in everyone], sum(map(len, everyone)) - len(mine)
 
     def _all_gather_bytes(self, mine: bytes) -> list[bytes]:
-        if self.reaches_all:
+        if self.reaches_all():
             fits = len(mine) < SMALL_BYTES
             payload = _FITS + mine if fits else _TOO_LARGE
             assert self._group.channel is not None
@@ -350,13 +350,20 @@ class MPICommunicator(Communicator):
         blocks[self.rank] = block
         yield blocks
 
-    @property
-    def reaches_all(self) -> bool:
-        """Whether every rank is on this node, with memory that this one can map."""
+    def reaches_all(self, device: str = "cpu") -> bool:
+        """Tell whether every rank is on this node, with memory that this one can map."""
+        if device != "cpu":
+            return self._group.reach_on_device()[0]
         if self.size == 1:
             return True
         channel = self._group.attached()
         return channel is not None and channel.is_complete
+
+    def reaches_some(self, device: str = "cpu") -> bool:
+        """Tell whether any two ranks share a node's memory."""
+        if device != "cpu":
+            return self._group.reach_on_device()[1]
+        return self._group.attached() is not None
 
     @property
     def ranks_per_node(self) -> int | None:
@@ -369,19 +376,6 @@ class MPICommunicator(Communicator):
         """Whether MPI was started with ``MPI_THREAD_MULTIPLE``, as it is unless the user did it."""
         mpi = import_mpi()
         return bool(mpi.Query_thread() >= mpi.THREAD_MULTIPLE)
-
-    @property
-    def reaches_some(self) -> bool:
-        """Whether any two ranks share a node's memory; the first use is collective."""
-        return self._group.attached() is not None
-
-    def reaches_all_on(self, device: str) -> bool:
-        """Tell whether every rank's blocks on a kind of device can be read in place."""
-        return self.reaches_all if device == "cpu" else self._group.reach_on_device()[0]
-
-    def reaches_some_on(self, device: str) -> bool:
-        """Tell whether any two ranks read each other's blocks on a kind of device in place."""
-        return self.reaches_some if device == "cpu" else self._group.reach_on_device()[1]
 
     # --- other communicators ---------------------------------------------------------------------
 

@@ -204,20 +204,20 @@ class SimulatedCommunicator(Communicator):
             if closing and self._program.failure is None:
                 self._round("the end of views", None, lambda _: None, True)
 
-    @property
-    def reaches_all(self) -> bool:
-        """Whether all ranks are on one simulated node."""
+    def reaches_all(self, device: str = "cpu") -> bool:
+        """Tell whether all ranks are on one simulated node."""
+        del device
         per_node = self._program.ranks_per_node
         return per_node is None or len({rank // per_node for rank in self.ranks}) == 1
 
     @property
     def ranks_per_node(self) -> int | None:
         """How many consecutive ranks share a simulated node."""
-        return None if self.reaches_all else self._program.ranks_per_node
+        return None if self.reaches_all() else self._program.ranks_per_node
 
-    @property
-    def reaches_some(self) -> bool:
-        """Whether any two ranks are on one simulated node."""
+    def reaches_some(self, device: str = "cpu") -> bool:
+        """Tell whether any two ranks are on one simulated node."""
+        del device
         per_node = self._program.ranks_per_node
         if per_node is None:
             return self.size > 1
