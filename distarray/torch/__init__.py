@@ -9,8 +9,7 @@ from distarray.torch._random import (
     random_state,
     set_random_state,
 )
-from distarray.torch.data_parallel._check_replicas import check_replicas
-from distarray.torch.data_parallel._replicate import no_sync, replicate
+from distarray.torch.data_parallel import check_replicas, no_sync, replicate
 from distarray.torch.following import check_layouts
 from distarray.torch.fsdp import (
     CPUOffloadPolicy,
@@ -37,15 +36,16 @@ from distarray.torch.parallel._sequence import SequenceParallel
 from distarray.torch.parallel._style import ParallelStyle
 from distarray.torch.parallel.layers._lora import LowRankParallel
 from distarray.torch.parallel.layers._transformer import TransformerLayerParallel
-from distarray.torch.state._checkpoint import register_all as _register_all
-from distarray.torch.state._optimizer_state import load_optimizer_state_dict, optimizer_state_dict
-from distarray.torch.state._state_dict import load_state_dict, state_dict
-from distarray.torch.training._clip import clip_grad_norm_
-from distarray.torch.training._dropout import dropout
-from distarray.torch.training._grad_scaler import GradScaler
-from distarray.torch.training._initialisers import watch_initialisers as _watch_initialisers
-from distarray.torch.training._norms import get_total_norm
-from distarray.torch.training._whole_matrices import check_optimizers as _check_optimizers
+from distarray.torch.state import (
+    load_optimizer_state_dict,
+    load_state_dict,
+    optimizer_state_dict,
+    state_dict,
+)
+from distarray.torch.state import register_all as _register_all
+from distarray.torch.training import GradScaler, clip_grad_norm_, dropout, get_total_norm
+from distarray.torch.training import check_optimizers as _check_optimizers
+from distarray.torch.training import watch_initialisers as _watch_initialisers
 
 _register_all()
 _check_optimizers()

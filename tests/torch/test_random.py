@@ -15,7 +15,7 @@ import distarray.torch as dt  # noqa: E402
 from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from distarray.torch._random import keys_from  # noqa: E402
-from distarray.torch.training._dropout import kept  # noqa: E402
+from distarray.torch.training._dropout import keep_mask  # noqa: E402
 
 R = da.Replicate()
 
@@ -101,8 +101,8 @@ def test_masks_are_what_dropout_promises():
         with pytest.raises(ArgumentError, match=r"p=1\.5 is no probability"):
             dt.dropout(x, 1.5)
     np.testing.assert_array_equal(
-        kept((4, 6), ((1, 3), (2, 6)), (5, 9), 0.5, x),
-        kept((4, 6), ((0, 4), (0, 6)), (5, 9), 0.5, x)[1:3, 2:],
+        keep_mask((4, 6), ((1, 3), (2, 6)), (5, 9), 0.5, x),
+        keep_mask((4, 6), ((0, 4), (0, 6)), (5, 9), 0.5, x)[1:3, 2:],
     )
 
 

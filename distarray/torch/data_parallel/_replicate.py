@@ -21,7 +21,7 @@ from distarray.torch._modules import located
 from distarray.torch._moves import check_mesh
 from distarray.torch._opaque import untraced
 from distarray.torch._shards import is_shard
-from distarray.torch.data_parallel._replica import NAME, Replica
+from distarray.torch.data_parallel._reducer import NAME, Replica
 
 
 def replicate(
@@ -259,7 +259,7 @@ def _after(module: nn.Module, _: tuple[Any, ...], output: Any) -> None:
     replica: Replica = module.__dict__[NAME]
     for tensor in _pytree.tree_leaves(output):
         if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
-            replica.starts_at(tensor)
+            replica.begin_pass_at(tensor)
 
 
 def _share_buffers(module: nn.Module, replica: Replica) -> None:

@@ -39,7 +39,7 @@ from distarray.torch.following._known import (
 from distarray.torch.following._random import draw, draws
 from distarray.torch.following._recompute import open_again, opening_frame
 from distarray.torch.following._rules import Call, Case, item_by_item, rule_of
-from distarray.torch.training._initialisers import IN_PLACE_OF
+from distarray.torch.training import ORIGINALS
 
 _FRESH = ("new_", "__get__", "_foreach")
 """Beginnings of names: results are no part of the arguments, or are followed by other means."""
@@ -108,7 +108,7 @@ class Following(Pausing):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        func = IN_PLACE_OF.get(func, func)
+        func = ORIGINALS.get(func, func)
         if func in self._instead:
             return self._instead[func](*args, **kwargs)
         if self.pauses or torch.compiler.is_compiling():

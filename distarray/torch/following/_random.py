@@ -17,7 +17,7 @@ from distarray.torch._layouts import own_placed
 from distarray.torch._random import random_state, seeded_alike
 from distarray.torch.following._known import Operand
 from distarray.torch.following._rules import Call
-from distarray.torch.training._dropout import drop_as
+from distarray.torch.training import drop_as
 
 _DROPOUTS: dict[str, type[nn.Module]] = {
     "dropout": nn.Dropout,

@@ -20,7 +20,7 @@ from distarray.torch._buffers import check_travels
 from distarray.torch._modules import located, state_of
 from distarray.torch._moves import check_mesh
 from distarray.torch._opaque import untraced_itself
-from distarray.torch.data_parallel._replica import NAME as REPLICA
+from distarray.torch.data_parallel import REPLICA
 from distarray.torch.fsdp._group import Group, check_reshard_after_forward
 from distarray.torch.fsdp._module import FSDPModule, called, mix_in
 from distarray.torch.fsdp._parameter import ShardedParameter

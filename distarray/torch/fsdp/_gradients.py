@@ -21,7 +21,7 @@ from distarray.torch._anchor import is_for_all_leaves
 from distarray.torch._buffers import empty, follow, still_read, tensor_of
 from distarray.torch._layouts import place
 from distarray.torch.fsdp._parameter import ShardedParameter
-from distarray.torch.training._norms import listed
+from distarray.torch.training import list_names
 from distarray.typing import Buffer
 
 if TYPE_CHECKING:
@@ -399,7 +399,7 @@ class GradientReducer:
         pairs = zip(self._members, gradients, strict=True)
         missing = [repr(member.path) for member, gradient in pairs if gradient is None]
         if missing:
-            what += f", with none of {listed(missing)}"
+            what += f", with none of {list_names(missing)}"
         return [
             bucket.start([gradients[i] for i in positions], how, what)
             for bucket, positions in buckets

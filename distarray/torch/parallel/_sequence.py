@@ -27,7 +27,7 @@ from distarray.torch.parallel.layers._normalization import (
     normalized,
     unbatched_ndim,
 )
-from distarray.torch.training._dropout import drop
+from distarray.torch.training import drop
 
 
 class SequenceParallel(ParallelStyle):

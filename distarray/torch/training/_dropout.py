@@ -97,7 +97,7 @@ def drop_as(
     return _dropped(x, p, inplace, layout, axes, key, alpha)
 
 
-def kept(shape: Shape, box: Box, key: Key, p: float, like: torch.Tensor) -> torch.Tensor:
+def keep_mask(shape: Shape, box: Box, key: Key, p: float, like: torch.Tensor) -> torch.Tensor:
     """Return which items of a box of the global tensor are kept.
 
     Parameters
@@ -158,7 +158,7 @@ def _mask(x: torch.Tensor, layout: Layout | None, axes: int, key: Key, p: float)
     box = tuple((0, n) for n in x.shape) if layout is None else layout.local_box()
     assert box is not None  # this rank is in the mesh
     rest = x.ndim - axes
-    return kept((*shape[:axes], *[1] * rest), (*box[:axes], *[(0, 1)] * rest), key, p, x)
+    return keep_mask((*shape[:axes], *[1] * rest), (*box[:axes], *[(0, 1)] * rest), key, p, x)
 
 
 def _check_alike(layout: Layout, key: Key) -> None:

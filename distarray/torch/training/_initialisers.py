@@ -35,7 +35,7 @@ _BY_NUMBER = ("calculate_gain", "constant_", "ones_", "zeros_", "constant")
 _FANS = "_calculate_fan_in_and_fan_out"
 """Not public, but what modules of torch's and of others call to reset their parameters."""
 
-IN_PLACE_OF: Final[dict[Any, Any]] = {}
+ORIGINALS: Final[dict[Any, Any]] = {}
 """torch's own methods by ours, which modes are told of where a program calls torch's."""
 
 
@@ -45,7 +45,7 @@ def watch_initialisers() -> None:
     for name in _RANDOM:
         own = getattr(torch.Tensor, name)
         aware = _aware(own, records=True)
-        IN_PLACE_OF[aware] = own
+        ORIGINALS[aware] = own
         setattr(torch.Tensor, name, aware)
     for name in (*nn.init.__all__, _FANS):
         if name not in _BY_NUMBER:

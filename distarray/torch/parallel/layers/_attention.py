@@ -18,7 +18,7 @@ from distarray.torch._opaque import untraced
 from distarray.torch.parallel._forward_wrapper import around, keep_placed
 from distarray.torch.parallel._partition_rules import check_stock
 from distarray.torch.parallel.layers._features import Features, addend, shared, summed
-from distarray.torch.training._dropout import dropout
+from distarray.torch.training import dropout
 
 _R = Replicate()
 _check_untraced = untraced(check_own)

@@ -21,7 +21,7 @@ from distarray.torch.parallel._partition_rules import check_stock
 from distarray.torch.parallel._rowwise import RowwiseParallel
 from distarray.torch.parallel._style import ParallelStyle, one_axis
 from distarray.torch.parallel.layers._features import Features
-from distarray.torch.training._dropout import drop
+from distarray.torch.training import drop
 
 _LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 _CHILDREN: dict[str, type[ParallelStyle]] = {

@@ -13,7 +13,9 @@ there: none is copied back, and few are held twice.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NoReturn
 
 import torch
@@ -23,7 +25,8 @@ from distarray.comm import DeviceMesh, Purpose
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, Partial, Replicate
 from distarray.redistribute import Handle, redistribute_async
-from distarray.torch.data_parallel._buckets import Bucket, arrange, flags_of, packing, sections
+from distarray.torch._buffers import empty, tensor_of
+from distarray.typing import Buffer
 
 
 @dataclass(slots=True)
@@ -105,10 +108,10 @@ class Replica:
             before, after = _hooks(weakref.ref(self), i)
             member.handles = [node.register_prehook(before), node.register_hook(after)]
             self.members.append(member)
-        self.buckets = arrange([p for _, p in found], self.bucket_bytes)
+        self.buckets = make_buckets([p for _, p in found], self.bucket_bytes)
         self.bucket_of = {i: k for k, bucket in enumerate(self.buckets) for i in bucket.members}
 
-    def start(self) -> _Pass:
+    def current_pass(self) -> _Pass:
         """Return the backward pass under way; one that failed is gone with its graph task."""
         current = None if self._current is None else self._current()
         if current is None:
@@ -117,7 +120,7 @@ class Replica:
             self._current = weakref.ref(current)
         return current
 
-    def starts_at(self, output: torch.Tensor) -> None:
+    def begin_pass_at(self, output: torch.Tensor) -> None:
         """Let the pass that meets this output be the one that averages at its end.
 
         Checkpoints run passes of their own inside; the first gradients may arrive in such.
@@ -127,7 +130,7 @@ class Replica:
         def reached(_: torch.Tensor) -> None:
             replica = reference()
             if replica is not None and replica.syncing and replica.members:
-                replica.start()
+                replica.current_pass()
 
         output.register_hook(reached)
 
@@ -135,7 +138,7 @@ class Replica:
         """Make a gradient ready to be added to, and return what is added, if other."""
         current = None if self._current is None else self._current()
         if current is not None:
-            current.land(self.bucket_of[position])
+            current.wait_for(self.bucket_of[position])
         if self.op == "sum":
             return tuple(g if g is None else g * self.mesh.size for g in gradients)
         return None
@@ -146,7 +149,7 @@ class Replica:
         _check_gradient(member)
         member.accumulated = True
         if self.syncing:
-            self.start().arrived(position)
+            self.current_pass().note_gradient(position)
 
     def end(self) -> None:
         """Let the next gradient begin another pass."""
@@ -161,10 +164,10 @@ class _Pass:
         self._missing = [len(bucket.members) for bucket in replica.buckets]
         self._seen: set[int] = set()
         self._started = 0
-        self._flights: dict[int, Handle] = {}
+        self._pending: dict[int, Handle] = {}
         self._again: set[int] = set()
 
-    def arrived(self, position: int) -> None:
+    def note_gradient(self, position: int) -> None:
         """Start the buckets that are complete, in order; the last waits for the end."""
         k = self._replica.bucket_of[position]
         if k < self._started:
@@ -177,13 +180,13 @@ class _Pass:
         last = len(self._missing) - 1
         while self._started < last and not self._missing[self._started]:
             self._start(self._started)
-            for k in [k for k, handle in self._flights.items() if handle.test()]:
-                self.land(k)
+            for k in [k for k, handle in self._pending.items() if handle.test()]:
+                self.wait_for(k)
 
-    def land(self, k: int) -> None:
+    def wait_for(self, k: int) -> None:
         """Wait for a bucket that is on its way, if it is: all of its parameters have gradients."""
-        if k in self._flights:
-            self._take(k, self._flights.pop(k).wait(), None)
+        if k in self._pending:
+            self._take(k, self._pending.pop(k).wait(), None)
 
     def __call__(self) -> None:
         """Finish the backward pass."""
@@ -197,15 +200,15 @@ class _Pass:
             has = [m.accumulated and m.parameter.grad is not None for m in replica.members]
             again = [k in self._again for k in range(len(replica.buckets))]
             self._start(last, [*has, *again])
-            final = self._flights.pop(last).wait()
-            flags = flags_of(replica.buckets[last], final)
+            final = self._pending.pop(last).wait()
+            flags = read_flags(replica.buckets[last], final)
             used, again = flags[: len(has)], flags[len(has) :]
-            for k in sorted(self._flights):
-                self._take(k, self._flights.pop(k).wait(), used)
+            for k in sorted(self._pending):
+                self._take(k, self._pending.pop(k).wait(), used)
             self._take(last, final, used)
             for k in (k for k, repeated in enumerate(again) if repeated):
                 self._start(k)
-                self._take(k, self._flights.pop(k).wait(), used)
+                self._take(k, self._pending.pop(k).wait(), used)
         finally:
             replica.end()
 
@@ -215,7 +218,7 @@ class _Pass:
         bucket = replica.buckets[k]
         self._started = max(self._started, k + 1)
         parameters = [m.parameter for m in replica.members]
-        buffer, fill = packing(bucket, parameters, flags or ())
+        buffer, fill = make_packing(bucket, parameters, flags or ())
         here = parameters[bucket.members[0]].device.type != "cpu"
         if here:
             fill()  # in this thread's stream
@@ -226,7 +229,7 @@ class _Pass:
             f"gradients {k + 1} of {len(replica.buckets)}, {first!r} to {last!r}, after forward "
             f"call {replica.calls}"
         )
-        self._flights[k] = redistribute_async(
+        self._pending[k] = redistribute_async(
             buffer, src, dst, purpose=purpose, prepare=None if here else fill
         )
 
@@ -234,7 +237,7 @@ class _Pass:
         """Let averaged gradients be those of their parameters, where any rank has some."""
         replica = self._replica
         bucket = replica.buckets[k]
-        views = sections(bucket, [m.parameter for m in replica.members], buffer)
+        views = unpack(bucket, [m.parameter for m in replica.members], buffer)
         for position, view in zip(bucket.members, views, strict=True):
             member = replica.members[position]
             if used is None or used[position]:
@@ -286,3 +289,128 @@ def _check_gradient(member: _Member) -> None:
 
 def _refuse(member: _Member, kind: type[Exception], why: str) -> NoReturn:
     raise kind(f"the gradient of {member.name!r} {why}")
+
+
+# --- buckets -------------------------------------------------------------------------------------
+
+END_BYTES = 1 << 20
+"""Most bytes of the first bucket, which starts early, and of the last, which nothing hides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Parameters of one dtype and device.
+
+    Attributes
+    ----------
+    members
+        Their positions among all parameters, in the order in which they are packed.
+    starts
+        Where each is packed, in elements, and where the last one ends.
+    dtype
+        In which the gradients are packed.
+    """
+
+    members: tuple[int, ...]
+    starts: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def size(self) -> int:
+        """Number of elements of all members."""
+        return self.starts[-1]
+
+
+def make_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> tuple[Bucket, ...]:
+    """Return the buckets of some parameters, in the order in which they are likely to be complete.
+
+    The backward pass meets the last parameters first, so that the buckets are filled from the end.
+
+    Parameters
+    ----------
+    parameters
+        In the order of their registration.
+    bucket_bytes
+        A bucket is closed before it would exceed this, the first and the last one at 1 MiB
+        already; a larger parameter has its own.
+    """
+    sizes = [p.numel() * p.dtype.itemsize for p in parameters]
+    end_bytes = min(END_BYTES, bucket_bytes)
+    found: list[list[int]] = []
+    filling: dict[tuple[torch.dtype, torch.device], tuple[list[int], int]] = {}
+    for position in reversed(range(len(parameters))):
+        kind = parameters[position].dtype, parameters[position].device
+        members, filled = filling.get(kind, ([], 0))
+        limit = end_bytes if members and members is found[0] else bucket_bytes
+        if not members or filled + sizes[position] > limit:
+            members, filled = [], 0
+            found.append(members)
+        members.append(position)
+        filling[kind] = members, filled + sizes[position]
+    # A bucket is complete when its last parameter is, the one that was registered first.
+    found.sort(key=lambda members: -members[-1])
+    if found and sum(sizes[i] for i in found[-1]) > end_bytes:
+        last = found.pop()
+        kept = max(1, sum(total <= end_bytes for total in accumulate(sizes[i] for i in last[::-1])))
+        found += [part for part in (last[:-kept], last[-kept:]) if part]
+    return tuple(
+        Bucket(
+            tuple(members),
+            (0, *accumulate(parameters[i].numel() for i in members)),
+            parameters[members[0]].dtype,
+        )
+        for members in found
+    )
+
+
+def make_packing(
+    bucket: Bucket, parameters: Sequence[nn.Parameter], flags: Sequence[bool] = ()
+) -> tuple[Buffer, Callable[[], None]]:
+    """Return a new buffer for the gradients of a bucket and flags, and what fills it.
+
+    Where there is no gradient it is filled with zeros. Until then gradients must stay as they are.
+    """
+    like = torch.empty(0, dtype=bucket.dtype, device=parameters[bucket.members[0]].device)
+    buffer = empty(bucket.size + len(flags), like)
+    gradients = [parameters[position].grad for position in bucket.members]
+    views = unpack(bucket, parameters, buffer)
+
+    def fill() -> None:
+        for gradient, view in zip(gradients, views, strict=True):
+            if gradient is None:
+                view.zero_()
+            else:
+                view.copy_(gradient.detach())
+        if flags:
+            tensor_of(buffer[bucket.size :]).copy_(torch.tensor(flags))
+
+    return buffer, fill
+
+
+def unpack(
+    bucket: Bucket, parameters: Sequence[nn.Parameter], buffer: Buffer
+) -> list[torch.Tensor]:
+    """Return the members' parts of a packed buffer: shaped as the parameters, in its memory.
+
+    They lie as the parameters do where these are dense, as optimizers like it.
+    """
+    found = []
+    for position, start in zip(bucket.members, bucket.starts[:-1], strict=True):
+        parameter = parameters[position]
+        part = buffer[start : start + parameter.numel()]
+        if parameter.is_contiguous() or not _is_dense(parameter):
+            view = tensor_of(part.reshape(parameter.shape))
+        else:
+            view = tensor_of(part).as_strided(parameter.shape, parameter.stride())
+        found.append(view)
+    return found
+
+
+def read_flags(bucket: Bucket, buffer: Buffer) -> list[bool]:
+    """Return the flags behind a reduced bucket: whether any rank has set them."""
+    found: list[bool] = (tensor_of(buffer[bucket.size :]) != 0).tolist()
+    return found
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor.detach()))

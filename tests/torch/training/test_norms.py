@@ -20,8 +20,7 @@ from distarray.errors import (  # noqa: E402
 )
 from distarray.testing import simulate  # noqa: E402
 from distarray.torch._layouts import place  # noqa: E402
-from distarray.torch.training._clip import clip_grad_norm_  # noqa: E402
-from distarray.torch.training._norms import get_total_norm  # noqa: E402
+from distarray.torch.training import clip_grad_norm_, get_total_norm  # noqa: E402
 
 R, S = da.Replicate(), da.Shard
 NORMS = [2.0, 1.0, 3.5, -1.0, math.inf, -math.inf]

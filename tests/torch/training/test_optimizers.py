@@ -237,11 +237,11 @@ def test_an_optimizer_that_cannot_be_tried_steps_with_a_warning():
 
 
 def test_each_optimizer_is_tried_once(monkeypatch):
-    from distarray.torch.training import _whole_matrices
+    from distarray.torch.training import _optimizers
 
     tried = []
-    verdict = _whole_matrices._verdict
-    monkeypatch.setattr(_whole_matrices, "_verdict", lambda *a: tried.append(1) or verdict(*a))
+    verdict = _optimizers._verdict
+    monkeypatch.setattr(_optimizers, "_verdict", lambda *a: tried.append(1) or verdict(*a))
 
     def program(mesh):
         mine = sharded(mesh)
