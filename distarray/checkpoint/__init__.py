@@ -6,6 +6,7 @@
 from distarray.checkpoint._adapters import Adapter as Adapter
 from distarray.checkpoint._adapters import Finish as Finish
 from distarray.checkpoint._adapters import Placing
+from distarray.checkpoint._adapters import StateAdapter as StateAdapter
 from distarray.checkpoint._adapters import register as register
 from distarray.checkpoint._adapters import register_maker as register_maker
 from distarray.checkpoint._background import Handle

@@ -85,30 +85,44 @@ def has_state(value: Any) -> bool:
     )
 
 
-class _ByState(Adapter):
-    """Any object with ``state_dict()`` and ``load_state_dict()``."""
+class StateAdapter(Adapter):
+    """Objects that are saved by a state, and set by it.
+
+    Parameters
+    ----------
+    get
+        Returns the state of an object: plain values, arrays, and whatever else has an adapter.
+    put
+        Sets an object to a state that was loaded.
+    kind
+        What manifests call them. Default: the name of the class.
+    """
+
+    def __init__(
+        self, get: Callable[[Any], Any], put: Callable[[Any, Any], object], kind: str | None = None
+    ) -> None:
+        self._get, self._put, self._kind = get, put, kind
 
     def save(self, value: Any, plan: SavePlan, name: str) -> Node:
-        """Save what ``state_dict()`` returns."""
-        return {
-            "object": type(value).__qualname__,
-            "of": plan.node(value.state_dict(), name),
-        }
+        """Save the state."""
+        kind = self._kind or type(value).__qualname__
+        return {"object": kind, "of": plan.node(self._get(value), name)}
 
     def load(self, value: Any, plan: LoadPlan, name: str) -> Finish:
-        """Pass what was saved to ``load_state_dict()``."""
+        """Set the object to the state that was saved."""
         made = plan.saved_value(name)
-        if made is None:
-            return lambda: value
 
         def finish() -> Any:
-            value.load_state_dict(made())
+            if made is not None:
+                self._put(value, made())
             return value
 
         return finish
 
 
-_by_state = _ByState()
+_by_state = StateAdapter(
+    lambda value: value.state_dict(), lambda value, state: value.load_state_dict(state)
+)
 
 
 class _Distributed(Adapter):
@@ -242,52 +256,29 @@ class _Placed(_Wanted):
         return distributed(entry, value.layout(entry.shape), plan)
 
 
-class _Random(Adapter):
-    """Generators of ``da.random``."""
-
-    def save(self, value: Any, plan: SavePlan, name: str) -> Node:
-        """Save the seed, and how much has been drawn."""
-        state = {
-            "entropy": list(value._known_entropy()),
-            "path": list(value._path),
-            "calls": value._calls,
-            "children": value._children,
-        }
-        return {"object": "Generator", "of": plan.node(state, name)}
-
-    def load(self, value: Any, plan: LoadPlan, name: str) -> Finish:
-        """Let the generator go on where the one that was saved did."""
-        made = plan.saved_value(name)
-
-        def finish() -> Any:
-            state = made() if made is not None else None
-            if state is not None:
-                value._entropy = tuple(state["entropy"])
-                value._path = tuple(state["path"])
-                value._calls, value._children = state["calls"], state["children"]
-                value._key = None
-            return value
-
-        return finish
+def _generator_state(value: Generator) -> dict[str, Any]:
+    """Return the seed of a generator of ``da.random``, and how much has been drawn."""
+    return {
+        "entropy": list(value._known_entropy()),
+        "path": list(value._path),
+        "calls": value._calls,
+        "children": value._children,
+    }
 
 
-class _NumPyRandom(Adapter):
-    """Generators of NumPy, which must be alike on all ranks (or be in `PerRank` by their state)."""
+def _set_generator(value: Generator, state: dict[str, Any]) -> None:
+    value._entropy = tuple(state["entropy"])
+    value._path = tuple(state["path"])
+    value._calls, value._children = state["calls"], state["children"]
+    value._key = None
 
-    def save(self, value: Any, plan: SavePlan, name: str) -> Node:
-        """Save the state of the bit generator."""
-        return {"object": "Generator", "of": plan.node(value.bit_generator.state, name)}
 
-    def load(self, value: Any, plan: LoadPlan, name: str) -> Finish:
-        """Set the state of the bit generator."""
-        made = plan.saved_value(name)
+def _numpy_generator_state(value: np.random.Generator) -> Any:
+    return value.bit_generator.state
 
-        def finish() -> Any:
-            if made is not None:
-                value.bit_generator.state = made()
-            return value
 
-        return finish
+def _set_numpy_generator(value: np.random.Generator, state: Any) -> None:
+    value.bit_generator.state = state
 
 
 def block_of(local: Any, layout: Layout) -> Block:
@@ -325,7 +316,11 @@ register(np.ndarray, _Plain())
 register(DistArray, _Distributed())
 register(Layout, _Wanted())
 register(Placing, _Placed())
-register(Generator, _Random())
-register(np.random.Generator, _NumPyRandom())
+register(Generator, StateAdapter(_generator_state, _set_generator, "Generator"))
+# These must be alike on all ranks; else their states belong in `PerRank`.
+register(
+    np.random.Generator,
+    StateAdapter(_numpy_generator_state, _set_numpy_generator, "Generator"),
+)
 register_maker("numpy", _whole_array)
 register_maker("distarray", _default_array)

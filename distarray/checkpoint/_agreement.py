@@ -15,6 +15,7 @@ import pickle
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import Any, TypeVar
 
 import numpy as np
@@ -48,29 +49,36 @@ def begin(comm: Communicator, call: str) -> None:
     comm.agree(zlib.crc32(call.encode()), call)
 
 
-def call_on_all(comm: Communicator, say: Callable[[], T]) -> list[T]:
-    """Return what ``say()`` returns on every rank (collective).
+def call_on_all(comm: Communicator, call: Callable[[], T]) -> list[T]:
+    """Return what ``call()`` returns on every rank (collective).
 
     Raises
     ------
     DistArrayError
-        On every rank, if ``say()`` fails on any: of the same kind, and saying which.
+        On every rank, if ``call()`` fails on any: of the same kind, and saying which.
     """
-    item, error = _outcome(say)
+    item, error = _outcome(call)
     told = [pickle.loads(item) for item in _gathered(comm, item)]
     _raise_if_any(told, error, comm)
     return [one[1] for one in told]
 
 
-def call_on_first(comm: Communicator, say: Callable[[], T]) -> T:
-    """Return what ``say()`` returns on rank 0, where alone it is called (collective).
+def run_on_all(comm: Communicator, call: Callable[[], T]) -> T:
+    """Return what ``call()`` returns here, once no rank has failed in it (collective)."""
+    found: list[T] = []
+    call_on_all(comm, lambda: found.append(call()))
+    return found[0]
+
+
+def call_on_first(comm: Communicator, call: Callable[[], T]) -> T:
+    """Return what ``call()`` returns on rank 0, where alone it is called (collective).
 
     Raises
     ------
     DistArrayError
         On every rank, if it fails.
     """
-    item, error = _outcome(say) if comm.rank == 0 else (b"", None)
+    item, error = _outcome(call) if comm.rank == 0 else (b"", None)
     size = np.array([len(item)], np.int64)
     _wait(comm.broadcast(size, 0, blocking=False))
     data = np.frombuffer(item, np.uint8) if comm.rank == 0 else np.empty(int(size[0]), np.uint8)
@@ -118,10 +126,10 @@ def _wait(request: Any) -> None:
 _Outcome = tuple[tuple[type[DistArrayError], str] | None, Any]
 
 
-def _outcome(say: Callable[[], Any]) -> tuple[bytes, BaseException | None]:
+def _outcome(call: Callable[[], Any]) -> tuple[bytes, BaseException | None]:
     """Return what others are told, and what went wrong here."""
     try:
-        return pickle.dumps((None, say())), None
+        return pickle.dumps((None, call())), None
     except DistArrayError as error:
         return pickle.dumps(((_kind(error), str(error)), None)), error
     except Exception as error:
@@ -198,8 +206,8 @@ def check_step(step: object) -> None:
         )
 
 
-def same(comm: Communicator, what: str, say: Callable[[], T]) -> T:
-    """Return what ``say()`` returns, once it is found to be the same on every rank (collective).
+def same(comm: Communicator, what: str, call: Callable[[], T]) -> T:
+    """Return what ``call()`` returns, once it is found to be the same on every rank (collective).
 
     Parameters
     ----------
@@ -209,11 +217,11 @@ def same(comm: Communicator, what: str, say: Callable[[], T]) -> T:
     Raises
     ------
     DistArrayError
-        On every rank, if ``say()`` fails on any.
+        On every rank, if ``call()`` fails on any.
     MismatchError
         It differs between ranks.
     """
-    everyone = call_on_all(comm, say)
+    everyone = call_on_all(comm, call)
     compare(what, everyone, everyone, comm)
     return everyone[comm.rank]
 
@@ -226,7 +234,7 @@ def compare(
     Parameters
     ----------
     shown
-        What messages say of each.
+        What messages call of each.
 
     Raises
     ------
@@ -238,3 +246,8 @@ def compare(
             f"{what} of a checkpoint differ between ranks: {by_answer(shown, comm.world_ranks)}; "
             f"pass the same everywhere{hint}"
         )
+
+
+def digest(value: Any) -> bytes:
+    """Return what tells a value, by its ``repr``, from all others."""
+    return blake2b(repr(value).encode("utf-8", "surrogatepass"), digest_size=16).digest()

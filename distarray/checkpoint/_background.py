@@ -10,16 +10,11 @@ import atexit
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 from distarray.comm import Communicator
-
-
-class _Runs(Protocol):
-    path: str
-
-    def run(self, comm: Communicator) -> None: ...
 
 
 class Handle:
@@ -70,13 +65,13 @@ _workers: weakref.WeakKeyDictionary[Communicator, _Worker] = weakref.WeakKeyDict
 _lock = threading.Lock()
 
 
-def start(comm: Communicator, request: _Runs) -> Handle:
+def start(comm: Communicator, path: str, save: Callable[[Communicator], None]) -> Handle:
     """Write in the background (collective); or now, where MPI knows one thread only."""
     if not comm.concurrent:
         done: Future[None] = Future()
-        request.run(comm)
+        save(comm)
         done.set_result(None)
-        return Handle(done, request.path)
+        return Handle(done, path)
     worker = _workers.get(comm)
     if worker is None:
         worker = _Worker(comm)
@@ -85,7 +80,7 @@ def start(comm: Communicator, request: _Runs) -> Handle:
                 atexit.unregister(_print_unseen_errors)
                 atexit.register(_print_unseen_errors)
             _workers[comm] = worker
-    handle = Handle(worker.executor.submit(request.run, worker.comm), request.path)
+    handle = Handle(worker.executor.submit(save, worker.comm), path)
     worker.last = handle
     return handle
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from hashlib import blake2b
 from math import prod
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from distarray.checkpoint import _agreement
+from distarray.checkpoint._agreement import digest
 from distarray.checkpoint._blocks import Block, box_view, span, together_from
 from distarray.checkpoint._chunks import GAP_BYTES, Reader
 from distarray.checkpoint._dtypes import Spec, cast, dtype_of_spec
@@ -136,15 +136,11 @@ def _layout_of(target: Target, comm: Communicator) -> Layout | None:
 
 
 def _key(mesh: DeviceMesh) -> bytes:
-    return _hash((mesh.shape, mesh.axis_names, mesh.flat_ranks))
+    return digest((mesh.shape, mesh.axis_names, mesh.flat_ranks))
 
 
 def _digest(shared: Sequence[_Shared]) -> bytes:
-    return _hash([(one.target.entry.name, one.read, one.wanted) for one in shared])
-
-
-def _hash(value: Any) -> bytes:
-    return blake2b(repr(value).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return digest([(one.target.entry.name, one.read, one.wanted) for one in shared])
 
 
 # --- reading -------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 from distarray.checkpoint import _agreement
+from distarray.checkpoint._adapters import Finish
 from distarray.checkpoint._agreement import check_flags, check_path, check_step, same
 from distarray.checkpoint._background import finish
 from distarray.checkpoint._chunks import check_size
@@ -89,33 +90,29 @@ def load(
     finish(base)
     _agreement.begin(base, "da.checkpoint.load")
 
-    def asked() -> tuple[str, int | None, bool, bool, bool]:
+    def options() -> tuple[str, int | None, bool, bool, bool]:
         found = os.path.abspath(check_path(path))
         check_step(step)
         check_flags(strict=strict, cast=cast, verify=verify)
         return found, step, strict, cast, verify
 
-    where = same(base, "paths or options", asked)[0]
+    where = same(base, "paths or options", options)[0]
     directory, text = _agreement.call_on_first(base, lambda: _chosen(where, step))
 
-    def make_plan() -> tuple[LoadPlan, Any, Any]:
+    def make_plan() -> tuple[LoadPlan, Finish, tuple[list[str], list[str]]]:
         plan = LoadPlan(Manifest(directory, text), state, base.rank, base.size, cast)
-        made = plan.saved_value("") if state is None else plan.fit(state)
-        return plan, made, plan.check(strict)
+        finish_state = plan.fit(state)
+        return plan, finish_state, plan.check(strict)
 
-    found: list[Any] = []
-    _agreement.call_on_all(base, lambda: found.extend(make_plan()))
-    plan, made, mismatch = found
-
+    plan, finish_state, (missing, unexpected) = _agreement.run_on_all(base, make_plan)
     fill(plan.targets, plan.manifest, verify, base)
-    result: list[Any] = []
-    _agreement.call_on_all(base, lambda: result.append(made()))
-    if base.rank == 0 and (mismatch.missing or mismatch.unexpected):
-        parts = [f"it lacks {list_names(mismatch.missing)}"] if mismatch.missing else []
-        if mismatch.unexpected:
-            parts.append(f"nothing asked for its {list_names(mismatch.unexpected)}")
+    result = _agreement.run_on_all(base, finish_state)
+    if base.rank == 0 and (missing or unexpected):
+        parts = [f"it lacks {list_names(missing)}"] if missing else []
+        if unexpected:
+            parts.append(f"nothing asked for its {list_names(unexpected)}")
         warnings.warn(f"{directory} was loaded in part: {'; '.join(parts)}", stacklevel=2)
-    return result[0]
+    return result
 
 
 def _chosen(path: str, step: int | None) -> tuple[str, bytes]:

@@ -26,24 +26,6 @@ from distarray.errors import CheckpointError, StateDictError
 _SHOWN = 8  # names that a message lists
 
 
-class Mismatch(NamedTuple):
-    """How a checkpoint and what it shall be loaded into differ.
-
-    Attributes
-    ----------
-    missing
-        Names that the template has, and the checkpoint lacks.
-    unexpected
-        Names that the checkpoint has, and the template lacks.
-    wrong
-        What has the same name and does not fit, in words.
-    """
-
-    missing: list[str]
-    unexpected: list[str]
-    wrong: list[str]
-
-
 class _TiedNames(NamedTuple):
     """Two names of one array or tensor; where its memory is known, that of both."""
 
@@ -103,10 +85,6 @@ class LoadPlan:
         """Tell whether the checkpoint has an array of this name."""
         return _is_array(self._nodes.get(name))
 
-    def miss(self, name: str) -> None:
-        """Take note of a name that the checkpoint lacks."""
-        self._missing.append(name)
-
     def refuse(self, why: str) -> None:
         """Take note of something that does not fit."""
         self._wrong.append(why)
@@ -118,7 +96,7 @@ class LoadPlan:
     def entry(self, name: str) -> Entry | None:
         """Return the array of a name; None, of which note is taken, where there is none."""
         if name not in self._nodes:
-            self.miss(name)
+            self._missing.append(name)
             return None
         node = self._nodes[name]
         self._used.add(name)
@@ -127,25 +105,25 @@ class LoadPlan:
             return None
         return self._array(node)
 
-    def fill(self, name: str, block: Block) -> bool:
-        """Let an array be read into what this rank holds of it; False where it does not fit."""
+    def fill(self, name: str, block: Block) -> None:
+        """Let an array be read into what this rank holds of it; take note where it does not fit."""
         entry = self.entry(name)
         if entry is None:
-            return False
+            return
         spec = block.spec
         if entry.shape != block.shape:
             self.refuse(f"{name} has shape {entry.shape} in the checkpoint, and {block.shape} here")
-            return False
+            return
         if entry.spec != spec and not (self._casts and can_cast(entry.spec, spec)):
             hint = "" if self._casts else " (cast=True converts)"
             saved, here = describe(entry.spec), describe(spec)
             self.refuse(f"{name} has dtype {saved} in the checkpoint, and {here} here{hint}")
-            return False
+            return
         if any(map(overlaps_itself, block.pieces)):
             self.refuse(
                 f"{name} has items that share memory, as in a view by expand(); pass a copy"
             )
-            return False
+            return
         mine = memory_of(name, entry, block)
         others = [self._filled.setdefault(piece.key, piece) for piece in mine]
         firsts = {other.name for other in others}
@@ -154,7 +132,6 @@ class LoadPlan:
         else:
             self._pieces += mine
             self.fill_entry(entry, block)
-        return True
 
     def tie(self, name: str, first: str) -> None:
         """Take note that a name stands for memory that is filled from another name."""
@@ -188,7 +165,7 @@ class LoadPlan:
     def saved_value(self, name: str) -> Finish | None:
         """Return what makes the value that was saved under a name; None where there is none."""
         if name not in self._nodes:
-            self.miss(name)
+            self._missing.append(name)
             return None
         node = self._nodes[name]
         self._used.update((name, *self._leaves.within(name)))
@@ -197,7 +174,7 @@ class LoadPlan:
     # --- templates -------------------------------------------------------------------------------
 
     def fit(self, template: Any) -> Finish:
-        """Return what makes the result of a whole template."""
+        """Return what makes the result of a whole template; all as it was saved for None."""
         if isinstance(template, Mapping) and template and adapter_of(template) is None:
             children = [join_name("", key) for key, _ in _children(self.manifest.tree)]
             asked = Containers(join_name("", key) for key in template)
@@ -221,59 +198,52 @@ class LoadPlan:
         found = self.saved_value(name)
         return found if found is not None else lambda: template
 
-    def mismatch(self) -> Mismatch:
-        """Return how the checkpoint and the template differ."""
+    def check(self, strict: bool) -> tuple[list[str], list[str]]:
+        """Return which names the checkpoint lacks, and which of its names the template lacks.
+
+        Raises
+        ------
+        StateDictError
+            The template does not fit, which is told before anything is changed: names are missing
+            or unexpected (with ``strict``), or shapes, dtypes or memory do not fit.
+        """
+        for target in self.targets:
+            _ = target.entry.chunks  # which raises where the manifest is damaged
+        missing = self._missing
         unexpected = [
             name
             for name in self._leaves
             if name not in self._used and not self._left_out.hold(name)
         ]
-        return Mismatch(self._missing, unexpected, self._wrong)
-
-    def check(self, strict: bool) -> Mismatch:
-        """Raise where the template does not fit, before anything is changed.
-
-        Raises
-        ------
-        StateDictError
-            Naming what is missing, unexpected or of another shape or dtype.
-        """
-        for target in self.targets:
-            _ = target.entry.chunks  # which raises where the manifest is damaged
-        mismatch = self.mismatch()
-        wrong = [*mismatch.wrong, *(self._differing if strict else ())]
+        wrong = [*self._wrong, *(self._differing if strict else ())]
         if strict and not wrong:
             wrong = self._differing_tied_names()
         if not wrong:
             wrong = self._clashes()
-        if strict and mismatch.unexpected:
-            wrong.insert(
-                0, f"the checkpoint has and the state lacks {list_names(mismatch.unexpected)}"
-            )
-        if strict and mismatch.missing:
-            wrong.insert(0, f"the checkpoint lacks {list_names(mismatch.missing)}")
+        if strict and unexpected:
+            wrong.insert(0, f"the checkpoint has and the state lacks {list_names(unexpected)}")
+        if strict and missing:
+            wrong.insert(0, f"the checkpoint lacks {list_names(missing)}")
         if wrong:
             more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-            hint = (
-                ", or strict=False for names that differ" if strict and not mismatch.wrong else ""
-            )
+            hint = ", or strict=False for names that differ" if strict and not self._wrong else ""
             raise StateDictError(
                 f"{self.manifest.directory or self.manifest.path} does not fit the state: "
                 f"{'; '.join(wrong[:_SHOWN])}{more}. Pass the state that was saved, in any "
                 f"layout{hint}"
             )
-        return mismatch
+        return missing, unexpected
 
     def _differing_tied_names(self) -> list[str]:
         """Return in words which names stand for the same memory and for different values."""
-        twins = [one for one in self._tied if _is_array(self._nodes[one.first])]
-        if not twins:
+        tied = [one for one in self._tied if _is_array(self._nodes[one.first])]
+        if not tied:
             return []
         with Reader(self.manifest, verify=False) as reader:
             return [
                 f"{one} and {other} are the same array or tensor here (tied, or a view), and "
                 f"differ in the checkpoint: untie them, or leave all but {one} out by strict=False"
-                for one, other, pairs in twins
+                for one, other, pairs in tied
                 if self._do_differ(reader, one, other, pairs)
             ]
 

@@ -90,12 +90,12 @@ def load_safetensors(
     base = as_communicator(comm)
     _agreement.begin(base, "da.checkpoint.load_safetensors")
 
-    def asked() -> tuple[str, bool, bool, bool]:
+    def options() -> tuple[str, bool, bool, bool]:
         found = os.path.abspath(check_path(path))
         check_flags(strict=strict, cast=cast)
         return found, into is None, strict, cast
 
-    where = same(base, "paths or options", asked)[0]
+    where = same(base, "paths or options", options)[0]
     found = _agreement.call_on_first(base, lambda: _read_headers(where))
     plans: list[Any] = []
 
@@ -109,18 +109,15 @@ def load_safetensors(
             }
             chosen = [_describe_layout(name, layout) for name, layout in template.items()]
         plan = LoadPlan(manifest, template, base.rank, base.size, cast)
-        made = plan.fit(template)
+        finish_state = plan.fit(template)
         plan.check(strict)
-        plans.extend((plan, made))
+        plans.extend((plan, finish_state))
         return chosen
 
     _compare_chosen(_agreement.call_on_all(base, make_plan), base)
-    plan, made = plans
-
+    plan, finish_state = plans
     fill(plan.targets, plan.manifest, False, base)
-    result: list[Any] = []
-    _agreement.call_on_all(base, lambda: result.append(made()))
-    return result[0]
+    return _agreement.run_on_all(base, finish_state)
 
 
 def _describe_layout(name: str, layout: Layout) -> tuple[Any, str, str]:

@@ -20,9 +20,9 @@ from distarray.checkpoint._dtypes import describe, dtype_of_spec, is_coded
 from distarray.checkpoint._manifest import BLOCK_BYTES
 from distarray.checkpoint._safetensors import compose_header
 from distarray.checkpoint._safetensors_load import INDEX, SINGLE
-from distarray.checkpoint._save import collect_tree, plan_writes
+from distarray.checkpoint._save import collect_tree
 from distarray.checkpoint._save_plan import SavePlan
-from distarray.checkpoint._write_plan import WritePlan
+from distarray.checkpoint._write_plan import WritePlan, plan_writes
 from distarray.comm import Communicator, as_communicator
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.layout import box as boxes
@@ -86,7 +86,7 @@ def save_safetensors(
     base = as_communicator(comm)
     _agreement.begin(base, "da.checkpoint.save_safetensors")
 
-    def asked() -> tuple[str, int, dict[str, str], bool]:
+    def options() -> tuple[str, int, dict[str, str], bool]:
         found = check_path(path)
         limit = _parse_size(max_shard_size)
         if found.endswith(".safetensors") and limit:
@@ -97,7 +97,7 @@ def save_safetensors(
         check_flags(check=check)
         return os.path.abspath(found), limit, _check_metadata(metadata), check
 
-    where, limit, told, check = same(base, "paths or options", asked)
+    where, limit, told, check = same(base, "paths or options", options)
     plan = SavePlan(state)
 
     def node() -> Any:

@@ -5,18 +5,13 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any, NamedTuple
-from zlib import crc32
 
 from distarray.checkpoint import _agreement, _background, _files
-from distarray.checkpoint._agreement import check_flags, check_path, compare, same
-from distarray.checkpoint._blocks import Block
-from distarray.checkpoint._checksums import checksums
-from distarray.checkpoint._chunks import Part, parts_of, pieces_of, write_parts
+from distarray.checkpoint._agreement import check_flags, check_path, compare, digest, same
+from distarray.checkpoint._chunks import Part, parts_of, write_parts
 from distarray.checkpoint._directory import (
     MANIFEST,
     Place,
@@ -25,10 +20,10 @@ from distarray.checkpoint._directory import (
     remove_steps,
     step_path,
 )
-from distarray.checkpoint._manifest import BLOCK_BYTES, chunk_row, compose_manifest, header
+from distarray.checkpoint._manifest import chunk_row, compose_manifest, header
 from distarray.checkpoint._save_plan import SavePlan
 from distarray.checkpoint._values import Node
-from distarray.checkpoint._write_plan import HeldArray, WritePlan, assign_writers
+from distarray.checkpoint._write_plan import HeldArray, plan_writes
 from distarray.comm import Communicator, as_communicator
 
 _HINT = ", and wrap values that differ in da.checkpoint.PerRank"
@@ -108,10 +103,10 @@ def save(
     base = as_communicator(comm)
     _background.finish(base)
     _agreement.begin(base, "da.checkpoint.save")
-    asked = _Options(path, step, keep_last, remove_later, async_op, check)
-    request = _prepare(asked, state, base)
+    options = _Options(path, step, keep_last, remove_later, async_op, check)
+    request = _prepare(options, state, base)
     if async_op:
-        return _background.start(base, request)
+        return _background.start(base, request.options.path, request.run)
     request.run(base)
     return None
 
@@ -138,28 +133,20 @@ class _Options(NamedTuple):
 class SaveRequest:
     """A save of which only the writing is left; it needs no more of the state."""
 
-    path: str
-    step: int | None
-    keep_last: int | None
-    remove_later: bool
+    options: _Options
     tree: Node
     arrays: dict[str, HeldArray]
     parts: list[Part]
 
     def run(self, comm: Communicator) -> None:
         """Write, together with the other ranks."""
-        target = self.path if self.step is None else step_path(self.path, self.step)
-        place = Place(target, numbered=self.step is not None)
+        path, step = self.options[:2]
+        target = path if step is None else step_path(path, step)
+        place = Place(target, numbered=step is not None)
         id = _agreement.call_on_first(comm, lambda: secrets.token_hex(8))
         made = _agreement.call_on_first(comm, lambda: place.prepare(id))
-        table = b""
-
-        def write() -> None:
-            nonlocal table
-            table = self._write(made, id, comm)
-
         try:
-            _agreement.call_on_all(comm, write)
+            table = _agreement.run_on_all(comm, lambda: self._write(made, id, comm))
             tables = _agreement.gather_bytes(comm, table)
             _agreement.call_on_first(comm, lambda: self._publish(place, made, id, tables))
         except BaseException:
@@ -200,29 +187,31 @@ class SaveRequest:
         place.publish(made)
 
     def _remove_old(self) -> None:
-        if self.step is not None:
-            remove_steps(self.path, self.step, self.keep_last, self.remove_later)
+        path, step, keep_last, remove_later = self.options[:4]
+        if step is not None:
+            remove_steps(path, step, keep_last, remove_later)
 
 
 # --- before anything is written ------------------------------------------------------------------
 
 
-def _prepare(asked: _Options, state: Any, comm: Communicator) -> SaveRequest:
+def _prepare(options: _Options, state: Any, comm: Communicator) -> SaveRequest:
     """Return what is to be written, once all ranks have found that they save the same."""
 
-    def say() -> _Options:
-        found = asked.checked()
+    def check() -> _Options:
+        found = options.checked()
         if comm.rank == 0:
             check_newest(found.path, found.step, found.remove_later)
         return found
 
-    path, step, keep_last, remove_later, copied, check = same(comm, "paths or options", say)
+    options = same(comm, "paths or options", check)
     plan = SavePlan(state)
     tree = collect_tree(plan, lambda: plan.node(state, ""), comm)
-    writes = plan_writes(plan, check, comm)
-    parts: list[Part] = []
-    _agreement.call_on_all(comm, lambda: parts.extend(parts_of(plan.blocks, writes.mine, copied)))
-    return SaveRequest(path, step, keep_last, remove_later, tree, writes.arrays, parts)
+    writes = plan_writes(plan, options.check, comm)
+    parts = _agreement.run_on_all(
+        comm, lambda: parts_of(plan.blocks, writes.mine, options.async_op)
+    )
+    return SaveRequest(options, tree, writes.arrays, parts)
 
 
 def collect_tree(
@@ -242,7 +231,7 @@ def collect_tree(
     def say() -> tuple[Any, ...]:
         nonlocal tree
         tree = node()
-        return _digest(tree), plan.own
+        return digest(tree), plan.own
 
     trees, own = zip(*_agreement.call_on_all(comm, say), strict=True)
     if len(set(trees)) > 1:
@@ -252,57 +241,6 @@ def collect_tree(
     for reduce in plan.later:
         reduce()
     return _with_own(tree, own) if any(own) else tree
-
-
-def plan_writes(plan: SavePlan, check: bool, comm: Communicator) -> WritePlan:
-    """Return who writes what of the arrays of a state.
-
-    Raises
-    ------
-    MismatchError
-        The ranks have arrays of different shapes, dtypes or, where they should be the same, values.
-    """
-    told: dict[str, HeldArray] = {}
-
-    def say() -> tuple[bytes, bytes]:
-        told.update((name, _describe_held(one, comm, check)) for name, one in plan.blocks.items())
-        held = [(name, one._replace(checksum=None)) for name, one in told.items()]
-        return _digest(held), _digest([one.checksum for one in told.values()])
-
-    digests, sums = zip(*_agreement.call_on_all(comm, say), strict=True)
-    key = _digest(digests)
-    known = _plans.setdefault(comm, {})
-    if key not in known or len(set(sums)) > 1:
-        known.clear()
-        known[key] = assign_writers(
-            _agreement.call_on_all(comm, lambda: told), comm.rank, comm.world_ranks
-        )
-    return known[key]
-
-
-_plans: weakref.WeakKeyDictionary[Communicator, dict[bytes, WritePlan]] = (
-    weakref.WeakKeyDictionary()
-)
-"""Who wrote what in the last save of a communicator: the next one is mostly alike."""
-
-
-def _digest(value: Any) -> bytes:
-    return blake2b(repr(value).encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-def _describe_held(block: Block, comm: Communicator, check: bool) -> HeldArray:
-    checksum = None
-    if block.is_same and not check:
-        if comm.rank:
-            return HeldArray(block.spec, block.shape, (), None, is_outside=True)
-    elif block.is_same and comm.size > 1:
-        checksum = 0  # one pass over what every rank has
-        for piece in block.pieces:
-            for data in pieces_of(piece.part(piece.box), BLOCK_BYTES):
-                checksum = crc32(checksums(data, BLOCK_BYTES).encode(), checksum)
-    held = tuple(piece.box for piece in block.pieces)
-    layout = "" if comm.rank or block.layout is None else str(block.layout)
-    return HeldArray(block.spec, block.shape, held, checksum, layout, block.is_outside)
 
 
 def _first_difference(first: Any, other: Any) -> str:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
+from zlib import crc32
 
-from distarray.checkpoint._blocks import split_box, tiles
+from distarray.checkpoint import _agreement
+from distarray.checkpoint._agreement import digest
+from distarray.checkpoint._blocks import Block, split_box, tiles
+from distarray.checkpoint._checksums import checksums
+from distarray.checkpoint._chunks import pieces_of
 from distarray.checkpoint._dtypes import Spec, describe, dtype_of_spec
+from distarray.checkpoint._manifest import BLOCK_BYTES
+from distarray.checkpoint._save_plan import SavePlan
+from distarray.comm import Communicator
 from distarray.errors import LayoutError, MismatchError
 from distarray.layout import box as boxes
 from distarray.typing import Box, Shape
@@ -35,6 +44,53 @@ class WritePlan(NamedTuple):
 
     arrays: dict[str, HeldArray]
     mine: dict[str, list[Box]]
+
+
+def plan_writes(plan: SavePlan, check: bool, comm: Communicator) -> WritePlan:
+    """Return who writes what of the arrays of a state.
+
+    Raises
+    ------
+    MismatchError
+        The ranks have arrays of different shapes, dtypes or, where they should be the same, values.
+    """
+    told: dict[str, HeldArray] = {}
+
+    def say() -> tuple[bytes, bytes]:
+        told.update((name, _describe_held(one, comm, check)) for name, one in plan.blocks.items())
+        held = [(name, one._replace(checksum=None)) for name, one in told.items()]
+        return digest(held), digest([one.checksum for one in told.values()])
+
+    digests, sums = zip(*_agreement.call_on_all(comm, say), strict=True)
+    key = digest(digests)
+    known = _plans.setdefault(comm, {})
+    if key not in known or len(set(sums)) > 1:
+        known.clear()
+        known[key] = assign_writers(
+            _agreement.call_on_all(comm, lambda: told), comm.rank, comm.world_ranks
+        )
+    return known[key]
+
+
+_plans: weakref.WeakKeyDictionary[Communicator, dict[bytes, WritePlan]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Who wrote what in the last save of a communicator: the next one is mostly alike."""
+
+
+def _describe_held(block: Block, comm: Communicator, check: bool) -> HeldArray:
+    checksum = None
+    if block.is_same and not check:
+        if comm.rank:
+            return HeldArray(block.spec, block.shape, (), None, is_outside=True)
+    elif block.is_same and comm.size > 1:
+        checksum = 0  # one pass over what every rank has
+        for piece in block.pieces:
+            for data in pieces_of(piece.part(piece.box), BLOCK_BYTES):
+                checksum = crc32(checksums(data, BLOCK_BYTES).encode(), checksum)
+    held = tuple(piece.box for piece in block.pieces)
+    layout = "" if comm.rank or block.layout is None else str(block.layout)
+    return HeldArray(block.spec, block.shape, held, checksum, layout, block.is_outside)
 
 
 def assign_writers(

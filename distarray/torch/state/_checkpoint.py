@@ -21,6 +21,7 @@ from distarray.checkpoint import (
     Piece,
     Placing,
     SavePlan,
+    StateAdapter,
     box_view,
     dtype_of_spec,
     encode_key,
@@ -242,28 +243,6 @@ def make_block(entry: Entry, plan: LoadPlan) -> Finish:
     return lambda: tensor
 
 
-class Generators(Adapter):
-    """torch's generators, which must be alike on all ranks."""
-
-    def save(self, value: torch.Generator, plan: SavePlan, name: str) -> Node:
-        """Save the state."""
-        return {"object": "torch.Generator", "of": plan.node(value.get_state(), name)}
-
-    def load(self, value: torch.Generator, plan: LoadPlan, name: str) -> Finish:
-        """Set the state."""
-        made = plan.saved_value(name)
-
-        def finish() -> Any:
-            if made is not None:
-                value.set_state(made())
-            return value
-
-        return finish
-
-
-# --- modules and optimizers ----------------------------------------------------------------------
-
-
 class Modules(Adapter):
     """Modules, parallelized in any way or not at all."""
 
@@ -409,7 +388,10 @@ def _fill_state(
 def register_all() -> None:
     """Let `da.checkpoint` take what torch has; done when the adapters are imported."""
     register(torch.Tensor, Tensors())
-    register(torch.Generator, Generators())
+    register(
+        torch.Generator,  # these must be alike on all ranks
+        StateAdapter(torch.Generator.get_state, torch.Generator.set_state, "torch.Generator"),
+    )
     register(nn.Module, Modules())
     register(Optimizer, Optimizers())
     register_maker("tensor", make_whole)
