@@ -64,7 +64,7 @@ class Protocols(BaseArray):
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         if method == "__call__":
             row = ufuncs.get(ufunc) or row_of(ufunc)
-            return row.call(inputs, options) if options else row(*inputs)
+            return row(*inputs, **options)
         function = methods.get((ufunc, method))
         if function is None:
             raise ArgumentTypeError(

@@ -29,7 +29,8 @@ from distarray.core._op import Call, Op, State, States
 from distarray.core._operands import lifted_layouts, local_blocks, normalised
 from distarray.core._resolution import resolve
 from distarray.core._spec import Spec
-from distarray.layout import REDUCTIONS, Layout
+from distarray.errors import ArgumentTypeError
+from distarray.layout import REDUCTIONS, DimMap, Layout, propagate
 from distarray.redistribute import redistribute_local
 from distarray.typing import Box, Buffer
 
@@ -50,23 +51,38 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
         Passed to the local step before the blocks: what has no hash.
     """
     operands = normalised(op.name, operands)
-    parts: list[Any] = []
-    for x in operands:
-        if isinstance(x, BaseArray):
-            parts += x._layout, x._local.dtype
-        else:
-            parts += x.shape if _backend.is_buffer(x) else None, dtype_key(x)
-    key = (op, static, *parts)
-    step = _steps.get(key)
-    if step is None:
-        step = Step(op, parts[::2], parts[1::2], static)
-        remember(_steps, key, step)
-    first = next(x for x in operands if isinstance(x, BaseArray))
+    first = next((x for x in operands if isinstance(x, BaseArray)), None)
+    if first is None:
+        raise ArgumentTypeError(
+            f"{op.name} got no distributed operand; make one with distarray.asarray(x), or use "
+            "NumPy's function"
+        )
+    if not op.takes_numbers:
+        operands = [x if hasattr(x, "ndim") else np.asarray(x) for x in operands]
+    step = step_for(op, operands, static)
     blocks = local_blocks(op.name, first, operands)
     if not step.still:
         blocks = move_all(op.name, blocks, step.moves)
     block = step.run(*functions, *blocks)
     return first._new(block, step.output if op.made is None else step.made(block))
+
+
+def step_for(op: Op, operands: Sequence[Any], static: Any = None) -> Step:
+    """Return the step of an operation on operands that are as the operation takes them."""
+    parts: list[Any] = []
+    for x in operands:
+        if isinstance(x, BaseArray):
+            parts += x._layout, x._local.dtype
+        elif hasattr(x, "dtype") and (x.ndim or not op.takes_numbers):
+            parts += x.shape, x.dtype
+        else:
+            parts += None, dtype_key(x)
+    key = (op, static, *parts)
+    step = _steps.get(key)
+    if step is None:
+        step = Step(op, parts[::2], parts[1::2], static)
+        remember(_steps, key, step)
+    return step
 
 
 def run_one(op: Op, x: BaseArray, static: Any) -> Any:
@@ -141,8 +157,9 @@ class Step:
         self.outside: bool = mesh.coordinate is None
         self.still = not self.outside and not any(moves)
         self.output = self.partial
-        if self.spec.combine is not None and self.partial.has_partial:
-            if self.spec.combine == "sum" and self.total.char == "e":
+        combine = None if isinstance(self.spec, DimMap) else self.spec.combine
+        if combine is not None and self.total is not None and self.partial.has_partial:
+            if combine == "sum" and self.total.char == "e":
                 self.adds = np.dtype(np.float32)
             if self.adds is not self.total or op.finish is not None:
                 self.output = self.partial.without_partial()
@@ -159,10 +176,17 @@ class Step:
     def _resolve(self, layouts: Sequence[Layout]) -> Sequence[Any]:
         """Find `partial`; return for each array (layout it has, layout it must have), or None."""
         op, spec = self.op, self.spec
+        if isinstance(spec, DimMap):
+            required, self.partial = propagate(spec, layouts[0])
+            return [None if required is layouts[0] else (layouts[0], required)]
         work = None if op.work is None else functools.partial(op.work, spec)
         found = resolve(spec, layouts, work)
         combine = spec.combine if found.output.has_partial else None
-        if combine and not REDUCTIONS[combine].has_exact_identity(self.total.kind):
+        if (
+            combine
+            and self.total is not None
+            and not REDUCTIONS[combine].has_exact_identity(self.total.kind)
+        ):
             sources = [m[1] if m else have for m, have in zip(found.moves, layouts, strict=True)]
             if _has_empty_block(sources[0], spec):  # it must contribute nothing, and could not
                 self.spec = replace(spec, combine=None, partial=())
@@ -176,8 +200,13 @@ class Step:
         mesh: Any = output.mesh
         if self.outside:
             layout = output if op.made is None else self.made(None)
-            return lambda *_: _memory.empty(layout.local_shape(), result, device_of(layout))
+            fixed = _backend.fixed if self._is_copied_view() else lambda block: block
+            return lambda *_: fixed(_memory.empty(layout.local_shape(), result, device_of(layout)))
         local = op.bind(self)
+        if isinstance(self.spec, DimMap):
+            if self._is_copied_view():
+                return lambda block: _backend.fixed(local(block))
+            return local
         if self.spec.exchanged is not None:
             return self._exchanging(local)
         total = self.total
@@ -206,6 +235,10 @@ class Step:
 
         return settled
 
+    def _is_copied_view(self) -> bool:
+        """Tell whether the result is a copy where NumPy's is a view: it is read-only then."""
+        return isinstance(self.spec, DimMap) and any(self.moves)
+
     def _exchanging(self, local: Callable[..., State]) -> Callable[..., Buffer]:
         """Return the function that exchanges states between the first and the second local step."""
         op = self.op
@@ -230,7 +263,9 @@ class Step:
 def _fitted(result: Any, dtype: Any) -> Buffer:
     """Return a result as an array, in the dtype that NumPy gives it."""
     block = as_block(result)
-    return block if _backend.is_numpy(block) else _on_device.conformed(block, dtype)
+    return (
+        block if dtype is None or _backend.is_numpy(block) else _on_device.conformed(block, dtype)
+    )
 
 
 def _has_empty_block(source: Layout, spec: Spec) -> bool:
@@ -244,6 +279,7 @@ class _Exchange:
     """The exchange of states along the mesh axes that cut the exchanged axes."""
 
     def __init__(self, step: Step) -> None:
+        assert isinstance(step.spec, Spec)
         source, letters = step.sources[0], step.spec.inputs[0]
         mesh: Any = source.mesh
         exchanged = step.spec.exchanged or ()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from distarray.core._spec import Rule, Spec
-from distarray.layout import Layout
+from distarray.layout import DimMap, Layout
 from distarray.typing import Box, Buffer, Shape
 
 if TYPE_CHECKING:
@@ -60,13 +60,13 @@ class Op:
     local : callable
         The function of plain blocks, usually NumPy's.
     spec : callable
-        `spec(op, call)` gives the axes that operands and result share; it checks shapes and
-        arguments.
+        `spec(op, call)` gives the axes that operands and result share, as a `Spec` of letters, or,
+        where the result looks at its operand, as a `DimMap`. It checks shapes and arguments.
     call : callable, optional
         `call(op, *args, **options)` brings the public arguments to `run(op, operands, static)`.
     dtypes : callable
         `dtypes(op, call)` gives the dtype of what the local step gives (of each array of a state),
-        and that of the result. It checks the dtypes.
+        and that of the result. It checks the dtypes. The first is None where it is not known.
     bind : callable
         `bind(step)` gives the local step: a function of this process's blocks. By default `local`.
     combine : str, optional
@@ -86,13 +86,15 @@ class Op:
         Which Partial inputs may stay.
     accepts : tuple of str
         NumPy's order of the arguments after the array.
+    takes_numbers : bool
+        Whether numbers keep their types, and are not arrays of no axes.
     ufunc : ufunc, optional
         That of which this is a method (`reduce`, `accumulate`).
     """
 
     name: str
     local: Callable[..., Any]
-    spec: Callable[[Op, Call], Spec]
+    spec: Callable[[Op, Call], Spec | DimMap]
     call: Callable[..., Any] | None = None
     dtypes: Callable[[Op, Call], tuple[Any, Any]] = _first_dtype
     bind: Callable[[Step], Callable[..., Any]] = _local
@@ -103,6 +105,7 @@ class Op:
     work: Callable[[Spec, Sequence[Layout]], float] | None = None
     rules: tuple[Rule, ...] = ()
     accepts: tuple[str, ...] = ()
+    takes_numbers: bool = False
     ufunc: np.ufunc | None = None
 
     def __post_init__(self) -> None:

@@ -2,131 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from distarray.comm import _memory
-from distarray.core import _replicas
 from distarray.core._arguments import plain_buffer
 from distarray.core._base import BaseArray
-from distarray.core._cache import cache, remember
-from distarray.core._dispatch import as_block, move_all
-from distarray.core._meshes import device_of
-from distarray.core._operands import lifted_layouts, local_blocks
+from distarray.core._engine import Step, run
+from distarray.core._op import Call, Op
 from distarray.core._registry import functions, ufuncs
-from distarray.core._resolution import Resolution, resolve
 from distarray.core._spec import Letters, Spec
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import REDUCTIONS, Layout
 from distarray.typing import Shape
 
 
-class Ruled:
-    """A function of blocks that may be cut as its subscripts say; made by `register_rule`."""
+class Rule(NamedTuple):
+    """Subscripts as they are written, and taken apart."""
 
-    def __init__(self, function: Callable[..., Any], subscripts: str, combine: str | None) -> None:
-        self.function = function
-        self.name = self.__name__ = getattr(function, "__name__", "function")
-        self.__doc__ = getattr(function, "__doc__", None)
-        self.inputs, self.output = _parsed(subscripts)
-        self.subscripts = subscripts
-        self.combine = combine
-        self.resolutions: dict[Any, Resolution] = cache()
-        contracted = {x for array in self.inputs for x in array} - set(self.output) - {"..."}
-        if contracted and combine is not None and combine not in REDUCTIONS:
-            raise ArgumentError(
-                f"register_rule(combine={combine!r}): there is no such reduction; it is one of "
-                f"{' '.join(REDUCTIONS)}, or None where blocks cannot be combined"
-            )
+    subscripts: str
+    inputs: tuple[tuple[str, ...], ...]
+    output: tuple[str, ...]
+    combine: str | None
 
-    def __repr__(self) -> str:
-        return f"<distarray function {self.name} {self.subscripts}>"
 
-    def __call__(self, *operands: Any, **options: Any) -> Any:
-        """Call the function; its first arguments are the arrays of the rule."""
-        count = len(self.inputs)
-        if len(operands) < count:
-            raise ArgumentTypeError(
-                f"{self.name}() has the rule {self.subscripts!r} and takes {count} arrays first, "
-                f"{len(operands)} arguments were given"
-            )
-        rest = operands[count:]
-        arrays = [
-            x if isinstance(x, BaseArray) else plain_buffer(x, self.name) for x in operands[:count]
-        ]
-        if _replicas.checked:
-            _replicas.compare_operands(self.name, arrays)
-        first = next((x for x in arrays if isinstance(x, BaseArray)), None)
-        if first is None:
-            return self.function(*operands, **options)
-        key = tuple(x._layout if isinstance(x, BaseArray) else x.shape for x in arrays)
-        found = self.resolutions.get(key)
-        if found is None:
-            found = self._resolve(key)
-            remember(self.resolutions, key, found)
-        blocks = local_blocks(self.name, first, arrays)
-        if not found.still:
-            blocks = move_all(self.name, blocks, found.moves)
-        if found.outside:  # nothing to call the function with: only the layout is known
-            shape, device = found.output.local_shape(), device_of(first._layout)
-            return first._new(_memory.empty(shape, first._local.dtype, device), found.output)
-        result = as_block(self.function(*blocks, *rest, **options))
-        return first._new(result, self._fitted(found, result))
+def _spec(rule: Rule, name: str, call: Call) -> Spec:
+    sizes: dict[Any, int] = {}
+    letters = [
+        _letters(name, rule.subscripts, spelled, shape, sizes)
+        for spelled, shape in zip(rule.inputs, call.shapes, strict=True)
+    ]
+    names = {letter: i for i, letter in enumerate(sizes)}
+    inputs: tuple[Letters, ...] = tuple(tuple(names[x] for x in array) for array in letters)
+    ellipsis = sorted(x for x in sizes if isinstance(x, int))
+    output: list[int | None] = []
+    for letter in rule.output:
+        if letter == "...":
+            output += [names[x] for x in ellipsis]
+        else:  # None: an axis that the function makes
+            output.append(names.get(letter))
+    return Spec(inputs, tuple(output), rule.combine)
 
-    def call(self, operands: Sequence[Any], options: dict[str, Any]) -> Any:
-        """Run as a ufunc of the same name."""
-        return self(*operands, **options)
 
-    def _resolve(self, key: Sequence[Any]) -> Resolution:
-        layouts = lifted_layouts(self.name, key)
-        sizes: dict[Any, int] = {}
-        letters = [
-            _letters(self.name, self.subscripts, spelled, layout.shape, sizes)
-            for spelled, layout in zip(self.inputs, layouts, strict=True)
-        ]
-        names = {letter: i for i, letter in enumerate(sizes)}
-        inputs: tuple[Letters, ...] = tuple(tuple(names[x] for x in array) for array in letters)
-        ellipsis = sorted(x for x in sizes if isinstance(x, int))
-        output: list[int | None] = []
-        for letter in self.output:
-            if letter == "...":
-                output += [names[x] for x in ellipsis]
-            else:  # None: an axis that the function makes
-                output.append(names.get(letter))
-        return resolve(Spec(inputs, tuple(output), self.combine), layouts)
-
-    def _fitted(self, found: Resolution, result: Any) -> Layout:
-        """Return the layout of the result, with the lengths of axes that the function made."""
-        expected = found.output.local_shape()
-        layout = found.output
-        if result.ndim != len(expected):
-            raise ShapeError(
-                f"{self.name} gave a block of shape {result.shape}, but its rule "
-                f"{self.subscripts!r} promises {len(expected)} axes"
-            )
-        known = self._known(len(expected))
-        shape = tuple(
-            size if known[axis] else result.shape[axis] for axis, size in enumerate(layout.shape)
-        )
-        if shape != layout.shape:
-            layout = layout.replace(shape=shape)
-        if result.shape != layout.local_shape():
-            raise ShapeError(
-                f"{self.name} gave a block of shape {result.shape} where its rule "
-                f"{self.subscripts!r} promises {layout.local_shape()}"
-            )
+def _made(rule: Rule, step: Step, result: Any) -> Layout:
+    """Return the layout of the result, with the lengths of axes that the function made."""
+    layout, name = step.output, step.op.name
+    if result is None:
         return layout
+    expected = layout.local_shape()
+    if result.ndim != len(expected):
+        raise ShapeError(
+            f"{name} gave a block of shape {result.shape}, but its rule "
+            f"{rule.subscripts!r} promises {len(expected)} axes"
+        )
+    inputs = {x for array in rule.inputs for x in array}
+    known: list[bool] = []
+    for letter in rule.output:
+        spread = len(expected) - len(rule.output) + 1 if letter == "..." else 1
+        known += [letter in inputs] * spread
+    shape = tuple(
+        size if known[axis] else result.shape[axis] for axis, size in enumerate(layout.shape)
+    )
+    if shape != layout.shape:
+        layout = layout.replace(shape=shape)
+    if result.shape != layout.local_shape():
+        raise ShapeError(
+            f"{name} gave a block of shape {result.shape} where its rule "
+            f"{rule.subscripts!r} promises {layout.local_shape()}"
+        )
+    return layout
 
-    def _known(self, ndim: int) -> list[bool]:
-        """Tell for each axis of the result whether an input has it."""
-        inputs = {x for array in self.inputs for x in array}
-        known: list[bool] = []
-        for letter in self.output:
-            spread = ndim - len(self.output) + 1 if letter == "..." else 1
-            known += [letter in inputs] * spread
-        return known
+
+def _call(rule: Rule, op: Op, *operands: Any, **options: Any) -> Any:
+    """Call the function; its first arguments are the arrays of the rule."""
+    count = len(rule.inputs)
+    if len(operands) < count:
+        raise ArgumentTypeError(
+            f"{op.name}() has the rule {rule.subscripts!r} and takes {count} arrays first, "
+            f"{len(operands)} arguments were given"
+        )
+    rest = operands[count:]
+    arrays = [x if isinstance(x, BaseArray) else plain_buffer(x, op.name) for x in operands[:count]]
+    if not any(isinstance(x, BaseArray) for x in arrays):
+        return op.local(*operands, **options)
+    return run(op, arrays, None, lambda *blocks: op.local(*blocks, *rest, **options))
 
 
 def _parsed(subscripts: str) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
@@ -207,9 +168,26 @@ def register_rule(
     >>> from distarray.core._ruled import register_rule
     >>> norms = register_rule(lambda x: np.sqrt((x * x).sum(-1)), "ij->i")
     """
-    row = Ruled(func, subscripts, combine)
+    rule = Rule(subscripts, *_parsed(subscripts), combine)
+    contracted = {x for array in rule.inputs for x in array} - set(rule.output) - {"..."}
+    if contracted and combine is not None and combine not in REDUCTIONS:
+        raise ArgumentError(
+            f"register_rule(combine={combine!r}): there is no such reduction; it is one of "
+            f"{' '.join(REDUCTIONS)}, or None where blocks cannot be combined"
+        )
+    op = Op(
+        getattr(func, "__name__", "function"),
+        func,
+        lambda op, call: _spec(rule, op.name, call),
+        call=functools.partial(_call, rule),
+        dtypes=lambda _, call: (None, call.dtypes[0]),
+        bind=lambda _: lambda function, *blocks: function(*blocks),
+        combine=combine,
+        made=functools.partial(_made, rule),
+    )
+    op.describe(__doc__=getattr(func, "__doc__", None))
     if isinstance(func, np.ufunc):
-        ufuncs[func] = row
+        ufuncs[func] = op
     elif getattr(func, "__module__", "").partition(".")[0] == "numpy":
-        functions[func] = row
-    return row
+        functions[func] = op
+    return op

@@ -1,27 +1,175 @@
 """Products that sum over axes: matmul, dot, vecdot, tensordot, outer, inner.
 
-A product is an einsum string: a letter for every axis of the iteration space (see `_products`).
+A product is an einsum string: a letter for every axis of the iteration space. On one mesh axis,
+cutting a letter that the result has cuts the result; cutting one that is summed gives a
+`Partial("sum")` result, reduced only when its value is needed. Operands that do not fit together
+are redistributed in the way that takes the least time, sending and multiplying taken together: of
+two matrices cut by rows, the smaller is gathered. `Partial` operands are reduced first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend
+from distarray.comm import _backend, _memory
 from distarray.core._base import BaseArray
+from distarray.core._cache import cache, remember
+from distarray.core._dtypes import numeric
+from distarray.core._engine import Step, run, step_for
+from distarray.core._float_errors import CALM, state, strict
+from distarray.core._meshes import replicated
+from distarray.core._op import Call, Op
+from distarray.core._operands import LARGE
 from distarray.core._registry import register, ufuncs
-from distarray.core._spec import Letters
-from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
-from distarray.layout import dimmap
-from distarray.ops._products import Contraction, Subscripts
+from distarray.core._spec import Letters, Spec
+from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
+from distarray.layout import Layout, dimmap
+from distarray.ops._items import setitem
 from distarray.ops._reshape import reshape
 from distarray.typing import Shape
 
+PRODUCTS_PER_SECOND = 1e10
+"""Multiplications with addition that one process does in a second: weighs work against sending."""
+
+Subscripts = tuple[tuple[Letters, ...], Letters]
+
 _MATRIX = 1 << 20  # letters of matrix axes, apart from those of batch axes
 _ROW, _SUM, _COLUMN = _MATRIX, _MATRIX + 1, _MATRIX + 2
+
+
+# --- the family ----------------------------------------------------------------------------------
+
+
+def contraction(
+    name: str,
+    subscripts: Callable[[Sequence[Shape], Any], Subscripts],
+    local: Callable[..., Any],
+    ufunc: np.ufunc | None = None,
+    accepts: tuple[str, ...] = (),
+) -> Op:
+    """Return a product that sums over axes.
+
+    Parameters
+    ----------
+    name : str
+        The public name.
+    subscripts : callable
+        `subscripts(shapes, static)` gives the letters of operands and result, and checks both.
+    local : callable
+        `local(*blocks, static)`; without the last where `static` is None.
+    ufunc : ufunc, optional
+        The function itself, where `local` takes `out=` as it does.
+    accepts : tuple of str
+        NumPy's keyword arguments.
+    """
+
+    def spec(op: Op, call: Call) -> Spec:
+        inputs, output = subscripts(call.shapes, call.static)
+        return Spec(inputs, output, "any" if op.dtypes(op, call)[0].kind == "b" else "sum")
+
+    return Op(
+        name,
+        local,
+        spec,
+        call=_call,
+        dtypes=_dtypes,
+        bind=_product,
+        work=_seconds,
+        accepts=accepts,
+        ufunc=ufunc,
+    )
+
+
+def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
+    try:
+        dtype = np.result_type(*call.dtypes)
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.kind not in numeric:
+        raise DTypeError(
+            f"{op.name} got dtypes {', '.join(map(str, call.dtypes))}; it multiplies booleans, "
+            "integers, floating and complex numbers"
+        )
+    return dtype, dtype
+
+
+def _product(step: Step) -> Callable[..., Any]:
+    local, dtype, shape = step.op.local, step.adds, step.partial.local_shape()
+    static = () if step.call.static is None else (step.call.static,)
+    half = dtype is not step.total
+    large = step.op.ufunc is not None and prod(shape) * dtype.itemsize >= LARGE
+
+    def product(*blocks: Any) -> Any:
+        if half:
+            blocks = tuple(block.astype(dtype) for block in blocks)
+        if _backend.is_cupy(blocks[0]):
+            _backend.use(blocks[0])
+            if any(not block.size for block in blocks):  # of nothing it is zeros
+                return _memory.zeros(shape, dtype, _backend.device_of(blocks[0]))
+        elif large:
+            return local(*blocks, out=_memory.empty(shape, dtype))
+        return local(*blocks, *static)
+
+    return product
+
+
+def _seconds(spec: Spec, layouts: Sequence[Layout]) -> float:
+    """Return how long the busiest process multiplies."""
+    extents: dict[int, int] = {}
+    for letters, layout in zip(spec.inputs, layouts, strict=True):
+        for axis, letter in enumerate(letters):
+            if letter is not None:
+                extents[letter] = layout.partition(axis).largest
+    return prod(extents.values()) / PRODUCTS_PER_SECOND
+
+
+def _call(op: Op, *operands: Any, out: Any = None, **options: Any) -> Any:
+    """Run as NumPy's ufunc of the same name, with its `out=` and `axis=`."""
+    options = {k: v for k, v in options.items() if v is not None}
+    static = options.pop("axis", -1) if "axis" in op.accepts else None
+    if options:
+        taken = " and ".join(f"{name}=" for name in ("out", *op.accepts))
+        raise ArgumentTypeError(f"{op.name} takes {taken}, got {', '.join(options)}")
+    target = out[0] if isinstance(out, tuple) else out
+    if target is None:
+        return run(op, operands, static)
+    if not isinstance(target, BaseArray):
+        raise ArgumentTypeError(
+            f"{op.name} with a distributed operand takes a DistArray as out=, got "
+            f"{type(target).__name__}; to fill a plain array, gather first: x.full_array()"
+        )
+    known = [x if hasattr(x, "dtype") else np.asarray(x) for x in operands]
+    distributed = [x._layout for x in (target, *known) if isinstance(x, BaseArray)]
+    layouts = [
+        x._layout if isinstance(x, BaseArray) else replicated(distributed[0].mesh, x.shape)
+        for x in known
+    ]
+    call = Call(layouts, [x.dtype for x in known], static)
+    spec: Any = op.spec(op, call)
+    sizes = {
+        letter: size
+        for letters, shape in zip(spec.inputs, call.shapes, strict=True)
+        for letter, size in zip(letters, shape, strict=True)
+    }
+    shape, dtype = tuple(sizes[x] for x in spec.output), op.dtypes(op, call)[0]
+    if target.shape != shape or not np.can_cast(dtype, target.dtype, "same_kind"):
+        raise ShapeError(
+            f"{op.name} gives {dtype} of shape {shape}, which does not go into out= of "
+            f"{target.dtype} and shape {target.shape}"
+        )
+    if any(isinstance(x, BaseArray) for x in operands):
+        result = run(op, operands, static)
+    else:
+        result = op.local(*operands, *([] if static is None else [static]))
+    setitem(target, (...,), result)
+    return target
+
+
+# --- subscripts ----------------------------------------------------------------------------------
 
 
 def _batch(
@@ -99,9 +247,6 @@ def _tensordot_letters(shapes: Sequence[Shape], axes: tuple[tuple[int, ...], ...
     return (own, other), output
 
 
-_matmul: Any = Contraction("matmul", _matmul_letters, np.matmul, writes=True)
-
-
 def _local_vecdot(left: Any, right: Any, axis: int) -> Any:
     if _backend.is_cupy(left):  # CuPy has no such function
         first, second = (np.moveaxis(x, axis, -1) for x in (left, right))
@@ -111,10 +256,12 @@ def _local_vecdot(left: Any, right: Any, axis: int) -> Any:
     return function(left, right, axis=axis)
 
 
-_vecdot: Any = Contraction("vecdot", _vecdot_letters, _local_vecdot)
-_tensordot = Contraction("tensordot", _tensordot_letters, np.tensordot)
+_matmul = contraction("matmul", _matmul_letters, np.matmul, np.matmul)
+_vecdot = contraction("vecdot", _vecdot_letters, _local_vecdot, accepts=("axis",))
+_tensordot = contraction("tensordot", _tensordot_letters, np.tensordot)
 
-_matmul_pair = _matmul.pair
+_quick: dict[tuple[Layout, Layout], Layout] = cache()
+"""Layouts of matrix products for which nothing moves, whatever the dtypes."""
 
 
 @register
@@ -146,7 +293,20 @@ def matmul(x1: Any, x2: Any, /) -> Any:
     -----
     `Partial` operands are reduced first.
     """
-    return _matmul_pair(x1, x2)
+    try:
+        output = _quick.get((x1._layout, x2._layout))
+    except AttributeError:
+        return run(_matmul, (x1, x2))
+    left, right = x1._local, x2._local
+    small = left.nbytes < LARGE and right.nbytes < LARGE
+    if output is not None and small and (state() is CALM or not strict()):
+        return x1._new(_matmul.local(left, right), output)
+    if output is None:
+        step = step_for(_matmul, (x1, x2))
+        layouts = (x1._layout, x2._layout, step.partial)
+        if step.still and step.partial.ndim and not any(x.has_partial for x in layouts):
+            remember(_quick, layouts[:2], step.partial)
+    return run(_matmul, (x1, x2))
 
 
 @register
@@ -167,7 +327,7 @@ def dot(x1: Any, x2: Any, /) -> Any:
     if 0 in ndims:
         return x1 * x2 if isinstance(x1, BaseArray) else x2 * x1
     if max(ndims) <= 2 or ndims[1] == 1:
-        return _matmul_pair(x1, x2)
+        return matmul(x1, x2)
     return tensordot(x1, x2, axes=((-1,), (-2,)))
 
 
@@ -189,7 +349,7 @@ def vecdot(x1: Any, x2: Any, /, axis: int = -1) -> Any:
     AxisError
         If an operand has no such axis.
     """
-    return _vecdot.run((x1, x2), axis)
+    return run(_vecdot, (x1, x2), axis)
 
 
 @register
@@ -233,7 +393,7 @@ def tensordot(x1: Any, x2: Any, /, axes: int | Sequence[Sequence[int]] = 2) -> A
             f"tensordot got {len(pair[0])} axes of the first operand and {len(pair[1])} of the "
             "second; name equally many"
         )
-    return _tensordot.run((x1, x2), pair)
+    return run(_tensordot, (x1, x2), pair)
 
 
 @register
@@ -242,7 +402,7 @@ def outer(x1: Any, x2: Any, /) -> Any:
     flat = [
         reshape(x, (-1,)) if isinstance(x, BaseArray) else np.reshape(x, (-1,)) for x in (x1, x2)
     ]
-    return _tensordot.run(flat, ((), ()))
+    return run(_tensordot, flat, ((), ()))
 
 
 @register

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from distarray.core._engine import run
 from distarray.core._registry import register
 from distarray.core._spec import Letters
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
-from distarray.ops._products import Contraction, Subscripts
+from distarray.ops._contraction import Subscripts, contraction
 from distarray.typing import Shape
 
 
@@ -84,7 +85,7 @@ def _local(*arguments: Any) -> Any:
     return np.einsum(subscripts, *blocks, optimize=True)
 
 
-_einsum = Contraction("einsum", _letters, _local)
+_einsum = contraction("einsum", _letters, _local)
 
 
 def einsum(subscripts: str, /, *operands: Any) -> Any:
@@ -116,7 +117,7 @@ def einsum(subscripts: str, /, *operands: Any) -> Any:
             f"einsum got {type(subscripts).__name__} first; it takes a string of subscripts, such "
             'as "ij,jk->ik", then the operands'
         )
-    return _einsum.run(operands, subscripts)
+    return run(_einsum, operands, subscripts)
 
 
 def _numpy_einsum(subscripts: Any, *operands: Any, optimize: Any = False) -> Any:

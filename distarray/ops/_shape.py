@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core._cache import cache, remember
 from distarray.core._dispatch import move
+from distarray.core._engine import run_one
+from distarray.core._op import Op
 from distarray.core._operands import checked
 from distarray.core._registry import register
 from distarray.errors import ArgumentTypeError, AxisError, ShapeError
-from distarray.layout import DimMap, Layout, dimmap, propagate
+from distarray.layout import DimMap, Layout, dimmap
 from distarray.ops._blocks import copied, empty_block
 from distarray.ops._creation import checked_shape
 from distarray.ops._items import flipped
@@ -28,49 +29,19 @@ from distarray.ops._reshape import reshape
 from distarray.typing import Axes, Buffer, Shape
 
 Local = Callable[[Buffer], Buffer]
+Change = Callable[[Shape, Any], tuple[DimMap, Callable[[Layout], Local]]]
+"""`change(shape, arguments) -> (DimMap, local)`, which checks the arguments; `local(layout of the
+result)` is the function of a block."""
 
 
-class _Resolved:
-    """What a shape function does to arrays of one layout on this process."""
-
-    __slots__ = ("inside", "local", "output", "required", "still")
-
-    def __init__(self, layout: Layout, change: DimMap, local: Callable[[Layout], Local]) -> None:
-        self.required, self.output = propagate(change, layout)
-        self.local = local(self.output)
-        self.inside = layout.mesh.coordinate is not None
-        self.still = self.required is layout and self.inside
-
-
-_resolved: dict[Any, _Resolved] = cache()
-
-
-def rename(
-    name: str, x: Any, static: Any, change: Callable[[Shape, Any], tuple[DimMap, Any]]
-) -> Any:
-    """Return `x` after a change of axes, remembered by layout and arguments.
-
-    Parameters
-    ----------
-    name : str
-        For messages and the memory.
-    x : BaseArray
-    static : hashable
-        The arguments.
-    change : callable
-        `(shape, static) -> (DimMap, local)` with `local(layout of the result)` the function of a
-        block. Checks of the arguments belong there.
-    """
-    key = (name, checked(name, x)._layout, static)
-    found = _resolved.get(key)
-    if found is None:
-        found = _Resolved(x._layout, *change(x._layout.shape, static))
-        remember(_resolved, key, found)
-    if found.still:
-        return x._new(found.local(x._local), found.output)
-    block = move(name, x._local, x._layout, found.required)
-    block = found.local(block) if found.inside else empty_block(found.output, block.dtype)
-    return x._new(block if found.required is x._layout else _backend.fixed(block), found.output)
+def shape_function(name: str, change: Change) -> Op:
+    """Return an operation that renames, adds, drops or widens axes."""
+    return Op(
+        name,
+        change,
+        lambda _, call: change(call.layouts[0].shape, call.static)[0],
+        bind=lambda step: change(step.call.layouts[0].shape, step.call.static)[1](step.output),
+    )
 
 
 def _as_key(axes: Any) -> Any:
@@ -98,19 +69,18 @@ def _ordered(change: DimMap) -> tuple[DimMap, Any]:
     return change, lambda _: lambda block: block.transpose(axes)
 
 
-def _transpose(shape: Shape, axes: Any) -> tuple[DimMap, Any]:
-    return _ordered(dimmap.transpose(shape, axes))
-
-
-def _moveaxis(shape: Shape, pair: tuple[Any, Any]) -> tuple[DimMap, Any]:
-    return _ordered(dimmap.moveaxis(shape, *pair))
-
-
-def _swapaxes(shape: Shape, pair: tuple[int, int]) -> tuple[DimMap, Any]:
+def _exchanged(shape: Shape, pair: tuple[int, int]) -> tuple[DimMap, Any]:
     a, b = (dimmap.checked_axes(axis, len(shape))[0] for axis in pair)
     order = list(range(len(shape)))
     order[a], order[b] = b, a
-    return _transpose(shape, order)
+    return _ordered(dimmap.transpose(shape, order))
+
+
+_transpose = shape_function(
+    "transpose", lambda shape, axes: _ordered(dimmap.transpose(shape, axes))
+)
+_moveaxis = shape_function("moveaxis", lambda shape, pair: _ordered(dimmap.moveaxis(shape, *pair)))
+_swapaxes = shape_function("swapaxes", _exchanged)
 
 
 @register
@@ -122,7 +92,7 @@ def permute_dims(x: Any, /, axes: Sequence[int]) -> Any:
     AxisError
         If `axes` is not a permutation of the axes.
     """
-    return rename("transpose", x, _as_key(axes), _transpose)
+    return run_one(_transpose, checked("transpose", x), _as_key(axes))
 
 
 @register
@@ -134,7 +104,7 @@ def transpose(x: Any, /, axes: Sequence[int] | None = None) -> Any:
     AxisError
         If `axes` is not a permutation of the axes.
     """
-    return rename("transpose", x, _as_key(axes), _transpose)
+    return run_one(_transpose, checked("transpose", x), _as_key(axes))
 
 
 @register
@@ -150,7 +120,7 @@ def matrix_transpose(x: Any, /) -> Any:
         raise AxisError(
             f"matrix_transpose got an array of shape {x.shape}; it needs at least two axes"
         )
-    return rename("swapaxes", x, (-1, -2), _swapaxes)
+    return run_one(_swapaxes, checked("swapaxes", x), (-1, -2))
 
 
 @register
@@ -162,7 +132,7 @@ def swapaxes(x: Any, /, axis1: int, axis2: int) -> Any:
     AxisError
         If there is no such axis.
     """
-    return rename("swapaxes", x, (_as_key(axis1), _as_key(axis2)), _swapaxes)
+    return run_one(_swapaxes, checked("swapaxes", x), (_as_key(axis1), _as_key(axis2)))
 
 
 @register
@@ -174,7 +144,7 @@ def moveaxis(x: Any, /, source: Axes, destination: Axes) -> Any:
     AxisError
         If an axis does not exist, is named twice, or the two do not name equally many.
     """
-    return rename("moveaxis", x, (_as_key(source), _as_key(destination)), _moveaxis)
+    return run_one(_moveaxis, checked("moveaxis", x), (_as_key(source), _as_key(destination)))
 
 
 # --- axes of length 1 ----------------------------------------------------------------------------
@@ -188,12 +158,10 @@ def _relabelled(change: DimMap) -> tuple[DimMap, Any]:
     return change, local
 
 
-def _squeeze(shape: Shape, axes: Any) -> tuple[DimMap, Any]:
-    return _relabelled(dimmap.squeeze(shape, axes))
-
-
-def _expand_dims(shape: Shape, axes: Any) -> tuple[DimMap, Any]:
-    return _relabelled(dimmap.expand_dims(shape, axes))
+_squeeze = shape_function("squeeze", lambda shape, axes: _relabelled(dimmap.squeeze(shape, axes)))
+_expand_dims = shape_function(
+    "expand_dims", lambda shape, axes: _relabelled(dimmap.expand_dims(shape, axes))
+)
 
 
 @register
@@ -207,7 +175,7 @@ def squeeze(x: Any, /, axis: Axes = None) -> Any:
     AxisError
         If there is no such axis.
     """
-    return rename("squeeze", x, _as_key(axis), _squeeze)
+    return run_one(_squeeze, checked("squeeze", x), _as_key(axis))
 
 
 @register
@@ -219,13 +187,13 @@ def expand_dims(x: Any, /, axis: int | Sequence[int] = 0) -> Any:
     AxisError
         If the result has no such place.
     """
-    return rename("expand_dims", x, _as_key(axis), _expand_dims)
+    return run_one(_expand_dims, checked("expand_dims", x), _as_key(axis))
 
 
 # --- broadcasting --------------------------------------------------------------------------------
 
 
-def _broadcast_to(before: Shape, after: Shape) -> tuple[DimMap, Any]:
+def _widened(before: Shape, after: Shape) -> tuple[DimMap, Any]:
     def local(layout: Layout) -> Local:
         shape = layout.local_shape()
 
@@ -239,6 +207,9 @@ def _broadcast_to(before: Shape, after: Shape) -> tuple[DimMap, Any]:
     return dimmap.broadcast_to(before, after), local
 
 
+_broadcast_to = shape_function("broadcast_to", _widened)
+
+
 @register
 def broadcast_to(x: Any, /, shape: int | Sequence[int]) -> Any:
     """Return the array repeated to `shape` along new axes and those of length 1.
@@ -250,7 +221,7 @@ def broadcast_to(x: Any, /, shape: int | Sequence[int]) -> Any:
     ShapeError
         If the array does not broadcast to `shape`.
     """
-    result = rename("broadcast_to", x, checked_shape(shape), _broadcast_to)
+    result = run_one(_broadcast_to, checked("broadcast_to", x), checked_shape(shape))
     return result._new(_backend.fixed(result._local), result._layout)
 
 
