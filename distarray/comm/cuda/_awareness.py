@@ -2,14 +2,15 @@
 
 ``DISTARRAY_CUDA_AWARE`` decides where it is set to 1 (it does: nothing is tried) or 0. Else three
 steps, of which each is taken only if none before said no: what the library says of itself
-(`_cuda_switches`); a child process on each node, which sends device memory to itself
-(`_cuda_selftest`) and may crash; a ring of messages between the ranks, checked, with a deadline.
+(`ask`); a child process on each node, which sends device memory to itself (`_selftest`) and may
+crash; a ring of messages between the ranks, checked, with a deadline.
 The answer is one for all of these ranks, found in their first collective of device memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import signal
@@ -26,7 +27,6 @@ import numpy as np
 from distarray.comm import _backend, _settings
 from distarray.comm._collectives import OWN_TAG
 from distarray.comm._launcher import node_name
-from distarray.comm.cuda._switches import Finding, ask
 from distarray.errors import ArgumentError, MismatchError
 
 if TYPE_CHECKING:
@@ -46,6 +46,24 @@ _OF_LAUNCHERS: Final = re.compile(
     r"OMPI_MCA_(ess|orte|prte|pmix|plm|ras|rmaps|odls|routed|grpcomm|iof|schizo|state|errmgr)"
 )
 """Beginnings of the names of variables that make a process a rank of a job."""
+
+
+class Finding(NamedTuple):
+    """What one step found out.
+
+    Attributes
+    ----------
+    step
+        Which.
+    answer
+        Whether device memory can be passed to MPI; None where the step cannot tell.
+    text
+        Why, in a sentence.
+    """
+
+    step: str
+    answer: bool | None
+    text: str
 
 
 class Verdict(NamedTuple):
@@ -162,6 +180,144 @@ def _first_no(findings: list[Finding]) -> Finding:
     return min(findings, key=lambda found: (False, None, True).index(found.answer))
 
 
+# --- the library ---------------------------------------------------------------------------------
+
+_CUDA: Final = 0  # MPIX_GPU_SUPPORT_CUDA in MPICH's mpi.h
+_INTEL_SINCE: Final = (2021, 11)
+
+
+class Switch(NamedTuple):
+    """A variable of the environment that an MPI library reads in ``MPI_Init``.
+
+    Attributes
+    ----------
+    name, value
+        Of the variable, and what switches device memory on.
+    needed
+        Whether it is off without; None where that is the build's.
+    note
+        What else there is to it.
+    """
+
+    name: str
+    value: str
+    needed: bool | None
+    note: str
+
+    def is_on(self, environment: Mapping[str, str]) -> bool:
+        """Tell whether it is set so that device memory may be passed."""
+        told = environment.get(self.name)
+        if told is None:
+            return not self.needed
+        return told.strip().lower() not in ("", "0", "n", "no", "off", "false", "disable")
+
+
+_LIBRARIES: Final[dict[str, tuple[str, Switch | None]]] = {
+    # The first that is found: those made from MPICH say so too.
+    "Open MPI": (
+        r"Open MPI v?([\d.]+)",
+        Switch("OMPI_MCA_opal_cuda_support", "true", None, "conda-forge's build has it off"),
+    ),
+    "Cray MPICH": (
+        r"CRAY MPICH version\s+([\d.]+)",
+        Switch(
+            *("MPICH_GPU_SUPPORT_ENABLED", "1", True),
+            "mpi4py must bring libmpi_gtl_cuda: build it with craype-accel-nvidia80 (or 90) loaded",
+        ),
+    ),
+    "Intel MPI": (
+        r"Intel\(R\) MPI Library ([\d.]+)",
+        Switch("I_MPI_OFFLOAD", "1", True, "from version 2021.11; it crashes without a GPU"),
+    ),
+    "MVAPICH-Plus": (
+        r"MVAPICH-Plus\D*([\d.]+)",
+        Switch("MVP_ENABLE_GPU", "1", False, "on unless set to 0"),
+    ),
+    "MVAPICH2": (
+        r"MVAPICH2\D*([\d.]+)",
+        Switch("MV2_USE_CUDA", "1", True, "of MVAPICH2-GDR; preload its libmpi.so"),
+    ),
+    "MVAPICH": (r"MVAPICH\D*([\d.]+)", Switch("MVP_USE_CUDA", "1", True, "of a build for CUDA")),
+    "MPICH": (
+        r"MPICH Version:\s*([\d.]+)",
+        Switch("MPIR_CVAR_ENABLE_GPU", "1", False, "on unless set to 0"),
+    ),
+}
+"""How ``MPI_Get_library_version`` begins, and the switch for GPUs.
+
+Nothing is set for the user: each of these can end ``MPI_Init`` where the library or the machine
+lacks what it asks for. Sources: the manual pages MPIX_Query_cuda_support(3) of Open MPI and
+MPIX_GPU_query_support(3) of MPICH; MPICH's control variable MPIR_CVAR_ENABLE_GPU; "GPU Support" in
+the Intel MPI Library Developer Reference for Linux (of 2021.10: Intel GPUs only; of 2021.14: Intel
+and NVIDIA); the pages on Cray MPICH of NERSC and CSCS; MVAPICH's source, in which the query tells
+how the library was built and not whether it was switched on; the MVAPICH2-GDR user guide;
+conda-forge's notes on its Open MPI.
+"""
+
+
+def find_library(told: str) -> tuple[str, tuple[int, ...], Switch | None]:
+    """Return name, version and switch of the library of which ``MPI_Get_library_version`` tells."""
+    for name, (pattern, switch) in _LIBRARIES.items():
+        found = re.search(pattern, told, re.IGNORECASE)
+        if found is not None:
+            return name, tuple(int(part) for part in found[1].split(".") if part), switch
+    return "", (), None
+
+
+def ask(told: str, environment: Mapping[str, str] = os.environ) -> Finding:
+    """Return what the library says of itself; MPI runs.
+
+    Parameters
+    ----------
+    told
+        What ``MPI_Get_library_version`` returns.
+    environment
+        In which MPI was started.
+    """
+    name, version, switch = find_library(told)
+    if switch is not None and not switch.is_on(environment):
+        text = f"{name} takes no device memory without {switch.name}={switch.value}"
+        return Finding("library", False, f"{text} ({switch.note})")
+    if name == "Intel MPI":
+        if version < _INTEL_SINCE:
+            shown = ".".join(map(str, version))
+            return Finding("library", False, f"Intel MPI {shown} knows no NVIDIA GPUs")
+        return Finding("library", None, "Intel MPI has I_MPI_OFFLOAD on, and says no more")
+    if name == "Cray MPICH" and not _loaded("libmpi_gtl_cuda"):
+        return Finding("library", False, "Cray MPICH runs without its library libmpi_gtl_cuda")
+    return _query(name or "this MPI library")
+
+
+def _query(name: str) -> Finding:
+    """Ask the function that the library has for it."""
+    for path in _loaded("libmpi"):
+        try:
+            loaded = ctypes.CDLL(path)
+        except OSError:
+            continue
+        if hasattr(loaded, "MPIX_GPU_query_support"):
+            flag = ctypes.c_int(0)
+            failed = loaded.MPIX_GPU_query_support(_CUDA, ctypes.byref(flag))
+            function, answer = "MPIX_GPU_query_support", not failed and bool(flag.value)
+        elif hasattr(loaded, "MPIX_Query_cuda_support"):
+            function, answer = "MPIX_Query_cuda_support", loaded.MPIX_Query_cuda_support() == 1
+        else:
+            continue
+        said = "takes device memory" if answer else "was not built for CUDA, or has it switched off"
+        return Finding("library", answer, f"{name} {said}, says {function}")
+    return Finding("library", None, f"{name} has no function that tells")
+
+
+def _loaded(beginning: str) -> list[str]:
+    """Return the files of the libraries in this process whose names begin so."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    paths = dict.fromkeys(line[line.index("/") :] for line in lines if "/" in line)
+    return [path for path in paths if os.path.basename(path).startswith(beginning)]
+
+
 # --- the child -----------------------------------------------------------------------------------
 
 
@@ -186,16 +342,8 @@ def _of_children(communicator: Communicator, everyone: list[_Told]) -> list[Find
     return list(by_node.values())
 
 
-def child(device: int, switched_on: Mapping[str, str] | None = None) -> Finding:
-    """Return what a process of its own finds, which sends device memory to itself.
-
-    Parameters
-    ----------
-    device
-        Number of the GPU.
-    switched_on
-        Variables to add to its environment.
-    """
+def child(device: int) -> Finding:
+    """Return what a process of its own finds, which sends memory of a GPU to itself."""
     if not sys.executable:
         return _untried("this program does not know its Python")
     program = Path(__file__).with_name("_selftest.py")
@@ -203,7 +351,7 @@ def child(device: int, switched_on: Mapping[str, str] | None = None) -> Finding:
         try:
             process = subprocess.Popen(
                 [sys.executable, "-P", str(program), str(device)],
-                env=_without_launcher(os.environ) | dict(switched_on or {}),
+                env=_without_launcher(os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

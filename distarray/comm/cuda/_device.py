@@ -79,15 +79,23 @@ def cupy(device: str = "cuda") -> Any:
     try:
         found = importlib.import_module("cupy")
     except Exception as error:  # one made for another NumPy raises ValueError, or anything
-        raise DeviceError(
-            f"device {device!r} needs CuPy, which does not import here ({error}); install "
-            "distarray-mpi[cuda12] or [cuda13], as the driver has it, or use device='cpu'"
-        ) from error
+        raise DeviceError(f"device {device!r} needs CuPy; {missing_cupy(error)}") from error
     if not _told:
         _told = True
         # Ranks of a node read each other's blocks: that one is on another GPU is no news.
         warnings.filterwarnings("ignore", message="The device where the array resides")
     return found
+
+
+def missing_cupy(error: Exception) -> str:
+    """Say why CuPy does not import, and what to do; what it says itself may be a page long."""
+    if getattr(error, "name", "") == "cupy":
+        why = "CuPy is not installed"
+    else:
+        told = [line.strip() for line in str(error.__cause__ or error).splitlines()]
+        last = next((line for line in reversed(told) if line.strip("=")), type(error).__name__)
+        why = f"it does not import here ({last})"
+    return f"{why}; install distarray-mpi[cuda12] or [cuda13], as the driver has it"
 
 
 def count(device: str = "cuda") -> int:
@@ -103,14 +111,13 @@ def count(device: str = "cuda") -> int:
         found = int(runtime.getDeviceCount())
     except runtime.CUDARuntimeError as error:
         raise DeviceError(
-            f"device {device!r} cannot be used here: CUDA says {error}; look with nvidia-smi "
-            "whether the driver runs and is as new as CuPy's CUDA (distarray-mpi[cuda12] or "
-            "[cuda13]), and at CUDA_VISIBLE_DEVICES; or use device='cpu'"
+            f"device {device!r} cannot be used here: CUDA says {error}; look at nvidia-smi (is the "
+            "driver as new as CuPy's CUDA?) and at CUDA_VISIBLE_DEVICES"
         ) from error
     if found == 0:
         raise DeviceError(
             f"device {device!r} cannot be used here: CUDA sees no GPU; look at "
-            "CUDA_VISIBLE_DEVICES and at what the job asked for, or use device='cpu'"
+            "CUDA_VISIBLE_DEVICES and at what the job asked for"
         )
     return found
 
@@ -142,8 +149,8 @@ def bind(device: str, local_rank: int | None, *, simulated: bool = False) -> int
     elif local_rank is None:
         raise DeviceError(
             f"this process sees {have} GPUs, and the launcher does not say which rank of its node "
-            "it is; give each rank one GPU (as srun --gpus-per-task=1 does), set "
-            "DISTARRAY_LOCAL_RANK to 0, 1, ... on the ranks of a node, or name device='cuda:<n>'"
+            "it is; set DISTARRAY_LOCAL_RANK to 0, 1, ... on the ranks of a node, or name "
+            "device='cuda:<n>'"
         )
     else:
         number = local_rank % have
@@ -159,8 +166,8 @@ def _existing(number: int, have: int) -> int:
     if number >= have:
         shown = "only GPU 0" if have == 1 else f"GPUs 0 to {have - 1}"
         raise DeviceError(
-            f"device 'cuda:{number}' is not there: this process sees {shown}; use one of them, or "
-            "device='cuda' for the one that is this rank's"
+            f"device 'cuda:{number}' is not there: this process sees {shown}; device='cuda' is "
+            "the one of this rank"
         )
     return number
 
@@ -263,8 +270,7 @@ def with_memory(work: Callable[[], T], number: int) -> T:
         return work()
     except lack as error:
         raise OutOfMemoryError(
-            f"GPU {number}: {error} {held(number)}. Use more ranks, a smaller dtype, or drop "
-            "arrays first"
+            f"GPU {number}: {error} {held(number)}. Use more ranks or drop arrays first"
         ) from error
 
 
@@ -317,7 +323,6 @@ def check_dtype(dtype: Any) -> None:
     plain = kind.kind in "biufcV" and kind.char not in "gG" and kind.isnative
     if not plain or kind.hasobject:
         raise DTypeError(
-            f"dtype {kind} cannot lie on a GPU, which has booleans, integers, floats of up to 64 "
-            "and complex numbers of up to 128 bits in native byte order; convert with astype, or "
-            "keep the array on a mesh with device='cpu'"
+            f"dtype {kind} cannot lie on a GPU, which has booleans and numbers as NumPy's, but for "
+            "long double and other byte orders; convert with astype, or use device='cpu'"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,6 @@ from distarray.comm import _memory
 from distarray.comm._communicator import Communicator
 from distarray.comm._device_mesh import init_device_mesh
 from distarray.comm.cuda import _awareness, _device, _launch
-from distarray.comm.cuda._switches import SWITCHES, library
 from distarray.errors import ArgumentError, DeviceError, MismatchError
 from distarray.layout import bytes_text
 
@@ -64,9 +64,7 @@ class Here(NamedTuple):
     @property
     def own(self) -> str:
         """The GPU that the rank is bound to, in words."""
-        if self.bound is None:
-            return "none"
-        return f"{self.bound} ({self.gpus[self.bound].bus})"
+        return "none" if self.bound is None else f"{self.bound} ({self.gpus[self.bound].bus})"
 
 
 def gather(communicator: Communicator) -> list[Here]:
@@ -82,16 +80,14 @@ def lines(communicator: Communicator, everyone: list[Here]) -> Lines:
     told = _of_nodes(everyone)
     if without:
         rank = without[0]
-        where = f"rank {rank}, for one, on {everyone[rank].host}: {everyone[rank].none}"
-        told.append(("trouble", f"{len(without)} of {len(everyone)} ranks have none: {where}"))
-    troubles = [here.trouble for here in everyone if here.trouble]
-    told += [("trouble", text) for text in troubles[:1]]
+        first = f"rank {rank} on {everyone[rank].host}: {everyone[rank].none}"
+        told.append(("trouble", f"{len(without)} of {len(everyone)} ranks have none; {first}"))
+    troubles = [("trouble", here.trouble) for here in everyone if here.trouble][:1]
     if without or troubles:
-        return told
-    told += _of_idle(everyone)
+        return told + troubles
     lacking = dict.fromkeys(here.lacking for here in everyone if here.lacking)
     told += [("kernels", f"CuPy's own, which are slower: {why}") for why in lacking]
-    return told + _of_moving(communicator)
+    return told + _of_idle(everyone) + _of_moving(communicator)
 
 
 def _here(size: int) -> Here:
@@ -102,11 +98,7 @@ def _here(size: int) -> Here:
     except DeviceError as error:
         return Here(host, str(error))
     except Exception as error:
-        if getattr(error, "name", "") == "cupy":
-            said = "CuPy is not installed; distarray-mpi[cuda12] or [cuda13] brings it"
-        else:
-            said = f"CuPy does not import ({_last_line(error)}); is it for this driver and NumPy?"
-        return Here(host, said)
+        return Here(host, _device.missing_cupy(error))
     runtime = cupy.cuda.runtime
     gpus = []
     for number in range(have):
@@ -114,10 +106,11 @@ def _here(size: int) -> Here:
         name = told["name"].decode(errors="replace")
         bus, uuid = runtime.deviceGetPCIBusId(number), bytes(told.get("uuid", b""))
         gpus.append(Gpu(bus, name, told["totalGlobalMem"], uuid))
-    versions = (
-        f"CUDA {_version(runtime.driverGetVersion())} driver, "
-        f"CUDA {_version(runtime.runtimeGetVersion())} runtime, CuPy {cupy.__version__}"
+    driver, library = (
+        f"{number // 1000}.{number % 1000 // 10}"
+        for number in (runtime.driverGetVersion(), runtime.runtimeGetVersion())
     )
+    versions = f"CUDA {driver} driver, CUDA {library} runtime, CuPy {cupy.__version__}"
     try:
         init_device_mesh((size,), device="cuda")
         lacking = _launch.lacking(_memory.empty((1,), np.int64, "cuda"))
@@ -126,31 +119,18 @@ def _here(size: int) -> Here:
         return Here(host, "", tuple(gpus), versions, None, str(error))
 
 
-def _last_line(error: Exception) -> str:
-    """Return the end of a message, which may be a page long."""
-    lines = [line.strip() for line in str(error.__cause__ or error).splitlines()]
-    return next((line for line in reversed(lines) if line.strip("=")), type(error).__name__)
-
-
-def _version(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"
-
-
 def _of_nodes(everyone: list[Here]) -> Lines:
-    versions = dict.fromkeys(here.versions for here in everyone if here.versions)
-    told = [("versions", text) for text in versions]
+    """Tell which GPUs nodes have; nodes that are alike are one line."""
     nodes: dict[str, dict[object, Gpu]] = {}
     for here in everyone:
         nodes.setdefault(here.host, {}).update({gpu.identity: gpu for gpu in here.gpus})
     alike: dict[str, list[str]] = {}
     for host, gpus in nodes.items():
-        counted: dict[str, int] = {}
-        for gpu in gpus.values():
-            words = f"{gpu.name}, {bytes_text(gpu.memory)}"
-            counted[words] = counted.get(words, 0) + 1
-        text = "; ".join(f"{n} x {words}" for words, n in counted.items()) or "none"
+        count = Counter(f"{gpu.name}, {bytes_text(gpu.memory)}" for gpu in gpus.values())
+        text = "; ".join(f"{n} x {words}" for words, n in count.items()) or "none"
         alike.setdefault(text, []).append(host)
-    return told + [
+    versions = dict.fromkeys(here.versions for here in everyone if here.versions)
+    return [("versions", text) for text in versions] + [
         ("GPUs", f"{text} on {hosts[0]}{f' and {len(hosts) - 1} more' * (len(hosts) > 1)}")
         for text, hosts in alike.items()
     ]
@@ -171,43 +151,24 @@ def _of_idle(everyone: list[Here]) -> Lines:
 
 
 def _of_moving(communicator: Communicator) -> Lines:
+    """Tell how values move between GPUs; collective."""
     from mpi4py import MPI
 
-    version = MPI.Get_library_version()
-    known = library(version)
     try:
         found = _awareness.verdict(communicator)
     except (ArgumentError, MismatchError) as error:  # on every rank
         return [("CUDA-aware", "not known"), ("trouble", str(error))]
     told = [("CUDA-aware", "yes" if found.direct else "no")]
     told += [(f"  {step}", text) for step, _, text in found.findings]
-    way = "as it is, by MPI" if found.direct else "through pinned host memory, in chunks"
     if communicator.size > 1:
+        how_many = "no rank reads another's blocks in place"
         if communicator.reaches_all("cuda"):
-            told.append(("in a node", "blocks are read in place (CUDA's inter-process handles)"))
+            how_many = "blocks are read in place (CUDA's inter-process handles)"
         elif communicator.reaches_some("cuda"):
-            told.append(("in a node", "some ranks read others' blocks in place (CUDA's handles)"))
-        else:
-            told.append(("in a node", "no rank reads another's blocks in place"))
-        told.append(("elsewhere", f"device memory goes {way}"))
-    for switch in SWITCHES[known.name]:
-        if switch.needed is not False and switch.name not in os.environ and not found.direct:
-            told.append(("not set", f"{switch.name}={switch.value} ({switch.note})"))
-    return told + _with_switches(communicator, version, found)
-
-
-def _with_switches(communicator: Communicator, version: str, found: _awareness.Verdict) -> Lines:
-    """Tell whether a switch that is off would help, as a child process finds; collective."""
-    off = {
-        switch.name: switch.value
-        for switch in SWITCHES[library(version).name]
-        if switch.needed and not switch.is_on(os.environ)
-    }
-    if found.direct or not off or found.findings[0].step == "setting":
-        return []
-    answer = None
-    if communicator.rank == 0:
-        answer = _awareness.child(_device.number_of("cuda"), off)
-    answer = communicator.broadcast_object(answer)
-    set_so = " ".join(f"{name}={value}" for name, value in off.items())
-    return [(f"with {set_so}", answer.text)]
+            how_many = "some ranks read others' blocks in place (CUDA's handles)"
+        way = "as it is, by MPI" if found.direct else "through pinned host memory, in chunks"
+        told += [("in a node", how_many), ("elsewhere", f"device memory goes {way}")]
+    switch = _awareness.find_library(MPI.Get_library_version())[2]
+    if switch and not found.direct and switch.needed is not False and switch.name not in os.environ:
+        told.append(("not set", f"{switch.name}={switch.value} ({switch.note})"))
+    return told

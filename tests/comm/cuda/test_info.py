@@ -6,17 +6,12 @@ import sys
 
 import pytest
 
-from distarray.comm import world
 from distarray.comm.cuda import _awareness, _device, _info
-from distarray.comm.cuda._awareness import Verdict
 from distarray.comm.cuda._info import Gpu, Here
-from distarray.comm.cuda._switches import Finding
 from distarray.errors import DeviceError
-from distarray.testing import simulate
 
 H100 = [Gpu(f"0000:{n:02x}:00.0", "NVIDIA H100", 80 << 30) for n in range(4)]
 VERSIONS = "CUDA 13.0 driver"
-INTEL = "Intel(R) MPI Library 2021.17 for Linux* OS"
 
 
 def test_no_gpu_anywhere_is_one_line():
@@ -29,7 +24,7 @@ def test_ranks_without_a_gpu_are_named_and_nothing_is_tried(monkeypatch):
     monkeypatch.setattr(_awareness, "verdict", None)
     here = Here("a", "", tuple(H100), VERSIONS, 0)
     told = dict(_info.lines(None, [here, Here("b", "CUDA sees no GPU")]))
-    assert told["trouble"] == "1 of 2 ranks have none: rank 1, for one, on b: CUDA sees no GPU"
+    assert told["trouble"] == "1 of 2 ranks have none; rank 1 on b: CUDA sees no GPU"
 
 
 def test_rank_that_cannot_tell_its_gpu_is_told_of():
@@ -79,26 +74,3 @@ def test_cupy_that_cannot_be_imported_is_told_of(monkeypatch, tmp_path):
     assert reason in _info._here(1).none
     with pytest.raises(DeviceError, match=f"{reason}.*distarray-mpi"):
         _device.cupy()
-
-
-@pytest.mark.parametrize("setting", [{}, {"I_MPI_OFFLOAD": "1"}])
-def test_switch_that_is_off_is_tried_by_a_child_on_one_rank(monkeypatch, setting):
-    tried = []
-
-    def child(device, switched_on):
-        tried.append((device, switched_on))
-        return Finding("child", True, "it works then")
-
-    monkeypatch.delenv("I_MPI_OFFLOAD", raising=False)
-    for name, value in setting.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(_awareness, "child", child)
-    monkeypatch.setattr(_device, "number_of", lambda device: 2)
-    no = Verdict(False, (Finding("library", False, "no"),))
-    told = simulate(3, lambda: _info._with_switches(world(), INTEL, no))
-    if setting:
-        assert told == [[]] * 3
-        assert tried == []
-    else:
-        assert told == [[("with I_MPI_OFFLOAD=1", "it works then")]] * 3
-        assert tried == [(2, {"I_MPI_OFFLOAD": "1"})]
