@@ -493,8 +493,8 @@ MUTANTS = (
     Mutant(
         "outputs of row-parallel layers are not added up",
         "torch/parallel/layers/_features.py",
-        "ways = _moves.legs_between(_layout(mesh, _P, shape), _layout(mesh, target, shape))",
-        "ways = _moves.legs_between(_layout(mesh, _R, shape), _layout(mesh, target, shape))",
+        "ways = _moves.routes_between(_layout(mesh, _P, shape), _layout(mesh, target, shape))",
+        "ways = _moves.routes_between(_layout(mesh, _R, shape), _layout(mesh, target, shape))",
         ("torch/test_linear.py",),
     ),
     Mutant(
@@ -513,14 +513,14 @@ MUTANTS = (
     ),
     Mutant(
         "gradients of averages are not divided",
-        "torch/_legs.py",
-        "Leg(arriving, returning, _averaged_over(dst) / _averaged_over(src))",
-        "Leg(arriving, returning, 1.0)",
+        "torch/_routes.py",
+        "Route(arriving, returning, _averaged_over(dst) / _averaged_over(src))",
+        "Route(arriving, returning, 1.0)",
         ("torch/test_moves.py", "torch/test_moves_autograd.py"),
     ),
     Mutant(
         "gradients of parameters that work on shares of a sequence are not added up",
-        "torch/parallel/_summed.py",
+        "torch/parallel/_gradient_sums.py",
         "        total = _moves.moved(packed, *ways)",
         "        total = packed",
         ("torch/test_sequence.py",),
@@ -528,8 +528,8 @@ MUTANTS = (
     Mutant(
         "words of the next rank are looked up, too",
         "torch/parallel/layers/_embedding.py",
-        "here = (words >= start) & (words < stop)",
-        "here = (words >= start - (start > 0)) & (words < stop)",
+        "return (words >= start) & (words < stop)",
+        "return (words >= start - (start > 0)) & (words < stop)",
         ("torch/test_vocabulary.py",),
     ),
     Mutant(

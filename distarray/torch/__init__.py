@@ -20,22 +20,21 @@ from distarray.torch.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from distarray.torch.loss._cross_entropy import vocab_parallel_cross_entropy
-from distarray.torch.loss._loss_parallel import loss_parallel
-from distarray.torch.parallel._colwise import ColwiseParallel
-from distarray.torch.parallel._input_reshard import input_reshard
-from distarray.torch.parallel._parallelize import parallelize_module
-from distarray.torch.parallel._parameters import distribute_parameter
-from distarray.torch.parallel._prepare import (
+from distarray.torch.loss import loss_parallel, vocab_parallel_cross_entropy
+from distarray.torch.parallel import (
+    ColwiseParallel,
+    LowRankParallel,
+    ParallelStyle,
     PrepareModuleInput,
     PrepareModuleInputOutput,
     PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    TransformerLayerParallel,
+    distribute_parameter,
+    input_reshard,
+    parallelize_module,
 )
-from distarray.torch.parallel._rowwise import RowwiseParallel
-from distarray.torch.parallel._sequence import SequenceParallel
-from distarray.torch.parallel._style import ParallelStyle
-from distarray.torch.parallel.layers._lora import LowRankParallel
-from distarray.torch.parallel.layers._transformer import TransformerLayerParallel
 from distarray.torch.state import (
     load_optimizer_state_dict,
     load_state_dict,

@@ -32,23 +32,27 @@ from distarray.redistribute import (
 )
 from distarray.torch._buffers import buffer_of, check_travels, tensor_of, wire_dtype
 from distarray.torch._compat import version
-from distarray.torch._layouts import is_placed, own_placed, place
-from distarray.torch._legs import Leg, dual, legs_between
-from distarray.torch._opaque import untraced
-from distarray.torch._origins import Origin, current, joined
-from distarray.torch._shapes import check_block, check_mesh, layout_from
-from distarray.torch._transforms import refuse_transforms
+from distarray.torch._layouts import (
+    check_block,
+    check_mesh,
+    is_placed,
+    layout_from,
+    own_placed,
+    place,
+)
+from distarray.torch._opaque import refuse_transforms, untraced
+from distarray.torch._routes import Origin, Route, current, dual, joined, routes_between
 
 __all__ = [
-    "Leg",
     "PendingTensor",
+    "Route",
     "check_mesh",
     "dual",
     "layout_from",
-    "legs",
-    "legs_between",
     "moved",
     "redistribute",
+    "routes",
+    "routes_between",
 ]
 
 
@@ -60,22 +64,22 @@ _OF_A_TENSOR = Purpose(0, "of a tensor")  # where there is nothing more to agree
 
 
 class _Move(torch.autograd.Function):
-    """Run one leg; the gradient runs the other."""
+    """Run one route; the gradient runs the other."""
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, there: Leg, back: Leg, origin: Origin | None
+        ctx: Any, tensor: torch.Tensor, there: Route, back: Route, origin: Origin | None
     ) -> torch.Tensor:
-        ctx.legs = back, there, _reversed(origin)
+        ctx.routes = back, there, _reversed(origin)
         return _run(tensor, there, ctx.needs_input_grad[0], origin)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
-        return _Move.apply(gradient, *ctx.legs), None, None, None
+        return _Move.apply(gradient, *ctx.routes), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: torch.Tensor, *_: None) -> torch.Tensor:  # type: ignore[override]
-        back, there, origin = ctx.legs
+        back, there, origin = ctx.routes
         result: torch.Tensor = _Move.apply(tangent, there, back, _reversed(origin))
         return result
 
@@ -88,20 +92,20 @@ class _Arrival(torch.autograd.Function):
         ctx: Any,
         tensor: torch.Tensor,
         handle: Handle,
-        there: Leg,
-        back: Leg,
+        there: Route,
+        back: Route,
         origin: Origin | None,
     ) -> torch.Tensor:
-        ctx.legs = back, there, _reversed(origin)
+        ctx.routes = back, there, _reversed(origin)
         return _arrived(handle.wait(), tensor, there)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
-        return _Move.apply(gradient, *ctx.legs), None, None, None, None
+        return _Move.apply(gradient, *ctx.routes), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: torch.Tensor, *_: None) -> torch.Tensor:  # type: ignore[override]
-        back, there, origin = ctx.legs
+        back, there, origin = ctx.routes
         result: torch.Tensor = _Move.apply(tangent, there, back, _reversed(origin))
         return result
 
@@ -112,16 +116,16 @@ class PendingTensor:
     __slots__ = (
         "_differentiable",
         "_handle",
-        "_legs",
         "_origin",
         "_result",
+        "_routes",
         "_tensor",
         "_version",
     )
 
-    def __init__(self, tensor: torch.Tensor, there: Leg, back: Leg) -> None:
+    def __init__(self, tensor: torch.Tensor, there: Route, back: Route) -> None:
         self._tensor = tensor
-        self._legs = there, back
+        self._routes = there, back
         self._differentiable = torch.is_grad_enabled()
         self._version = version(tensor)
         origin = self._origin = current()
@@ -144,7 +148,7 @@ class PendingTensor:
             The source has been changed while it was on its way.
         """
         if self._result is None:
-            there, back = self._legs
+            there, back = self._routes
             with torch.set_grad_enabled(self._differentiable):
                 if self._is_still:
                     self._result = moved(self._tensor, there, back)
@@ -164,7 +168,7 @@ class PendingTensor:
 
     @property
     def _is_still(self) -> bool:
-        return self._legs[0].is_still
+        return self._routes[0].is_still
 
 
 @untraced  # a graph of torch.compile ends where it is called
@@ -216,7 +220,7 @@ def redistribute(
         The ranks ask for different moves, or only some need a gradient that all must send back.
     """
     refuse_transforms(_BETWEEN_RANKS)
-    there, back = legs(
+    there, back = routes(
         tensor, mesh, src_placements, dst_placements, shape, grad_placements, async_op
     )
     placed = own_placed(tensor) if there.is_still else None
@@ -229,8 +233,8 @@ def redistribute(
     return moved(tensor, there, back)
 
 
-def moved(tensor: torch.Tensor, there: Leg, back: Leg) -> torch.Tensor:
-    """Return a tensor moved by one leg, whose gradient moves by the other."""
+def moved(tensor: torch.Tensor, there: Route, back: Route) -> torch.Tensor:
+    """Return a tensor moved by one route, whose gradient moves by the other."""
     if torch.compiler.is_dynamo_compiling():
         return _moved_apart(tensor, there, back)
     if there.is_still and (back.is_still or not _needs_gradient(tensor)):
@@ -243,7 +247,7 @@ def moved(tensor: torch.Tensor, there: Leg, back: Leg) -> torch.Tensor:
     return result
 
 
-def legs(
+def routes(
     tensor: torch.Tensor,
     mesh: DeviceMesh,
     src_placements: Sequence[Placement],
@@ -251,10 +255,10 @@ def legs(
     shape: Sequence[int] | None = None,
     grad_placements: Sequence[Placement] | None = None,
     background: bool = False,
-) -> tuple[Leg, Leg]:
+) -> tuple[Route, Route]:
     """Return the ways of a tensor and of its gradient, checked; collective without ``shape``."""
     if torch.compiler.is_dynamo_compiling():
-        found: tuple[Leg, Leg] = _legs_apart(
+        found: tuple[Route, Route] = _routes_apart(
             tensor, mesh, src_placements, dst_placements, shape, grad_placements, background
         )
         return found
@@ -270,7 +274,7 @@ def legs(
     try:
         if shape is not None:
             check_block(tuple(tensor.shape), src)
-        return legs_between(src, dst, grad_placements, _needs_gradient(tensor))
+        return routes_between(src, dst, grad_placements, _needs_gradient(tensor))
     except DistArrayError as error:
         # Only this rank may know it: the others must not wait for it.
         (refuse_async if background else refuse)(src, dst, wire_dtype(tensor.dtype), str(error))
@@ -279,7 +283,7 @@ def legs(
 
 # Outside of compiled code the check costs less than a wrapper.
 _moved_apart: Any = untraced(moved)
-_legs_apart: Any = untraced(legs)
+_routes_apart: Any = untraced(routes)
 
 
 def _needs_gradient(tensor: torch.Tensor) -> bool:
@@ -293,28 +297,30 @@ def _reversed(origin: Origin | None) -> Origin | None:
     return None if origin is None else origin.reversed
 
 
-def _purpose(leg: Leg, requires_grad: bool, origin: Origin | None) -> Purpose | None:
+def _purpose(route: Route, requires_grad: bool, origin: Origin | None) -> Purpose | None:
     """Return what the ranks must agree on before values leave."""
-    purpose = leg.purpose if requires_grad and leg.purpose is not None else _OF_A_TENSOR
+    purpose = route.purpose if requires_grad and route.purpose is not None else _OF_A_TENSOR
     return purpose if origin is None else joined(origin.there, purpose)
 
 
 def _run(
-    tensor: torch.Tensor, leg: Leg, requires_grad: bool, origin: Origin | None
+    tensor: torch.Tensor, route: Route, requires_grad: bool, origin: Origin | None
 ) -> torch.Tensor:
-    if leg.src is leg.dst:
-        return _arrived(None, tensor, leg)
-    purpose = _purpose(leg, requires_grad, origin)
-    source = _source(tensor, leg)
-    return _arrived(redistribute_local(source, leg.src, leg.dst, purpose=purpose), tensor, leg)
+    if route.src is route.dst:
+        return _arrived(None, tensor, route)
+    purpose = _purpose(route, requires_grad, origin)
+    source = _source(tensor, route)
+    return _arrived(
+        redistribute_local(source, route.src, route.dst, purpose=purpose), tensor, route
+    )
 
 
-def _source(tensor: torch.Tensor, leg: Leg) -> Any:
+def _source(tensor: torch.Tensor, route: Route) -> Any:
     """Return the buffer to move: bfloat16 becomes float32 where a Partial is made of something."""
-    if tensor.dtype is torch.bfloat16 and _creates_partial(leg.src, leg.dst):
+    if tensor.dtype is torch.bfloat16 and _creates_partial(route.src, route.dst):
         tensor = tensor.detach().float()
     source = buffer_of(tensor)
-    _check_dtype(leg.src, leg.dst, source.dtype)
+    _check_dtype(route.src, route.dst, source.dtype)
     return source
 
 
@@ -326,11 +332,11 @@ def _creates_partial(src: Layout, dst: Layout) -> bool:
 _check_dtype = lru_cache(maxsize=4096)(check_dtype)
 
 
-def _arrived(buffer: Any, tensor: torch.Tensor, leg: Leg) -> torch.Tensor:
-    if leg.src is leg.dst:
+def _arrived(buffer: Any, tensor: torch.Tensor, route: Route) -> torch.Tensor:
+    if route.src is route.dst:
         result = tensor.view_as(tensor)
     else:
         result = tensor_of(buffer)
         if result.dtype is not tensor.dtype and tensor.is_floating_point():
             result = result.to(tensor.dtype)
-    return result if leg.scale == 1 else result * leg.scale
+    return result if route.scale == 1 else result * route.scale

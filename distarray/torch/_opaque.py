@@ -1,4 +1,7 @@
-"""Opaque functions of this package: neither torch.compile nor modes that follow layouts look in."""
+"""Opaque functions of this package: torch's compiler, transforms and modes do not look in.
+
+torch.compile leaves them alone, torch.func is refused, and modes that follow layouts pause.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.overrides import TorchFunctionMode
 
+from distarray.errors import ArgumentError
 from distarray.torch import _compat
+from distarray.torch._compat import is_transforming
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -96,3 +101,21 @@ def untraced(function: F) -> F:
             return (apart or function)(*args, **kwargs)
 
     return untraced_itself(cast("F", call))
+
+
+# --- transforms -----------------------------------------------------------------------------------
+
+
+def refuse_transforms(what: str) -> None:
+    """Raise inside of a transform of torch.func.
+
+    Parameters
+    ----------
+    what
+        What the transforms cannot follow, and what to do instead.
+    """
+    if is_transforming():
+        raise ArgumentError(
+            f"torch.func (grad, vjp, jvp, vmap, ...) cannot look into {what}; or take gradients by "
+            "backward() or torch.autograd.grad"
+        )

@@ -22,7 +22,7 @@ import torch
 
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError
-from distarray.torch._shapes import check_mesh
+from distarray.torch._layouts import check_mesh
 
 _generator: ContextVar[torch.Generator | None] = ContextVar("source of keys", default=None)
 

@@ -52,7 +52,7 @@ def test_values_gradients_and_second_derivatives_are_those_of_the_model(pair, se
             for use, p in zip(uses, dst.placements, strict=True)
         ]
         x = torch.from_numpy(np.array(block(src, given_x))).requires_grad_()
-        ways = _moves.legs_between(src, dst, arriving)
+        ways = _moves.routes_between(src, dst, arriving)
         y = _moves.moved(x, *ways)
         whole = value(src, given_x)
         np.testing.assert_array_equal(summed(mesh, dst, y), whole)

@@ -15,7 +15,7 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import MismatchError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from distarray.torch._origins import current, moving_for  # noqa: E402
+from distarray.torch._routes import current, moving_for  # noqa: E402
 
 X = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)
 

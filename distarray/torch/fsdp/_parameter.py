@@ -26,8 +26,7 @@ from distarray.torch._layouts import (
 )
 from distarray.torch._shards import is_shard, note_shard, torn_among
 from distarray.torch._share_records import note_placed
-from distarray.torch.parallel._parameters import forget_graphs
-from distarray.torch.parallel.layers._embedding import local_padding
+from distarray.torch.parallel import forget_graphs, local_padding
 
 
 class ShardedParameter:

@@ -12,9 +12,8 @@ from torch.utils import _pytree
 
 from distarray.torch import _compat
 from distarray.torch._modules import located
-from distarray.torch._opaque import untraced
+from distarray.torch._opaque import refuse_transforms, untraced
 from distarray.torch._saved_tensors import enter_hooks
-from distarray.torch._transforms import refuse_transforms
 from distarray.torch.fsdp._autograd import view_of_unsharded
 from distarray.torch.fsdp._context import Context
 from distarray.torch.fsdp._group import Group

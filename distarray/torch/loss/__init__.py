@@ -1,1 +1,6 @@
-"""Cross entropy of logits that are cut along their classes."""
+"""Losses of logits that are cut along their classes."""
+
+from distarray.torch.loss._cross_entropy import vocab_parallel_cross_entropy
+from distarray.torch.loss._loss_parallel import loss_parallel
+
+__all__ = ["loss_parallel", "vocab_parallel_cross_entropy"]

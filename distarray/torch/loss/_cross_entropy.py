@@ -26,10 +26,9 @@ from distarray.layout import Layout, Replicate, Shard
 from distarray.torch import _moves
 from distarray.torch._buffers import check_travels
 from distarray.torch._layouts import is_placed, layout_of, placed_of
-from distarray.torch._opaque import untraced
-from distarray.torch._transforms import refuse_transforms
+from distarray.torch._opaque import refuse_transforms, untraced
 from distarray.torch.loss._row_losses import INSTEAD, Terms, row_losses
-from distarray.torch.parallel._style import one_axis
+from distarray.torch.parallel import one_axis
 
 _REDUCTIONS = ("mean", "sum", "none")
 
@@ -214,7 +213,7 @@ def _share_of(target: torch.Tensor, classes: Layout, axis: int) -> torch.Tensor:
                 "could be full or a share; detach it"
             )
         whole = Layout(classes.mesh, [Replicate()], classes.shape)
-        return _moves.moved(target, *_moves.legs_between(whole, classes))
+        return _moves.moved(target, *_moves.routes_between(whole, classes))
     if given != stop - start:
         raise ShapeError(
             f"a target of shape {tuple(target.shape)} has probabilities of {given} classes on axis "

@@ -19,7 +19,7 @@ from distarray.errors import ArgumentError
 from distarray.layout import Layout, Partial, Replicate
 from distarray.redistribute import redistribute_local
 from distarray.torch._buffers import buffer_of, tensor_of
-from distarray.torch._transforms import refuse_transforms
+from distarray.torch._opaque import refuse_transforms
 
 
 class Terms(NamedTuple):

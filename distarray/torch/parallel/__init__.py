@@ -1,1 +1,35 @@
 """Parallel styles: parameters cut over a mesh axis, and what moves in and out of a module."""
+
+from distarray.torch.parallel._colwise import ColwiseParallel
+from distarray.torch.parallel._input_reshard import input_reshard
+from distarray.torch.parallel._lora import LowRankParallel
+from distarray.torch.parallel._parallelize import parallelize_module
+from distarray.torch.parallel._parameters import distribute_parameter, forget_graphs
+from distarray.torch.parallel._prepare import (
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    PrepareModuleOutput,
+)
+from distarray.torch.parallel._rowwise import RowwiseParallel
+from distarray.torch.parallel._sequence import SequenceParallel
+from distarray.torch.parallel._style import ParallelStyle, one_axis
+from distarray.torch.parallel._transformer import TransformerLayerParallel
+from distarray.torch.parallel.layers import local_padding
+
+__all__ = [
+    "ColwiseParallel",
+    "LowRankParallel",
+    "ParallelStyle",
+    "PrepareModuleInput",
+    "PrepareModuleInputOutput",
+    "PrepareModuleOutput",
+    "RowwiseParallel",
+    "SequenceParallel",
+    "TransformerLayerParallel",
+    "distribute_parameter",
+    "forget_graphs",
+    "input_reshard",
+    "local_padding",
+    "one_axis",
+    "parallelize_module",
+]

@@ -22,7 +22,7 @@ from distarray.errors import DistArrayError, LayoutError
 from distarray.torch._compat import function_mode_depth, function_modes, parameters_of
 from distarray.torch._modules import check_own, locate, state_of
 from distarray.torch._opaque import paused, resumed, untraced, untraced_itself
-from distarray.torch._origins import moving_for
+from distarray.torch._routes import moving_for
 from distarray.torch.following import Following, lost_of, tensors_in
 from distarray.torch.parallel._arrivals import check_summed, is_cut_short
 

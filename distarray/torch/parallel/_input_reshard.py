@@ -27,11 +27,10 @@ from distarray.layout import Layout, Replicate, Shard
 from distarray.redistribute import redistribute_local
 from distarray.torch import _compat
 from distarray.torch._buffers import buffer_of, tensor_of
-from distarray.torch._layouts import is_placed, placed_of, watched
+from distarray.torch._layouts import check_mesh, is_placed, placed_of, watched
 from distarray.torch._modules import located, state_of
 from distarray.torch._opaque import untraced
 from distarray.torch._saved_tensors import Geometry, all_hooks_are_ours, enter_hooks
-from distarray.torch._shapes import check_mesh
 from distarray.torch.parallel._style import one_axis
 
 _NAME = "_distarray_resharding"

@@ -14,9 +14,9 @@ from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, DistArrayError
 from distarray.layout import Layout, Replicate
 from distarray.torch import _moves
-from distarray.torch._nested import check_alike, entries, mapped, placements
 from distarray.torch.parallel._arrivals import arrived, found
-from distarray.torch.parallel._joint import prepared
+from distarray.torch.parallel._containers import check_alike, entries, mapped, placements
+from distarray.torch.parallel._gradient_sums import prepared
 from distarray.torch.parallel._style import ParallelStyle
 
 
@@ -287,7 +287,7 @@ class Moving:
             dst = Layout(self.mesh, placements(wanted, self.mesh), src.shape)
             if dst.placements == src.placements:
                 dst = src  # whatever its boundaries
-            there, back = _moves.legs_between(src, dst, None, x.requires_grad)
+            there, back = _moves.routes_between(src, dst, None, x.requires_grad)
             if self.mesh.ndim == 1 and isinstance(dst.placements[0], Replicate):
                 return prepared(x, there, back)
             return _moves.moved(x, there, back)

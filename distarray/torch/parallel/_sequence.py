@@ -19,9 +19,9 @@ from distarray.torch._opaque import untraced
 from distarray.torch.following import cut_axes, relabelled
 from distarray.torch.parallel._arrivals import found
 from distarray.torch.parallel._forward_wrapper import around
+from distarray.torch.parallel._gradient_sums import with_summed_parameters
 from distarray.torch.parallel._partition_rules import own_method
 from distarray.torch.parallel._style import ParallelStyle, one_axis
-from distarray.torch.parallel._summed import with_summed_parameters
 from distarray.torch.parallel.layers._normalization import (
     INSTANCE_NORMS,
     normalized,
@@ -136,7 +136,7 @@ class SequenceParallel(ParallelStyle):
                 f"and cannot be cut along axis {axis} instead; pass "
                 f"output_layouts={Shard(axis)!r} to the style that it comes from"
             )
-        return _moves.moved(x, *_moves.legs_between(known, wanted))
+        return _moves.moved(x, *_moves.routes_between(known, wanted))
 
     def _layout(self, x: torch.Tensor, mesh: DeviceMesh) -> Layout:
         """Return the layout of a share; collective where it is not known."""

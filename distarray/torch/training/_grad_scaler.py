@@ -11,7 +11,7 @@ from distarray.comm import DeviceMesh, Purpose
 from distarray.errors import CommunicationError
 from distarray.layout import Layout, Partial, Replicate
 from distarray.redistribute import redistribute_local
-from distarray.torch._shapes import check_mesh
+from distarray.torch._layouts import check_mesh
 
 
 class GradScaler(torch.amp.GradScaler):

@@ -18,8 +18,7 @@ from distarray.errors import ArgumentError, IndexingError, LayoutError
 from distarray.layout import Layout, Partial, Replicate, Shard
 from distarray.torch import _moves
 from distarray.torch._modules import state_of
-from distarray.torch._opaque import untraced
-from distarray.torch._transforms import refuse_transforms
+from distarray.torch._opaque import refuse_transforms, untraced
 from distarray.torch.parallel._forward_wrapper import around
 from distarray.torch.parallel._partition_rules import map_arguments
 from distarray.torch.parallel.layers._features import Features, everywhere, shared, summed
@@ -75,7 +74,7 @@ def _renormalise(module: Any, mesh: DeviceMesh, words: torch.Tensor, largest: fl
     else:
         part = sizes.pow(order).sum(1)
     layout = Layout(mesh, [Partial("max" if order == inf else "sum")], part.shape)
-    ways = _moves.legs_between(layout, layout.replace(placements=[_R]), requires_grad=False)
+    ways = _moves.routes_between(layout, layout.replace(placements=[_R]), requires_grad=False)
     norms = _moves.moved(part, *ways)
     if order != inf:
         norms = norms.pow(1 / order)
@@ -110,7 +109,7 @@ def cut_vocabulary(style: Any, module: nn.Embedding, mesh: DeviceMesh) -> None:
             "the module that is not parallelized"
         )
         check_words(words, layout.shape[0])
-        here = (words >= start) & (words < stop)
+        here = are_here(words, start, stop)
         vectors = forward(words[here] - start, **kwargs)
         full = vectors.new_zeros((*words.shape, vectors.shape[-1]))
         full[here] = vectors
@@ -122,6 +121,11 @@ def cut_vocabulary(style: Any, module: nn.Embedding, mesh: DeviceMesh) -> None:
 def local_padding(padding: int | None, start: int, stop: int) -> int | None:
     """Return the place of the word for padding among a rank's words; None if it is elsewhere."""
     return padding - start if padding is not None and start <= padding < stop else None
+
+
+def are_here(words: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """Return which words a rank has, of whose vocabulary this is the part from start to stop."""
+    return (words >= start) & (words < stop)
 
 
 def check_words(words: torch.Tensor, size: int) -> None:
@@ -185,7 +189,7 @@ def cut_bags(style: Any, module: nn.EmbeddingBag, mesh: DeviceMesh) -> None:
         check_words(words, layout.shape[0])
         count, bags = _bags(words, offsets, module.include_last_offset)
         words = words.reshape(-1)
-        here = (words >= start) & (words < stop)
+        here = are_here(words, start, stop)
         own = torch.bincount(bags[here], minlength=count)
         ends = own.cumsum(0).to(words.dtype)
         begins = torch.cat([ends.new_zeros(1), ends])[: count + module.include_last_offset]

@@ -18,7 +18,7 @@ from distarray.torch._buffers import wire_dtype
 from distarray.torch._layouts import Placed, own_placed, place
 from distarray.torch._opaque import untraced
 from distarray.torch.parallel._arrivals import arrived
-from distarray.torch.parallel._joint import used_apart
+from distarray.torch.parallel._gradient_sums import used_apart
 
 _R, _P = Replicate(), Partial()
 _WHOLE = (_R,)
@@ -103,7 +103,7 @@ class Features:
             )
         if self.parts:
             x = _shards.by_ranks(x, self.parts, self.units, self.mesh.size, axis)
-        return _moves.moved(x, *_moves.legs_between(src, self.layout(src.shape, axis)))
+        return _moves.moved(x, *_moves.routes_between(src, self.layout(src.shape, axis)))
 
     @untraced
     def leave(self, y: torch.Tensor, target: Placement | None, axis: int) -> torch.Tensor:
@@ -116,7 +116,7 @@ class Features:
         if wanted.placements == computed.placements:
             place(y, computed, self.parts, axis, self.units)  # whatever its boundaries
             return y
-        y = _moves.moved(y, *_moves.legs_between(computed, wanted))
+        y = _moves.moved(y, *_moves.routes_between(computed, wanted))
         if self.parts:
             y = _shards.by_parts(y, self.parts, self.units, self.mesh.size, axis)
             place(y, wanted)
@@ -201,15 +201,15 @@ def _everywhere(
         if placed is not None:
             src = placed.layout
             dst = _layout(mesh, _R, src.shape)
-            return _moves.moved(x, *_moves.legs_between(src, dst, gradients, x.requires_grad))
-    return _moves.moved(x, *_moves.legs(x, mesh, [given], [_R], grad_placements=gradients))
+            return _moves.moved(x, *_moves.routes_between(src, dst, gradients, x.requires_grad))
+    return _moves.moved(x, *_moves.routes(x, mesh, [given], [_R], grad_placements=gradients))
 
 
 @untraced
 def summed(y: torch.Tensor, mesh: DeviceMesh, target: Placement) -> torch.Tensor:
     """Return the sum of what all ranks computed, placed as it leaves."""
     shape = tuple(y.shape)
-    ways = _moves.legs_between(_layout(mesh, _P, shape), _layout(mesh, target, shape))
+    ways = _moves.routes_between(_layout(mesh, _P, shape), _layout(mesh, target, shape))
     return _moves.moved(y, *ways)
 
 
@@ -227,10 +227,10 @@ def addend(
     leaving = _resolved(target, y.ndim)
     if type(leaving) is Shard and leaving.axis != axis % y.ndim:
         # Each rank adds it to other items: the gradients of all of them are added.
-        ways = _moves.legs_between(whole, whole, [_P])
+        ways = _moves.routes_between(whole, whole, [_P])
     else:
         leaving = Shard(0) if type(leaving) is Shard else leaving
-        ways = _moves.legs_between(whole, _layout(mesh, leaving, shape), None, bias.requires_grad)
+        ways = _moves.routes_between(whole, _layout(mesh, leaving, shape), None, bias.requires_grad)
     bias = _moves.moved(bias, *ways)
     return bias.to(y.dtype).reshape(-1, *[1] * (-1 - axis))  # another one under autocast
 

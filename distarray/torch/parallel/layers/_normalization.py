@@ -65,7 +65,7 @@ def _standardized(items: torch.Tensor, mesh: DeviceMesh, eps: float) -> torch.Te
     told = torch.stack([torch.full_like(total, count), total, (deviations**2).sum(1)])
     cut = Layout(mesh, [Shard(0)], (mesh.size, 3, rows))
     # Every rank uses them for its own items: the gradients of all are added.
-    ways = _moves.legs_between(cut, cut.replace(placements=[Replicate()]), [Partial()])
+    ways = _moves.routes_between(cut, cut.replace(placements=[Replicate()]), [Partial()])
     counts, totals, squares = _moves.moved(told.unsqueeze(0), *ways).unbind(1)
     whole = counts.sum(0)
     mean = totals.sum(0) / whole

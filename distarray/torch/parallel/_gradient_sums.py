@@ -1,4 +1,4 @@
-"""One reduction for the gradients of all modules that use a replicated tensor differently by rank.
+"""Gradients that ranks add up: of replicated inputs and parameters that each uses in its own way.
 
 Query, key and value projections that are cut by columns each need the same input, whole. Alone,
 each adds up its gradient over the ranks. Where the input was prepared here, their gradients are
@@ -17,20 +17,23 @@ at once and send them to the tensor after all. (Hooks on its ``grad_fn`` are not
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from distarray.comm import DeviceMesh
-from distarray.layout import Layout, Partial
+from distarray.layout import Layout, Partial, Replicate
 from distarray.torch import _moves
 from distarray.torch._anchor import ANCHOR, is_for_all_leaves
-from distarray.torch._compat import hooks_of, version
+from distarray.torch._compat import hooks_of, parameters_of, version
 from distarray.torch._layouts import Beside
-from distarray.torch._legs import Leg
+from distarray.torch._opaque import refuse_transforms
+from distarray.torch._routes import Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +66,19 @@ class _Handle(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, source: torch.Tensor, _: torch.Tensor, shape: torch.Size, there: Leg, back: Leg
+        ctx: Any,
+        source: torch.Tensor,
+        _: torch.Tensor,
+        shape: torch.Size,
+        there: Route,
+        back: Route,
     ) -> torch.Tensor:
-        ctx.legs = back, there
+        ctx.routes = back, there
         return _hollow(source, shape)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
-        return _moves.moved(gradient, *ctx.legs), None, None, None, None
+        return _moves.moved(gradient, *ctx.routes), None, None, None, None
 
 
 class _Use(torch.autograd.Function):
@@ -88,10 +96,10 @@ class _Use(torch.autograd.Function):
             return None, gradient, None
         whole = joint.layout
         apart = whole.replace(placements=[Partial()])
-        return _moves.moved(gradient, *_moves.legs_between(apart, whole)), None, None
+        return _moves.moved(gradient, *_moves.routes_between(apart, whole)), None, None
 
 
-def prepared(tensor: torch.Tensor, there: Leg, back: Leg) -> torch.Tensor:
+def prepared(tensor: torch.Tensor, there: Route, back: Route) -> torch.Tensor:
     """Return a tensor moved to where it is replicated on a mesh of one axis.
 
     Column-parallel modules that use the result itself reduce their gradients together.
@@ -101,7 +109,7 @@ def prepared(tensor: torch.Tensor, there: Leg, back: Leg) -> torch.Tensor:
         return result
     if result is tensor:
         result = _moves.moved(tensor.view_as(tensor), there, back)
-    _, together = _moves.legs_between(there.src, there.dst, [Partial()])
+    _, together = _moves.routes_between(there.src, there.dst, [Partial()])
     handle = _Handle.apply(tensor, ANCHOR, result.shape, there, together)
     result.register_hook(_nothing).remove()  # so that there is a dictionary of hooks to watch
     hooks: Sized = hooks_of(result)
@@ -127,3 +135,79 @@ def _hollow(like: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 def _nothing(_: torch.Tensor) -> None:
     return None
+
+
+# --- summed ---------------------------------------------------------------------------------------
+
+_R, _P = Replicate(), Partial()
+_standing_in: Beside[bool] = Beside()
+"""Tensors that stand for parameters, in calls that may call their module again."""
+
+
+class _Summed(torch.autograd.Function):
+    """Return tensors as they are; their gradients are added up over the ranks, all in one."""
+
+    @staticmethod
+    def forward(ctx: Any, mesh: DeviceMesh, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.mesh = mesh
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # type: ignore[override]
+        return None, *_totals(ctx.mesh, gradients)
+
+
+def _totals(mesh: DeviceMesh, tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """Return the sums of all ranks' tensors, by one all-reduce for those of one dtype."""
+    totals: list[torch.Tensor] = list(tensors)
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        chosen = [i for i, tensor in enumerate(tensors) if tensor.dtype is dtype]
+        pieces = [tensors[i].reshape(-1) for i in chosen]
+        packed = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        summed = Layout(mesh, [_P], packed.shape)
+        ways = _moves.routes_between(summed, summed.replace(placements=[_R]))
+        total = _moves.moved(packed, *ways)
+        for i, piece in zip(chosen, total.split([piece.numel() for piece in pieces]), strict=True):
+            totals[i] = piece.view(tensors[i].shape)
+    return totals
+
+
+def summed_parameters(module: nn.Module, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
+    """Return what stands for a module's own parameters where it computes this rank's items.
+
+    The gradients of the parameters are then those of all ranks' items: one all-reduce of all of
+    them together, in the backward pass. Parameters that require no gradient are left out.
+    """
+    found = {
+        name: parameter
+        for name, parameter in parameters_of(module).items()
+        if parameter is not None and parameter.requires_grad and not _is_summed(parameter)
+    }
+    if not found or mesh.size == 1 or not torch.is_grad_enabled():
+        return {}
+    refuse_transforms(
+        "replicated parameters whose gradients are added up over the ranks (SequenceParallel, and "
+        "norms in it); call a copy of the module that is not parallelized"
+    )
+    summed = dict(zip(found, _Summed.apply(mesh, *found.values()), strict=True))
+    for tensor in summed.values():
+        _standing_in.set(tensor, True)
+    return summed
+
+
+def _is_summed(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor stands for a parameter already, in a call inside a call."""
+    return bool(_standing_in.get(tensor))
+
+
+@contextlib.contextmanager
+def with_summed_parameters(module: nn.Module, mesh: DeviceMesh) -> Iterator[None]:
+    """Let a module find `summed_parameters` in the place of its own inside."""
+    parameters = parameters_of(module)
+    found = summed_parameters(module, mesh)
+    own = {name: parameters[name] for name in found}
+    parameters.update(found)
+    try:
+        yield
+    finally:
+        parameters.update(own)

@@ -1,7 +1,13 @@
-"""Which way values take, and which way their gradients: layouts alone, nothing moves here."""
+"""Routes of values and of their gradients, and which module a move is made for: nothing moves here.
+
+Layers of one shape move alike: ranks that call two of them in different orders, or go back through
+them so, would add what does not belong together. A move for a module remembers the module's path,
+which the ranks compare before values leave, forward and backward.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
@@ -15,7 +21,7 @@ _R = Replicate()
 _LINEAR = frozenset(("sum", "avg"))
 
 
-class Leg(NamedTuple):
+class Route(NamedTuple):
     """One way of a move.
 
     Attributes
@@ -43,17 +49,17 @@ class Leg(NamedTuple):
 class _Ways(NamedTuple):
     """The ways of values and gradients, and why a gradient has none, where it has none."""
 
-    there: Leg
-    back: Leg
+    there: Route
+    back: Route
     refusal: str
 
 
-def legs_between(
+def routes_between(
     src: Layout,
     dst: Layout,
     grad_placements: Sequence[Placement] | None = None,
     requires_grad: bool = True,
-) -> tuple[Leg, Leg]:
+) -> tuple[Route, Route]:
     """Return the ways between layouts, of values and of gradients.
 
     Raises
@@ -83,11 +89,11 @@ def _ways(src: Layout, dst: Layout, grad_placements: tuple[Placement, ...] | Non
             f"{src} -> {dst} has no gradient: only sums and averages have. Detach the tensor, or "
             "reduce it by Partial('sum') or Partial('avg')"
         )
-    back = Leg(arriving, returning, _averaged_over(dst) / _averaged_over(src))
+    back = Route(arriving, returning, _averaged_over(dst) / _averaged_over(src))
     purpose = None
     if _communicates(arriving, returning):
         purpose = Purpose.of(f"of a tensor whose gradient goes {arriving} -> {returning}")
-    return _Ways(Leg(src, dst, 1.0, purpose), back, refusal)
+    return _Ways(Route(src, dst, 1.0, purpose), back, refusal)
 
 
 def _arriving(dst: Layout, placements: tuple[Placement, ...]) -> Layout:
@@ -122,3 +128,60 @@ def _averaged_over(layout: Layout) -> Any:
         for size, p in zip(layout.mesh.shape, layout.placements, strict=True)
         if type(p) is Partial and p.op == "avg"
     )
+
+
+# --- origins --------------------------------------------------------------------------------------
+
+
+class Origin:
+    """What a move is for; `reversed` is what the move of its gradient is for."""
+
+    __slots__ = ("reversed", "there")
+    reversed: Origin
+
+    def __init__(self, there: Purpose) -> None:
+        self.there = there
+
+
+class _Current(threading.local):
+    origin: Origin | None = None
+
+
+_current = _Current()
+
+
+def current() -> Origin | None:
+    """Return what moves of this thread are for; None outside of modules that have a path."""
+    return _current.origin
+
+
+class moving_for:  # noqa: N801 - reads as a phrase: with moving_for(path)
+    """Let moves inside be for the module of a path; "" is none."""
+
+    __slots__ = ("_before", "_origin")
+
+    def __init__(self, path: str) -> None:
+        self._origin = _origin(path) if path else None
+
+    def __enter__(self) -> None:
+        self._before = _current.origin
+        _current.origin = self._origin
+
+    def __exit__(self, *_: object) -> None:
+        _current.origin = self._before
+
+
+@lru_cache(maxsize=4096)
+def _origin(path: str) -> Origin:
+    there = Origin(Purpose.of(path))
+    back = Origin(Purpose.of(f"backward through {path}, which each rank's loss must depend on"))
+    there.reversed, back.reversed = back, there
+    return there
+
+
+@lru_cache(maxsize=4096)
+def joined(first: Purpose | None, second: Purpose | None) -> Purpose | None:
+    """Return one purpose for two."""
+    if first is None or second is None:
+        return first or second
+    return Purpose(first.token ^ second.token, f"{first.text}: {second.text}")

@@ -22,10 +22,10 @@ from distarray.torch._layouts import hand_on
 from distarray.torch._modules import map_inputs, state_of
 from distarray.torch.parallel._colwise import ColwiseParallel
 from distarray.torch.parallel._forward_wrapper import keep_placed
+from distarray.torch.parallel._gradient_sums import summed_parameters
 from distarray.torch.parallel._partition_rules import check_stock
 from distarray.torch.parallel._rowwise import RowwiseParallel
 from distarray.torch.parallel._style import ParallelStyle, one_axis, twin_of_style
-from distarray.torch.parallel._summed import summed_parameters
 from distarray.torch.parallel.layers._features import Features, addend, shared, summed
 
 _R = Replicate()
