@@ -25,8 +25,8 @@ from distarray.checkpoint._save import save
 from distarray.checkpoint._save_plan import PerRank
 from distarray.checkpoint._save_plan import SavePlan as SavePlan
 from distarray.checkpoint._save_plan import encode_key as encode_key
-from distarray.checkpoint._save_plan import join_name as join_name
 from distarray.checkpoint._values import Node as Node
+from distarray.checkpoint._values import join_name as join_name
 
 __all__ = [
     "Handle",

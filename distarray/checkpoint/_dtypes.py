@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import widen_bfloat16
+from distarray.comm import narrow_bfloat16, widen_bfloat16
 from distarray.core._arguments import check_travels
 from distarray.errors import CheckpointError, DTypeError
 
@@ -121,10 +121,10 @@ def describe(spec: Spec) -> str:
 
 def can_cast(source: Spec, target: Spec) -> bool:
     """Tell whether values may be converted: between numbers, and not from complex to real."""
-    a, b = _kind(source), _kind(target)
     if source == target:
         return True
-    if a is None or b is None or (target not in _NARROW and not _is_numpy(target)):
+    a, b = _kind(source), _kind(target)
+    if a is None or b is None or str(target).startswith("float8"):
         return False
     return bool(np.can_cast(a, b, "same_kind"))
 
@@ -140,15 +140,11 @@ def cast(values: np.ndarray, source: Spec, target: np.ndarray, target_spec: Spec
     if not can_cast(source, target_spec):
         raise DTypeError(f"{describe(source)} cannot be converted to {describe(target_spec)}")
     plain = widened(values, source)
-    if target_spec == "bfloat16":
-        bits = plain.astype(np.float32).view(np.uint32)
-        odd = (bits >> np.uint32(16)) & np.uint32(1)
-        rounded = ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype(np.uint16)
-        nan = np.isnan(plain)
-        target.view(np.uint16)[...] = np.where(nan, np.uint16(0x7FC0), rounded)
-        return
     with np.errstate(over="ignore", invalid="ignore"):
-        target[...] = plain.astype(target.dtype)
+        if target_spec == "bfloat16":
+            target.view(np.uint16)[...] = narrow_bfloat16(plain.astype(np.float32))
+        else:
+            target[...] = plain.astype(target.dtype)
 
 
 def widened(values: np.ndarray, spec: Spec) -> np.ndarray:
@@ -164,13 +160,6 @@ def widened(values: np.ndarray, spec: Spec) -> np.ndarray:
     if isinstance(spec, str) and spec.startswith("float8"):
         raise DTypeError(f"values of {spec} cannot be converted here; read them as bits")
     return values
-
-
-_NARROW = ("bfloat16",)
-
-
-def _is_numpy(spec: Spec) -> bool:
-    return isinstance(spec, str) and not spec.startswith(("bfloat16", "float8"))
 
 
 def _kind(spec: Spec) -> np.dtype | None:

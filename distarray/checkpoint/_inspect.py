@@ -105,20 +105,20 @@ class Opened(Mapping[str, Any]):
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
-        self._loading = LoadPlan(manifest, None, 0, manifest.world_size, casts=False)
+        self._plan = LoadPlan(manifest, None, 0, manifest.world_size, casts=False)
         self.path = manifest.directory
         self.saved = manifest.saved
         self.world_size = manifest.world_size
 
     def __getitem__(self, name: str) -> Any:
-        found = self._loading.value(name)
+        found = self._plan.value(name)
         return StoredArray(self._manifest, found) if isinstance(found, Entry) else found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._loading.names(""))
+        return iter(self._plan.names(""))
 
     def __len__(self) -> int:
-        return len(self._loading.names(""))
+        return len(self._plan.names(""))
 
     def __repr__(self) -> str:
         return (

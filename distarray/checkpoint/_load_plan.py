@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ from distarray.checkpoint._chunks import Reader
 from distarray.checkpoint._dtypes import can_cast, describe
 from distarray.checkpoint._fill import Target
 from distarray.checkpoint._manifest import Entry, Manifest
-from distarray.checkpoint._save_plan import PerRank, join_name
+from distarray.checkpoint._save_plan import PerRank
 from distarray.checkpoint._tied_memory import (
     MemoryPiece,
     arrays_differ,
@@ -20,7 +19,16 @@ from distarray.checkpoint._tied_memory import (
     memory_of,
     values_differ,
 )
-from distarray.checkpoint._values import Node, decode
+from distarray.checkpoint._values import (
+    Node,
+    children_of,
+    decode,
+    is_array,
+    is_container,
+    join_name,
+    kind_of,
+    walk,
+)
 from distarray.errors import CheckpointError, StateDictError
 
 _SHOWN = 8  # names that a message lists
@@ -54,8 +62,9 @@ class LoadPlan:
         self.manifest = manifest
         self.rank, self.size = rank, size
         self._casts = casts
-        self._nodes = dict(_named(manifest.tree, ""))
-        self._leaves = Names(name for name, node in self._nodes.items() if not _is_container(node))
+        self._nodes = dict(walk(manifest.tree))
+        self._leaves = [name for name, node in self._nodes.items() if not is_container(node)]
+        self._within = group_by_container(self._leaves)
         self._used: set[str] = set()
         self.targets: list[Target] = []
         self._filled: dict[object, MemoryPiece] = {}  # by memory
@@ -75,15 +84,15 @@ class LoadPlan:
     def names(self, name: str) -> list[str]:
         """Return the names of what a container of the checkpoint has, without its own."""
         start = f"{name}." if name else ""
-        return [leaf[len(start) :] for leaf in self._leaves.within(name)]
+        return [leaf[len(start) :] for leaf in self._within.get(name, ())]
 
     def children(self, name: str) -> list[tuple[Any, str]]:
         """Return the keys of a container of the checkpoint, and what they are called in full."""
-        return [(key, join_name(name, key)) for key, _ in _children(self._nodes.get(name))]
+        return [(key, join_name(name, key)) for key, _ in children_of(self._nodes.get(name))]
 
     def is_array(self, name: str) -> bool:
         """Tell whether the checkpoint has an array of this name."""
-        return _is_array(self._nodes.get(name))
+        return is_array(self._nodes.get(name))
 
     def refuse(self, why: str) -> None:
         """Take note of something that does not fit."""
@@ -100,7 +109,7 @@ class LoadPlan:
             return None
         node = self._nodes[name]
         self._used.add(name)
-        if not _is_array(node):
+        if not is_array(node):
             self.refuse(f"{name} is no array in the checkpoint, but {_described(node)}")
             return None
         return self._array(node)
@@ -151,7 +160,7 @@ class LoadPlan:
             There is none, or it is a container of arrays.
         """
         node = self._nodes[name]
-        if _is_array(node):
+        if is_array(node):
             return self._array(node)
         if isinstance(node, dict) and "per_rank" in node:
             return list(map(decode, node["per_rank"]))
@@ -168,7 +177,7 @@ class LoadPlan:
             self._missing.append(name)
             return None
         node = self._nodes[name]
-        self._used.update((name, *self._leaves.within(name)))
+        self._used.update((name, *self._within.get(name, ())))
         return self._make(node, name)
 
     # --- templates -------------------------------------------------------------------------------
@@ -176,7 +185,7 @@ class LoadPlan:
     def fit(self, template: Any) -> Finish:
         """Return what makes the result of a whole template; all as it was saved for None."""
         if isinstance(template, Mapping) and template and adapter_of(template) is None:
-            children = [join_name("", key) for key, _ in _children(self.manifest.tree)]
+            children = [join_name("", key) for key, _ in children_of(self.manifest.tree)]
             asked = Containers(join_name("", key) for key in template)
             self._left_out = Containers(name for name in children if not asked.meet(name))
             made = {
@@ -236,7 +245,7 @@ class LoadPlan:
 
     def _differing_tied_names(self) -> list[str]:
         """Return in words which names stand for the same memory and for different values."""
-        tied = [one for one in self._tied if _is_array(self._nodes[one.first])]
+        tied = [one for one in self._tied if is_array(self._nodes[one.first])]
         if not tied:
             return []
         with Reader(self.manifest, verify=False) as reader:
@@ -279,12 +288,12 @@ class LoadPlan:
             ) from None
 
     def _make(self, node: Node, name: str) -> Finish:
-        if _is_array(node):
+        if is_array(node):
             entry = self._array(node)
             otherwise = "distarray" if node.get("kind") == "tensor block" else "numpy"
             return maker_of(node.get("kind"), otherwise)(entry, self)
         if isinstance(node, dict):
-            kind = next(iter(node), None)
+            kind = kind_of(node)
             if kind == "per_rank":
                 return self._own(node[kind], name)
             if kind == "object":
@@ -336,34 +345,8 @@ def _is_active(template: Any) -> bool:
     )
 
 
-def _children(node: Node) -> Iterator[tuple[Any, Node]] | list[tuple[Any, Node]]:
-    if isinstance(node, dict):
-        kind = next(iter(node), None)
-        if kind == "object":
-            return _children(node["of"])
-        if kind == "dict":
-            return [(decode(key), child) for key, child in node[kind]]
-        if kind in ("list", "tuple"):
-            return list(enumerate(node[kind]))
-    return []
-
-
-def _named(node: Node, name: str) -> Iterator[tuple[str, Node]]:
-    yield name, node
-    for key, child in _children(node):
-        yield from _named(child, join_name(name, key))
-
-
-def _is_container(node: Node) -> bool:
-    return isinstance(node, dict) and next(iter(node), None) in ("dict", "list", "tuple", "object")
-
-
-def _is_array(node: Node) -> bool:
-    return isinstance(node, dict) and next(iter(node), None) == "array"
-
-
 def _described(node: Node) -> str:
-    return f"a {next(iter(node), 'dict')}" if isinstance(node, dict) else repr(node)
+    return f"a {kind_of(node) or 'dict'}" if isinstance(node, dict) else repr(node)
 
 
 def list_names(names: list[str]) -> str:
@@ -381,28 +364,14 @@ def containers(name: str) -> Iterator[str]:
         at = name.rfind(".", 0, at)
 
 
-class Names:
-    """Names in some order, to be asked for those within a container."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._ordered = list(names)
-        self._places = {name: place for place, name in enumerate(self._ordered)}
-        self._sorted = sorted(self._ordered)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._ordered)
-
-    def within(self, container: str) -> list[str]:
-        """Return the names in a container, in their order; all of them for ""."""
-        if not container:
-            return list(self._ordered)
-        start = f"{container}."
-        at = bisect_left(self._sorted, start)
-        found = []
-        while at < len(self._sorted) and self._sorted[at].startswith(start):
-            found.append(self._sorted[at])
-            at += 1
-        return sorted(found, key=self._places.__getitem__)
+def group_by_container(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names that are in each container, in their order; all of them under ""."""
+    found: dict[str, list[str]] = {"": list(names)}
+    for name in found[""]:
+        for container in containers(name):
+            if container not in ("", name):
+                found.setdefault(container, []).append(name)
+    return found
 
 
 class Containers:

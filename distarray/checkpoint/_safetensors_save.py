@@ -22,6 +22,7 @@ from distarray.checkpoint._safetensors import compose_header
 from distarray.checkpoint._safetensors_load import INDEX, SINGLE
 from distarray.checkpoint._save import collect_tree
 from distarray.checkpoint._save_plan import SavePlan
+from distarray.checkpoint._values import is_array, is_container, walk
 from distarray.checkpoint._write_plan import WritePlan, plan_writes
 from distarray.comm import Communicator, as_communicator
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
@@ -249,29 +250,12 @@ def _check(plan: SavePlan, tree: Any) -> None:
             raise DTypeError(
                 f"{name} has dtype {describe(block.spec)}, which safetensors files lack; convert it"
             )
-    plain = _plain_value(tree)
-    if plain is not None:
-        raise ArgumentTypeError(
-            f"a safetensors file has tensors alone, and the state has {str(plain)[:80]!r}; leave "
-            "it out, or use da.checkpoint.save"
-        )
-
-
-def _plain_value(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        kind = next(iter(tree), None)
-        if kind == "array":
-            return None
-        if kind == "object":
-            return _plain_value(tree["of"])
-        if kind == "dict":
-            values = [value for _, value in tree[kind]]
-        elif kind in ("list", "tuple"):
-            values = tree[kind]
-        else:
-            return tree
-        return next((found for v in values if (found := _plain_value(v)) is not None), None)
-    return repr(tree)
+    for name, node in walk(tree):
+        if not is_array(node) and not is_container(node):
+            raise ArgumentTypeError(
+                f"a safetensors file has tensors alone, and the state has {str(node)[:80]!r} at "
+                f"{name or 'its top'}; leave it out, or use da.checkpoint.save"
+            )
 
 
 def _split_into_files(blocks: Mapping[str, Block], limit: int) -> list[list[str]]:

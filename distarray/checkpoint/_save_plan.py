@@ -7,7 +7,7 @@ from typing import Any
 
 from distarray.checkpoint._adapters import adapter_of
 from distarray.checkpoint._blocks import Block
-from distarray.checkpoint._values import Node, encode, is_plain, unsupported
+from distarray.checkpoint._values import Node, encode, is_plain, join_name, unsupported
 from distarray.errors import ArgumentError, ArgumentTypeError
 
 
@@ -110,12 +110,6 @@ class SavePlan:
                 "points; rename one of them"
             )
         self._taken.add(name)
-
-
-def join_name(name: str, key: Any) -> str:
-    """Return the name of what a container called ``name`` has under a key."""
-    part = ",".join(map(str, key)) if isinstance(key, tuple) else str(key)
-    return f"{name}.{part}" if name else part
 
 
 def _named(name: str, key: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -150,3 +150,46 @@ def _string(text: str) -> Node:
 
 def _text(data: bytes) -> str:
     return base64.b64encode(data).decode()
+
+
+# --- trees of values and arrays ------------------------------------------------------------------
+
+
+def join_name(name: str, key: Any) -> str:
+    """Return the name of what a container called ``name`` has under a key."""
+    part = ",".join(map(str, key)) if isinstance(key, tuple) else str(key)
+    return f"{name}.{part}" if name else part
+
+
+def kind_of(node: Node) -> str | None:
+    """Return what a node is by its first key; None of a value that is written as it is."""
+    return next(iter(node), None) if isinstance(node, dict) else None
+
+
+def is_array(node: Node) -> bool:
+    """Tell whether a node is an array."""
+    return kind_of(node) == "array"
+
+
+def is_container(node: Node) -> bool:
+    """Tell whether a node has others in it."""
+    return kind_of(node) in ("dict", "list", "tuple", "object")
+
+
+def children_of(node: Node) -> list[tuple[Any, Node]]:
+    """Return what is in a container, with its keys."""
+    kind = kind_of(node)
+    if kind == "object":
+        return children_of(node["of"])
+    if kind == "dict":
+        return [(decode(key), child) for key, child in node[kind]]
+    if kind in ("list", "tuple"):
+        return list(enumerate(node[kind]))
+    return []
+
+
+def walk(node: Node, name: str = "") -> Iterator[tuple[str, Node]]:
+    """Yield a node and all that is in it, with their names."""
+    yield name, node
+    for key, child in children_of(node):
+        yield from walk(child, join_name(name, key))

@@ -41,7 +41,7 @@ from distarray.comm._packing import (
     reduce_boxes,
     reduce_into,
 )
-from distarray.comm._reductions import BFLOAT16, is_bfloat16, widen_bfloat16
+from distarray.comm._reductions import BFLOAT16, is_bfloat16, narrow_bfloat16, widen_bfloat16
 from distarray.comm._requests import Request
 from distarray.comm._settings import setting
 from distarray.comm.failures import _abort
@@ -72,6 +72,7 @@ __all__ = [
     "is_bfloat16",
     "mismatch_error",
     "name_ranks",
+    "narrow_bfloat16",
     "on_host",
     "pack",
     "record",
