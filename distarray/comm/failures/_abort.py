@@ -77,10 +77,10 @@ def install() -> None:
     global _ending
     if _ending is not None:
         return
-    _ending = _Ending()
+    _ending = _ErrorHooks()
     sys.excepthook = _ending.on_exception
     threading.excepthook = _ending.on_thread_exception
-    atexit.register(_say_that_gone, os.getpid())
+    atexit.register(_announce_end, os.getpid())
     if launched_place() is not None:
         with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
             if not faulthandler.is_enabled():  # a crash tells its line
@@ -105,7 +105,7 @@ def end(message: str, frame: FrameType | None) -> None:
         Where it waits.
     """
     if _ending is not None:
-        _ending.on_wait_in_vain(message, frame)
+        _ending.on_vain_wait(message, frame)
 
 
 def watch() -> None:
@@ -128,7 +128,7 @@ def watch() -> None:
         return
     presence = None if _is_spawned() else _present(place)
     if presence is not None:
-        presence.flush = _let_out
+        presence.flush = _flush
     _watched = place, Watchdog(str(place), abort, presence, place.size, end)
 
 
@@ -152,7 +152,7 @@ def starting() -> Iterator[None]:
     watch()
 
 
-def _say_that_gone(process: int) -> None:
+def _announce_end(process: int) -> None:
     """Tell those who wait for this rank that it has come to the end of the program."""
     place = _place() if _watched is None else _watched[0]
     if place is None or process != os.getpid() or _is_spawned():
@@ -183,7 +183,7 @@ def install_at_exit() -> None:
     """Make leaving with an exit status other than zero, or at once, end all ranks as well."""
     global _leaving
     if _leaving is None:
-        _leaving = _Leaving()
+        _leaving = _ExitHooks()
         # Before the threads are waited for, which may be in the middle of an exchange: the last to
         # register is called first, and the module of pools registers when it is imported.
         importlib.import_module("concurrent.futures.thread")
@@ -231,7 +231,7 @@ def abort(code: int) -> None:
     place = _place()
     if place is not None and not _is_spawned():
         _present(place).let_flush(range(place.size), _SECONDS_TO_FLUSH)
-    _drain()
+    _flush_and_wait()
     if _mpi() is None and not _is_starting:
         # The others may be starting MPI, and wait there for this rank: it joins, to end them.
         # If they do not come, the alarm ends this one.
@@ -261,8 +261,8 @@ def _remove_files() -> None:
                     os.unlink(path)
 
 
-class _Leaving:
-    """What it means for the others that this rank leaves with a status."""
+class _ExitHooks:
+    """What is called when this rank leaves with a status, or at once."""
 
     def __init__(self) -> None:
         self._status = watch_exit_status()
@@ -300,17 +300,17 @@ class _Leaving:
             how = f"{place} left by os._exit({status}) without MPI.Finalize(){line}"
             sys.stderr.write(f"{how}: ending all ranks\n")
             abort(status or 1)
-        _say_that_gone(self._process)
+        _announce_end(self._process)
         _exit(status)
 
 
-class _Ending:
-    """What it means for the others that this rank fails."""
+class _ErrorHooks:
+    """What is called when this rank fails by an error."""
 
     def __init__(self) -> None:
         self._previous = sys.excepthook
         self._previous_in_threads = threading.excepthook
-        self._voice: Any = None
+        self._claim: Any = None
 
     def on_exception(
         self,
@@ -339,7 +339,7 @@ class _Ending:
             self._previous_in_threads(args)
         abort(1)
 
-    def on_wait_in_vain(self, message: str, frame: FrameType | None) -> None:
+    def on_vain_wait(self, message: str, frame: FrameType | None) -> None:
         """Print as an uncaught error what a thread would raise if it could, and end all ranks."""
         place = _place()
         if place is None:
@@ -357,14 +357,14 @@ class _Ending:
         """Say that this rank fails; False where another one does, and waits for this to join."""
         if place.rank != 0:
             _rest(place, _SECONDS_BEFORE_OTHERS_PRINT)
-        if not self._speaks():
+        if not self._is_first_to_fail():
             if _mpi() is None and not _is_starting:
                 return False
             _rest(place, _SECONDS_SILENT)
         sys.stderr.write(f"{place} failed: ending all ranks\n")
         return True
 
-    def _speaks(self) -> bool:
+    def _is_first_to_fail(self) -> bool:
         """Tell whether this rank is the first of its node to fail.
 
         The first takes a name that the system gives to one process at a time, and frees with it.
@@ -372,9 +372,9 @@ class _Ending:
         import socket
 
         name = f"\0distarray {os.getuid()} failing in {job()}"
-        self._voice = socket.socket(socket.AF_UNIX)
+        self._claim = socket.socket(socket.AF_UNIX)
         try:
-            self._voice.bind(name)
+            self._claim.bind(name)
         except OSError as error:
             return error.errno != errno.EADDRINUSE
         return True
@@ -385,8 +385,8 @@ def _rest(place: Place, seconds: float) -> None:
     (time.sleep if _is_spawned() else _present(place).rest)(seconds)
 
 
-_ending: _Ending | None = None
-_leaving: _Leaving | None = None
+_ending: _ErrorHooks | None = None
+_leaving: _ExitHooks | None = None
 _watched: tuple[Place, Watchdog] | None = None
 _is_starting = False
 _exit = os._exit
@@ -406,13 +406,13 @@ def _in_one_piece() -> Iterator[None]:
         stream.write(text)
 
 
-def _drain() -> None:
+def _flush_and_wait() -> None:
     """Wait until the launcher has what this rank wrote."""
-    _let_out(_SECONDS_TO_READ)
+    _flush(_SECONDS_TO_READ)
     time.sleep(_SECONDS_TO_FORWARD)
 
 
-def _let_out(seconds: float = _SECONDS_TO_FLUSH / 2) -> None:
+def _flush(seconds: float = _SECONDS_TO_FLUSH / 2) -> None:
     """Write what is held back, and wait for the launcher to read it."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or none
