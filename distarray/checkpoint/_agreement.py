@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from distarray.comm import Communicator, by_answer, waiting
+from distarray.comm import Communicator, attempt, by_answer, raise_alike, waiting
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -57,10 +57,10 @@ def call_on_all(comm: Communicator, call: Callable[[], T]) -> list[T]:
     DistArrayError
         On every rank, if ``call()`` fails on any: of the same kind, and saying which.
     """
-    item, error = _outcome(call)
-    told = [pickle.loads(item) for item in _gathered(comm, item)]
-    _raise_if_any(told, error, comm)
-    return [one[1] for one in told]
+    mine, error = attempt(_pickled(call), "a checkpoint")
+    told = [pickle.loads(item) for item in _gathered(comm, pickle.dumps(mine))]
+    raise_alike(told, error, comm.world_ranks, comm.size)
+    return [pickle.loads(one) for one in told]
 
 
 def run_on_all(comm: Communicator, call: Callable[[], T]) -> T:
@@ -78,15 +78,16 @@ def call_on_first(comm: Communicator, call: Callable[[], T]) -> T:
     DistArrayError
         On every rank, if it fails.
     """
-    item, error = _outcome(call) if comm.rank == 0 else (b"", None)
+    mine, error = attempt(_pickled(call), "a checkpoint") if comm.rank == 0 else (b"", None)
+    item = pickle.dumps(mine)
     size = np.array([len(item)], np.int64)
     _wait(comm.broadcast(size, 0, blocking=False))
     data = np.frombuffer(item, np.uint8) if comm.rank == 0 else np.empty(int(size[0]), np.uint8)
     data = data.copy() if comm.rank == 0 else data
     _wait(comm.broadcast(data, 0, blocking=False))
     told = pickle.loads(data.tobytes())
-    _raise_if_any([told], error, comm)
-    found: T = told[1]
+    raise_alike([told], error, comm.world_ranks[:1], 1)
+    found: T = pickle.loads(told)
     return found
 
 
@@ -123,35 +124,18 @@ def _wait(request: Any) -> None:
         request.wait()
 
 
-_Outcome = tuple[tuple[type[DistArrayError], str] | None, Any]
+def _pickled(call: Callable[[], object]) -> Callable[[], bytes]:
+    """Return a call for what travels, which raises a CheckpointError for errors of others."""
 
+    def converted() -> bytes:
+        try:
+            return pickle.dumps(call())
+        except DistArrayError:
+            raise
+        except Exception as error:
+            raise CheckpointError(f"{type(error).__name__}: {error}") from error
 
-def _outcome(call: Callable[[], Any]) -> tuple[bytes, BaseException | None]:
-    """Return what others are told, and what went wrong here."""
-    try:
-        return pickle.dumps((None, call())), None
-    except DistArrayError as error:
-        return pickle.dumps(((_kind(error), str(error)), None)), error
-    except Exception as error:
-        message = f"{type(error).__name__}: {error}"
-        return pickle.dumps(((CheckpointError, message), None)), error
-
-
-def _kind(error: DistArrayError) -> type[DistArrayError]:
-    """Return which error of the library this is, or is one of: others may lack the class."""
-    ours = DistArrayError.__module__
-    return next(kind for kind in type(error).__mro__ if kind.__module__ == ours)
-
-
-def _raise_if_any(told: list[_Outcome], own: BaseException | None, comm: Communicator) -> None:
-    failures = {rank: one[0] for rank, one in enumerate(told) if one[0] is not None}
-    if not failures:
-        return
-    if own is not None and isinstance(own, DistArrayError) and len(set(failures.values())) == 1:
-        raise own
-    rank, (kind, message) = next(iter(failures.items()))
-    where = f"rank {comm.world_ranks[rank]}: " if comm.size > 1 else ""
-    raise kind(f"{where}{message}") from own
+    return converted
 
 
 def check_path(path: object) -> str:

@@ -9,9 +9,11 @@ from distarray.comm import _backend, _memory
 from distarray.comm._agreement import (
     Purpose,
     all_gather_checked,
+    attempt,
     by_answer,
     mismatch_error,
     name_ranks,
+    raise_alike,
     token,
 )
 from distarray.comm._collectives import on_host
@@ -60,6 +62,7 @@ __all__ = [
     "_memory",
     "all_gather_checked",
     "as_communicator",
+    "attempt",
     "background_work",
     "by_answer",
     "copy_box",
@@ -75,6 +78,7 @@ __all__ = [
     "narrow_bfloat16",
     "on_host",
     "pack",
+    "raise_alike",
     "record",
     "recording",
     "reduce_boxes",

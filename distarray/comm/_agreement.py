@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from distarray.errors import CommunicationError, DistArrayError, MismatchError
 
-Said = TypeVar("Said")
+T = TypeVar("T")
 
 _SUCH_CALLS = (
     "; of a distributed array x, print(x), float(x), np.asarray(x) and x.full_array() are such "
@@ -99,14 +99,60 @@ def name_ranks(found: Sequence[int]) -> str:
     return f"ranks {', '.join(map(str, found[:_SHOWN]))}{more}"
 
 
-class _Failure(NamedTuple):
+class Failure(NamedTuple):
     """What went wrong on a rank, in a form that travels."""
 
     kind: type[DistArrayError]
     message: str
 
 
-def all_gather_checked(mesh: Any, call: str, say: Callable[[], Said]) -> list[Said]:
+def attempt(call: Callable[[], T], name: str) -> tuple[T | Failure, Exception | None]:
+    """Return what a call returns, or what other ranks are told of its error, and the error."""
+    try:
+        return call(), None
+    except DistArrayError as error:
+        # Other ranks may lack a class that is derived from ours.
+        ours = DistArrayError.__module__
+        kind = next(kind for kind in type(error).__mro__ if kind.__module__ == ours)
+        return Failure(kind, str(error)), error
+    except Exception as error:
+        text = f"{name} failed there: {type(error).__name__}: {error}"
+        return Failure(CommunicationError, text), error
+
+
+def raise_alike(
+    answers: Sequence[object], own: Exception | None, ranks: Sequence[int], size: int
+) -> None:
+    """Raise the error of the first rank that failed, if any did: the same on all ranks.
+
+    Where all have failed alike each raises its own; so does a rank whose error is none of ours.
+
+    Parameters
+    ----------
+    answers
+        What `attempt` returned on some ranks.
+    own
+        The error of this rank.
+    ranks
+        Their numbers in the MPI world.
+    size
+        How many ranks there are.
+    """
+    failures = {
+        rank: answer
+        for rank, answer in zip(ranks, answers, strict=True)
+        if isinstance(answer, Failure)
+    }
+    if not failures:
+        return
+    alike = len(failures) == size and len(set(failures.values())) == 1
+    if own is not None and (alike or not isinstance(own, DistArrayError)):
+        raise own
+    rank, first = next(iter(failures.items()))
+    raise first.kind(f"on rank {rank}: {first.message}") from own
+
+
+def all_gather_checked(mesh: Any, call: str, say: Callable[[], T]) -> list[T]:
     """Return what `say()` returns on every process of the mesh, by position in it.
 
     Collective over the mesh, which holds this process.
@@ -128,28 +174,10 @@ def all_gather_checked(mesh: Any, call: str, say: Callable[[], Said]) -> list[Sa
     MismatchError
         If the ranks make different calls, or on different meshes.
     """
-    failed: Exception | None = None
-    mine: Said | _Failure
-    try:
-        mine = say()
-    except DistArrayError as error:
-        failed, mine = error, _Failure(type(error), str(error))
-    except Exception as error:
-        failed = error
-        mine = _Failure(CommunicationError, f"{call} failed there: {type(error).__name__}: {error}")
+    mine, error = attempt(say, call)
     comm = mesh.communicator()
     calls, everyone = zip(*comm.all_gather_object((f"{call} on {mesh}", mine)), strict=True)
     if len(set(calls)) > 1:
         raise mismatch_error(calls, comm.world_ranks)
-    failures = {
-        rank: said
-        for rank, said in zip(comm.world_ranks, everyone, strict=True)
-        if isinstance(said, _Failure)
-    }
-    if not failures:
-        return list(everyone)
-    alike = len(failures) == comm.size and len(set(failures.values())) == 1
-    if failed is not None and (alike or not isinstance(failed, DistArrayError)):
-        raise failed
-    rank, first = next(iter(failures.items()))
-    raise first.kind(f"on rank {rank}: {first.message}") from failed
+    raise_alike(everyone, error, comm.world_ranks, comm.size)
+    return list(everyone)
