@@ -84,6 +84,11 @@ def check_travels(tensor: Any) -> None:
         )
 
 
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor's items fill their memory, in any order of the axes."""
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor.detach()))
+
+
 def wire_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     """Return the dtype of the buffers of tensors that can travel."""
     return _DTYPES[dtype]

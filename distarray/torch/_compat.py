@@ -14,8 +14,10 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import _reduction
+from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = ["StorageWeakRef"]
 
@@ -62,12 +64,33 @@ def version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else int(tensor._version)
 
 
+def call_after_backward(function: Callable[[], None]) -> None:
+    """Let the engine call a function at the end of the backward pass under way.
+
+    Since 0.4; torch's own data parallelism ends its passes so. A pass that fails lets it go.
+    """
+    torch.autograd.Variable._execution_engine.queue_callback(function)  # type: ignore[attr-defined]
+
+
 def hooks_of(tensor: torch.Tensor) -> Any:
     """Return the dictionary of a tensor's hooks; None before the first one is registered.
 
     Since 0.2. Nothing public tells whether somebody waits for the gradient of a tensor.
     """
     return tensor._backward_hooks
+
+
+def hooks_after_accumulation_of(tensor: torch.Tensor) -> Any:
+    """Return the dictionary of hooks that see a gradient added; None before there is one.
+
+    Since 2.1. Gradients that come outside of autograd have nobody else to call them.
+    """
+    return tensor._post_accumulate_grad_hooks
+
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the tensor that a tensor is a view of; None where it is none. Since 0.4."""
+    return tensor._base
 
 
 def memory_key(tensor: torch.Tensor) -> int:
@@ -99,8 +122,22 @@ call inside of one that is not to be seen has no other way."""
 push_function_mode: Final[Callable[[Any], None]] = torch._C._push_on_torch_function_stack
 
 
+# --- tensors -------------------------------------------------------------------------------------
+
+is_wrapper_subclass: Final[Callable[[Any], bool]] = is_traceable_wrapper_subclass
+"""Whether a tensor is of a class that holds others, such as DTensor. Since 2.1."""
+norms_of: Final[Callable[..., Any]] = torch._foreach_norm
+"""The norms of tensors of one dtype and device, in one call. Since 2.1, as in clip_grad_norm_."""
+scale_all: Final[Callable[[list[torch.Tensor], torch.Tensor], None]] = torch._foreach_mul_
+"""Multiply tensors of one dtype and device in place, in one call. Since 1.9."""
+
+
 # --- modules -------------------------------------------------------------------------------------
 
+BatchNormBase: Final = _NormBase
+"""The class of modules that have running statistics. Since 1.0."""
+FANS: Final = "_calculate_fan_in_and_fan_out"
+"""The function of ``torch.nn.init`` that modules call to reset their parameters. Since 0.2."""
 REPLACING: Final = ("_apply", "_load_from_state_dict")
 """Methods that torch calls, of each module by itself, for all conversions and all loading. Since
 0.4; hooks of modules see loading, and nothing sees conversions."""
@@ -125,6 +162,32 @@ def buffers_of(module: nn.Module) -> dict[str, Any]:
     return module._buffers
 
 
+def state_dict_hooks_of(module: nn.Module) -> dict[int, Any]:
+    """Return the hooks that a module's state dicts go through. Since 0.3, to be put once."""
+    return module._state_dict_hooks
+
+
+def load_own_state(
+    module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]
+) -> list[str]:
+    """Load what a module itself has, and not its children; return what is wrong.
+
+    Since 0.4: what ``load_state_dict`` calls, and modules override, for each module.
+    """
+    errors: list[str] = []
+    module._load_from_state_dict(state, prefix, metadata, False, [], [], errors)
+    return errors
+
+
+def hold_rnn_weights(module: nn.RNNBase) -> None:
+    """Let a recurrent module compute with the parameters that it holds now.
+
+    Since 0.4: it keeps a list of them beside, which only ``setattr`` brings up to date.
+    """
+    names = module._flat_weights_names
+    module._flat_weights = [module._parameters.get(name) for name in names]
+
+
 def check_input_dim(module: Any, input: torch.Tensor) -> None:
     """Raise what a batch or instance normalisation raises of an input with other axes.
 
@@ -136,6 +199,11 @@ def check_input_dim(module: Any, input: torch.Tensor) -> None:
 def reduction_of(size_average: bool | None, reduce: bool | None) -> str:
     """Return the ``reduction`` that old arguments of losses stand for. Since 0.4.1."""
     return str(_reduction.legacy_get_string(size_average, reduce))
+
+
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
+    """Return containers with a function of each leaf in its place. Since 1.8, as `leaves_of`."""
+    return _pytree.tree_map(function, value)
 
 
 def leaves_of(value: Any) -> list[Any]:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from distarray.errors import StateDictError
-from distarray.torch._compat import parameters_of
+from distarray.torch._compat import parameters_of, state_dict_hooks_of
 from distarray.torch._layouts import Beside, Placed
 from distarray.torch._modules import state_of, watch_replacements
 from distarray.torch._shards import is_sharded, torn_among
@@ -35,7 +35,7 @@ def note_placed(module: nn.Module, name: str, placed: Placed) -> None:
     own = parameters_of(module).get(name)
     if own is not None:
         _names.set(own, f"{state.path}.{name}" if state.path else name)
-    if _write not in module._state_dict_hooks.values():
+    if _write not in state_dict_hooks_of(module).values():
         module.register_state_dict_post_hook(_write)
         module.register_load_state_dict_pre_hook(_compare)
 

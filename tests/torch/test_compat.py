@@ -18,17 +18,16 @@ from distarray.torch import _compat  # noqa: E402
 
 PRIVATE = re.compile(
     r"\btorch\._[a-zA-Z]|\btorch(?:\.\w+)*\._[a-zA-Z]|from torch[\w.]*\._\w+ import"
-    r"|\b(?:nn|\w+norm)(?:\.\w+)*\._\w|from torch[\w.]* import [^\n]*(?<![\w.])_\w+"
-    r"|(?<!self)\.(?:_version|_cdata|_backward_hooks|_parameters|_buffers|_forward_pre_hooks|_base)\b"
+    r"|\b(?:nn|\w+norm)(?:\.\w+)*\._(?!_)\w|from torch[\w.]* import [^\n]*(?<![\w.])_\w+"
+    r"|(?<!self)(?<!mesh)\.(?:_version|_cdata|_backward_hooks|_parameters|_buffers|_forward_pre_hooks|_base)\b"
 )
-ELSEWHERE = ("data_parallel", "fsdp", "state", "training")
 
 
 @pytest.mark.parametrize(
     "path", sorted(Path(dt.__file__).parent.rglob("*.py")), ids=lambda path: path.stem
 )
 def test_no_private_name_of_torch_is_used_elsewhere(path):
-    if path.name == "_compat.py" or path.parent.name in ELSEWHERE:
+    if path.name == "_compat.py":
         return
     text = re.sub(r"distarray\.torch[\w.]*", "", path.read_text())
     assert not PRIVATE.findall(text)
@@ -180,3 +179,59 @@ _compat.skip_frame(_compat.mark_untraced(inner))
 torch.compile(outer, backend="eager")(torch.ones(2))
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=100)
+
+
+def test_ends_of_backward_passes():
+    told = []
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda _: _compat.call_after_backward(lambda: told.append(x.grad is not None)))
+    x.sum().backward()
+    assert told == [True]
+
+
+def test_hooks_after_accumulation():
+    x = torch.ones(2, requires_grad=True)
+    assert not _compat.hooks_after_accumulation_of(x)
+    x.register_post_accumulate_grad_hook(print)
+    assert list(_compat.hooks_after_accumulation_of(x).values()) == [print]
+
+
+def test_what_tensors_are():
+    x = torch.ones(2)
+    assert _compat.base_of(x) is None
+    assert _compat.base_of(x[1:]) is x
+    assert not _compat.is_wrapper_subclass(x)
+    assert _compat.norms_of([x, 2 * x], 1)[1] == 4
+    _compat.scale_all([x], torch.tensor(3.0))
+    assert torch.equal(x, torch.full((2,), 3.0))
+
+
+def test_leaves_that_are_mapped():
+    assert _compat.map_leaves(str, (1, {"a": [2]})) == ("1", {"a": ["2"]})
+
+
+def test_states_of_modules():
+    module = nn.Linear(2, 2)
+    module.register_state_dict_post_hook(hook := lambda *_: None)
+    assert list(_compat.state_dict_hooks_of(module).values()) == [hook]
+    weight = torch.full((2, 2), 3.0)
+    assert not _compat.load_own_state(module, {"part.weight": weight}, "part.", {})
+    assert torch.equal(module.weight, weight)
+    assert _compat.load_own_state(module, {"part.weight": torch.ones(3)}, "part.", {})
+
+
+def test_weights_of_recurrent_modules():
+    module, x = nn.LSTM(2, 2), torch.ones(1, 2)
+    for name, own in _compat.parameters_of(module).items():
+        _compat.parameters_of(module)[name] = own.detach() * 0
+    _compat.hold_rnn_weights(module)
+    assert not module(x)[0].any()
+
+
+def test_modules_with_running_statistics():
+    assert issubclass(nn.BatchNorm1d, _compat.BatchNormBase)
+    assert not isinstance(nn.LayerNorm(2), _compat.BatchNormBase)
+
+
+def test_fans():
+    assert getattr(nn.init, _compat.FANS)(torch.empty(2, 3)) == (3, 2)

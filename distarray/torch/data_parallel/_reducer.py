@@ -25,7 +25,8 @@ from distarray.comm import DeviceMesh, Purpose
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, Partial, Replicate
 from distarray.redistribute import Handle, redistribute_async
-from distarray.torch._buffers import empty, tensor_of
+from distarray.torch._buffers import empty, is_dense, tensor_of
+from distarray.torch._compat import call_after_backward
 from distarray.typing import Buffer
 
 
@@ -116,7 +117,7 @@ class Replica:
         current = None if self._current is None else self._current()
         if current is None:
             current = _Pass(self)
-            torch.autograd.Variable._execution_engine.queue_callback(current)
+            call_after_backward(current)
             self._current = weakref.ref(current)
         return current
 
@@ -398,7 +399,7 @@ def unpack(
     for position, start in zip(bucket.members, bucket.starts[:-1], strict=True):
         parameter = parameters[position]
         part = buffer[start : start + parameter.numel()]
-        if parameter.is_contiguous() or not _is_dense(parameter):
+        if parameter.is_contiguous() or not is_dense(parameter):
             view = tensor_of(part.reshape(parameter.shape))
         else:
             view = tensor_of(part).as_strided(parameter.shape, parameter.stride())
@@ -410,7 +411,3 @@ def read_flags(bucket: Bucket, buffer: Buffer) -> list[bool]:
     """Return the flags behind a reduced bucket: whether any rank has set them."""
     found: list[bool] = (tensor_of(buffer[bucket.size :]) != 0).tolist()
     return found
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor.detach()))

@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
-from torch.utils import _pytree
 
 from distarray.comm import DeviceMesh, all_gather_checked, by_answer, token
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError, MismatchError
 from distarray.layout import Shard
 from distarray.torch._buffers import buffer_of, check_travels
+from distarray.torch._compat import BatchNormBase, buffers_of, is_going_backward, leaves_of
 from distarray.torch._layouts import placed_of
 from distarray.torch._modules import located
 from distarray.torch._moves import check_mesh
@@ -245,7 +244,7 @@ def _tensors(module: nn.Module) -> list[torch.Tensor]:
 def _before(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any]) -> None:
     replica: Replica = module.__dict__[NAME]
     with located(module):
-        if torch._C._current_graph_task_id() != -1:
+        if is_going_backward():
             return  # recomputed inside a backward pass
         if torch.is_grad_enabled():
             replica.attach(module)
@@ -257,7 +256,7 @@ def _before(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any]) -> None:
 @untraced
 def _after(module: nn.Module, _: tuple[Any, ...], output: Any) -> None:
     replica: Replica = module.__dict__[NAME]
-    for tensor in _pytree.tree_leaves(output):
+    for tensor in leaves_of(output):
         if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
             replica.begin_pass_at(tensor)
 
@@ -266,9 +265,9 @@ def _share_buffers(module: nn.Module, replica: Replica) -> None:
     """Give all ranks the buffers of the first, in one message."""
     communicator = replica.mesh.communicator()
     owned = [
-        (buffer, isinstance(child, _NormBase))
+        (buffer, isinstance(child, BatchNormBase))
         for child in module.modules()
-        for buffer in child._buffers.values()
+        for buffer in buffers_of(child).values()
         if buffer is not None and buffer.numel()
     ]
     if not owned or communicator.size == 1:

@@ -83,7 +83,7 @@ class Context:
         if current is None or not current.is_running:
             self._pending = []  # those of a pass that failed
             current = self._backward = Backward(self)
-            torch.autograd.Variable._execution_engine.queue_callback(current.end_later())
+            _compat.call_after_backward(current.end_later())
         return current
 
     def defer(self, group: Group) -> None:

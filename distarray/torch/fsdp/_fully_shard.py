@@ -17,6 +17,7 @@ from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError, Mism
 from distarray.layout import Shard
 from distarray.torch import _buffers
 from distarray.torch._buffers import check_travels
+from distarray.torch._compat import parameters_of
 from distarray.torch._modules import located, state_of
 from distarray.torch._moves import check_mesh
 from distarray.torch._opaque import untraced_itself
@@ -254,7 +255,7 @@ def _collect(
 ) -> None:
     if state_beside(module) is not None:
         return
-    for name, parameter in module._parameters.items():
+    for name, parameter in parameters_of(module).items():
         if parameter is None or id(parameter) in ignored:
             continue
         path = f"{prefix}{name}"

@@ -19,6 +19,7 @@ from distarray.layout import Layout, Partial, Replicate
 from distarray.redistribute import Handle, Packed, in_background, redistribute_local
 from distarray.torch._anchor import is_for_all_leaves
 from distarray.torch._buffers import empty, follow, still_read, tensor_of
+from distarray.torch._compat import hooks_after_accumulation_of, hooks_of
 from distarray.torch._layouts import place
 from distarray.torch.fsdp._parameter import ShardedParameter
 from distarray.torch.training import list_names
@@ -461,8 +462,7 @@ def _guard(parameter: torch.Tensor, late: set[int]) -> None:
     late
         The ids of parameters whose gradients will come later than autograd asks for them.
     """
-    known: Any = parameter
-    for hooks in (known._backward_hooks, known._post_accumulate_grad_hooks):
+    for hooks in (hooks_of(parameter), hooks_after_accumulation_of(parameter)):
         for key, hook in (hooks or {}).items():
             if not isinstance(hook, _Guarded):
                 hooks[key] = _Guarded(hook, late)
@@ -470,8 +470,7 @@ def _guard(parameter: torch.Tensor, late: set[int]) -> None:
 
 def _hooked(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """Return what hooks of a parameter make of its gradient."""
-    known: Any = parameter
-    for hook in list((known._backward_hooks or {}).values()):
+    for hook in list((hooks_of(parameter) or {}).values()):
         found = getattr(hook, "hook", hook)(gradient)
         if found is not None:
             gradient = found
@@ -480,6 +479,5 @@ def _hooked(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
 
 def _call_post_hooks(parameter: torch.Tensor) -> None:
     """Call the hooks that wait for a parameter's gradient to have been added."""
-    known: Any = parameter
-    for hook in list((known._post_accumulate_grad_hooks or {}).values()):
+    for hook in list((hooks_after_accumulation_of(parameter) or {}).values()):
         getattr(hook, "hook", hook)(parameter)

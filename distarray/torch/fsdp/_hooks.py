@@ -49,7 +49,7 @@ class _Refuse:
         if torch.compiler.is_compiling():  # inside of calls that have been looked at
             return
         # By the dictionary's own method: reading one in a recomputation makes it whole, if later.
-        held = dict.values(module._parameters)
+        held = dict.values(parameters_of(module))
         if not any(p is not None and is_shard(p) for p in held):
             return
         if is_going_backward():

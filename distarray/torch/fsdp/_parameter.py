@@ -16,6 +16,8 @@ from distarray.comm import DeviceMesh
 from distarray.core._meshes import common_mesh, lift
 from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError, LayoutError
 from distarray.layout import Layout, Replicate, Shard, chunk
+from distarray.torch._buffers import is_dense
+from distarray.torch._compat import hold_rnn_weights, parameters_of, version
 from distarray.torch._full import scatter_from
 from distarray.torch._layouts import (
     Placed,
@@ -70,8 +72,8 @@ class ShardedParameter:
         self.inner = placed_of(parameter) if is_placed(parameter) else None
         shape = tuple(parameter.shape)
         self.layout = _layout(shape, mesh, wanted, path)
-        dense = torch.ops.aten.is_non_overlapping_and_dense(parameter.detach())
-        self.stride = parameter.stride() if dense else torch.empty(shape, device="meta").stride()
+        like = parameter if is_dense(parameter) else torch.empty(shape, device="meta")
+        self.stride = like.stride()
         self.placed = _nested_placement(self.inner, self.layout)
         self.extension: Any = None
         self._adopted = 0
@@ -102,7 +104,7 @@ class ShardedParameter:
     def held(self) -> torch.Tensor | None:
         """What modules hold now: the parameter, its whole, or what somebody has put there."""
         module, name = self.slots[0]
-        return module._parameters.get(name)
+        return parameters_of(module).get(name)
 
     def adopt(self) -> None:
         """Take the parameter that modules hold, should it be another one by now.
@@ -119,7 +121,7 @@ class ShardedParameter:
         self.parameter = found
         self._adopted += 1
         for module, name in self.slots[1:]:
-            module._parameters[name] = found
+            parameters_of(module)[name] = found
         self._place()
 
     def refuse_held(self) -> NoReturn:
@@ -144,15 +146,14 @@ class ShardedParameter:
     @property
     def version(self) -> tuple[int, int]:
         """Another one whenever the values of the shard have changed, as far as torch counts it."""
-        return self._adopted, self.parameter._version
+        return self._adopted, version(self.parameter)
 
     def hold(self, tensor: torch.Tensor) -> None:
         """Let modules hold a tensor in the place of the parameter."""
         for module, name in self.slots:
-            module._parameters[name] = tensor  # type: ignore[assignment]
+            parameters_of(module)[name] = tensor
             if isinstance(module, nn.RNNBase):
-                names = module._flat_weights_names
-                module._flat_weights = [module._parameters.get(n) for n in names]
+                hold_rnn_weights(module)
         self._pad(tensor)
 
     def _pad(self, tensor: torch.Tensor) -> None:

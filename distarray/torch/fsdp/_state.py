@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree
 
-from distarray.torch import _compat
+from distarray.torch._compat import is_going_backward, leaves_of, map_leaves
 from distarray.torch._modules import located
 from distarray.torch._opaque import refuse_transforms, untraced
 from distarray.torch._saved_tensors import enter_hooks
@@ -56,7 +55,7 @@ class Call:
     def __init__(self, state: State, module: nn.Module) -> None:
         refuse_transforms(_COME_AND_GO)
         group = self._group = state.group
-        recomputing = self._recomputing = _compat.is_going_backward()
+        recomputing = self._recomputing = is_going_backward()
         outer = _running.get()
         context = outer or (group.context if recomputing and group else None) or state.own
         self._context = context
@@ -157,7 +156,7 @@ class State:
         group.ends_with_inputs = False
         if all(m.parameter.requires_grad for m in group.members):
             return
-        for tensor in _pytree.tree_leaves(inputs):
+        for tensor in leaves_of(inputs):
             if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
                 tensor.register_hook(_post_backward_hook(group))
                 group.ends_with_inputs = True
@@ -173,7 +172,7 @@ class State:
         if group.policy.output_dtype is not None:
             output = _cast(output, group.policy.output_dtype)
         if torch.is_grad_enabled():
-            for tensor in _pytree.tree_leaves(output):
+            for tensor in leaves_of(output):
                 if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
                     tensor.register_hook(_pre_backward_hook(group))
         return output
@@ -208,9 +207,9 @@ def _keep_memory(output: Any, held: Sequence[torch.Tensor]) -> Any:
     def keep(value: Any) -> Any:
         return value.view_as(value) if id(value) in going else value
 
-    if not any(id(value) in going for value in _pytree.tree_leaves(output)):
+    if not any(id(value) in going for value in leaves_of(output)):
         return output
-    return _pytree.tree_map(keep, output)
+    return map_leaves(keep, output)
 
 
 def _cast(values: Any, dtype: torch.dtype) -> Any:
@@ -219,4 +218,4 @@ def _cast(values: Any, dtype: torch.dtype) -> Any:
             return value.to(dtype)
         return value
 
-    return _pytree.tree_map(convert, values)
+    return map_leaves(convert, values)

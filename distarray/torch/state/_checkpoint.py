@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from distarray.checkpoint import (
     Adapter,
@@ -39,6 +38,7 @@ from distarray.errors import (
 )
 from distarray.layout import box as boxes
 from distarray.torch import _buffers, _shards
+from distarray.torch._compat import is_wrapper_subclass
 from distarray.torch._layouts import Placed, own_placed, place, placed_of
 from distarray.torch._shards import torn_among
 from distarray.torch.state._entries import ModuleState, OptimizerState
@@ -122,7 +122,7 @@ def check_tensor(tensor: torch.Tensor, name: str) -> None:
     hint = "convert it first"
     if tensor.device.type == "meta":
         hint = "materialise it first: module.to_empty(device='cpu')"
-    elif is_traceable_wrapper_subclass(tensor):
+    elif is_wrapper_subclass(tensor):
         hint = "pass its plain local tensor, placed by dt.distribute_tensor or parallelize_module"
     elif tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
         return

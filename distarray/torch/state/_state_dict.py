@@ -161,9 +161,7 @@ def load_state_dict(
         metadata = dict((told.metadata or {}).get(prefix, {}))
         if assign:
             metadata["assign_to_params_buffers"] = True
-        errors: list[str] = []
-        # As torch's load_state_dict does it, of each module by itself.
-        child._load_from_state_dict(values, start, metadata, False, [], [], errors)
+        errors = _compat.load_own_state(child, values, start, metadata)
         if errors:
             raise StateDictError(f"{prefix or 'the module'} refuses its state: {'; '.join(errors)}")
         _modules.place_parameters(child)

@@ -21,7 +21,7 @@ from torch import nn
 
 from distarray.comm import token
 from distarray.errors import ArgumentError
-from distarray.torch._compat import function_mode_depth, is_wrapped
+from distarray.torch._compat import FANS, base_of, function_mode_depth, is_wrapped
 from distarray.torch._layouts import Placed, all_placed, own_placed
 from distarray.torch._shards import block_of, is_sharded
 
@@ -32,8 +32,6 @@ _RANDOM = (
 """Methods of tensors. Those that fill with one number do the same to a block."""
 _BY_NUMBER = ("calculate_gain", "constant_", "ones_", "zeros_", "constant")
 """Functions of ``torch.nn.init`` that do the same to a block, or to no tensor."""
-_FANS = "_calculate_fan_in_and_fan_out"
-"""Not public, but what modules of torch's and of others call to reset their parameters."""
 
 ORIGINALS: Final[dict[Any, Any]] = {}
 """torch's own methods by ours, which modes are told of where a program calls torch's."""
@@ -47,7 +45,7 @@ def watch_initialisers() -> None:
         aware = _aware(own, records=True)
         ORIGINALS[aware] = own
         setattr(torch.Tensor, name, aware)
-    for name in (*nn.init.__all__, _FANS):
+    for name in (*nn.init.__all__, FANS):
         if name not in _BY_NUMBER:
             setattr(nn.init, name, _aware(getattr(nn.init, name), records=False))
 
@@ -69,7 +67,7 @@ def _aware(function: Callable[..., Any], *, records: bool) -> Callable[..., Any]
         if placed is None:
             return function(*args, **kwargs)
         kwargs.pop("tensor", None)
-        if name == _FANS:
+        if name == FANS:
             return function(torch.empty(placed.layout.shape, device="meta"))
         _check(name, tensor, placed, [*args[1:], *kwargs.values()])
         whole = torch.empty(placed.layout.shape, dtype=tensor.dtype, device=tensor.device)
@@ -100,7 +98,9 @@ def _share(tensor: Any, name: str) -> Placed | None:
             for share, _ in all_placed()
             if type(share) is nn.Parameter and share.untyped_storage() is memory
         ]
-        if tensor._base is None:  # no view, which may have all of a share here, and of others not
+        if (
+            base_of(tensor) is None
+        ):  # no view, which may have all of a share here, and of others not
             placed = next((known for share, known in shares if share.is_set_to(tensor)), None)
         cut = [known for _, known in shares if known is not None and is_sharded(known.layout)]
         if placed is None and cut:

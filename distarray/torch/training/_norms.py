@@ -22,6 +22,7 @@ from distarray.errors import (
 )
 from distarray.layout import Layout, Partial, Replicate, Shard
 from distarray.redistribute import redistribute_local
+from distarray.torch._compat import norms_of, scale_all
 from distarray.torch._layouts import layout_of
 from distarray.torch._shards import is_sharded
 from distarray.torch._share_records import name_of as recorded_name
@@ -116,7 +117,7 @@ def clip_grad_norm_(
             gradient.mul_(scale.to(gradient.device))
     else:
         for group in alike(gradients):
-            torch._foreach_mul_(group, scale.to(group[0].device))
+            scale_all(group, scale.to(group[0].device))
     return total
 
 
@@ -251,7 +252,7 @@ def _powers(tensors: Sequence[torch.Tensor | None], p: float, foreach: bool | No
         if foreach is False:
             found = [torch.linalg.vector_norm(t, p, dtype=dtype) for t in group]
         else:
-            found = list(torch._foreach_norm(group, p, dtype=dtype))
+            found = list(norms_of(group, p, dtype=dtype))
         values = torch.stack(found).double()
         norms += (values if math.isinf(p) else values**p).tolist()
     return _joined(norms, p)

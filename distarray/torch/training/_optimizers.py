@@ -17,10 +17,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils import _pytree
 
 from distarray.errors import ArgumentError
 from distarray.layout import Shard
+from distarray.torch._compat import leaves_of
 from distarray.torch._layouts import placed_of
 from distarray.torch._opaque import untraced
 from distarray.torch._shards import is_sharded
@@ -173,8 +173,8 @@ def _tried(
 
 def _agree(whole: Any, part: Any, cut: frozenset[int]) -> bool:
     """Tell whether what is kept of a block is the block of what is kept of the whole."""
-    theirs = [x for x in _pytree.tree_leaves(whole) if isinstance(x, torch.Tensor)]
-    ours = [x for x in _pytree.tree_leaves(part) if isinstance(x, torch.Tensor)]
+    theirs = [x for x in leaves_of(whole) if isinstance(x, torch.Tensor)]
+    ours = [x for x in leaves_of(part) if isinstance(x, torch.Tensor)]
     if len(theirs) != len(ours):
         return False
     for kept, other in zip(theirs, ours, strict=True):
