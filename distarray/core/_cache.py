@@ -32,9 +32,10 @@ def cache() -> dict[Any, Any]:
 def remember(into: dict[Any, Any], key: Any, value: Any) -> None:
     """Keep `value` in a dictionary of `cache`."""
     global _used
-    _used += _ENTRY_BYTES + _OFFSET_BYTES * _offsets(key)
-    if _used > LIMIT_BYTES:
+    nbytes = _ENTRY_BYTES + _OFFSET_BYTES * _offsets(key)
+    if _used + nbytes > LIMIT_BYTES:
         clear()
+    _used += nbytes
     into[key] = value
 
 

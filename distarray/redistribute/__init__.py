@@ -9,7 +9,7 @@ from distarray.redistribute._background import (
 )
 from distarray.redistribute._blocks import kept_partial
 from distarray.redistribute._cost import DEFAULT_MODEL, CostModel
-from distarray.redistribute._execute import redistribute_local, refuse
+from distarray.redistribute._execute import clear_plans, redistribute_local, refuse
 from distarray.redistribute._packed import Packed
 from distarray.redistribute._plan import Plan, check_dtype, estimate, plan
 from distarray.redistribute._root import scatter_from
@@ -21,6 +21,7 @@ __all__ = [
     "Packed",
     "Plan",
     "check_dtype",
+    "clear_plans",
     "done_by",
     "estimate",
     "in_background",

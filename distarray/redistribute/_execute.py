@@ -45,7 +45,7 @@ from distarray.errors import MismatchError
 from distarray.layout import REDUCTIONS, Layout, chunk
 from distarray.redistribute._cost import DEFAULT_MODEL, CostModel
 from distarray.redistribute._messages import Messages, region
-from distarray.redistribute._plan import plan
+from distarray.redistribute._plan import clear_planned, plan
 from distarray.redistribute._schedule import receives
 from distarray.redistribute._steps import (
     AllReduceStep,
@@ -131,6 +131,13 @@ def bound_steps(
                     del _programs[old]
             _programs[key] = program
     return program
+
+
+def clear_plans() -> None:
+    """Forget all plans, and what is bound of them on this process."""
+    with _programs_lock:
+        _programs.clear()
+    clear_planned()
 
 
 def refuse(

@@ -194,6 +194,12 @@ def _estimated(src: Layout, dst: Layout, itemsize: int) -> float:
     )
 
 
+def clear_planned() -> None:
+    """Forget all plans and estimates."""
+    _planned.cache_clear()
+    _estimated.cache_clear()
+
+
 def _stand_in(src: Layout, dst: Layout, itemsize: int) -> np.dtype[Any]:
     """Return a dtype of a size that the reductions of both layouts accept."""
     placements = (*src.placements, *dst.placements)
