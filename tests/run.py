@@ -157,7 +157,7 @@ def _runs(paths: list[str], ranks: int) -> list[Run]:
         return [Run(ranks, chosen)] if chosen else []
     folder = ROOT / "tests"
     sharded, arrays, jobs = (_below(names) for names in (("torch/fsdp",), ON_DEVICE, JOBS))
-    torch = sorted(map(str, (folder / "torch").glob("test_*.py")))
+    torch = sorted(map(str, (folder / "torch").rglob("test_*.py")))
     compute = sorted({str(path) for name in COMPUTE for path in (folder / name).rglob("test_*.py")})
     others = sorted(
         str(path)
@@ -167,7 +167,7 @@ def _runs(paths: list[str], ranks: int) -> list[Run]:
     )
     # The longest first: each takes a core where there is one.
     return [
-        Run(0, torch, "plain, torch"),
+        Run(0, [path for path in torch if "fsdp" not in Path(path).parts], "plain, torch"),
         Run(0, sharded, "plain, torch, sharded"),
         Run(0, [path for path in compute if path not in jobs], "plain, kernels and programs"),
         Run(0, jobs, "plain, jobs of some ranks"),

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import IndexingError, LayoutError, MismatchError  # noqa: E402
-from tests.torch.twins import check_gradient  # noqa: E402
+from tests.torch.parallel.twins import check_gradient  # noqa: E402
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 

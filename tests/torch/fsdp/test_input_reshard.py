@@ -21,7 +21,7 @@ from tests.torch.fsdp.training import (  # noqa: E402
     square_mean,
     values,
 )
-from tests.torch.reshard_models import MLP_PLAN, Mlp  # noqa: E402
+from tests.torch.parallel.reshard_models import MLP_PLAN, Mlp  # noqa: E402
 
 WIDTH = 6
 

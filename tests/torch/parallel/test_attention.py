@@ -17,7 +17,7 @@ import distarray.torch as dt  # noqa: E402
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from distarray.torch._random import keys_from  # noqa: E402
-from tests.torch.twins import compare  # noqa: E402
+from tests.torch.parallel.twins import compare  # noqa: E402
 
 BATCH, QUERIES, KEYS, SIZE = 2, 4, 3, 2
 

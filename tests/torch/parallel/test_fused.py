@@ -16,7 +16,7 @@ import distarray.torch as dt  # noqa: E402
 from distarray.errors import ArgumentError, LayoutError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from distarray.torch import _shards  # noqa: E402
-from tests.torch.twins import compare  # noqa: E402
+from tests.torch.parallel.twins import compare  # noqa: E402
 
 
 def _values(*shape: int) -> torch.Tensor:

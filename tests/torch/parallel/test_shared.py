@@ -15,7 +15,7 @@ import distarray.torch as dt  # noqa: E402
 from distarray.errors import ArgumentTypeError, LayoutError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from distarray.torch._random import keys_from  # noqa: E402
-from tests.torch.twins import compare  # noqa: E402
+from tests.torch.parallel.twins import compare  # noqa: E402
 
 
 def _values(*shape: int, seed: int = 7) -> torch.Tensor:

@@ -15,7 +15,7 @@ import distarray.torch as dt  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from distarray.torch import _saved_tensors  # noqa: E402
 from distarray.torch.parallel import _input_reshard  # noqa: E402
-from tests.torch.reshard_models import (  # noqa: E402
+from tests.torch.parallel.reshard_models import (  # noqa: E402
     BLOCK_PLAN,
     MLP_PLAN,
     Block,

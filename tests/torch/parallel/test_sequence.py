@@ -18,7 +18,7 @@ from distarray.errors import (  # noqa: E402
     MismatchError,
 )
 from distarray.testing import simulate  # noqa: E402
-from tests.torch.twins import compare  # noqa: E402
+from tests.torch.parallel.twins import compare  # noqa: E402
 
 R = da.Replicate()
 

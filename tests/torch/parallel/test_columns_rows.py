@@ -15,7 +15,7 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError, MismatchError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from tests.torch.twins import check_gradient, compare  # noqa: E402
+from tests.torch.parallel.twins import check_gradient, compare  # noqa: E402
 
 
 def _values(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 7) -> torch.Tensor:

@@ -18,7 +18,7 @@ from distarray.testing import simulate  # noqa: E402
 from distarray.torch._layouts import place  # noqa: E402
 from distarray.torch.following import known_layout  # noqa: E402
 from distarray.torch.loss._loss_parallel import loss_parallel  # noqa: E402
-from tests.torch.word_head import WIDTH, setting  # noqa: E402
+from tests.torch.loss.word_head import WIDTH, setting  # noqa: E402
 
 F = torch.nn.functional
 

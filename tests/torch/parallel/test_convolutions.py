@@ -15,7 +15,7 @@ import distarray.torch as dt  # noqa: E402
 from distarray.errors import ArgumentError, LayoutError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from tests.tolerance import assert_close  # noqa: E402
-from tests.torch.twins import compare  # noqa: E402
+from tests.torch.parallel.twins import compare  # noqa: E402
 
 KINDS = [
     nn.Conv1d,

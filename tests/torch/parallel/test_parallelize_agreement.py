@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import ArgumentError, LayoutError, MismatchError  # noqa: E402
-from tests.torch.two_layers import Block, each  # noqa: E402
+from tests.torch.parallel.two_layers import Block, each  # noqa: E402
 
 COL, ROW = dt.ColwiseParallel, dt.RowwiseParallel
 

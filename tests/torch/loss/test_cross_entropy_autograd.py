@@ -13,7 +13,7 @@ import distarray as da  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from distarray.torch.loss._cross_entropy import vocab_parallel_cross_entropy  # noqa: E402
 from tests.tolerance import assert_close  # noqa: E402
-from tests.torch.class_shares import cross_entropy, share_of, target_of, values  # noqa: E402
+from tests.torch.loss.class_shares import cross_entropy, share_of, target_of, values  # noqa: E402
 
 
 def test_gradient_of_probabilities():

@@ -15,8 +15,8 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError, MeshError, MismatchError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from tests.torch.twins import compare  # noqa: E402
-from tests.torch.two_layers import Block, X, each  # noqa: E402
+from tests.torch.parallel.twins import compare  # noqa: E402
+from tests.torch.parallel.two_layers import Block, X, each  # noqa: E402
 
 COL, ROW = dt.ColwiseParallel, dt.RowwiseParallel
 

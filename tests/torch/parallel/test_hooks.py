@@ -15,7 +15,7 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import ArgumentError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from tests.torch.twins import compare  # noqa: E402
+from tests.torch.parallel.twins import compare  # noqa: E402
 
 R, S = da.Replicate(), da.Shard
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import distarray as da  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from distarray.torch.loss._cross_entropy import vocab_parallel_cross_entropy  # noqa: E402
-from tests.torch.class_shares import compare_losses, cross_entropy, share_of, values  # noqa: E402
+from tests.torch.loss.class_shares import compare_losses, cross_entropy, share_of, values  # noqa: E402
 
 SHAPES = [(), (5,), (3, 4), (2, 2, 3)]
 """Of the rows."""

@@ -15,7 +15,16 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.torch._compat import innermost_saved_tensor_hooks  # noqa: E402
 from distarray.torch.parallel import _input_reshard  # noqa: E402
-from tests.torch.reshard_models import MLP_PLAN, Mlp, check, filled, on_ranks, run, same, values  # noqa: E402
+from tests.torch.parallel.reshard_models import (  # noqa: E402
+    MLP_PLAN,
+    Mlp,
+    check,
+    filled,
+    on_ranks,
+    run,
+    same,
+    values,
+)
 
 
 class Recursive(nn.Module):

@@ -20,7 +20,7 @@ from distarray.errors import (  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from distarray.torch._layouts import place  # noqa: E402
 from distarray.torch.loss._cross_entropy import vocab_parallel_cross_entropy  # noqa: E402
-from tests.torch.class_shares import cross_entropy, share_of, values  # noqa: E402
+from tests.torch.loss.class_shares import cross_entropy, share_of, values  # noqa: E402
 
 
 def test_classes_on_the_last_axis():

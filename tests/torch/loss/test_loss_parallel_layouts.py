@@ -15,7 +15,7 @@ from distarray.testing import simulate  # noqa: E402
 from distarray.torch._layouts import place  # noqa: E402
 from distarray.torch.following import known_layout, lost_of  # noqa: E402
 from distarray.torch.following._axes import kept_axes  # noqa: E402
-from tests.torch.word_blocks import FULL, ROWS, WORDS, block_of, is_block  # noqa: E402
+from tests.torch.loss.word_blocks import FULL, ROWS, WORDS, block_of, is_block  # noqa: E402
 
 F = torch.nn.functional
 

@@ -18,7 +18,7 @@ from distarray.errors import LayoutError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from distarray.torch._layouts import own_placed, place  # noqa: E402
 from distarray.torch.following import Following  # noqa: E402
-from tests.torch.twins import compare  # noqa: E402
+from tests.torch.parallel.twins import compare  # noqa: E402
 
 R, S, P = da.Replicate(), da.Shard, da.Partial()
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from tests.torch.twins import compare  # noqa: E402
+from tests.torch.parallel.twins import compare  # noqa: E402
 
 
 def _values(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:

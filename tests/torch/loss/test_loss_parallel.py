@@ -15,7 +15,7 @@ from distarray.testing import simulate  # noqa: E402
 from distarray.torch._layouts import place  # noqa: E402
 from distarray.torch.loss._loss_parallel import loss_parallel  # noqa: E402
 from tests.tolerance import assert_close  # noqa: E402
-from tests.torch.word_head import BATCH, LENGTH, WIDTH, WORDS, setting  # noqa: E402
+from tests.torch.loss.word_head import BATCH, LENGTH, WIDTH, WORDS, setting  # noqa: E402
 
 F = torch.nn.functional
 
