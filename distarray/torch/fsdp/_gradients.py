@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,47 +51,6 @@ class Reduction:
     alone: bool = False
 
 
-class DeferredGradients:
-    """Gradients of shards that wait to be reduced among replicas, of each parameter by itself.
-
-    So they stay whatever becomes of the buckets that they came in. Those are read and written in
-    the background, by passes in their order; which there are to be is known at once.
-    """
-
-    def __init__(self) -> None:
-        self._blocks: dict[int, torch.Tensor] = {}
-        self._owners: dict[int, ShardedParameter] = {}
-
-    def __contains__(self, member: ShardedParameter) -> bool:
-        return id(member) in self._owners
-
-    def __bool__(self) -> bool:
-        return bool(self._owners)
-
-    def clear(self) -> None:
-        """Forget all; nothing may be on its way."""
-        self._blocks.clear()
-        self._owners.clear()
-
-    def expect(self, member: ShardedParameter) -> None:
-        """Take note that a parameter's gradient will be left."""
-        self._owners[id(member)] = member
-
-    def claim(self, member: ShardedParameter) -> None:
-        """Take note that what a parameter has left will be taken."""
-        self._owners.pop(id(member), None)
-
-    def leave(self, member: ShardedParameter, block: torch.Tensor) -> None:
-        """Leave a gradient."""
-        self._blocks[id(member)] = block
-
-    def add_to(self, member: ShardedParameter, block: torch.Tensor) -> None:
-        """Take what a parameter has left, added to a block."""
-        left = self._blocks.pop(id(member), None)
-        if left is not None:
-            block.add_(left.to(block.device, block.dtype))
-
-
 class GradientBucket:
     """Parameters whose gradients travel together, in one dtype."""
 
@@ -100,18 +60,11 @@ class GradientBucket:
         mesh: DeviceMesh,
         dtype: torch.dtype,
         device: Any,
-        deferred: DeferredGradients,
     ) -> None:
         self.members = list(members)
         self._mesh = mesh
         self._packed = Packed(mesh, [m.layout for m in members], [m.stride for m in members])
         self._like = torch.empty(0, dtype=dtype, device=device)
-        self._deferred = deferred
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """In which dtype gradients are reduced."""
-        return self._like.dtype
 
     def start(self, gradients: Gradients, how: Reduction, what: str) -> PendingReduction:
         """Start to reduce gradients (collective), which must stay as they are.
@@ -125,11 +78,8 @@ class GradientBucket:
         ends = how.replicas or self._mesh.ndim == 1
         if not how.alone:
             for i, member in enumerate(self.members):
-                brings[i] = brings[i] or member in self._deferred
-                if ends:
-                    self._deferred.claim(member)
-                elif brings[i]:
-                    self._deferred.expect(member)
+                brings[i] = brings[i] or member.is_deferred
+                member.is_deferred = brings[i] and not ends
 
         def work(behind: bool) -> Buffer:
             full = empty(self._packed.total, self._like)
@@ -148,9 +98,11 @@ class GradientBucket:
             if not how.alone:
                 blocks = zip(self.members, self._blocks(tensor_of(own)), brings, strict=True)
                 for member, block, is_there in blocks:
-                    self._deferred.add_to(member, block)
+                    left, member.deferred = member.deferred, None
+                    if left is not None:
+                        block.add_(left.to(block.device, block.dtype))
                     if is_there and not ends:
-                        self._deferred.leave(member, block)
+                        member.deferred = block
             return self._among_replicas(own, op, purpose, behind) if ends else own
 
         follow(self._like)
@@ -175,7 +127,7 @@ class GradientBucket:
         at, found = 0, []
         for member in self.members:
             shape = member.layout.local_shape()
-            size = _size(shape)
+            size = prod(shape)
             # An empty one has the strides of its own shape, which autograd looks at.
             found.append(own[at : at + size].view(shape) if size else own.new_empty(shape))
             at += size
@@ -234,60 +186,46 @@ def _accumulate(member: ShardedParameter, gradient: torch.Tensor) -> None:
     _call_post_hooks(parameter)
 
 
-def _size(shape: Sequence[int]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
-
-
 _Buckets = list[tuple[GradientBucket, list[int]]]
 """Buckets, and the positions of their members in the group."""
 
 
 class GradientReducer:
-    """Takes the gradients of the unsharded parameters of a group.
+    """Takes the gradients of the unsharded parameters of a group."""
 
-    Parameters
-    ----------
-    group
-        Which.
-    device
-        Where its module computes.
-    """
-
-    def __init__(self, group: Group, device: torch.device) -> None:
+    def __init__(self, group: Group) -> None:
         self._group = group
-        self._device = device
-        self._members: Sequence[ShardedParameter] = group.members
         self._buckets: dict[tuple[bool, ...], _Buckets] = {}
         """By which parameters have gradients."""
-        self._deferred = DeferredGradients()
-        self._unreduced: list[torch.Tensor | None] = []
-        """Gradients of unsharded parameters that have not been reduced."""
+        self._has_unreduced = False
         self._late: set[int] = set()
         """The ids of parameters whose gradients come later than autograd asks for them."""
         self._passes = 0
         self._is_alone = group.mesh.size == 1
 
-    def reset(self, members: Sequence[ShardedParameter], device: torch.device) -> None:
+    def reset(self) -> None:
         """Follow parameters that are others now, elsewhere, or in another order."""
-        if self._unreduced:
-            kept = dict(zip(map(id, self._members), self._unreduced, strict=True))
-            self._unreduced = [kept[id(member)] for member in members]
-        self._members = members
-        self._device = device
         self._buckets = {}
 
     def abandon(self) -> None:
         """Forget what a backward pass that failed has left."""
         if self._group.syncing:
-            self._unreduced = []
+            self._take_unreduced()
 
     def forget(self) -> None:
-        """Forget what is kept for later passes."""
-        self._unreduced = []
-        self._deferred.clear()
+        """Forget what is kept for later passes; nothing may be on its way."""
+        self._take_unreduced()
+        for member in self._group.members:
+            member.is_deferred, member.deferred = False, None
+
+    def _take_unreduced(self) -> Gradients:
+        """Return the gradients that are kept unreduced, which are not kept any more."""
+        members = self._group.members
+        found = [member.unreduced for member in members]
+        for member in members:
+            member.unreduced = None
+        self._has_unreduced = False
+        return found
 
     def reduce(self, gradients: Gradients) -> Gradients:
         """Take gradients of unsharded parameters; return those of shards, None for later ones."""
@@ -300,12 +238,12 @@ class GradientReducer:
         context = self._group.context
         assert context is not None  # it has been used in forward
         self._late.clear()
-        for member in self._members:
+        for member in self._group.members:
             _guard(member.parameter, self._late)
         if not is_for_all_leaves():
             return self.reduce_now(gradients)
         own = self._convert(gradients) if self._is_alone and self._group.syncing else nothing
-        pairs = zip(self._members, own, strict=True)
+        pairs = zip(self._group.members, own, strict=True)
         self._late.update(id(m.parameter) for m, gradient in pairs if gradient is None)
         backward = context.current_backward()
         backward.join(self._group)
@@ -319,20 +257,19 @@ class GradientReducer:
             context.defer(self._group)
         if later:
             return nothing
-        gradients, self._unreduced = self._unreduced, []
-        self._start_reduction(gradients)
+        self._start_reduction(self._take_unreduced())
         if not self._group.ends_with_inputs:
             backward.post_backward(self._group)
         return nothing
 
     def _convert(self, gradients: Gradients) -> Gradients:
         """Return the gradients of the shards where these are everything: autograd adds them up."""
-        if self._unreduced:
+        if self._has_unreduced:
             self._keep_unreduced(gradients, copied=False)
-            gradients, self._unreduced = self._unreduced, []
+            gradients = self._take_unreduced()
         group = self._group
         found: list[torch.Tensor | None] = []
-        for member, gradient in zip(self._members, gradients, strict=True):
+        for member, gradient in zip(self._group.members, gradients, strict=True):
             if gradient is not None:
                 own = member.parameter
                 reduced = gradient.to(group.policy.reduce_dtype or gradient.dtype)
@@ -349,29 +286,30 @@ class GradientReducer:
         """
         if not self._group.syncing:
             return True
-        if self._unreduced or (self._deferred and self._group.replicas_sync):
-            gradients, self._unreduced = self._unreduced or [None] * len(self._members), []
-            self._start_reduction(gradients)
-        return bool(self._deferred)
+        members = self._group.members
+        if self._has_unreduced or (
+            self._group.replicas_sync and any(m.is_deferred for m in members)
+        ):
+            self._start_reduction(self._take_unreduced())
+        return any(m.is_deferred for m in members)
 
     def _keep_unreduced(self, gradients: Gradients, *, copied: bool) -> None:
         """Add gradients to those that were kept, in the dtype in which they are reduced.
 
         Those that stay beyond this pass are copied: they may be tensors of the user's.
         """
-        if not self._unreduced:
-            self._unreduced = [None] * len(gradients)
-        for i, gradient in enumerate(gradients):
+        self._has_unreduced = True
+        for member, gradient in zip(self._group.members, gradients, strict=True):
             if gradient is None:
                 continue
-            kept = self._unreduced[i]
+            kept = member.unreduced
             if kept is not None:
-                self._unreduced[i] = kept + gradient.to(kept.dtype)
+                member.unreduced = kept + gradient.to(kept.dtype)
             elif copied:
                 dtype = self._group.policy.reduce_dtype or gradient.dtype
-                self._unreduced[i] = gradient.detach().to(dtype, copy=True)
+                member.unreduced = gradient.detach().to(dtype, copy=True)
             else:
-                self._unreduced[i] = gradient  # converted while it is packed
+                member.unreduced = gradient  # converted while it is packed
 
     def _start_reduction(self, gradients: Gradients) -> None:
         assert self._group.context is not None  # it has been used in forward
@@ -397,7 +335,7 @@ class GradientReducer:
         self._passes += 1
         group = self._group
         what = f"{group.name}, backward {self._passes} after {group.calls} calls in training"
-        pairs = zip(self._members, gradients, strict=True)
+        pairs = zip(self._group.members, gradients, strict=True)
         missing = [repr(member.path) for member, gradient in pairs if gradient is None]
         if missing:
             what += f", with none of {list_names(missing)}"
@@ -413,13 +351,13 @@ class GradientReducer:
         that have some `deferred`.
         """
         needed = tuple(
-            m.parameter.requires_grad or g is not None or (deferred and m in self._deferred)
-            for m, g in zip(self._members, gradients, strict=True)
+            m.parameter.requires_grad or g is not None or (deferred and m.is_deferred)
+            for m, g in zip(self._group.members, gradients, strict=True)
         )
         found = self._buckets.get(needed)
         if found is None:
             kinds: dict[torch.dtype, list[int]] = {}
-            for i, member in enumerate(self._members):
+            for i, member in enumerate(self._group.members):
                 if needed[i]:
                     dtype = self._group.policy.reduce_dtype
                     if dtype is None or not member.parameter.dtype.is_floating_point:
@@ -428,11 +366,10 @@ class GradientReducer:
             found = self._buckets[needed] = [
                 (
                     GradientBucket(
-                        [self._members[i] for i in at],
+                        [self._group.members[i] for i in at],
                         self._group.mesh,
                         dtype,
-                        self._device,
-                        self._deferred,
+                        self._group.device,
                     ),
                     at,
                 )

@@ -75,7 +75,7 @@ class Group:
         self.name = name
         self.context: Context | None = None
         self._offload = offload
-        self._device = device
+        self.device = device
         self._buckets: list[Bucket] = []
         self.set_reshard_after_forward(reshard_after_forward)
         self.is_outermost = False
@@ -94,7 +94,7 @@ class Group:
         """The unsharded parameters as autograd knows them, until their gradients are there."""
         self._traced_for: tuple[tuple[int, bool], ...] = ()
         self._emptied = False
-        self.reducer = GradientReducer(self, device)
+        self.reducer = GradientReducer(self)
         self.depth = 0
         self.ends_with_inputs = False
         self.calls = 0
@@ -204,7 +204,7 @@ class Group:
         self.reshard()
         self._buckets = self._by_dtype()
         self.members = [m for b in self._buckets for m in b.members]
-        self.reducer.reset(self.members, self._device)
+        self.reducer.reset()
         self._traced = None
 
     def _by_dtype(self) -> list[Bucket]:
@@ -215,16 +215,16 @@ class Group:
         offload = self._offload
         pinned = False
         if isinstance(offload, CPUOffloadPolicy):
-            pinned = offload.pin_memory and self._device.type == "cuda"
+            pinned = offload.pin_memory and self.device.type == "cuda"
         else:
-            self._device = self.members[0].parameter.device  # where the module has been moved to
+            self.device = self.members[0].parameter.device  # where the module has been moved to
         return [
             (Bucket if own is None else ExtendedBucket)(
                 found,
                 self.mesh,
                 self._smaller,
                 self.policy.dtype_of(dtype),
-                self._device,
+                self.device,
                 pinned=pinned,
             )
             for (own, dtype), found in kinds.items()

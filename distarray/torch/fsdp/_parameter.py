@@ -51,6 +51,12 @@ class ShardedParameter:
         How the block is a part of the global parameter.
     extension
         In which other form blocks travel; None where they travel as they are.
+    unreduced
+        A gradient of the unsharded parameter that is kept for a later pass.
+    is_deferred, deferred
+        Whether a gradient of the shard waits to be reduced among replicas, and that gradient. It is
+        read and written in the background, by passes in their order; that there is to be one is
+        known at once.
     """
 
     def __init__(
@@ -76,6 +82,9 @@ class ShardedParameter:
         self.stride = like.stride()
         self.placed = _nested_placement(self.inner, self.layout)
         self.extension: Any = None
+        self.unreduced: torch.Tensor | None = None
+        self.is_deferred = False
+        self.deferred: torch.Tensor | None = None
         self._adopted = 0
         self._paddings = [
             (module, module.padding_idx)
