@@ -64,7 +64,7 @@ class Step:
 
 STEPS = (
     Step("machine", "here", "benchmarks.gpu.here", 0, 0.1),
-    Step("python -m distarray info", "here", "distarray", 2, 0.2, ["info"], told=True),
+    Step("python -m distarray info", "info", "distarray", 2, 0.2, ["info"], told=True),
     Step("kernels", "kernels", "benchmarks.gpu.kernels", 0, 0.25),
     Step("moves in place", "moves", "benchmarks.gpu.moves", 2, 0.2, ["--way=in place"], IN_PLACE),
     Step(
