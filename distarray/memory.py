@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from distarray.comm import _memory
 from distarray.comm._memory import MemoryStats
-from distarray.comm.cuda import _device, _ipc, _pinned
+from distarray.comm.cuda import _device, _pinned, close_unread
 from distarray.errors import ArgumentError
 
 __all__ = ["MemoryStats", "set_limit", "stats", "trim"]
@@ -63,7 +63,7 @@ def trim(keep: int = 0) -> None:
     """
     _memory.trim(_checked(keep, "trim"))
     _pinned.pool.trim()
-    _ipc.close_unread()
+    close_unread()
     _device.trim()
 
 

@@ -88,17 +88,10 @@ def to_host(array: Buffer) -> np.ndarray:
     return host
 
 
-def bits(array: Buffer) -> Buffer:
-    """Return the items of structures as unsigned integers, which CuPy knows how to copy."""
-    if array.dtype.kind == "V" and array.dtype.itemsize in (1, 2, 4, 8):
-        return array.view(f"u{array.dtype.itemsize}")
-    return array
-
-
 def assign(dst: Buffer, src: Any) -> None:
     """Set items to those of an array of the same dtype and shape."""
     if dst.dtype.kind == "V" and not is_numpy(dst):
-        dst, src = bits(dst), bits(src)
+        dst, src = _device.bits(dst), _device.bits(src)
     dst[...] = src
 
 

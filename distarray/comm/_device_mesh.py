@@ -10,6 +10,7 @@ from math import prod
 from typing import Any, Never, final
 
 from distarray.comm._communicator import Communicator
+from distarray.comm._launcher import launched_local_rank
 from distarray.comm.cuda import _device
 from distarray.comm.mpi import _transport
 from distarray.comm.simulated import _ranks
@@ -398,7 +399,7 @@ def _bind(device: str) -> None:
     """Bind this rank to its GPU: before a mesh exists whose blocks need one."""
     simulated = _ranks.simulated_world()
     if simulated is None:
-        told = _device.local_rank()
+        told = launched_local_rank()
         _device.bind(device, 0 if told is None and world().size == 1 else told)
         return
     per_node = simulated.ranks_per_node or simulated.size

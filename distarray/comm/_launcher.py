@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from distarray.comm._settings import setting
-from distarray.errors import ArgumentError
+from distarray.errors import ArgumentError, DeviceError
 
 _RANKS: Final = (
     ("PMI_RANK", "PMI_SIZE"),
@@ -30,6 +30,19 @@ _LOCAL_SIZES: Final = (
     "MV2_COMM_WORLD_LOCAL_SIZE",
 )
 """Where launchers say how many ranks they started on this node."""
+
+_LOCAL_RANKS: Final = (
+    "DISTARRAY_LOCAL_RANK",  # the user's word comes first
+    "MPI_LOCALRANKID",  # MPICH and Intel MPI
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "MVP_COMM_WORLD_LOCAL_RANK",
+    "PALS_LOCAL_RANKID",  # Cray
+    "SLURM_LOCALID",
+    "FLUX_TASK_LOCAL_ID",
+    "JSM_NAMESPACE_LOCAL_RANK",
+)
+"""Where launchers say which rank of its node a process is."""
 
 _SLURM_SIZES: Final = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 """Where Slurm says it of every node of the step, or of the job: ``2(x3),1`` is 2, 2, 2, 1."""
@@ -74,6 +87,26 @@ def launched_place() -> Place | None:
         told = os.environ.get(rank, ""), os.environ.get(size, "")
         if all(map(str.isdecimal, told)) and int(told[1]) > 1:
             return Place(*map(int, told))
+    return None
+
+
+def launched_local_rank() -> int | None:
+    """Return which rank of its node this process is, as its launcher says; None where none does.
+
+    Raises
+    ------
+    DeviceError
+        DISTARRAY_LOCAL_RANK is no number.
+    """
+    for name in _LOCAL_RANKS:
+        value = setting(name)
+        if value.isdecimal():
+            return int(value)
+        if value and name == "DISTARRAY_LOCAL_RANK":
+            raise DeviceError(
+                f"DISTARRAY_LOCAL_RANK={value!r} is not the number of a rank on its node; set 0, "
+                "1, ... or unset it"
+            )
     return None
 
 

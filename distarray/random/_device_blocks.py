@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm.cuda._launch import launch, seen, threads, uploaded, usable
+from distarray.comm.cuda import launch, seen, threads, uploaded, usable
 from distarray.comm.kernels import load_kernels
 from distarray.typing import Buffer
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import Communicator, Purpose, _backend, background_work, copy_log_context, world
-from distarray.comm.cuda import _streams
+from distarray.comm.cuda import fork_stream
 from distarray.layout import Layout
 from distarray.redistribute._execute import BoundStep, bound_steps, redistribute_local, refuse
 from distarray.typing import Buffer
@@ -134,7 +134,7 @@ def in_background(work: Callable[[bool], Buffer], *, alone: bool = False) -> Han
         return done_by(work)
     # The caller's context goes along, so that its CommLog records what the thread sends.
     context = copy_log_context()
-    fork = _streams.fork()
+    fork = fork_stream()
     task = work if fork is None else partial(fork.run, work)
     return _worker(rank).submit(context.run, task, True)
 

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from distarray.comm import BFLOAT16, _backend, _memory, is_bfloat16
-from distarray.comm.cuda import _device
-from distarray.comm.cuda._streams import followers
+from distarray.comm.cuda import _device, followers
 from distarray.errors import ArgumentTypeError, DTypeError
 from distarray.typing import Buffer
 

@@ -9,7 +9,7 @@ import pytest
 
 import distarray
 from distarray.comm import _launcher, _memory
-from distarray.comm.cuda import _awareness, _device
+from distarray.comm.cuda import _awareness
 from distarray.comm.failures import _watchdog
 from distarray.comm.kernels import _jit, _threads
 
@@ -19,7 +19,7 @@ READERS = {
     "DISTARRAY_POOL_LIMIT": lambda: _memory._default_limit(),
     "DISTARRAY_NUMBA": _jit._usable,
     "DISTARRAY_CUDA_AWARE": _awareness.setting,
-    "DISTARRAY_LOCAL_RANK": _device.local_rank,
+    "DISTARRAY_LOCAL_RANK": _launcher.launched_local_rank,
     "DISTARRAY_RANKS_PER_NODE": lambda: _launcher.node_name(5),
 }
 

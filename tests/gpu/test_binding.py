@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import distarray as da
+from distarray.comm import _launcher
 from distarray.comm.cuda import _device
 from distarray.comm.simulated._ranks import simulate
 from distarray.errors import DeviceError
@@ -89,19 +90,19 @@ def test_without_driver_or_gpu_the_remedy_is_named(
 
 
 def test_the_launcher_says_which_rank_of_the_node_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in _device._LOCAL_RANK:
+    for name in _launcher._LOCAL_RANKS:
         monkeypatch.delenv(name, raising=False)
-    assert _device.local_rank() is None
+    assert _launcher.launched_local_rank() is None
     monkeypatch.setattr(stand_in().cuda.runtime, "getDeviceCount", lambda: 4)
     with pytest.raises(DeviceError, match="DISTARRAY_LOCAL_RANK"):
         _device.bind("cuda", None)
     monkeypatch.setenv("SLURM_LOCALID", "3")
-    assert _device.local_rank() == 3
+    assert _launcher.launched_local_rank() == 3
     monkeypatch.setenv("DISTARRAY_LOCAL_RANK", "1")
-    assert _device.local_rank() == 1
+    assert _launcher.launched_local_rank() == 1
     monkeypatch.setenv("DISTARRAY_LOCAL_RANK", "first")
     with pytest.raises(DeviceError, match="first"):
-        _device.local_rank()
+        _launcher.launched_local_rank()
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", 0])

@@ -1,1 +1,25 @@
-"""GPUs: devices, kernels, and messages between device memories."""
+"""GPUs: which one a rank uses, its memory and streams, kernels on it, and messages between them.
+
+The floors above import from here; `_device` (devices and their memory) and `_pinned` (host memory
+for messages) are used as namespaces. What moves values is for `comm` alone, and `_info` for the
+command line.
+"""
+
+from distarray.comm.cuda import _device, _pinned
+from distarray.comm.cuda._ipc import close_unread
+from distarray.comm.cuda._launch import address_of, launch, seen, threads, uploaded, usable
+from distarray.comm.cuda._streams import followers, fork_stream
+
+__all__ = [
+    "_device",
+    "_pinned",
+    "address_of",
+    "close_unread",
+    "followers",
+    "fork_stream",
+    "launch",
+    "seen",
+    "threads",
+    "uploaded",
+    "usable",
+]

@@ -16,27 +16,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from distarray.comm._settings import setting
+from distarray.comm._launcher import launched_local_rank
 from distarray.comm.cuda._streams import used
 from distarray.errors import DeviceError, DTypeError, OutOfMemoryError
 from distarray.typing import Buffer, Shape
-
-_LOCAL_RANK: Final = (
-    "DISTARRAY_LOCAL_RANK",  # the user's word comes first
-    "MPI_LOCALRANKID",  # MPICH and Intel MPI
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MV2_COMM_WORLD_LOCAL_RANK",
-    "MVP_COMM_WORLD_LOCAL_RANK",
-    "PALS_LOCAL_RANKID",  # Cray
-    "SLURM_LOCALID",
-    "FLUX_TASK_LOCAL_ID",
-    "JSM_NAMESPACE_LOCAL_RANK",
-)
-"""Where launchers say which rank of its node a process is."""
 
 T = TypeVar("T")
 
@@ -172,33 +159,13 @@ def _existing(number: int, have: int) -> int:
     return number
 
 
-def local_rank() -> int | None:
-    """Return which rank of its node this process is, as its launcher says; None where none does.
-
-    Raises
-    ------
-    DeviceError
-        DISTARRAY_LOCAL_RANK is no number.
-    """
-    for name in _LOCAL_RANK:
-        value = setting(name)
-        if value.isdecimal():
-            return int(value)
-        if value and name == "DISTARRAY_LOCAL_RANK":
-            raise DeviceError(
-                f"DISTARRAY_LOCAL_RANK={value!r} is not the number of a rank on its node; set 0, "
-                "1, ... or unset it"
-            )
-    return None
-
-
 def number_of(device: str) -> int:
     """Return the number of the GPU that a device names for this rank."""
     told = device.partition(":")[2]
     if told:
         return int(told)
     bound = _bound_number()
-    return bind(device, local_rank()) if bound is None else bound
+    return bind(device, launched_local_rank()) if bound is None else bound
 
 
 def _bound_number() -> int | None:
@@ -309,6 +276,13 @@ def held(number: int) -> str:
         f"Of its {total} bytes {free} are free; arrays of this process hold {used}, and CuPy keeps "
         f"{idle} for the next{bound}{others}; the rest belongs to other processes and to CUDA"
     )
+
+
+def bits(array: Buffer) -> Buffer:
+    """Return the items of structures as unsigned integers, which CuPy knows how to copy."""
+    if array.dtype.kind == "V" and array.dtype.itemsize in (1, 2, 4, 8):
+        return array.view(f"u{array.dtype.itemsize}")
+    return array
 
 
 def check_dtype(dtype: Any) -> None:

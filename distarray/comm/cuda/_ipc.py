@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distarray.comm import _backend
+from distarray.comm.cuda import _device
 from distarray.errors import DeviceError
 from distarray.typing import Buffer
 
@@ -116,7 +116,7 @@ def lend(block: Buffer) -> tuple[Lent, int, Buffer]:
     """
     if not block.size:
         return _NOTHING, 0, block
-    _backend.use(block)
+    _device.use(block.device.id)
     lent = _lent(block)
     if lent is None:
         block = _copied(block)
@@ -141,7 +141,7 @@ def borrow(
     owner
         What stands for the process, the same object every time.
     """
-    cupy = _backend.module("cuda")
+    cupy = _device.cupy()
     if not lent.nbytes:
         return cupy.empty(tuple(shape), dtype)
     cuda = cupy.cuda
@@ -175,7 +175,8 @@ def reached(
         Gives a few bytes to all members, and returns by rank what they gave.
     """
     number = int.from_bytes(os.urandom(7), "little")
-    probe = _backend.asarray(np.array([number], np.int64), "cuda")
+    probe = _device.empty((1,), np.int64, "cuda")
+    probe.fill(number)
     told = b""
     try:
         lent, offset, probe = lend(probe)
@@ -228,9 +229,9 @@ def _copied(block: Buffer) -> Buffer:
     global _lendable
     if _lendable is None:
         _lendable = _cuda().MemoryPool()
-    cupy = _backend.module("cuda")
+    cupy = _device.cupy()
     copy = cupy.ndarray(block.shape, block.dtype, memptr=_lendable.malloc(block.nbytes))
-    _backend.assign(copy, block)
+    _device.bits(copy)[...] = _device.bits(block)
     return copy
 
 
@@ -269,7 +270,7 @@ def _close(mapped: _Mapped) -> None:
 
 
 def _cuda() -> Any:
-    return _backend.module("cuda").cuda
+    return _device.cupy().cuda
 
 
 # --- what the driver tells and CuPy does not -----------------------------------------------------

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm import _backend
 from distarray.comm.kernels._jit import load_kernels
 from distarray.typing import Buffer
 
@@ -59,7 +58,7 @@ def usable(array: Buffer) -> bool:
                 if why.startswith("Numba"):
                     _warn(why)
                 _usable = not why
-    return _usable and (simulated() or (_backend.is_cupy(array) and _reachable(array)))
+    return _usable and (simulated() or (not isinstance(array, np.ndarray) and _reachable(array)))
 
 
 def lacking(array: Buffer) -> str:

@@ -62,7 +62,7 @@ class Fork:
                 own.synchronize()
 
 
-def fork() -> Fork | None:
+def fork_stream() -> Fork | None:
     """Return where the program's stream is; None where this process works on no GPU."""
     return Fork(sys.modules["cupy"].cuda) if _is_used else None
 

@@ -188,7 +188,7 @@ def table(checker: Checker, options: argparse.Namespace) -> None:
 
 def _forked(work: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
     """Return work for another thread that comes after what this one's stream has now."""
-    fork = _streams.fork()
+    fork = _streams.fork_stream()
     assert fork is not None
     return lambda: fork.run(work, *arguments)
 

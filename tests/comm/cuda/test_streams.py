@@ -58,7 +58,7 @@ def test_whatever_the_background_allocates_comes_after_what_the_program_still_re
         work(xp)
         return own.known.get(program.ptr, 0)
 
-    fork = _streams.fork()
+    fork = _streams.fork_stream()
     assert fork is not None
     with ThreadPoolExecutor(1) as background:
         waited_for = background.submit(fork.run, task).result()
