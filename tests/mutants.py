@@ -463,7 +463,7 @@ MUTANTS = (
     ),
     Mutant(
         "values that differ between ranks are saved as one",
-        "checkpoint/_write_plan.py",
+        "checkpoint/_save_plan.py",
         "if one[:2] != first[:2] or one.checksum != first.checksum:",
         "if one[:2] != first[:2]:",
         ("checkpoint/test_torch_tensors.py",),
@@ -477,7 +477,7 @@ MUTANTS = (
     ),
     Mutant(
         "a rank does not write its part of what all ranks hold",
-        "checkpoint/_write_plan.py",
+        "checkpoint/_save_plan.py",
         "                if writer == rank:",
         "                if writer == rank or rank:",
         ("checkpoint/test_tied_memory.py", "checkpoint/test_round_trip.py"),

@@ -86,7 +86,7 @@ def call_on_first(comm: Communicator, call: Callable[[], T]) -> T:
     data = data.copy() if comm.rank == 0 else data
     _wait(comm.broadcast(data, 0, blocking=False))
     told = pickle.loads(data.tobytes())
-    raise_alike([told], error, comm.world_ranks[:1], 1)
+    raise_alike([told], error, comm.world_ranks[:1], comm.size)
     found: T = pickle.loads(told)
     return found
 

@@ -1,24 +1,71 @@
-"""Chunks of arrays in data files: written with a checksum for every block, read and checked."""
+"""Chunks of arrays in data files: written with a checksum for every block, read and checked.
+
+The checksums are computed beside the writing or reading of other blocks. CRC-32 is what every
+language has at hand, finds all errors in up to 32 successive bits, and leaves one in four thousand
+million of other damages unnoticed. ISA-L computes it several times as fast as zlib (34 and 6 GB/s
+on one core of a Zen 3), which serves where there is no wheel of it.
+"""
 
 from __future__ import annotations
 
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from distarray.checkpoint import _files
 from distarray.checkpoint._blocks import Block, Piece, box_view, clusters, span
-from distarray.checkpoint._checksums import Beside, checksums
 from distarray.checkpoint._dtypes import Spec, dtype_of_spec
 from distarray.checkpoint._manifest import BLOCK_BYTES, Chunk, Entry, Manifest, block_items
 from distarray.checkpoint._safetensors import METADATA, compose_header
 from distarray.errors import CheckpointError
 from distarray.layout import box as boxes
 from distarray.typing import Box, Shape
+
+try:
+    from isal.isal_zlib import crc32
+except ImportError:
+    from zlib import crc32
+
+T = TypeVar("T")
+_THREAD_BYTES = 1 << 20
+"""Fewer are not worth handing to a thread."""
+
+
+def checksums(data: memoryview, step: int) -> str:
+    """Return the checksums of blocks of ``step`` bytes, as eight hexadecimal digits each."""
+    return "".join([f"{crc32(data[i : i + step]):08x}" for i in range(0, len(data), step)])
+
+
+class ChecksumThread:
+    """A thread that computes while the caller goes on; a context, which waits for it."""
+
+    def __init__(self) -> None:
+        self._executor: ThreadPoolExecutor | None = None
+
+    def __enter__(self) -> ChecksumThread:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._executor is not None:
+            self._executor.shutdown()
+
+    def start(self, function: Callable[[], T], nbytes: int) -> Callable[[], T]:
+        """Start a computation on so many bytes, and return what waits for its result."""
+        if nbytes >= _THREAD_BYTES:
+            try:
+                if self._executor is None:
+                    self._executor = ThreadPoolExecutor(1, "distarray checksums")
+                return self._executor.submit(function).result
+            except RuntimeError:
+                pass  # the interpreter is ending, and starts no threads any more
+        result = function()
+        return lambda: result
+
 
 _WRITE_BYTES = 8 << 20
 """How many bytes are written at once, and copied first where they are not contiguous."""
@@ -65,7 +112,7 @@ def write_parts(path: str, parts: Sequence[Part], id: str) -> tuple[int, list[li
     first, offsets = compose_header(items, {"format": "distarray checkpoint", "id": id})
     size = len(first)
     told = []
-    with _files.new_file(path) as file, Beside() as beside:
+    with _files.new_file(path) as file, ChecksumThread() as thread:
         output = _Output(file, path)
         output.write(memoryview(first))
         for part, offset in zip(parts, offsets, strict=True):
@@ -73,7 +120,7 @@ def write_parts(path: str, parts: Sequence[Part], id: str) -> tuple[int, list[li
             sums = ""
             step = block_items(BLOCK_BYTES, values.itemsize) * values.itemsize
             for data in pieces_of(values, BLOCK_BYTES):
-                computed = beside.start(partial(checksums, data, step), len(data))
+                computed = thread.start(partial(checksums, data, step), len(data))
                 output.write(data)
                 sums += computed()
             told.append([part.name, offset, part.box, sums])
@@ -172,7 +219,7 @@ class Reader:
         self._manifest = manifest
         self._verify = verify
         self._open: OrderedDict[int, int] = OrderedDict()
-        self._beside = Beside()
+        self._thread = ChecksumThread()
         self._checks: list[Callable[[], None]] = []
         self.bytes_read = 0
 
@@ -180,7 +227,7 @@ class Reader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._beside.__exit__()
+        self._thread.__exit__()
         while self._open:
             os.close(self._open.popitem()[1])
 
@@ -282,7 +329,7 @@ class Reader:
         told = chunk.checksums[8 * block :]
         check = partial(_check, data, per * itemsize, told, path, offset, entry.name)
         if direct:
-            self._checks.append(self._beside.start(check, len(data)))
+            self._checks.append(self._thread.start(check, len(data)))
         else:
             check()  # the memory is used again
 

@@ -21,9 +21,8 @@ from distarray.checkpoint._manifest import BLOCK_BYTES
 from distarray.checkpoint._safetensors import compose_header
 from distarray.checkpoint._safetensors_load import INDEX, SINGLE
 from distarray.checkpoint._save import collect_tree
-from distarray.checkpoint._save_plan import SavePlan
+from distarray.checkpoint._save_plan import SavePlan, WritePlan, plan_writes
 from distarray.checkpoint._values import is_array, is_container, walk
-from distarray.checkpoint._write_plan import WritePlan, plan_writes
 from distarray.comm import Communicator, as_communicator
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.layout import box as boxes

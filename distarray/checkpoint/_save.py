@@ -21,9 +21,8 @@ from distarray.checkpoint._directory import (
     step_path,
 )
 from distarray.checkpoint._manifest import chunk_row, compose_manifest, header
-from distarray.checkpoint._save_plan import SavePlan
+from distarray.checkpoint._save_plan import HeldArray, SavePlan, plan_writes
 from distarray.checkpoint._values import Node
-from distarray.checkpoint._write_plan import HeldArray, plan_writes
 from distarray.comm import Communicator, as_communicator
 
 _HINT = ", and wrap values that differ in da.checkpoint.PerRank"

@@ -1,14 +1,28 @@
-"""A state as a tree of names: what is to be written, before anybody writes."""
+"""The save plan: the tree of a state and its arrays, and which rank writes what of them.
+
+Every item is written once; what several ranks hold is shared out among them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+from zlib import crc32
 
+from distarray.checkpoint import _agreement
 from distarray.checkpoint._adapters import adapter_of
-from distarray.checkpoint._blocks import Block
+from distarray.checkpoint._agreement import digest
+from distarray.checkpoint._blocks import Block, split_box, tiles
+from distarray.checkpoint._chunks import checksums, pieces_of
+from distarray.checkpoint._dtypes import Spec, describe, dtype_of_spec
+from distarray.checkpoint._manifest import BLOCK_BYTES
 from distarray.checkpoint._values import Node, encode, is_plain, join_name, unsupported
-from distarray.errors import ArgumentError, ArgumentTypeError
+from distarray.comm import Communicator
+from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError, MismatchError
+from distarray.layout import box as boxes
+from distarray.typing import Box, Shape
 
 
 class PerRank:
@@ -137,4 +151,170 @@ def encode_key(key: Any, name: str) -> Node:
     raise ArgumentTypeError(
         f"{name or 'the state'} has a key {key!r} of type {type(key).__name__}; keys must be text, "
         "numbers or tuples of these"
+    )
+
+
+_LEAST_BYTES = 1 << 20
+"""Boxes that several ranks hold are not cut into smaller pieces than this."""
+
+
+class HeldArray(NamedTuple):
+    """What a rank holds of an array."""
+
+    spec: Spec
+    shape: Shape
+    boxes: tuple[Box, ...]
+    checksum: int | None
+    """Of an array of which each rank passes all, to compare."""
+    layout: str = ""
+    """How it is placed, for people who read a manifest."""
+    is_outside: bool = False
+    """Whether this rank has no part in the array, and need not know what it is."""
+
+
+class WritePlan(NamedTuple):
+    """Which arrays there are, and which boxes of each a rank writes."""
+
+    arrays: dict[str, HeldArray]
+    mine: dict[str, list[Box]]
+
+
+def plan_writes(plan: SavePlan, check: bool, comm: Communicator) -> WritePlan:
+    """Return who writes what of the arrays of a state.
+
+    Raises
+    ------
+    MismatchError
+        The ranks have arrays of different shapes, dtypes or, where they should be the same, values.
+    """
+    told: dict[str, HeldArray] = {}
+
+    def say() -> tuple[bytes, bytes]:
+        told.update((name, _describe_held(one, comm, check)) for name, one in plan.blocks.items())
+        held = [(name, one._replace(checksum=None)) for name, one in told.items()]
+        return digest(held), digest([one.checksum for one in told.values()])
+
+    digests, sums = zip(*_agreement.call_on_all(comm, say), strict=True)
+    key = digest(digests)
+    known = _plans.setdefault(comm, {})
+    if key not in known or len(set(sums)) > 1:
+        known.clear()
+        known[key] = assign_writers(
+            _agreement.call_on_all(comm, lambda: told), comm.rank, comm.world_ranks
+        )
+    return known[key]
+
+
+_plans: weakref.WeakKeyDictionary[Communicator, dict[bytes, WritePlan]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Who wrote what in the last save of a communicator: the next one is mostly alike."""
+
+
+def _describe_held(block: Block, comm: Communicator, check: bool) -> HeldArray:
+    checksum = None
+    if block.is_same and not check:
+        if comm.rank:
+            return HeldArray(block.spec, block.shape, (), None, is_outside=True)
+    elif block.is_same and comm.size > 1:
+        checksum = 0  # one pass over what every rank has
+        for piece in block.pieces:
+            for data in pieces_of(piece.part(piece.box), BLOCK_BYTES):
+                checksum = crc32(checksums(data, BLOCK_BYTES).encode(), checksum)
+    held = tuple(piece.box for piece in block.pieces)
+    layout = "" if comm.rank or block.layout is None else str(block.layout)
+    return HeldArray(block.spec, block.shape, held, checksum, layout, block.is_outside)
+
+
+def assign_writers(
+    everyone: Sequence[Mapping[str, HeldArray]], rank: int, world_ranks: Sequence[int]
+) -> WritePlan:
+    """Return who writes what, the same on every rank but for what is its own.
+
+    Parameters
+    ----------
+    everyone
+        What each rank holds of the same arrays.
+    rank
+        This rank.
+    world_ranks
+        What messages call each of them.
+
+    Raises
+    ------
+    MismatchError
+        Ranks differ in the arrays, their shapes, dtypes or values.
+    LayoutError
+        What they hold does not make up an array.
+    """
+    found: dict[str, list[Box]] = {}
+    arrays: dict[str, HeldArray] = {}
+    load = [0] * len(everyone)
+    known: dict[Any, list[tuple[Box, list[int], int]]] = {}  # most arrays of a model are alike
+    for name in everyone[0]:
+        held = {r: told[name] for r, told in enumerate(everyone) if not told[name].is_outside}
+        if not held:
+            raise LayoutError(
+                f"{name} is on a mesh that has none of the ranks that save; pass comm= with them"
+            )
+        first = arrays[name] = next(iter(held.values()))
+        for other, one in held.items():
+            if one[:2] != first[:2] or one.checksum != first.checksum:
+                reference = next(iter(held))
+                raise _differing(name, first, one, world_ranks[reference], world_ranks[other])
+        alike = first.shape, tuple([(other, one.boxes) for other, one in held.items()])
+        if alike not in known:
+            known[alike] = _holders(name, first.shape, held)
+        itemsize = dtype_of_spec(first.spec).itemsize
+        mine: list[Box] = []
+        for box, ranks, volume in known[alike]:
+            nbytes = volume * itemsize
+            pieces, writers = [box], ranks
+            if len(ranks) > 1:
+                pieces = split_box(box, max(1, min(len(ranks), nbytes // _LEAST_BYTES)))
+                writers = sorted(ranks, key=load.__getitem__)
+            for piece, writer in zip(pieces, writers, strict=False):
+                load[writer] += nbytes // len(pieces) + 1
+                if writer == rank:
+                    mine.append(piece)
+        found[name] = mine
+    return WritePlan(arrays, found)
+
+
+def _holders(
+    name: str, shape: Shape, held: Mapping[int, HeldArray]
+) -> list[tuple[Box, list[int], int]]:
+    """Return the boxes of an array, the ranks that hold each, and how many items it has."""
+    holders: dict[Box, list[int]] = {}
+    for rank, one in held.items():
+        for box in one.boxes:
+            holders.setdefault(box, []).append(rank)
+    if prod(shape) and not tiles(shape, list(holders)):
+        raise LayoutError(
+            f"the blocks of {name} that the ranks hold do not make up an array of shape {shape}: "
+            f"{str(list(holders))[:200]}; some belong to another layout, or to ranks that do not "
+            "take part (comm=)"
+        )
+    return [(box, ranks, boxes.volume(box)) for box, ranks in holders.items()]
+
+
+def _differing(
+    name: str, first: HeldArray, one: HeldArray, reference: int, rank: int
+) -> MismatchError:
+    remedy = "save the same everywhere"
+    if first.checksum is not None or one.checksum is not None:
+        remedy = (
+            "if it is a copy of a sharded parameter, say so by dt.place_like(copy, parameter); of "
+            "a module pass itself, not its state_dict(); else make it the same everywhere, "
+            "distribute it, or wrap it in da.checkpoint.PerRank"
+        )
+    if one[:2] != first[:2]:
+        return MismatchError(
+            f"{name} has dtype {describe(first.spec)} and shape {first.shape} on rank {reference}, "
+            f"and {describe(one.spec)} and {one.shape} on rank {rank}; {remedy}"
+        )
+    return MismatchError(
+        f"{name} is a plain array or tensor, of which every rank passes all, but ranks "
+        f"{reference} and {rank} have different values; {remedy}. check=False takes that of the "
+        "first rank"
     )

@@ -2,10 +2,10 @@
 
 from distarray.redistribute._background import (
     Handle,
-    done_by,
-    in_background,
     redistribute_async,
     refuse_async,
+    run_in_background,
+    run_now,
 )
 from distarray.redistribute._blocks import kept_partial
 from distarray.redistribute._cost import DEFAULT_MODEL, CostModel
@@ -22,14 +22,14 @@ __all__ = [
     "Plan",
     "check_dtype",
     "clear_plans",
-    "done_by",
     "estimate",
-    "in_background",
     "kept_partial",
     "plan",
     "redistribute_async",
     "redistribute_local",
     "refuse",
     "refuse_async",
+    "run_in_background",
+    "run_now",
     "scatter_from",
 ]

@@ -112,16 +112,16 @@ def redistribute_async(
                 prepare()
             return redistribute_local(local, src, dst, max_bytes=max_bytes, purpose=purpose)
 
-        return done_by(now)
+        return run_now(now)
     steps = bound_steps(src, dst, local.dtype, max_bytes, background=True)
     _backend.use(local)
     if prepare is not None and not _backend.is_numpy(local):
         prepare()  # on the stream of the program, which does not wait for it
         prepare = None
-    return in_background(lambda _: _run(steps, local, purpose, prepare))
+    return run_in_background(lambda _: _run(steps, local, purpose, prepare))
 
 
-def in_background(work: Callable[[bool], Buffer], *, alone: bool = False) -> Handle:
+def run_in_background(work: Callable[[bool], Buffer], *, alone: bool = False) -> Handle:
     """Start collective work in the background and return at once.
 
     Every rank calls this at the same place among its calls. ``work`` is told whether it runs in the
@@ -131,7 +131,7 @@ def in_background(work: Callable[[bool], Buffer], *, alone: bool = False) -> Han
     """
     rank = None if alone else world()
     if rank is None or not rank.concurrent:
-        return done_by(work)
+        return run_now(work)
     # The caller's context goes along, so that its CommLog records what the thread sends.
     context = copy_log_context()
     fork = fork_stream()
@@ -139,7 +139,7 @@ def in_background(work: Callable[[bool], Buffer], *, alone: bool = False) -> Han
     return _worker(rank).submit(context.run, task, True)
 
 
-def done_by(work: Callable[[bool], Buffer]) -> Handle:
+def run_now(work: Callable[[bool], Buffer]) -> Handle:
     """Return the handle of work that is done here and now, in the foreground."""
     done: Future[Buffer] = Future()
     done.set_result(work(False))

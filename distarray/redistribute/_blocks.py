@@ -114,16 +114,16 @@ def overlaps(layout: Layout, box: Box) -> Iterator[tuple[list[int], Box, Coordin
         yield coordinate, tuple(shared), tuple(origin)
 
 
-def meeting(layout: Layout, axis: int, start: int, stop: int) -> int:
+def count_blocks(layout: Layout, axis: int, start: int, stop: int) -> int:
     """Return how many blocks along one array axis share something with ``start..stop``."""
     partition = layout.partition(axis)
     if is_explicit(layout, axis):
         return len(partition.owners(start, stop))
     sizes = [layout.mesh.shape[i] for i in layout.sharding_axes(axis)]
-    return _meeting(partition.size, sizes, start, stop)
+    return _count_chunks(partition.size, sizes, start, stop)
 
 
-def _meeting(size: int, counts: list[int], start: int, stop: int) -> int:
+def _count_chunks(size: int, counts: list[int], start: int, stop: int) -> int:
     """Count the non-empty nested chunks of ``range(size)`` in ``start..stop``, in closed form."""
     if start >= stop:
         return 0
@@ -135,12 +135,12 @@ def _meeting(size: int, counts: list[int], start: int, stop: int) -> int:
         if len(counts) == 1:
             return last - first + 1
         base = first * step
-        return _meeting(min(step, size - base), counts[1:], start - base, stop - base)
+        return _count_chunks(min(step, size - base), counts[1:], start - base, stop - base)
     tail = last * step
     return (
-        _meeting(step, counts[1:], start - first * step, step)
-        + (last - first - 1) * _meeting(step, counts[1:], 0, step)
-        + _meeting(min(step, size - tail), counts[1:], 0, stop - tail)
+        _count_chunks(step, counts[1:], start - first * step, step)
+        + (last - first - 1) * _count_chunks(step, counts[1:], 0, step)
+        + _count_chunks(min(step, size - tail), counts[1:], 0, stop - tail)
     )
 
 

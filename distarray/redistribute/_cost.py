@@ -186,7 +186,7 @@ def _traffic(step: Step, coordinate: Coordinate, model: CostModel) -> Traffic:
             rounds=2,
         )
     choice = choose_replicas(step.src, step.dst)
-    received = sent = _schedule.received(step.src, step.dst, rank)
+    received = sent = _schedule.count_received(step.src, step.dst, rank)
     messages = step.messages(rank)
     if same_mesh(step.src, step.dst):
         remote = model.remote_share(mesh, step.mesh_axes)

@@ -213,7 +213,7 @@ class _Doing:
         return f"{self._purpose.text}: {self._step}"
 
 
-def _agreed(
+def _describe_call(
     number: int, step: BoundStep, purpose: Purpose | None, device: str
 ) -> tuple[int, object]:
     """Return the token of a step for a purpose and a kind of device, and what says it."""
@@ -222,7 +222,7 @@ def _agreed(
     return (number, step) if purpose is None else (number ^ purpose.token, _Doing(purpose, step))
 
 
-def _recorded(
+def _run_and_record(
     step: ExchangeStep | AllReduceStep,
     communicator: Communicator | None,
     run: BoundStep,
@@ -323,7 +323,7 @@ class _Exchange:
 
     def __call__(self, local: Buffer, purpose: Purpose | None = None) -> Buffer:
         if recording():
-            return _recorded(self._step, self._communicator, self._run, local, purpose)
+            return _run_and_record(self._step, self._communicator, self._run, local, purpose)
         return self._run(local, purpose)
 
     def _run(self, local: Buffer, purpose: Purpose | None) -> Buffer:
@@ -333,7 +333,7 @@ class _Exchange:
             out = _memory.empty(self._shape, self._dtype, device)
             self._take([local], out)
             return out
-        number, what = _agreed(self._token, self, purpose, device)
+        number, what = _describe_call(self._token, self, purpose, device)
         if self._whole and local.nbytes <= SMALL_BYTES:
             op = self._op
             assert op is not None  # it reduces
@@ -391,7 +391,7 @@ class _AllReduce:
 
     def __call__(self, local: Buffer, purpose: Purpose | None = None) -> Buffer:
         if recording():
-            return _recorded(self._step, self._communicator, self._run, local, purpose)
+            return _run_and_record(self._step, self._communicator, self._run, local, purpose)
         return self._run(local, purpose)
 
     def _run(self, local: Buffer, purpose: Purpose | None) -> Buffer:
@@ -401,7 +401,7 @@ class _AllReduce:
         if communicator is None:
             reduce_into(out, [local], self._op)
             return out
-        number, what = _agreed(self._token, self, purpose, device)
+        number, what = _describe_call(self._token, self, purpose, device)
         if not communicator.reaches_all(device):
             communicator.agree(number, what)
             source, target = _contiguous(local).reshape(-1), out.reshape(-1)

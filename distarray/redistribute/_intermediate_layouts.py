@@ -21,7 +21,7 @@ from distarray.redistribute._blocks import (
 Placements = tuple[Placement, ...]
 
 
-def exchange_target(src: Layout, dst: Layout, dtype: np.dtype[Any]) -> Layout:
+def layout_before_filling(src: Layout, dst: Layout, dtype: np.dtype[Any]) -> Layout:
     """Return the layout from which `dst` needs no more communication.
 
     That is ``dst`` itself, unless it has ``Partial`` mesh axes that ``src`` lacks. These become
@@ -40,17 +40,17 @@ def exchange_target(src: Layout, dst: Layout, dtype: np.dtype[Any]) -> Layout:
         before = src.placements[i] if same else None
         axis = None
         if type(before) is not Replicate and has_identity(dst.placements[i], dtype):
-            axis = before.axis if type(before) is Shard else best_axis(dst, placements, i)
+            axis = before.axis if type(before) is Shard else choose_axis(dst, placements, i)
         whole = axis is None or dst.mesh.shape[i] == 1
         placements[i] = Replicate() if whole or axis is None else Shard(axis)
     return cut_further(dst, placements, like=src if same else None)
 
 
-def scattered(layout: Layout) -> Layout:
+def scatter_copies(layout: Layout) -> Layout:
     """Return a layout without copies, from which an all-gather makes the given one."""
     placements = list(layout.placements)
     for i in layout.replicated_axes:
-        axis = best_axis(layout, placements, i)
+        axis = choose_axis(layout, placements, i)
         if axis is not None and layout.mesh.shape[i] > 1:
             placements[i] = Shard(axis)
     return cut_further(layout, placements)
@@ -77,9 +77,9 @@ def cut_further(
     boundaries = {
         axis: found
         for axis, mesh_axes in cuts.items()
-        if (found := _nested(layout, axis, mesh_axes, like)) is not None
+        if (found := _cut_boundaries(layout, axis, mesh_axes, like)) is not None
     }
-    order = _order(cuts, layout.mesh.ndim)
+    order = _shard_order(cuts, layout.mesh.ndim)
     return layout.replace(placements=placements, shard_order=order, boundaries=boundaries or None)
 
 
@@ -90,7 +90,7 @@ def has_identity(placement: Placement, dtype: np.dtype[Any]) -> bool:
     return REDUCTIONS[placement.op].identity(dtype.kind, dtype.itemsize) is not None
 
 
-def best_axis(layout: Layout, placements: Sequence[Placement], mesh_axis: int) -> int | None:
+def choose_axis(layout: Layout, placements: Sequence[Placement], mesh_axis: int) -> int | None:
     """Return the array axis that one more mesh axis had best cut; None in a 0-d array.
 
     One that it cuts evenly, and among these the longest in a block.
@@ -114,7 +114,7 @@ def cut_counts(layout: Layout, placements: Sequence[Placement]) -> list[int]:
     return counts
 
 
-def between(src: Layout, goal: Layout, placements: Placements) -> Layout:
+def intermediate_layout(src: Layout, goal: Layout, placements: Placements) -> Layout:
     """Return the layout with these placements on the way from ``src`` to ``goal``, on one mesh.
 
     Cuts that it shares with the goal come first and in the goal's order, then those it shares with
@@ -140,17 +140,17 @@ def between(src: Layout, goal: Layout, placements: Placements) -> Layout:
                 if is_explicit(layout, axis):
                     boundaries[axis] = layout.partition(axis).offsets
                 break
-    order = _order(cuts, src.mesh.ndim)
+    order = _shard_order(cuts, src.mesh.ndim)
     return src.replace(placements=placements, shard_order=order, boundaries=boundaries or None)
 
 
-def _order(cuts: dict[int, list[int]], ndim: int) -> list[int]:
+def _shard_order(cuts: dict[int, list[int]], ndim: int) -> list[int]:
     """Return all mesh axes, those that cut one array axis in the order in which they do."""
     order = [i for mesh_axes in cuts.values() for i in mesh_axes]
     return order + [i for i in range(ndim) if i not in order]
 
 
-def _nested(
+def _cut_boundaries(
     layout: Layout, axis: int, mesh_axes: list[int], like: Layout | None
 ) -> tuple[int, ...] | None:
     """Return explicit offsets of the blocks along one axis, cut further by new mesh axes."""

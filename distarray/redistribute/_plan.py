@@ -15,7 +15,7 @@ from distarray.redistribute import _explain, _schedule
 from distarray.redistribute._blocks import block_of, kept_partial, op_of
 from distarray.redistribute._cost import DEFAULT_MODEL, CostModel, step_seconds
 from distarray.redistribute._search import cheapest
-from distarray.redistribute._steps import Step, check_max_bytes, reduced_between
+from distarray.redistribute._steps import Step, check_max_bytes, reduced_dtype_between
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Plan:
         ``Partial`` separates its ranks. Where a ``Partial`` is created the bound is 0: a value may
         be contributed by a rank that holds it.
         """
-        return _schedule.lacking(self.src, self.dst, self._member(rank)) * self.dtype.itemsize
+        return _schedule.count_lacking(self.src, self.dst, self._member(rank)) * self.dtype.itemsize
 
     def peak_bytes(self, rank: int) -> int:
         """Return the most bytes that a rank holds at a time.
@@ -163,10 +163,10 @@ def plan(
                 f"plan takes two layouts, not {type(layout).__name__}; make one by "
                 "Layout(mesh, placements, shape), or take x.layout"
             )
-    return _planned(src.abstract, dst.abstract, _checked(dtype), max_bytes, model)
+    return _plan(src.abstract, dst.abstract, _check_dtype_argument(dtype), max_bytes, model)
 
 
-def _checked(dtype: Any) -> np.dtype[Any]:
+def _check_dtype_argument(dtype: Any) -> np.dtype[Any]:
     try:
         found = np.dtype(dtype)
     except TypeError:
@@ -183,12 +183,12 @@ def _checked(dtype: Any) -> np.dtype[Any]:
 
 def estimate(src: Layout, dst: Layout, itemsize: int) -> float:
     """Return the estimated seconds of a redistribution of values of ``itemsize`` bytes."""
-    return _estimated(src.abstract, dst.abstract, itemsize)
+    return _estimate(src.abstract, dst.abstract, itemsize)
 
 
 @lru_cache(maxsize=16384)
-def _estimated(src: Layout, dst: Layout, itemsize: int) -> float:
-    dtype = _stand_in(src, dst, itemsize)
+def _estimate(src: Layout, dst: Layout, itemsize: int) -> float:
+    dtype = _dtype_of_size(src, dst, itemsize)
     return sum(
         step_seconds(step, DEFAULT_MODEL) for step in cheapest(src, dst, dtype, DEFAULT_MODEL)
     )
@@ -196,11 +196,11 @@ def _estimated(src: Layout, dst: Layout, itemsize: int) -> float:
 
 def clear_planned() -> None:
     """Forget all plans and estimates."""
-    _planned.cache_clear()
-    _estimated.cache_clear()
+    _plan.cache_clear()
+    _estimate.cache_clear()
 
 
-def _stand_in(src: Layout, dst: Layout, itemsize: int) -> np.dtype[Any]:
+def _dtype_of_size(src: Layout, dst: Layout, itemsize: int) -> np.dtype[Any]:
     """Return a dtype of a size that the reductions of both layouts accept."""
     placements = (*src.placements, *dst.placements)
     kinds = {kind for p in placements if type(p) is Partial for kind in REDUCTIONS[p.op].kinds}
@@ -211,7 +211,7 @@ def _stand_in(src: Layout, dst: Layout, itemsize: int) -> np.dtype[Any]:
 
 
 @lru_cache(maxsize=8192)
-def _planned(
+def _plan(
     src: Layout, dst: Layout, dtype: np.dtype[Any], max_bytes: int | None, model: CostModel
 ) -> Plan:
     if src.shape != dst.shape:
@@ -245,7 +245,7 @@ def check_dtype(src: Layout, dst: Layout, dtype: np.dtype[Any]) -> None:
             f"{src} averages truth values along one mesh axis and reduces them otherwise along "
             "another, whose order matters; redistribute in two steps, or convert the array first"
         )
-    for layout, kind in ((src, dtype), (dst, reduced_between(src, dst, dtype))):
+    for layout, kind in ((src, dtype), (dst, reduced_dtype_between(src, dst, dtype))):
         for i in layout.partial_axes:
             placement = layout.placements[i]
             if i not in kept and type(placement) is Partial:

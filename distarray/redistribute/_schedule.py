@@ -21,8 +21,8 @@ from distarray.layout import box as boxes
 from distarray.redistribute._blocks import (
     block_at,
     block_of,
+    count_blocks,
     kept_partial,
-    meeting,
     overlaps,
     pieces,
 )
@@ -151,7 +151,7 @@ def cut(box: Box, part: Part) -> list[Box]:
     ]
 
 
-def received(src: Layout, dst: Layout, rank: int) -> int:
+def count_received(src: Layout, dst: Layout, rank: int) -> int:
     """Return how many values a rank receives from others in one exchange."""
     box = block_of(dst, rank)
     if box is None:
@@ -159,7 +159,7 @@ def received(src: Layout, dst: Layout, rank: int) -> int:
     return boxes.volume(box) * choose_replicas(src, dst).contributions - _shared(src, box, rank)
 
 
-def sent(src: Layout, dst: Layout, rank: int) -> int:
+def count_sent(src: Layout, dst: Layout, rank: int) -> int:
     """Return how many values a rank sends to others in one exchange."""
     box = block_of(src, rank)
     if box is None or boxes.is_empty(box):
@@ -184,7 +184,7 @@ def sent(src: Layout, dst: Layout, rank: int) -> int:
     return total - _shared(dst, box, rank)
 
 
-def senders(src: Layout, dst: Layout, rank: int) -> int:
+def count_senders(src: Layout, dst: Layout, rank: int) -> int:
     """Return from how many other ranks a rank receives something in one exchange."""
     box = block_of(dst, rank)
     if box is None or boxes.is_empty(box):
@@ -192,11 +192,11 @@ def senders(src: Layout, dst: Layout, rank: int) -> int:
     blocks = 1
     for axis, (start, stop) in enumerate(box):
         if src.sharding_axes(axis):
-            blocks *= meeting(src, axis, start, stop)
+            blocks *= count_blocks(src, axis, start, stop)
     return blocks * choose_replicas(src, dst).contributions - (1 if _shared(src, box, rank) else 0)
 
 
-def lacking(src: Layout, dst: Layout, rank: int) -> int:
+def count_lacking(src: Layout, dst: Layout, rank: int) -> int:
     """Return how many values a rank must receive at least, however it is done.
 
     `Plan.bytes_lower_bound` says which.

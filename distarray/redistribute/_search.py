@@ -1,11 +1,11 @@
 """The search for the cheapest steps from one layout to another, and the plain ways beside it.
 
-Communication leads up to a layout without new ``Partial`` (`exchange_target`), then one local step
-creates them. For the communication Dijkstra's algorithm runs over layouts. From every layout leads
-an edge to the goal (one round of box intersections) and, where that can pay, edges that change the
-mesh axes one at a time or all ``Partial`` ones together: values are reduced before they are moved
-on, within a node before they cross to another, and a block that many need is scattered first and
-gathered among those.
+Communication leads up to a layout without new ``Partial`` (`layout_before_filling`), then one local
+step creates them. For the communication Dijkstra's algorithm runs over layouts. From every layout
+leads an edge to the goal (one round of box intersections) and, where that can pay, edges that
+change the mesh axes one at a time or all ``Partial`` ones together: values are reduced before they
+are moved on, within a node before they cross to another, and a block that many need is scattered
+first and gathered among those.
 
 No edge undoes what another does: an array axis that stays sharded is never replicated on the way,
 so that without a reduction no rank receives a value twice or one that it holds.
@@ -25,10 +25,10 @@ from distarray.layout import Layout, Mesh, Partial, Placement, Replicate, Shard
 from distarray.redistribute._blocks import kept_partial, same_mesh
 from distarray.redistribute._cost import CostModel, seconds_at
 from distarray.redistribute._intermediate_layouts import (
-    best_axis,
-    between,
-    exchange_target,
-    scattered,
+    choose_axis,
+    intermediate_layout,
+    layout_before_filling,
+    scatter_copies,
 )
 from distarray.redistribute._steps import (
     AllReduceStep,
@@ -36,9 +36,9 @@ from distarray.redistribute._steps import (
     LocalStep,
     ReduceScatterStep,
     Step,
-    filled,
-    reduced_between,
+    ops_to_fill,
     reduced_dtype,
+    reduced_dtype_between,
     step_between,
 )
 
@@ -129,7 +129,7 @@ class Search:
         if len(ops) < 2:
             yield step_between(layout, self._goal, dtype)
             if not arrived and _spread(self._goal) and _disjoint(layout.mesh, self._goal.mesh):
-                yield ExchangeStep(layout, scattered(self._goal), dtype)
+                yield ExchangeStep(layout, scatter_copies(self._goal), dtype)
         for op in ops:
             axes = [i for i, found in pending if found == op]
             yield from self._reductions(layout, dtype, op, axes, len(pending))
@@ -145,7 +145,7 @@ class Search:
             parts = list(layout.placements)
             for i in chosen:
                 wanted = self._goal.placements[i] if self._one_mesh else None
-                axis = wanted.axis if type(wanted) is Shard else best_axis(layout, parts, i)
+                axis = wanted.axis if type(wanted) is Shard else choose_axis(layout, parts, i)
                 whole[i] = Replicate()
                 parts[i] = whole[i] if axis is None else Shard(axis)
             kept = [i for i in chosen if self._stays_whole(i)]
@@ -192,7 +192,7 @@ class Search:
         self, layout: Layout, placements: tuple[Placement, ...], dtype: np.dtype[Any]
     ) -> Step:
         goal = self._goal if layout.mesh is self._goal.mesh else layout
-        return step_between(layout, between(layout, goal, placements), dtype)
+        return step_between(layout, intermediate_layout(layout, goal, placements), dtype)
 
 
 def _spread(layout: Layout) -> bool:
@@ -219,7 +219,7 @@ def cheapest(src: Layout, dst: Layout, dtype: np.dtype[Any], model: CostModel) -
         return ()
     goal = _goal(src, dst, dtype)
     steps = Search(src, goal, dtype, model).cheapest()
-    return _with_filling(steps, goal, dst, dtype)
+    return _add_filling(steps, goal, dst, dtype)
 
 
 def alternatives(
@@ -229,33 +229,33 @@ def alternatives(
     goal = _goal(src, dst, dtype)
     found: list[tuple[str, Steps | None]] = [
         ("one exchange", Search(src, goal, dtype, model).direct()),
-        ("all-reduce first", _reduced_first(src, goal, dtype)),
-        ("one mesh axis after another", _by_axis(src, goal, dtype)),
-        ("replicate, then slice", _replicated(src, goal, dtype)),
+        ("all-reduce first", _reduce_first(src, goal, dtype)),
+        ("one mesh axis after another", _axis_by_axis(src, goal, dtype)),
+        ("replicate, then slice", _replicate_and_slice(src, goal, dtype)),
     ]
     return [
-        (name, _with_filling(steps, goal, dst, dtype)) for name, steps in found if steps is not None
+        (name, _add_filling(steps, goal, dst, dtype)) for name, steps in found if steps is not None
     ]
 
 
 def _goal(src: Layout, dst: Layout, dtype: np.dtype[Any]) -> Layout:
     """Return where communication ends."""
-    return exchange_target(src, dst, reduced_between(src, dst, dtype))
+    return layout_before_filling(src, dst, reduced_dtype_between(src, dst, dtype))
 
 
-def _with_filling(steps: Steps, goal: Layout, dst: Layout, dtype: np.dtype[Any]) -> Steps:
+def _add_filling(steps: Steps, goal: Layout, dst: Layout, dtype: np.dtype[Any]) -> Steps:
     """Return the steps with the local one that creates ``Partial`` blocks, if any are created."""
     if goal is dst:
         return steps
     dtype = steps[-1].result_dtype if steps else dtype
-    last = LocalStep("fill" if filled(goal, dst) else "relabel", goal, dst, dtype)
+    last = LocalStep("fill" if ops_to_fill(goal, dst) else "relabel", goal, dst, dtype)
     before = steps[-1] if steps else None
     if last.kind == "relabel" and isinstance(before, LocalStep):
         return (*steps[:-1], LocalStep(before.kind, before.src, dst, dtype))
     return (*steps, last)
 
 
-def _reduced_first(src: Layout, goal: Layout, dtype: np.dtype[Any]) -> Steps | None:
+def _reduce_first(src: Layout, goal: Layout, dtype: np.dtype[Any]) -> Steps | None:
     """Return an all-reduce of everything that is reduced, then one exchange."""
     kept = kept_partial(src, goal)
     axes = tuple(i for i in src.partial_axes if i not in kept and src.mesh.shape[i] > 1)
@@ -274,7 +274,7 @@ def _reduced_first(src: Layout, goal: Layout, dtype: np.dtype[Any]) -> Steps | N
     return (first, step_between(reduced, goal, first.result_dtype))
 
 
-def _by_axis(src: Layout, goal: Layout, dtype: np.dtype[Any]) -> Steps | None:
+def _axis_by_axis(src: Layout, goal: Layout, dtype: np.dtype[Any]) -> Steps | None:
     """Return one step per mesh axis, the last mesh axis first."""
     if not same_mesh(src, goal) or src.mesh is not goal.mesh:
         return None
@@ -285,7 +285,7 @@ def _by_axis(src: Layout, goal: Layout, dtype: np.dtype[Any]) -> Steps | None:
         if old is new:
             continue
         placements = (*layout.placements[:i], new, *layout.placements[i + 1 :])
-        after = between(layout, goal, placements)
+        after = intermediate_layout(layout, goal, placements)
         if type(old) is Partial and type(new) is Replicate:
             after = layout.replace(placements=placements)
             steps = (*steps, AllReduceStep(layout, after, old.op, (i,), dtype))
@@ -296,7 +296,7 @@ def _by_axis(src: Layout, goal: Layout, dtype: np.dtype[Any]) -> Steps | None:
     return (*steps, step_between(layout, goal, dtype)) if layout is not goal else steps
 
 
-def _replicated(src: Layout, goal: Layout, dtype: np.dtype[Any]) -> Steps | None:
+def _replicate_and_slice(src: Layout, goal: Layout, dtype: np.dtype[Any]) -> Steps | None:
     """Return all values on every rank of the source mesh, then what each keeps of them."""
     if goal.has_partial or len({p.op for p in src.placements if type(p) is Partial}) > 1:
         return None

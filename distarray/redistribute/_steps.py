@@ -58,7 +58,7 @@ class LocalStep:
     @property
     def op(self) -> str | None:
         """Operation with whose identity a fill surrounds the old block; None of the others."""
-        return next(iter(filled(self.src, self.dst)), None) if self.kind == "fill" else None
+        return next(iter(ops_to_fill(self.src, self.dst)), None) if self.kind == "fill" else None
 
     @property
     def mesh_axes(self) -> tuple[int, ...]:
@@ -82,7 +82,7 @@ class LocalStep:
         return all(
             coordinate[i] == 0
             for i, op in _created(self.src, self.dst)
-            if type(self.src.placements[i]) is Replicate and not spreads(op)
+            if type(self.src.placements[i]) is Replicate and not keeps_copies(op)
         )
 
     def source_box(self, rank: int) -> Box | None:
@@ -165,15 +165,15 @@ class ExchangeStep:
 
     def bytes_received(self, rank: int) -> int:
         """Return the bytes that a rank receives from others, in all rounds together."""
-        return _schedule.received(self.src, self.dst, rank) * self.dtype.itemsize
+        return _schedule.count_received(self.src, self.dst, rank) * self.dtype.itemsize
 
     def bytes_sent(self, rank: int) -> int:
         """Return the bytes that a rank sends to others, in all rounds together."""
-        return _schedule.sent(self.src, self.dst, rank) * self.dtype.itemsize
+        return _schedule.count_sent(self.src, self.dst, rank) * self.dtype.itemsize
 
     def messages(self, rank: int) -> int:
         """Return the number of ranks from which a rank receives something in one round."""
-        return _schedule.senders(self.src, self.dst, rank)
+        return _schedule.count_senders(self.src, self.dst, rank)
 
     def scratch_bytes(self, rank: int) -> int:
         """Return the bytes of the packed messages of the largest round, sent and received."""
@@ -346,7 +346,7 @@ class AllReduceStep:
 Step: TypeAlias = LocalStep | ExchangeStep | AllReduceStep
 
 
-def spreads(op: str) -> bool:
+def keeps_copies(op: str) -> bool:
     """Tell whether every rank of a group may keep one value as its ``Partial`` contribution."""
     return REDUCTIONS[op].keeps_copies()
 
@@ -356,7 +356,7 @@ def reduced_dtype(op: str | None, dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64) if op == "avg" and dtype.kind in "biu" else dtype
 
 
-def reduced_between(src: Layout, dst: Layout, dtype: np.dtype[Any]) -> np.dtype[Any]:
+def reduced_dtype_between(src: Layout, dst: Layout, dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype of the values once all that ``dst`` does not keep ``Partial`` is reduced."""
     kept = kept_partial(src, dst)
     for i in src.partial_axes:
@@ -365,12 +365,12 @@ def reduced_between(src: Layout, dst: Layout, dtype: np.dtype[Any]) -> np.dtype[
     return dtype
 
 
-def filled(src: Layout, dst: Layout) -> list[str]:
+def ops_to_fill(src: Layout, dst: Layout) -> list[str]:
     """Return the operations whose new ``Partial`` blocks are not just the old blocks."""
     return [
         op
         for i, op in _created(src, dst)
-        if dst.mesh.shape[i] > 1 and not (type(src.placements[i]) is Replicate and spreads(op))
+        if dst.mesh.shape[i] > 1 and not (type(src.placements[i]) is Replicate and keeps_copies(op))
     ]
 
 
@@ -403,10 +403,10 @@ def step_between(src: Layout, dst: Layout, dtype: np.dtype[Any]) -> LocalStep | 
     ]
     if not reduced and shared == before:
         return LocalStep("relabel" if shared == after else "slice", src, dst, dtype)
-    return _named(src, dst, shared == before, shared == after)(src, dst, dtype)
+    return _class_of(src, dst, shared == before, shared == after)(src, dst, dtype)
 
 
-def _named(src: Layout, dst: Layout, cuts_more: bool, cuts_less: bool) -> type[ExchangeStep]:
+def _class_of(src: Layout, dst: Layout, cuts_more: bool, cuts_less: bool) -> type[ExchangeStep]:
     """Return the class of an exchange on one mesh.
 
     ``cuts_more`` says that every new block is a part of an old one, ``cuts_less`` the reverse.

@@ -226,7 +226,7 @@ def test_a_rank_that_cannot_read_fails_all(tmp_path, monkeypatch, victim):
     assert all("cannot be read at byte" in message for message in messages)
     assert all("data-" in message for message in messages)
     others = [message for rank, message in enumerate(messages) if rank != victim]
-    assert all(message.startswith(f"rank {victim}: ") for message in others)
+    assert all(message.startswith(f"on rank {victim}: ") for message in others)
 
 
 def test_damage_is_named_by_all(tmp_path):

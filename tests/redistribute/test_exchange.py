@@ -86,10 +86,12 @@ def test_counts_in_closed_form_are_those_of_the_transfers(pair):
         arriving = receives(src, dst, rank)
         leaving = sends(src, dst, rank)
         received = sum(t.size * (len(t.peers) - (rank in t.peers)) for t in arriving)
-        assert _schedule.received(src, dst, rank) == received
-        assert _schedule.sent(src, dst, rank) == sum(t.size for t in leaving if t.peers != (rank,))
+        assert _schedule.count_received(src, dst, rank) == received
+        assert _schedule.count_sent(src, dst, rank) == sum(
+            t.size for t in leaving if t.peers != (rank,)
+        )
         peers = {peer for t in arriving for peer in t.peers} - {rank}
-        assert _schedule.senders(src, dst, rank) == len(peers)
+        assert _schedule.count_senders(src, dst, rank) == len(peers)
 
 
 @given(exchanges())
@@ -109,7 +111,7 @@ def test_transfers_stay_on_the_mesh_axes_that_the_route_names(pair):
 
 def load(src: Layout, dst: Layout) -> list[int]:
     """Return how many values each rank sends to others."""
-    return [_schedule.sent(src, dst, rank) for rank in src.mesh.flat_ranks]
+    return [_schedule.count_sent(src, dst, rank) for rank in src.mesh.flat_ranks]
 
 
 def test_copies_share_the_work_where_one_row_would_serve_all():

@@ -15,7 +15,7 @@ from distarray.comm import BFLOAT16, CommLog, Purpose, init_device_mesh
 from distarray.errors import MismatchError
 from distarray.layout import Layout, Replicate, Shard
 from distarray.redistribute import _packed
-from distarray.redistribute._background import done_by, in_background
+from distarray.redistribute._background import run_in_background, run_now
 from distarray.redistribute._packed import Packed
 from distarray.testing import simulate
 
@@ -100,7 +100,7 @@ def check(case: Tensors, mesh: Any, op: str, *, background: bool) -> None:
     own = np.empty(both.count, case.dtype)
     for block, whole, box in zip(both.blocks(own), wholes, boxes(case, mesh), strict=True):
         block[...] = whole[box]
-    start = in_background if background else done_by
+    start = run_in_background if background else run_now
     with CommLog() as log:
         full = start(lambda behind: both.gather(own, TRAVELS, background=behind)).wait()
     assert both.total == sum(map(prod, case.shapes)) == full.size
@@ -178,7 +178,7 @@ def test_ranks_that_mean_different_things(which, background):
         mesh = init_device_mesh((2,))
         both = packed(case, mesh)
         purpose = Purpose.of(f"for {mesh.rank}")
-        start = in_background if background else done_by
+        start = run_in_background if background else run_now
         buffer = np.zeros(both.count if which == "gather" else both.total)
 
         def work(behind):

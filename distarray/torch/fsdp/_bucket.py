@@ -17,7 +17,7 @@ import torch
 from distarray.comm import DeviceMesh, Purpose, _memory
 from distarray.errors import ArgumentTypeError
 from distarray.layout import Layout, Replicate, Shard
-from distarray.redistribute import Handle, Packed, done_by, in_background, redistribute_local
+from distarray.redistribute import Handle, Packed, redistribute_local, run_in_background, run_now
 from distarray.torch import _compat
 from distarray.torch._buffers import buffer_of, empty, follow, tensor_of
 from distarray.torch._saved_tensors import Geometry
@@ -98,13 +98,13 @@ class Bucket:
         if self._piece is not None:
             assert self._smaller is not None  # that keeps the piece
             gather = self._gathering_pieces(self._piece, what)
-            return in_background(gather, alone=self._smaller.size == 1)
+            return run_in_background(gather, alone=self._smaller.size == 1)
         self._repack()
         source = buffer_of(self._wire_form())
         if self.packed.is_flat:  # what this rank has is everything
-            return done_by(lambda _: source)
+            return run_now(lambda _: source)
         purpose = _purpose(what, self.packed.total, self._dtype)
-        return in_background(
+        return run_in_background(
             lambda behind: self.packed.gather(source, purpose, background=behind),
             alone=self.packed.is_alone,
         )
@@ -252,7 +252,7 @@ class ExtendedBucket(Bucket):
             return found
 
         follow(self._like)
-        return in_background(work)
+        return run_in_background(work)
 
     def arrive(self, buffer: Buffer) -> None:
         """Turn what has come into the whole."""

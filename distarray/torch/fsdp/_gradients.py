@@ -17,7 +17,7 @@ import torch
 from distarray.comm import DeviceMesh, Purpose
 from distarray.errors import ArgumentError
 from distarray.layout import Layout, Partial, Replicate
-from distarray.redistribute import Handle, Packed, in_background, redistribute_local
+from distarray.redistribute import Handle, Packed, redistribute_local, run_in_background
 from distarray.torch._anchor import is_for_all_leaves
 from distarray.torch._buffers import empty, follow, still_read, tensor_of
 from distarray.torch._compat import hooks_after_accumulation_of, hooks_of
@@ -107,7 +107,7 @@ class GradientBucket:
 
         follow(self._like)
         return PendingReduction(
-            self, brings if ends else None, in_background(work, alone=self._mesh.size == 1), how
+            self, brings if ends else None, run_in_background(work, alone=self._mesh.size == 1), how
         )
 
     def split(self, own: torch.Tensor, how: Reduction) -> list[torch.Tensor]:
