@@ -42,6 +42,7 @@ from distarray.comm import (
     init_device_mesh,
     use_mesh,
 )
+from distarray.core import _replicas
 from distarray.core._policy import (
     communication,
 )
@@ -531,3 +532,6 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+if _replicas.checked:
+    _replicas.compare_public_calls(globals(), DistArray, random.Generator)

@@ -215,6 +215,8 @@ def distribute(value: Any, mesh: Any, placements: Any, src: Any) -> tuple[Buffer
 
 def _take_part(value: Any, mesh: Any, placements: Any) -> tuple[Buffer, Layout]:
     source = plain_source(value, "distribute_array")
+    if _replicas.checked:
+        _replicas.compare(mesh, "distribute_array", {"value": source})
     layout = Layout(mesh, chosen_placements(mesh, placements, len(source.shape)), source.shape)
     dtype = averaged(np.empty(0, source.dtype), layout).dtype
     array = asarray(source, dtype=dtype, mesh=mesh, placements=layout.placements)

@@ -314,7 +314,7 @@ class Elementwise:
             If the result cannot be cast to the dtype of `out`.
         """
         local = self.local if local is None else local
-        operands = normalised(self.name, operands, mesh=out[0]._layout.mesh)
+        operands = normalised(self.name, operands)
         uncertain = self.check is not None and self.check(operands)
         uncertain |= self._check_out(out, operands, local, casting)
         if len(out) > 1 or out[0]._layout.has_partial:

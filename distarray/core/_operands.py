@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend, _memory
-from distarray.core import _replicas
 from distarray.core._arguments import check_travels, plain_buffer
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move
@@ -73,25 +72,9 @@ def plain(name: str, value: Any, objects: bool = False) -> Any:
     return array
 
 
-def normalised(
-    name: str, operands: Sequence[Any], objects: bool = False, mesh: Any = None
-) -> list[Any]:
-    """Return operands, the plain ones as `plain` does; `DISTARRAY_CHECK=1` compares these.
-
-    Parameters
-    ----------
-    mesh : DeviceMesh, optional
-        Over which they are compared; default: that of the first distributed one.
-
-    Raises
-    ------
-    MismatchError
-        If they differ between ranks, and are compared.
-    """
-    found = [x if isinstance(x, BaseArray) else plain(name, x, objects) for x in operands]
-    if _replicas.checked:
-        _replicas.compare_operands(name, found, mesh)
-    return found
+def normalised(name: str, operands: Sequence[Any], objects: bool = False) -> list[Any]:
+    """Return operands, the plain ones as `plain` does."""
+    return [x if isinstance(x, BaseArray) else plain(name, x, objects) for x in operands]
 
 
 def lifted_layouts(name: str, parts: Sequence[Any]) -> list[Layout]:

@@ -190,7 +190,7 @@ def _mask(name: str, x: BaseArray, where: Any) -> Any:
     ShapeError
         If it does not broadcast to the array.
     """
-    (mask,) = normalised(f"{name}(where=)", [where], mesh=x._layout.mesh)
+    (mask,) = normalised(f"{name}(where=)", [where])
     if not isinstance(mask, BaseArray) and not _backend.is_buffer(mask):
         mask = np.asarray(mask)
     if np.dtype(mask.dtype) != np.bool_:

@@ -1,21 +1,33 @@
-"""Values that every rank should have alike: compared between the ranks with ``DISTARRAY_CHECK=1``.
+"""Arguments that every rank should pass alike: compared between ranks with ``DISTARRAY_CHECK=1``.
 
-Plain operands, values that arrays are made of, and blocks of `Replicate` are believed to be the
-same everywhere, because to find out takes a pass over the values and a message. With the check on,
-every operation that takes such values exchanges digests of them first, by their bits. It is read
-once, when the library is imported, so that it costs nothing where it is off.
+Arguments of public functions, methods and operators, and blocks of `Replicate`, are believed to be
+the same everywhere, because to find out takes a pass over the values and a message. With the check
+on, the public calls are wrapped when the library is imported: the outermost of them exchanges what
+it was given first, arrays by digests of their bits, distributed ones by their layouts. Where it is
+off it costs nothing.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from distarray.comm import _backend, all_gather_checked, by_answer, setting, unrecorded
+from distarray.comm import (
+    _backend,
+    all_gather_checked,
+    by_answer,
+    default_mesh,
+    setting,
+    unrecorded,
+)
 from distarray.core._base import BaseArray
 from distarray.errors import ArgumentError, MismatchError
 from distarray.layout import Layout, Replicate
@@ -40,8 +52,18 @@ def _asked_for() -> bool:
 checked = _asked_for()
 """Whether values that ranks should have alike are compared."""
 
-numbers = frozenset() if checked else frozenset((bool, int, float, complex))
-"""Types of plain operands that may take a short way, which compares nothing."""
+
+class _Calls(threading.local):
+    """Whether this thread is in a call whose arguments have been compared."""
+
+    open = False
+
+
+_calls = _Calls()
+_HOMES: Final = re.compile(r"distarray(\.ops\..*|\.array\..*)?")
+"""Modules of public functions of arrays."""
+_OWN: Final = frozenset(("__init__", "__format__", "__deepcopy__", "distribute_array", "visualize"))
+"""Public calls that a rank may make alone, or with a value of its own."""
 
 
 def digest(block: Buffer) -> str:
@@ -73,8 +95,14 @@ def _bits(array: np.ndarray) -> memoryview:
 
 def said(value: Any) -> str:
     """Return what a message says of a value, equal for values of the same bits."""
+    if isinstance(value, BaseArray):
+        return f"{value.dtype} {value.layout}"
+    if isinstance(value, (list, tuple)):
+        return f"{type(value).__name__} [{', '.join(map(said, value))}]"
+    if isinstance(value, dict):
+        return f"dict {{{', '.join(f'{key!r}: {said(one)}' for key, one in value.items())}}}"
     if not _backend.is_buffer(value) and not isinstance(value, np.generic):
-        return f"{type(value).__name__} {value!r}"
+        return re.sub(" at 0x[0-9a-f]+", "", repr(value))
     array = np.asarray(value) if isinstance(value, np.generic) else value
     is_one = array.size == 1 and not array.dtype.hasobject  # these may show where they lie
     shown = f" {_backend.to_host(array).reshape(-1)[0]}" if is_one else ""
@@ -114,27 +142,79 @@ def compare(mesh: Any, call: str, values: Mapping[str, Any]) -> None:
         refuse(mesh, call, name, texts)
 
 
-def compare_operands(call: str, operands: Sequence[Any], mesh: Any = None) -> None:
-    """Raise where ranks have different plain operands (collective over a mesh).
+def compared(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a public function that compares its arguments before it begins.
+
+    Distributed arrays alone are not compared: ranks do so when they meet. Nor are the arguments of
+    calls inside of it.
 
     Parameters
     ----------
-    call : str
-        The public call, for messages.
-    operands : sequence
-        Distributed arrays among them need not be compared.
-    mesh : DeviceMesh, optional
-        Default: that of the first distributed one.
+    name : str
+        By which messages call it.
     """
-    if mesh is None:
-        mesh = next((x._layout.mesh for x in operands if isinstance(x, BaseArray)), None)
-    values = {
-        f"operand {i}": x
-        for i, x in enumerate(operands, 1)
-        if not isinstance(x, BaseArray) and x is not None
-    }
-    if mesh is not None and values:
-        compare(mesh, call, values)
+    signature = inspect.signature(function)
+    kinds = {parameter.kind: key for key, parameter in signature.parameters.items()}
+    options = kinds.get(inspect.Parameter.VAR_KEYWORD, "")
+    others = kinds.get(inspect.Parameter.VAR_POSITIONAL, "")
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _calls.open:
+            return function(*args, **kwargs)
+        given = signature.bind(*args, **kwargs).arguments
+        given |= given.pop(options, {})
+        given |= {f"{others}[{i}]": value for i, value in enumerate(given.pop(others, ()))}
+        values = {
+            key: value
+            for key, value in given.items()
+            if value is not None and not isinstance(value, BaseArray) and not _is_empty(value)
+        }
+        first: Any = next(_arrays(given.values()), None)
+        mesh = None
+        if first is not None:
+            mesh = first.layout.mesh
+        elif "mesh" in signature.parameters:
+            mesh = given.get("mesh") or default_mesh()
+        _calls.open = True
+        try:
+            if values and mesh is not None:
+                named = args[1].__name__ if name.startswith("__array_") and len(args) > 3 else name
+                compare(mesh, named.strip("_"), values)
+            return function(*args, **kwargs)
+        finally:
+            _calls.open = False
+
+    return call
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, (tuple, dict)) and not value
+
+
+def _arrays(values: Any) -> Iterator[BaseArray]:
+    """Yield the distributed arrays among arguments."""
+    for value in values:
+        if isinstance(value, BaseArray):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _arrays(value)
+        elif isinstance(value, dict):
+            yield from _arrays(value.values())
+
+
+def compare_public_calls(namespace: dict[str, Any], *classes: type) -> None:
+    """Let functions of a namespace and methods of classes compare their arguments."""
+    for name, function in list(namespace.items()):
+        home = getattr(function, "__module__", None) or ""
+        if _HOMES.fullmatch(home) and not isinstance(function, type) and name not in _OWN:
+            namespace[name] = compared(function, name)
+    for cls in classes:
+        for base in cls.__mro__[:-1]:
+            for name, method in list(vars(base).items()):
+                is_public = name.endswith("__") or not name.startswith("_")
+                if inspect.isfunction(method) and is_public and name not in _OWN:
+                    setattr(base, name, compared(method, name))
 
 
 def refuse(mesh: Any, call: str, name: str, texts: Sequence[str], layout: Any = None) -> None:

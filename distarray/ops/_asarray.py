@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distarray.comm import _backend, _memory
-from distarray.core import _replicas
-from distarray.core._arguments import chosen_mesh, plain_source, read_box
+from distarray.core._arguments import plain_source, read_box
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move
 from distarray.core._float_errors import converted
@@ -61,8 +60,6 @@ def asarray(
     # NumPy decides what a list of numbers is; the wanted dtype decides how large ones fit.
     wanted = None if dtype is None else checked_dtype(dtype)
     source = plain_source(obj, "asarray", wanted)
-    if _replicas.checked and _backend.is_buffer(source):  # others lie in files
-        _replicas.compare(chosen_mesh(mesh), "asarray", {"the value": source})
     kind = source.dtype if wanted is None else wanted
     layout = target_layout(tuple(source.shape), mesh, placements, device)
     there: Any = layout.mesh

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend, _memory, default_placements, fill
-from distarray.core import _replicas
 from distarray.core._arguments import chosen_mesh, plain_buffer
 from distarray.core._base import BaseArray, new_array
 from distarray.core._dtypes import checked_dtype
@@ -199,8 +198,6 @@ def full(
     value = as_scalar(fill_value)
     kind = checked_dtype(dtype, value.dtype)
     layout = target_layout(sizes, mesh, placements, device)
-    if _replicas.checked:
-        _replicas.compare(layout.mesh, "full", {"fill_value": value})
     return _filled(layout, kind, fill_value)
 
 
@@ -336,10 +333,7 @@ def full_like(
     placements: Sequence[Placement] | None = None,
 ) -> Any:
     """Return one value everywhere, with the shape, dtype and layout of another array."""
-    value = as_scalar(fill_value)
     layout = _like(x, shape, mesh, placements, device)
-    if _replicas.checked:
-        _replicas.compare(layout.mesh, "full_like", {"fill_value": value})
     return _filled(layout, _dtype_like(x, dtype), fill_value)
 
 

@@ -15,13 +15,12 @@ from weakref import ref
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core import _replicas
 from distarray.core._arguments import plain_buffer
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move
 from distarray.core._float_errors import converted
 from distarray.core._meshes import replicated
-from distarray.core._operands import beside, plain
+from distarray.core._operands import beside
 from distarray.core._policy import permit, permit_exchange
 from distarray.core._read_only import ITEM, PendingWrite, check_writable
 from distarray.errors import ArgumentError, DeviceError, DTypeError, FloatingError, ShapeError
@@ -132,11 +131,6 @@ def setitem(x: Any, key: Any, value: Any) -> None:
     ReadOnlyError
         If the array is read-only.
     """
-    if _replicas.checked:
-        values = {"the key": key}
-        if not isinstance(value, (BaseArray, PendingWrite)):
-            values["the value"] = plain("assignment", value, True)
-        _replicas.compare(x._layout.mesh, "assignment", values)
     found = select(x._layout, key)
     if isinstance(value, PendingWrite):
         value = value.settle(x, found.purpose.text)

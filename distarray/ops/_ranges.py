@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _memory
-from distarray.core import _replicas
 from distarray.core._base import BaseArray
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Placement
@@ -96,9 +95,6 @@ def arange(
             f"arange({first}, {last}, {by}) does not fit dtype {kind} ({error}); use a wider one"
         ) from None
     layout = target_layout((length,), mesh, placements, device)
-    if _replicas.checked:
-        values = {"start": first, "stop": last, "step": by}
-        _replicas.compare(layout.mesh, "arange", values)
     return build(layout, kind, lambda box: _counted(head, *box[0]))
 
 
@@ -211,8 +207,6 @@ def linspace(
     delta = np.subtract(last, first, dtype=type(own))
     step = delta / divisions if divisions > 0 else np.nan
     layout = target_layout((num,), mesh, placements, device)
-    if _replicas.checked:
-        _replicas.compare(layout.mesh, "linspace", {"start": first, "stop": last, "num": num})
 
     def make(box: Box) -> Buffer:
         begin, end = box[0]

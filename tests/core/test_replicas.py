@@ -1,4 +1,4 @@
-"""With `DISTARRAY_CHECK=1` values that ranks should have alike, and have not, are found.
+"""With `DISTARRAY_CHECK=1` arguments that ranks should pass alike, and do not, are found.
 
 All ranks raise one MismatchError, which names the value and the ranks of the world.
 """
@@ -17,7 +17,7 @@ import pytest
 
 import distarray as da
 from distarray import Partial, Replicate, Shard
-from distarray.core import _paths, _replicas
+from distarray.core import _replicas
 from distarray.errors import DistArrayError, MismatchError
 from distarray.testing import simulate
 
@@ -26,8 +26,16 @@ RANKS = 4
 
 @pytest.fixture
 def checked(monkeypatch):
+    """Do what an import under the variable does."""
     monkeypatch.setattr(_replicas, "checked", True)
-    monkeypatch.setattr(_paths, "_NUMBERS", frozenset())
+    owners = (da, *da.DistArray.__mro__[:-1], da.random.Generator)
+    before = [(owner, dict(vars(owner))) for owner in owners]
+    _replicas.compare_public_calls(vars(da), da.DistArray, da.random.Generator)
+    yield
+    for owner, names in before:
+        for name, value in names.items():
+            if vars(owner)[name] is not value:
+                setattr(owner, name, value)
 
 
 def raised(call: Callable[[int], Any], count: int = RANKS) -> list[DistArrayError | None]:
@@ -62,39 +70,56 @@ def setting(target: Any, value: Any) -> None:
 
 
 CALLS: dict[str, tuple[str, Callable[[int], Any]]] = {
-    "x + array": ("add .* operand 2", lambda r: x() + array(r)),
-    "array - x": ("subtract .* operand 1", lambda r: array(r) - x()),
-    "x + number": ("add .* operand 2", lambda r: x() + (3.0 if r == 2 else 4.0)),
-    "x + NumPy's number": ("add .* operand 2", lambda r: x() + np.float32(r == 2)),
-    "number + x": ("add .* operand 1", lambda r: (r == 2) + x()),
-    "x ** number": ("pow.* operand 2", lambda r: x() ** (2 if r == 2 else 3)),
-    "x += number": ("add .* operand 2", lambda r: x().__iadd__(float(r == 2))),
-    "x *= array": ("multiply .* operand 2", lambda r: x().__imul__(array(r))),
-    "x < array": ("less .* operand 2", lambda r: x() < array(r)),
-    "-0.0": ("multiply .* operand 2", lambda r: x() * (-0.0 if r == 2 else 0.0)),
-    "another type": ("multiply .* operand 2", lambda r: x() * (1 if r == 2 else 1.0)),
-    "another dtype": ("add .* operand 2", lambda r: x() + np.ones(6, "f4" if r == 2 else "f8")),
-    "another shape": ("add .* operand 2", lambda r: x() + np.ones(5 if r == 2 else 6)),
-    "of Partial": ("add .* operand 2", lambda r: x(Partial(), Partial()) + array(r)),
-    "ufunc": ("hypot .* operand 2", lambda r: np.hypot(x(), array(r))),
-    "out": ("add .* operand 2", lambda r: np.add(x(), array(r), out=x())),
-    "where": ("where .* operand 3", lambda r: da.where(x() > 1, x(), array(r))),
-    "matmul": ("matmul .* operand 2", lambda r: x() @ array(r)),
-    "concat": ("concat .* operand 2", lambda r: da.concat([x(), array(r)])),
-    "sum of some": ("sum.where=. .* operand 1", lambda r: da.sum(x(), where=array(r) > array(0))),
-    "assignment": ("assignment .* the value", lambda r: setting(x(), array(r, n=3))),
-    "assigned number": ("assignment .* the value", lambda r: setting(x(), 1.0 * (r == 2))),
-    "assigned where": ("assignment .* the key", lambda r: x().__setitem__(int(r == 2), 5.0)),
-    "asarray": ("asarray .* the value", lambda r: da.asarray(array(r))),
-    "asarray of a list": ("asarray .* the value", lambda r: da.asarray([1.0, float(r == 2)])),
+    "x + array": ("add .* other", lambda r: x() + array(r)),
+    "array - x": (r"subtract .* inputs\[0\]", lambda r: array(r) - x()),
+    "x + number": ("add .* other", lambda r: x() + (3.0 if r == 2 else 4.0)),
+    "x + NumPy's number": ("add .* other", lambda r: x() + np.float32(r == 2)),
+    "number + x": ("radd .* other", lambda r: (r == 2) + x()),
+    "x ** number": ("pow.* other", lambda r: x() ** (2 if r == 2 else 3)),
+    "x += number": ("iadd .* other", lambda r: x().__iadd__(float(r == 2))),
+    "x *= array": ("imul .* other", lambda r: x().__imul__(array(r))),
+    "x < array": ("lt .* other", lambda r: x() < array(r)),
+    "-0.0": ("mul .* other", lambda r: x() * (-0.0 if r == 2 else 0.0)),
+    "another type": ("mul .* other", lambda r: x() * (1 if r == 2 else 1.0)),
+    "another dtype": ("add .* other", lambda r: x() + np.ones(6, "f4" if r == 2 else "f8")),
+    "another shape": ("add .* other", lambda r: x() + np.ones(5 if r == 2 else 6)),
+    "of Partial": ("add .* other", lambda r: x(Partial(), Partial()) + array(r)),
+    "function": ("hypot .* x2", lambda r: da.hypot(x(), array(r))),
+    "ufunc": (r"hypot .* inputs\[1\]", lambda r: np.hypot(x(), array(r))),
+    "out": (r"add .* inputs\[1\]", lambda r: np.add(x(), array(r), out=x())),
+    "reduce": ("add .* dtype", lambda r: np.add.reduce(x(), dtype="f4" if r == 2 else "f8")),
+    "function of NumPy": ("round .* args", lambda r: np.round(x(), int(r == 2))),
+    "where": ("where .* x2", lambda r: da.where(x() > 1, x(), array(r))),
+    "matmul": ("matmul .* other", lambda r: x() @ array(r)),
+    "concat": ("concat .* arrays", lambda r: da.concat([x(), array(r)])),
+    "sum of some": ("sum .* where", lambda r: da.sum(x(), where=array(r) > array(0))),
+    "method": ("var .* ddof", lambda r: x().var(ddof=int(r == 2))),
+    "rounding": ("round .* decimals", lambda r: da.round(x(), int(r == 2))),
+    "reading": ("getitem .* key", lambda r: x()[2:5] if r == 2 else x()[3:6]),
+    "redistribute": (
+        "redistribute .* placements",
+        lambda r: x().redistribute([Shard(0), Shard(0)] if r == 2 else [Shard(0), Replicate()]),
+    ),
+    "assignment": ("setitem .* value", lambda r: setting(x(), array(r, n=3))),
+    "assigned number": ("setitem .* value", lambda r: setting(x(), 1.0 * (r == 2))),
+    "assigned where": ("setitem .* key", lambda r: x().__setitem__(int(r == 2), 5.0)),
+    "asarray": ("asarray .* obj", lambda r: da.asarray(array(r))),
+    "asarray of a list": ("asarray .* obj", lambda r: da.asarray([1.0, float(r == 2)])),
     "distribute_array": (
-        "asarray .* the value",
+        "distribute_array .* value",
         lambda r: da.distribute_array(array(r), placements=[Shard(0)], src=None),
     ),
+    "zeros": ("zeros .* shape", lambda r: da.zeros(4 + (r == 2))),
     "full": ("full .* fill_value", lambda r: da.full((4,), r == 2)),
     "full_like": ("full_like .* fill_value", lambda r: da.full_like(x(), float(r == 2))),
     "arange": ("arange .* start", lambda r: da.arange(1 + (r == 2), 7 + (r == 2))),
     "linspace": ("linspace .* stop", lambda r: da.linspace(0, 1 + (r == 2), 5)),
+    "seed": ("normal .* self", lambda r: da.random.default_rng(int(r == 2)).normal(size=4)),
+    "normal": ("normal .* loc", lambda r: da.random.default_rng(0).normal(int(r == 2))),
+    "registered": (
+        r"<lambda> .* args\[1\]",
+        lambda r: da.register_rule(lambda x, y: x + y, "i,i->i")(x(), array(r)),
+    ),
 }
 
 
