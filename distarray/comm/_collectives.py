@@ -48,7 +48,7 @@ def even_counts(n: int, total: int, what: str, collective: str) -> tuple[int, ..
     return (total // n,) * n
 
 
-def checked_counts(
+def check_counts(
     counts: Counts | None, n: int, total: int | None, what: str, collective: str
 ) -> tuple[int, ...]:
     """Return counts as Python integers after checking that they fit a buffer of ``total``.
@@ -147,7 +147,7 @@ def on_host(buffer: Buffer) -> np.ndarray:
     return host
 
 
-def landing(buffer: Buffer) -> np.ndarray:
+def host_target(buffer: Buffer) -> np.ndarray:
     """Return flat host memory that takes what ``from_host`` then puts into a buffer."""
     if _backend.is_numpy(buffer):
         flat: np.ndarray = buffer.reshape(-1)

@@ -22,13 +22,13 @@ from distarray.comm import _backend, _log, _memory
 from distarray.comm._collectives import (
     Counts,
     check_buffer,
+    check_counts,
     check_pair,
     check_rank,
     check_size,
     check_tag,
-    checked_counts,
     from_host,
-    landing,
+    host_target,
     on_host,
 )
 from distarray.comm._reductions import prepare_reduction
@@ -97,7 +97,7 @@ class Communicator(Transport):
             What each rank sends, the same on every rank; default: all as much.
         """
         check_pair(send, recv, "all_gather")
-        counts = checked_counts(counts, self.size, recv.size, "receive", "all_gather")
+        counts = check_counts(counts, self.size, recv.size, "receive", "all_gather")
         check_size(send, counts[self.rank], "send", "all_gather")
         if self.size == 1:
             return _copied(send, recv)
@@ -124,8 +124,8 @@ class Communicator(Transport):
             What goes to and comes from each rank; default: all as much.
         """
         check_pair(send, recv, "all_to_all")
-        sends = checked_counts(send_counts, self.size, send.size, "send", "all_to_all")
-        receives = checked_counts(recv_counts, self.size, recv.size, "receive", "all_to_all")
+        sends = check_counts(send_counts, self.size, send.size, "send", "all_to_all")
+        receives = check_counts(recv_counts, self.size, recv.size, "receive", "all_to_all")
         if sends[self.rank] != receives[self.rank]:
             raise ArgumentError(
                 f"all_to_all would send {sends[self.rank]} elements from rank {self.rank} to "
@@ -148,7 +148,7 @@ class Communicator(Transport):
         if _moves_on_device(array, array.nbytes):
             request = self._device.broadcast(array, root, blocking)
             return self._track("broadcast", nbytes, started, request, lambda: array)
-        target = on_host(array) if self.rank == root else landing(array)
+        target = on_host(array) if self.rank == root else host_target(array)
         request = self._broadcast(target, root, blocking)
         return self._track("broadcast", nbytes, started, request, lambda: from_host(target, array))
 
@@ -175,7 +175,7 @@ class Communicator(Transport):
         check_buffer(recv, "receive", "scatter")
         root = check_rank(root, self.size, "root")
         total = _total(counts, recv, self.size)
-        parts = checked_counts(counts, self.size, total, "receive", "scatter")
+        parts = check_counts(counts, self.size, total, "receive", "scatter")
         check_size(recv, parts[self.rank], "receive", "scatter")
         if self.rank == root:
             if send is None:
@@ -212,7 +212,7 @@ class Communicator(Transport):
         check_buffer(send, "send", "gather")
         root = check_rank(root, self.size, "root")
         total = _total(counts, send, self.size)
-        parts = checked_counts(counts, self.size, total, "send", "gather")
+        parts = check_counts(counts, self.size, total, "send", "gather")
         check_size(send, parts[self.rank], "send", "gather")
         on_device = _moves_on_device(send, total * send.itemsize)
         if self.rank != root:
@@ -244,7 +244,7 @@ class Communicator(Transport):
         if recv is None:
             request = getattr(self, f"_{name}")(source, None, *how)
             return self._track(name, nbytes, started, request, lambda: None)
-        target = landing(recv)
+        target = host_target(recv)
         request = getattr(self, f"_{name}")(source, target, *how)
         return self._track(name, nbytes, started, request, lambda: from_host(target, recv))
 
@@ -322,7 +322,7 @@ class Communicator(Transport):
         finish = reduction.finish
         send = reduction.wire
         if finish is None:
-            target = source if into is array else landing(into)
+            target = source if into is array else host_target(into)
         elif np.may_share_memory(send, source):
             target = np.empty_like(send)
         else:
@@ -386,7 +386,7 @@ class Communicator(Transport):
         """
         check_buffer(send, "send", "reduce_scatter")
         check_buffer(recv, "receive", "reduce_scatter")
-        counts = checked_counts(counts, self.size, send.size, "receive", "reduce_scatter")
+        counts = check_counts(counts, self.size, send.size, "receive", "reduce_scatter")
         check_size(recv, counts[self.rank], "receive", "reduce_scatter")
         if send.nbytes > ON_HOST_BYTES and self.size > 1 and not _backend.is_numpy(send):
             dtype = _reduced_dtype(send, op, self.size, bfloat16)
@@ -401,7 +401,7 @@ class Communicator(Transport):
         started = perf_counter()
         finish = reduction.finish
         wire = reduction.wire
-        target = landing(recv) if finish is None else np.empty(recv.size, wire.dtype)
+        target = host_target(recv) if finish is None else np.empty(recv.size, wire.dtype)
 
         def complete() -> Buffer:
             return from_host(target if finish is None else finish(target), recv)
@@ -563,7 +563,7 @@ class Communicator(Transport):
         """The private mpi4py communicator, made by the first use, together; None without MPI."""
 
     @abstractmethod
-    def exported(self) -> Any:
+    def export(self) -> Any:
         """Return an mpi4py communicator for the user, the same one every time.
 
         The library sends nothing through it. The first call is collective.

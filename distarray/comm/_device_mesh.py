@@ -234,7 +234,7 @@ class DeviceMesh(Mesh):
 
         The library sends nothing through it. The first call is collective over its processes.
         """
-        return self.communicator(axes).exported()
+        return self.communicator(axes).export()
 
     def communicator_with(self, other: DeviceMesh) -> Communicator | None:
         """Return the communicator of the processes of both meshes; None where this is in neither.

@@ -21,7 +21,7 @@ BLOCKING = pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "
 def through_the_library():
     """Return a communicator that makes no use of shared memory."""
     c = world().duplicate()
-    c._group._asked = True
+    c._group._connected = True
     return c
 
 

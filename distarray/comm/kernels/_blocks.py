@@ -195,7 +195,7 @@ def _by_kernel(
     kernels_reduce = load_kernels("distarray.comm.kernels._reduce")
     if kernels_reduce is None or (kind == "f2" and not kernels_reduce.HALF):
         return False
-    run = kernels_reduce.reducing(kind, way, int(streaming)).run
+    run = kernels_reduce.reduction_kernel(kind, way, int(streaming)).run
 
     def by_kernel() -> None:
         table = np.array([addresses[1:], rows[2:]], np.int64).T.copy()

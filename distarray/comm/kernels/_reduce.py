@@ -173,7 +173,7 @@ def _reduce_items(
 
 
 @functools.cache
-def reducing(kind: str, op: str, streaming: int) -> Kernel:
+def reduction_kernel(kind: str, op: str, streaming: int) -> Kernel:
     """Return the kernel for one kind of item and one operation.
 
     Parameters

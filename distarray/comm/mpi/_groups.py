@@ -107,9 +107,9 @@ class Group:
     rank
         This process's position among them.
     channel
-        Shared memory with those on this node, once ``attached`` was called; None without.
+        Shared memory with those on this node, once ``connect`` was called; None without.
     ranks_per_node
-        How many consecutive ranks share a node, once ``attached`` was called; None on one node.
+        How many consecutive ranks share a node, once ``connect`` was called; None on one node.
     """
 
     def __init__(self, base: Base, ranks: tuple[int, ...]) -> None:
@@ -119,7 +119,7 @@ class Group:
         self.rank = ranks.index(base.rank)
         self.channel: Channel | None = None
         self.ranks_per_node: int | None = None
-        self._asked = len(ranks) == 1
+        self._connected = len(ranks) == 1
         self._reach_on_device: tuple[bool, bool] | None = None
         self.verdicts: list[Any] = []  # not shared with duplicates, which other threads may use
         self._own: MPI.Intracomm | None = None
@@ -132,16 +132,16 @@ class Group:
     @property
     def mpi(self) -> MPI.Intracomm:
         """The communicator that the library sends through; the first use is collective."""
-        self.attached()
-        return self._made()
+        self.connect()
+        return self._own_comm()
 
-    def _made(self) -> MPI.Intracomm:
+    def _own_comm(self) -> MPI.Intracomm:
         if self._own is None:
-            self._use(*self.base.create(self.ranks, _OWN))
+            self._set_comm(*self.base.create(self.ranks, _OWN))
         assert self._own is not None  # it has just been made
         return self._own
 
-    def _use(self, comm: MPI.Intracomm, name: str) -> None:
+    def _set_comm(self, comm: MPI.Intracomm, name: str) -> None:
         self._own, self._name = comm, name
         if name:
             self._place = f"call through {name} of ranks {self.world_ranks}"
@@ -152,7 +152,7 @@ class Group:
         """How many collective calls of MPI this rank has made, through ``mpi``."""
         return self._calls
 
-    def joining(self) -> Meeting | None:
+    def next_call(self) -> Meeting | None:
         """Return the next of them as a meeting, which this rank joins now.
 
         None where the MPI world does not have all the ranks.
@@ -165,10 +165,10 @@ class Group:
     def compare(self, token: int, what: object) -> None:
         """Check that all ranks do the same; see ``_compare``."""
         mpi = self.mpi
-        with waiting(what, self.joining()):
+        with waiting(what, self.next_call()):
             _compare(mpi, token, what, self.world_ranks)
 
-    def exported(self) -> MPI.Intracomm:
+    def export(self) -> MPI.Intracomm:
         """Return a communicator for the user; the first use is collective."""
         if self._exported is None:
             self._exported, _ = self.base.create(self.ranks, _EXPORTED)
@@ -177,7 +177,7 @@ class Group:
     def duplicate(self) -> Group:
         """Return another group of the same ranks with communicators of its own; collective."""
         copy = Group(self.base, self.ranks)
-        copy._use(*self.base.create(self.ranks, _COPY))
+        copy._set_comm(*self.base.create(self.ranks, _COPY))
         return copy
 
     @property
@@ -191,11 +191,11 @@ class Group:
             self._background = self.duplicate()
         return self._background
 
-    def attached(self) -> Channel | None:
+    def connect(self) -> Channel | None:
         """Return the channel through shared memory; the first use is collective."""
-        if not self._asked:
-            self._asked = True
-            mpi = self._made()
+        if not self._connected:
+            self._connected = True
+            mpi = self._own_comm()
             world_rank = import_mpi().COMM_WORLD.Get_rank()
             meeting = self.base.meeting(self.ranks, f"share of {self._name}")
             with waiting(self.base.first_call(self.ranks), meeting):
@@ -209,7 +209,7 @@ class Group:
                     members, self.rank, self.world_ranks, lambda obj: all_gather_object(mpi, obj)
                 )
             if self.channel is not None and meeting is not None:
-                self.channel.meets(f"round of {meeting.place}")
+                self.channel.count_rounds_as(f"round of {meeting.place}")
         return self.channel
 
     def reach_on_device(self) -> tuple[bool, bool]:
@@ -218,7 +218,7 @@ class Group:
         The same on all ranks; the first call is collective.
         """
         if self._reach_on_device is None:
-            channel = self.attached()
+            channel = self.connect()
             near = () if channel is None else channel.reached_on_device()
             everyone = all_gather_object(
                 self.mpi,
@@ -241,7 +241,7 @@ class Group:
             if comm is not None:
                 comm.Free()
         self._own = self._exported = self._background = None
-        self.channel, self._asked = None, len(self.ranks) == 1
+        self.channel, self._connected = None, len(self.ranks) == 1
 
 
 def _ranks_per_node(ranks: tuple[int, ...], colours: list[str]) -> int | None:

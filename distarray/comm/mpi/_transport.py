@@ -133,22 +133,22 @@ class MPICommunicator(Communicator):
 
     # --- calls of MPI ----------------------------------------------------------------------------
 
-    def _begun(self, name: str, blocking: bool, buffer: Buffer, *arguments: Any) -> Request:
+    def _call(self, name: str, blocking: bool, buffer: Buffer, *arguments: Any) -> Request:
         """Make a collective call of MPI; the buffer says in messages what it moves."""
         what = _Call(name, buffer)
         mpi = self._group.mpi
         if blocking:
-            with waiting(what, self._group.joining()):
+            with waiting(what, self._group.next_call()):
                 getattr(mpi, name)(*arguments)
             return DONE
         request = getattr(mpi, f"I{name.lower()}")(*arguments)
-        return self._started([request], what, False, arguments)
+        return self._request([request], what, False, arguments)
 
-    def _started(
+    def _request(
         self, requests: list[MPI.Request], what: _Call, blocking: bool, buffers: Any = ()
     ) -> Request:
         """Return the request of messages under way, or wait for them."""
-        handle = _Handle(requests, what, self._group.joining() if what.peer is None else None)
+        handle = _Handle(requests, what, self._group.next_call() if what.peer is None else None)
         if blocking:
             handle.wait()
             return DONE
@@ -157,7 +157,7 @@ class MPICommunicator(Communicator):
     # --- collectives -----------------------------------------------------------------------------
 
     def _barrier(self) -> None:
-        channel = self._group.attached()
+        channel = self._group.connect()
         if channel is not None and channel.is_complete:
             channel.barrier()
         else:
@@ -175,14 +175,14 @@ class MPICommunicator(Communicator):
             return DONE
         if _large_counts.end_exceeds(recv.size):
             requests = _large_counts.all_gather(self._group.mpi, send, recv, counts)
-            return self._started(requests, _Call("Allgather", recv), blocking, send)
+            return self._request(requests, _Call("Allgather", recv), blocking, send)
         kind = moving_type(recv.itemsize)
         source, target = carrier(send), carrier(recv)
         if counts.count(counts[0]) == self.size:
             both = [source, counts[0], kind], [target, counts[0], kind]
-            return self._begun("Allgather", blocking, recv, *both)
+            return self._call("Allgather", blocking, recv, *both)
         bothv = [source, send.size, kind], [target, counts, None, kind]
-        return self._begun("Allgatherv", blocking, recv, *bothv)
+        return self._call("Allgatherv", blocking, recv, *bothv)
 
     def all_reduce_small(
         self, array: Buffer, op: str, token: int | None = None, what: object = ""
@@ -193,7 +193,7 @@ class MPICommunicator(Communicator):
         if exchange is None:
             if not self.reaches_all():
                 return None
-            exchange = self._exchange = self._group.attached().exchange  # type: ignore[union-attr]
+            exchange = self._exchange = self._group.connect().exchange  # type: ignore[union-attr]
         dtype = array.dtype
         key = (op, dtype, array.size)
         known = _small.get(key)
@@ -220,21 +220,21 @@ class MPICommunicator(Communicator):
         source = MPI.IN_PLACE if send is recv else send
         if _large_counts.exceeds(recv.size):
             requests = _large_counts.all_reduce(self._group.mpi, source, recv, op)
-            return self._started(requests, _Call("Allreduce", recv), blocking, send)
+            return self._request(requests, _Call("Allreduce", recv), blocking, send)
         kind, how = reducing_type(recv.dtype, op)
         message = source if send is recv else [carrier(send), send.size, kind]
         target = [carrier(recv), recv.size, kind]
-        return self._begun("Allreduce", blocking, recv, message, target, how)
+        return self._call("Allreduce", blocking, recv, message, target, how)
 
     def _reduce_scatter(
         self, send: np.ndarray, recv: np.ndarray, counts: Counts, op: str, blocking: bool
     ) -> Request:
         if _large_counts.exceeds(send.size):
             requests = _large_counts.reduce_scatter(self._group.mpi, send, recv, counts, op)
-            return self._started(requests, _Call("Reduce_scatter", send), blocking, recv)
+            return self._request(requests, _Call("Reduce_scatter", send), blocking, recv)
         kind, how = reducing_type(recv.dtype, op)
         both = [carrier(send), send.size, kind], [carrier(recv), recv.size, kind]
-        return self._begun("Reduce_scatter", blocking, send, *both, counts, how)
+        return self._call("Reduce_scatter", blocking, send, *both, counts, how)
 
     def _all_to_all(
         self,
@@ -247,50 +247,50 @@ class MPICommunicator(Communicator):
         mpi = self._group.mpi
         if _large_counts.any_end_exceeds(mpi, max(send.size, recv.size)):
             requests = _large_counts.all_to_all(mpi, send, recv, send_counts, recv_counts)
-            return self._started(requests, _Call("Alltoall", recv), blocking, send)
+            return self._request(requests, _Call("Alltoall", recv), blocking, send)
         kind = moving_type(recv.itemsize)
         source = [carrier(send), send_counts, None, kind]
         target = [carrier(recv), recv_counts, None, kind]
-        return self._begun("Alltoallv", blocking, recv, source, target)
+        return self._call("Alltoallv", blocking, recv, source, target)
 
     def _broadcast(self, array: np.ndarray, root: int, blocking: bool) -> Request:
         if _large_counts.exceeds(array.size):
             requests = _large_counts.broadcast(self._group.mpi, array, root)
-            return self._started(requests, _Call("Bcast", array), blocking)
+            return self._request(requests, _Call("Bcast", array), blocking)
         message = [carrier(array), array.size, moving_type(array.itemsize)]
-        return self._begun("Bcast", blocking, array, message, root)
+        return self._call("Bcast", blocking, array, message, root)
 
     def _scatter(
         self, send: np.ndarray | None, recv: np.ndarray, counts: Counts, root: int, blocking: bool
     ) -> Request:
         if _large_counts.end_exceeds(sum(counts)):
             requests = _large_counts.scatter(self._group.mpi, send, recv, counts, root)
-            return self._started(requests, _Call("Scatter", recv), blocking, send)
+            return self._request(requests, _Call("Scatter", recv), blocking, send)
         kind = moving_type(recv.itemsize)
         source = None if send is None else [carrier(send), counts, None, kind]
         target = [carrier(recv), recv.size, kind]
-        return self._begun("Scatterv", blocking, recv, source, target, root)
+        return self._call("Scatterv", blocking, recv, source, target, root)
 
     def _gather(
         self, send: np.ndarray, recv: np.ndarray | None, counts: Counts, root: int, blocking: bool
     ) -> Request:
         if _large_counts.end_exceeds(sum(counts)):
             requests = _large_counts.gather(self._group.mpi, send, recv, counts, root)
-            return self._started(requests, _Call("Gather", send), blocking, recv)
+            return self._request(requests, _Call("Gather", send), blocking, recv)
         kind = moving_type(send.itemsize)
         source = [carrier(send), send.size, kind]
         target = None if recv is None else [carrier(recv), counts, None, kind]
-        return self._begun("Gatherv", blocking, send, source, target, root)
+        return self._call("Gatherv", blocking, send, source, target, root)
 
     # --- point to point --------------------------------------------------------------------------
 
     def _send(self, array: np.ndarray, dest: int, tag: int, blocking: bool) -> Request:
         requests = _large_counts.send(self._group.mpi, array, dest, tag)
-        return self._started(requests, _Call("send", array, self.world_ranks[dest]), blocking)
+        return self._request(requests, _Call("send", array, self.world_ranks[dest]), blocking)
 
     def _recv(self, array: np.ndarray, source: int, tag: int, blocking: bool) -> Request:
         requests = _large_counts.recv(self._group.mpi, array, source, tag)
-        return self._started(requests, _Call("recv", array, self.world_ranks[source]), blocking)
+        return self._request(requests, _Call("recv", array, self.world_ranks[source]), blocking)
 
     # --- objects ---------------------------------------------------------------------------------
 
@@ -334,7 +334,7 @@ class MPICommunicator(Communicator):
         self, block: np.ndarray, token: int, what: object = "", *, closing: bool = True
     ) -> contextlib.AbstractContextManager[list[np.ndarray | None]]:
         """Return a context that yields the blocks of the ranks on this node."""
-        channel = self._group.attached()
+        channel = self._group.connect()
         complete = channel is not None and channel.is_complete
         if not _backend.is_numpy(block):
             self._group.reach_on_device()
@@ -356,19 +356,19 @@ class MPICommunicator(Communicator):
             return self._group.reach_on_device()[0]
         if self.size == 1:
             return True
-        channel = self._group.attached()
+        channel = self._group.connect()
         return channel is not None and channel.is_complete
 
     def reaches_some(self, device: str = "cpu") -> bool:
         """Tell whether any two ranks share a node's memory."""
         if device != "cpu":
             return self._group.reach_on_device()[1]
-        return self._group.attached() is not None
+        return self._group.connect() is not None
 
     @property
     def ranks_per_node(self) -> int | None:
         """How many consecutive ranks share a node; see the base class."""
-        self._group.attached()
+        self._group.connect()
         return self._group.ranks_per_node
 
     @property
@@ -404,9 +404,9 @@ class MPICommunicator(Communicator):
         """The private mpi4py communicator."""
         return self._group.mpi
 
-    def exported(self) -> MPI.Intracomm:
+    def export(self) -> MPI.Intracomm:
         """Return the mpi4py communicator that the user may use."""
-        return self._group.exported()
+        return self._group.export()
 
     def abort(self, code: int = 1) -> None:
         """End all ranks of the program."""

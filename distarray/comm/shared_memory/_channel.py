@@ -126,7 +126,7 @@ class Channel:
         """How many rounds this rank has joined."""
         return self._round
 
-    def meets(self, place: str) -> None:
+    def count_rounds_as(self, place: str) -> None:
         """Let others be told of long waits for rounds, which `place` names alike on all ranks."""
         self._place = place
         count_by(place, self)
@@ -244,7 +244,7 @@ class Channel:
             lent = _ipc.Lent.unpacked(slot.bytes)
             return _ipc.borrow(self._memory[rank], lent, offset, shape, strides, dtype)
         reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0)
-        buffer = self._memory[rank].upto(offset + reach + dtype.itemsize)
+        buffer = self._memory[rank].map_up_to(offset + reach + dtype.itemsize)
         return np.ndarray(shape, dtype, buffer, offset, strides)
 
     def _complete_round(

@@ -82,7 +82,7 @@ class PeerMemory:
         self._length = os.fstat(self._file).st_size
         self._bytes = memoryview(b"")
 
-    def upto(self, end: int) -> memoryview:
+    def map_up_to(self, end: int) -> memoryview:
         """Return memory that covers the first ``end`` bytes."""
         if len(self._bytes) < end:
             length = min(self._length, max(256 << 20, 1 << (end - 1).bit_length()))
@@ -92,7 +92,7 @@ class PeerMemory:
 
     def slot(self, offset: int, i: int) -> Slot:
         """Return slot ``i`` of the pair at ``offset``."""
-        return Slot(self.upto(offset + 2 * SLOT), offset + i * SLOT)
+        return Slot(self.map_up_to(offset + 2 * SLOT), offset + i * SLOT)
 
 
 def describe(words: memoryview, kind: int, block: np.ndarray, offset: int) -> None:

@@ -269,7 +269,7 @@ class SimulatedCommunicator(Communicator):
         """None: there is no MPI behind simulated ranks."""
         return
 
-    def exported(self) -> NoReturn:
+    def export(self) -> NoReturn:
         """Raise CommunicationError: there is no MPI behind simulated ranks."""
         raise CommunicationError(
             "simulated ranks have no mpi4py communicator; use mesh.communicator(...), or run the "
