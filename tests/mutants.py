@@ -212,6 +212,13 @@ MUTANTS = (
         ("array/test_convert.py", "redistribute/test_packed.py"),
     ),
     Mutant(
+        "what one rank scatters goes to the ranks in the wrong order",
+        "redistribute/_root.py",
+        "for rank in comm.ranks]",
+        "for rank in comm.ranks[::-1]]",
+        ("redistribute/test_root.py",),
+    ),
+    Mutant(
         "a packed reduce-scatter ignores all other ranks",
         "redistribute/_packed.py",
         "contributions = [self.wholes(full) for full in fulls]",

@@ -25,6 +25,7 @@ from distarray.errors import (
     MismatchError,
 )
 from distarray.layout import Layout, Placement, Replicate, Shard
+from distarray.redistribute import scatter_from as scatter_blocks
 from distarray.torch import _moves
 from distarray.torch._buffers import buffer_of, check_travels, tensor_of
 from distarray.torch._layouts import Placed, place, placed_of
@@ -285,31 +286,11 @@ def scatter_from(
     like
         Of the dtype that is sent, on the device where the block goes.
     """
-    layout = placed.layout
-    mesh: Any = layout.mesh
-    coordinate, root = mesh.coordinate, mesh.coordinate_of(rank)
-    block = like.new_empty(layout.local_shape())
-    cutting = tuple(
-        i for i, p in enumerate(layout.placements) if type(p) is Shard and mesh.shape[i] > 1
-    )
-    copying = tuple(i for i in range(mesh.ndim) if i not in cutting and mesh.shape[i] > 1)
+    block = like.new_empty(placed.layout.local_shape())
     if whole is not None:
         whole = in_order_of_ranks(whole.detach().to(like.device, like.dtype), placed)
-        block.copy_(_cut(whole, layout.local_box() or ()))
-    if cutting and _is_copy_of(coordinate, root, layout):
-        comm = mesh.communicator(cutting)
-        boxes = [layout.local_box(mesh.coordinate_of(r)) or () for r in comm.ranks]
-        send = None
-        if whole is not None:
-            send = _flat(_pack_boxes(whole, boxes))
-        comm.scatter(send, _flat(block), [_volume(box) for box in boxes], comm.ranks.index(rank))
-    if copying:
-        comm = mesh.communicator(copying)
-        source = tuple(root[i] if i in copying else coordinate[i] for i in range(mesh.ndim))
-        index = 0
-        for i in copying:
-            index = index * mesh.shape[i] + source[i]
-        comm.broadcast(_flat(block), root=index)
+    read = None if whole is None else lambda box: _bits(_cut(whole, box))
+    scatter_blocks(rank, _bits(block), placed.layout, read)
     return block
 
 
@@ -349,20 +330,6 @@ def _is_copy_of(coordinate: Any, root: Any, layout: Layout) -> bool:
     )
 
 
-def _pack_boxes(whole: torch.Tensor, boxes: list[Any]) -> torch.Tensor:
-    """Return a tensor's boxes in one run of memory: its own, where they lie so."""
-    if whole.is_contiguous() and whole.ndim:
-        rest = [(0, size) for size in whole.shape[1:]]
-        ends = [0, *(box[0][1] for box in boxes)]
-        rows = all(
-            box[0][0] == end and list(box[1:]) == rest
-            for box, end in zip(boxes, ends[:-1], strict=True)
-        )
-        if rows and ends[-1] == whole.shape[0]:
-            return whole
-    return torch.cat([_cut(whole, box).reshape(-1) for box in boxes])
-
-
 def _cut(whole: torch.Tensor, box: Any) -> torch.Tensor:
     for axis, (start, stop) in enumerate(box):
         whole = whole.narrow(axis, start, stop - start)
@@ -375,5 +342,9 @@ def _volume(box: Any) -> int:
 
 def _flat(tensor: torch.Tensor) -> Any:
     """Return a contiguous tensor's memory, of a dtype that MPI knows."""
-    bits = torch.int16 if tensor.dtype is torch.bfloat16 else tensor.dtype
-    return buffer_of(tensor.view(-1).view(bits))
+    return _bits(tensor.view(-1))
+
+
+def _bits(tensor: torch.Tensor) -> Any:
+    """Return a tensor's memory, of a dtype that MPI knows."""
+    return buffer_of(tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor)
