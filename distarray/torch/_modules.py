@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import zip_longest
 from types import MethodType
 from typing import Any, TypeVar
 
@@ -15,12 +16,15 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError, LayoutError
-from distarray.torch._compat import (
-    REPLACING,
-    buffers_of,
-    parameters_of,
+from distarray.comm import DeviceMesh, by_answer
+from distarray.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DistArrayError,
+    LayoutError,
+    MismatchError,
 )
+from distarray.torch._compat import REPLACING, buffers_of, parameters_of
 from distarray.torch._layouts import Beside, Placed, is_placed, own_placed, place
 
 _NAME = "_distarray"
@@ -164,6 +168,16 @@ def _check_computed(module: nn.Module, name: str) -> None:
             "parametrization, weight_norm, spectral_norm), from this rank's block alone; "
             "remove that, by torch.nn.utils.parametrize.remove_parametrizations for instance"
         )
+
+
+def check_described_alike(what: str, told: Sequence[Sequence[str]], mesh: DeviceMesh) -> None:
+    """Raise where ranks describe their modules differently, by the first difference."""
+    for said in zip_longest(*told, fillvalue="nothing"):
+        if len(set(said)) > 1:
+            raise MismatchError(
+                f"{what} on every rank of {mesh}: "
+                f"{by_answer(said, mesh.communicator().world_ranks)}; build it alike everywhere"
+            )
 
 
 @contextmanager

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from distarray.comm import DeviceMesh, all_gather_checked, by_answer, token
-from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError, MismatchError
+from distarray.comm import DeviceMesh, all_gather_checked, token
+from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Shard
 from distarray.torch._buffers import buffer_of, check_travels
 from distarray.torch._compat import BatchNormBase, buffers_of, is_going_backward, leaves_of
 from distarray.torch._layouts import placed_of
-from distarray.torch._modules import located
+from distarray.torch._modules import check_described_alike, located
 from distarray.torch._moves import check_mesh
 from distarray.torch._opaque import untraced
 from distarray.torch._shards import is_shard
@@ -101,9 +101,9 @@ def replicate(
     check_mesh(mesh)
     _check_arguments(op, bucket_bytes)
     described = all_gather_checked(mesh, "replicate", lambda: _described(module, mesh))
-    _compare(described, mesh)
+    check_described_alike("replicate needs the same module", described, mesh)
     communicator = mesh.communicator()
-    for tensor in _tensors(module):
+    for tensor in (*module.parameters(), *module.buffers()):
         whole = tensor.detach().contiguous()
         communicator.broadcast(buffer_of(whole).reshape(-1), root=0)
         if whole.data_ptr() != tensor.data_ptr():
@@ -160,7 +160,7 @@ def _check_arguments(op: str, bucket_bytes: int) -> None:
         raise ArgumentError(f"bucket_bytes={bucket_bytes!r}: must be positive, such as 10 << 20")
 
 
-def _described(module: nn.Module, mesh: DeviceMesh) -> list[tuple[Any, ...]]:
+def _described(module: nn.Module, mesh: DeviceMesh) -> list[str]:
     """Return what must be alike on all ranks, after checking that the module can be replicated."""
     if not isinstance(module, nn.Module):
         raise ArgumentTypeError(f"expected a torch.nn.Module, not {type(module).__name__}")
@@ -171,7 +171,7 @@ def _described(module: nn.Module, mesh: DeviceMesh) -> list[tuple[Any, ...]]:
                 "the outer module alone, over a mesh of all the axes"
             )
     known: dict[int, str] = {}
-    found: list[tuple[Any, ...]] = []
+    found: list[str] = []
     for kind, tensors in (
         ("parameter", module.named_parameters(remove_duplicate=False)),
         ("buffer", module.named_buffers(remove_duplicate=False)),
@@ -190,8 +190,8 @@ def _described(module: nn.Module, mesh: DeviceMesh) -> list[tuple[Any, ...]]:
             shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
             same = "" if first == name else f" (is {first})"
             frozen = "" if tensor.requires_grad or kind == "buffer" else " without gradient"
-            text = f"{kind} {name}{same}: {dtype} {shape}{frozen}"
-            found.append((text, tensor.stride()))
+            order = "" if tensor.is_contiguous() else f" with strides {tensor.stride()}"
+            found.append(f"{kind} {name}{same}: {dtype} {shape}{frozen}{order}")
     return found
 
 
@@ -212,29 +212,6 @@ def _check_same(what: str, tensor: torch.Tensor, mesh: DeviceMesh) -> None:
                 f"{what} is {placed.layout}: ranks of {mesh} hold different blocks of it; "
                 f"replicate over an axis other than {axis!r}, such as mesh['dp']"
             )
-
-
-def _compare(described: list[list[tuple[Any, ...]]], mesh: DeviceMesh) -> None:
-    """Raise where the modules of the ranks differ, by the first difference."""
-    if all(one == described[0] for one in described):
-        return
-    longest = max(map(len, described))
-    for i in range(longest):
-        said = [one[i] if i < len(one) else ("nothing", ()) for one in described]
-        if len(set(said)) > 1:
-            texts = [text for text, _ in said]
-            if len(set(texts)) == 1:
-                texts = [f"{text} with strides {strides}" for text, strides in said]
-            ranks = mesh.communicator().world_ranks
-            raise MismatchError(
-                f"replicate needs the same module on every rank of {mesh}: "
-                f"{by_answer(texts, ranks)}; build it alike everywhere"
-            )
-
-
-def _tensors(module: nn.Module) -> list[torch.Tensor]:
-    """Return all parameters and buffers, each once, frozen ones as well."""
-    return [*module.parameters(), *module.buffers()]
 
 
 # --- at every call -------------------------------------------------------------------------------

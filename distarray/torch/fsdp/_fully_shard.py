@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from distarray.comm import DeviceMesh, all_gather_checked, by_answer
-from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError, MismatchError
+from distarray.comm import DeviceMesh, all_gather_checked
+from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Shard
 from distarray.torch import _buffers
 from distarray.torch._buffers import check_travels
 from distarray.torch._compat import parameters_of
-from distarray.torch._modules import located, state_of
+from distarray.torch._modules import check_described_alike, located, state_of
 from distarray.torch._moves import check_mesh
 from distarray.torch._opaque import untraced_itself
 from distarray.torch.data_parallel import REPLICA
@@ -123,7 +123,8 @@ def fully_shard(
     name = f"{state_of(root).path or type(root).__name__} (group {number})"
     compute = _device(mesh, members)
     with located(root):
-        _compare([one for _, one in told], mesh)
+        described = [one for _, one in told]
+        check_described_alike("fully_shard needs the same module and arguments", described, mesh)
         kept = torch.device("cpu") if isinstance(offload, CPUOffloadPolicy) else compute
         for member in members:
             member.shard(kept)
@@ -300,16 +301,3 @@ def _check(path: str, parameter: nn.Parameter) -> None:
             check_travels(parameter)
         except ArgumentTypeError as error:
             raise ArgumentTypeError(f"parameter {path!r}: {error}") from None
-
-
-def _compare(told: Sequence[Sequence[str]], mesh: DeviceMesh) -> None:
-    """Raise where the ranks are about to shard different parameters, or in different ways."""
-    if all(one == told[0] for one in told):
-        return
-    for i in range(max(map(len, told))):
-        said = [one[i] if i < len(one) else "nothing" for one in told]
-        if len(set(said)) > 1:
-            raise MismatchError(
-                f"fully_shard needs the same module and arguments on every rank of {mesh}: "
-                f"{by_answer(said, mesh.communicator().world_ranks)}; build it alike everywhere"
-            )
