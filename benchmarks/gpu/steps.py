@@ -145,7 +145,8 @@ def main() -> None:
         if part.has_time(told):
             if part.attempt(EQUAL, told, lambda work=work: work() or True) is None:
                 setting.errors[told] = math.nan, 0.0
-            gc.collect()
+            if not part.rehearsal:  # it takes seconds, and nothing is large
+                gc.collect()
         if told.startswith("sharded, offl"):
             _judge(setting)
     part.close(EQUAL)
@@ -165,6 +166,25 @@ def _judge(setting: Setting) -> None:
 # --- comparisons ---------------------------------------------------------------------------------
 
 
+class Momentum:
+    """Gradient descent with momentum, as torch.optim.SGD, whose import takes seconds."""
+
+    def __init__(self, parameters: Any) -> None:
+        self._parameters = list(parameters)
+        self._velocities: list[Any] = [None] * len(self._parameters)
+
+    def step(self) -> None:
+        """Take a step, and forget the gradients."""
+        for i, parameter in enumerate(self._parameters):
+            if parameter.grad is not None:
+                before = self._velocities[i]
+                gradient = parameter.grad
+                velocity = gradient.clone() if before is None else before.mul_(0.9).add_(gradient)
+                self._velocities[i] = velocity
+                parameter.data.add_(velocity, alpha=-RATE)
+                parameter.grad = None
+
+
 def _trained(
     model: Any, parameters: Any, steps: Iterator[tuple[Any, Any]], own: Callable[[Any], Any]
 ) -> list[Any]:
@@ -172,16 +192,13 @@ def _trained(
 
     Steps by AdamW would divide gradients that are zero but for rounding by themselves.
     """
-    import torch
-
-    optimizer = torch.optim.SGD(parameters, lr=RATE, momentum=0.9)
+    optimizer = Momentum(parameters)
     found = []
     for x, gradient in steps:
         x = x.clone().requires_grad_()
         y = model(x)
         y.backward(gradient.to(y.dtype))
         optimizer.step()
-        optimizer.zero_grad()
         found += [own(y), own(x.grad)]
     return found
 
@@ -233,7 +250,7 @@ def _sharded(setting: Setting, kind: Kind, *, offloaded: bool = False) -> None:
     plain = sharded.chain(setting.width, setting.layers).to(dtype)
     x, gradient = setting.inputs(dtype, all_alike=False)
     reference = copy.deepcopy(plain)
-    optimizer = torch.optim.SGD(reference.parameters(), lr=RATE, momentum=0.9)
+    optimizer = Momentum(reference.parameters())
     expected = []
     for _ in range(STEPS):
         expected.append(reference(x))
@@ -242,7 +259,6 @@ def _sharded(setting: Setting, kind: Kind, *, offloaded: bool = False) -> None:
             comm.Allreduce(MPI.IN_PLACE, parameter.grad.numpy())
             parameter.grad.div_(comm.size)
         optimizer.step()
-        optimizer.zero_grad()
     expected += list(reference.parameters())
     policies: dict[str, Any] = {}
     if kind.computed is not None:
