@@ -75,7 +75,7 @@ def asarray(value: Any, device: str | None = None, dtype: Any = None) -> Buffer:
         value = np.asarray(value, dtype=dtype)
         _device.check_dtype(value.dtype)
     elif value.device.id != number:  # CuPy copies contiguous arrays between GPUs, and no others
-        with _device.on(value.device.id):
+        with library.cuda.Device(value.device.id):
             value = library.ascontiguousarray(value)
     _device.use(number)
     found = library.asarray(value, dtype=dtype)

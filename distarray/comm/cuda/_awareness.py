@@ -77,7 +77,7 @@ class _Told(NamedTuple):
     """What a rank tells the others first."""
 
     setting: str
-    colour: str
+    node: str
     library: Finding
     child: Finding | None
 
@@ -113,61 +113,61 @@ def verdict(communicator: Communicator) -> Verdict:
         On every rank, where they have different settings.
     """
     if not communicator.verdicts:
-        communicator.verdicts.append(_decided(communicator))
+        communicator.verdicts.append(_decide(communicator))
     known: Verdict = communicator.verdicts[0]
     return known
 
 
-def _decided(communicator: Communicator) -> Verdict:
-    everyone = _settings_agree(communicator)
+def _decide(communicator: Communicator) -> Verdict:
+    everyone = _compare_settings(communicator)
     chosen = everyone[0].setting
     if chosen != "auto":
         answer = chosen == "1"
         return Verdict(answer, (Finding("setting", answer, f"{VARIABLE}={chosen}"),))
     found = [_first_no([told.library for told in everyone])]
     if found[-1].answer is not False:
-        found.append(_first_no(_of_children(communicator, everyone)))
+        found.append(_first_no(_run_children(communicator, everyone)))
         if found[-1].answer:
             found.append(_ring(communicator))
     return Verdict(found[-1].answer is True, tuple(found))
 
 
-def _settings_agree(communicator: Communicator) -> list[_Told]:
+def _compare_settings(communicator: Communicator) -> list[_Told]:
     """Return what all ranks tell; the same error on all where the settings are wrong."""
     error: ArgumentError | None = None
     try:
         chosen = setting()
     except ArgumentError as found:
         error, chosen = found, ""
-    mine = _Told(chosen, _colour(communicator), _of_library(communicator), _child)
-    gathered = _gathered(communicator, (error, mine))
-    for wrong, _ in gathered:
+    mine = _Told(chosen, _node(communicator), _ask_library(communicator), _child)
+    answers = _gather(communicator, (error, mine))
+    for wrong, _ in answers:
         if wrong is not None:
             raise wrong
-    settings = {told.setting for _, told in gathered}
+    settings = {told.setting for _, told in answers}
     if len(settings) > 1:
         raise MismatchError(
             f"{VARIABLE} is {' on some ranks and '.join(sorted(settings))} on others; set it alike "
             "on all"
         )
-    return [told for _, told in gathered]
+    return [told for _, told in answers]
 
 
-def _gathered(communicator: Communicator, mine: Any) -> list[Any]:
+def _gather(communicator: Communicator, mine: Any) -> list[Any]:
     """Return what all ranks say; not recorded, because no program asked for it."""
     return [mine] if communicator.size == 1 else communicator._all_gather_object(mine)[0]
 
 
-def _colour(communicator: Communicator) -> str:
-    mpi = communicator.mpi
-    if mpi is None:
+def _node(communicator: Communicator) -> str:
+    """Return what names this rank's node; simulated ranks start no child."""
+    if communicator.mpi is None:
         return ""
     from mpi4py import MPI
 
     return node_name(MPI.COMM_WORLD.Get_rank())
 
 
-def _of_library(communicator: Communicator) -> Finding:
+def _ask_library(communicator: Communicator) -> Finding:
     if communicator.mpi is None:
         return Finding("library", False, "these ranks are threads of one process, without MPI")
     from mpi4py import MPI
@@ -321,31 +321,25 @@ def _loaded(beginning: str) -> list[str]:
 # --- the child -----------------------------------------------------------------------------------
 
 
-def _of_children(communicator: Communicator, everyone: list[_Told]) -> list[Finding]:
+def _run_children(communicator: Communicator, everyone: list[_Told]) -> list[Finding]:
     """Return what the child of every node has found; started where none has been before."""
     global _child
-    by_node: dict[str, Finding] = {}
-    starts: dict[str, int] = {}
-    for rank, told in enumerate(everyone):
-        starts.setdefault(told.colour, rank)
-        if told.child is not None:
-            by_node.setdefault(told.colour, told.child)
-    mine = everyone[communicator.rank].colour
+    nodes = [told.node for told in everyone]
+    known = {told.node: told.child for told in everyone if told.child is not None}
+    mine = nodes[communicator.rank]
     found = None
-    if mine not in by_node and starts[mine] == communicator.rank:
-        cupy = _backend.module("cuda")
-        found = child(cupy.cuda.Device().id)
-    for told, heard in zip(everyone, _gathered(communicator, found), strict=True):
-        if heard is not None:
-            by_node.setdefault(told.colour, heard)
-    _child = by_node[mine]
-    return list(by_node.values())
+    if mine not in known and nodes.index(mine) == communicator.rank:
+        found = child(_backend.module("cuda").cuda.Device().id)
+    heard = zip(nodes, _gather(communicator, found), strict=True)
+    known |= {node: finding for node, finding in heard if finding is not None}
+    _child = known[mine]
+    return list(known.values())
 
 
 def child(device: int) -> Finding:
     """Return what a process of its own finds, which sends memory of a GPU to itself."""
     if not sys.executable:
-        return _untried("this program does not know its Python")
+        return _untold("this program does not know its Python")
     program = Path(__file__).with_name("_selftest.py")
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
@@ -358,7 +352,7 @@ def child(device: int) -> Finding:
                 start_new_session=True,  # so that what it starts can be ended with it
             )
         except OSError as error:
-            return _untried(f"it does not start: {error}")
+            return _untold(f"it does not start: {error}")
         try:
             status = process.wait(CHILD_SECONDS)
         except subprocess.TimeoutExpired:
@@ -367,33 +361,32 @@ def child(device: int) -> Finding:
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        said, complaints = (_written(file) for file in (out, err))
-    return _judged(status, said.split(), complaints)
+        said, complaints = (_read(file) for file in (out, err))
+    return _judge(status, said.split(), complaints)
 
 
-def _judged(status: int | None, said: list[str], complaints: str) -> Finding:
+def _judge(status: int | None, said: list[str], complaints: str) -> Finding:
     """Return what it means how a child ended, and what it had said before."""
     if "right" in said:
         return Finding("child", True, "a process has sent device memory to itself")
     if "wrong" in said:
         return Finding("child", False, "a process has sent itself device memory: WRONG VALUES")
-    last = complaints.strip().splitlines()[-1:] or [f"status {status}"]
+    last = next(reversed(complaints.strip().splitlines()), f"status {status}")
     if "device" not in said:
-        what = "MPI" if "mpi" in said else "a process by itself"
         if status is None:
-            return _untried(f"nothing came of it in {CHILD_SECONDS:g} s")
-        where = "the GPU" if what == "MPI" else "MPI, without a launcher,"
-        return _untried(f"{where} does not start there: {last[0]}")
+            return _untold(f"nothing came of it in {CHILD_SECONDS:g} s")
+        where = "the GPU" if "mpi" in said else "MPI, without a launcher,"
+        return _untold(f"{where} does not start there: {last}")
     if status is None:
         end = f"did not end within {CHILD_SECONDS:g} s"
     elif status < 0:
         end = f"was ended by {signal.Signals(-status).name}"
     else:
-        end = f"failed: {last[0]}"
+        end = f"failed: {last}"
     return Finding("child", False, f"a process that sent device memory to itself {end}")
 
 
-def _untried(why: str) -> Finding:
+def _untold(why: str) -> Finding:
     return Finding("child", None, f"a process to try it in tells nothing ({why}); {_TRUST}")
 
 
@@ -402,7 +395,7 @@ def _without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environment.items() if not _OF_LAUNCHERS.match(k)}
 
 
-def _written(file: Any) -> str:
+def _read(file: Any) -> str:
     file.seek(0)
     return str(file.read().decode(errors="replace"))
 
@@ -414,18 +407,18 @@ def _ring(communicator: Communicator) -> Finding:
     """Return whether device memory arrives at the next rank; collective."""
     copy = communicator.duplicate()
     try:
-        mine = _around(copy)
+        mine = _pass_around(copy)
     except Exception as error:
         rank = copy.world_ranks[copy.rank]
         mine = Finding("ring", False, f"rank {rank} failed: {type(error).__name__}: {error}")
-    found = _first_no(_gathered(communicator, mine))
+    found = _first_no(_gather(communicator, mine))
     if found.answer:
         copy.free()
     # Else messages may be under way for ever: what they write to stays.
     return found
 
 
-def _around(communicator: Communicator) -> Finding:
+def _pass_around(communicator: Communicator) -> Finding:
     xp = _backend.module("cuda")
     rank, n = communicator.rank, communicator.size
     before, after = (rank - 1) % n, (rank + 1) % n

@@ -10,18 +10,17 @@ that block its current one.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from distarray.comm._launcher import launched_local_rank
-from distarray.comm.cuda._streams import used
+from distarray.comm.cuda._streams import note_use
 from distarray.errors import DeviceError, DTypeError, OutOfMemoryError
 from distarray.typing import Buffer, Shape
 
@@ -51,7 +50,7 @@ class Keeper(NamedTuple):
 
 
 keepers: list[Keeper] = []
-_told = False
+_is_warning_off = False
 
 
 def cupy(device: str = "cuda") -> Any:
@@ -62,13 +61,13 @@ def cupy(device: str = "cuda") -> Any:
     DeviceError
         It does not import.
     """
-    global _told
+    global _is_warning_off
     try:
         found = importlib.import_module("cupy")
     except Exception as error:  # one made for another NumPy raises ValueError, or anything
-        raise DeviceError(f"device {device!r} needs CuPy; {missing_cupy(error)}") from error
-    if not _told:
-        _told = True
+        raise DeviceError(f"device {device!r} needs CuPy: {missing_cupy(error)}") from error
+    if not _is_warning_off:
+        _is_warning_off = True
         # Ranks of a node read each other's blocks: that one is on another GPU is no news.
         warnings.filterwarnings("ignore", message="The device where the array resides")
     return found
@@ -81,7 +80,7 @@ def missing_cupy(error: Exception) -> str:
     else:
         told = [line.strip() for line in str(error.__cause__ or error).splitlines()]
         last = next((line for line in reversed(told) if line.strip("=")), type(error).__name__)
-        why = f"it does not import here ({last})"
+        why = f"CuPy does not import here ({last})"
     return f"{why}; install distarray-mpi[cuda12] or [cuda13], as the driver has it"
 
 
@@ -128,7 +127,7 @@ def bind(device: str, local_rank: int | None, *, simulated: bool = False) -> int
     have = count(device)
     told = device.partition(":")[2]
     if told:
-        number = _existing(int(told), have)
+        number = _checked(int(told), have)
         use(number)
         return number
     if have == 1:
@@ -149,7 +148,7 @@ def bind(device: str, local_rank: int | None, *, simulated: bool = False) -> int
     return number
 
 
-def _existing(number: int, have: int) -> int:
+def _checked(number: int, have: int) -> int:
     if number >= have:
         shown = "only GPU 0" if have == 1 else f"GPUs 0 to {have - 1}"
         raise DeviceError(
@@ -164,13 +163,10 @@ def number_of(device: str) -> int:
     told = device.partition(":")[2]
     if told:
         return int(told)
-    bound = _bound_number()
-    return bind(device, launched_local_rank()) if bound is None else bound
-
-
-def _bound_number() -> int | None:
     bound = _bound.get()
-    return _bound_process if bound is None else bound
+    if bound is None:
+        bound = _bound_process
+    return bind(device, launched_local_rank()) if bound is None else bound
 
 
 class _Thread(threading.local):
@@ -185,19 +181,12 @@ _in_use: set[int] = set()
 
 def use(number: int) -> None:
     """Make a GPU the current one of this thread."""
-    used()
+    note_use()
     _in_use.add(number)
     runtime = cupy().cuda.runtime
     if not _thread.has_context or runtime.getDevice() != number:
         runtime.setDevice(number)
         _thread.has_context = True
-
-
-@contextlib.contextmanager
-def on(number: int) -> Iterator[None]:
-    """Make a GPU the current one inside a ``with`` block."""
-    with cupy().cuda.Device(number):
-        yield
 
 
 def empty(shape: Shape, dtype: Any, device: str) -> Buffer:
@@ -237,7 +226,7 @@ def with_memory(work: Callable[[], T], number: int) -> T:
         return work()
     except lack as error:
         raise OutOfMemoryError(
-            f"GPU {number}: {error} {held(number)}. Use more ranks or drop arrays first"
+            f"GPU {number}: {error} {describe_memory(number)}. Use more ranks or drop arrays first"
         ) from error
 
 
@@ -249,7 +238,7 @@ def pool_bytes(device: str) -> tuple[int, int]:
     DeviceError
         There is no such GPU.
     """
-    with on(_existing(number_of(device), count(device))):
+    with cupy().cuda.Device(_checked(number_of(device), count(device))):
         pool = cupy().get_default_memory_pool()
         return pool.used_bytes(), pool.free_bytes()
 
@@ -257,16 +246,16 @@ def pool_bytes(device: str) -> tuple[int, int]:
 def trim() -> None:
     """Give back to CUDA what CuPy keeps idle on the GPUs that this process has used."""
     for number in sorted(_in_use):
-        with on(number):
+        with cupy().cuda.Device(number):
             cupy().get_default_memory_pool().free_all_blocks()
     if _in_use:
         cupy().get_default_pinned_memory_pool().free_all_blocks()
 
 
-def held(number: int) -> str:
+def describe_memory(number: int) -> str:
     """Say who holds the memory of a GPU."""
     library = cupy()
-    with on(number):
+    with library.cuda.Device(number):
         free, total = library.cuda.runtime.memGetInfo()
         pool = library.get_default_memory_pool()
         used, idle, limit = pool.used_bytes(), pool.free_bytes(), pool.get_limit()

@@ -67,7 +67,7 @@ def fork_stream() -> Fork | None:
     return Fork(sys.modules["cupy"].cuda) if _is_used else None
 
 
-def used() -> None:
+def note_use() -> None:
     """Take note that this process works on a GPU."""
     global _is_used
     _is_used = True
