@@ -440,14 +440,6 @@ class Communicator(Transport):
         nbytes = 0 if source == self.rank else array.nbytes
         return self._track("recv", nbytes, started, request, lambda: array)
 
-    def sendrecv(self, send: Buffer, dest: int, recv: Buffer, source: int, tag: int = 0) -> Request:
-        """Send to one rank while receiving from one; neither waits for the other."""
-        arriving = self.recv(recv, source, tag, blocking=False)
-        leaving = self.send(send, dest, tag, blocking=False)
-        value = arriving.wait()
-        leaving.wait()
-        return Completed(value)
-
     # --- objects ---------------------------------------------------------------------------------
 
     def all_gather_object(self, obj: Any) -> list[Any]:

@@ -11,13 +11,12 @@ import numpy as np
 from distarray.comm import _backend
 from distarray.comm.cuda._boxes import copied
 from distarray.comm.kernels import _threads
-from distarray.comm.kernels._blocks import accumulate, reduce_boxes, reduce_into
+from distarray.comm.kernels._blocks import reduce_boxes, reduce_into
 from distarray.comm.kernels._loop_nest import STREAMING_BYTES, copy_by_kernel, fill
 from distarray.errors import ShapeError
 from distarray.typing import Box, Buffer
 
 __all__ = [
-    "accumulate",
     "copy_box",
     "copy_boxes",
     "fill",

@@ -70,7 +70,7 @@ def reduce_into(
     ----------
     dst
         Of the sources' shape and dtype, or float64 for `avg` of integers and truth values. It
-        shares no memory with the sources.
+        may be the first source, and shares no memory with others.
     sources
         At least one array.
     op
@@ -146,20 +146,6 @@ def reduce_boxes(
 def _as_bits(dst: Buffer, sources: Sequence[Buffer]) -> tuple[Buffer, list[Buffer]]:
     """Return bfloat16 arrays as uint16."""
     return dst.view("u2"), [source.view("u2") for source in sources]
-
-
-def accumulate(dst: Buffer, source: Buffer, op: str, *, bfloat16: bool = False) -> None:
-    """Set ``dst`` to ``dst op source``; `avg` has no such step.
-
-    Raises
-    ------
-    ArgumentError
-        If ``op`` is not a reduction of two values.
-    """
-    if op == "avg":
-        raise ArgumentError("an average cannot be accumulated; accumulate by 'sum' and divide")
-    # Each element is read before it is written, so that the destination may be a source.
-    reduce_into(dst, (dst, source), op, bfloat16=bfloat16)
 
 
 def _reduce(
