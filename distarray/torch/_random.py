@@ -53,7 +53,7 @@ def manual_seed(seed: int, mesh: DeviceMesh, *, differ: Sequence[str] | str = ()
     >>> mesh = da.init_device_mesh((2, 2), ("dp", "tp"))
     >>> dt.manual_seed(0, mesh, differ="dp")
     """
-    names = _axes(mesh, differ)
+    names = _check_axes(mesh, differ)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ArgumentTypeError(f"seed={seed!r} is a {type(seed).__name__}; pass an int")
     if not 0 <= seed < 2**63:
@@ -89,15 +89,15 @@ def random_state(mesh: DeviceMesh, *, differ: Sequence[str] | str) -> Iterator[N
     >>> with dt.random_state(mesh, differ="tp"):
     ...     weights = F.dropout(weights, 0.1)
     """
-    names = _axes(mesh, differ)
-    with _seeded(_seed_here(_joined(draw_key()), mesh, names)):
+    names = _check_axes(mesh, differ)
+    with _seeded(_seed_here(_join_words(draw_key()), mesh, names)):
         yield
 
 
 @contextlib.contextmanager
 def seeded_alike() -> Iterator[None]:
     """Draw alike on ranks whose generators were alike, and leave them so, however much is drawn."""
-    with _seeded(_joined(draw_key()) >> 1):
+    with _seeded(_join_words(draw_key()) >> 1):
         yield
 
 
@@ -133,7 +133,7 @@ def get_random_state(mesh: DeviceMesh, *, differ: Sequence[str] | str = ()) -> d
     MismatchError
         The generators of the CPU are not alike along an axis that is not in ``differ``.
     """
-    names = _axes(mesh, differ)
+    names = _check_axes(mesh, differ)
     own: dict[str, torch.Tensor] = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         own["cuda"] = torch.cuda.get_rng_state()
@@ -181,7 +181,7 @@ def set_random_state(state: Mapping[str, Any], mesh: DeviceMesh) -> None:
     ArgumentError
         An axis is missing, or has another size.
     """
-    names = _axes(mesh, tuple(state["differ"]))
+    names = _check_axes(mesh, tuple(state["differ"]))
     sizes = tuple(mesh.shape[mesh.axis_names.index(name)] for name in names)
     if sizes != tuple(state["sizes"]):
         raise ArgumentError(
@@ -213,11 +213,11 @@ def keys_from(generator: torch.Generator) -> Iterator[None]:
         _generator.reset(token)
 
 
-def _joined(key: Key) -> int:
+def _join_words(key: Key) -> int:
     return key[0] | key[1] << 32
 
 
-def _axes(mesh: DeviceMesh, differ: Sequence[str] | str) -> tuple[str, ...]:
+def _check_axes(mesh: DeviceMesh, differ: Sequence[str] | str) -> tuple[str, ...]:
     """Return the names of axes, checked, in the order of the mesh."""
     check_mesh(mesh)
     given = (differ,) if isinstance(differ, str) else tuple(differ)

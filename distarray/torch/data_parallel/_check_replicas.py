@@ -71,13 +71,13 @@ def check_replicas(module: nn.Module, mesh: DeviceMesh, *, buffers: bool = True)
         for child in module.modules():
             _modules.place_parameters(child)
         named = [*module.named_parameters(), *(module.named_buffers() if buffers else ())]
-        return {name: _held(name, tensor, mesh) for name, tensor in named}
+        return {name: _describe(name, tensor, mesh) for name, tensor in named}
 
     ranks = mesh.communicator().world_ranks
     told = dict(zip(ranks, all_gather_checked(mesh, "check_replicas", say), strict=True))
     wrong = []
     for name in dict.fromkeys(name for one in told.values() for name in one):
-        wrong += _differences(name, told)
+        wrong += _list_differences(name, told)
     if wrong:
         more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         raise MismatchError(
@@ -102,7 +102,7 @@ def _advice(module: nn.Module) -> str:
     )
 
 
-def _held(name: str, tensor: torch.Tensor, mesh: DeviceMesh) -> _Held:
+def _describe(name: str, tensor: torch.Tensor, mesh: DeviceMesh) -> _Held:
     placed = placed_of(tensor)
     block = () if placed is None else _block(name, placed.layout, mesh)
     if is_lazy(tensor):
@@ -133,7 +133,7 @@ def _block(name: str, layout: Layout, mesh: DeviceMesh) -> tuple[tuple[str, int]
     return tuple(found)
 
 
-def _differences(name: str, told: dict[int, dict[str, _Held]]) -> list[str]:
+def _list_differences(name: str, told: dict[int, dict[str, _Held]]) -> list[str]:
     """Return what is wrong with a tensor, for each of its blocks."""
     missing = _Held((), "nothing of that name")
     everywhere = all(name in one for one in told.values())

@@ -100,7 +100,7 @@ def replicate(
     """
     check_mesh(mesh)
     _check_arguments(op, bucket_bytes)
-    described = all_gather_checked(mesh, "replicate", lambda: _described(module, mesh))
+    described = all_gather_checked(mesh, "replicate", lambda: _describe(module, mesh))
     check_described_alike("replicate needs the same module", described, mesh)
     communicator = mesh.communicator()
     for tensor in (*module.parameters(), *module.buffers()):
@@ -160,7 +160,7 @@ def _check_arguments(op: str, bucket_bytes: int) -> None:
         raise ArgumentError(f"bucket_bytes={bucket_bytes!r}: must be positive, such as 10 << 20")
 
 
-def _described(module: nn.Module, mesh: DeviceMesh) -> list[str]:
+def _describe(module: nn.Module, mesh: DeviceMesh) -> list[str]:
     """Return what must be alike on all ranks, after checking that the module can be replicated."""
     if not isinstance(module, nn.Module):
         raise ArgumentTypeError(f"expected a torch.nn.Module, not {type(module).__name__}")
@@ -227,7 +227,7 @@ def _before(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any]) -> None:
             replica.attach(module)
             replica.calls += module.training
         if replica.broadcast_buffers and replica.syncing:
-            _share_buffers(module, replica)
+            _broadcast_buffers(module, replica)
 
 
 @untraced
@@ -238,7 +238,7 @@ def _after(module: nn.Module, _: tuple[Any, ...], output: Any) -> None:
             replica.begin_pass_at(tensor)
 
 
-def _share_buffers(module: nn.Module, replica: Replica) -> None:
+def _broadcast_buffers(module: nn.Module, replica: Replica) -> None:
     """Give all ranks the buffers of the first, in one message."""
     communicator = replica.mesh.communicator()
     owned = [

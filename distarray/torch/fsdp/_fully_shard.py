@@ -23,7 +23,7 @@ from distarray.torch._moves import check_mesh
 from distarray.torch._opaque import untraced_itself
 from distarray.torch.data_parallel import REPLICA
 from distarray.torch.fsdp._group import Group, check_reshard_after_forward
-from distarray.torch.fsdp._module import FSDPModule, called, mix_in
+from distarray.torch.fsdp._module import FSDPModule, call_unsharded, mix_in
 from distarray.torch.fsdp._parameter import ShardedParameter
 from distarray.torch.fsdp._policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from distarray.torch.fsdp._state import NAME, State, state_beside
@@ -103,14 +103,16 @@ def fully_shard(
     check_mesh(mesh)
     modules: list[nn.Module] = []
     members: list[ShardedParameter] = []
-    policy = _ours(mp_policy or MixedPrecisionPolicy())
-    offload = _ours(offload_policy or OffloadPolicy())
+    policy = _convert_policy(mp_policy or MixedPrecisionPolicy())
+    offload = _convert_policy(offload_policy or OffloadPolicy())
 
     def say() -> tuple[int, list[str]]:
         _check_arguments(policy, offload, reshard_after_forward)
-        modules.extend(_checked_modules(module))
+        modules.extend(_check_modules(module))
         with located(modules[0]):
-            for path, parameter, slots in _found(modules, {id(p) for p in ignored_params or ()}):
+            for path, parameter, slots in _find_parameters(
+                modules, {id(p) for p in ignored_params or ()}
+            ):
                 wanted = None if shard_placement_fn is None else shard_placement_fn(parameter)
                 members.append(ShardedParameter(slots, parameter, mesh, wanted, path))
         described = [f"{m.path}: {m.parameter.dtype} {m.placed.layout}" for m in members]
@@ -121,7 +123,7 @@ def fully_shard(
     root = modules[0]
     number = max(one for one, _ in told)
     name = f"{state_of(root).path or type(root).__name__} (group {number})"
-    compute = _device(mesh, members)
+    compute = _find_device(mesh, members)
     with located(root):
         described = [one for _, one in told]
         check_described_alike("fully_shard needs the same module and arguments", described, mesh)
@@ -157,12 +159,12 @@ def register_fsdp_forward_method(module: nn.Module, name: str) -> None:
 
     @untraced_itself
     def whole(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return called(self, types.MethodType(method, self), args, kwargs)
+        return call_unsharded(self, types.MethodType(method, self), args, kwargs)
 
     module.__dict__[name] = types.MethodType(whole, module)
 
 
-def _device(mesh: DeviceMesh, members: Sequence[ShardedParameter]) -> torch.device:
+def _find_device(mesh: DeviceMesh, members: Sequence[ShardedParameter]) -> torch.device:
     """Return where the module computes: on the mesh's GPU, or else where its parameters are."""
     found = _buffers.torch_device(mesh.device)
     if found.type == "cpu":
@@ -180,7 +182,7 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _POLICIES = {k.__name__: k for k in (MixedPrecisionPolicy, OffloadPolicy, CPUOffloadPolicy)}
 
 
-def _ours(policy: Any) -> Any:
+def _convert_policy(policy: Any) -> Any:
     """Return the equal of a policy of torch's, and anything else as it is."""
     kind = _POLICIES.get(type(policy).__name__)
     if kind is None or type(policy).__module__ != "torch.distributed.fsdp":
@@ -208,7 +210,7 @@ def _check_arguments(policy: Any, offload: Any, after: Any) -> None:
     check_reshard_after_forward(after)
 
 
-def _checked_modules(given: Any) -> list[nn.Module]:
+def _check_modules(given: Any) -> list[nn.Module]:
     modules = [given] if isinstance(given, nn.Module) else list(given)
     if not modules:
         raise ArgumentError("there is no module in the list to shard; pass one at least")
@@ -230,7 +232,9 @@ def _checked_modules(given: Any) -> list[nn.Module]:
     return modules
 
 
-def _found(modules: Sequence[nn.Module], ignored: set[int]) -> list[tuple[str, Any, list[Any]]]:
+def _find_parameters(
+    modules: Sequence[nn.Module], ignored: set[int]
+) -> list[tuple[str, Any, list[Any]]]:
     """Return the parameters that no module inside manages, with who holds them, by name."""
     managed: set[int] = set()
     for one in modules:

@@ -177,7 +177,7 @@ class PendingReduction:
 
 def _accumulate(member: ShardedParameter, gradient: torch.Tensor) -> None:
     parameter: Any = member.parameter
-    gradient = _hooked(parameter, gradient)
+    gradient = _call_hooks(parameter, gradient)
     if parameter.grad is None:
         parameter.grad = gradient
         place(gradient, *member.placed)
@@ -405,7 +405,7 @@ def _guard(parameter: torch.Tensor, late: set[int]) -> None:
                 hooks[key] = _Guarded(hook, late)
 
 
-def _hooked(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+def _call_hooks(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """Return what hooks of a parameter make of its gradient."""
     for hook in list((hooks_of(parameter) or {}).values()):
         found = getattr(hook, "hook", hook)(gradient)

@@ -108,7 +108,7 @@ class Group:
         if value is not None and not isinstance(value, bool):
             check_reshard_after_forward(value)
             if value < size:
-                self._smaller = _smaller(self.mesh, value)
+                self._smaller = _make_smaller_mesh(self.mesh, value)
         for bucket in self._buckets:
             bucket.keep_pieces_among(self._smaller)
 
@@ -339,7 +339,7 @@ def check_reshard_after_forward(value: bool | int) -> None:
         )
 
 
-def _smaller(mesh: DeviceMesh, size: int) -> DeviceMesh:
+def _make_smaller_mesh(mesh: DeviceMesh, size: int) -> DeviceMesh:
     """Return the consecutive ranks along the last mesh axis that this one shards with."""
     coordinate = mesh.coordinate
     assert coordinate is not None  # this rank is in the mesh

@@ -38,7 +38,7 @@ class FSDPModule:
     @untraced_itself
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module with whole parameters."""
-        return called(cast("nn.Module", self), super().__call__, args, kwargs)  # type: ignore[misc]
+        return call_unsharded(cast("nn.Module", self), super().__call__, args, kwargs)  # type: ignore[misc]
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the shares, also between `unshard` and `reshard`."""
@@ -229,7 +229,7 @@ class FSDPModule:
 
 
 @untraced_itself
-def called(module: nn.Module, function: Any, args: Any, kwargs: Any) -> Any:
+def call_unsharded(module: nn.Module, function: Any, args: Any, kwargs: Any) -> Any:
     """Return what a function of a sharded module returns, called with whole parameters."""
     state = state_beside(module)
     if state is None:

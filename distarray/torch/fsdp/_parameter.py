@@ -26,8 +26,8 @@ from distarray.torch._layouts import (
     place,
     placed_of,
 )
+from distarray.torch._shard_records import note_placed
 from distarray.torch._shards import is_shard, note_shard, torn_among
-from distarray.torch._share_records import note_placed
 from distarray.torch.parallel import forget_graphs, local_padding
 
 

@@ -20,8 +20,8 @@ from distarray.torch._full import scatter_from
 from distarray.torch._layouts import Placed, place, placed_of
 from distarray.torch._modules import state_of
 from distarray.torch._moves import check_mesh
+from distarray.torch._shard_records import note_placed
 from distarray.torch._shards import block_of, in_full_order, is_sharded, placed_as
-from distarray.torch._share_records import note_placed
 
 __all__ = [
     "block_of",

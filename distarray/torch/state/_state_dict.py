@@ -14,7 +14,7 @@ from distarray.errors import ArgumentTypeError, StateDictError
 from distarray.torch import _compat, _modules
 from distarray.torch._buffers import check_travels
 from distarray.torch._layouts import place
-from distarray.torch._share_records import difference, record_of, recorded, without_records
+from distarray.torch._shard_records import drop_records, find_difference, list_records, record_of
 from distarray.torch.state._entries import Entry, ModuleState, Receiver, Source
 
 _SHOWN = 8  # names that a message lists
@@ -55,7 +55,7 @@ def state_dict(
     state = ModuleState(module)
     result: OrderedDict[str, Any] = OrderedDict()
     if state.metadata is not None:
-        known = without_records(state.metadata) if full else state.metadata
+        known = drop_records(state.metadata) if full else state.metadata
         result._metadata = known  # type: ignore[attr-defined]
     if not full:
         for name, entry in state.entries.items():
@@ -203,11 +203,11 @@ def _compare(own: ModuleState, told: _Told, strict: bool, whole: bool) -> Incomp
         if given[0] != full and (whole or given[0] != block):
             has = f"{name} has shape {given[0]}, where the module's has {full}"
             wrong.append(has if whole or block == full else f"{has} (this rank's block: {block})")
-    for name, record in recorded(told.metadata):
+    for name, record in list_records(told.metadata):
         tensor = told.tensors.get(name)
         if tensor is not None and name in own.entries:
             here = None if whole else record_of(own.entries[name].placed)
-            share = difference(name, record, tensor[0], here)
+            share = find_difference(name, record, tensor[0], here)
             wrong += [] if share is None else [share]
     module = own.module
     known = {

@@ -71,7 +71,7 @@ def dropout(
         return x
     if layout is None and is_placed(x):
         layout = layout_of(x)
-    return _dropped(x, p, inplace, layout, x.ndim, draw_key(), alpha=False)
+    return _drop(x, p, inplace, layout, x.ndim, draw_key(), alpha=False)
 
 
 def drop(module: Any, x: torch.Tensor, layout: Layout | None) -> torch.Tensor:
@@ -94,7 +94,7 @@ def drop_as(
     if layout is not None and any(layout.sharding_axes(axis) for axis in range(axes, x.ndim)):
         _check_alike(layout, key)
     alpha = issubclass(kind, nn.AlphaDropout | nn.FeatureAlphaDropout)
-    return _dropped(x, p, inplace, layout, axes, key, alpha)
+    return _drop(x, p, inplace, layout, axes, key, alpha)
 
 
 def keep_mask(shape: Shape, box: Box, key: Key, p: float, like: torch.Tensor) -> torch.Tensor:
@@ -127,7 +127,7 @@ def _masked_axes(kind: type[nn.Module], ndim: int) -> int:
     return min(1 if plain else 2, ndim)
 
 
-def _dropped(
+def _drop(
     x: torch.Tensor,
     p: float,
     inplace: bool,

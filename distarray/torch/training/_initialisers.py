@@ -42,15 +42,15 @@ def watch_initialisers() -> None:
     """Replace torch's initialisers, once in a process."""
     for name in _RANDOM:
         own = getattr(torch.Tensor, name)
-        aware = _aware(own, records=True)
+        aware = _make_aware(own, records=True)
         ORIGINALS[aware] = own
         setattr(torch.Tensor, name, aware)
     for name in (*nn.init.__all__, FANS):
         if name not in _BY_NUMBER:
-            setattr(nn.init, name, _aware(getattr(nn.init, name), records=False))
+            setattr(nn.init, name, _make_aware(getattr(nn.init, name), records=False))
 
 
-def _aware(function: Callable[..., Any], *, records: bool) -> Callable[..., Any]:
+def _make_aware(function: Callable[..., Any], *, records: bool) -> Callable[..., Any]:
     """Return a function of a tensor that works on the whole of a share.
 
     Parameters
@@ -63,7 +63,7 @@ def _aware(function: Callable[..., Any], *, records: bool) -> Callable[..., Any]
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         tensor: Any = args[0] if args else kwargs.get("tensor")
-        placed = _share(tensor, name)
+        placed = _find_shard(tensor, name)
         if placed is None:
             return function(*args, **kwargs)
         kwargs.pop("tensor", None)
@@ -78,7 +78,7 @@ def _aware(function: Callable[..., Any], *, records: bool) -> Callable[..., Any]
     return call
 
 
-def _share(tensor: Any, name: str) -> Placed | None:
+def _find_shard(tensor: Any, name: str) -> Placed | None:
     """Return how a tensor is placed if it is a share, or ``data`` of one; None if it is neither.
 
     Raises

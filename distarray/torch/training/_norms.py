@@ -24,8 +24,8 @@ from distarray.layout import Layout, Partial, Replicate, Shard
 from distarray.redistribute import redistribute_local
 from distarray.torch._compat import norms_of, scale_all
 from distarray.torch._layouts import layout_of
+from distarray.torch._shard_records import name_of as recorded_name
 from distarray.torch._shards import is_sharded
-from distarray.torch._share_records import name_of as recorded_name
 
 _R = Replicate()
 _SHOWN = 8  # names that a message lists
@@ -55,7 +55,7 @@ def get_total_norm(
     norm_type, error_if_nonfinite, foreach
         As for `clip_grad_norm_`.
     """
-    blocks = [Block(t, layout_of(t)) for t in distinct(tensors)]
+    blocks = [Block(t, layout_of(t)) for t in list_distinct(tensors)]
     return total_norm(blocks, float(norm_type), error_if_nonfinite, foreach, "get_total_norm")
 
 
@@ -102,7 +102,7 @@ def clip_grad_norm_(
         gradient of a parameter of which others have one, so that no norm would be that of one
         process.
     """
-    found = distinct(parameters)
+    found = list_distinct(parameters)
     max_norm = float(max_norm)
     blocks = [
         Block(p.grad, layout_of(p), _name_of(i, p) if p.grad is None else "")
@@ -116,7 +116,7 @@ def clip_grad_norm_(
         for gradient in gradients:
             gradient.mul_(scale.to(gradient.device))
     else:
-        for group in alike(gradients):
+        for group in group_alike(gradients):
             scale_all(group, scale.to(group[0].device))
     return total
 
@@ -128,7 +128,7 @@ def _name_of(position: int, parameter: torch.Tensor) -> str:
     return f"parameter {position} {recorded_name(parameter)}of shape {shape}"
 
 
-def distinct(tensors: Any) -> list[torch.Tensor]:
+def list_distinct(tensors: Any) -> list[torch.Tensor]:
     """Return the tensors of an argument, each once."""
     found = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     for one in found:
@@ -160,7 +160,7 @@ def total_norm(
                 f"a tensor of {block.values.layout} layout: only dense ones have norms here; use "
                 "dense gradients, such as nn.Embedding(sparse=False) has"
             )
-    value = _combined(blocks, p, foreach, asked)
+    value = _combine(blocks, p, foreach, asked)
     given = [block.values for block in blocks if block.values is not None]
     dtype = torch.float32
     for values in given:
@@ -177,7 +177,7 @@ def total_norm(
     return total
 
 
-def _combined(blocks: Sequence[Block], p: float, foreach: bool | None, asked: str) -> float:
+def _combine(blocks: Sequence[Block], p: float, foreach: bool | None, asked: str) -> float:
     """Return the sum of p-th powers (maximum, minimum) over all elements of all ranks' blocks."""
     groups: dict[Any, list[Block]] = {}
     meshes = list(dict.fromkeys(mesh for b in blocks if (mesh := _mesh_of(b)) is not None))
@@ -188,24 +188,26 @@ def _combined(blocks: Sequence[Block], p: float, foreach: bool | None, asked: st
     for block in blocks:
         groups.setdefault(common or _mesh_of(block), []).append(block)
     parts = [
-        _powers([b.values for b in group], p, foreach)
+        _sum_powers([b.values for b in group], p, foreach)
         if mesh is None
-        else _over(mesh, group, p, foreach, asked)
+        else _reduce_over(mesh, group, p, foreach, asked)
         for mesh, group in groups.items()
     ]
-    return _joined(parts, p)
+    return _join(parts, p)
 
 
-def _over(mesh: Any, blocks: Sequence[Block], p: float, foreach: bool | None, asked: str) -> float:
+def _reduce_over(
+    mesh: Any, blocks: Sequence[Block], p: float, foreach: bool | None, asked: str
+) -> float:
     """Reduce over those axes of a mesh that cut; of equal blocks one rank's counts."""
-    cuts = [_cutting(mesh, b) for b in blocks]
+    cuts = [_cutting_axes(mesh, b) for b in blocks]
     axes = frozenset[int]().union(*cuts)
     counted = [
         b.values
         for b, cut in zip(blocks, cuts, strict=True)
         if all(mesh.coordinate[axis] == 0 for axis in axes - cut)
     ]
-    value = np.array(_powers(counted, p, foreach))
+    value = np.array(_sum_powers(counted, p, foreach))
     shapes = [() if b.layout is None else b.layout.shape for b in blocks]
     placed = [(shape, sorted(cut)) for shape, cut in zip(shapes, cuts, strict=True)]
     digest = hashlib.blake2b(repr(placed).encode(), digest_size=8).hexdigest()
@@ -235,7 +237,7 @@ def _mesh_of(block: Block) -> Any:
     return None if layout is None or not is_sharded(layout) else layout.mesh
 
 
-def _cutting(mesh: Any, block: Block) -> frozenset[int]:
+def _cutting_axes(mesh: Any, block: Block) -> frozenset[int]:
     """Return the axes of a mesh that cut a tensor."""
     if block.layout is None or not is_sharded(block.layout):
         return frozenset()
@@ -243,11 +245,11 @@ def _cutting(mesh: Any, block: Block) -> frozenset[int]:
     return frozenset(axis for axis, one in enumerate(placements) if type(one) is Shard)
 
 
-def _powers(tensors: Sequence[torch.Tensor | None], p: float, foreach: bool | None) -> float:
+def _sum_powers(tensors: Sequence[torch.Tensor | None], p: float, foreach: bool | None) -> float:
     """Return the sum of p-th powers of all elements (maximum, minimum of their absolute values)."""
     filled = [t.detach() for t in tensors if t is not None and t.numel()]
     norms: list[float] = []
-    for group in alike(filled):
+    for group in group_alike(filled):
         dtype = torch.float32 if group[0].dtype.itemsize < 4 else None
         if foreach is False:
             found = [torch.linalg.vector_norm(t, p, dtype=dtype) for t in group]
@@ -255,10 +257,10 @@ def _powers(tensors: Sequence[torch.Tensor | None], p: float, foreach: bool | No
             found = list(norms_of(group, p, dtype=dtype))
         values = torch.stack(found).double()
         norms += (values if math.isinf(p) else values**p).tolist()
-    return _joined(norms, p)
+    return _join(norms, p)
 
 
-def _joined(parts: Sequence[float], p: float) -> float:
+def _join(parts: Sequence[float], p: float) -> float:
     """Return the sum of sums of powers (maximum, minimum)."""
     if math.isfinite(p):
         return float(np.sum(parts))
@@ -268,14 +270,14 @@ def _joined(parts: Sequence[float], p: float) -> float:
 
 
 def _root(value: float, p: float) -> float:
-    """Return the norm, given what `_combined` returns."""
+    """Return the norm, given what `_combine` returns."""
     if math.isinf(p):
         return value
     with np.errstate(all="ignore"):
         return float(np.float64(value) ** (1 / p))
 
 
-def alike(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+def group_alike(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     """Return tensors in groups of one device and dtype."""
     groups: dict[Any, list[torch.Tensor]] = {}
     for tensor in tensors:

@@ -59,7 +59,7 @@ def _check(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         key = type(optimizer), str(options), str(optimizer.defaults), kinds, closes
         if key not in _verdicts:
             device = next(p.device for p in group["params"] if _kind(p) is not None)
-            _verdicts[key] = _verdict(optimizer, options, sorted(kinds, key=str), closes, device)
+            _verdicts[key] = _judge(optimizer, options, sorted(kinds, key=str), closes, device)
         if (why := _verdicts[key]) is not None:
             raise ArgumentError(
                 f"{type(optimizer).__name__} needs whole parameters, and these are this rank's "
@@ -89,7 +89,7 @@ def _kind(parameter: torch.Tensor) -> _Kind | None:
     return shape, cut
 
 
-def _verdict(
+def _judge(
     optimizer: Optimizer,
     options: Mapping[str, Any],
     kinds: Iterable[_Kind],
@@ -103,11 +103,11 @@ def _verdict(
                 slice(0, length // 2) if axis in cut else slice(None)
                 for axis, length in enumerate(shape)
             )
-            whole = _tried(optimizer, options, shape, (), closes, device)
-            part = _tried(optimizer, options, shape, block, closes, device)
+            whole = _try_steps(optimizer, options, shape, (), closes, device)
+            part = _try_steps(optimizer, options, shape, block, closes, device)
             names = set(whole) & set(part)
             for name in sorted(names, key=str):
-                if not _agree(whole[name], part[name], cut):
+                if not _is_block_of(whole[name], part[name], cut):
                     what = "a block of a parameter" if name == "parameter" else f"its {name!r}"
                     return (
                         f"of a parameter of shape {shape}, cut along axes {sorted(cut)}, {what} "
@@ -124,7 +124,7 @@ def _verdict(
     return None
 
 
-def _tried(
+def _try_steps(
     optimizer: Optimizer,
     options: Mapping[str, Any],
     shape: tuple[int, ...],
@@ -171,7 +171,7 @@ def _tried(
     return {**kept, "parameter": parameter.detach() - before}
 
 
-def _agree(whole: Any, part: Any, cut: frozenset[int]) -> bool:
+def _is_block_of(whole: Any, part: Any, cut: frozenset[int]) -> bool:
     """Tell whether what is kept of a block is the block of what is kept of the whole."""
     theirs = [x for x in leaves_of(whole) if isinstance(x, torch.Tensor)]
     ours = [x for x in leaves_of(part) if isinstance(x, torch.Tensor)]

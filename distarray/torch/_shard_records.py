@@ -46,14 +46,14 @@ def name_of(parameter: torch.Tensor) -> str:
     return f"{name!r} " if name else ""
 
 
-def recorded(metadata: Mapping[str, Any] | None) -> Iterator[tuple[str, Record]]:
+def list_records(metadata: Mapping[str, Any] | None) -> Iterator[tuple[str, Record]]:
     """Yield the names in a state dict of what its metadata says to be shares."""
     for prefix, local in (metadata or {}).items():
         for name, record in local.get(KEY, {}).items():
             yield f"{prefix}.{name}" if prefix else name, record
 
 
-def without_records(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def drop_records(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata of whole tensors."""
     return {
         prefix: {key: value for key, value in local.items() if key != KEY}
@@ -70,7 +70,9 @@ def record_of(placed: Placed | None) -> Record | None:
     return str(layout), layout.shape, layout.local_box(), torn
 
 
-def difference(name: str, given: Record, shape: tuple[int, ...], own: Record | None) -> str | None:
+def find_difference(
+    name: str, given: Record, shape: tuple[int, ...], own: Record | None
+) -> str | None:
     """Return what is wrong with a share in the place of another one, or of a whole tensor.
 
     A tensor of another `shape` than that of the share has taken its place since.
@@ -108,7 +110,7 @@ def _compare(
         if not isinstance(value, torch.Tensor):
             continue
         own = record_of(state_of(module).placed.get(name))
-        wrong = difference(prefix + name, given, tuple(value.shape), own)
+        wrong = find_difference(prefix + name, given, tuple(value.shape), own)
         if wrong is not None:
             raise StateDictError(
                 f"{wrong}: shares go back to the rank, the mesh and the plan that they are of. "
