@@ -69,7 +69,8 @@ class Protocols(BaseArray):
         if function is None:
             raise ArgumentTypeError(
                 f"np.{ufunc.__name__}.{method} has no distributed form; use the functions of "
-                "distarray, apply it to x.to_local(), or gather first with x.full_array()"
+                "distarray (da.outer, or x[:, None] and broadcasting, for outer), apply it to "
+                "x.to_local(), or gather first with x.full_array()"
             )
         return _along(function, *inputs, **options)
 

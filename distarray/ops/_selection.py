@@ -165,7 +165,8 @@ def select(layout: Layout, key: Any) -> Selection:
 def _told(item: Item) -> str:
     if isinstance(item, Steps):
         stop = item.start + item.number * item.step
-        return f"{item.start}:{stop}" + ("" if item.step == 1 else f":{item.step}")
+        shown = stop if stop >= 0 else ""  # which would count from the end
+        return f"{item.start}:{shown}" + ("" if item.step == 1 else f":{item.step}")
     return str(item)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -384,3 +385,22 @@ def test_axes_around_a_cut_one_merge_into_a_copy_where_blocks_have_one_item_of_i
         agrees(x, whole)
 
     simulate(ranks, program)
+
+
+@pytest.mark.parametrize("key", ["::-1", "4:0:-2", "::-2", "-1:-4:-1", "1:4", "4::-1"])
+def test_the_statement_that_the_error_tells_writes_these_items(key):
+    def program():
+        x = da.asarray(np.arange(6.0), mesh=da.init_device_mesh((2,)))
+        expected = np.arange(6.0)
+        names = {"x": x, "expected": expected, "value": 9.0}
+        part = eval(f"x[{key}]", names)
+        if part._local.flags.writeable:
+            return
+        with pytest.raises(ReadOnlyError) as raised:
+            part[0] = 9.0
+        told = re.search(r"write (x\[.*?\] = value)", str(raised.value)).group(1)
+        exec(told, names)
+        exec(f"expected[{key}] = 9.0", names)
+        np.testing.assert_array_equal(x.full_array(), expected)
+
+    simulate(2, program)
