@@ -1,4 +1,4 @@
-"""Look into a checkpoint from one process, such as a notebook; arrays are read when indexed."""
+"""A view into a checkpoint for one process, such as a notebook; indexing reads the arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load a checkpoint, on however many ranks, in whatever layout."""
+"""Loading of a checkpoint, on however many ranks, in whatever layout."""
 
 from __future__ import annotations
 

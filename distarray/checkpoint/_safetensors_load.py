@@ -1,4 +1,4 @@
-"""Read safetensors files, such as those of Hugging Face's hub, straight into shards."""
+"""Reading of safetensors files, such as those of Hugging Face's hub, straight into shards."""
 
 from __future__ import annotations
 

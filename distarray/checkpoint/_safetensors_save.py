@@ -1,4 +1,4 @@
-"""Write safetensors files that other programs read, by all ranks at once."""
+"""Writing of safetensors files that other programs read, by all ranks at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Save a state: who writes what, files, manifest, and the one step that makes them visible."""
+"""Saving of a state: files, manifest, and the one step that makes them visible."""
 
 from __future__ import annotations
 

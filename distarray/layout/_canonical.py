@@ -1,4 +1,4 @@
-"""From what a user writes to the one canonical description of a layout, with every check."""
+"""The canonical description of a layout, from what a user writes, with every check."""
 
 from __future__ import annotations
 

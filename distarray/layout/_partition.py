@@ -1,4 +1,4 @@
-"""How one array axis is cut into blocks: the one home of count, offset and owner arithmetic."""
+"""Partitions of one array axis into blocks: the one home of count, offset and owner arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one mesh axis does to an array: shard an axis, replicate it, or hold parts of a sum."""
+"""Placements: one mesh axis shards an array axis, replicates, or holds parts of a reduction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a shape operation makes of a layout: what it needs of the input, and what comes out."""
+"""Layouts through shape operations: what one needs of the input, and what comes out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fill a local block with random numbers, each a function of key, call and global index alone.
+"""Random numbers for a local block, each a function of key, call and global index alone.
 
 Numba's kernels serve for blocks of 16,384 elements and more, and for all once they are loaded;
 NumPy runs the same formulas otherwise, and gives the same bits. Measured per value on one core,

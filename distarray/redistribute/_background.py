@@ -1,4 +1,4 @@
-"""Redistribute in the background: a thread per rank carries out plans in the order of their calls.
+"""Redistribution in the background: a thread per rank runs plans in the order of their calls.
 
 Every rank makes the same calls in the same order, so the threads meet each other in that order, on
 communicators of their own, whatever the foreground does meanwhile. Copies and sums release the

@@ -1,4 +1,4 @@
-"""What a step costs: seconds from latency, bytes, copies, reductions and fresh memory.
+"""The cost of a step: seconds from latency, bytes, copies, reductions and fresh memory.
 
 The numbers are orders of magnitude, good enough to choose between plans, and the same on every
 rank: plans must agree. Bytes dominate long blocks, messages short ones.

@@ -1,4 +1,4 @@
-"""Carry out a plan on this rank's block: what moves bytes of this floor, with `_packed`.
+"""Execution of a plan on this rank's block: what moves bytes of this floor, with `_packed`.
 
 A plan's steps are bound once to this rank (its boxes, its communicator, a token that names the
 step) and cached, so that a repeated redistribution costs a lookup and the copies. Within a node
@@ -195,11 +195,6 @@ def _mesh_behind(layout: Layout, src: Layout, dst: Layout) -> DeviceMesh:
     return mesh
 
 
-def _token(step: ExchangeStep | AllReduceStep) -> int:
-    """Return a number that names a step alike on every rank."""
-    return token(step.name, step.src.fingerprint, step.dst.fingerprint, step.dtype.str, step.rounds)
-
-
 class _Doing:
     """What a rank is doing, told only where ranks disagree."""
 
@@ -220,24 +215,6 @@ def _describe_call(
     if device != "cpu":
         number ^= _ON_GPU
     return (number, step) if purpose is None else (number ^ purpose.token, _Doing(purpose, step))
-
-
-def _run_and_record(
-    step: ExchangeStep | AllReduceStep,
-    communicator: Communicator | None,
-    run: BoundStep,
-    local: Buffer,
-    purpose: Purpose | None,
-) -> Buffer:
-    """Run a step and record it as one communication, whatever transport carries it."""
-    if communicator is None:
-        return run(local, purpose)
-    started = perf_counter()
-    with unrecorded():
-        result = run(local, purpose)
-    nbytes = step.bytes_received(communicator.ranks[communicator.rank])
-    record(step.name.replace("-", "_"), communicator.name, nbytes, perf_counter() - started)
-    return result
 
 
 class _Local:
@@ -264,34 +241,54 @@ class _Local:
         return out
 
 
-class _Exchange:
-    """One round in which every rank takes the parts of its new block from those that hold them."""
+class _Collective:
+    """A step in which ranks communicate; recorded as one, whatever transport carries it."""
 
-    __slots__ = (
-        "_communicator",
-        "_dtype",
-        "_messages",
-        "_op",
-        "_shape",
-        "_step",
-        "_takes",
-        "_token",
-        "_whole",
-    )
+    __slots__ = ("_communicator", "_dtype", "_op", "_step", "_token")
 
     def __init__(
-        self,
-        step: ExchangeStep,
-        rank: int,
-        shape: Shape,
-        communicator: Communicator | None,
+        self, step: ExchangeStep | AllReduceStep, communicator: Communicator | None
     ) -> None:
         self._step = step
-        self._shape = shape
-        self._dtype = step.result_dtype
         self._op = step.reduce
-        self._token = _token(step)
+        self._dtype = step.result_dtype
+        self._token = token(
+            step.name, step.src.fingerprint, step.dst.fingerprint, step.dtype.str, step.rounds
+        )
         self._communicator = communicator
+
+    def __str__(self) -> str:
+        step = self._step
+        rounds = f" in {step.rounds} rounds" if step.rounds > 1 else ""
+        return f"{step.name} of {step.dtype}: {step.src} -> {step.dst}{rounds}"
+
+    def __call__(self, local: Buffer, purpose: Purpose | None = None) -> Buffer:
+        communicator = self._communicator
+        if communicator is None or not recording():
+            return self._run(local, purpose)
+        started = perf_counter()
+        with unrecorded():
+            result = self._run(local, purpose)
+        step = self._step
+        nbytes = step.bytes_received(communicator.ranks[communicator.rank])
+        record(step.name.replace("-", "_"), communicator.name, nbytes, perf_counter() - started)
+        return result
+
+    def _run(self, local: Buffer, purpose: Purpose | None) -> Buffer:
+        raise NotImplementedError
+
+
+class _Exchange(_Collective):
+    """One round in which every rank takes the parts of its new block from those that hold them."""
+
+    __slots__ = ("_messages", "_shape", "_takes", "_whole")
+    _step: ExchangeStep
+
+    def __init__(
+        self, step: ExchangeStep, rank: int, shape: Shape, communicator: Communicator | None
+    ) -> None:
+        super().__init__(step, communicator)
+        self._shape = shape
         ranks = (rank,) if communicator is None else communicator.ranks
         index = {r: i for i, r in enumerate(ranks)}
         self._takes = [
@@ -315,16 +312,6 @@ class _Exchange:
             and len(takes[0].peers) == size
             and takes[0].size == prod(self._shape)
         )
-
-    def __str__(self) -> str:
-        step = self._step
-        rounds = f" in {step.rounds} rounds" if step.rounds > 1 else ""
-        return f"{step.name} of {step.dtype}: {step.src} -> {step.dst}{rounds}"
-
-    def __call__(self, local: Buffer, purpose: Purpose | None = None) -> Buffer:
-        if recording():
-            return _run_and_record(self._step, self._communicator, self._run, local, purpose)
-        return self._run(local, purpose)
 
     def _run(self, local: Buffer, purpose: Purpose | None) -> Buffer:
         communicator = self._communicator
@@ -370,29 +357,15 @@ class _Exchange:
         reduce_boxes(boxes, op, total=total)
 
 
-class _AllReduce:
+class _AllReduce(_Collective):
     """Blocks of one shape are reduced, the result on every rank.
 
     Where all blocks can be read in place, small ones are reduced by every rank for itself; of
     large ones every rank reduces its part, then copies the others' parts.
     """
 
-    __slots__ = ("_communicator", "_dtype", "_op", "_step", "_token")
-
-    def __init__(self, step: AllReduceStep, communicator: Communicator | None) -> None:
-        self._step = step
-        self._op = step.op
-        self._dtype = step.result_dtype
-        self._token = _token(step)
-        self._communicator = communicator
-
-    def __str__(self) -> str:
-        return f"{self._step.name} of {self._step.dtype}: {self._step.src} -> {self._step.dst}"
-
-    def __call__(self, local: Buffer, purpose: Purpose | None = None) -> Buffer:
-        if recording():
-            return _run_and_record(self._step, self._communicator, self._run, local, purpose)
-        return self._run(local, purpose)
+    __slots__ = ()
+    _op: str
 
     def _run(self, local: Buffer, purpose: Purpose | None) -> Buffer:
         communicator = self._communicator

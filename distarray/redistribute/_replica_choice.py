@@ -1,4 +1,4 @@
-"""Which copy of a source block serves which rank, and its exact inverse.
+"""The choice of replicas: which copy of a block serves which rank, and its exact inverse.
 
 Every value of a destination block comes from one source block; where mesh axes replicate that
 block, one of its copies must be chosen, by sender and receiver alike and without talking. A rank
