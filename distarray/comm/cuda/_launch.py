@@ -231,13 +231,14 @@ def launch(kernel: Any, tiles: int, *arguments: Any) -> bool:
         return True
     blocks = max(_LEAST_BLOCKS, min(tiles, _MOST_BLOCKS))
     stream = _stream()
-    if kernel in _launched:
+    compiled = kernel, *(getattr(argument, "dtype", None) for argument in arguments)
+    if compiled in _launched:
         kernel[blocks, THREADS, stream](*arguments)
         return True
     try:
         with _lock:
             kernel[blocks, THREADS, stream](*arguments)
-            _launched.add(kernel)
+            _launched.add(compiled)
     except Exception as error:
         _usable = False
         _warn(f"Numba does not compile the kernels for GPUs ({type(error).__name__}: {error})")

@@ -108,6 +108,31 @@ def test_transposed_boxes_go_through_tiles(sizes: tuple[int, int], dtype: str) -
     np.testing.assert_array_equal(dst, src.swapaxes(1, 2))
 
 
+@pytest.mark.parametrize("ndim", [2, 3, 4, 5])
+def test_boxes_of_any_number_of_axes_are_copied_and_reduced(ndim: int) -> None:
+    shape = (5, 4, 3, 4, 3)[:ndim]
+    part = tuple(slice(n - 1) for n in shape)
+    host = np.arange(np.prod(shape), dtype="f4").reshape(shape)
+    copies = [np.zeros(shape, "f4") for _ in range(2)]
+    total, expected = np.zeros(shape, "f4"), np.zeros(shape, "f4")
+    expected[part] = host[part]
+    assert copied([(copy[part], host[part]) for copy in copies])
+    for copy in copies:
+        np.testing.assert_array_equal(copy, expected)
+    assert reduced([(total[part], [host[part]] * 3)], "f4", "sum", 1)
+    np.testing.assert_array_equal(total, 3 * expected)
+
+
+def test_bfloat16_takes_the_nearest_and_the_even_of_two() -> None:
+    sources = [
+        np.array([0x3F80, 0x3F80, 0x3F81, 0x3F81], "u2"),
+        np.array([0x3B80, 0x3B81] * 2, "u2"),
+    ]
+    total = np.zeros(4, "u2")
+    assert reduced([(total, sources)], "bf16", "sum", 1)
+    assert total.tolist() == [0x3F80, 0x3F81, 0x3F82, 0x3F82]  # 1 + 2**-8 is halfway
+
+
 def test_words_are_as_wide_as_the_rows_of_all_boxes() -> None:
     pairs = [(np.zeros((), "i2"), np.ones((), "i2")), (np.zeros(2, "i1"), np.ones(2, "i1"))]
     assert copied(pairs)
