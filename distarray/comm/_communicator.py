@@ -10,7 +10,7 @@ have them on GPUs; the latter ``_device_collectives`` moves.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from time import perf_counter
@@ -103,7 +103,9 @@ class Communicator(Transport):
             return _copied(send, recv)
         on_device = _moves_on_device(recv, recv.nbytes)
         nbytes = recv.nbytes - send.nbytes
-        return self._move("all_gather", nbytes, on_device, send, recv, counts, blocking)
+        return self._move(
+            "all_gather", self._all_gather, nbytes, on_device, send, recv, counts, blocking
+        )
 
     def all_to_all(
         self,
@@ -135,7 +137,9 @@ class Communicator(Transport):
             return _copied(send, recv)
         on_device = not _backend.is_numpy(recv)
         nbytes = recv.nbytes - receives[self.rank] * recv.itemsize
-        return self._move("all_to_all", nbytes, on_device, send, recv, sends, receives, blocking)
+        return self._move(
+            "all_to_all", self._all_to_all, nbytes, on_device, send, recv, sends, receives, blocking
+        )
 
     def broadcast(self, array: Buffer, root: int = 0, *, blocking: bool = True) -> Request:
         """Put the root's values into every rank's ``array``."""
@@ -187,7 +191,9 @@ class Communicator(Transport):
         on_device = _moves_on_device(recv, total * recv.itemsize)
         nbytes = 0 if self.rank == root else recv.nbytes
         source = send if self.rank == root else None
-        return self._move("scatter", nbytes, on_device, source, recv, parts, root, blocking)
+        return self._move(
+            "scatter", self._scatter, nbytes, on_device, source, recv, parts, root, blocking
+        )
 
     def gather(
         self,
@@ -216,7 +222,9 @@ class Communicator(Transport):
         check_size(send, parts[self.rank], "send", "gather")
         on_device = _moves_on_device(send, total * send.itemsize)
         if self.rank != root:
-            return self._move("gather", 0, on_device, send, None, parts, root, blocking)
+            return self._move(
+                "gather", self._gather, 0, on_device, send, None, parts, root, blocking
+            )
         if recv is None:
             raise ArgumentError(f"gather needs a receive buffer on its root, rank {root}")
         check_pair(send, recv, "gather")
@@ -224,11 +232,14 @@ class Communicator(Transport):
         if self.size == 1:
             return _copied(send, recv)
         nbytes = recv.nbytes - send.nbytes
-        return self._move("gather", nbytes, on_device, send, recv, parts, root, blocking)
+        return self._move(
+            "gather", self._gather, nbytes, on_device, send, recv, parts, root, blocking
+        )
 
     def _move(
         self,
         name: str,
+        on_host_memory: Callable[..., Request],
         nbytes: int,
         on_device: bool,
         send: Buffer | None,
@@ -242,10 +253,10 @@ class Communicator(Transport):
             return self._track(name, nbytes, started, request, lambda: recv)
         source = None if send is None else on_host(send)
         if recv is None:
-            request = getattr(self, f"_{name}")(source, None, *how)
+            request = on_host_memory(source, None, *how)
             return self._track(name, nbytes, started, request, lambda: None)
         target = host_target(recv)
-        request = getattr(self, f"_{name}")(source, target, *how)
+        request = on_host_memory(source, target, *how)
         return self._track(name, nbytes, started, request, lambda: from_host(target, recv))
 
     # --- reductions -------------------------------------------------------------------------------

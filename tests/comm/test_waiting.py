@@ -116,6 +116,16 @@ def test_the_line_of_the_program_is_named_and_not_that_of_torch():
     assert "Told.apply(torch.ones(1))" in lines[0]
 
 
+def test_a_frame_between_two_lines_is_named_by_its_first():
+    class Code:
+        co_filename, co_firstlineno = "program.py", 3
+
+    class Frame:
+        f_code, f_lineno, f_back = Code, None, None
+
+    assert _watchdog.line_of(Frame()) == " at program.py, line 3"
+
+
 CHAIN = f"""{ARRAY}
 def on(*ranks):
     mesh = da.DeviceMesh(ranks)

@@ -169,7 +169,7 @@ class Watchdog:
         for thread, one in now:
             if one.meeting is not None and one.since < soon:
                 self._end_if(self.neighbours.gone(one.meeting, one.what), thread)
-        here = say_where(("", 0))
+        here = say_where(("", 0), "")
         if here.may_join != ANY_THREAD and here.since < soon:
             seconds = time.monotonic() - here.since
             self._end_if(self._deadlocks.find(here, seconds), main)
@@ -212,10 +212,19 @@ _given_up: tuple[float, Wait, str] | None = None
 """When the main thread has given up waiting, and for what, at which line."""
 
 
-def say_where(question: Question) -> Whereabouts:
-    """Return where this rank is; what it has just given up keeps others waiting, too."""
+def say_where(question: Question, line: str | None = None) -> Whereabouts:
+    """Return where this rank is; what it has just given up keeps others waiting, too.
+
+    Parameters
+    ----------
+    question
+        The meeting that it is asked about.
+    line
+        Where the main thread is, if that is not to be found out.
+    """
     wait, is_behind = main_wait()
-    line = line_of(sys._current_frames().get(threading.main_thread().ident or 0))
+    if line is None:
+        line = line_of(sys._current_frames().get(threading.main_thread().ident or 0))
     may_join = ANY_THREAD
     if wait is not None and not _other_threads():
         may_join = BACKGROUND if background_work.unfinished and not is_behind else NOBODY
@@ -276,6 +285,7 @@ def line_of(frame: FrameType | None) -> str:
         frame = frame.f_back
     if frame is None or frame.f_code.co_filename == threading.__file__:
         return ""
-    path, number = frame.f_code.co_filename, frame.f_lineno
+    path = frame.f_code.co_filename
+    number = frame.f_lineno or frame.f_code.co_firstlineno  # between two lines it has none
     text = linecache.getline(path, number).strip()
     return f" at {path}, line {number}{f': {text}' if text else ''}"
