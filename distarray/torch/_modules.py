@@ -196,12 +196,3 @@ def locate(error: DistArrayError, module: nn.Module) -> None:
         where = f"{state_of(module).path or 'the module'} ({type(module).__name__})"
         error.args = (f"{where}: {error.args[0]}", *error.args[1:])
         error.located = True  # type: ignore[attr-defined]
-
-
-def map_inputs(
-    args: tuple[Any, ...], kwargs: dict[str, Any], count: int, function: Callable[[Any], Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments with a function of the first `count`, however they are passed."""
-    args = (*map(function, args[:count]), *args[count:])
-    named = list(kwargs)[: max(count - len(args), 0)]
-    return args, {k: function(v) if k in named else v for k, v in kwargs.items()}

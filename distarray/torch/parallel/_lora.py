@@ -19,11 +19,11 @@ from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Replicate, Shard
 from distarray.torch._layouts import hand_on
-from distarray.torch._modules import map_inputs, state_of
+from distarray.torch._modules import state_of
 from distarray.torch.parallel._colwise import ColwiseParallel
 from distarray.torch.parallel._forward_wrapper import keep_placed
 from distarray.torch.parallel._gradient_sums import summed_parameters
-from distarray.torch.parallel._partition_rules import check_stock
+from distarray.torch.parallel._partition_rules import check_stock, map_first
 from distarray.torch.parallel._rowwise import RowwiseParallel
 from distarray.torch.parallel._style import ParallelStyle, one_axis, twin_of_style
 from distarray.torch.parallel.layers._features import Features, addend, shared, summed
@@ -129,7 +129,7 @@ class LowRankParallel(ParallelStyle):
         features = Features.of(state_of(base).placed["weight"], mesh)
 
         def gather(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return map_inputs(args, kwargs, 1, lambda x: shared(x, mesh, style.input_layouts))
+            return map_first(args, kwargs, lambda x: shared(x, mesh, style.input_layouts))
 
         self.on_input(module, gather)
         self.on_output(module, lambda _, y: features.leave(y, style.output_layouts, -1))
@@ -162,7 +162,7 @@ class LowRankParallel(ParallelStyle):
         length = len(base.bias) if biased else 0
 
         def scatter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return map_inputs(args, kwargs, 1, lambda x: features.take(x, style.input_layouts, -1))
+            return map_first(args, kwargs, lambda x: features.take(x, style.input_layouts, -1))
 
         def leave(module: nn.Module, y: torch.Tensor) -> torch.Tensor:
             target = style.output_layouts

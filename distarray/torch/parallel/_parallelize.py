@@ -17,10 +17,10 @@ from distarray.layout import Layout, chunk
 from distarray.torch._layouts import placed_of
 from distarray.torch._modules import located, state_of, watch_replacements
 from distarray.torch._moves import check_mesh
-from distarray.torch._shards import checked_parts, is_shard
+from distarray.torch._shards import checked_parts, is_shard, is_sharded
 from distarray.torch.parallel._colwise import ColwiseParallel
 from distarray.torch.parallel._forward_wrapper import follow_layouts
-from distarray.torch.parallel._parameters import is_sharded, values_from
+from distarray.torch.parallel._parameters import values_from
 from distarray.torch.parallel._prepare import (
     PrepareModuleInput,
     PrepareModuleInputOutput,

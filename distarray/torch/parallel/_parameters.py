@@ -21,16 +21,7 @@ from distarray.torch._layouts import Placed, place, placed_of
 from distarray.torch._modules import state_of
 from distarray.torch._moves import check_mesh
 from distarray.torch._shard_records import note_placed
-from distarray.torch._shards import block_of, in_full_order, is_sharded, placed_as
-
-__all__ = [
-    "block_of",
-    "distribute_parameter",
-    "in_full_order",
-    "is_sharded",
-    "placed_as",
-    "values_from",
-]
+from distarray.torch._shards import block_of, placed_as
 
 _source: ContextVar[int | None] = ContextVar("source of parameters", default=0)
 

@@ -129,6 +129,15 @@ def map_arguments(
     return tuple(told), kwargs
 
 
+def map_first(
+    args: tuple[Any, ...], kwargs: dict[str, Any], function: Callable[[Any], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments with a function of the first one, by whatever name it is passed."""
+    if args:
+        return (function(args[0]), *args[1:]), kwargs
+    return args, {key: function(x) if i == 0 else x for i, (key, x) in enumerate(kwargs.items())}
+
+
 # --- forwards -------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -90,9 +91,8 @@ class PrepareModuleInput(ParallelStyle):
         _check_names(module, self.input_kwarg_layouts)
 
         def prepare(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            checking, moving = Checking(mesh), Moving(mesh)
-            self._prepared(args, kwargs, mesh, checking)
-            return self._prepared(args, kwargs, mesh, moving)
+            self._prepared(args, kwargs, mesh, partial(_check, mesh))
+            return self._prepared(args, kwargs, mesh, partial(_move, mesh))
 
         self.on_input(module, prepare)
 
@@ -158,8 +158,8 @@ class PrepareModuleOutput(ParallelStyle):
         _moves.check_mesh(mesh)
 
         def prepare(_: nn.Module, output: Any) -> Any:
-            self._prepared(output, mesh, Checking(mesh))
-            return self._prepared(output, mesh, Moving(mesh))
+            self._prepared(output, mesh, partial(_check, mesh))
+            return self._prepared(output, mesh, partial(_move, mesh))
 
         self.on_output(module, prepare)
 
@@ -251,46 +251,36 @@ def _check_names(module: nn.Module, layouts: Mapping[str, Any]) -> None:
             )
 
 
-# --- declared -------------------------------------------------------------------------------------
+# --- tensors --------------------------------------------------------------------------------------
 
 
-class Checking:
+def _check(mesh: DeviceMesh, x: torch.Tensor, given: Any, wanted: Any, where: str) -> torch.Tensor:
     """Raise what is wrong with a tensor, before any is moved."""
-
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self.mesh = mesh
-
-    def __call__(self, x: torch.Tensor, given: Any, wanted: Any, where: str) -> torch.Tensor:
-        with _named(where):
-            _moves.check_travels(x)
-            declared = Layout(self.mesh, placements(given, self.mesh), x.shape)
-            target = Layout(self.mesh, placements(wanted, self.mesh), x.shape)
-            moves = target.placements != declared.placements
-            keyword = _keyword(where)
-            arrived(x, self.mesh, declared.placements, moves=moves, name="", keyword=keyword)
-        return x
+    with _named(where):
+        _moves.check_travels(x)
+        declared = Layout(mesh, placements(given, mesh), x.shape)
+        target = Layout(mesh, placements(wanted, mesh), x.shape)
+        moves = target.placements != declared.placements
+        keyword = _keyword(where)
+        arrived(x, mesh, declared.placements, moves=moves, name="", keyword=keyword)
+    return x
 
 
-class Moving:
-    """Bring a tensor to where it is needed."""
-
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self.mesh = mesh
-
-    def __call__(self, x: torch.Tensor, given: Any, wanted: Any, where: str) -> torch.Tensor:
-        with _named(where):
-            placed = found(x, self.mesh, declared=placements(given, self.mesh))
-            if placed is not None and placed.layout.mesh is self.mesh:
-                src = placed.layout
-            else:
-                src = _moves.layout_from(x, self.mesh, placements(given, self.mesh))
-            dst = Layout(self.mesh, placements(wanted, self.mesh), src.shape)
-            if dst.placements == src.placements:
-                dst = src  # whatever its boundaries
-            there, back = _moves.routes_between(src, dst, None, x.requires_grad)
-            if self.mesh.ndim == 1 and isinstance(dst.placements[0], Replicate):
-                return prepared(x, there, back)
-            return _moves.moved(x, there, back)
+def _move(mesh: DeviceMesh, x: torch.Tensor, given: Any, wanted: Any, where: str) -> torch.Tensor:
+    """Bring a tensor from where it is declared to arrive to where it is needed."""
+    with _named(where):
+        placed = found(x, mesh, declared=placements(given, mesh))
+        if placed is not None and placed.layout.mesh is mesh:
+            src = placed.layout
+        else:
+            src = _moves.layout_from(x, mesh, placements(given, mesh))
+        dst = Layout(mesh, placements(wanted, mesh), src.shape)
+        if dst.placements == src.placements:
+            dst = src  # whatever its boundaries
+        there, back = _moves.routes_between(src, dst, None, x.requires_grad)
+        if mesh.ndim == 1 and isinstance(dst.placements[0], Replicate):
+            return prepared(x, there, back)
+        return _moves.moved(x, there, back)
 
 
 def _keyword(where: str) -> str:

@@ -14,13 +14,13 @@ from distarray.errors import ArgumentTypeError, AxisError, LayoutError
 from distarray.layout import Layout, Replicate, Shard
 from distarray.torch import _moves
 from distarray.torch._layouts import hand_on, is_placed, place
-from distarray.torch._modules import map_inputs, state_of
+from distarray.torch._modules import state_of
 from distarray.torch._opaque import untraced
 from distarray.torch.following import cut_axes, relabelled
 from distarray.torch.parallel._arrivals import found
 from distarray.torch.parallel._forward_wrapper import around
 from distarray.torch.parallel._gradient_sums import with_summed_parameters
-from distarray.torch.parallel._partition_rules import own_method
+from distarray.torch.parallel._partition_rules import map_first, own_method
 from distarray.torch.parallel._style import ParallelStyle, one_axis
 from distarray.torch.parallel.layers._normalization import (
     INSTANCE_NORMS,
@@ -102,7 +102,7 @@ class SequenceParallel(ParallelStyle):
                 elif isinstance(module, DROPOUTS) and module.training and module.p > 0:
                     output = drop(module, x, layout)
                 else:
-                    args, kwargs = map_inputs(args, kwargs, 1, lambda _: x)
+                    args, kwargs = map_first(args, kwargs, lambda _: x)
                     output = forward(*args, **kwargs)
             return _placed(output, x, layout) if isinstance(output, torch.Tensor) else output
 

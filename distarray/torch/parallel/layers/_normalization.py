@@ -24,8 +24,9 @@ from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.torch import _moves
 from distarray.torch._compat import buffers_of, check_input_dim
 from distarray.torch._opaque import untraced
+from distarray.torch._shards import placed_as
 from distarray.torch.parallel._forward_wrapper import around
-from distarray.torch.parallel._parameters import distribute_buffer, placed_as
+from distarray.torch.parallel._parameters import distribute_buffer
 from distarray.torch.parallel._partition_rules import REMEDY, check_stock, map_arguments
 from distarray.torch.parallel.layers._features import Features
 
