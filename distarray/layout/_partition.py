@@ -91,16 +91,13 @@ class _Chunked(Partition):
 
     @property
     def is_even(self) -> bool:
-        """Whether all blocks have the same length."""
         return self.size % self.count == 0
 
     @property
     def largest(self) -> int:
-        """The length of the longest block: the first, since ceil-sized blocks come first."""
-        return self.bounds(0)[1]
+        return self.bounds(0)[1]  # ceil-sized blocks come first
 
     def bounds(self, index: int) -> tuple[int, int]:
-        """Return start and stop of block `index`, ``0 <= index < count``."""
         start, stop, below = 0, self.size, self.count
         for count in self.counts:
             below //= count
@@ -111,7 +108,6 @@ class _Chunked(Partition):
         return start, stop
 
     def owners(self, start: int, stop: int) -> Sequence[int]:
-        """Return, in increasing order, the blocks that hold part of ``range(start, stop)``."""
         start, stop = max(start, 0), min(stop, self.size)
         if start >= stop:
             return ()
@@ -171,22 +167,18 @@ class _Explicit(Partition):
 
     @property
     def is_even(self) -> bool:
-        """Whether all blocks have the same length."""
         first = self.offsets[1]
         return all(stop - start == first for start, stop in pairwise(self.offsets))
 
     @property
     def largest(self) -> int:
-        """The length of the longest block."""
         return max(stop - start for start, stop in pairwise(self.offsets))
 
     def bounds(self, index: int) -> tuple[int, int]:
-        """Return start and stop of block `index`, ``0 <= index < count``."""
         offsets = self.offsets
         return offsets[index], offsets[index + 1]
 
     def owners(self, start: int, stop: int) -> Sequence[int]:
-        """Return, in increasing order, the blocks that hold part of ``range(start, stop)``."""
         offsets = self.offsets
         start, stop = max(start, 0), min(stop, self.size)
         if start >= stop:
