@@ -10,7 +10,9 @@ import numpy as np
 
 from distarray.comm import _backend
 from distarray.core._base import BaseArray
-from distarray.core._families import Binary, Unary
+from distarray.core._elementwise import into, run_row
+from distarray.core._op import Op
+from distarray.core._paths import inplace_path
 from distarray.core._read_only import in_place
 from distarray.errors import ReadOnlyError
 from distarray.ops import _elementwise_arithmetic as arithmetic
@@ -29,8 +31,8 @@ def _known(value: Any) -> bool:
     return isinstance(value, (list, tuple)) or hasattr(value, "__array__")
 
 
-def _binary(row: Binary) -> Callable[[Any, Any], Any]:
-    quick = row.quick
+def _binary(row: Op) -> Callable[[Any, Any], Any]:
+    quick: Any = row.quick
 
     def method(self: Any, other: Any) -> Any:
         cls = other.__class__
@@ -41,9 +43,9 @@ def _binary(row: Binary) -> Callable[[Any, Any], Any]:
     return _named(method, row)
 
 
-def _equality(row: Binary) -> Callable[[Any, Any], Any]:
+def _equality(row: Op) -> Callable[[Any, Any], Any]:
     """Return an operator that compares with whatever does not ask to answer itself."""
-    quick = row.quick
+    quick: Any = row.quick
 
     def method(self: Any, other: Any) -> Any:
         cls = other.__class__
@@ -58,17 +60,15 @@ def _equality(row: Binary) -> Callable[[Any, Any], Any]:
     return _named(method, row)
 
 
-def _reflected(row: Binary) -> Callable[[Any, Any], Any]:
-    run = row.run
-
+def _reflected(row: Op) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
-        return run((other, self)) if _known(other) else NotImplemented
+        return run_row(row, (other, self)) if _known(other) else NotImplemented
 
     return _named(method, row)
 
 
-def _inplace(row: Binary) -> Callable[[Any, Any], Any]:
-    inplace = row.inplace
+def _inplace(row: Op) -> Callable[[Any, Any], Any]:
+    inplace = inplace_path(row)
 
     def method(self: Any, other: Any) -> Any:
         if not _known(other):
@@ -81,8 +81,8 @@ def _inplace(row: Binary) -> Callable[[Any, Any], Any]:
     return _named(method, row)
 
 
-def _unary(row: Unary) -> Callable[[Any], Any]:
-    quick = row.quick
+def _unary(row: Op) -> Callable[[Any], Any]:
+    quick: Any = row.quick
 
     def method(self: Any) -> Any:
         return quick(self)
@@ -99,7 +99,7 @@ _power_of_any = _binary(arithmetic.pow)
 _power_of_any_in_place = _inplace(arithmetic.pow)
 
 
-def _shortcut(x: Any, exponent: Any) -> Unary | None:
+def _shortcut(x: Any, exponent: Any) -> Op | None:
     """Return the row that NumPy's own operator calls for a few exponents, to the same bits."""
     kind = x._local.dtype.kind
     if exponent == 2 and (kind in "fc" or (kind in "biu" and exponent.__class__ is int)):
@@ -114,7 +114,7 @@ def _shortcut(x: Any, exponent: Any) -> Unary | None:
 def _power(self: Any, other: Any) -> Any:
     """Raise to the powers of the other operand."""
     row = _shortcut(self, other) if other.__class__ in (int, float) else None
-    return _power_of_any(self, other) if row is None else row.quick(self)
+    return _power_of_any(self, other) if row is None else row(self)
 
 
 def _power_in_place(self: Any, other: Any) -> Any:
@@ -123,9 +123,9 @@ def _power_in_place(self: Any, other: Any) -> Any:
     if row is None:
         return _power_of_any_in_place(self, other)
     try:
-        return row.into((self,), (self,))
+        return into(row, (self,), (self,))
     except ReadOnlyError as error:
-        return in_place(lambda x, _: row.into((x,), (x,)), operator.pow, self, other, error)
+        return in_place(lambda x, _: into(row, (x,), (x,)), operator.pow, self, other, error)
 
 
 class Operators(BaseArray):

@@ -17,6 +17,9 @@ floating = "fc"
 """Integers are accepted and become floating point, as in NumPy."""
 anything = "biufcmMSUV"
 
+REFUSALS = (TypeError, ValueError, OverflowError)
+"""What NumPy's functions raise for dtypes and values that they do not take."""
+
 DEFAULT_DTYPE = np.dtype(np.float64)
 
 PLAIN_SCALARS = (bool, int, float, complex)
@@ -63,7 +66,10 @@ def dtype_key(operand: Any) -> Any:
     return operand.__class__ if dtype is None else dtype
 
 
-def stand_in(operand: Any) -> Any:
-    """Return an empty 1-d block of an operand's dtype, or the Python number itself."""
-    dtype = getattr(operand, "dtype", None)
-    return operand if dtype is None else np.empty((0,), dtype)
+def stand_in(key: Any) -> Any:
+    """Return an empty 1-d block of a dtype, or a number: itself, or one of a class."""
+    if isinstance(key, np.dtype):
+        return np.empty((0,), key)
+    if isinstance(key, type):
+        return None if key is type(None) else key(1)
+    return key

@@ -8,14 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend, _memory
+from distarray.comm import _backend
 from distarray.core import _on_device
 from distarray.core._base import BaseArray
 from distarray.core._cache import cache, remember
 from distarray.core._dispatch import as_block, move_all
-from distarray.core._dtypes import dtype_key, stand_in, stays_partial
+from distarray.core._dtypes import (
+    REFUSALS,
+    checked_dtype,
+    dtype_key,
+    stand_in,
+    stays_partial,
+)
+from distarray.core._engine import Step, run
 from distarray.core._float_errors import strict, text_converts, told
 from distarray.core._meshes import device_of
+from distarray.core._op import Call, Op
 from distarray.core._operands import (
     LARGE,
     allocate,
@@ -25,12 +33,11 @@ from distarray.core._operands import (
     local_blocks,
     normalised,
     reduced,
-    spread,
 )
-from distarray.core._options import call_with, masked_call, ufunc_options
 from distarray.core._read_only import check_writable
-from distarray.core._resolution import Resolution, align, resolve
-from distarray.core._spec import Rule, pointwise
+from distarray.core._resolution import align
+from distarray.core._rules import POINTWISE
+from distarray.core._spec import Rule, Spec, pointwise
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -39,19 +46,24 @@ from distarray.errors import (
     OutOfRangeError,
     ShapeError,
 )
-from distarray.layout import Layout, Partial
-from distarray.typing import Buffer, Shape
+from distarray.layout import Partial
+from distarray.typing import Buffer
 
-Key = list[Any]
-"""Per operand: the layout, the shape of a plain array, or None for a number."""
+_CASTING = ("no", "equiv", "safe", "same_kind", "unsafe")
+_PLAIN: tuple[bool, tuple[Any, ...]] = (False, ())
+"""Static arguments: whether the last operand is a mask, and keywords of the local function."""
+
+# --- rows ----------------------------------------------------------------------------------------
 
 
-REFUSALS = (TypeError, ValueError, OverflowError)
-"""What NumPy's functions raise for dtypes and values that they do not take."""
-
-
-class Elementwise:
-    """A function of the items at the same place; the row is the public callable.
+def elementwise(
+    name: str,
+    local: Callable[..., Any],
+    nin: int,
+    rules: tuple[Rule, ...] = POINTWISE,
+    **fields: Any,
+) -> Op:
+    """Return a function of the items at the same place.
 
     Parameters
     ----------
@@ -63,344 +75,372 @@ class Elementwise:
         Number of operands.
     rules : tuple of Rule
         When a Partial input may stay so.
-    kinds : str
-        Kinds of dtype the function is meant for, for its documentation.
-    check : callable, optional
-        `check(operands)` refuses values that every rank knows, and that the function would refuse
-        only where there are items; true if it may refuse values that only some ranks know.
-    objects : bool
-        Whether it takes plain operands of Python objects, too; it must make none.
+    **fields
+        `check` and more, as of an `Op`.
     """
+    return Op(
+        name,
+        local,
+        _spec,
+        call=call,
+        dtypes=_dtypes,
+        bind=_bind,
+        plain=_of_plain,
+        rules=rules,
+        nin=nin,
+        ufunc=local if isinstance(local, np.ufunc) else None,
+        **fields,
+    )
 
-    __signature__: Any
-    __qualname__: str
 
-    def __init__(
-        self,
-        name: str,
-        local: Callable[..., Any],
-        nin: int,
-        rules: tuple[Rule, ...] = (),
-        kinds: str = "",
-        check: Callable[[Sequence[Any]], bool] | None = None,
-        objects: bool = False,
-    ) -> None:
-        self.name = self.__name__ = name
-        self.local = local
-        self.nin = nin
-        self.nout: int = getattr(local, "nout", 1)
-        self.kinds = kinds
-        self.rules = rules
-        self.check = check
-        self.objects = objects
-        self.is_ufunc = isinstance(local, np.ufunc)
-        self.resolutions: dict[Any, Resolution] = cache()
-        self.dtypes: dict[Any, tuple[Any, ...]] = cache()
+# --- the public arguments ------------------------------------------------------------------------
 
-    def __repr__(self) -> str:
-        return f"<distarray function {self.name}>"
 
-    def __reduce__(self) -> str:
-        return self.__qualname__
+def call(op: Op, /, *operands: Any, **options: Any) -> Any:
+    """Apply a function with NumPy's keyword arguments `out`, `where`, `dtype`, `casting`.
 
-    def __call__(self, *operands: Any, **options: Any) -> Any:
-        """Apply the function; see the row's own documentation."""
-        if len(operands) == self.nin and not options:
-            return self.run(operands)
-        return self.call(operands, options)
+    Raises
+    ------
+    ArgumentTypeError
+        For a wrong number of operands, an unknown keyword, or an `out` that is not distributed.
+    """
+    if not options and len(operands) == op.nin:
+        return run_row(op, operands)
+    if len(operands) > op.nin and "out" not in options:
+        options = {**options, "out": tuple(operands[op.nin :])}
+        operands = operands[: op.nin]
+    if len(operands) != op.nin:
+        raise ArgumentTypeError(f"{op.name}() takes {op.nin} operands, {len(operands)} were given")
+    out, where, extra = _ufunc_options(op, options)
+    masked = where is not True
+    if masked:
+        operands = (*operands, where)
+    if out is None:
+        return run_row(op, operands, masked, **extra)
+    return into(op, out, operands, masked, **extra)
 
-    # --- the general path ------------------------------------------------------------------------
 
-    def call(self, operands: Sequence[Any], options: dict[str, Any]) -> Any:
-        """Run with NumPy's keyword arguments `out`, `where`, `dtype`, `casting`.
+def _ufunc_options(op: Op, options: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """Return (out, where, what else the local call gets).
 
-        Raises
-        ------
-        ArgumentTypeError
-            For a wrong number of operands, an unknown keyword, or an `out` that is not distributed.
-        """
-        if len(operands) > self.nin and "out" not in options:
-            options = {**options, "out": tuple(operands[self.nin :])}
-            operands = operands[: self.nin]
-        if len(operands) != self.nin:
-            raise ArgumentTypeError(
-                f"{self.name}() takes {self.nin} operands, {len(operands)} were given"
-            )
-        out, where, extra = ufunc_options(self.name, self.nout, self.is_ufunc, options)
-        local = self.local
-        masked = where is not True
-        if masked:
-            operands = (*operands, where)
-            local = masked_call(local, extra)
-        elif extra:
-            local = call_with(local, extra)
-        if out is None:
-            return self.run(operands, None if local is self.local else local)
-        return self.into(out, operands, local, masked, extra.get("casting", "same_kind"))
+    Raises
+    ------
+    ArgumentTypeError
+        For keywords that the function lacks, and an `out` that is not distributed.
+    ArgumentError
+        For a `casting` that there is not.
+    """
+    out = options.pop("out", None)
+    where = options.pop("where", True)
+    taken = ("dtype", "casting", "signature")
+    extra: dict[str, Any] = {name: options.pop(name) for name in taken if name in options}
+    options.pop("subok", None)
+    order = options.pop("order", "K")
+    if options or order not in ("K", "A", "C"):
+        raise ArgumentTypeError(
+            f"{op.name}() got {options or {'order': order}}; it takes out=, where=, dtype=, "
+            "casting= and order='K'"
+        )
+    dtype = extra.pop("dtype", None)
+    if dtype is not None:
+        extra["dtype"] = checked_dtype(dtype)
+    if extra.get("casting", "no") not in _CASTING:
+        raise ArgumentError(f"{op.name}(casting={extra['casting']!r}): one of {_CASTING}")
+    if (where is not True or extra) and op.ufunc is None:
+        raise ArgumentTypeError(
+            f"{op.name}() takes no where=, dtype= or casting=; use da.where or x.astype"
+        )
+    if out is not None:
+        out = out if isinstance(out, tuple) else (out,)
+        out = None if all(one is None for one in out) else out
+    if out is not None and (
+        len(out) != op.nout or not all(isinstance(one, BaseArray) for one in out)
+    ):
+        raise ArgumentTypeError(
+            f"{op.name}() with a distributed operand takes out= of {op.nout} DistArray, "
+            f"got {[type(one).__name__ for one in out]}; to fill a plain array, gather first: "
+            "x.full_array()"
+        )
+    return out, where, extra
 
-    def run(
-        self,
-        operands: Sequence[Any],
-        local: Callable[..., Any] | None = None,
-    ) -> Any:
-        """Return the function of operands of any kind: distributed, plain arrays, numbers.
 
-        `local` replaces the row's function of blocks; Partial inputs are then reduced first.
-        """
-        operands = normalised(self.name, operands, self.objects)
-        uncertain = self.check is not None and self.check(operands)
-        first = next((x for x in operands if isinstance(x, BaseArray)), None)
-        if first is None:
-            try:
-                return (self.local if local is None else local)(*operands)
-            except REFUSALS as error:
-                raise self.refused(error, operands) from error
-        key: Key = []
-        partial = False
-        for x in operands:
-            if isinstance(x, BaseArray):
-                key.append(x._layout)
-                partial = partial or x._layout.has_partial
-            else:
-                key.append(x.shape if getattr(x, "ndim", 0) else None)
-        found_key: Any = tuple(key)
-        rules: tuple[Rule, ...] = ()
-        if partial and local is None:
-            rules = self._holding_rules(operands)
-            found_key = (rules, *key)
-        found = self.resolutions.get(found_key)
-        if found is None:
-            found = self._resolve(key, rules)
-            remember(self.resolutions, found_key, found)
-        local = self.local if local is None else local
-        return self._finish(first, operands, found, local, uncertain)
+def run_row(op: Op, operands: Sequence[Any], masked: bool = False, **options: Any) -> Any:
+    """Return the function of operands of any kind: distributed, plain arrays, numbers.
 
-    def _holding_rules(self, operands: Sequence[Any]) -> tuple[Rule, ...]:
-        """Return the Partial rules that are exact for these dtypes."""
-        kept = []
-        result = self.result_dtypes(operands, self.local)[0]
-        for rule in self.rules:
-            good = True
-            for placement, x in zip(rule[1:], operands, strict=True):
-                if type(placement) is Partial:
-                    good &= isinstance(x, BaseArray) and stays_partial(
-                        placement.op, x._local.dtype, result
-                    )
-            if good:
-                kept.append(rule)
-        return tuple(kept)
+    Parameters
+    ----------
+    masked : bool
+        Whether the last operand is a mask; items elsewhere are 0. NumPy leaves them as they come,
+        which would make replicas differ.
+    **options
+        Keywords of the local function.
+    """
+    static = (masked, tuple(sorted(options.items()))) if masked or options else _PLAIN
+    if op.instead is None or static is not _PLAIN:
+        return run(op, operands, static)
+    operands = [np.array(None) if x is None else x for x in operands]
+    try:
+        return run(op, operands, static)
+    except (DTypeError, ArgumentTypeError):
+        return run(op.instead, operands, static)
 
-    def _resolve(self, key: Key, rules: tuple[Rule, ...]) -> Resolution:
-        """Return the resolution for operands of these layouts, plain shapes and numbers (None)."""
-        places = [i for i, part in enumerate(key) if part is not None]
-        layouts = lifted_layouts(self.name, [key[i] for i in places])
-        shapes = tuple(layout.shape for layout in layouts)
-        kept = tuple((rule[0], *[rule[i + 1] for i in places]) for rule in rules)
-        spec = pointwise(shapes, broadcast_shape(self.name, shapes), kept)
-        resolution = resolve(spec, layouts)
-        return spread(resolution, places, len(key))
 
-    def _finish(
-        self,
-        first: BaseArray,
-        operands: Sequence[Any],
-        resolution: Resolution,
-        local: Callable[..., Any],
-        uncertain: bool,
-    ) -> Any:
-        blocks = local_blocks(self.name, first, operands)
-        output = resolution.output
-        if not resolution.still:
-            dtypes = self.result_dtypes(blocks, local)  # finds dtype errors before any sending
-            blocks = move_all(self.name, blocks, resolution.moves)
-            if resolution.outside:
-                device = device_of(first._layout)
-                empty = [_memory.empty(output.local_shape(), dtype, device) for dtype in dtypes]
-                return self._wrap(first, empty, output)
-        if uncertain or strict():
-            call = functools.partial(self._computed, first, blocks, output, local)
-            return told(output.mesh, self.name, call)
-        return self._computed(first, blocks, output, local)
+_promoted: dict[Any, tuple[Any, ...]] = cache()
+"""Dtypes of results, by those of operands."""
 
-    def _computed(
-        self, first: BaseArray, blocks: Sequence[Any], output: Layout, local: Callable[..., Any]
-    ) -> Any:
-        """Return the function of blocks that fit together."""
+# --- hooks of the engine -------------------------------------------------------------------------
+
+
+def _spec(op: Op, call: Call) -> Spec:
+    kept = []
+    if call.static == _PLAIN and any(layout.has_partial for layout in call.layouts):
+        (result, *_) = _result_dtypes(op, call.dtypes, call.static)
+        for rule in op.rules:
+            pairs = zip(rule[1:], call.dtypes, range(len(call.dtypes)), strict=True)
+            if all(
+                i in call.places and stays_partial(placement.op, dtype, result)
+                for placement, dtype, i in pairs
+                if type(placement) is Partial
+            ):
+                kept.append((rule[0], *[rule[i + 1] for i in call.places]))
+    return pointwise(call.shapes, broadcast_shape(op.name, call.shapes), tuple(kept))
+
+
+def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
+    dtypes = _result_dtypes(op, call.dtypes, call.static)
+    return None, dtypes if op.nout > 1 else dtypes[0]
+
+
+def _result_dtypes(op: Op, dtypes: Sequence[Any], static: Any) -> tuple[Any, ...]:
+    """Return the dtype of each result, as NumPy promotes.
+
+    Raises
+    ------
+    DTypeError
+        If the function does not take these dtypes.
+    """
+    key = (op, static, *dtypes)
+    found = _promoted.get(key)
+    if found is None:
+        masked, options = static
+        inputs = dtypes[:-1] if masked else dtypes
         try:
-            if _on_device.is_on_device(blocks):
-                dtypes = self.result_dtypes(blocks, local)
-                return self._wrap(first, _on_device.called(local, blocks, dtypes), output)
-            if max(getattr(block, "nbytes", 0) for block in blocks) >= LARGE and self.is_ufunc:
-                outs = self._outs(blocks, output.local_shape(), local)
+            results = op.local(*map(stand_in, inputs), **dict(options))
+        except REFUSALS as error:
+            raise refused(op.name, error, dtypes) from error
+        results = results if op.nout > 1 else (results,)
+        found = tuple([as_block(one).dtype for one in results])
+        if all(isinstance(dtype, (np.dtype, type)) for dtype in dtypes):  # a number's value matters
+            remember(_promoted, key, found)
+    return found
+
+
+def _bind(step: Step) -> Callable[..., Any]:
+    op, static = step.op, step.call.static
+    shape, layout = step.output.local_shape(), step.output
+    dtypes = step.result if op.nout > 1 else (step.result,)
+    local = _local(op, static)
+    writes = op.ufunc is not None and not static[0]
+    on_device = device_of(layout) != "cpu"
+
+    def function(*blocks: Any) -> Any:
+        try:
+            if on_device and _on_device.is_on_device(blocks):
+                results = _on_device.called(local, blocks, dtypes)
+                return results if op.nout > 1 else results[0]
+            if writes and max([getattr(block, "nbytes", 0) for block in blocks]) >= LARGE:
+                device = _backend.device_of(next(b for b in blocks if _size(b) >= LARGE))
+                outs = tuple(allocate(shape, dtype, device, blocks) for dtype in dtypes)
                 local(*blocks, out=outs)
-                return self._wrap(first, outs, output)
+                return outs if op.nout > 1 else outs[0]
             results = local(*blocks)
             if isinstance(results, np.character):  # cut to this text, and shorter than its dtype
-                results = np.asarray(results, self.result_dtypes(blocks, local)[0])
+                results = np.asarray(results, dtypes[0])
+            return results
         except REFUSALS as error:
-            raise self.refused(error, blocks) from error
-        return self._wrap(first, results if self.nout > 1 else (results,), output)
+            raise refused(op.name, error, blocks) from error
 
-    def _outs(
-        self, blocks: Sequence[Any], shape: Shape, local: Callable[..., Any]
-    ) -> tuple[Buffer, ...]:
-        """Return warm buffers for large results, in the memory order of the operands."""
-        dtypes = self.result_dtypes(blocks, local)
-        device = _backend.device_of(next(b for b in blocks if getattr(b, "nbytes", 0) >= LARGE))
-        return tuple(allocate(shape, dtype, device, blocks) for dtype in dtypes)
+    return function
 
-    def _wrap(self, first: BaseArray, results: Sequence[Any], output: Layout) -> Any:
-        arrays = tuple(first._new(as_block(result), output) for result in results)
-        return arrays if self.nout > 1 else arrays[0]
 
-    def result_dtypes(self, operands: Sequence[Any], local: Callable[..., Any]) -> tuple[Any, ...]:
-        """Return the dtype of each result, as NumPy promotes.
+def _size(block: Any) -> int:
+    return getattr(block, "nbytes", 0)
 
-        Raises
-        ------
-        DTypeError
-            If the function does not take these dtypes.
-        OutOfRangeError
-            If a Python integer does not fit the dtype that it takes.
-        """
-        key: Any = tuple(dtype_key(x) for x in operands)
-        kept = local is self.local and int not in key  # an integer's value matters, too
-        if kept:
-            known = self.dtypes.get(key)
-            if known is not None:
-                return known
-        try:
-            results = local(*[stand_in(x) for x in operands])
-        except REFUSALS as error:
-            raise self.refused(error, operands) from error
-        dtypes = tuple(r.dtype for r in (results if self.nout > 1 else (results,)))
-        if kept:
-            remember(self.dtypes, key, dtypes)
-        return dtypes
 
-    def refused(self, error: Exception, operands: Sequence[Any]) -> DistArrayError:
-        """Return the error for operands that the local function refused."""
-        if isinstance(error, DistArrayError):
-            return error
-        kinds = ", ".join(str(getattr(x, "dtype", type(x).__name__)) for x in operands)
-        if isinstance(error, OverflowError):
-            return OutOfRangeError(
-                f"{self.name} of {kinds}: {error}; Python numbers take the dtype of the array they "
-                "meet, so convert that with astype, or pass an array"
-            )
-        if isinstance(error, (ValueError, RuntimeError)):
-            return ArgumentError(f"{self.name} of {kinds}: {error}")
-        if any(words in str(error) for words in _on_device.LACKING):
-            return _on_device.lacking(f"{self.name} of {kinds}")
-        return DTypeError(f"{self.name} of {kinds}: {error}; convert the operands with astype")
+def _local(op: Op, static: Any) -> Callable[..., Any]:
+    """Return the function of blocks with its keywords, and under its mask."""
+    masked, options = static
+    extra = dict(options)
+    if masked:
+        return functools.partial(_masked, op.local, extra)
+    return functools.partial(_with, op.local, extra) if extra else op.local
 
-    # --- into an existing array ------------------------------------------------------------------
 
-    def into(
-        self,
-        out: tuple[Any, ...],
-        operands: Sequence[Any],
-        local: Callable[..., Any] | None = None,
-        masked: bool = False,
-        casting: Any = "same_kind",
-    ) -> Any:
-        """Write the function into `out`, which keeps its layout and dtype, and return `out`.
+def _with(local: Callable[..., Any], extra: dict[str, Any], *blocks: Any, **keywords: Any) -> Any:
+    function = _on_device.substitute(local) if _on_device.is_on_device(blocks) else local
+    return function(*blocks, **{**extra, **keywords})
 
-        Raises
-        ------
-        ShapeError
-            If the operands do not broadcast to the shape of `out`.
-        DTypeError
-            If the result cannot be cast to the dtype of `out`.
-        """
-        local = self.local if local is None else local
-        operands = normalised(self.name, operands)
-        uncertain = self.check is not None and self.check(operands)
-        uncertain |= self._check_out(out, operands, local, casting)
-        if len(out) > 1 or out[0]._layout.has_partial:
-            if masked:
-                return self._into_reduced(out, operands, local, casting)
-            results = self.run(operands, None if local is self.local else local)
-            for one, result in zip(out, results if len(out) > 1 else (results,), strict=True):
-                assign(self.name, one, result, casting)
-            return out if len(out) > 1 else out[0]
-        key = [
-            x._layout if isinstance(x, BaseArray) else getattr(x, "shape", ()) or None
-            for x in operands
-        ]
-        found_key = ("into", out[0]._layout, *key)
-        found = self.resolutions.get(found_key)
-        if found is None:
-            places = [i for i, part in enumerate(key) if part is not None]
-            layouts = lifted_layouts(self.name, [out[0]._layout, *[key[i] for i in places]])
-            spec = pointwise(tuple(layout.shape for layout in layouts), out[0].shape)
-            found = spread(align(spec, layouts), [-1, *places], len(key))
-            remember(self.resolutions, found_key, found)
-        blocks = local_blocks(self.name, out[0], operands)
-        if not found.still:
-            blocks = move_all(self.name, blocks, found.moves)
-        if not found.outside:
-            if uncertain or strict():
-                call = functools.partial(self._write, out[0]._local, blocks, local, casting)
-                told(out[0]._layout.mesh, self.name, call)
-            else:
-                self._write(out[0]._local, blocks, local, casting)
-        return out[0]
 
-    def _write(
-        self, target: Buffer, blocks: Sequence[Any], local: Callable[..., Any], casting: Any
-    ) -> None:
-        """Write the function of blocks that fit together into a block."""
-        try:
-            if _on_device.is_on_device(blocks):
-                self._into_on_device(target, blocks, local, casting)
-            else:
-                local(*blocks, out=target, casting=casting)
-        except (*REFUSALS, RuntimeError) as error:  # the last where text is too short for dates
-            raise self.refused(error, blocks) from error
+def _masked(
+    local: Callable[..., Any], extra: dict[str, Any], *blocks: Any, out: Any = None, **keywords: Any
+) -> Any:
+    """Call under a mask, the last operand."""
+    *inputs, mask = blocks
+    keywords = {**extra, **keywords}
+    on = next((x for x in blocks if _backend.is_cupy(x)), None)
+    if out is None:
+        shape = np.broadcast_shapes(*(np.shape(block) for block in blocks))
+        results = local(*[stand_in(dtype_key(x)) for x in inputs], **keywords)
+        results = results if isinstance(results, tuple) else (results,)
+        library = np if on is None else _backend.namespace_of(on)
+        out = tuple(library.zeros(shape, result.dtype) for result in results)
+    targets = out if isinstance(out, tuple) else (out,)
+    if on is None:
+        local(*inputs, where=mask, out=targets, **keywords)
+    else:
+        casting = keywords.pop("casting", "same_kind")
+        results = _on_device.substitute(local)(*inputs, **keywords)
+        results = results if isinstance(results, tuple) else (results,)
+        for target, result in zip(targets, results, strict=True):
+            _on_device.copied_where(target, result, mask, casting)
+    return targets if len(targets) > 1 else targets[0]
 
-    def _into_on_device(
-        self, target: Buffer, blocks: Sequence[Any], local: Callable[..., Any], casting: Any
-    ) -> None:
-        """Write the local call's values into a block on a GPU."""
-        if getattr(local, "masks", False):
-            local(*blocks, out=target, casting=casting)
-            return
-        (result,) = _on_device.called(local, blocks, self.result_dtypes(blocks, local))
-        _backend.namespace_of(target).copyto(target, result, casting=casting)
 
-    def _check_out(
-        self, out: tuple[Any, ...], operands: Sequence[Any], local: Any, casting: Any
-    ) -> bool:
-        """Check shapes and dtypes; tell whether the result is text that may not convert."""
-        for one in out:
-            check_writable(self.name, one)
-        shapes = [x.shape for x in operands if getattr(x, "ndim", 0)]
-        of_text = False
-        for one, dtype in zip(out, self.result_dtypes(operands, local), strict=True):
-            of_text |= text_converts(dtype, one.dtype)
-            if broadcast_shape(self.name, [one.shape, *shapes]) != one.shape:
-                raise ShapeError(
-                    f"{self.name} of shapes {shapes} does not fit into an array of shape "
-                    f"{one.shape}; broadcast the target first, or drop out="
-                )
-            if not np.can_cast(dtype, one.dtype, casting):
-                raise DTypeError(
-                    f"{self.name} gives {dtype}, which casting={casting!r} does not put into an "
-                    f"array of {one.dtype}; use a new array, or x.astype({str(dtype)!r}) first"
-                )
-        return of_text
+def _of_plain(op: Op, operands: Sequence[Any], static: Any) -> Any:
+    try:
+        return _local(op, static)(*operands)
+    except REFUSALS as error:
+        raise refused(op.name, error, operands) from error
 
-    def _into_reduced(
-        self, out: tuple[Any, ...], operands: Sequence[Any], local: Any, casting: Any
-    ) -> Any:
-        """Write under a mask into a Partial array: reduce it, write, split it again."""
+
+def refused(name: str, error: Exception, operands: Sequence[Any]) -> DistArrayError:
+    """Return the error for operands, or their dtypes, that the local function refused."""
+    if isinstance(error, DistArrayError):
+        return error
+    kinds = ", ".join(
+        x.__name__ if isinstance(x, type) else str(x)
+        for x in (x if isinstance(x, (type, np.dtype)) else dtype_key(x) for x in operands)
+    )
+    if isinstance(error, OverflowError):
+        return OutOfRangeError(
+            f"{name} of {kinds}: {error}; Python numbers take the dtype of the array they "
+            "meet, so convert that with astype, or pass an array"
+        )
+    if isinstance(error, (ValueError, RuntimeError)):
+        return ArgumentError(f"{name} of {kinds}: {error}")
+    if any(words in str(error) for words in _on_device.LACKING):
+        return _on_device.lacking(f"{name} of {kinds}")
+    return DTypeError(f"{name} of {kinds}: {error}; convert the operands with astype")
+
+
+# --- into an existing array ----------------------------------------------------------------------
+
+_moves: dict[Any, Any] = cache()
+"""What must move so that operands fit a target, by the target's layout and theirs."""
+
+
+def into(
+    op: Op,
+    out: tuple[Any, ...],
+    operands: Sequence[Any],
+    masked: bool = False,
+    casting: Any = "same_kind",
+    **options: Any,
+) -> Any:
+    """Write a function into `out`, which keeps its layout and dtype, and return `out`.
+
+    Raises
+    ------
+    ShapeError
+        If the operands do not broadcast to the shape of `out`.
+    DTypeError
+        If the result cannot be cast to the dtype of `out`.
+    """
+    target = out[0]
+    mesh = target._layout.mesh
+    operands = normalised(op.name, operands)
+    if casting != "same_kind" and op.ufunc is not None:
+        options["casting"] = casting
+    static = (masked, tuple(sorted(options.items())))
+    uncertain = op.check is not None and op.check(operands)
+    uncertain |= _check_out(op, out, operands, static, casting)
+    if masked and target._layout.has_partial:
         if len(out) > 1:
             raise ArgumentTypeError(
-                f"{self.name}() takes where= with out= for one result only; compute the results "
+                f"{op.name}() takes where= with out= for one result only; compute the results "
                 "and combine each with da.where"
             )
-        whole = reduced(self.name, out[0])
-        self.into((whole,), operands, local, True, casting)
-        assign(self.name, out[0], whole)
-        return out[0]
+        whole = reduced(op.name, target)  # reduce it, write, split it again
+        into(op, (whole,), operands, masked, **{**options, "casting": casting})
+        assign(op.name, target, whole)
+        return target
+    if len(out) > 1 or target._layout.has_partial:
+        results = run_row(op, operands, masked, **options)
+        for one, result in zip(out, results if len(out) > 1 else (results,), strict=True):
+            assign(op.name, one, result, casting)
+        return out if len(out) > 1 else target
+    key = [
+        x._layout if isinstance(x, BaseArray) else getattr(x, "shape", ()) or None for x in operands
+    ]
+    moves = _moves.get((target._layout, *key))
+    if moves is None:
+        places = [i for i, part in enumerate(key) if part is not None]
+        layouts = lifted_layouts(op.name, [target._layout, *[key[i] for i in places]])
+        spec = pointwise(tuple(layout.shape for layout in layouts), target.shape)
+        moves = [None] * len(key)
+        for place, move in zip(places, align(spec, layouts).moves[1:], strict=True):
+            moves[place] = move
+        remember(_moves, (target._layout, *key), moves)
+    blocks = move_all(op.name, local_blocks(op.name, target, operands), moves)
+    if mesh.coordinate is not None:
+        write = functools.partial(_write, op, target._local, blocks, static, casting)
+        if uncertain or strict():
+            told(mesh, op.name, write)
+        else:
+            write()
+    return target
+
+
+def _write(op: Op, target: Buffer, blocks: Sequence[Any], static: Any, casting: Any) -> None:
+    """Write the function of blocks that fit together into a block."""
+    local = _local(op, static)
+    on_device = _on_device.is_on_device(blocks)
+    try:
+        if op.ufunc is not None and (static[0] or not on_device):
+            local(*blocks, out=target, casting=casting)
+            return
+        mask = blocks[-1] if static[0] else True
+        inputs = blocks[:-1] if static[0] else blocks
+        local = _local(op, (False, static[1]))
+        if on_device:
+            dtypes = _result_dtypes(op, [dtype_key(x) for x in inputs], (False, static[1]))
+            (result,) = _on_device.called(local, inputs, dtypes)
+            _on_device.copied_where(target, result, mask, casting)
+        else:
+            np.copyto(target, local(*inputs), casting=casting, where=mask)
+    except (*REFUSALS, RuntimeError) as error:  # the last where text is too short for dates
+        raise refused(op.name, error, blocks) from error
+
+
+def _check_out(
+    op: Op, out: tuple[Any, ...], operands: Sequence[Any], static: Any, casting: Any
+) -> bool:
+    """Check shapes and dtypes; tell whether the result is text that may not convert."""
+    for one in out:
+        check_writable(op.name, one)
+    shapes = [x.shape for x in operands if getattr(x, "ndim", 0)]
+    of_text = False
+    dtypes = _result_dtypes(op, [getattr(x, "dtype", x) for x in operands], static)
+    for one, dtype in zip(out, dtypes, strict=True):
+        of_text |= text_converts(dtype, one.dtype)
+        if broadcast_shape(op.name, [one.shape, *shapes]) != one.shape:
+            raise ShapeError(
+                f"{op.name} of shapes {shapes} does not fit into an array of shape "
+                f"{one.shape}; broadcast the target first, or drop out="
+            )
+        if not np.can_cast(dtype, one.dtype, casting):
+            raise DTypeError(
+                f"{op.name} gives {dtype}, which casting={casting!r} does not put into an "
+                f"array of {one.dtype}; use a new array, or x.astype({str(dtype)!r}) first"
+            )
+    return of_text

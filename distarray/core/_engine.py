@@ -22,7 +22,7 @@ from distarray.core import _on_device
 from distarray.core._base import BaseArray
 from distarray.core._cache import cache, remember
 from distarray.core._dispatch import as_block, move_all
-from distarray.core._dtypes import dtype_key
+from distarray.core._dtypes import dtype_key, stand_in
 from distarray.core._float_errors import alike, strict, told
 from distarray.core._meshes import device_of
 from distarray.core._op import Call, Op, State, States
@@ -50,20 +50,31 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
     *functions
         Passed to the local step before the blocks: what has no hash.
     """
-    operands = normalised(op.name, operands)
+    operands = normalised(op.name, operands, op.takes_objects)
+    uncertain = op.check is not None and op.check(operands)
     first = next((x for x in operands if isinstance(x, BaseArray)), None)
     if first is None:
+        if op.plain is not None:
+            return op.plain(op, operands, static)
         raise ArgumentTypeError(
             f"{op.name} got no distributed operand; make one with distarray.asarray(x), or use "
             "NumPy's function"
         )
-    if not op.takes_numbers:
+    if op.plain is None:
         operands = [x if hasattr(x, "ndim") else np.asarray(x) for x in operands]
     step = step_for(op, operands, static)
     blocks = local_blocks(op.name, first, operands)
     if not step.still:
         blocks = move_all(op.name, blocks, step.moves)
-    block = step.run(*functions, *blocks)
+        if step.outside and op.plain is not None:  # numbers that dtypes cannot hold
+            stand_ins = [stand_in(getattr(x, "dtype", x)) for x in operands]
+            op.plain(op, stand_ins, static)
+    if uncertain:
+        block = told(step.output.mesh, op.name, lambda: step.run(*functions, *blocks))
+    else:
+        block = step.run(*functions, *blocks)
+    if block.__class__ is tuple:
+        return tuple([first._new(one, step.output) for one in block])
     return first._new(block, step.output if op.made is None else step.made(block))
 
 
@@ -73,7 +84,7 @@ def step_for(op: Op, operands: Sequence[Any], static: Any = None) -> Step:
     for x in operands:
         if isinstance(x, BaseArray):
             parts += x._layout, x._local.dtype
-        elif hasattr(x, "dtype") and (x.ndim or not op.takes_numbers):
+        elif hasattr(x, "dtype") and (x.ndim or op.plain is None):
             parts += x.shape, x.dtype
         else:
             parts += None, dtype_key(x)
@@ -143,7 +154,7 @@ class Step:
         places = [i for i, part in enumerate(parts) if part is not None]
         layouts = lifted_layouts(op.name, [parts[i] for i in places])
         self.op = op
-        self.call = Call(layouts, dtypes, static)
+        self.call = Call(layouts, dtypes, static, places)
         self.total, self.result = op.dtypes(op, self.call)
         self.adds = self.total
         self.spec = op.spec(op, self.call)
@@ -201,7 +212,14 @@ class Step:
         if self.outside:
             layout = output if op.made is None else self.made(None)
             fixed = _backend.fixed if self._is_copied_view() else lambda block: block
-            return lambda *_: fixed(_memory.empty(layout.local_shape(), result, device_of(layout)))
+
+            def nothing(*_: Any) -> Any:
+                shape, device = layout.local_shape(), device_of(layout)
+                if isinstance(result, tuple):
+                    return tuple([_memory.empty(shape, dtype, device) for dtype in result])
+                return fixed(_memory.empty(shape, result, device))
+
+            return nothing
         local = op.bind(self)
         if isinstance(self.spec, DimMap):
             if self._is_copied_view():
@@ -212,7 +230,7 @@ class Step:
         total = self.total
         if op.finish is None and self.adds is total:
 
-            def simple(*blocks: Any) -> Buffer:
+            def simple(*blocks: Any) -> Any:
                 if strict():
                     return told(mesh, op.name, lambda: _fitted(local(*blocks), total))
                 block = local(*blocks)
@@ -260,8 +278,10 @@ class Step:
         return exchanged
 
 
-def _fitted(result: Any, dtype: Any) -> Buffer:
-    """Return a result as an array, in the dtype that NumPy gives it."""
+def _fitted(result: Any, dtype: Any) -> Any:
+    """Return a result as an array, in the dtype that NumPy gives it, or several as they are."""
+    if result.__class__ is tuple:
+        return tuple(map(as_block, result))
     block = as_block(result)
     return (
         block if dtype is None or _backend.is_numpy(block) else _on_device.conformed(block, dtype)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from distarray.core._base import BaseArray
 from distarray.core._spec import Rule, Spec
 from distarray.layout import DimMap, Layout
 from distarray.typing import Box, Buffer, Shape
@@ -30,6 +31,8 @@ class Call(NamedTuple):
     """Of all operands; the class of a Python number."""
     static: Any
     """The other arguments."""
+    places: Sequence[int] = ()
+    """Which of the operands are arrays."""
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -86,10 +89,22 @@ class Op:
         Which Partial inputs may stay.
     accepts : tuple of str
         NumPy's order of the arguments after the array.
-    takes_numbers : bool
-        Whether numbers keep their types, and are not arrays of no axes.
     ufunc : ufunc, optional
-        That of which this is a method (`reduce`, `accumulate`).
+        This function itself, or that of which it is a method (`reduce`, `accumulate`).
+    nin : int
+        Number of operands.
+    plain : callable, optional
+        `plain(op, operands, static)` is called where no operand is distributed, which is refused
+        without it. With it numbers keep their types; they are no arrays without axes.
+    check : callable, optional
+        `check(operands)` refuses values that every rank knows, and that the function would refuse
+        only where there are items; true if it may refuse values that only some ranks know.
+    takes_objects : bool
+        Whether plain operands may hold Python objects; the function must make none.
+    instead : Op, optional
+        What answers for dtypes that this one does not take.
+    quick : callable, optional
+        The function for distributed arrays that is quick where their blocks are small.
     """
 
     name: str
@@ -105,8 +120,18 @@ class Op:
     work: Callable[[Spec, Sequence[Layout]], float] | None = None
     rules: tuple[Rule, ...] = ()
     accepts: tuple[str, ...] = ()
-    takes_numbers: bool = False
     ufunc: np.ufunc | None = None
+    nin: int = 1
+    plain: Callable[[Op, Sequence[Any], Any], Any] | None = None
+    check: Callable[[Sequence[Any]], bool] | None = None
+    takes_objects: bool = False
+    instead: Op | None = None
+    quick: Callable[..., Any] | None = None
+
+    @property
+    def nout(self) -> int:
+        """Number of results."""
+        return getattr(self.local, "nout", 1)
 
     def __post_init__(self) -> None:
         self.describe(__name__=self.name, __qualname__=self.name, __module__="distarray")
@@ -119,6 +144,9 @@ class Op:
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Call the function; see its own documentation."""
+        quick = self.quick
+        if quick and not options and len(args) == self.nin and isinstance(args[0], BaseArray):
+            return quick(*args)
         assert self.call is not None  # else a public function of its own runs it
         return self.call(self, *args, **options)
 

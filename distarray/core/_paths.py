@@ -1,6 +1,6 @@
 """The short ways through the engine: small blocks in host memory, with layouts that fit.
 
-What is done here `Elementwise.run` would do as well, only slower; each path leaves to it
+What is done here `run_row` would do as well, only slower; each path leaves to it
 everything but the one case that it knows.
 """
 
@@ -13,8 +13,10 @@ import numpy as np
 
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block
-from distarray.core._elementwise import REFUSALS, Elementwise
+from distarray.core._dtypes import REFUSALS
+from distarray.core._elementwise import into, refused, run_row
 from distarray.core._float_errors import CALM, state, strict
+from distarray.core._op import Op
 from distarray.core._operands import LARGE
 
 _new = object.__new__
@@ -22,9 +24,13 @@ _ndarray = np.ndarray
 _NUMBERS = frozenset((bool, int, float, complex))
 
 
-def unary_path(row: Elementwise) -> Callable[[Any], Any]:
+def unary_path(row: Op) -> Callable[[Any], Any]:
     """Return a function of one operand that is quick for small distributed arrays."""
-    local, run = row.local, row.run
+    local = row.local
+
+    def run(operands: Any) -> Any:
+        return run_row(row, operands)
+
     if row.nout > 1:
         return lambda x: run((x,))
 
@@ -40,7 +46,7 @@ def unary_path(row: Elementwise) -> Callable[[Any], Any]:
         try:
             result = local(block)
         except REFUSALS as error:
-            raise row.refused(error, (x,)) from error
+            raise refused(row.name, error, (x,)) from error
         if result.__class__ is not _ndarray:
             result = as_block(result)
         array = _new(x.__class__)
@@ -51,9 +57,13 @@ def unary_path(row: Elementwise) -> Callable[[Any], Any]:
     return call
 
 
-def binary_path(row: Elementwise) -> Callable[[Any, Any], Any]:
+def binary_path(row: Op) -> Callable[[Any, Any], Any]:
     """Return a function of two operands, the first distributed, that is quick for small blocks."""
-    local, run = row.local, row.run
+    local = row.local
+
+    def run(operands: Any) -> Any:
+        return run_row(row, operands)
+
     if row.nout > 1 or row.check is not None:
         return lambda x, y: run((x, y))
 
@@ -89,28 +99,32 @@ def binary_path(row: Elementwise) -> Callable[[Any, Any], Any]:
     return call
 
 
-def inplace_path(row: Elementwise) -> Callable[[Any, Any], Any]:
+def inplace_path(row: Op) -> Callable[[Any, Any], Any]:
     """Return `x op= y`, which keeps layout and dtype of `x`."""
-    local, into = row.local, row.into
+    local = row.local
+
+    def write(x: Any, y: Any) -> Any:
+        return into(row, (x,), (x, y))
+
     if row.check is not None:
-        return lambda x, y: into((x,), (x, y))
+        return write
 
     def call(x: Any, y: Any) -> Any:
         layout = x._layout
         if layout.has_partial or x._local.__class__ is not _ndarray:
-            return into((x,), (x, y))
+            return write(x, y)
         if state() is not CALM and strict():
-            return into((x,), (x, y))
+            return write(x, y)
         if y.__class__ is x.__class__ and y._layout is layout:
             other = y._local
         elif y.__class__ in _NUMBERS:
             other = y
         else:
-            return into((x,), (x, y))
+            return write(x, y)
         try:
             local(x._local, other, out=x._local)
         except REFUSALS:
-            return into((x,), (x, y))  # finds the reason and says it
+            return write(x, y)  # finds the reason and says it
         return x
 
     return call

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from distarray.core._elementwise import Elementwise
+from distarray.core._elementwise import elementwise
 from distarray.errors import ArgumentTypeError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -69,6 +69,6 @@ def row_of(ufunc: np.ufunc) -> Any:
                 f"{ufunc.__name__} works on whole axes ({ufunc.signature}) and has no distributed "
                 "form; apply it to blocks with x.to_local(), or to the whole with x.full_array()"
             )
-        row = Elementwise(ufunc.__name__, ufunc, ufunc.nin)
+        row = elementwise(ufunc.__name__, ufunc, ufunc.nin)
         ufuncs[ufunc] = row
     return row

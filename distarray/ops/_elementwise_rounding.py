@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from distarray.comm import _backend, _memory
 from distarray.core._base import BaseArray
 from distarray.core._dtypes import checked_dtype, numeric
 from distarray.core._dtypes import real as real_kinds
-from distarray.core._elementwise import Elementwise
+from distarray.core._elementwise import elementwise, into, run_row
 from distarray.core._families import unary
 from distarray.core._float_errors import converted
 from distarray.core._meshes import device_of
@@ -29,24 +28,24 @@ conj = unary("conj", numeric, LINEAR, np.conjugate, "Return complex conjugates."
 conjugate = conj
 
 # Functions with arguments of their own, as rows that public functions run.
-real_part = Elementwise("real", np.real, 1, LINEAR)
-imag_part = Elementwise("imag", np.imag, 1, LINEAR)
-_rounded = Elementwise("round", np.round, 1)
-_clipped = Elementwise("clip", np.clip, 3)
-_chosen = Elementwise("where", np.where, 3)
-_angle = Elementwise("angle", np.angle, 1)
-_filled = Elementwise("nan_to_num", np.nan_to_num, 1)
-_close = Elementwise("isclose", np.isclose, 2)
+real_part = elementwise("real", np.real, 1, LINEAR)
+imag_part = elementwise("imag", np.imag, 1, LINEAR)
+_rounded = elementwise("round", np.round, 1)
+_clipped = elementwise("clip", np.clip, 3)
+_chosen = elementwise("where", np.where, 3)
+_angle = elementwise("angle", np.angle, 1)
+_filled = elementwise("nan_to_num", np.nan_to_num, 1)
+_close = elementwise("isclose", np.isclose, 2)
+copied = elementwise("copyto", lambda block: block, 1)
 
 
 @register
 def round(x: Any, /, decimals: int = 0, out: Any = None) -> Any:
     """Round to a number of decimals, half to even; see NumPy's `round`."""
-    local = functools.partial(np.round, decimals=decimals) if decimals else np.round
-    if out is not None:
-        _rounded.into((out,), (x,), _without_casting(local))
-        return out
-    return _rounded.run((x,), local)
+    options: dict[str, Any] = {"decimals": decimals} if decimals else {}
+    if out is None:
+        return run_row(_rounded, (x,), **options)
+    return into(_rounded, (out,), (x,), **options)
 
 
 around = round
@@ -83,8 +82,8 @@ def clip(
     if low is None and high is None:
         return assign_or_return(out, copy(x))
     if out is not None:
-        return _clipped.into((out,), (x, low, high), np.clip)
-    return _clipped.run((x, low, high))
+        return into(_clipped, (out,), (x, low, high))
+    return _clipped(x, low, high)
 
 
 @register
@@ -102,13 +101,13 @@ def where(condition: Any, x1: Any = None, x2: Any = None, /) -> Any:
             "distributed form; pass where(condition, x1, x2), or gather with "
             "np.nonzero(condition.full_array())"
         )
-    return _chosen.run((condition, x1, x2))
+    return _chosen(condition, x1, x2)
 
 
 @register
 def angle(x: Any, /, deg: bool = False) -> Any:
     """Return the angle of complex numbers, in radians or degrees."""
-    return _angle.run((x,), functools.partial(np.angle, deg=deg))
+    return run_row(_angle, (x,), deg=deg)
 
 
 @register
@@ -116,8 +115,7 @@ def nan_to_num(
     x: Any, /, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
 ) -> Any:
     """Replace NaN by `nan` and infinities by the given or the largest finite numbers."""
-    local = functools.partial(np.nan_to_num, nan=nan, posinf=posinf, neginf=neginf)
-    result = _filled.run((x,), local)
+    result = run_row(_filled, (x,), nan=nan, posinf=posinf, neginf=neginf)
     if copy or not isinstance(x, BaseArray):
         return result
     return assign_or_return(x, result)
@@ -128,8 +126,7 @@ def isclose(
     x1: Any, x2: Any, /, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> Any:
     """Tell where items agree within `atol + rtol * abs(x2)`."""
-    local = functools.partial(np.isclose, rtol=rtol, atol=atol, equal_nan=equal_nan)
-    return _close.run((x1, x2), local)
+    return run_row(_close, (x1, x2), rtol=rtol, atol=atol, equal_nan=equal_nan)
 
 
 @register
@@ -234,18 +231,4 @@ def assign_or_return(out: Any, result: Any) -> Any:
     """Copy `result` into `out` where there is one; return what holds the result."""
     if out is None:
         return result
-    return real_part.into((out,), (result,), _copy_into)
-
-
-def _copy_into(block: Buffer, out: Buffer = None, casting: Any = "same_kind") -> Buffer:
-    if out is None:
-        return block
-    np.copyto(out, block, casting=casting)
-    return out
-
-
-def _without_casting(local: Any) -> Any:
-    def call(block: Buffer, out: Buffer = None, casting: Any = "same_kind") -> Buffer:
-        return local(block) if out is None else _copy_into(local(block), out, casting)
-
-    return call
+    return into(copied, (out,), (result,))

@@ -6,15 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend
 from distarray.core._base import BaseArray
-from distarray.core._on_device import copied_where
+from distarray.core._elementwise import into
 from distarray.core._reduce import normalised_axes, reduced_count
 from distarray.core._registry import register
-from distarray.ops import _elementwise_arithmetic as arithmetic
 from distarray.ops import _elementwise_logic as logic
 from distarray.ops import _reductions as reductions
-from distarray.ops._elementwise_rounding import isclose
+from distarray.ops._elementwise_rounding import copied, isclose
 
 
 @register
@@ -101,22 +99,9 @@ def array_equiv(x1: Any, x2: Any, /) -> bool:
 def copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) -> None:
     """Copy values into an array, which keeps its layout and dtype."""
     if where is True:
-        arithmetic.positive.into((dst,), (src,), _copied, casting=casting)
+        into(copied, (dst,), (src,), casting=casting)
     else:
-        arithmetic.positive.into((dst,), (src, where), _copied, masked=True, casting=casting)
-
-
-def _copied(block: Any, mask: Any = True, *, out: Any = None, casting: Any = "same_kind") -> Any:
-    if out is None:
-        return block if _backend.is_cupy(block) else np.asarray(block)
-    if _backend.is_cupy(out):
-        copied_where(out, block, mask, casting)
-    else:
-        np.copyto(out, block, casting=casting, where=mask)
-    return out
-
-
-_copied.masks = True  # type: ignore[attr-defined]
+        into(copied, (dst,), (src, where), masked=True, casting=casting)
 
 
 @register

@@ -90,8 +90,8 @@ def _moved(block: Buffer, found: Selection) -> Buffer:
     block = block[found.key]
     if found.taken:
         block = redistribute_local(block, found.kept, found.cut, purpose=found.purpose)
-        block = block[tuple([0 if a in found.taken else slice(None) for a in range(block.ndim)])]
-        block = np.asarray(block) if isinstance(block, np.generic) else block
+        taken = [0 if axis in found.taken else slice(None) for axis in range(block.ndim)]
+        block = block[(*taken, ...)]  # an array also where no axis is left
     if found.flipped:
         block = reverse(
             block, mirrored(found.output, axes := found.result_axes(found.flipped)), axes

@@ -213,3 +213,12 @@ def test_len_and_iteration_follow_axis_0() -> None:
             iter(x[0, 0])
 
     on_ranks(program)
+
+
+@pytest.mark.host_only  # GPUs have no text
+def test_item_of_text_keeps_its_length_on_every_rank() -> None:
+    def program() -> None:
+        x = distribute_array(np.array(["", "abc", "d"]), init_device_mesh((2,)), [Shard(0)])
+        assert [x[i].dtype for i in range(3)] == ["U3"] * 3
+
+    on_ranks(program)

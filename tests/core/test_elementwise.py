@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from distarray.array._array import distribute_array
 from distarray.comm import init_device_mesh
-from distarray.core._elementwise import Elementwise
+from distarray.core._op import Op
 from distarray.layout import Partial, Replicate, Shard
 from distarray.ops import _elementwise_arithmetic as arithmetic
 from distarray.ops import _elementwise_logic as logic
@@ -34,7 +34,7 @@ def tolerance(expected: Any) -> dict[str, float]:
     return {"rtol": 8 * epsilon, "atol": 8 * epsilon}
 
 
-def compare(row: Elementwise, *operands: Any) -> None:
+def compare(row: Op, *operands: Any) -> None:
     """Check a row against its NumPy function on operands that may be cases."""
     with np.errstate(all="ignore"):
         plain = [x.value if isinstance(x, Case) else x for x in operands]

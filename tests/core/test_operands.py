@@ -15,7 +15,7 @@ import pytest
 from distarray.array._array import DistArray, distribute_array
 from distarray.array._mapping import map_blocks
 from distarray.comm import default_mesh
-from distarray.core._elementwise import REFUSALS
+from distarray.core._dtypes import REFUSALS
 from distarray.errors import ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Replicate, Shard
 from distarray.ops._asarray import asarray

@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from distarray.array._array import DistArray
-from distarray.core._elementwise import Elementwise
+from distarray.core._op import Op
 from distarray.core._registry import public
 from distarray.errors import DistArrayError
 from tests.array.strategies import (
@@ -161,7 +161,7 @@ LEAST_AXES = {**dict.fromkeys(ONE_AXIS, 1), "cumprod": 1, "cumsum": 1, "tril": 2
 TOLD = {"array_repr", "array_str"}
 """Text, which tests/array/test_repr.py compares."""
 
-BY_ITEM = {name: row for name, row in public.items() if isinstance(row, Elementwise)}
+BY_ITEM = {name: row for name, row in public.items() if isinstance(row, Op) and row.plain}
 NUMPYS = {"flatten": np.ravel, "permute_dims": np.transpose}
 
 
@@ -236,7 +236,7 @@ def _equals(result: Any, wanted: Any, close: str, factor: int) -> None:
     agrees(result, wanted, **({"rtol": factor * epsilon, "atol": 0.0} if epsilon else {}))
 
 
-def dtypes_of(row: Elementwise) -> list[Any]:
+def dtypes_of(row: Op) -> list[Any]:
     """Return dtypes that the row's NumPy function takes."""
     found = []
     for dtype in NUMBERS:
