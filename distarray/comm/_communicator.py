@@ -252,11 +252,10 @@ class Communicator(Transport):
             request = getattr(self._device, name)(send, recv, *how)
             return self._track(name, nbytes, started, request, lambda: recv)
         source = None if send is None else on_host(send)
-        if recv is None:
-            request = on_host_memory(source, None, *how)
-            return self._track(name, nbytes, started, request, lambda: None)
-        target = host_target(recv)
+        target = None if recv is None else host_target(recv)
         request = on_host_memory(source, target, *how)
+        if recv is None or target is None or _backend.is_numpy(recv):  # which the target looks at
+            return self._track(name, nbytes, started, request, lambda: recv)
         return self._track(name, nbytes, started, request, lambda: from_host(target, recv))
 
     # --- reductions -------------------------------------------------------------------------------
