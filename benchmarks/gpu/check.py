@@ -24,11 +24,11 @@ NEEDS = {
 _KERNEL = """
 import warnings
 import cupy
-from distarray.comm.cuda._boxes import copied
+from distarray.comm.cuda._boxes import launch_copies
 warnings.simplefilter("error", RuntimeWarning)
 source = cupy.arange(65536.0).reshape(256, 256)
 target = cupy.empty((256, 256))
-assert copied([(target, source.T)]), "no kernel ran"
+assert launch_copies([(target, source.T)]), "no kernel ran"
 assert (target == source.T).all(), "a kernel copied wrongly"
 """
 PROBES = {

@@ -16,7 +16,7 @@ import numpy as np
 
 from distarray.comm.kernels import _threads, are_loaded, load_kernels
 from distarray.random import _formulas
-from distarray.random._device_blocks import filled_floats, filled_integers
+from distarray.random._device_blocks import launch_floats, launch_integers
 from distarray.typing import Box, Shape
 
 _KERNEL_SIZE: Final = 16_384
@@ -55,7 +55,7 @@ def fill_floats(
     """
     words = _words(key, call)
     if not isinstance(out, np.ndarray):
-        if not filled_floats(out, kind, words, _geometry(shape, box), float(loc), float(scale)):
+        if not launch_floats(out, kind, words, _geometry(shape, box), float(loc), float(scale)):
             host = np.empty(out.shape, out.dtype)
             fill_floats(host, kind, key, call, shape, box, loc, scale)
             out.set(host)
@@ -93,7 +93,7 @@ def fill_integers(
     start, count = np.uint64(least % 2**64), np.uint64(among % 2**64)
     bound = np.uint64(2**64 % among)
     if not isinstance(out, np.ndarray):
-        if not filled_integers(out, words, _geometry(shape, box), (start, count, bound)):
+        if not launch_integers(out, words, _geometry(shape, box), (start, count, bound)):
             host = np.empty(out.shape, out.dtype)
             fill_integers(host, key, call, shape, box, least, among)
             out.set(host)

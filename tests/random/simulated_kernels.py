@@ -52,12 +52,12 @@ def host_and_device(what: Any, shape: Any, box: Any, call: int) -> list[np.ndarr
     words, geometry = _blocks._words(KEY, call), _blocks._geometry(shape, box)
     if len(what) == 2:
         fill_floats(host, what[0], KEY, call, shape, box, 0.25, 1.5)
-        assert _device_blocks.filled_floats(device, what[0], words, geometry, 0.25, 1.5)
+        assert _device_blocks.launch_floats(device, what[0], words, geometry, 0.25, 1.5)
     else:
         least, among = what[1:]
         fill_integers(host, KEY, call, shape, box, least, among)
         parameters = least % 2**64, among % 2**64, 2**64 % among
-        assert _device_blocks.filled_integers(device, words, geometry, parameters)
+        assert _device_blocks.launch_integers(device, words, geometry, parameters)
     assert not whole[0]
     assert not whole[-1]
     return [array.reshape(-1).view(np.uint8) for array in (host, device)]

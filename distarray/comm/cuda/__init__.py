@@ -7,7 +7,7 @@ command line.
 
 from distarray.comm.cuda import _device, _pinned
 from distarray.comm.cuda._ipc import close_unread
-from distarray.comm.cuda._launch import address_of, launch, seen, threads, uploaded, usable
+from distarray.comm.cuda._launch import address_of, is_usable, launch, threads, upload, wrap
 from distarray.comm.cuda._streams import followers, fork_stream
 
 __all__ = [
@@ -17,9 +17,9 @@ __all__ = [
     "close_unread",
     "followers",
     "fork_stream",
+    "is_usable",
     "launch",
-    "seen",
     "threads",
-    "uploaded",
-    "usable",
+    "upload",
+    "wrap",
 ]

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from distarray.comm.cuda._launch import address_of, launch, memory, table, threads, usable
+from distarray.comm.cuda._launch import address_of, is_usable, launch, memory, table, threads
 from distarray.comm.kernels._jit import load_kernels
 from distarray.comm.kernels._loop_nest import Axis, joint_axes, offsets
 from distarray.typing import Buffer
@@ -34,7 +34,7 @@ Record: TypeAlias = list[int]
 """The number of tiles of a box, then what the kernel reads of it."""
 
 
-def copied(pairs: Sequence[tuple[Buffer, Buffer]]) -> bool:
+def launch_copies(pairs: Sequence[tuple[Buffer, Buffer]]) -> bool:
     """Copy the second array of each pair into the first, by one launch; tell whether it was done.
 
     A box that comes alone is left to CuPy, unless it is transposed.
@@ -61,7 +61,7 @@ def copied(pairs: Sequence[tuple[Buffer, Buffer]]) -> bool:
         word = widest_word(*chain.from_iterable(map(_lengths, boxes)))
         start = memory(f"u{word}")[1]
         records = (_copy_records(box, word, start) for box in boxes)
-        host, counts = tabled(chain.from_iterable(records))
+        host, counts = make_table(chain.from_iterable(records))
         return host, counts and (word, *counts)
 
     at, facts = table(key, build)
@@ -72,7 +72,7 @@ def copied(pairs: Sequence[tuple[Buffer, Buffer]]) -> bool:
     return launch(copy_boxes, tiles, memory(f"u{word}")[0], at, boxes, tiles)
 
 
-def reduced(
+def launch_reductions(
     boxes: Sequence[tuple[Buffer, Sequence[Buffer]]], kind: str, op: str, number: int
 ) -> bool:
     """Set the first array of each pair to the sources, combined in their order; tell if done.
@@ -114,7 +114,7 @@ def reduced(
             sizes = [result.itemsize] + [source.itemsize] * (len(box) - 1)
             axes = _with_parts(axes, sizes, number)
             records.append(_reduce_records(addresses, axes, sizes, length, start))
-        return tabled(chain.from_iterable(records))
+        return make_table(chain.from_iterable(records))
 
     at, facts = table(key, build)
     if facts is None:
@@ -129,8 +129,8 @@ def _same_bytes(dst: Buffer, src: Buffer) -> bool:
         dst.dtype == src.dtype
         and dst.shape == src.shape
         and isinstance(dst, np.ndarray) == isinstance(src, np.ndarray)
-        and usable(dst)
-        and usable(src)
+        and is_usable(dst)
+        and is_usable(src)
         and not dst.dtype.hasobject
     )
 
@@ -140,7 +140,7 @@ def _is_reducible(box: Sequence[Buffer], dtype: np.dtype[Any], result: np.dtype[
     return (
         dst.dtype == result
         and all(source.dtype == dtype and source.shape == dst.shape for source in sources)
-        and all(map(usable, box))
+        and all(map(is_usable, box))
         and all(
             length % array.dtype.alignment == 0
             for array in box
@@ -152,7 +152,7 @@ def _is_reducible(box: Sequence[Buffer], dtype: np.dtype[Any], result: np.dtype[
 # --- tables --------------------------------------------------------------------------------------
 
 
-def tabled(records: Iterable[Record]) -> tuple[np.ndarray, tuple[int, int] | None]:
+def make_table(records: Iterable[Record]) -> tuple[np.ndarray, tuple[int, int] | None]:
     """Return a table of boxes, and the numbers of boxes and tiles, None of too many."""
     kept = list(islice(records, _MOST_BOXES + 1))
     if len(kept) > _MOST_BOXES:

@@ -113,7 +113,7 @@ def _here(size: int) -> Here:
     versions = f"CUDA {driver} driver, CUDA {library} runtime, CuPy {cupy.__version__}"
     try:
         init_device_mesh((size,), device="cuda")
-        lacking = _launch.lacking(_memory.empty((1,), np.int64, "cuda"))
+        lacking = _launch.find_hindrance(_memory.empty((1,), np.int64, "cuda"))
         return Here(host, "", tuple(gpus), versions, _device.number_of("cuda"), "", lacking)
     except DeviceError as error:
         return Here(host, "", tuple(gpus), versions, None, str(error))

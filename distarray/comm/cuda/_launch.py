@@ -43,25 +43,25 @@ _launched: set[Any] = set()
 _lock = threading.RLock()
 
 
-def usable(array: Buffer) -> bool:
+def is_usable(array: Buffer) -> bool:
     """Tell whether kernels can work on such an array: it is CuPy's, and Numba reaches the GPU.
 
     Where Numba's simulator runs the kernels, every array in host memory serves.
     """
     global _usable
     if _usable is None and not array.size:  # has no address to find out by
-        return not lacking(array)
+        return not find_hindrance(array)
     if _usable is None:
         with _lock:
             if _usable is None:
-                why = lacking(array)
+                why = find_hindrance(array)
                 if why.startswith("Numba"):
                     _warn(why)
                 _usable = not why
     return _usable and (simulated() or (not isinstance(array, np.ndarray) and _reachable(array)))
 
 
-def lacking(array: Buffer) -> str:
+def find_hindrance(array: Buffer) -> str:
     """Return why no kernel works on such an array; empty where they do, as far as it tells."""
     try:
         if load_kernels(_NUMBA) is None:
@@ -153,11 +153,11 @@ def memory(dtype: Any) -> tuple[Any, int]:
     found = _memories.get(key)
     if found is None:
         whole = _Memory(dtype, start)
-        found = _memories[key] = seen(np.asarray(whole) if simulated() else whole)
+        found = _memories[key] = wrap(np.asarray(whole) if simulated() else whole)
     return found, start
 
 
-def seen(array: Any) -> Any:
+def wrap(array: Any) -> Any:
     """Return an array as a kernel sees it."""
     if simulated():
         return _Simulated(array)
@@ -179,7 +179,7 @@ def table(key: Hashable, build: Callable[[], tuple[np.ndarray, Any]]) -> tuple[A
     if found is not None:
         return found  # type: ignore[no-any-return]
     host, facts = build()
-    made = (seen(uploaded(host)), facts)
+    made = (wrap(upload(host)), facts)
     if host.nbytes <= _LARGEST_KEPT:
         with _lock:
             _tables[stream, key] = made
@@ -188,7 +188,7 @@ def table(key: Hashable, build: Callable[[], tuple[np.ndarray, Any]]) -> tuple[A
     return made
 
 
-def uploaded(host: np.ndarray) -> Buffer:
+def upload(host: np.ndarray) -> Buffer:
     """Return a table's copy in device memory, ordered before what follows on the stream.
 
     CuPy copies by way of pinned memory and does not wait. The copy is used, and its memory used

@@ -31,7 +31,7 @@ from distarray.comm._reductions import (
     narrow_bfloat16,
     widen_bfloat16,
 )
-from distarray.comm.cuda._boxes import reduced
+from distarray.comm.cuda._boxes import launch_reductions
 from distarray.comm.kernels import _threads
 from distarray.comm.kernels._choice import run_faster
 from distarray.comm.kernels._jit import load_kernels
@@ -209,7 +209,7 @@ def _by_device_kernel(
     """Reduce arrays in device memory by launches where kernels serve; tell whether they did."""
     dtype = boxes[0][1][0].dtype
     kind, way, number = _kernel_of(dtype, op, bfloat16)
-    return bool(kind) and reduced(boxes, kind, way, number)
+    return bool(kind) and launch_reductions(boxes, kind, way, number)
 
 
 def _kernel_of(dtype: np.dtype[Any], op: str, bfloat16: bool) -> tuple[str, str, int]:

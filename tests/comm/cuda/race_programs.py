@@ -173,7 +173,7 @@ def table(checker: Checker, options: argparse.Namespace) -> None:
     def upload() -> None:
         begun.set()
         dropped.wait()
-        _launch.uploaded(np.arange(64))
+        _launch.upload(np.arange(64))
 
     with ThreadPoolExecutor(1) as background:
         make = _forked(_device.empty, (64,), np.int64, "cuda:0")

@@ -25,7 +25,7 @@ from distarray.comm._packing import (
 )
 from distarray.comm._reductions import BFLOAT16, narrow_bfloat16
 from distarray.comm.cuda import _boxes, _launch
-from distarray.comm.cuda._boxes import copied, reduced
+from distarray.comm.cuda._boxes import launch_copies, launch_reductions
 from distarray.comm.kernels import _blocks
 from tests.comm.strided_arrays import views
 
@@ -86,7 +86,7 @@ def test_copies_of_many_boxes_move_what_numpy_moves(data: st.DataObject) -> None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_boxes, "_MOST_ITEMS", data.draw(st.sampled_from((5, 1 << 30))))
         _launch._tables.clear()
-        done = copied([(dst, src) for _, dst, src, _ in cases])
+        done = launch_copies([(dst, src) for _, dst, src, _ in cases])
     assert done or len(filled) == 1
     for found, _, _, expected in cases if done else ():
         np.testing.assert_array_equal(found, expected)
@@ -104,7 +104,7 @@ def test_transposed_boxes_go_through_tiles(sizes: tuple[int, int], dtype: str) -
     src = np.arange(2 * rows * columns).astype(dtype).reshape(2, rows, columns)
     dst = np.zeros((2, 2, columns, rows), dtype)[1]
     assert is_transposed(dst, src.swapaxes(1, 2), dst.itemsize)
-    assert copied([(dst, src.swapaxes(1, 2))])
+    assert launch_copies([(dst, src.swapaxes(1, 2))])
     np.testing.assert_array_equal(dst, src.swapaxes(1, 2))
 
 
@@ -116,10 +116,10 @@ def test_boxes_of_any_number_of_axes_are_copied_and_reduced(ndim: int) -> None:
     copies = [np.zeros(shape, "f4") for _ in range(2)]
     total, expected = np.zeros(shape, "f4"), np.zeros(shape, "f4")
     expected[part] = host[part]
-    assert copied([(copy[part], host[part]) for copy in copies])
+    assert launch_copies([(copy[part], host[part]) for copy in copies])
     for copy in copies:
         np.testing.assert_array_equal(copy, expected)
-    assert reduced([(total[part], [host[part]] * 3)], "f4", "sum", 1)
+    assert launch_reductions([(total[part], [host[part]] * 3)], "f4", "sum", 1)
     np.testing.assert_array_equal(total, 3 * expected)
 
 
@@ -129,20 +129,20 @@ def test_bfloat16_takes_the_nearest_and_the_even_of_two() -> None:
         np.array([0x3B80, 0x3B81] * 2, "u2"),
     ]
     total = np.zeros(4, "u2")
-    assert reduced([(total, sources)], "bf16", "sum", 1)
+    assert launch_reductions([(total, sources)], "bf16", "sum", 1)
     assert total.tolist() == [0x3F80, 0x3F81, 0x3F82, 0x3F82]  # 1 + 2**-8 is halfway
 
 
 def test_words_are_as_wide_as_the_rows_of_all_boxes() -> None:
     pairs = [(np.zeros((), "i2"), np.ones((), "i2")), (np.zeros(2, "i1"), np.ones(2, "i1"))]
-    assert copied(pairs)
+    assert launch_copies(pairs)
     assert all((dst == 1).all() for dst, _ in pairs)
 
 
 def test_box_that_comes_alone_and_is_not_transposed_is_left_to_cupy() -> None:
     src, dst = np.arange(20.0).reshape(4, 5), np.zeros((4, 3))
-    assert not copied([(dst, src[:, :3])])
-    assert copied([(dst, src[:, :3]), (src[:0], src[:0]), (np.zeros(2), np.ones(2))])
+    assert not launch_copies([(dst, src[:, :3])])
+    assert launch_copies([(dst, src[:, :3]), (src[:0], src[:0]), (np.zeros(2), np.ones(2))])
     np.testing.assert_array_equal(dst, src[:, :3])
 
 
@@ -151,8 +151,8 @@ def test_boxes_are_left_to_cupy_where_they_would_become_too_many(
 ) -> None:
     monkeypatch.setattr(_boxes, "_MOST_BOXES", 7)
     src = np.arange(5.0**5).reshape((5,) * 5)[::2, ::2, ::2, ::2, ::2]
-    assert not copied([(np.zeros(src.shape), src)] * 2)
-    assert not reduced([(np.zeros(src.shape), [src] * 3)], "f8", "sum", 1)
+    assert not launch_copies([(np.zeros(src.shape), src)] * 2)
+    assert not launch_reductions([(np.zeros(src.shape), [src] * 3)], "f8", "sum", 1)
 
 
 # --- reductions ----------------------------------------------------------------------------------
@@ -348,18 +348,18 @@ def test_boxes_of_any_number_of_sources_are_reduced_by_one_launch(
 
 def test_a_table_is_made_once_for_the_same_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    tabled = _boxes.tabled
+    make_table = _boxes.make_table
 
     def counted(records: Any) -> Any:
-        table = tabled(records)
+        table = make_table(records)
         made.append(table[1][0])
         return table
 
-    monkeypatch.setattr(_boxes, "tabled", counted)
+    monkeypatch.setattr(_boxes, "make_table", counted)
     src, dst = np.arange(20.0).reshape(4, 5), np.zeros((5, 4))
     for _ in range(3):
         dst[...] = 0
-        assert copied([(dst, src.T)])
+        assert launch_copies([(dst, src.T)])
         np.testing.assert_array_equal(dst, src.T)
     assert made == [1]
 

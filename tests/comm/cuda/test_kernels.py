@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 
 from distarray.comm.cuda import _boxes, _launch
-from distarray.comm.cuda._boxes import parts, tabled, widest_word
+from distarray.comm.cuda._boxes import make_table, parts, widest_word
 
 from .compiled_kernels import CANNOT
 
@@ -106,12 +106,12 @@ def test_parts_make_up_the_whole(axes: list[tuple[int, int, int]], most: int, it
 
 
 def test_tables_tell_where_the_tiles_of_a_box_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, counts = tabled([[2, 10, 11], [7, 20, 21], [1, 30, 31]])
+    made, counts = make_table([[2, 10, 11], [7, 20, 21], [1, 30, 31]])
     assert counts == (3, 10)
     assert made.tolist() == [0, 2, 9, 10, 10, 11, 20, 21, 30, 31]
-    assert tabled([])[1] == (0, 0)
+    assert make_table([])[1] == (0, 0)
     monkeypatch.setattr(_boxes, "_MOST_BOXES", 2)
-    assert tabled([[1, 1]] * 3)[1] is None
+    assert make_table([[1, 1]] * 3)[1] is None
 
 
 def test_widest_word_divides_every_length() -> None:
@@ -122,4 +122,4 @@ def test_widest_word_divides_every_length() -> None:
 
 def test_kernels_serve_only_where_there_is_a_gpu() -> None:
     """Arrays in host memory go to NumPy."""
-    assert not _launch.usable(np.zeros(3))
+    assert not _launch.is_usable(np.zeros(3))

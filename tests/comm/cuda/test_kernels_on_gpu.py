@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from distarray.comm.cuda import _launch
-from distarray.comm.cuda._boxes import copied
+from distarray.comm.cuda._boxes import launch_copies
 from distarray.comm.kernels import _blocks as _block_reduction
 from distarray.random._blocks import fill_floats, fill_integers
 from tests.comm.cuda.simulated_kernels import (
@@ -47,7 +47,7 @@ def cupy() -> Any:
         probe = found.zeros(1)
     except Exception as error:
         pytest.skip(f"no GPU: {error}")
-    if not _launch.usable(probe):
+    if not _launch.is_usable(probe):
         pytest.skip("Numba reaches no GPU")
     return found
 
@@ -78,7 +78,7 @@ def test_copies_move_what_numpy_moves(cupy: Any, data: st.DataObject) -> None:
         dst[...] = src
         found.append(there)
         expected.append(bytes_to)
-    if copied(pairs):
+    if launch_copies(pairs):
         for there, here in zip(found, expected, strict=True):
             np.testing.assert_array_equal(there.get(), here)
 
@@ -91,7 +91,7 @@ def test_large_boxes_are_copied(cupy: Any, name: str, dtype: str) -> None:
     src = part(cupy.asarray(host))
     whole = cupy.zeros((*src.shape[:-1], src.shape[-1] + 3), dtype)
     empty = whole[..., :0]
-    assert copied([(whole[..., 1:-2], src), (cupy.zeros(1), cupy.zeros(1)), (empty, empty)])
+    assert launch_copies([(whole[..., 1:-2], src), (cupy.zeros(1), cupy.zeros(1)), (empty, empty)])
     expected = np.zeros(whole.shape, dtype)
     expected[..., 1:-2] = part(host)
     np.testing.assert_array_equal(whole.get(), expected)

@@ -32,7 +32,7 @@ def _allocated_by_us(xp: Any) -> None:
 
 
 def _uploaded(xp: Any) -> None:
-    _launch.uploaded(np.arange(64))
+    _launch.upload(np.arange(64))
 
 
 def _allocated_by_cupy(xp: Any) -> None:
@@ -98,9 +98,9 @@ def test_a_block_without_items_decides_nothing(xp: Any, monkeypatch: pytest.Monk
     found = types.SimpleNamespace(SIMULATED=False, cuda=numba)
     monkeypatch.setattr(_launch, "_usable", None)
     monkeypatch.setattr(_launch, "load_kernels", lambda name: found)
-    _launch.usable(xp.empty((0, 4)))
+    _launch.is_usable(xp.empty((0, 4)))
     assert _launch._usable is None
-    assert _launch.usable(xp.empty((4, 4)))
+    assert _launch.is_usable(xp.empty((4, 4)))
 
 
 @pytest.mark.parametrize("trouble", ["no GPU", "no import"])
@@ -118,7 +118,7 @@ def test_kernels_that_do_not_serve_are_told_of_once(
     block = xp.empty(4)
     why = "no driver" if trouble == "no GPU" else "row_stack"
     with pytest.warns(RuntimeWarning, match=rf"{why}.*CuPy's own functions serve") as told:
-        found = [_launch.usable(block) for _ in range(2)]
+        found = [_launch.is_usable(block) for _ in range(2)]
     assert found == [False, False]
     assert len(told) == 1
 
