@@ -123,33 +123,39 @@ class Case(NamedTuple):
 
 _ALL = None
 """As a default: all axes, where none is named."""
-_ALONG: dict[tuple[int, int | None], str] = {
+_ALONG: dict[tuple[int, int | tuple[int, int] | None], str] = {
     # position of the argument that names the axes (99: none does), and what counts without it
     (1, _ALL): "sum mean prod nansum nanmean amax amin max min median nanmedian argmax argmin any "
     "all std var std_mean var_mean logsumexp softmax log_softmax softmin count_nonzero flip "
     "unique_consecutive argwhere squeeze cumsum cumprod cummax cummin logcumsumexp gather "
     "index_select select narrow index_add index_copy index_fill index_reduce scatter scatter_add "
-    "scatter_reduce",
+    "scatter_reduce fft_fftshift fft_ifftshift hash_tensor",
     (1, 0): "cat concat concatenate unbind",
     (1, -1): "sort argsort mode glu",
-    (2, 0): "select_scatter slice_scatter chunk split tensor_split",
+    (2, 0): "select_scatter slice_scatter chunk split tensor_split unsafe_chunk unsafe_split",
     (2, 1): "normalize cosine_similarity",
-    (2, -1): "topk kthvalue diff",
+    (2, -1): "topk kthvalue diff fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft",
+    (2, (-2, -1)): "fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_hfft2 fft_ihfft2",
     # by default cross takes the first axis of length 3, which may be a rank's own
-    (2, _ALL): "norm vector_norm quantile nanquantile take_along_dim roll repeat_interleave cross",
+    (2, _ALL): "norm vector_norm quantile nanquantile take_along_dim roll repeat_interleave cross "
+    "fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn",
     (4, _ALL): "unique",
     (4, -1): "gumbel_softmax",
-    (99, _ALL): "aminmax",
+    (99, _ALL): "aminmax gradient",
     (99, 0): "vsplit flipud msort vstack",
     (99, 1): "hsplit fliplr hstack local_response_norm",
-    (99, -1): "pairwise_distance multinomial vecdot linalg_cross trapezoid trapz",
+    (99, 2): "dsplit",
+    (99, -1): "pairwise_distance multinomial vecdot linalg_cross trapezoid trapz "
+    "cumulative_trapezoid",
 }
 _WHOLE = (
     "equal allclose bincount histc histogram unravel nonzero take masked_select masked_scatter "
     "dist cov corrcoef trace diag diagonal rot90 nll_loss linear_cross_entropy multi_margin_loss "
     "multilabel_margin_loss multilabel_soft_margin_loss cosine_embedding_loss triplet_margin_loss "
     "triplet_margin_with_distance_loss margin_ranking_loss hinge_embedding_loss ctc_loss "
-    "matrix_norm put fill_diagonal searchsorted bucketize"
+    "matrix_norm put fill_diagonal searchsorted bucketize diagonal_copy diagonal_scatter "
+    "diag_embed diagflat block_diag combinations cartesian_prod pdist histogramdd "
+    "nonzero_static stft istft kron vander sum_to_size resize resize_as as_strided as_strided_copy"
 )
 """Functions that work along all axes, or that are not told apart more finely."""
 _LOSSES = (
@@ -157,7 +163,15 @@ _LOSSES = (
     "binary_cross_entropy_with_logits poisson_nll_loss gaussian_nll_loss"
 )
 """Of item by item, and then of all items unless ``reduction="none"``."""
-CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
+_OF_MATRICES = (
+    "tril triu inv inverse det logdet slogdet cholesky cholesky_inverse cholesky_solve cond qr svd "
+    "svdvals eig eigvals eigh eigvalsh lu lu_factor lu_factor_ex lu_solve lu_unpack ldl_factor "
+    "ldl_solve geqrf ormqr orgqr householder_product pinv pinverse matrix_exp matrix_power "
+    "matrix_rank lstsq solve solve_ex inv_ex cholesky_ex solve_triangular triangular_solve lobpcg "
+    "pixel_shuffle pixel_unshuffle"
+)
+"""Functions of the last two axes."""
+CONVOLUTIONS = tuple(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))
 
 
 def _every(_: Call, x: torch.Tensor) -> frozenset[int]:
@@ -170,11 +184,11 @@ def _every_if_reduced(call: Call, x: torch.Tensor) -> frozenset[int]:
     return frozenset() if reduction == "none" else _every(call, x)
 
 
-def _along(position: int, default: int | None) -> Works:
+def _along(position: int, default: int | tuple[int, int] | None) -> Works:
     """Return what tells the axes that an argument names."""
 
     def works(call: Call, x: torch.Tensor) -> frozenset[int] | None:
-        along = call.told(position, "dim dims axis other", default)
+        along = call.told(position, "dim dims dimension axis other", default)
         name = call.rule.name
         if name in ("max", "min") and isinstance(along, torch.Tensor):
             return frozenset()  # of two tensors, item by item
@@ -242,6 +256,21 @@ def _met(call: Call, x: torch.Tensor) -> frozenset[int]:
     return _every(call, x) if len(call.args) + len(call.kwargs) == 1 else frozenset()
 
 
+def _repeated(call: Call, x: torch.Tensor) -> frozenset[int]:
+    """Return the axes of which there is more than one copy, told from the last one on."""
+    told = call.told(1, "repeats dims", ())
+    counts = [told, *call.args[2:]] if isinstance(told, int) else list(told)
+    counts = counts[-x.ndim :]
+    return frozenset(x.ndim - len(counts) + i for i, count in enumerate(counts) if count != 1)
+
+
+def _unfolded(call: Call, x: torch.Tensor) -> frozenset[int] | None:
+    """Return the axes of windows: of the method the one that is named, of the function all."""
+    if call.function is torch.Tensor.unfold:
+        return _along(1, _ALL)(call, x)
+    return _from(2)(call, x)
+
+
 def _padded(call: Call, x: torch.Tensor) -> frozenset[int]:
     """Return the axes that grow or shrink, named from the last one on by pairs of widths."""
     widths = list(call.told(1, "pad", ()))
@@ -262,16 +291,23 @@ _WORKS: dict[str, Works] = {
     **dict.fromkeys(_LOSSES.split(), _every_if_reduced),
     **dict.fromkeys(PRODUCTS, _summed),
     **dict.fromkeys(("__getitem__", "__setitem__"), _picked),
-    **dict.fromkeys(("tril", "triu"), _last(2)),
+    **dict.fromkeys(_OF_MATRICES.split(), _last(2)),
+    **dict.fromkeys(("repeat", "tile"), _repeated),
+    "unfold": _unfolded,
+    **dict.fromkeys(("fold", "channel_shuffle"), _from(1)),
     **dict.fromkeys(("layer_norm", "rms_norm"), _of_first(_normalized_shape)),
     "group_norm": _of_first(_from(1)),
-    **dict.fromkeys(("instance_norm", "interpolate"), _of_first(_from(2))),
+    **dict.fromkeys(
+        ("instance_norm", "interpolate", "grid_sample", "grid_sampler_2d", "grid_sampler_3d"),
+        _of_first(_from(2)),
+    ),
     "batch_norm": _of_first(_beside_channels),
-    "pad": _padded,
+    **dict.fromkeys(("pad", "constant_pad_nd"), _padded),
     **{
-        f"{kind}_pool{count}d": _last(count)
+        f"{kind}_pool{count}d{indices}": _last(count)
         for kind in ("avg", "max", "lp", "adaptive_avg", "adaptive_max", "fractional_max")
         for count in (1, 2, 3)
+        for indices in ("", "_with_indices")
     },
     **dict.fromkeys(CONVOLUTIONS, _of_first(_convolved)),
     "renorm": _renormalized,

@@ -345,6 +345,23 @@ OVER_FEATURES = {
     "assigned": (lambda y: _assigned(y.clone()), True),
     "scaled by all": (lambda y: y.mul(y.norm()), True),
     "batch": (lambda y: y - y.mean(0), False),
+    "transformed": (lambda y: torch.fft.fft(y).real.to(y), True),
+    "transformed in 2-d": (lambda y: torch.fft.ifft2(y).real.to(y), True),
+    "spectrum of others": (lambda y: torch.fft.fft2(y, dim=(0, 1)).real.to(y), False),
+    "centre first": (lambda y: torch.fft.fftshift(y), True),
+    "slope": (lambda y: torch.gradient(y, dim=-1)[0], True),
+    "slope of others": (lambda y: torch.gradient(y, dim=1)[0], False),
+    "integral": (lambda y: functional.pad(torch.cumulative_trapezoid(y), (0, 1)), True),
+    "windows": (lambda y: y.unfold(-1, 2, 1).sum(-1).repeat(1, 1, 2)[..., : y.shape[-1]], True),
+    "windows of others": (lambda y: y.unfold(1, 2, 1).sum(-1), False),
+    "repeated": (lambda y: y.repeat(1, 1, 2)[..., ::2], True),
+    "others repeated": (lambda y: y.repeat(2, 3, 1), False),
+    "tiled": (lambda y: torch.tile(y, (2,))[..., ::2], True),
+    "transposed convolution": (
+        lambda y: functional.conv_transpose1d(y, torch.ones(3, 3, 3).to(y), padding=1),
+        True,
+    ),
+    "pseudoinverse": (lambda y: torch.linalg.pinv(y.double()).mT.to(y), True),
 }
 
 
