@@ -25,7 +25,7 @@ from numpy import (
     uint64,
 )
 
-from distarray import checkpoint, errors, memory, random
+from distarray import checkpoint, errors, memory, random, testing
 from distarray.array._array import (
     DistArray,
     distribute_array,
@@ -513,6 +513,7 @@ __all__ = [
     "tan",
     "tanh",
     "tensordot",
+    "testing",
     "tile",
     "transpose",
     "tril",
