@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -110,9 +110,8 @@ def fully_shard(
         _check_arguments(policy, offload, reshard_after_forward)
         modules.extend(_check_modules(module))
         with located(modules[0]):
-            for path, parameter, slots in _find_parameters(
-                modules, {id(p) for p in ignored_params or ()}
-            ):
+            ignored = {id(p) for p in ignored_params or ()}
+            for path, parameter, slots in _find_parameters(modules, ignored):
                 wanted = None if shard_placement_fn is None else shard_placement_fn(parameter)
                 members.append(ShardedParameter(slots, parameter, mesh, wanted, path))
         described = [f"{m.path}: {m.parameter.dtype} {m.placed.layout}" for m in members]
@@ -236,60 +235,51 @@ def _find_parameters(
     modules: Sequence[nn.Module], ignored: set[int]
 ) -> list[tuple[str, Any, list[Any]]]:
     """Return the parameters that no module inside manages, with who holds them, by name."""
-    managed: set[int] = set()
-    for one in modules:
-        for child in one.modules():
-            state = state_beside(child)
-            if state is not None and state.group is not None:
-                managed |= {id(m.parameter) for m in state.group.members}
+    inside = [child for one in modules for child in one.modules()]
+    groups = [state.group for child in inside if (state := state_beside(child)) is not None]
+    managed = {id(m.parameter) for group in groups if group is not None for m in group.members}
+    replicated = {
+        id(p) for child in inside if REPLICA in child.__dict__ for p in child.parameters()
+    }
     found: dict[int, tuple[str, Any, list[Any]]] = {}
-    for one in modules:
-        replicas = [child for child in one.modules() if REPLICA in child.__dict__]
-        averaged = {id(p) for child in replicas for p in child.parameters()}
-        _collect(one, "", managed, ignored, averaged, found)
+    for prefix, module in (pair for one in modules for pair in _walk(one, "")):
+        for name, parameter in parameters_of(module).items():
+            if parameter is None or id(parameter) in ignored:
+                continue
+            path = f"{prefix}{name}"
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+                raise ArgumentError(
+                    f"parameter {path!r} has sparse gradients, which cannot be packed; pass "
+                    "sparse=False to the module"
+                )
+            if id(parameter) in managed:
+                raise ArgumentError(
+                    f"parameter {path!r} is shared with a module inside that is sharded already; "
+                    "modules that share parameters belong to one group: leave the inner one to the "
+                    "call for the module that holds both, or pass both as a list"
+                )
+            known = found.get(id(parameter))
+            if known is not None:
+                if all(holder is not module or n != name for holder, n in known[2]):
+                    known[2].append((module, name))
+                continue
+            if id(parameter) in replicated:
+                raise ArgumentError(
+                    f"parameter {path!r}: dt.replicate was applied to its module, and fully_shard "
+                    "averages gradients, too; leave out replicate, or name the parameter in "
+                    "ignored_params"
+                )
+            _check(path, parameter)
+            found[id(parameter)] = path, parameter, [(module, name)]
     return list(found.values())
 
 
-def _collect(
-    module: nn.Module,
-    prefix: str,
-    managed: set[int],
-    ignored: set[int],
-    averaged: set[int],
-    found: dict[int, Any],
-) -> None:
-    if state_beside(module) is not None:
-        return
-    for name, parameter in parameters_of(module).items():
-        if parameter is None or id(parameter) in ignored:
-            continue
-        path = f"{prefix}{name}"
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            raise ArgumentError(
-                f"parameter {path!r} has sparse gradients, which cannot be packed; pass "
-                "sparse=False to the module"
-            )
-        if id(parameter) in managed:
-            raise ArgumentError(
-                f"parameter {path!r} is shared with a module inside that is sharded already; "
-                "modules that share parameters belong to one group: leave the inner one to the "
-                "call for the module that holds both, or pass both as a list"
-            )
-        known = found.get(id(parameter))
-        if known is not None:
-            if all(holder is not module or n != name for holder, n in known[2]):
-                known[2].append((module, name))
-            continue
-        if id(parameter) in averaged:
-            raise ArgumentError(
-                f"parameter {path!r}: dt.replicate was applied to its module, and fully_shard "
-                "averages gradients, too; leave out replicate, or name the parameter in "
-                "ignored_params"
-            )
-        _check(path, parameter)
-        found[id(parameter)] = path, parameter, [(module, name)]
-    for name, child in module.named_children():
-        _collect(child, f"{prefix}{name}.", managed, ignored, averaged, found)
+def _walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield a module and those inside, by path, but for what earlier calls have sharded."""
+    if state_beside(module) is None:
+        yield prefix, module
+        for name, child in module.named_children():
+            yield from _walk(child, f"{prefix}{name}.")
 
 
 def _check(path: str, parameter: nn.Parameter) -> None:

@@ -317,6 +317,16 @@ class Group:
 
     # --- gradients -------------------------------------------------------------------------------
 
+    def pre_backward(self, _: torch.Tensor) -> None:
+        """Make the parameters ready: the gradient of an output is there."""
+        assert self.context is not None  # it has been used in forward
+        self.context.current_backward().pre_backward(self)
+
+    def post_backward(self, _: torch.Tensor) -> None:
+        """Let the parameters go: the gradients of inputs are there."""
+        assert self.context is not None  # it has been used in forward
+        self.context.current_backward().post_backward(self)
+
     def abandon(self) -> None:
         """Forget what a backward pass that failed has left, without communication."""
         self._handles = None

@@ -158,7 +158,7 @@ class State:
             return
         for tensor in leaves_of(inputs):
             if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
-                tensor.register_hook(_post_backward_hook(group))
+                tensor.register_hook(group.post_backward)
                 group.ends_with_inputs = True
 
     @untraced
@@ -174,7 +174,7 @@ class State:
         if torch.is_grad_enabled():
             for tensor in leaves_of(output):
                 if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
-                    tensor.register_hook(_pre_backward_hook(group))
+                    tensor.register_hook(group.pre_backward)
         return output
 
 
@@ -182,22 +182,6 @@ def state_beside(module: nn.Module) -> State | None:
     """Return the state of a sharded module; None for another one."""
     found: State | None = module.__dict__.get(NAME)
     return found
-
-
-def _pre_backward_hook(group: Group) -> Any:
-    def reached(_: torch.Tensor) -> None:
-        if group.context is not None:
-            group.context.current_backward().pre_backward(group)
-
-    return reached
-
-
-def _post_backward_hook(group: Group) -> Any:
-    def reached(_: torch.Tensor) -> None:
-        if group.context is not None:
-            group.context.current_backward().post_backward(group)
-
-    return reached
 
 
 def _keep_memory(output: Any, held: Sequence[torch.Tensor]) -> Any:
