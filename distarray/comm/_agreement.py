@@ -29,11 +29,6 @@ def such_calls(*doing: object) -> str:
     """Return what messages about calls that all ranks must make end with.
 
     These do not look like such calls. Nothing where all that is done is done with tensors.
-
-    Parameters
-    ----------
-    *doing
-        What the ranks that the message is about are doing.
     """
     texts = [str(one) for one in doing]
     of_tensors = texts and all(any(word in text for word in _TENSORS) for text in texts)
@@ -41,12 +36,9 @@ def such_calls(*doing: object) -> str:
 
 
 def token(*doing: object) -> int:
-    """Return a number below 2**62 that names what a rank is doing, alike in every process.
+    """Return a number below 2**62 that names what a rank is doing.
 
-    Parameters
-    ----------
-    *doing
-        Objects whose ``repr`` is the same in every process.
+    The objects have the same ``repr`` in every process.
     """
     digest = hashlib.blake2b(repr(doing).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 2
@@ -65,15 +57,7 @@ class Purpose(NamedTuple):
 
 
 def mismatch_error(doing: Sequence[Any], ranks: Iterable[int]) -> MismatchError:
-    """Return the error to raise, alike on every rank.
-
-    Parameters
-    ----------
-    doing
-        What each rank is about to do.
-    ranks
-        Their numbers in the MPI world.
-    """
+    """Return the error to raise, alike on every rank."""
     return MismatchError(
         f"ranks are about to do different things together: {by_answer(doing, ranks)}. Every rank "
         "must make the same calls, on the same mesh, with the same layouts, shapes and dtypes"

@@ -32,34 +32,18 @@ def parts(array: np.ndarray, counts: Counts) -> list[np.ndarray]:
     return [array[starts[i] : starts[i + 1]] for i in range(len(counts))]
 
 
-def even_counts(n: int, total: int, what: str, collective: str) -> tuple[int, ...]:
-    """Return ``n`` equal counts that add up to ``total``.
-
-    Raises
-    ------
-    ArgumentError
-        ``total`` does not divide; counts must say how it is split.
-    """
-    if total % n:
-        raise ArgumentError(
-            f"{collective} without counts needs a {what} buffer of a multiple of {n} elements, one "
-            f"part per rank, not {total}; pass counts"
-        )
-    return (total // n,) * n
-
-
 def check_counts(
     counts: Counts | None, n: int, total: int | None, what: str, collective: str
 ) -> tuple[int, ...]:
-    """Return counts as Python integers after checking that they fit a buffer of ``total``.
-
-    Raises
-    ------
-    ArgumentError
-        Not one count per rank, a negative one, or another sum than ``total``.
-    """
+    """Return counts as Python integers after checking that they fit a buffer of ``total``."""
     if counts is None:
-        return even_counts(n, 0 if total is None else total, what, collective)
+        total = total or 0
+        if total % n:
+            raise ArgumentError(
+                f"{collective} without counts needs a {what} buffer of a multiple of {n} elements, "
+                f"one part per rank, not {total}; pass counts"
+            )
+        return (total // n,) * n
     result = tuple(int(count) for count in counts)
     if len(result) != n or min(result) < 0 or (total is not None and sum(result) != total):
         raise ArgumentError(
@@ -93,15 +77,7 @@ def check_tag(tag: int) -> None:
 
 
 def check_buffer(buffer: Buffer, what: str, collective: str) -> None:
-    """Refuse buffers that cannot travel as they lie in memory.
-
-    Raises
-    ------
-    DTypeError
-        The dtype holds Python objects.
-    ArgumentError
-        The buffer is not C-contiguous.
-    """
+    """Refuse buffers that cannot travel as they lie in memory."""
     if buffer.dtype.hasobject:
         raise DTypeError(
             f"{collective} cannot move dtype {buffer.dtype}: Python objects are not memory; "
@@ -115,17 +91,7 @@ def check_buffer(buffer: Buffer, what: str, collective: str) -> None:
 
 
 def check_pair(send: Buffer, recv: Buffer, collective: str) -> None:
-    """Check both buffers, and that they agree in dtype and in where they are.
-
-    Raises
-    ------
-    DTypeError
-        The dtypes differ, or hold Python objects.
-    DeviceError
-        One buffer is in host memory, the other on a GPU.
-    ArgumentError
-        A buffer is not C-contiguous.
-    """
+    """Check both buffers, and that they agree in dtype and in where they are."""
     check_buffer(send, "send", collective)
     check_buffer(recv, "receive", collective)
     if send.dtype != recv.dtype:

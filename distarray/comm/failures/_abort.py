@@ -95,15 +95,7 @@ def is_launched() -> bool:
 
 
 def end(message: str, frame: FrameType | None) -> None:
-    """End all ranks because one waits in vain, in a call that cannot be ended otherwise.
-
-    Parameters
-    ----------
-    message
-        Why.
-    frame
-        Where it waits.
-    """
+    """End all ranks because one waits in vain, in a call that cannot be ended otherwise."""
     if _ending is not None:
         _ending.on_vain_wait(message, frame)
 

@@ -19,15 +19,7 @@ from distarray.comm.failures._waits import Question
 
 
 class DeadlockSearch:
-    """Looks for deadlocks that this rank is part of, less and less often while it waits.
-
-    Parameters
-    ----------
-    rank
-        Its number in the MPI world.
-    ask
-        Asks ranks of the node, this one among them.
-    """
+    """Looks for deadlocks that this rank is part of, less and less often while it waits."""
 
     def __init__(self, rank: int, ask: Ask) -> None:
         self._rank = rank
@@ -36,15 +28,7 @@ class DeadlockSearch:
         self._after = 0.0
 
     def find(self, here: Whereabouts, seconds: float) -> str:
-        """Return what is wrong where this rank is in a deadlock; to be asked every now and then.
-
-        Parameters
-        ----------
-        here
-            What this rank does.
-        seconds
-            For how long.
-        """
+        """Return what is wrong where this rank is in a deadlock; to be asked every now and then."""
         if (here.meeting, here.since) != self._wait:
             self._wait, self._after = (here.meeting, here.since), 0.0
         if seconds < self._after or not can_join_nothing(here, here):
@@ -121,13 +105,7 @@ def _circle(
 
 
 def message_of_deadlock(circle: Sequence[tuple[int, str]]) -> str:
-    """Return what is wrong where each of some ranks waits for the next, and the last for the first.
-
-    Parameters
-    ----------
-    circle
-        The ranks, and what each waits for.
-    """
+    """Return what is wrong where each rank waits for the next one, and the last for the first."""
     start = circle.index(min(circle))  # the same first rank in what all of them find
     circle = [*circle[start:], *circle[:start]]
     after = [rank for rank, _ in [*circle[1:], circle[0]]]

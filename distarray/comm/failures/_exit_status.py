@@ -34,13 +34,7 @@ def _outermost_frame() -> FrameType | None:
 
 
 class UnwoundExit:
-    """The status of the SystemExit that leaves the outermost frame, by ``sys.monitoring``.
-
-    Attributes
-    ----------
-    where
-        The line that raised it, for a message.
-    """
+    """The status of the SystemExit that leaves the outermost frame, by ``sys.monitoring``."""
 
     def __init__(self, code: CodeType, tool: int) -> None:
         self._code = code
@@ -66,11 +60,6 @@ class CalledExit:
     """The status of the last call of ``sys.exit``, if it is what ended the outermost frame.
 
     A status given to ``raise SystemExit(status)`` itself is not seen.
-
-    Attributes
-    ----------
-    where
-        The line that called it, for a message.
     """
 
     def __init__(self, outermost: FrameType | None) -> None:

@@ -32,15 +32,7 @@ _SHOWN: Final = 8  # ranks that a message lists
 
 
 class Neighbours:
-    """The ranks of this node, as far as they have taken their names.
-
-    Parameters
-    ----------
-    presence
-        This rank among them.
-    size
-        The number of ranks of the program.
-    """
+    """The ranks of this node, as far as they have taken their names."""
 
     def __init__(self, presence: Presence, size: int) -> None:
         self._presence = presence

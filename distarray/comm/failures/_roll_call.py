@@ -62,15 +62,7 @@ Ask = Callable[[Collection[Asked]], dict[Asked, Whereabouts]]
 
 
 class Late(NamedTuple):
-    """Who keeps a rank waiting, in words.
-
-    Attributes
-    ----------
-    whom
-        The ranks that it waits for.
-    why
-        What these do, and those that they wait for; empty where nothing is known.
-    """
+    """Whom a rank waits for, in words, and what these do, where that is known."""
 
     whom: str
     why: str

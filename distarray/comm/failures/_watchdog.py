@@ -242,13 +242,7 @@ def say_where(question: Question, line: str | None = None) -> Whereabouts:
 
 
 def given_up(rank: int) -> str:
-    """Return what is wrong where this thread has waited for as long as it may, and gives up.
-
-    Parameters
-    ----------
-    rank
-        Its number in the MPI world.
-    """
+    """Return what is wrong where this thread has waited for as long as it may, and gives up."""
     global _given_up
     wait = waits[threading.get_ident()]
     line = line_of(sys._getframe())

@@ -283,11 +283,6 @@ def _compare(comm: MPI.Intracomm, token: int, what: object, ranks: Sequence[int]
     A reduction of two numbers goes ahead of what the ranks then do, so that those that disagree
     find out instead of taking each other's messages for what they are not. ``ranks`` are their
     numbers in the MPI world.
-
-    Raises
-    ------
-    MismatchError
-        On every rank, if they do not; ``str(what)`` says what each was about to do.
     """
     from mpi4py import MPI
 

@@ -49,17 +49,7 @@ class _Exchange(Protocol):
 
 
 class _Call:
-    """A call of MPI, told only where ranks wait for long.
-
-    Parameters
-    ----------
-    name
-        Of the call.
-    buffer
-        Values that it moves.
-    peer
-        The one rank of the MPI world that it waits for, where it is one.
-    """
+    """A call of MPI, told only where ranks wait for long."""
 
     __slots__ = ("buffer", "name", "peer")
 
@@ -74,17 +64,7 @@ class _Call:
 
 
 class _Handle:
-    """Messages under way, complete when all requests are: the token of a request.
-
-    Parameters
-    ----------
-    requests
-        Those of MPI.
-    what
-        The call.
-    meeting
-        Of all ranks that make the call, where others can be told of it.
-    """
+    """Messages under way, complete when all requests are: the token of a request."""
 
     __slots__ = ("_meeting", "_requests", "_what")
 
@@ -110,15 +90,7 @@ class _Handle:
 
 
 class MPICommunicator(Communicator):
-    """A communicator over MPI.
-
-    Parameters
-    ----------
-    group
-        The ranks, and what MPI holds for them; shared by communicators of the same ranks.
-    name
-        What ``CommLog`` calls it.
-    """
+    """A communicator over MPI."""
 
     def __init__(self, group: Group, name: str) -> None:
         super().__init__(group.rank, group.ranks, name)

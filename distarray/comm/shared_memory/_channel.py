@@ -142,11 +142,6 @@ class Channel:
 
         The payload has at most ``INLINE_BYTES`` bytes. What is returned is valid until the next
         round on this channel. ``str(what)`` says in errors what this rank was doing.
-
-        Raises
-        ------
-        MismatchError
-            The ranks passed different tokens.
         """
         slot = self._mine[self._round & 1]
         n = len(payload)
@@ -192,11 +187,6 @@ class Channel:
         It yields a list with None for ranks of other nodes, and, of blocks on GPUs, for ranks that
         are not ``reached_on_device``. The blocks stay unchanged inside the context. Blocks may
         differ in shape and strides, not in dtype or kind of device (the token stands for it).
-
-        Raises
-        ------
-        MismatchError
-            On entering: the ranks passed different tokens.
         """
         views = _Views(self, block, token, what, closing)
         if views.on_device:
