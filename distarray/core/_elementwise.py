@@ -36,8 +36,7 @@ from distarray.core._operands import (
 )
 from distarray.core._read_only import check_writable
 from distarray.core._resolution import align
-from distarray.core._rules import POINTWISE
-from distarray.core._spec import Rule, Spec, pointwise
+from distarray.core._spec import POINTWISE, Rule, Spec, pointwise
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -388,7 +387,7 @@ def into(
         layouts = lifted_layouts(op.name, [target._layout, *[key[i] for i in places]])
         spec = pointwise(tuple(layout.shape for layout in layouts), target.shape)
         moves = [None] * len(key)
-        for place, move in zip(places, align(spec, layouts).moves[1:], strict=True):
+        for place, move in zip(places, align(spec, layouts)[1:], strict=True):
             moves[place] = move
         remember(_moves, (target._layout, *key), moves)
     blocks = move_all(op.name, local_blocks(op.name, target, operands), moves)

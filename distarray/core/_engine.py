@@ -191,19 +191,15 @@ class Step:
             required, self.partial = propagate(spec, layouts[0])
             return [None if required is layouts[0] else (layouts[0], required)]
         work = None if op.work is None else functools.partial(op.work, spec)
-        found = resolve(spec, layouts, work)
-        combine = spec.combine if found.output.has_partial else None
-        if (
-            combine
-            and self.total is not None
-            and not REDUCTIONS[combine].has_exact_identity(self.total.kind)
-        ):
-            sources = [m[1] if m else have for m, have in zip(found.moves, layouts, strict=True)]
-            if _has_empty_block(sources[0], spec):  # it must contribute nothing, and could not
+        moves, self.partial = resolve(spec, layouts, work)
+        combine = spec.combine if self.partial.has_partial else None
+        kind = None if combine is None or self.total is None else self.total.kind
+        if combine and kind and not REDUCTIONS[combine].has_exact_identity(kind):
+            source = moves[0][1] if moves[0] else layouts[0]
+            if _has_empty_block(source, spec):  # it must contribute nothing, and could not
                 self.spec = replace(spec, combine=None, partial=())
-                found = resolve(self.spec, layouts, work)
-        self.partial = found.output
-        return found.moves
+                moves, self.partial = resolve(self.spec, layouts, work)
+        return moves
 
     def _bound(self) -> Callable[..., Buffer]:
         """Return the function of this process's blocks."""

@@ -15,8 +15,7 @@ from distarray.core._elementwise import elementwise, refused
 from distarray.core._op import Op
 from distarray.core._paths import binary_path, unary_path
 from distarray.core._registry import register
-from distarray.core._rules import POINTWISE
-from distarray.core._spec import Rule
+from distarray.core._spec import POINTWISE, Rule
 
 
 def unary(

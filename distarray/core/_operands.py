@@ -15,7 +15,7 @@ from distarray.core._dispatch import move
 from distarray.core._dtypes import PLAIN_SCALARS
 from distarray.core._float_errors import converted
 from distarray.core._meshes import common_mesh, lift, replicated
-from distarray.core._resolution import Resolution, align
+from distarray.core._resolution import align
 from distarray.core._spec import pointwise
 from distarray.errors import ArgumentTypeError, DeviceError, ShapeError
 from distarray.layout import Layout, Replicate
@@ -103,15 +103,6 @@ def broadcast_shape(name: str, shapes: Sequence[Shape]) -> Shape:
         ) from None
 
 
-def spread(resolution: Resolution, places: Sequence[int], count: int) -> Resolution:
-    """Return `resolution` with its moves at `places` of `count` operands (-1: an output)."""
-    moves: list[Any] = [None] * count
-    for place, step in zip(places, resolution.moves, strict=True):
-        if place >= 0:
-            moves[place] = step
-    return Resolution(moves, resolution.output)
-
-
 def local_blocks(name: str, first: BaseArray, operands: Sequence[Any]) -> list[Any]:
     """Return the blocks of distributed operands, and plain values on the device of `first`.
 
@@ -171,7 +162,7 @@ def assign(name: str, out: Any, result: Any, casting: Any = "same_kind") -> None
         moved = result._local if src == dst else move(name, result._local, src, dst)
     else:
         target = dst.without_partial()
-        step = align(pointwise((dst.shape, src.shape), dst.shape), [target, src]).moves[1]
+        step = align(pointwise((dst.shape, src.shape), dst.shape), [target, src])[1]
         moved = result._local if step is None else move(name, result._local, *step)
         if dst.mesh.coordinate is not None:
             library = _backend.namespace_of(moved)

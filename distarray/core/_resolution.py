@@ -26,34 +26,16 @@ Cuts = dict[int, tuple[tuple[int, ...], Any]]
 """For each cut letter its mesh axes, first cut first, and its boundaries or None."""
 
 
-class Resolution:
-    """What to do with operands of known layouts: moves, the output's layout, the local call."""
-
-    __slots__ = ("local", "moves", "output", "outside", "still")
-
-    def __init__(
-        self,
-        moves: Sequence[tuple[Layout, Layout] | None],
-        output: Layout,
-        local: Callable[..., Any] | None = None,
-    ) -> None:
-        self.moves = tuple(moves)
-        """For each operand (layout it has, layout it must have), or None where it fits."""
-        self.output = output
-        self.local = local
-        """Function of the local blocks, for rows whose local call depends on the layouts."""
-        self.outside = output.mesh.coordinate is None
-        """This process is not in the mesh: blocks are empty and must not be broadcast."""
-        self.still = not self.outside and all(move is None for move in self.moves)
-        """Nothing moves and this process is in the mesh: call at once."""
+Move = tuple[Layout, Layout] | None
+"""Of an operand: the layout it has and the one it must have, or None where it fits."""
 
 
 def resolve(
     spec: Spec,
     layouts: Sequence[Layout],
     work: Callable[[Sequence[Layout]], float] | None = None,
-) -> Resolution:
-    """Return the cheapest way to run `spec` on operands of these layouts, all on one mesh.
+) -> tuple[list[Move], Layout]:
+    """Return the moves of the cheapest way to run `spec` on operands of one mesh, and the output.
 
     Inputs that fit as they are stay as they are. Otherwise the redistribution of the inputs, and
     of a Partial output that it would create, is weighed by `redistribute.estimate`, together with
@@ -78,14 +60,14 @@ def resolve(
                 break
     assert best is not None, "replicating every operand always fits"
     _, targets, output = best
-    moves = [
+    moves: list[Move] = [
         None if src is dst or src == dst else (src, dst)
         for src, dst in zip(layouts, targets, strict=True)
     ]
-    return Resolution(moves, output)
+    return moves, output
 
 
-def align(spec: Spec, layouts: Sequence[Layout], donor: int = 0) -> Resolution:
+def align(spec: Spec, layouts: Sequence[Layout], donor: int = 0) -> list[Move]:
     """Return the moves that bring every operand to the layout of operand `donor`, which stays."""
     letters = spec.inputs[donor]
     combination: list[Choice] = [
@@ -98,8 +80,7 @@ def align(spec: Spec, layouts: Sequence[Layout], donor: int = 0) -> Resolution:
             cut.setdefault(choice, []).append(axis)
     targets, _ = _built(spec, layouts, combination, _cuts(spec, layouts, cut, donor))
     targets[donor] = layouts[donor]
-    moves = [None if src == dst else (src, dst) for src, dst in zip(layouts, targets, strict=True)]
-    return Resolution(moves, layouts[donor])
+    return [None if src == dst else (src, dst) for src, dst in zip(layouts, targets, strict=True)]
 
 
 def _choices(spec: Spec, layouts: Sequence[Layout], axis: int) -> list[Choice]:

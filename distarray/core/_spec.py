@@ -51,12 +51,6 @@ class Spec:
         known = (*self.output, *(self.exchanged or ()))
         return self.combine is not None or letter in known
 
-    def rules(self) -> tuple[Rule, ...]:
-        """Return every rule on one mesh axis."""
-        letters = {x: None for array in self.inputs for x in array if x is not None}
-        cuts = [self.placements(letter) for letter in letters if self.may_cut(letter)]
-        return (self.placements(None), *cuts, *self.partial)
-
 
 def _place(letters: Letters, letter: int) -> Placement:
     return Shard(letters.index(letter)) if letter in letters else Replicate()
@@ -95,8 +89,33 @@ def reduction(
     return Spec((tuple(range(ndim)),), tuple(kept), combine, partial, states)
 
 
-def contraction(subscripts: str, partial: tuple[Rule, ...] = ()) -> Spec:
-    """Return the spec of an einsum string such as "ij,jk->ik" (summed letters give Partial)."""
-    ins, _, out = subscripts.partition("->")
-    inputs = tuple(tuple(ord(x) for x in array) for array in ins.split(","))
-    return Spec(inputs, tuple(ord(x) for x in out), "sum", partial)
+# --- rules for Partial inputs of operations item by item -----------------------------------------
+
+# Cuts of axes need none: `pointwise` derives them from the shapes. A rule applies only where every
+# input has just the placement it names, and where `stays_partial` finds the dtypes exact; whatever
+# matches no rule is reduced first.
+
+_R = Replicate()
+_SUM = Partial("sum")
+
+POINTWISE: tuple[Rule, ...] = ()
+"""f(a + b) is not f(a) + f(b): every Partial input is reduced first."""
+
+LINEAR: tuple[Rule, ...] = ((_SUM, _SUM),)
+"""f(a + b) = f(a) + f(b)."""
+
+ADDITIVE: tuple[Rule, ...] = ((_SUM, _SUM, _SUM),)
+"""Sums of sums. A replicated addend is none: added on every rank it would count many times."""
+
+MULTIPLICATIVE: tuple[Rule, ...] = (
+    (_SUM, _SUM, _R),
+    (_SUM, _R, _SUM),
+    (Partial("prod"),) * 3,
+)
+"""Sums times a factor that every rank of the mesh axis has, and products of products."""
+
+
+def joining(op: str) -> tuple[Rule, ...]:
+    """Return the rules of the operation that reduces `Partial(op)` itself (idempotent ones)."""
+    p = Partial(op)
+    return ((p, p, p), (p, p, _R), (p, _R, p))

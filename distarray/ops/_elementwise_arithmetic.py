@@ -11,7 +11,7 @@ from distarray.comm import _backend
 from distarray.core._base import BaseArray
 from distarray.core._dtypes import floating, integer, numeric, real
 from distarray.core._families import binary, unary
-from distarray.core._rules import ADDITIVE, LINEAR, MULTIPLICATIVE, POINTWISE, joining
+from distarray.core._spec import ADDITIVE, LINEAR, MULTIPLICATIVE, POINTWISE, joining
 from distarray.errors import ArgumentError
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from distarray.core._dtypes import anything, boolean, integer, numeric, real
 from distarray.core._families import binary, equality, unary
-from distarray.core._rules import POINTWISE, joining
+from distarray.core._spec import POINTWISE, joining
 
 _UNLIKE = """
 

@@ -16,7 +16,7 @@ from distarray.core._float_errors import converted
 from distarray.core._meshes import device_of
 from distarray.core._operands import reduced
 from distarray.core._registry import register
-from distarray.core._rules import LINEAR, POINTWISE
+from distarray.core._spec import LINEAR, POINTWISE
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.typing import Buffer
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from distarray.core._dtypes import floating, real
 from distarray.core._families import binary, unary
-from distarray.core._rules import POINTWISE
+from distarray.core._spec import POINTWISE
 
 exp = unary("exp", floating, POINTWISE, np.exp, "Return e**x.")
 exp2 = unary("exp2", floating, POINTWISE, np.exp2, "Return 2**x.")
