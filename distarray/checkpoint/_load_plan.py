@@ -198,7 +198,7 @@ class LoadPlan:
         adapter = adapter_of(template)
         if adapter is not None:
             return adapter.load(template, self, name)
-        if not isinstance(template, PerRank) and _is_active(template):
+        if _is_active(template) or (_is_container(template) and self._holds_arrays(name)):
             if isinstance(template, Mapping):
                 made = {k: self._plan_value(v, join_name(name, k)) for k, v in template.items()}
                 return lambda: _rebuild(template, {key: one() for key, one in made.items()})
@@ -206,6 +206,11 @@ class LoadPlan:
             return lambda: _rebuild(template, [one() for one in items])
         found = self.saved_value(name)
         return found if found is not None else lambda: template
+
+    def _holds_arrays(self, name: str) -> bool:
+        """Tell whether what was saved under a name is an array, or has one in it."""
+        names = (name, *self._within.get(name, ()))
+        return any(is_array(self._nodes[one]) for one in names if one in self._nodes)
 
     def check(self, strict: bool) -> tuple[list[str], list[str]]:
         """Return which names the checkpoint lacks, and which of its names the template lacks.
@@ -331,14 +336,16 @@ def _rebuild(template: Any, values: Any) -> Any:
     return kind(*values) if hasattr(template, "_fields") else kind(values)
 
 
+def _is_container(template: Any) -> bool:
+    """Tell whether a template asks for names or places in a container."""
+    return isinstance(template, (Mapping, list, tuple)) and len(template) > 0
+
+
 def _is_active(template: Any) -> bool:
     """Tell whether a container has something that says how it is to be loaded."""
-    if isinstance(template, Mapping):
-        items: Any = template.values()
-    elif isinstance(template, (list, tuple)):
-        items = template
-    else:
+    if not _is_container(template):
         return False
+    items = template.values() if isinstance(template, Mapping) else template
     return any(
         adapter_of(item) is not None or isinstance(item, PerRank) or _is_active(item)
         for item in items

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -241,7 +242,7 @@ class _Local:
         return out
 
 
-class _Collective:
+class _Collective(ABC):
     """A step in which ranks communicate; recorded as one, whatever transport carries it."""
 
     __slots__ = ("_communicator", "_dtype", "_op", "_step", "_token")
@@ -274,8 +275,9 @@ class _Collective:
         record(step.name.replace("-", "_"), communicator.name, nbytes, perf_counter() - started)
         return result
 
+    @abstractmethod
     def _run(self, local: Buffer, purpose: Purpose | None) -> Buffer:
-        raise NotImplementedError
+        """Return the new block."""
 
 
 class _Exchange(_Collective):

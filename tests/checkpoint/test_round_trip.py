@@ -299,6 +299,9 @@ def test_names_shapes_and_dtypes_are_checked_before_anything_changes(tmp_path):
         refused({"m": {"a": a, "b": np.zeros(4), "c": 1}}, r"m.b has shape \(3,\)")
         refused({"m": {"a": a, "b": np.zeros(3, "f4"), "c": 1}}, "m.b has dtype float64")
         refused({"m": {"a": a, "b": np.zeros(3), "c": np.zeros(1)}}, "m.c is no array")
+        refused({"m": {"a": None, "b": None, "d": None}}, "checkpoint lacks m.d; .* lacks m.c")
+        refused({"m": {"a": {"e": None}, "b": None, "c": None}}, "checkpoint lacks m.a.e")
+        refused({"m": [None]}, "checkpoint lacks m.0")
         b = np.zeros(3, "f4")
         found = da.checkpoint.load(path, {"m": {"a": a, "b": b, "c": 0}}, cast=True)
         assert found["m"]["c"] == 1
