@@ -113,8 +113,17 @@ _LAZY = (
 )
 
 
+_EXCHANGED = (
+    "Distribution: where a mesh axis cuts a reduced axis, the results of all blocks are exchanged "
+    "at once, and the result is replicated there. Kept axes stay cut. Partial inputs are reduced "
+    "first."
+)
+
+
 def reduction(op: Op, sentence: str) -> str:
     """Return the documentation of a reduction."""
+    if op.combine is None:
+        return REDUCTION.format(sentence=sentence, options="", distribution=paragraph(_EXCHANGED))
     inputs = "Partial inputs are"
     if op.rules:
         exact = " where they are integers" if op.combine in ("sum", "prod") else ""

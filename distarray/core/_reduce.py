@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from distarray.core._arguments import check_travels
 from distarray.core._base import BaseArray
 from distarray.core._dtypes import checked_dtype, stays_partial
 from distarray.core._engine import Step, run, run_one
-from distarray.core._op import Call, Op
+from distarray.core._op import Call, Op, State, States
 from distarray.core._operands import assign, broadcast_shape, normalised, plain
 from distarray.core._read_only import check_writable
 from distarray.core._registry import methods, register, ufuncs
@@ -37,7 +38,7 @@ def reduction(
     name: str,
     sentence: str,
     local: Callable[..., Any],
-    combine: str,
+    combine: str | Callable[[Any, Any], Any],
     accepts: tuple[str, ...],
     *,
     ufunc: np.ufunc | None = None,
@@ -53,8 +54,9 @@ def reduction(
         The public name, and the first line of the documentation.
     local : callable
         `local(block, axes, dtype, keepdims, **where)` with the reduced axes as a tuple.
-    combine : str
-        The Partial reduction of blocks' results.
+    combine : str or callable
+        The Partial reduction of blocks' results. Where there is none, the function of two of them:
+        the ranks then exchange their results at once, and `where` is not taken.
     accepts : tuple of str
         NumPy's order of the arguments after the array.
     ufunc : ufunc, optional
@@ -64,6 +66,19 @@ def reduction(
     dtypes, finish : callable, optional
         As of an `Op`; the ranks then reduce at once.
     """
+    if not isinstance(combine, str):
+        exchange = Op(
+            name,
+            local,
+            _spec,
+            call=_call,
+            dtypes=lambda op, call: ((dtype := _dtypes(op, call)[0],), dtype),
+            bind=_bind_state,
+            finish=_merged(combine),
+            accepts=accepts,
+        )
+        doc = _docstrings.reduction(exchange, sentence)
+        return register(exchange.describe(__doc__=doc, __signature__=_signature(accepts)))
     op = Op(
         name,
         local,
@@ -137,6 +152,8 @@ def reduce(
     static = (axis, dtype, keepdims, initial is ABSENT and where is True)
     if where is True:
         result = run_one(op, x, static)
+    elif op.combine is None:
+        raise ArgumentTypeError(f"{op.name}() takes no where=; use da.where first")
     else:
         if op.ufunc is not None and op.ufunc.identity is None and initial is ABSENT:
             raise ArgumentError(f"{op.name}(where=) needs initial=, as nothing may be left")
@@ -266,7 +283,9 @@ def _spec(op: Op, call: Call) -> Spec:
             for rule in op.rules
             if isinstance(rule[1], Partial) and stays_partial(rule[1].op, call.dtypes[0], total)
         )
-        return reduction_spec(layout.ndim, axes, keepdims, combine, rules)
+        return reduction_spec(
+            layout.ndim, axes, keepdims, combine, rules, exchanged=op.combine is None
+        )
     spec = reduction_spec(layout.ndim, axes, keepdims, combine)
     mask = call.shapes[1]
     shift = layout.ndim - len(mask)
@@ -344,6 +363,26 @@ def _bind(step: Step) -> Callable[..., Any]:
     if len(step.sources) > 1:
         return masked
     return reduced if narrow else (lambda block: local(block, axes, wanted, keepdims))
+
+
+def _bind_state(step: Step) -> Callable[[Buffer], State]:
+    axis, wanted, _, _ = step.call.static
+    local, axes = step.op.local, normalised_axes(axis, step.sources[0].ndim)
+    return lambda block: (local(block, axes, wanted, True),)
+
+
+def _merged(combine: Callable[[Any, Any], Any]) -> Callable[[Step], Callable[..., Any]]:
+    """Return the second local step that combines the results of all blocks, in rank order."""
+
+    def finish(step: Step) -> Callable[..., Any]:
+        shape = step.output.local_shape()
+
+        def merged(states: States, _: Buffer) -> Any:
+            return functools.reduce(combine, [part for (part,), _ in states]).reshape(shape)
+
+        return merged
+
+    return finish
 
 
 def _check_empty(op: Op, shape: Shape, dtype: Any, axes: tuple[int, ...]) -> None:

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 import distarray as ours
 from distarray.array._array import distribute_array
 from distarray.comm import CommLog, init_device_mesh
+from distarray.core import _registry as registry
 from distarray.core._policy import communication
+from distarray.core._reduce import reduction
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -23,6 +25,7 @@ from distarray.errors import (
     ReadOnlyError,
 )
 from distarray.layout import Partial, Replicate, Shard
+from distarray.ops._reductions import by
 from distarray.ops._shape import broadcast_to
 from tests.array.strategies import Case, agrees, cases, on_ranks, values_of
 
@@ -612,5 +615,31 @@ def test_sum_of_nothing_is_positive_zero() -> None:
         x = distribute_array(np.ones((0, 3)), init_device_mesh((4,)), [Shard(0)])
         for total in (x.sum(), x.sum(0), x.sum(where=np.zeros((0, 3), bool)), (x + 0j).sum(0)):
             assert not np.signbit(np.real(total.full_array())).any()
+
+    on_ranks(program)
+
+
+@pytest.mark.host_only  # its local function is one of NumPy's ufuncs
+def test_results_that_no_partial_combines_are_exchanged_at_once() -> None:
+    kept = registry.public.copy(), registry.functions.copy()
+    try:
+        nanmax = reduction("nanmax", "", by(np.fmax), np.fmax, ("axis", "out", "keepdims"))
+    finally:
+        registry.public.clear(), registry.functions.clear()
+        registry.public.update(kept[0]), registry.functions.update(kept[1])
+    value = np.array([[1, np.nan, 3], [np.nan, np.nan, np.nan], [2, 5, np.nan]]).repeat(2, 1)
+
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        for placement in (Shard(0), Shard(1), Replicate()):
+            x = distribute_array(value, mesh, [placement])
+            for axis in (None, 0, 1, (0, 1)):
+                for keepdims in (False, True):
+                    with CommLog() as log:
+                        result = nanmax(x, axis=axis, keepdims=keepdims)
+                    assert log.count() <= 1
+                    agrees(result, np.fmax.reduce(value, axis=axis, keepdims=keepdims))
+            with pytest.raises(ArgumentTypeError, match="where"):
+                nanmax(x, where=value > 0)
 
     on_ranks(program)
