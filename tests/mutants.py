@@ -404,6 +404,29 @@ MUTANTS = (
         ("core/test_reductions.py::test_moment_agrees_with_numpy_on_random_layouts",),
     ),
     Mutant(
+        "a scan leaves out what the block before its own has come to",
+        "ops/_scans.py",
+        "start = functools.reduce(ufunc, [state for _, state in before])",
+        "start = before[0][1]",
+        ("ops/test_scans.py::test_scan_agrees_with_numpy_on_random_layouts",),
+    ),
+    Mutant(
+        "the initial item of a scan comes before every block",
+        "ops/_scans.py",
+        "leads = all(mesh.coordinate[m] == 0 for m in source.sharding_axes(axis))",
+        "leads = True",
+        ("ops/test_scans.py::test_scan_agrees_with_numpy_on_random_layouts",),
+    ),
+    Mutant(
+        "an empty block takes part in a reduction without an identity",
+        "core/_engine.py",
+        "if _has_empty_block(source, spec):",
+        "if False:",
+        (
+            "core/test_reductions.py::test_product_of_complex_infinities_is_numpys_where_blocks_are_empty",
+        ),
+    ),
+    Mutant(
         "ranks that make different calls do not hear of it",
         "comm/_agreement.py",
         "    if len(set(calls)) > 1:",
