@@ -516,8 +516,8 @@ MUTANTS = (
     Mutant(
         "a bias is added once per rank",
         "torch/parallel/_rowwise.py",
-        "y = summed(y, mesh, target)",
-        "y = summed(y + module.bias if biased else y, mesh, target)",
+        "y = sum_output(y, mesh, target)",
+        "y = sum_output(y + module.bias if biased else y, mesh, target)",
         ("torch/parallel/test_linear.py",),
     ),
     Mutant(
@@ -530,8 +530,8 @@ MUTANTS = (
     Mutant(
         "gradients of what all ranks use are not added up",
         "torch/parallel/layers/_features.py",
-        "return _everywhere(x, mesh, given, name, [_P])",
-        "return _everywhere(x, mesh, given, name, [_R])",
+        "return _gather(x, mesh, given, name, [_P])",
+        "return _gather(x, mesh, given, name, [_R])",
         ("torch/parallel/test_linear.py",),
     ),
     Mutant(

@@ -15,7 +15,7 @@ from distarray.torch.following import Lost, lost_of
 Placements = tuple[Placement, ...]
 
 
-def found(
+def find_placed(
     x: torch.Tensor,
     mesh: DeviceMesh,
     subject: str = "the input",
@@ -74,7 +74,7 @@ def placements_over(layout: Layout, mesh: DeviceMesh) -> Placements | None:
     return None if axes is None else tuple(layout.placements[axis] for axis in axes)
 
 
-def arrived(
+def check_arrival(
     x: torch.Tensor,
     mesh: DeviceMesh,
     declared: Placements,
@@ -108,7 +108,7 @@ def arrived(
     LayoutError
         It is placed otherwise than declared, or consists of parts and cannot move.
     """
-    placed = found(x, mesh, name or "it", declared)
+    placed = find_placed(x, mesh, name or "it", declared)
     known = None if placed is None else placements_over(placed.layout, mesh)
     if placed is None or known is None:
         return None

@@ -17,7 +17,7 @@ from distarray.torch.parallel.layers import _empty_shards
 from distarray.torch.parallel.layers._attention import cut_heads
 from distarray.torch.parallel.layers._convolution import cut_groups, is_grouped
 from distarray.torch.parallel.layers._embedding import cut_vectors
-from distarray.torch.parallel.layers._features import Features, shared
+from distarray.torch.parallel.layers._features import Features, gather_input
 from distarray.torch.parallel.layers._normalization import cut_channels, normalises_channels
 
 _R = Replicate()
@@ -109,7 +109,7 @@ class ColwiseParallel(ParallelStyle):
 
         def gather(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             def whole(x: torch.Tensor) -> torch.Tensor:
-                return shared(x, mesh, self.input_layouts)
+                return gather_input(x, mesh, self.input_layouts)
 
             return map_arguments(args, kwargs, dict.fromkeys(cut.inputs, whole))
 

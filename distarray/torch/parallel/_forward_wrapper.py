@@ -30,7 +30,7 @@ Values = Mapping[str, "torch.Tensor | None"]
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class Wrapping:
     """What one module's calls pass through.
 
     Attributes
@@ -59,13 +59,13 @@ def on_input(
     module: nn.Module, function: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 ) -> None:
     """Call ``function(module, args, kwargs)`` before forward; it returns new args and kwargs."""
-    passage = passage_of(module)
+    passage = wrapping_of(module)
     _install(module, replace(passage, inputs=(*passage.inputs, function)))
 
 
 def on_output(module: nn.Module, function: Callable[[nn.Module, Any], Any]) -> None:
     """Call ``function(module, output)`` after forward; it returns the new output."""
-    passage = passage_of(module)
+    passage = wrapping_of(module)
     _install(module, replace(passage, outputs=(*passage.outputs, function)))
 
 
@@ -78,7 +78,7 @@ def substitute(module: nn.Module, values: Callable[[nn.Module], Values]) -> None
         Function of the module: parameters by name, and what ``forward`` finds there instead. It
         is called after the functions of the input; those of the output find the parameters again.
     """
-    passage = passage_of(module)
+    passage = wrapping_of(module)
     _install(module, replace(passage, values=(*passage.values, values)))
 
 
@@ -88,37 +88,37 @@ def around(module: nn.Module, function: Callable[..., Any]) -> None:
     For what one call has to remember between its beginning and its end: it lives in the call, so
     that errors and calls within calls leave nothing behind. Copies of the module have it too.
     """
-    passage = passage_of(module)
+    passage = wrapping_of(module)
     _install(module, replace(passage, arounds=(*passage.arounds, function)))
 
 
 def follow_layouts(module: nn.Module) -> None:
     """Let layouts be followed in the forward of a module that holds parallelized ones."""
-    passage = passage_of(module)
+    passage = wrapping_of(module)
     if type(module).forward is not nn.Module.forward and not passage.follows:
         _install(module, replace(passage, follows=True))
 
 
 def keep_placed(module: nn.Module) -> None:
     """Let `layout_of` know the parameters also of copies of the module, once they have run."""
-    _install(module, passage_of(module))
+    _install(module, wrapping_of(module))
 
 
-def passage_of(module: nn.Module) -> Passage:
+def wrapping_of(module: nn.Module) -> Wrapping:
     """Return what a module's calls pass through, besides what its class says."""
-    return _passage_in(module) or Passage(module.__dict__.get("forward"))
+    return _wrapping_in(module) or Wrapping(module.__dict__.get("forward"))
 
 
-def _passage_in(module: nn.Module) -> Passage | None:
+def _wrapping_in(module: nn.Module) -> Wrapping | None:
     forward = module.__dict__.get("forward")
     passage = getattr(getattr(forward, "__func__", None), "passage", None)
-    return passage if isinstance(passage, Passage) else None
+    return passage if isinstance(passage, Wrapping) else None
 
 
-def _install(module: nn.Module, passage: Passage) -> None:
-    if _passage_in(module) is None:
+def _install(module: nn.Module, passage: Wrapping) -> None:
+    if _wrapping_in(module) is None:
         module.register_forward_pre_hook(_present)
-    call = _caller(passage, type(module).forward.__module__.startswith("torch."))
+    call = _wrap_forward(passage, type(module).forward.__module__.startswith("torch."))
     with contextlib.suppress(TypeError, ValueError):
         call.__signature__ = inspect.signature(_unbound(module, passage.forward))
     module.__dict__["forward"] = MethodType(call, module)
@@ -137,7 +137,7 @@ def _unbound(module: nn.Module, found: Any) -> Any:
 # --- one call ------------------------------------------------------------------------------------
 
 
-def _caller(passage: Passage, stock: bool) -> Any:
+def _wrap_forward(passage: Wrapping, stock: bool) -> Any:
     """Return what takes the place of forward.
 
     What a class of torch's computes for a style the mode that follows layouts does not see.
@@ -147,18 +147,18 @@ def _caller(passage: Passage, stock: bool) -> Any:
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if hidden and function_mode_depth():
             with paused():
-                return _passed(module, passage, args, kwargs)
-        return _passed(module, passage, args, kwargs)
+                return _call(module, passage, args, kwargs)
+        return _call(module, passage, args, kwargs)
 
     call.passage = passage  # type: ignore[attr-defined]
     return untraced_itself(call)
 
 
 @untraced_itself
-def _passed(
-    module: nn.Module, passage: Passage, args: tuple[Any, ...], kwargs: dict[str, Any]
+def _call(
+    module: nn.Module, passage: Wrapping, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    args, kwargs, own = _entered(module, passage, args, kwargs)
+    args, kwargs, own = _enter(module, passage, args, kwargs)
     forward = passage.forward
     if forward is None or isinstance(forward, MethodType):
         forward = MethodType(_unbound(module, forward), module)
@@ -179,7 +179,7 @@ def _passed(
     finally:
         if own:
             parameters_of(module).update(own)
-    return _left(module, passage, output) if passage.outputs else output
+    return _leave(module, passage, output) if passage.outputs else output
 
 
 @untraced_itself
@@ -196,8 +196,8 @@ def _seen_inside(
 
 
 @untraced
-def _entered(
-    module: nn.Module, passage: Passage, args: tuple[Any, ...], kwargs: dict[str, Any]
+def _enter(
+    module: nn.Module, passage: Wrapping, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
     """Return the arguments for forward, and the parameters to put back after it."""
     own: dict[str, Any] = {}
@@ -222,7 +222,7 @@ def _entered(
 
 
 @untraced
-def _left(module: nn.Module, passage: Passage, output: Any) -> Any:
+def _leave(module: nn.Module, passage: Wrapping, output: Any) -> Any:
     try:
         with moving_for(state_of(module).path):
             for function in passage.outputs:

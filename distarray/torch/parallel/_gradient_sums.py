@@ -99,7 +99,7 @@ class _Use(torch.autograd.Function):
         return _moves.moved(gradient, *_moves.routes_between(apart, whole)), None, None
 
 
-def prepared(tensor: torch.Tensor, there: Route, back: Route) -> torch.Tensor:
+def prepare_input(tensor: torch.Tensor, there: Route, back: Route) -> torch.Tensor:
     """Return a tensor moved to where it is replicated on a mesh of one axis.
 
     Column-parallel modules that use the result itself reduce their gradients together.
@@ -118,7 +118,7 @@ def prepared(tensor: torch.Tensor, there: Route, back: Route) -> torch.Tensor:
     return result
 
 
-def used_apart(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor | None:
+def use_apart(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor | None:
     """Return a prepared tensor for a use that differs by rank; None for any other tensor."""
     joint = _joints.get(tensor)
     if joint is None or joint.layout.mesh is not mesh or not joint.holds(tensor):
@@ -137,7 +137,7 @@ def _nothing(_: torch.Tensor) -> None:
     return None
 
 
-# --- summed ---------------------------------------------------------------------------------------
+# --- parameters -----------------------------------------------------------------------------------
 
 _R, _P = Replicate(), Partial()
 _standing_in: Beside[bool] = Beside()
@@ -172,7 +172,7 @@ def _totals(mesh: DeviceMesh, tensors: tuple[torch.Tensor, ...]) -> list[torch.T
     return totals
 
 
-def summed_parameters(module: nn.Module, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
+def sum_gradients_of(module: nn.Module, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
     """Return what stands for a module's own parameters where it computes this rank's items.
 
     The gradients of the parameters are then those of all ranks' items: one all-reduce of all of
@@ -201,10 +201,10 @@ def _is_summed(tensor: torch.Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def with_summed_parameters(module: nn.Module, mesh: DeviceMesh) -> Iterator[None]:
-    """Let a module find `summed_parameters` in the place of its own inside."""
+def summing_gradients_of(module: nn.Module, mesh: DeviceMesh) -> Iterator[None]:
+    """Let a module find `sum_gradients_of` in the place of its own inside."""
     parameters = parameters_of(module)
-    found = summed_parameters(module, mesh)
+    found = sum_gradients_of(module, mesh)
     own = {name: parameters[name] for name in found}
     parameters.update(found)
     try:

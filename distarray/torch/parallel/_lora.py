@@ -22,11 +22,16 @@ from distarray.torch._layouts import hand_on
 from distarray.torch._modules import state_of
 from distarray.torch.parallel._colwise import ColwiseParallel
 from distarray.torch.parallel._forward_wrapper import keep_placed
-from distarray.torch.parallel._gradient_sums import summed_parameters
+from distarray.torch.parallel._gradient_sums import sum_gradients_of
 from distarray.torch.parallel._partition_rules import check_stock, map_first
 from distarray.torch.parallel._rowwise import RowwiseParallel
 from distarray.torch.parallel._style import ParallelStyle, one_axis, twin_of_style
-from distarray.torch.parallel.layers._features import Features, addend, shared, summed
+from distarray.torch.parallel.layers._features import (
+    Features,
+    bias_to_add,
+    gather_input,
+    sum_output,
+)
 
 _R = Replicate()
 
@@ -110,7 +115,7 @@ class LowRankParallel(ParallelStyle):
         for name in ("weight", "bias"):
             if getattr(layer, name) is not None:
                 self.distribute(layer, name, mesh, [_R])
-        self.substitute(layer, lambda layer: summed_parameters(layer, mesh))
+        self.substitute(layer, lambda layer: sum_gradients_of(layer, mesh))
 
     def _columns(
         self,
@@ -129,7 +134,7 @@ class LowRankParallel(ParallelStyle):
         features = Features.of(state_of(base).placed["weight"], mesh)
 
         def gather(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return map_first(args, kwargs, lambda x: shared(x, mesh, style.input_layouts))
+            return map_first(args, kwargs, lambda x: gather_input(x, mesh, style.input_layouts))
 
         self.on_input(module, gather)
         self.on_output(module, lambda _, y: features.leave(y, style.output_layouts, -1))
@@ -166,7 +171,7 @@ class LowRankParallel(ParallelStyle):
 
         def leave(module: nn.Module, y: torch.Tensor) -> torch.Tensor:
             target = style.output_layouts
-            y = summed(y, mesh, target)
+            y = sum_output(y, mesh, target)
             if biased:
                 bias: Any = module.get_submodule(name).bias
                 if len(bias) != length:
@@ -176,7 +181,7 @@ class LowRankParallel(ParallelStyle):
                         "the layer has gone; let fully_shard make one group of the "
                         f"{type(module).__name__}, not of layers in it"
                     )
-                y = hand_on(y, y + addend(bias, mesh, target, -1, y))
+                y = hand_on(y, y + bias_to_add(bias, mesh, target, -1, y))
             return y
 
         self.on_input(module, scatter)

@@ -89,7 +89,7 @@ def parallelize_module(
             _check_whole(name, child, style)
         return matched
 
-    chosen = chosen_alike(mesh, src_data_rank, choose)
+    chosen = agree_on_plan(mesh, src_data_rank, choose)
     for name, child in module.named_modules():
         state = state_of(child)
         state.path = state.path or name
@@ -251,7 +251,7 @@ Chosen = Sequence[tuple[str, nn.Module, ParallelStyle]]
 """Names, modules and their styles, in the order in which the styles are applied."""
 
 
-def chosen_alike(
+def agree_on_plan(
     mesh: DeviceMesh, src_data_rank: int | None, choose: Callable[[], Chosen]
 ) -> Chosen:
     """Return what ``choose()`` returns, once all ranks have chosen the same (collective).

@@ -16,7 +16,7 @@ from torch import nn
 
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.torch._compat import COMPUTING
-from distarray.torch.parallel._forward_wrapper import passage_of
+from distarray.torch.parallel._forward_wrapper import wrapping_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def own_method(module: nn.Module, base: type[nn.Module] | None = None) -> str | 
     base
         That class; default: the nearest of torch's that the module derives from.
     """
-    if passage_of(module).forward is not None:
+    if wrapping_of(module).forward is not None:
         return "forward"
     kind: Any = base or next(
         k for k in type(module).__mro__ if k.__module__.startswith("torch.nn.")

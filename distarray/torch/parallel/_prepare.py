@@ -15,9 +15,9 @@ from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, DistArrayError
 from distarray.layout import Layout, Replicate
 from distarray.torch import _moves
-from distarray.torch.parallel._arrivals import arrived, found
+from distarray.torch.parallel._arrivals import check_arrival, find_placed
 from distarray.torch.parallel._containers import check_alike, entries, mapped, placements
-from distarray.torch.parallel._gradient_sums import prepared
+from distarray.torch.parallel._gradient_sums import prepare_input
 from distarray.torch.parallel._style import ParallelStyle
 
 
@@ -262,14 +262,14 @@ def _check(mesh: DeviceMesh, x: torch.Tensor, given: Any, wanted: Any, where: st
         target = Layout(mesh, placements(wanted, mesh), x.shape)
         moves = target.placements != declared.placements
         keyword = _keyword(where)
-        arrived(x, mesh, declared.placements, moves=moves, name="", keyword=keyword)
+        check_arrival(x, mesh, declared.placements, moves=moves, name="", keyword=keyword)
     return x
 
 
 def _move(mesh: DeviceMesh, x: torch.Tensor, given: Any, wanted: Any, where: str) -> torch.Tensor:
     """Bring a tensor from where it is declared to arrive to where it is needed."""
     with _named(where):
-        placed = found(x, mesh, declared=placements(given, mesh))
+        placed = find_placed(x, mesh, declared=placements(given, mesh))
         if placed is not None and placed.layout.mesh is mesh:
             src = placed.layout
         else:
@@ -279,7 +279,7 @@ def _move(mesh: DeviceMesh, x: torch.Tensor, given: Any, wanted: Any, where: str
             dst = src  # whatever its boundaries
         there, back = _moves.routes_between(src, dst, None, x.requires_grad)
         if mesh.ndim == 1 and isinstance(dst.placements[0], Replicate):
-            return prepared(x, there, back)
+            return prepare_input(x, there, back)
         return _moves.moved(x, there, back)
 
 

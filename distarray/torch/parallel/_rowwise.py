@@ -20,7 +20,12 @@ from distarray.torch.parallel._style import ParallelStyle, one_axis, placement
 from distarray.torch.parallel.layers import _empty_shards
 from distarray.torch.parallel.layers._convolution import cut_groups, is_grouped
 from distarray.torch.parallel.layers._embedding import cut_bags, cut_vocabulary
-from distarray.torch.parallel.layers._features import Features, addend, shared, summed
+from distarray.torch.parallel.layers._features import (
+    Features,
+    bias_to_add,
+    gather_input,
+    sum_output,
+)
 
 _R = Replicate()
 
@@ -105,17 +110,17 @@ class RowwiseParallel(ParallelStyle):
                 return features.take(x, self.input_layouts, cut.features)
 
             def whole(x: torch.Tensor) -> torch.Tensor:
-                return shared(x, mesh)
+                return gather_input(x, mesh)
 
             ways = (own, *[whole] * (len(cut.inputs) - 1))
             return map_arguments(args, kwargs, dict(zip(cut.inputs, ways, strict=True)))
 
         def leave(module: Any, y: torch.Tensor) -> torch.Tensor:
             target = self.output_layouts
-            y = summed(y, mesh, target)
+            y = sum_output(y, mesh, target)
             if not biased:
                 return y
-            return hand_on(y, y + addend(module.bias, mesh, target, cut.features, y))
+            return hand_on(y, y + bias_to_add(module.bias, mesh, target, cut.features, y))
 
         self.on_input(module, scatter)
         if cut.fills and features.own == 0:

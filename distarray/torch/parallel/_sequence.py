@@ -17,14 +17,14 @@ from distarray.torch._layouts import hand_on, is_placed, place
 from distarray.torch._modules import state_of
 from distarray.torch._opaque import untraced
 from distarray.torch.following import cut_axes, relabelled
-from distarray.torch.parallel._arrivals import found
+from distarray.torch.parallel._arrivals import find_placed
 from distarray.torch.parallel._forward_wrapper import around
-from distarray.torch.parallel._gradient_sums import with_summed_parameters
+from distarray.torch.parallel._gradient_sums import summing_gradients_of
 from distarray.torch.parallel._partition_rules import map_first, own_method
 from distarray.torch.parallel._style import ParallelStyle, one_axis
 from distarray.torch.parallel.layers._normalization import (
     INSTANCE_NORMS,
-    normalized,
+    normalize,
     unbatched_ndim,
 )
 from distarray.torch.training import drop
@@ -91,14 +91,14 @@ class SequenceParallel(ParallelStyle):
         def run(module: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
             x: Any = next(iter((*args, *kwargs.values())), None)
             if not isinstance(x, torch.Tensor):
-                with with_summed_parameters(module, mesh):
+                with summing_gradients_of(module, mesh):
                     return forward(*args, **kwargs)
             merged = self._merged(module, x)
             x = self._share(mesh, x)
             layout = self._layout(x, mesh)
-            with with_summed_parameters(module, mesh):
+            with summing_gradients_of(module, mesh):
                 if merged is not None:
-                    output: Any = normalized(module, x, mesh, *merged)
+                    output: Any = normalize(module, x, mesh, *merged)
                 elif isinstance(module, DROPOUTS) and module.training and module.p > 0:
                     output = drop(module, x, layout)
                 else:
@@ -119,7 +119,7 @@ class SequenceParallel(ParallelStyle):
 
     def _share(self, mesh: DeviceMesh, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's share of an input."""
-        placed = found(x, mesh)
+        placed = find_placed(x, mesh)
         own = None if placed is None else _axis_of(placed.layout, mesh)
         if placed is None or own is None:
             return x
@@ -140,7 +140,7 @@ class SequenceParallel(ParallelStyle):
 
     def _layout(self, x: torch.Tensor, mesh: DeviceMesh) -> Layout:
         """Return the layout of a share; collective where it is not known."""
-        placed = found(x, mesh)
+        placed = find_placed(x, mesh)
         if placed is not None and _axis_of(placed.layout, mesh) is not None:
             return placed.layout
         return _moves.layout_from(x, mesh, [Shard(self.sequence_dim % x.ndim)])

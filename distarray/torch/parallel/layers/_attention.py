@@ -17,7 +17,12 @@ from distarray.torch._modules import check_own
 from distarray.torch._opaque import untraced
 from distarray.torch.parallel._forward_wrapper import around, keep_placed
 from distarray.torch.parallel._partition_rules import check_stock
-from distarray.torch.parallel.layers._features import Features, addend, shared, summed
+from distarray.torch.parallel.layers._features import (
+    Features,
+    bias_to_add,
+    gather_input,
+    sum_output,
+)
 from distarray.torch.training import dropout
 
 _R = Replicate()
@@ -92,13 +97,13 @@ def cut_heads(
             y = y.squeeze(0)
         elif not module.batch_first:
             y = y.transpose(0, 1)
-        y = summed(y.contiguous(), mesh, target)
+        y = sum_output(y.contiguous(), mesh, target)
         if module.out_proj.bias is not None:
-            y = hand_on(y, y + addend(module.out_proj.bias, mesh, target, -1, y))
+            y = hand_on(y, y + bias_to_add(module.out_proj.bias, mesh, target, -1, y))
         if weights is None:
             return y, None
         if average_attn_weights:
-            weights = summed(weights.sum(1) / module.num_heads, mesh, _R)
+            weights = sum_output(weights.sum(1) / module.num_heads, mesh, _R)
         else:
             weights = heads.leave(weights, _R, 1)
         return y, weights if batched else weights.squeeze(0)
@@ -133,11 +138,11 @@ def _whole(
     given: Placement,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Bring the inputs to every rank; one that is passed several times is moved once."""
-    q = shared(query, mesh, given, "the query")
-    k = q if key is query else shared(key, mesh, given, "the key")
+    q = gather_input(query, mesh, given, "the query")
+    k = q if key is query else gather_input(key, mesh, given, "the key")
     if value is query:
         return q, k, q
-    return q, k, k if value is key else shared(value, mesh, given, "the value")
+    return q, k, k if value is key else gather_input(value, mesh, given, "the value")
 
 
 def _batch_first(module: nn.MultiheadAttention, x: torch.Tensor) -> torch.Tensor:
@@ -202,14 +207,14 @@ def _mask(
         _check_mask("attn_mask", over_pairs, [(queries, keys), (batch * heads.size, queries, keys)])
         mask = _added(over_pairs, like)
         if mask.ndim == 2:
-            mask = shared(mask, heads.mesh) if mask.requires_grad else mask
+            mask = gather_input(mask, heads.mesh) if mask.requires_grad else mask
         else:
             mask = heads.take(mask.unflatten(0, (batch, heads.size)), _R, 1)
         found.append(mask if mask.ndim == 4 else mask[None, None])
     if over_keys is not None:
         _check_mask("key_padding_mask", over_keys, [(batch, keys)] + [(keys,)] * (batch == 1))
         mask = _added(over_keys, like)
-        mask = shared(mask, heads.mesh) if mask.requires_grad else mask
+        mask = gather_input(mask, heads.mesh) if mask.requires_grad else mask
         found.append(mask.reshape(batch, 1, 1, keys))
     if not found:
         return None

@@ -21,7 +21,12 @@ from distarray.torch._modules import state_of
 from distarray.torch._opaque import refuse_transforms, untraced
 from distarray.torch.parallel._forward_wrapper import around
 from distarray.torch.parallel._partition_rules import map_arguments
-from distarray.torch.parallel.layers._features import Features, everywhere, shared, summed
+from distarray.torch.parallel.layers._features import (
+    Features,
+    gather_input,
+    gather_whole,
+    sum_output,
+)
 
 _R = Replicate()
 
@@ -46,7 +51,7 @@ def cut_vectors(style: Any, module: nn.Embedding | nn.EmbeddingBag, mesh: Device
                     f"bags of a flat input that arrives as {given} may be torn apart; pass the "
                     "words and offsets of all bags on every rank (input_layouts=da.Replicate())"
                 )
-            x = everywhere(x, mesh, given)
+            x = gather_whole(x, mesh, given)
             if largest is not None:
                 _renormalise(module, mesh, x, largest)
             return x
@@ -54,7 +59,7 @@ def cut_vectors(style: Any, module: nn.Embedding | nn.EmbeddingBag, mesh: Device
         functions: dict[str, Any] = {"input": words}
         if isinstance(module, nn.EmbeddingBag):
             functions["offsets"] = lambda x: x
-            functions["per_sample_weights"] = lambda x: shared(x, mesh, given)
+            functions["per_sample_weights"] = lambda x: gather_input(x, mesh, given)
         return map_arguments(args, kwargs, functions)
 
     style.on_input(module, gather)
@@ -103,7 +108,7 @@ def cut_vocabulary(style: Any, module: nn.Embedding, mesh: DeviceMesh) -> None:
     def look_up(
         _: nn.Module, forward: Callable[..., torch.Tensor], input: torch.Tensor, **kwargs: Any
     ) -> torch.Tensor:
-        words = everywhere(input, mesh, given)
+        words = gather_whole(input, mesh, given)
         refuse_transforms(
             "an embedding that is cut by its vocabulary; pass all words at once, or call a copy of "
             "the module that is not parallelized"
@@ -113,7 +118,7 @@ def cut_vocabulary(style: Any, module: nn.Embedding, mesh: DeviceMesh) -> None:
         vectors = forward(words[here] - start, **kwargs)
         full = vectors.new_zeros((*words.shape, vectors.shape[-1]))
         full[here] = vectors
-        return summed(full, mesh, style.output_layouts)
+        return sum_output(full, mesh, style.output_layouts)
 
     around(module, look_up)
 
@@ -185,7 +190,7 @@ def cut_bags(style: Any, module: nn.EmbeddingBag, mesh: DeviceMesh) -> None:
             raise ArgumentError(
                 "per_sample_weights are for mode='sum' alone; multiply and divide what it gives"
             )
-        words = everywhere(input, mesh, given)
+        words = gather_whole(input, mesh, given)
         check_words(words, layout.shape[0])
         count, bags = _bags(words, offsets, module.include_last_offset)
         words = words.reshape(-1)
@@ -195,12 +200,12 @@ def cut_bags(style: Any, module: nn.EmbeddingBag, mesh: DeviceMesh) -> None:
         begins = torch.cat([ends.new_zeros(1), ends])[: count + module.include_last_offset]
         weights = None
         if per_sample_weights is not None:
-            weights = shared(per_sample_weights, mesh, given).reshape(-1)[here]
+            weights = gather_input(per_sample_weights, mesh, given).reshape(-1)[here]
         y = forward(words[here] - start, begins, weights)
         if averaged:
             counted = bags if padding is None else bags[words != padding]
             y = y / torch.bincount(counted, minlength=count).clamp(min=1).to(y.dtype).unsqueeze(1)
-        return summed(y, mesh, style.output_layouts)
+        return sum_output(y, mesh, style.output_layouts)
 
     around(module, add_up)
 

@@ -17,8 +17,8 @@ from distarray.torch import _moves, _shards
 from distarray.torch._buffers import wire_dtype
 from distarray.torch._layouts import Placed, own_placed, place
 from distarray.torch._opaque import untraced
-from distarray.torch.parallel._arrivals import arrived
-from distarray.torch.parallel._gradient_sums import used_apart
+from distarray.torch.parallel._arrivals import check_arrival
+from distarray.torch.parallel._gradient_sums import use_apart
 
 _R, _P = Replicate(), Partial()
 _WHOLE = (_R,)
@@ -81,7 +81,7 @@ class Features:
         axis %= x.ndim
         wanted = Shard(axis)
         arriving = wanted if given is None else _resolved(given, x.ndim)
-        placed = arrived(x, self.mesh, (arriving,), moves=arriving is not wanted)
+        placed = check_arrival(x, self.mesh, (arriving,), moves=arriving is not wanted)
         if arriving is wanted:
             if placed is not None:
                 self._check_cut(placed, axis)
@@ -165,7 +165,7 @@ class Features:
 
 
 @untraced
-def shared(
+def gather_input(
     x: torch.Tensor, mesh: DeviceMesh, given: Placement = _R, name: str = "the input"
 ) -> torch.Tensor:
     """Return an input whole on every rank, where each computes something else of it.
@@ -178,21 +178,21 @@ def shared(
     LayoutError
         It is known to arrive otherwise than as ``given``.
     """
-    return _everywhere(x, mesh, given, name, [_P])
+    return _gather(x, mesh, given, name, [_P])
 
 
 @untraced
-def everywhere(x: torch.Tensor, mesh: DeviceMesh, given: Placement) -> torch.Tensor:
+def gather_whole(x: torch.Tensor, mesh: DeviceMesh, given: Placement) -> torch.Tensor:
     """Return an input, which arrives as ``given``, whole on every rank."""
-    return _everywhere(x, mesh, given, "the input", None)
+    return _gather(x, mesh, given, "the input", None)
 
 
-def _everywhere(
+def _gather(
     x: torch.Tensor, mesh: DeviceMesh, given: Placement, name: str, gradients: Any
 ) -> torch.Tensor:
     if given is _R:
-        arrived(x, mesh, _WHOLE, moves=False, name=name)
-        prepared = used_apart(x, mesh) if gradients else None
+        check_arrival(x, mesh, _WHOLE, moves=False, name=name)
+        prepared = use_apart(x, mesh) if gradients else None
         if prepared is not None:
             return prepared
         if not x.requires_grad and own_placed(x) is None:
@@ -200,7 +200,7 @@ def _everywhere(
             x = x.view_as(x)  # what is declared of it holds for this use alone
     else:
         _moves.check_travels(x)
-        placed = arrived(x, mesh, (_resolved(given, x.ndim),), name=name)
+        placed = check_arrival(x, mesh, (_resolved(given, x.ndim),), name=name)
         if placed is not None:
             src = placed.layout
             dst = _layout(mesh, _R, src.shape)
@@ -209,7 +209,7 @@ def _everywhere(
 
 
 @untraced
-def summed(y: torch.Tensor, mesh: DeviceMesh, target: Placement) -> torch.Tensor:
+def sum_output(y: torch.Tensor, mesh: DeviceMesh, target: Placement) -> torch.Tensor:
     """Return the sum of what all ranks computed, placed as it leaves."""
     shape = tuple(y.shape)
     ways = _moves.routes_between(_layout(mesh, _P, shape), _layout(mesh, target, shape))
@@ -217,7 +217,7 @@ def summed(y: torch.Tensor, mesh: DeviceMesh, target: Placement) -> torch.Tensor
 
 
 @untraced
-def addend(
+def bias_to_add(
     bias: torch.Tensor, mesh: DeviceMesh, target: Placement, axis: int, y: torch.Tensor
 ) -> torch.Tensor:
     """Return what of a bias, whole on every rank, to add to an output that has left.

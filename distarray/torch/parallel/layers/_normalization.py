@@ -31,7 +31,7 @@ from distarray.torch.parallel._partition_rules import REMEDY, check_stock, map_a
 from distarray.torch.parallel.layers._features import Features
 
 
-def normalized(
+def normalize(
     module: nn.GroupNorm | Any, x: torch.Tensor, mesh: DeviceMesh, channels: int, groups: int
 ) -> torch.Tensor:
     """Return a `GroupNorm` or `InstanceNorm` of a block that is cut along axes after the channels.
