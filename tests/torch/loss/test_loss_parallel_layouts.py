@@ -24,7 +24,7 @@ def test_what_is_cut_in_an_unknown_way_is_no_loss():
     def program():
         x = block_of(da.init_device_mesh((2,)), 1)
         with dt.loss_parallel():
-            unknown = torch.cat([x, torch.atleast_2d(torch.ones_like(x))])
+            unknown = torch.cat([x, torch.permute_copy(torch.ones_like(x), (0, 1))])
             with pytest.raises(LayoutError, match="nothing is known"):
                 F.cross_entropy(unknown, torch.zeros(2 * ROWS, dtype=torch.long))
             with pytest.raises(LayoutError, match="computed from a tensor placed as"):
