@@ -54,7 +54,10 @@ def getitem(x: Any, key: Any) -> Any:
     """
     found = select(x._layout, key)
     if not found.still:
-        block = separate(_moved(x._local, found), x._local)
+        if found.alone and x._layout.mesh.coordinate is not None:
+            block = copied(x._local[found.key].reshape(found.output.local_shape()))
+        else:
+            block = separate(_moved(x._local, found), x._local)
         result = x._new(_backend.fixed(block), found.output)
         result._origin = ITEM if found.is_item else (ref(x), found.purpose.text)
         return result
@@ -247,11 +250,12 @@ def _aligned(array: Buffer, found: Selection) -> Buffer:
 
 
 def _write_distributed(x: Any, found: Selection, value: Any) -> None:
-    fits = value._layout is found.output and found.still and value._local.dtype == x._local.dtype
-    if fits and value._layout.mesh.coordinate is not None:
+    fits = value._layout is found.output and value._local.dtype == x._local.dtype
+    if fits and (found.still or found.alone) and value._layout.mesh.coordinate is not None:
         view = x._local[found.key]
-        if not _same_memory(view, value._local):
-            view[...] = value._local
+        block = value._local.reshape(view.shape)
+        if not _same_memory(view, block):
+            view[...] = block
         return
     kinds = (value.dtype.kind, x._local.dtype.kind)
     if kinds[0] != kinds[1] and not all(kind in _NUMERIC for kind in kinds):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -47,6 +48,7 @@ class Selection:
 
     __slots__ = (
         "_values",
+        "alone",
         "cut",
         "flipped",
         "is_item",
@@ -78,6 +80,8 @@ class Selection:
         self.shape = self.output.shape
         self.still = not self.taken and not self.flipped
         """The view itself is the result."""
+        self.alone = not self.flipped and _ways(self.kept, self.taken) == 1
+        """No other process has items of the taken axes: there is nothing to send, or to tell."""
         given = key if isinstance(key, tuple) else (key,)
         self.is_item = not self.shape and all(part is not Ellipsis for part in given)
         """Integers alone: a number in NumPy, and no view."""
@@ -314,6 +318,11 @@ def _whole_along(layout: Layout, taken: Sequence[int]) -> Layout:
             for mesh_axis in freed:
                 placements[mesh_axis] = Shard(longest)
     return layout.replace(placements=placements, boundaries=boundaries or None)
+
+
+def _ways(layout: Layout, axes: Sequence[int]) -> int:
+    """Return into how many blocks some axes are cut."""
+    return prod(layout.mesh.shape[m] for axis in axes for m in layout.sharding_axes(axis))
 
 
 def _without(layout: Layout, taken: Sequence[int]) -> Layout:
