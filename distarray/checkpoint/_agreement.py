@@ -190,13 +190,8 @@ def check_step(step: object) -> None:
         )
 
 
-def same(comm: Communicator, what: str, call: Callable[[], T]) -> T:
-    """Return what ``call()`` returns, once it is found to be the same on every rank (collective).
-
-    Parameters
-    ----------
-    what
-        Names it in messages, in the plural.
+def agree_on_options(comm: Communicator, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the options that ``call()`` returns, found to be the same on every rank (collective).
 
     Raises
     ------
@@ -206,7 +201,10 @@ def same(comm: Communicator, what: str, call: Callable[[], T]) -> T:
         It differs between ranks.
     """
     everyone = call_on_all(comm, call)
-    compare(what, everyone, everyone, comm)
+    first = everyone[0]
+    differing = [key for key in first if any(one[key] != first[key] for one in everyone)]
+    shown = [", ".join(f"{key}={one[key]!r}" for key in differing) for one in everyone]
+    compare("paths or options", shown, everyone, comm)
     return everyone[comm.rank]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from distarray.checkpoint import _agreement
 from distarray.checkpoint._adapters import Finish
-from distarray.checkpoint._agreement import check_flags, check_path, check_step, same
+from distarray.checkpoint._agreement import agree_on_options, check_flags, check_path, check_step
 from distarray.checkpoint._background import finish
 from distarray.checkpoint._chunks import check_size
 from distarray.checkpoint._directory import MANIFEST, Place, latest, step_path, steps
@@ -90,13 +90,13 @@ def load(
     finish(base)
     _agreement.begin(base, "da.checkpoint.load")
 
-    def options() -> tuple[str, int | None, bool, bool, bool]:
+    def options() -> dict[str, Any]:
         found = os.path.abspath(check_path(path))
         check_step(step)
         check_flags(strict=strict, cast=cast, verify=verify)
-        return found, step, strict, cast, verify
+        return {"path": found, "step": step, "strict": strict, "cast": cast, "verify": verify}
 
-    where = same(base, "paths or options", options)[0]
+    where = agree_on_options(base, options)["path"]
     directory, text = _agreement.call_on_first(base, lambda: _chosen(where, step))
 
     def make_plan() -> tuple[LoadPlan, Finish, tuple[list[str], list[str]]]:

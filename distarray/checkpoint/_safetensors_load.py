@@ -11,7 +11,7 @@ from typing import Any
 
 from distarray.checkpoint import _agreement
 from distarray.checkpoint._adapters import Placing
-from distarray.checkpoint._agreement import check_flags, check_path, compare, same
+from distarray.checkpoint._agreement import agree_on_options, check_flags, check_path, compare
 from distarray.checkpoint._fill import fill
 from distarray.checkpoint._load_plan import LoadPlan
 from distarray.checkpoint._manifest import Entry, Manifest, bare_manifest
@@ -90,12 +90,12 @@ def load_safetensors(
     base = as_communicator(comm)
     _agreement.begin(base, "da.checkpoint.load_safetensors")
 
-    def options() -> tuple[str, bool, bool, bool]:
+    def options() -> dict[str, Any]:
         found = os.path.abspath(check_path(path))
         check_flags(strict=strict, cast=cast)
-        return found, into is None, strict, cast
+        return {"path": found, "into": into is not None, "strict": strict, "cast": cast}
 
-    where = same(base, "paths or options", options)[0]
+    where = agree_on_options(base, options)["path"]
     found = _agreement.call_on_first(base, lambda: _read_headers(where))
     plans: list[Any] = []
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from distarray.checkpoint import _agreement, _files
-from distarray.checkpoint._agreement import check_flags, check_path, same
+from distarray.checkpoint._agreement import agree_on_options, check_flags, check_path
 from distarray.checkpoint._blocks import Block, span, together_from
 from distarray.checkpoint._chunks import pieces_of
 from distarray.checkpoint._dtypes import describe, dtype_of_spec, is_coded
@@ -86,7 +86,7 @@ def save_safetensors(
     base = as_communicator(comm)
     _agreement.begin(base, "da.checkpoint.save_safetensors")
 
-    def options() -> tuple[str, int, dict[str, str], bool]:
+    def options() -> dict[str, Any]:
         found = check_path(path)
         limit = _parse_size(max_shard_size)
         if found.endswith(".safetensors") and limit:
@@ -95,9 +95,14 @@ def save_safetensors(
                 "several; pass a directory"
             )
         check_flags(check=check)
-        return os.path.abspath(found), limit, _check_metadata(metadata), check
+        return {
+            "path": os.path.abspath(found),
+            "max_shard_size": limit,
+            "metadata": _check_metadata(metadata),
+            "check": check,
+        }
 
-    where, limit, told, check = same(base, "paths or options", options)
+    where, limit, told, check = agree_on_options(base, options).values()
     plan = SavePlan(state)
 
     def node() -> Any:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from distarray.checkpoint import _agreement, _background, _files
-from distarray.checkpoint._agreement import check_flags, check_path, compare, digest, same
+from distarray.checkpoint._agreement import (
+    agree_on_options,
+    check_flags,
+    check_path,
+    compare,
+    digest,
+)
 from distarray.checkpoint._chunks import Part, parts_of, write_parts
 from distarray.checkpoint._directory import (
     MANIFEST,
@@ -22,7 +28,7 @@ from distarray.checkpoint._directory import (
 )
 from distarray.checkpoint._manifest import chunk_row, compose_manifest, header
 from distarray.checkpoint._save_plan import HeldArray, SavePlan, plan_writes
-from distarray.checkpoint._values import Node
+from distarray.checkpoint._values import Node, children_of, join_name
 from distarray.comm import Communicator, as_communicator
 
 _HINT = ", and wrap values that differ in da.checkpoint.PerRank"
@@ -197,13 +203,13 @@ class SaveRequest:
 def _prepare(options: _Options, state: Any, comm: Communicator) -> SaveRequest:
     """Return what is to be written, once all ranks have found that they save the same."""
 
-    def check() -> _Options:
+    def check() -> dict[str, Any]:
         found = options.checked()
         if comm.rank == 0:
             check_newest(found.path, found.step, found.remove_later)
-        return found
+        return found._asdict()
 
-    options = same(comm, "paths or options", check)
+    options = _Options(**agree_on_options(comm, check))
     plan = SavePlan(state)
     tree = collect_tree(plan, lambda: plan.node(state, ""), comm)
     writes = plan_writes(plan, options.check, comm)
@@ -235,25 +241,24 @@ def collect_tree(
     trees, own = zip(*_agreement.call_on_all(comm, say), strict=True)
     if len(set(trees)) > 1:
         all_trees = _agreement.call_on_all(comm, lambda: tree)
-        shown = [_first_difference(all_trees[0], t) for t in all_trees]
-        compare("names or values", shown, trees, comm, _HINT)
+        compare("names or values", _first_difference(all_trees), trees, comm, _HINT)
     for reduce in plan.later:
         reduce()
     return _with_own(tree, own) if any(own) else tree
 
 
-def _first_difference(first: Any, other: Any) -> str:
-    """Return, of a tree or options, the part that is not as on rank 0."""
-    if isinstance(first, (list, tuple)) and isinstance(other, (list, tuple)):
-        if len(first) == len(other):
-            for a, b in zip(first, other, strict=True):
-                if a != b:
-                    return _first_difference(a, b)
-    elif isinstance(first, dict) and isinstance(other, dict) and list(first) == list(other):
-        for key in first:
-            if first[key] != other[key]:
-                return _first_difference(first[key], other[key])
-    return str(other)[:200]
+def _first_difference(trees: Sequence[Node], name: str = "") -> list[str]:
+    """Return what each of some trees has where they first differ, with its name."""
+    children = [dict(children_of(tree)) for tree in trees]
+    if all(list(one) == list(children[0]) for one in children):
+        for key, first in children[0].items():
+            if any(one[key] != first for one in children):
+                return _first_difference([one[key] for one in children], join_name(name, key))
+    shown = [
+        f"with {', '.join(map(str, one)) or 'nothing'}" if any(children) else repr(tree)
+        for one, tree in zip(children, trees, strict=True)
+    ]
+    return [f"{name or 'the state'} {one}"[:200] for one in shown]
 
 
 def _with_own(tree: Node, own: tuple[list[Node], ...]) -> Node:

@@ -112,6 +112,9 @@ def test_ranks_that_ask_for_different_things(place, call, options):
     found = raised_by(call, (place, {}), (place, options))
     assert [one[0] for one in found] == [MismatchError, MismatchError]
     assert all("differ between ranks" in one[1] for one in found)
+    said = {"placements": "names or placements", "names": "names or placements"}
+    key = next(iter(options))
+    assert all(said.get(key, f"rank 1: {key}=") in one[1] for one in found)
 
 
 @pytest.mark.parametrize("call", CALLS)
