@@ -101,6 +101,7 @@ def _power(base: Any, exponent: Any, **options: Any) -> Any:
 
 def _spacing(block: Any, **options: Any) -> Any:
     """Return the distance to the next number away from zero."""
+    block = block.astype(np.spacing(np.empty(0, block.dtype)).dtype, copy=False)
     distance = np.nextafter(block, np.copysign(np.inf, block).astype(block.dtype)) - block
     return np.positive(distance, **options) if options else distance
 

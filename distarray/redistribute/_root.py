@@ -62,6 +62,7 @@ def _packed(read: Callable[[Box], Buffer], held: list[Box], layout: Layout, out:
         values = read(whole)
         if values.flags.c_contiguous and values.dtype == out.dtype:
             return values.reshape(-1)
+        held, read = [whole], lambda _: values
     total = sum(boxes.volume(box) for box in held)
     found = _memory.empty((total,), out.dtype, _backend.device_of(out))
     end = 0

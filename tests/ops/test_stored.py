@@ -65,7 +65,7 @@ def test_each_rank_reads_its_own_box_once(data: st.DataObject) -> None:
     on_ranks(program)
 
 
-def test_the_source_alone_reads_what_it_sends_box_by_box() -> None:
+def test_the_source_alone_reads_what_it_sends_and_that_once() -> None:
     def program() -> None:
         rank = default_mesh().rank
         stored = Stored(np.arange(30.0).reshape(10, 3))
@@ -73,10 +73,9 @@ def test_the_source_alone_reads_what_it_sends_box_by_box() -> None:
             stored.read.clear()
             x = distribute_array(stored if rank == 1 else None, None, placements, src=1)
             agrees(x, stored.values)
-            boxes = [x.layout.local_box((r,)) for r in range(3)]
-            expected = [
-                boxes.slices(box or ()) for box in (boxes[:1] if placements == [R] else boxes)
-            ]
+            blocks = [x.layout.local_box((r,)) or () for r in range(3)]
+            whole = [((0, 10), (0, 3))]  # which is sent as it lies, where the blocks follow it
+            expected = [boxes.slices(one) for one in (blocks if placements == [S1] else whole)]
             assert stored.read == (expected if rank == 1 else [])
 
     simulate(3, program)
