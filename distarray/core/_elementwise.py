@@ -49,8 +49,8 @@ from distarray.layout import Partial
 from distarray.typing import Buffer
 
 _CASTING = ("no", "equiv", "safe", "same_kind", "unsafe")
-_PLAIN: tuple[bool, tuple[Any, ...]] = (False, ())
-"""Static arguments: whether the last operand is a mask, and keywords of the local function."""
+_PLAIN: tuple[bool, tuple[Any, ...], str] = (False, (), "")
+"""Static arguments: whether the last operand is a mask, keywords of the local function, as text."""
 
 # --- rows ----------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ def run_row(op: Op, operands: Sequence[Any], masked: bool = False, **options: An
     **options
         Keywords of the local function.
     """
-    static = (masked, tuple(sorted(options.items()))) if masked or options else _PLAIN
+    static = _static(op, masked, options) if masked or options else _PLAIN
     if op.instead is None or static is not _PLAIN:
         return run(op, operands, static)
     operands = [np.array(None) if x is None else x for x in operands]
@@ -182,6 +182,20 @@ def run_row(op: Op, operands: Sequence[Any], masked: bool = False, **options: An
         return run(op, operands, static)
     except (DTypeError, ArgumentTypeError):
         return run(op.instead, operands, static)
+
+
+def _static(op: Op, masked: bool, options: dict[str, Any]) -> tuple[bool, tuple[Any, ...], str]:
+    named = [(key, _checked_option(op, key, options[key])) for key in sorted(options)]
+    return masked, tuple(named), repr(named) if named else ""  # which tells 0.0 from -0.0
+
+
+def _checked_option(op: Op, key: str, value: Any) -> Any:
+    """Return a keyword of the local function, which is the same for all items."""
+    if isinstance(value, BaseArray) or (_backend.is_buffer(value) and value.ndim):
+        raise ArgumentTypeError(
+            f"{op.name}({key}=) takes one number, not an array; choose item by item with da.where"
+        )
+    return value[()] if isinstance(value, np.ndarray) else value
 
 
 _promoted: dict[Any, tuple[Any, ...]] = cache()
@@ -221,7 +235,7 @@ def _result_dtypes(op: Op, dtypes: Sequence[Any], static: Any) -> tuple[Any, ...
     key = (op, static, *dtypes)
     found = _promoted.get(key)
     if found is None:
-        masked, options = static
+        masked, options, _ = static
         inputs = dtypes[:-1] if masked else dtypes
         try:
             results = op.local(*map(stand_in, inputs), **dict(options))
@@ -268,7 +282,7 @@ def _size(block: Any) -> int:
 
 def _local(op: Op, static: Any) -> Callable[..., Any]:
     """Return the function of blocks with its keywords, and under its mask."""
-    masked, options = static
+    masked, options, _ = static
     extra = dict(options)
     if masked:
         return functools.partial(_masked, op.local, extra)
@@ -360,7 +374,7 @@ def into(
     operands = normalised(op.name, operands)
     if casting != "same_kind" and op.ufunc is not None:
         options["casting"] = casting
-    static = (masked, tuple(sorted(options.items())))
+    static = _static(op, masked, options)
     uncertain = op.check is not None and op.check(operands)
     uncertain |= _check_out(op, out, operands, static, casting)
     if masked and target._layout.has_partial:
@@ -410,9 +424,9 @@ def _write(op: Op, target: Buffer, blocks: Sequence[Any], static: Any, casting: 
             return
         mask = blocks[-1] if static[0] else True
         inputs = blocks[:-1] if static[0] else blocks
-        local = _local(op, (False, static[1]))
+        local = _local(op, (False, *static[1:]))
         if on_device:
-            dtypes = _result_dtypes(op, [dtype_key(x) for x in inputs], (False, static[1]))
+            dtypes = _result_dtypes(op, [dtype_key(x) for x in inputs], (False, *static[1:]))
             (result,) = _on_device.called(local, inputs, dtypes)
             _on_device.copied_where(target, result, mask, casting)
         else:

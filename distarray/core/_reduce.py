@@ -141,7 +141,7 @@ def reduce(
             rest["where"] = where
         block = x if _backend.is_buffer(x) else np.asarray(x)
         return op.local(block, normalised_axes(axis, np.ndim(x)), dtype, keepdims, **rest)
-    axis = tuple(axis) if isinstance(axis, list) else axis
+    axis = axis_key(axis, x.ndim)
     dtype = None if dtype is None else checked_dtype(dtype)
     if dtype is None and out is not None:
         dtype = _accumulator(op, x.dtype, out.dtype)
@@ -397,6 +397,11 @@ def _check_empty(op: Op, shape: Shape, dtype: Any, axes: tuple[int, ...]) -> Non
         ) from error
 
 
+def axis_key(axis: Any, ndim: int) -> Any:
+    """Return an axis argument as a part of a key: what equals an integer and is none is refused."""
+    return axis if axis is None or axis.__class__ is int else normalised_axes(axis, ndim)
+
+
 def normalised_axes(axis: Any, ndim: int) -> tuple[int, ...]:
     """Return the reduced axes in ascending order.
 
@@ -412,10 +417,9 @@ def normalised_axes(axis: Any, ndim: int) -> tuple[int, ...]:
     named: Sequence[Any] = axis if isinstance(axis, (tuple, list)) else (axis,)
     axes = []
     for one in named:
-        try:
-            index = operator.index(one)
-        except TypeError:
-            raise ArgumentTypeError(f"axis={axis!r}: must be an integer, a tuple or None") from None
+        if isinstance(one, bool) or not hasattr(one, "__index__"):
+            raise ArgumentTypeError(f"axis={axis!r}: must be an integer, a tuple or None")
+        index = operator.index(one)
         if not -ndim <= index < ndim:
             raise AxisError(f"axis {index} of an array with {ndim} axes; use {-ndim} to {ndim - 1}")
         axes.append(index % ndim)

@@ -23,7 +23,7 @@ from distarray.core._operands import checked
 from distarray.core._reduce import ABSENT, check_out, local_dtype, normalised_axes
 from distarray.core._registry import methods, register
 from distarray.core._spec import Spec
-from distarray.errors import ArgumentError, AxisError
+from distarray.errors import ArgumentError, ArgumentTypeError, AxisError
 from distarray.layout import Layout
 from distarray.ops._elementwise_arithmetic import subtract
 from distarray.ops._elementwise_logic import not_equal
@@ -123,7 +123,9 @@ def _call(
         raise AxisError(
             f"{op.name} of an array of shape {x.shape} needs axis=, which it adds along"
         )
-    axis = 0 if axis is None else axis
+    if isinstance(axis, (tuple, list)):
+        raise ArgumentTypeError(f"{op.name}(axis={axis!r}): takes one axis")
+    (axis,) = (0,) if axis is None else normalised_axes(axis, x.ndim)
     wanted = None if dtype is None else checked_dtype(dtype)
     return assign_or_return(out, run_one(op, x, (axis, wanted, bool(include_initial))))
 
@@ -140,8 +142,7 @@ def _spec(op: Op, call: Call) -> Spec:
     if not ndim:
         raise AxisError(f"{op.name} of a 0-d array: there is no axis; reshape it to (1,)")
     letters = tuple(range(ndim))
-    axes = normalised_axes(operator.index(call.static[0]), ndim)
-    return Spec((letters,), letters, exchanged=axes)
+    return Spec((letters,), letters, exchanged=(call.static[0],))
 
 
 def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block
 from distarray.core._engine import Step, run_one
 from distarray.core._op import Call, Op, State, States
-from distarray.core._reduce import check_out, normalised_axes
+from distarray.core._reduce import axis_key, check_out, normalised_axes
 from distarray.core._registry import register
 from distarray.core._spec import Spec
 from distarray.core._spec import reduction as reduction_spec
@@ -134,4 +134,4 @@ def _place(op: Op, x: Any, axis: Any, out: Any, keepdims: bool) -> Any:
         raise ArgumentTypeError(
             f"{op.name}(axis={axis!r}): takes one axis, or None for all; reshape first"
         )
-    return assign_or_return(out, run_one(op, x, (axis, keepdims)))
+    return assign_or_return(out, run_one(op, x, (axis_key(axis, x.ndim), keepdims)))

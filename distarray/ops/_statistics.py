@@ -18,6 +18,7 @@ from distarray.core._moments import Moments, merge, moments, state_dtype
 from distarray.core._op import Call, Op, State, States
 from distarray.core._reduce import (
     ABSENT,
+    axis_key,
     check_out,
     normalised_axes,
     reduce,
@@ -291,8 +292,7 @@ def _varied(
     if where is not True:
         result = _masked_variance(x, axis, ddof, keepdims, where)
     else:
-        static = (tuple(axis) if isinstance(axis, list) else axis, keepdims, ddof)
-        result = run_one(_variance, x, static)
+        result = run_one(_variance, x, (axis_key(axis, x.ndim), keepdims, ddof))
     return result if wanted is None else astype(result, wanted, copy=False)
 
 

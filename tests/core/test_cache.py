@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import distarray as da
 from distarray.core import _cache
@@ -58,3 +59,25 @@ def test_long_boundaries_count_for_what_they_take(monkeypatch) -> None:
     _cache.remember(kept, (2, long), "second")
     assert (1, "small") not in kept
     reset()
+
+
+@pytest.mark.parametrize("name", ["sum", "max", "mean", "var", "argmax", "cumulative_sum", "any"])
+@pytest.mark.parametrize("axis", [1.0, True, np.float64(1), (1.0,)], ids=repr)
+def test_what_equals_an_axis_is_refused_after_the_axis_too(name, axis) -> None:
+    x = da.ones((2, 3))
+    function = getattr(da, name)
+    for _ in range(2):
+        with pytest.raises(TypeError, match="axis"):
+            function(x, axis=axis)
+        assert function(x, axis=1).shape == function(x, axis=np.int64(1)).shape
+
+
+def test_keywords_that_are_equal_and_mean_different_things_are_told_apart() -> None:
+    x = da.asarray(np.array([np.nan, 1.0]))
+    for nan in (0.0, -0.0, 0.0):
+        assert np.signbit(da.nan_to_num(x, nan=nan).full_array()[0]) == np.signbit(nan)
+    with pytest.raises(TypeError, match="one number, not an array"):
+        da.nan_to_num(x, nan=np.ones(2))
+    with pytest.raises(TypeError, match="one number, not an array"):
+        da.isclose(x, x, rtol=x)
+    assert bool(da.isclose(x, x, rtol=np.asarray(0.5)).full_array()[1])
