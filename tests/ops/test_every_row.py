@@ -260,7 +260,7 @@ def test_row_item_by_item(name: str, data: st.DataObject) -> None:
     row = BY_ITEM[name]
     kinds = dtypes_of(row)
     if name == "spacing" and KIND != "cpu":  # NumPy's of -1 in half precision is that of below 1
-        kinds = [dtype for dtype in kinds if dtype != np.float16]
+        kinds = [dtype for dtype in kinds if np.spacing(np.ones(1, dtype)).dtype != np.float16]
     special = data.draw(st.booleans()) and KIND == "cpu"  # others round, or order NaN, otherwise
     ops = ("max", "min") if special else ("sum", "avg", "max") if row.nin == 1 else ("sum", "max")
     if ops[1] == "avg" and np.dtype(np.float64) not in kinds:
