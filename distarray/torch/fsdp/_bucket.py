@@ -65,7 +65,8 @@ class Bucket:
         self._smaller = smaller
         first = members[0].parameter.detach()
         self._kind = first.dtype, first.device
-        self._home = _flat(self.packed.count, first, pinned=pinned)
+        with torch.inference_mode(False):  # parameters, brought there, count their changes
+            self._home = _flat(self.packed.count, first, pinned=pinned)
         self._blocks = self._cut(self._home)
         self._like = torch.empty(0, dtype=dtype, device=device)
         self.full: torch.Tensor | None = None

@@ -223,6 +223,29 @@ def test_evaluation(kind, mode):
     on_ranks(2, program)
 
 
+def test_steps_are_seen_after_a_first_call_in_inference_mode():
+    """What is kept whole after backward is gathered again: the parameters count their changes."""
+    module, x = filled(nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))), values(6, 5)
+
+    def program(mesh):
+        mine = every_child(copy.deepcopy(module), mesh)
+        for one in (mine, *mine):
+            if isinstance(one, dt.FSDPModule):
+                one.set_reshard_after_backward(False)
+        with torch.inference_mode():
+            mine(x)
+        assert not any(p.is_inference() for p in mine.parameters())
+        twin = copy.deepcopy(module)
+        for _ in range(3):
+            for one in (mine, twin):
+                one.zero_grad()
+                mean_square(one, x).backward()
+                torch.optim.SGD(one.parameters(), lr=0.5).step()
+            same(mine(x).detach(), twin(x).detach(), "stepped")
+
+    on_ranks(2, program)
+
+
 @pytest.mark.parametrize("after", [True, False, 1, 2])
 def test_values_that_change_unseen(after):
     """Values written through ``.data``, which torch does not count as a change."""
