@@ -90,10 +90,10 @@ class _Peak:
     nbytes = 0
 
     def __enter__(self) -> _Peak:
-        from distarray.comm import _memory
+        from distarray.comm.shared_memory import _arena
 
         gc.collect()
-        self._arena = _memory.arena()
+        self._arena = _arena.arena()
         self._before = self._arena.stats()
         self._arena._peak = self._before.in_use
         return self

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 import distarray as da
-from distarray.comm import Communicator, _memory, _node, world
+from distarray.comm import Communicator, _gpu_info, _memory, world
 from distarray.comm._launcher import node_name
-from distarray.comm.cuda import _info
 from distarray.comm.mpi._start import import_mpi
+from distarray.comm.shared_memory import _node
 from distarray.layout import bytes_text, table
 
 _OPTIONAL = ("cupy", "torch", "h5py", "zarr", "matplotlib")
@@ -117,8 +117,8 @@ def info() -> None:
         )
     )
     shared = _shared_memory(comm)
-    gpus = _info.gather(comm)
-    of_gpus = _info.lines(comm, gpus)
+    gpus = _gpu_info.gather(comm)
+    of_gpus = _gpu_info.lines(comm, gpus)
     if comm.rank:
         return
     _print("versions", _versions())

@@ -299,14 +299,14 @@ MUTANTS = (
         "comm/simulated/_ranks.py",
         "message = array.copy()",
         "message = array",
-        ("comm/test_collectives.py", "comm/test_simulated.py"),
+        ("comm/test_collectives.py", "comm/simulated/test_simulated.py"),
     ),
     Mutant(
         "simulated ranks do not compare what they are about to do",
         "comm/simulated/_rendezvous.py",
         "if entered.agreed.count(agree) != len(self.ranks):",
         "if False:",
-        ("comm/test_collectives.py", "comm/test_simulated.py"),
+        ("comm/test_collectives.py", "comm/simulated/test_simulated.py"),
     ),
     Mutant(
         "a reduction in order of ranks leaves one out",
@@ -352,10 +352,10 @@ MUTANTS = (
     ),
     Mutant(
         "idle memory is handed out twice",
-        "comm/_memory.py",
+        "comm/shared_memory/_arena.py",
         "            self._idle.setdefault(size, []).append(offset)",
         "            self._idle.setdefault(size, []).extend([offset, offset])",
-        ("comm/test_memory.py",),
+        ("comm/shared_memory/test_memory.py",),
     ),
     # --- core and ops: arrays --------------------------------------------------------------------
     Mutant(

@@ -40,10 +40,10 @@ AT_A_TIME = 4
 MOST_RESTARTS = 6
 LOG_LINES = 40
 JOBS = (
-    "comm/test_first_calls.py",
-    "comm/test_on_error.py",
-    "comm/test_presence.py",
-    "comm/test_waiting.py",
+    "comm/failures/test_first_calls.py",
+    "comm/failures/test_on_error.py",
+    "comm/failures/test_presence.py",
+    "comm/failures/test_waiting.py",
     "test_abort.py",
     "test_command_line.py",
 )

@@ -1,7 +1,7 @@
 """Whole programs under mpiexec: a rank that fails ends all of them soon, and says why once.
 
-What each way of failing does while the others wait at a barrier stands in comm/test_on_error.py;
-here the others are busy with arrays.
+What each way of failing does while the others wait at a barrier stands in
+comm/failures/test_on_error.py; here the others are busy with arrays.
 """
 
 from __future__ import annotations

@@ -10,12 +10,13 @@ import pytest
 import distarray as da
 from distarray.comm import _memory, simulate
 from distarray.comm.cuda import _pinned
+from distarray.comm.shared_memory import _arena
 from distarray.errors import ArgumentError, DeviceError
 from tests.on_device import stand_in
 
 MEBIBYTE = 1 << 20
 
-needs_pool = pytest.mark.skipif(not _memory._POOLING, reason="the system has no memfd_create")
+needs_pool = pytest.mark.skipif(not _arena.HAS_MEMORY_FILES, reason="there is no memfd_create")
 
 
 @needs_pool

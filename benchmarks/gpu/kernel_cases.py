@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.device import Work, filled
+from distarray.comm import _block_reduction
 from distarray.comm._packing import copy_boxes, pack, reduce_into, unpack
-from distarray.comm.kernels import _blocks as _block_reduction
 from distarray.random._blocks import fill_floats, fill_integers
 
 PACK, BOXES, ACROSS = "Pack and unpack", "Boxes", "Transposes"

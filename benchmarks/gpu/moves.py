@@ -20,8 +20,8 @@ from benchmarks.by_distarray import PLACEMENTS
 from benchmarks.gpu.device import Clock, Work, copy_seconds, library
 from benchmarks.gpu.part import Part
 from distarray.comm import _communicator, world
-from distarray.comm.cuda import _collectives as _device_collectives
-from distarray.comm.cuda import _exchange
+from distarray.comm.device_messages import _collectives as _device_collectives
+from distarray.comm.device_messages import _exchange
 
 MOVES = (("S0", "S1"), ("S0", "R"), ("P", "S0"), ("P", "R"))
 WAYS = {
@@ -247,7 +247,7 @@ def _chunks(part: Part, ranks: Ranks, side: int) -> None:
     if best[1]:
         names = ("CHUNK_BYTES", "DEPTH")
         for name, now, suggested in zip(names, before, best[1:], strict=True):
-            constant = f"distarray.comm.cuda._exchange.{name}"
+            constant = f"distarray.comm.device_messages._exchange.{name}"
             part.row(CONSTANTS, constant, now=("n", now), suggested=("n", suggested))
 
 
@@ -269,7 +269,7 @@ def _on_host(part: Part, ranks: Ranks) -> None:
     _set_on_host(now)
     better = [size for i, (size, _) in enumerate(rows) if all(ok for _, ok in rows[: i + 1])]
     if rows:
-        constant = "distarray.comm.cuda._collectives.ON_HOST_BYTES"
+        constant = "distarray.comm.device_messages._collectives.ON_HOST_BYTES"
         part.row(CONSTANTS, constant, now=("n", now), suggested=("n", max(better, default=0)))
 
 

@@ -1,10 +1,10 @@
 """What a communicator is: checks, logging and the calls that every transport answers alike.
 
-A transport (``_transport``, filled in by ``_mpi`` and ``_simulated``) moves the values. Buffers
+A transport (`_transport`, filled in by the rooms `mpi` and `simulated`) moves the values. Buffers
 are C-contiguous, of any shape, taken as flat; counts are in elements and may exceed 2**31. Send
 and receive buffers do not overlap (but for ``all_reduce``). Every call but the point-to-point
 ones is collective over the communicator. In one call all ranks have buffers in host memory, or all
-have them on GPUs; the latter ``_device_collectives`` moves.
+have them on GPUs; the latter `device_messages` moves.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, overload
 import numpy as np
 
 from distarray.comm import _backend, _log, _memory
+from distarray.comm._block_reduction import reduce_into
 from distarray.comm._collectives import (
     Counts,
     check_buffer,
@@ -34,8 +35,7 @@ from distarray.comm._collectives import (
 from distarray.comm._reductions import prepare_reduction
 from distarray.comm._requests import Completed, Request
 from distarray.comm._transport import Transport
-from distarray.comm.cuda._collectives import ON_HOST_BYTES, DeviceCollectives
-from distarray.comm.kernels._blocks import reduce_into
+from distarray.comm.device_messages._collectives import ON_HOST_BYTES, DeviceCollectives
 from distarray.errors import ArgumentError, DTypeError
 from distarray.typing import Buffer
 

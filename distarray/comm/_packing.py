@@ -9,9 +9,9 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.comm import _backend
+from distarray.comm._block_reduction import reduce_boxes, reduce_into
 from distarray.comm.cuda._boxes import launch_copies
 from distarray.comm.kernels import _threads
-from distarray.comm.kernels._blocks import reduce_boxes, reduce_into
 from distarray.comm.kernels._loop_nest import STREAMING_BYTES, copy_by_kernel, fill
 from distarray.errors import ShapeError
 from distarray.typing import Box, Buffer

@@ -20,7 +20,7 @@ class Transport(ABC):
 
     Sizes are checked, there are at least two ranks (but for send and recv), arrays are flat,
     C-contiguous and in host memory; those of ``_send`` and ``_recv`` may be on a GPU where
-    ``_cuda_aware`` says so. What a blocking call returns is complete.
+    `_awareness` says so. What a blocking call returns is complete.
     """
 
     rank: int
@@ -29,7 +29,7 @@ class Transport(ABC):
     name: str
     meshes: dict[Any, Any]
     verdicts: list[Any]
-    """What ``_cuda_aware`` has found out, once it has."""
+    """What `_awareness` has found out, once it has."""
 
     def __init__(self, rank: int, ranks: tuple[int, ...], name: str) -> None:
         self.rank = rank

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from distarray.comm.kernels import _blocks, _threads
-from distarray.comm.kernels._blocks import pieces, reduce_into
+from distarray.comm import _block_reduction
+from distarray.comm._block_reduction import pieces, reduce_into
+from distarray.comm.kernels import _threads
 from distarray.errors import ArgumentError
 
 from .strided_arrays import shapes, views
@@ -125,9 +126,9 @@ def test_reduction_equals_numpy_operations_for_any_strides(
     expected = one_after_another(sources, op, bfloat16)
     _, dst = data.draw(views(shape, result_dtype(dtype, op, bfloat16)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_blocks, "_KERNEL_BYTES", 0)
-        patch.setattr(_blocks, "_BYTES_PER_CALL", 0)
-        patch.setattr(_blocks, "run_faster", lambda work, nbytes, kernel, plain: kernel())
+        patch.setattr(_block_reduction, "_KERNEL_BYTES", 0)
+        patch.setattr(_block_reduction, "_BYTES_PER_CALL", 0)
+        patch.setattr(_block_reduction, "run_faster", lambda work, nbytes, kernel, plain: kernel())
         reduce_into(dst, sources, op, bfloat16=bfloat16, total=int(streaming) << 40)
     if bfloat16:
         missing = np.isnan(from_bfloat16(expected))
@@ -148,8 +149,8 @@ def test_kernel_and_numpy_give_the_same_bits(name: str, count: int) -> None:
     for op in ops_of(dtype, bfloat16):
         shape, result = sources[0].shape, result_dtype(dtype, op, bfloat16)
         by_numpy, by_kernel = np.zeros(shape, result), np.zeros(shape, result)
-        _blocks._by_numpy(by_numpy, sources, op, bfloat16)
-        if _blocks._by_kernel(by_kernel, sources, op, bfloat16, name in STREAMED):
+        _block_reduction._by_numpy(by_numpy, sources, op, bfloat16)
+        if _block_reduction._by_kernel(by_kernel, sources, op, bfloat16, name in STREAMED):
             served.append(op)
             if bfloat16:
                 by_kernel, by_numpy = from_bfloat16(by_kernel), from_bfloat16(by_numpy)
@@ -214,7 +215,7 @@ def test_reduction_refuses_what_it_is_not() -> None:
 def test_pieces_tile_an_array_exactly_once(shape: tuple[int, ...]) -> None:
     counts = np.zeros(shape, int)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_blocks, "PIECE_BYTES", 200)
+        patch.setattr(_block_reduction, "PIECE_BYTES", 200)
         for where in pieces(shape, 8):
             assert counts[where].size <= 25
             counts[where] += 1

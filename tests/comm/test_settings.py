@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 import distarray
-from distarray.comm import _launcher, _memory
-from distarray.comm.cuda import _awareness
+from distarray.comm import _launcher
+from distarray.comm.device_messages import _awareness
 from distarray.comm.failures import _watchdog
 from distarray.comm.kernels import _jit, _threads
+from distarray.comm.shared_memory import _arena
 
 READERS = {
     "DISTARRAY_TIMEOUT": _watchdog.timeout,
     "DISTARRAY_NUM_THREADS": _threads._configured,
-    "DISTARRAY_POOL_LIMIT": lambda: _memory._default_limit(),
+    "DISTARRAY_POOL_LIMIT": lambda: _arena._default_limit(),
     "DISTARRAY_NUMBA": _jit._usable,
     "DISTARRAY_CUDA_AWARE": _awareness.setting,
     "DISTARRAY_LOCAL_RANK": _launcher.launched_local_rank,

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from distarray.comm import _communicator, world
-from distarray.comm.cuda import _awareness, _exchange, _pinned
-from distarray.comm.cuda._awareness import Finding, verdict
+from distarray.comm.cuda import _pinned
+from distarray.comm.device_messages import _awareness, _exchange
+from distarray.comm.device_messages._awareness import Finding, verdict
 from distarray.comm.mpi._transport import MPICommunicator
 from distarray.errors import MismatchError
 from tests import on_device
-from tests.comm.cuda import device_checks as checks
+from tests.comm.device_messages import device_checks as checks
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 STAND_IN = Path(__file__).resolve().parents[1] / "cupy_stand_in"

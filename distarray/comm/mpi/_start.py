@@ -5,8 +5,8 @@ the interpreter's lock held, so that nothing of this process can tell that it wa
 program has said otherwise, or has imported ``mpi4py.MPI`` before, mpi4py is therefore imported
 without starting MPI, and ``MPI_Init_thread`` is called through ctypes, which gives the lock back.
 What mpi4py would have set up after it, the error handlers, is set here. A thread watches from
-before the call (`_on_error.watch`): this rank's wait is a meeting like others, to which ranks of
-the node never come (`_in_vain`) or come late (`_waiting`).
+before the call (`_abort.watch`): this rank's wait is a meeting like others, to which ranks of the
+node never come (`_liveness`) or come late (`_roll_call`).
 """
 
 from __future__ import annotations

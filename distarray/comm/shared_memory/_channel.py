@@ -8,7 +8,7 @@ once everyone has read the slot, so a round needs no closing barrier. A slot car
 payload inline, or says where in its owner's arena a large block lies; then the readers' closing
 round tells the owners that their blocks may change. Blocks outside of the arena are copied into it;
 such copies, unless they are large, wait for the next round instead. Of a block on a GPU the slot
-has what other processes need to map it (``_device_sharing``).
+has what other processes need to map it (`cuda/_ipc`).
 
 Every slot names what its rank believes it is doing (a token). Ranks that disagree find out in the
 round itself, all of them, and raise the same error instead of exchanging garbage.
@@ -24,13 +24,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from distarray.comm import _backend, _memory, _requests
+from distarray.comm import _backend, _requests
 from distarray.comm._agreement import mismatch_error
 from distarray.comm._packing import copy_box
 from distarray.comm.cuda import _ipc
 from distarray.comm.failures._presence import message_of_gone
 from distarray.comm.failures._waits import Meeting, count_by, waiting
 from distarray.comm.failures._watchdog import given_up, timeout
+from distarray.comm.shared_memory import _arena
 from distarray.comm.shared_memory._slots import (
     BARRIER,
     BLOCK_IN_ARENA,
@@ -55,7 +56,7 @@ from distarray.comm.shared_memory._slots import (
     Slot,
     describe,
 )
-from distarray.errors import CommunicationError
+from distarray.errors import CommunicationError, OutOfMemoryError
 from distarray.typing import Buffer
 
 _SPINS = 200  # reads of a flag before the core is offered to others
@@ -202,7 +203,7 @@ class Channel:
         if block.nbytes > INLINE_BYTES:
             own = _in_arena(block)
             lent = block if own else _stage(block)
-            offset = _memory.arena().offset_of(lent)
+            offset = _arena.arena().offset_of(lent)
             assert offset is not None  # it is in the arena
             kind = BLOCK_IN_ARENA if own or block.nbytes > _KEPT_BYTES else BLOCK_STAGED
             describe(slot.words, kind, lent, offset)
@@ -364,14 +365,18 @@ class _Views:
 
 
 def _in_arena(block: np.ndarray) -> bool:
-    return block.ndim <= MAX_NDIM and _memory.is_shared(block)
+    return block.ndim <= MAX_NDIM and _arena.holds(block)
 
 
 def _stage(block: np.ndarray) -> np.ndarray:
-    staged = _memory.empty(block.shape, block.dtype)
-    if _memory.arena().offset_of(staged) is None:
-        staged = _memory.empty((_memory.POOLED_BYTES,), np.uint8)[: block.nbytes]
-        staged = staged.view(block.dtype).reshape(block.shape)
+    """Return a copy of a block in the arena."""
+    taken = _arena.take(block.nbytes)
+    if taken is None:
+        raise OutOfMemoryError(
+            f"cannot have {block.nbytes} bytes that other processes of the node can read: the "
+            "address space is limited (ulimit -v); raise the limit"
+        )
+    staged = taken.view(block.dtype).reshape(block.shape)
     copy_box(staged, block)
     return staged
 

@@ -13,10 +13,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from distarray.comm import _memory
 from distarray.comm._settings import setting
+from distarray.comm.shared_memory import _arena
 from distarray.comm.shared_memory._channel import Channel
 from distarray.comm.shared_memory._slots import SLOT, TOKEN, PeerMemory, Slot
 
@@ -45,16 +43,17 @@ def attach(
     all_gather_object
         Gathers one small object of every rank to every rank.
     """
-    offer = None
+    offer = own = None
     nonce = int.from_bytes(os.urandom(7), "little")
-    if setting("DISTARRAY_SHARED_MEMORY", "1") != "0" and hasattr(os, "memfd_create"):
+    if setting("DISTARRAY_SHARED_MEMORY", "1") != "0" and _arena.HAS_MEMORY_FILES:
         with contextlib.suppress(OSError):
-            arena = _memory.arena()
-            own = _memory.empty((max(2 * SLOT, _memory.POOLED_BYTES),), np.uint8)
-            own[: 2 * SLOT] = 0
-            slots = [Slot(memoryview(own), i * SLOT) for i in range(2)]
-            slots[0].words[TOKEN] = nonce
-            offer = (os.getpid(), arena.file, arena.identity, arena.offset_of(own), nonce)
+            own = _arena.take(2 * SLOT)
+    if own is not None:
+        own[:] = 0
+        slots = [Slot(memoryview(own), i * SLOT) for i in range(2)]
+        slots[0].words[TOKEN] = nonce
+        arena = _arena.arena()
+        offer = (os.getpid(), arena.file, arena.identity, arena.offset_of(own), nonce)
     everyone = all_gather_object((offer, len(members)))
     if all(alone == 1 for _, alone in everyone) and len(world_ranks) > 1:
         return None
@@ -70,6 +69,7 @@ def attach(
             reached = False
     if not all(all_gather_object(reached)):
         return None
+    assert own is not None  # all have reached each other
     channel = Channel(members, me, world_ranks, own, peers)
     if not _channels:
         atexit.register(_leave_all)

@@ -23,7 +23,8 @@ import numpy as np
 
 import distarray as da
 from distarray.comm import _communicator
-from distarray.comm.cuda import _device, _exchange, _launch, _streams
+from distarray.comm.cuda import _device, _launch, _streams
+from distarray.comm.device_messages import _exchange
 from distarray.testing import simulate
 from tests import on_device
 from tests.comm.cuda.races import Checker

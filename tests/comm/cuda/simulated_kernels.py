@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from distarray.comm import _block_reduction
 from distarray.comm._packing import (
     copy_box,
     copy_boxes,
@@ -26,7 +27,6 @@ from distarray.comm._packing import (
 from distarray.comm._reductions import BFLOAT16, narrow_bfloat16
 from distarray.comm.cuda import _boxes, _launch
 from distarray.comm.cuda._boxes import launch_copies, launch_reductions
-from distarray.comm.kernels import _blocks
 from tests.comm.strided_arrays import views
 
 DTYPES = ("i1", "i2", "f4", "f8", "c16", "S3")
@@ -271,7 +271,7 @@ def test_reductions_give_the_bits_of_numpy(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_boxes, "_MOST_ITEMS", most)
         _launch._tables.clear()
-        done = _blocks._by_device_kernel(boxes, op, kind == "bf16")
+        done = _block_reduction._by_device_kernel(boxes, op, kind == "bf16")
     assert done or left_to_cupy(kind, op, boxes)
     for (dst, _), around, wanted in zip(boxes, held, expected, strict=True) if done else ():
         np.testing.assert_array_equal(bits(kind, dst), bits(kind, wanted))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from distarray.comm import _block_reduction
 from distarray.comm.cuda import _launch
 from distarray.comm.cuda._boxes import launch_copies
-from distarray.comm.kernels import _blocks as _block_reduction
 from distarray.random._blocks import fill_floats, fill_integers
 from tests.comm.cuda.simulated_kernels import (
     KINDS,

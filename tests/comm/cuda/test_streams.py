@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distarray.comm import _backend
+from distarray.comm import _backend, _block_reduction
 from distarray.comm.cuda import _device, _launch, _streams
 from distarray.comm.cuda import _numba as numba_part
-from distarray.comm.kernels import _blocks
 from tests import on_device
 
 
@@ -41,7 +40,7 @@ def _allocated_by_cupy(xp: Any) -> None:
 
 def _reduced(xp: Any) -> None:
     values = [_backend.asarray(np.ones(64, "f2"), "cuda:0") for _ in range(2)]
-    _blocks.reduce_into(values[0], values, "sum")
+    _block_reduction.reduce_into(values[0], values, "sum")
 
 
 @pytest.mark.parametrize("work", [_allocated_by_us, _uploaded, _allocated_by_cupy, _reduced])

@@ -202,14 +202,14 @@ def test_memory_does_not_grow(after):
             step()
         mesh.communicator().barrier()
         gc.collect()
-        before = _memory.arena().stats().in_use
+        before = _memory.stats().in_use
         objects = len(gc.get_objects())
         mesh.communicator().barrier()
         for _ in range(15):
             step()
         mesh.communicator().barrier()
         gc.collect()
-        grown = _memory.arena().stats().in_use - before
+        grown = _memory.stats().in_use - before
         more = len(gc.get_objects()) - objects
         mesh.communicator().barrier()
         return grown, more

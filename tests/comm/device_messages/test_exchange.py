@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from distarray.comm import CommLog, _backend, _communicator, world
 from distarray.comm._requests import Pending
-from distarray.comm.cuda import _awareness, _exchange, _pinned
+from distarray.comm.cuda import _pinned
+from distarray.comm.device_messages import _awareness, _exchange
 from distarray.comm.simulated._ranks import SimulatedCommunicator
 from distarray.errors import ArgumentError, DeviceError, MismatchError, OutOfMemoryError
 from distarray.testing import simulate
-from tests.comm.cuda import late_device
-from tests.comm.cuda.late_device import current, late
+from tests.comm.device_messages import late_device
+from tests.comm.device_messages.late_device import current, late
 
 BLOCKING = pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "nonblocking"])
 WAYS = pytest.mark.parametrize("way", ["0", "1"], ids=["staged", "direct"])

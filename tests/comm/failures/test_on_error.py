@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.timeout(120)
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SECONDS = 60.0
 PROGRAM = """
 import sys, threading, time

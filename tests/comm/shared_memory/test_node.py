@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from distarray.comm import _launcher, _memory, _node
+from distarray.comm import _launcher
+from distarray.comm.shared_memory import _arena, _node
 
 GIBIBYTE = 1 << 30
 PHYSICAL = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -97,6 +98,6 @@ def test_available_memory_without_limits_is_what_the_system_says(tmp_path):
 
 def test_pool_keeps_half_of_the_job_s_memory_shared_by_the_ranks_of_the_node(monkeypatch):
     monkeypatch.delenv("DISTARRAY_POOL_LIMIT", raising=False)
-    monkeypatch.setattr(_memory, "memory", lambda: 24 * GIBIBYTE)
-    monkeypatch.setattr(_memory, "count_local_ranks", lambda: 3)
-    assert _memory.Arena().limit == 4 * GIBIBYTE
+    monkeypatch.setattr(_arena, "memory", lambda: 24 * GIBIBYTE)
+    monkeypatch.setattr(_arena, "count_local_ranks", lambda: 3)
+    assert _arena.Arena().limit == 4 * GIBIBYTE

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distarray.comm import _packing
-from distarray.comm.kernels import _blocks, _choice, _loop_nest
+from distarray.comm import _block_reduction, _packing
+from distarray.comm.kernels import _choice, _loop_nest
 
 
 class Clock:
@@ -46,9 +46,9 @@ def test_faster_function_does_the_rest(monkeypatch, kernel, plain, expected):
 def test_every_call_does_the_work_whoever_does_it(monkeypatch):
     monkeypatch.setattr(_choice, "_trials", {})
     monkeypatch.setattr(_packing, "_KERNEL_BYTES", 0)
-    monkeypatch.setattr(_blocks, "_KERNEL_BYTES", 0)
+    monkeypatch.setattr(_block_reduction, "_KERNEL_BYTES", 0)
     monkeypatch.setattr(_loop_nest, "STREAMING_BYTES", 0)
-    monkeypatch.setattr(_blocks, "STREAMING_BYTES", 0)
+    monkeypatch.setattr(_block_reduction, "STREAMING_BYTES", 0)
     rng = np.random.default_rng(3)
     for turn in range(10):
         src = rng.random((61, 1400))
@@ -57,7 +57,7 @@ def test_every_call_does_the_work_whoever_does_it(monkeypatch):
         np.testing.assert_array_equal(dst, src[:, 300:1000])
         _loop_nest.fill(dst, turn)
         assert (dst == turn).all()
-        _blocks.reduce_into(dst, [src[:, :700], src[:, 700:]], "sum")
+        _block_reduction.reduce_into(dst, [src[:, :700], src[:, 700:]], "sum")
         np.testing.assert_array_equal(dst, src[:, :700] + src[:, 700:])
     works = {work for work, _ in _choice._trials}
     assert {work[0] for work in works if work != "fill"} == {"rows", "reduce"}

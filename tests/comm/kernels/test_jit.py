@@ -12,7 +12,7 @@ import pytest
 
 from distarray.comm.kernels import _jit, _threads
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 PROGRAM = """
 import sys

@@ -1,6 +1,6 @@
 """A program that sends device memory to itself through MPI, and says how far it came.
 
-`_cuda_aware` starts it in a process of its own, because an MPI that takes an address of device
+`_awareness` starts it in a process of its own, because an MPI that takes an address of device
 memory for one of host memory ends the process. It is no rank of the job, and imports nothing of
 this package.
 """

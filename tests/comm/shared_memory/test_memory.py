@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distarray.comm import _memory
+from distarray.comm.shared_memory import _arena
 from distarray.comm.shared_memory._hugepages import Mapping
 from distarray.errors import ArgumentError, OutOfMemoryError
 
@@ -96,26 +97,26 @@ def test_limit_bounds_the_idle_memory():
 
 def test_limit_from_the_environment_is_a_number_of_bytes(monkeypatch):
     monkeypatch.setenv("DISTARRAY_POOL_LIMIT", "5000000")
-    assert _memory.Arena().limit == 5_000_000
+    assert _arena.Arena().limit == 5_000_000
     for wrong in ("4G", "1e9", "-1"):
         monkeypatch.setenv("DISTARRAY_POOL_LIMIT", wrong)
         with pytest.raises(ArgumentError, match="not a number of bytes"):
-            _memory.Arena()
+            _arena.Arena()
 
 
 def test_idle_memory_makes_room_for_many_small_blocks(monkeypatch):
-    arena = _memory.Arena()
+    arena = _arena.Arena()
     leases = [arena.lease(MEBIBYTE) for _ in range(8)]
     del leases
     assert arena.stats().idle == 8 * MEBIBYTE
-    monkeypatch.setattr(_memory, "available", lambda: 16 * MEBIBYTE)
+    monkeypatch.setattr(_arena, "available", lambda: 16 * MEBIBYTE)
     leases = [arena.lease(2 * MEBIBYTE) for _ in range(36)]
     assert arena.stats().idle == 0
     assert arena.stats().in_use == 2 * MEBIBYTE * len(leases)
 
 
 def test_pages_of_a_block_that_could_not_be_had_go_back(monkeypatch):
-    arena = _memory.Arena()
+    arena = _arena.Arena()
 
     def populate(self, offset, length):
         os.posix_fallocate(arena.file, offset, length // 2)
@@ -142,7 +143,7 @@ def test_empty_raises_when_the_machine_has_not_that_much_memory():
 
 def test_more_than_the_memory_left_is_refused_before_any_of_it_is_touched():
     with pytest.raises(OutOfMemoryError, match="more than the system has left"):
-        _memory.empty((_memory.available() + (1 << 30),), np.uint8)
+        _memory.empty((_arena.available() + (1 << 30),), np.uint8)
 
 
 def test_blocks_can_be_had_where_the_address_space_is_limited():

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from distarray.comm import _communicator, world
-from distarray.comm.cuda import _awareness, _exchange, _pinned
+from distarray.comm.cuda import _pinned
+from distarray.comm.device_messages import _awareness, _exchange
 from distarray.testing import simulate
 from tests import on_device
 from tests.comm.collective_checks import REDUCED
-from tests.comm.cuda import device_checks as checks
+from tests.comm.device_messages import device_checks as checks
 
 RANKS = (2, 3)
 BLOCKING = pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "nonblocking"])

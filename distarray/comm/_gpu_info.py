@@ -13,7 +13,8 @@ import numpy as np
 from distarray.comm import _memory
 from distarray.comm._communicator import Communicator
 from distarray.comm._device_mesh import init_device_mesh
-from distarray.comm.cuda import _awareness, _device, _launch
+from distarray.comm.cuda import _device, _launch
+from distarray.comm.device_messages import _awareness
 from distarray.errors import ArgumentError, DeviceError, MismatchError
 from distarray.layout import bytes_text
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from distarray.comm.cuda import _awareness
-from distarray.comm.cuda._awareness import Finding, ask, find_library
+from distarray.comm.device_messages import _awareness
+from distarray.comm.device_messages._awareness import Finding, ask, find_library
 
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI builder, ident: 5.0.11, repo rev: v5.0.11"
 MPICH = "MPICH Version:      5.0.2\nMPICH Release date: ...\nMPICH ABI:          18:0:6"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from distarray.comm import world
-from distarray.comm.cuda import _awareness, _selftest
-from distarray.comm.cuda._awareness import Finding, child, setting
+from distarray.comm.device_messages import _awareness, _selftest
+from distarray.comm.device_messages._awareness import Finding, child, setting
 from distarray.errors import ArgumentError, MismatchError
 from distarray.testing import simulate
 

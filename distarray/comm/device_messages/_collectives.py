@@ -3,7 +3,7 @@
 MPI never reduces device memory: values are exchanged, and reduced on the device in the order of
 the ranks. An all-reduce is an exchange of parts, of which every rank reduces one, and an all-gather
 of the results: so all ranks have the same bits. Whether MPI takes addresses of device memory is
-found out (`_cuda_aware`) in the first collective of some ranks; messages between two ranks alone
+found out (`_awareness`) in the first collective of some ranks; messages between two ranks alone
 are staged until then.
 """
 
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from distarray.comm import _backend, _memory
+from distarray.comm._block_reduction import reduce_into
 from distarray.comm._collectives import OWN_TAG, Counts, offsets, parts
 from distarray.comm._requests import DONE, Completed, Pending, Request
-from distarray.comm.cuda._awareness import verdict
-from distarray.comm.cuda._exchange import Message, Plan, exchange_direct, exchange_staged
-from distarray.comm.kernels._blocks import reduce_into
+from distarray.comm.device_messages._awareness import verdict
+from distarray.comm.device_messages._exchange import Message, Plan, exchange_direct, exchange_staged
 from distarray.layout import chunk
 from distarray.typing import Buffer
 

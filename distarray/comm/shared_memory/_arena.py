@@ -1,0 +1,320 @@
+"""The arena of a process: a pool of warm, page-aligned, reusable blocks in one memory file.
+
+The file is sparse, anonymous and mapped once. The other processes of a node can map it too, and
+copy straight from a block (see `_channel`). A block goes back to the pool when the last array
+that looks at it is gone, never earlier: the array's ``base`` is the lease. Returned blocks keep
+their pages, because touching fresh pages costs several times what the arithmetic on them costs;
+the pool keeps at most `Arena.limit` bytes idle and gives the rest back to the system.
+
+Stretches of several huge pages begin at one, so that the system can use them; the blocks in them
+do not: each begins some lines before the last one, modulo a page. Blocks that all begin alike
+compete for the same sets of the caches, and some processors (AMD's Zen 3) take a load for one of
+what a store to the same offset of another page has just written, and let it wait.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from distarray.comm._launcher import count_local_ranks
+from distarray.comm._settings import setting
+from distarray.comm.shared_memory._hugepages import Mapping, huge_page
+from distarray.comm.shared_memory._node import available, memory
+from distarray.errors import ArgumentError, OutOfMemoryError
+
+_PAGE = mmap.PAGESIZE
+_MADV_REMOVE = 9
+_STAGGER = 5 * 64  # an odd number of cache lines: all of a page's are used before one comes again
+_LARGE = 64 << 20  # of so many fresh bytes at once or in sum the system is asked first
+
+HAS_MEMORY_FILES = hasattr(os, "memfd_create")  # Linux; elsewhere there is no arena
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """What a pool of this process holds, in bytes."""
+
+    in_use: int
+    """Held by arrays that are alive."""
+    idle: int
+    """Returned by arrays and kept warm for the next."""
+    peak: int | None
+    """Largest ``in_use`` so far; None where it is not counted."""
+    limit: int | None
+    """Most that is kept idle; None where nothing bounds it."""
+
+
+class _Lease:
+    """A stretch of the arena that an array uses; it goes back when the array is gone."""
+
+    __slots__ = ("__array_interface__", "_arena", "_nbytes", "_offset")
+
+    def __init__(self, arena: Arena, offset: int, nbytes: int, shift: int) -> None:
+        self._arena = arena
+        self._offset = offset
+        self._nbytes = nbytes
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (arena.address + offset + shift, False),
+        }
+
+    def __del__(self) -> None:
+        # May run inside any allocation (garbage collection) or thread: only an atomic append here.
+        self._arena.returned.append((self._offset, self._nbytes))
+
+
+class Arena:
+    """The sparse memory file of a process: which stretches are in use, idle, or empty."""
+
+    def __init__(self) -> None:
+        physical = os.sysconf("SC_PHYS_PAGES") * _PAGE
+        self.identity = int.from_bytes(os.urandom(7), "little")
+        self.file = os.memfd_create("distarray", os.MFD_CLOEXEC)
+        self.map = _mapped(self.file, _power_of_two(4 * physical))
+        self.capacity = len(self.map.bytes)
+        self.address = self.map.address
+        self.returned: deque[tuple[int, int]] = deque()
+        self._lock = threading.Lock()
+        self._idle: dict[int, list[int]] = {}  # size -> offsets, last returned is used first
+        self._idle_order: deque[tuple[int, int]] = deque()  # oldest first; may be stale
+        self._idle_at: dict[int, int] = {}  # offset -> size
+        self._empty: list[tuple[int, int]] = []  # stretches without pages, sorted by offset
+        self._top = 0
+        self._in_use = 0
+        self._idle_bytes = 0
+        self._unasked = 0  # bytes of fresh pages since the system was asked what it has left
+        self._peak = 0
+        self._shift = 0  # where in its first page the last large block began
+        self.limit = _default_limit()
+
+    def lease(self, nbytes: int) -> _Lease | None:
+        """Return a stretch of at least ``nbytes`` bytes, warm if one of that size was returned.
+
+        None where the addresses of the arena do not suffice.
+        """
+        size = _size_class(nbytes)
+        with self._lock:
+            self._collect()
+            offsets = self._idle.get(size)
+            if offsets:
+                offset = offsets.pop()
+                del self._idle_at[offset]
+                self._idle_bytes -= size
+            elif (found := self._fresh(size, nbytes)) is None:
+                return None
+            else:
+                offset = found
+            self._in_use += size
+            self._peak = max(self._peak, self._in_use)
+            shift = 0
+            if _begins_at_huge_page(size):
+                shift = self._shift = (self._shift - _STAGGER) % _PAGE
+        return _Lease(self, offset, nbytes, shift)
+
+    def trim(self, keep: int = 0) -> None:
+        """Give idle stretches back to the system until at most ``keep`` bytes stay warm."""
+        with self._lock:
+            self._collect()
+            self._trim(keep)
+
+    def stats(self) -> MemoryStats:
+        with self._lock:
+            self._collect()
+            return MemoryStats(self._in_use, self._idle_bytes, self._peak, self.limit)
+
+    def offset_of(self, array: np.ndarray) -> int | None:
+        """Return where ``array``'s first element lies in the arena, None if elsewhere."""
+        offset: int = array.__array_interface__["data"][0] - self.address
+        return offset if 0 <= offset < self.capacity else None
+
+    def _collect(self) -> None:
+        """Move what arrays have returned since the last call to the idle lists."""
+        while self.returned:
+            offset, nbytes = self.returned.popleft()
+            size = _size_class(nbytes)
+            self._in_use -= size
+            self._idle_bytes += size
+            self._idle.setdefault(size, []).append(offset)
+            self._idle_at[offset] = size
+            self._idle_order.append((offset, size))
+        if self._idle_bytes > self.limit:
+            self._trim(self.limit)
+        elif len(self._idle_order) > 64 + 4 * len(self._idle_at):
+            live = {o: s for o, s in self._idle_order if self._idle_at.get(o) == s}
+            self._idle_order = deque(live.items())
+
+    def _trim(self, keep: int) -> None:
+        while self._idle_bytes > keep and self._idle_order:
+            offset, size = self._idle_order.popleft()
+            if self._idle_at.get(offset) != size:
+                continue
+            del self._idle_at[offset]
+            self._idle[size].remove(offset)
+            self._idle_bytes -= size
+            self.map.madvise(_MADV_REMOVE, offset, size)
+            self._give_empty(offset, size)
+
+    def _fresh(self, size: int, nbytes: int) -> int | None:
+        """Return a stretch with new pages; None where the arena has no room for it."""
+        self._unasked += size
+        if self._unasked >= _LARGE:
+            self._unasked = 0
+            if size + _LARGE > available():
+                self._trim(0)
+        offset = self._take_empty(size)
+        if offset is None:
+            return None
+        reason = "more than the system has left"
+        if size < _LARGE or size <= available():
+            try:
+                self.map.populate(offset, size)
+            except OSError as error:
+                reason = str(error.strerror)
+                self.map.madvise(_MADV_REMOVE, offset, size)  # what it did get
+            else:
+                return offset
+        self._give_empty(offset, size)
+        raise OutOfMemoryError(
+            f"cannot have {nbytes} bytes for a local block ({reason}): {self._in_use} bytes are "
+            "held by arrays that are alive; use more ranks, a smaller dtype, or drop arrays first"
+        )
+
+    def _take_empty(self, size: int) -> int | None:
+        """Return a stretch without pages; one of several huge pages begins at one."""
+        unit = huge_page() if _begins_at_huge_page(size) else _PAGE
+        for i, (start, length) in enumerate(self._empty):
+            offset = -(-start // unit) * unit
+            if start + length >= offset + size:
+                rest = ((start, offset - start), (offset + size, start + length - offset - size))
+                self._empty[i : i + 1] = [(first, left) for first, left in rest if left]
+                return offset
+        offset = -(-self._top // unit) * unit
+        if offset + size > self.capacity:
+            return None
+        skipped, self._top = self._top, offset + size
+        if skipped < offset:
+            self._give_empty(skipped, offset - skipped)
+        return offset
+
+    def _give_empty(self, offset: int, size: int) -> None:
+        """Insert an empty stretch, joined with its neighbours."""
+        i = bisect_left(self._empty, (offset, 0))
+        if i < len(self._empty) and self._empty[i][0] == offset + size:
+            size += self._empty.pop(i)[1]
+        if i > 0 and sum(self._empty[i - 1]) == offset:
+            i -= 1
+            start, length = self._empty.pop(i)
+            offset, size = start, length + size
+        if offset + size == self._top:
+            self._top = offset
+        else:
+            insort(self._empty, (offset, size))
+
+
+def _mapped(file: int, capacity: int) -> Mapping:
+    """Map a sparse file of this size, or of less where the address space is limited."""
+    while True:
+        os.ftruncate(file, capacity)
+        try:
+            return Mapping(file, capacity, writable=True)
+        except (OSError, ValueError):
+            if capacity <= _LARGE:
+                raise
+            # A quarter, so that the limit leaves room for everything else.
+            capacity //= 4
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def _size_class(nbytes: int) -> int:
+    """Round up so that blocks of nearly equal size reuse each other: at most 1/8 more, in pages.
+
+    One that begins at a huge page has another page, to begin anywhere in its first.
+    """
+    step = max(_PAGE, 1 << max(0, nbytes.bit_length() - 4))
+    size = -(-nbytes // step) * step
+    return size + _PAGE if _begins_at_huge_page(size) else size
+
+
+def _begins_at_huge_page(size: int) -> bool:
+    return size >= 2 * huge_page()
+
+
+def _default_limit() -> int:
+    configured = setting("DISTARRAY_POOL_LIMIT")
+    if configured:
+        if not configured.isdecimal():
+            raise ArgumentError(
+                f"DISTARRAY_POOL_LIMIT={configured!r} is not a number of bytes; set an integer "
+                "such as 4000000000, or unset it"
+            )
+        return int(configured)
+    return memory() // (2 * count_local_ranks())
+
+
+_arena: Arena | None = None
+_arena_lock = threading.Lock()
+
+
+def arena() -> Arena:
+    """Return this process's arena, made on first use."""
+    global _arena
+    if _arena is None:
+        with _arena_lock:
+            if _arena is None:
+                os.register_at_fork(after_in_child=_forget_arena)
+                _arena = Arena()
+    return _arena
+
+
+def _forget_arena() -> None:
+    """Leave the parent's arena to the parent: a forked child writing to it would corrupt both."""
+    global _arena, _arena_lock
+    _arena = None
+    _arena_lock = threading.Lock()
+
+
+def take(nbytes: int) -> np.ndarray | None:
+    """Return bytes of the arena, uninitialised; None where it has no room for them.
+
+    Raises
+    ------
+    OutOfMemoryError
+        The system has not enough memory left; the message says what holds it.
+    """
+    lease = arena().lease(nbytes)
+    return None if lease is None else np.asarray(lease)
+
+
+def holds(array: np.ndarray) -> bool:
+    """Tell whether an array lies in the arena, so that others of the node can map its memory."""
+    return _arena is not None and _arena.offset_of(array) is not None
+
+
+def stats() -> MemoryStats:
+    """Return what this process's pool holds."""
+    return arena().stats() if HAS_MEMORY_FILES else MemoryStats(0, 0, 0, 0)
+
+
+def trim(keep: int = 0) -> None:
+    """Give idle buffers back to the system until at most ``keep`` bytes stay warm."""
+    if _arena is not None:
+        _arena.trim(keep)
+
+
+def set_limit(nbytes: int) -> None:
+    """Set how many bytes the pool may keep idle, and trim to it."""
+    if HAS_MEMORY_FILES:
+        arena().limit = nbytes
+        arena().trim(nbytes)
