@@ -50,7 +50,7 @@ def attach(
             own = _arena.take(2 * SLOT)
     if own is not None:
         own[:] = 0
-        slots = [Slot(memoryview(own), i * SLOT) for i in range(2)]
+        slots = [Slot(own.data, i * SLOT) for i in range(2)]
         slots[0].words[TOKEN] = nonce
         arena = _arena.arena()
         offer = (os.getpid(), arena.file, arena.identity, arena.offset_of(own), nonce)
