@@ -154,7 +154,7 @@ def _timed(
         "size": size,
         "seconds": {name: measure.summary(found) for name, found in samples.items()},
         "ratios": measure.ratios(samples, BASELINE),
-        "shares": {"hidden": measure.summary(hidden(samples))},
+        "shards": {"hidden": measure.summary(hidden(samples))},
     }
 
 
@@ -177,7 +177,7 @@ def _step(
     """Return what runs forward and backward, perhaps the optimizer, and drops the gradients."""
     import torch
 
-    optimizer = torch.optim.AdamW(contender.shares, lr=1e-6) if tuned else None
+    optimizer = torch.optim.AdamW(contender.shards, lr=1e-6) if tuned else None
 
     def step() -> None:
         contender.model(x).backward(gradient)
@@ -187,8 +187,8 @@ def _step(
             optimizer.step()
         x.grad = None
         contender.model.zero_grad()
-        for share in contender.shares:
-            share.grad = None
+        for shard in contender.shards:
+            shard.grad = None
 
     return step
 
@@ -218,8 +218,8 @@ def _check(
     """Raise where the output or a gradient is not that of the plain model."""
     for _ in range(2):  # the second pass knows what comes next
         y = contender.model(x)
-        for share in contender.shares:
-            share.grad = None
+        for shard in contender.shards:
+            shard.grad = None
         y.backward(gradient)
         x.grad = None
         found = [y.detach(), *contender.gradients()]
@@ -227,8 +227,8 @@ def _check(
             error = float((one - other).abs().max() / other.abs().max())
             if not error < 1e-4:
                 raise ValueError(f"{who}: tensor {number} is off by {error:.1e} of its largest")
-    for share in contender.shares:
-        share.grad = None
+    for shard in contender.shards:
+        shard.grad = None
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Bytes that a rank holds of a sharded model while it is trained, against the number of ranks.
 
 Run by the driver as ``mpiexec -n RANKS python -m benchmarks.fsdp_memory``. Nothing is computed from
-sizes: shares, gradients and the optimizer's state are the storages that their tensors have, and
+sizes: shards, gradients and the optimizer's state are the storages that their tensors have, and
 the wholes and everything on its way are what the library's pool has handed out and not got back.
 """
 
@@ -61,7 +61,7 @@ def _held(comm: MPI.Comm, width: int, layers: int, reshard: bool) -> dict[str, i
     contender = sharded.ByDistarray(plain, comm, reshard)
     del plain
     model = contender.model
-    optimizer = torch.optim.AdamW(contender.shares, lr=1e-6)
+    optimizer = torch.optim.AdamW(contender.shards, lr=1e-6)
     x = torch.randn(BATCH, LENGTH, width, requires_grad=True)
     found = {}
     for _ in range(3):  # the first pass does not know what comes next
@@ -73,9 +73,9 @@ def _held(comm: MPI.Comm, width: int, layers: int, reshard: bool) -> dict[str, i
             y.sum().backward()
         del y
         optimizer.step()
-    gradients = _storages(p.grad for p in contender.shares)
+    gradients = _storages(p.grad for p in contender.shards)
     states = (v for state in optimizer.state.values() for v in state.values())
-    found["parameters"] = _storages(contender.shares)
+    found["parameters"] = _storages(contender.shards)
     found["gradients"] = gradients
     found["optimizer"] = _storages(v for v in states if isinstance(v, torch.Tensor))
     found[FORWARD] = forward.nbytes

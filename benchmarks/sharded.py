@@ -1,7 +1,7 @@
 """A chain of transformer blocks whose parameters are sharded, by this library and by torch.
 
-Ranks have different inputs. A contender computes the gradients of its own share of every parameter,
-averaged over the ranks, and lets AdamW change that share.
+Ranks have different inputs. A contender computes the gradients of its own shard of every parameter,
+averaged over the ranks, and lets AdamW change that shard.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from benchmarks.block import Block
 
 
 class Contender(Protocol):
-    """A model in shares."""
+    """A model in shards."""
 
     model: nn.Module
-    shares: list[nn.Parameter]
+    shards: list[nn.Parameter]
 
     def gradients(self) -> Iterator[torch.Tensor]:
         """Yield the whole gradient of each parameter, in the order of the plain model."""
@@ -52,7 +52,7 @@ class ByDistarray:
         for block in self.model:
             dt.fully_shard(block, self.mesh, reshard_after_forward=reshard, **policies)
         dt.fully_shard(self.model, self.mesh, **policies)
-        self.shares = list(self.model.parameters())
+        self.shards = list(self.model.parameters())
         self._reshard = reshard
         sizes = [sum(p.numel() for p in block.parameters()) for block in plain]
         self._gradients = [torch.zeros(size, device=device) for size in sizes]
@@ -61,8 +61,8 @@ class ByDistarray:
         """Gather one gradient after another."""
         import distarray.torch as dt
 
-        for share in self.shares:
-            yield dt.full_tensor(share.grad)
+        for shard in self.shards:
+            yield dt.full_tensor(shard.grad)
 
     def communicate(self) -> None:
         """Gather and reduce what a step does, and compute nothing."""
@@ -91,17 +91,17 @@ class ByTorch:
         for block in self.model:
             fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
         fully_shard(self.model, mesh=mesh)
-        self.shares = list(self.model.parameters())
+        self.shards = list(self.model.parameters())
 
     def gradients(self) -> Iterator[torch.Tensor]:
         """Gather one gradient after another."""
-        for share in self.shares:
-            gradient: Any = share.grad
+        for shard in self.shards:
+            gradient: Any = shard.grad
             yield gradient.full_tensor()
 
 
 class Floor:
-    """The plain model, and a share of its parameters for the optimizer: nothing is communicated.
+    """The plain model, and a shard of its parameters for the optimizer: nothing is communicated.
 
     Its gradients are those of one rank's input, and what the optimizer does is lost.
     """
@@ -109,12 +109,12 @@ class Floor:
     def __init__(self, plain: nn.Sequential, comm: MPI.Comm) -> None:
         self.model = copy.deepcopy(plain)
         self._parts = (comm.size, comm.rank)
-        self.shares = [nn.Parameter(self._part(p.detach()).clone()) for p in plain.parameters()]
+        self.shards = [nn.Parameter(self._part(p.detach()).clone()) for p in plain.parameters()]
 
     def hand_over(self) -> None:
         """Give the optimizer gradients."""
-        for share, parameter in zip(self.shares, self.model.parameters(), strict=True):
-            share.grad = self._part(parameter.grad)
+        for shard, parameter in zip(self.shards, self.model.parameters(), strict=True):
+            shard.grad = self._part(parameter.grad)
 
     def _part(self, tensor: torch.Tensor) -> torch.Tensor:
         size, rank = self._parts

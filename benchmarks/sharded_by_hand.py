@@ -1,6 +1,6 @@
 """The chain of blocks sharded by hand with mpi4py: what ZeRO's third stage is at its simplest.
 
-A block's parameters lie in one flat tensor, of which a rank keeps a share. They are gathered before
+A block's parameters lie in one flat tensor, of which a rank keeps a shard. They are gathered before
 the block runs, into a buffer that all blocks use in turn, and once more before its backward pass;
 afterwards the gradient of the whole flat tensor is reduced and scattered. Nothing happens in the
 background. Buffers are allocated once.
@@ -32,13 +32,13 @@ class _Flat:
         self.sizes[-1:] = [self.sizes[-1], padding]
         flat = torch.cat([flat, flat.new_zeros(padding)])
         self.length = len(flat)
-        self.share = nn.Parameter(flat.chunk(comm.size)[comm.rank].clone())
-        self.gradient = torch.empty_like(self.share)
+        self.shard = nn.Parameter(flat.chunk(comm.size)[comm.rank].clone())
+        self.gradient = torch.empty_like(self.shard)
         self.buffer = torch.empty(0)
 
     def gather(self) -> None:
-        """Bring the shares together."""
-        self.comm.Allgather(self.share.detach().numpy(), self.buffer.numpy())
+        """Bring the shards together."""
+        self.comm.Allgather(self.shard.detach().numpy(), self.buffer.numpy())
 
     def parts(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return views of the parameters."""
@@ -74,7 +74,7 @@ class _Chain(nn.Module):
         for block, flat in zip(self.blocks, self.flats, strict=True):
             flat.gather()
             with torch.autograd.graph.saved_tensors_hooks(_Pack(flat), _unpack):
-                values = flat.parts(_Whole.apply(flat.share, flat))
+                values = flat.parts(_Whole.apply(flat.shard, flat))
                 x = functional_call(block, values, (x,))
             if self.reshard:
                 x.register_hook(lambda _, flat=flat: flat.gather())
@@ -110,11 +110,11 @@ class ByHand:
         for flat in self._flats:
             flat.buffer = (shared if reshard else torch.empty_like(shared))[: flat.length]
         self.model = _Chain(plain, self._flats, reshard)
-        self.shares = [flat.share for flat in self._flats]
+        self.shards = [flat.shard for flat in self._flats]
 
     def gradients(self) -> Iterator[torch.Tensor]:
         """Gather the gradients of one block after another."""
         for flat in self._flats:
             whole = np.empty(flat.length, np.float32)
-            flat.comm.Allgather(flat.share.grad.numpy(), whole)  # type: ignore[union-attr]
+            flat.comm.Allgather(flat.shard.grad.numpy(), whole)  # type: ignore[union-attr]
             yield from flat.parts(torch.from_numpy(whole)).values()

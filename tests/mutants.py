@@ -537,7 +537,7 @@ MUTANTS = (
     Mutant(
         "fused weights come in the order of ranks",
         "torch/parallel/layers/_features.py",
-        "y = _shards.by_parts(y, self.parts, self.units, self.mesh.size, axis)",
+        "y = _shards.order_by_parts(y, self.parts, self.units, self.mesh.size, axis)",
         "y = y + 0",
         ("torch/parallel/test_fused.py",),
     ),
@@ -549,7 +549,7 @@ MUTANTS = (
         ("torch/test_moves.py", "torch/test_moves_autograd.py"),
     ),
     Mutant(
-        "gradients of parameters that work on shares of a sequence are not added up",
+        "gradients of parameters that work on shards of a sequence are not added up",
         "torch/parallel/_gradient_sums.py",
         "        total = _moves.moved(packed, *ways)",
         "        total = packed",
@@ -591,7 +591,7 @@ MUTANTS = (
         ("torch/data_parallel/test_replicate.py",),
     ),
     Mutant(
-        "sums of shares' gradients are not divided by the factor",
+        "sums of shards' gradients are not divided by the factor",
         "torch/fsdp/_gradients.py",
         "            own = own.mul_(1 / how.factor)",
         "            pass",
@@ -605,7 +605,7 @@ MUTANTS = (
         ("torch/fsdp/test_accumulation.py::test_replicas_that_are_reduced_later",),
     ),
     Mutant(
-        "gradients of shares are not averaged among replicas",
+        "gradients of shards are not averaged among replicas",
         "torch/fsdp/_gradients.py",
         "return redistribute_local(own, src, dst, purpose=purpose, background=background)",
         "return own",

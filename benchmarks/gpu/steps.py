@@ -272,11 +272,11 @@ def _sharded(setting: Setting, kind: Kind, *, offloaded: bool = False) -> None:
         one = sharded.ByDistarray(there, comm, reshard, setting.device, **policies)
         device = setting.device
         steps = [(x.to(device), gradient.to(device))] * STEPS
-        found = _trained(one.model, one.shares, iter(steps), lambda t: t)[::2]
-        found += [dt.full_tensor(share) for share in one.shares]
+        found = _trained(one.model, one.shards, iter(steps), lambda t: t)[::2]
+        found += [dt.full_tensor(shard) for shard in one.shards]
         told = f"sharded, {'gathered twice' if reshard else 'kept after forward'}"
         if offloaded:
-            told += ", shares in pinned host memory"
+            told += ", shards in pinned host memory"
         setting.compared(told, kind, found, expected)
 
 

@@ -1,6 +1,6 @@
-"""Which tensors of a state dict are shares, written in its metadata, and read where it is loaded.
+"""Records of which tensors of a state dict are shards: written in its metadata, read on loading.
 
-torch keeps the metadata of a state dict in its files. A share that is loaded where another one
+torch keeps the metadata of a state dict in its files. A shard that is loaded where another one
 belongs would often fit by its shape.
 """
 
@@ -19,7 +19,7 @@ from distarray.torch._modules import state_of, watch_replacements
 from distarray.torch._shards import is_sharded, torn_among
 
 KEY = "distarray_shares"
-"""Under which a module's metadata has its shares, by the names of its own parameters."""
+"""Under which metadata has a module's shards, by its parameters' names: saved files have it."""
 
 _names: Beside[str] = Beside()
 
@@ -47,7 +47,7 @@ def name_of(parameter: torch.Tensor) -> str:
 
 
 def list_records(metadata: Mapping[str, Any] | None) -> Iterator[tuple[str, Record]]:
-    """Yield the names in a state dict of what its metadata says to be shares."""
+    """Yield the names in a state dict of what its metadata says to be shards."""
     for prefix, local in (metadata or {}).items():
         for name, record in local.get(KEY, {}).items():
             yield f"{prefix}.{name}" if prefix else name, record
@@ -62,7 +62,7 @@ def drop_records(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def record_of(placed: Placed | None) -> Record | None:
-    """Return what tells a share from others; None for a whole tensor."""
+    """Return what tells a shard from others; None for a whole tensor."""
     if placed is None or not is_sharded(placed.layout):
         return None
     layout, parts, axis, units = placed
@@ -73,16 +73,16 @@ def record_of(placed: Placed | None) -> Record | None:
 def find_difference(
     name: str, given: Record, shape: tuple[int, ...], own: Record | None
 ) -> str | None:
-    """Return what is wrong with a share in the place of another one, or of a whole tensor.
+    """Return what is wrong with a shard in the place of another one, or of a whole tensor.
 
-    A tensor of another `shape` than that of the share has taken its place since.
+    A tensor of another `shape` than that of the shard has taken its place since.
     """
     if shape != tuple(stop - start for start, stop in given[2]):
         return None
     if own is not None and given[1:] == own[1:]:
         return None
     here = "whole" if own is None else _text(own)
-    return f"{name} is a rank's share, {_text(given)}, where this is {here}"
+    return f"{name} is a rank's shard, {_text(given)}, where this is {here}"
 
 
 def _text(record: Record) -> str:
@@ -113,7 +113,7 @@ def _compare(
         wrong = find_difference(prefix + name, given, tuple(value.shape), own)
         if wrong is not None:
             raise StateDictError(
-                f"{wrong}: shares go back to the rank, the mesh and the plan that they are of. "
+                f"{wrong}: shards go back to the rank, the mesh and the plan that they are of. "
                 "Save whole tensors, by dt.state_dict(model), or the module by da.checkpoint.save, "
                 "which any number of ranks loads"
             )

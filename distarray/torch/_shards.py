@@ -1,7 +1,7 @@
 """Shards of tensors: which block a rank has, of axes made of parts as well.
 
 A fused weight is several weights one after another, such as query, key and value, or gate and up.
-Every rank holds its share of each part, one after another: the order *by ranks*. In the order *by
+Every rank holds its shard of each part, one after another: the order *by ranks*. In the order *by
 parts*, which is that of one process, each part is whole. A unit is what must not be torn apart: the
 features of a head, or of all query heads that share one key. Units are dealt out as `torch.chunk`
 deals out items.
@@ -53,7 +53,7 @@ def block_of(full: torch.Tensor, placed: Placed) -> torch.Tensor:
     box = layout.local_box()
     assert box is not None  # this rank is in the mesh
     cutting = layout.sharding_axes(axis) if parts else ()
-    if len(cutting) > 1:  # a share of the parts is cut again
+    if len(cutting) > 1:  # a shard of the parts is cut again
         full, parts = in_order_of_ranks(full, placed), ()
     for i, (start, stop) in enumerate(box):
         if not (parts and i == axis):
@@ -63,7 +63,7 @@ def block_of(full: torch.Tensor, placed: Placed) -> torch.Tensor:
     coordinate = layout.mesh.coordinate
     assert coordinate is not None
     count = layout.mesh.shape[cutting[0]]
-    return own_share(full, parts, units, count, coordinate[cutting[0]], axis)
+    return take_parts(full, parts, units, count, coordinate[cutting[0]], axis)
 
 
 def in_order_of_ranks(full: torch.Tensor, placed: Placed) -> torch.Tensor:
@@ -71,7 +71,7 @@ def in_order_of_ranks(full: torch.Tensor, placed: Placed) -> torch.Tensor:
     _, parts, axis, units = placed
     if not parts:
         return full
-    return by_ranks(full, parts, units, torn_among(placed), axis)
+    return order_by_ranks(full, parts, units, torn_among(placed), axis)
 
 
 def in_full_order(gathered: torch.Tensor, placed: Placed) -> torch.Tensor:
@@ -79,11 +79,11 @@ def in_full_order(gathered: torch.Tensor, placed: Placed) -> torch.Tensor:
     _, parts, axis, units = placed
     if not parts:
         return gathered
-    return by_parts(gathered, parts, units, torn_among(placed), axis)
+    return order_by_parts(gathered, parts, units, torn_among(placed), axis)
 
 
 def torn_among(placed: Placed) -> int:
-    """Return how many ranks have a share of each part: along the mesh axis that cuts first.
+    """Return how many ranks have a shard of each part: along the mesh axis that cuts first.
 
     Layouts do not know where in the order an axis of one rank comes: it cuts nothing.
     """
@@ -148,7 +148,7 @@ def checked_parts(
     return parts, units
 
 
-def share(parts: Sequence[int], units: Sequence[int], count: int, rank: int) -> list[slice]:
+def slice_parts(parts: Sequence[int], units: Sequence[int], count: int, rank: int) -> list[slice]:
     """Return which items of the full axis a rank has: one slice per part."""
     found, first = [], 0
     for part, unit in zip(parts, units, strict=True):
@@ -166,7 +166,7 @@ def order(
     found = []
     for rank in range(count):
         own: list[slice] = []
-        for piece in share(parts, units, count, rank):
+        for piece in slice_parts(parts, units, count, rank):
             if own and own[-1].stop == piece.start:
                 own[-1] = slice(own[-1].start, piece.stop)
             elif piece.start < piece.stop:
@@ -178,39 +178,39 @@ def order(
 def boundaries(parts: Sequence[int], units: Sequence[int], count: int) -> tuple[int, ...]:
     """Return where the ranks' blocks begin and end in the order by ranks."""
     lengths = [
-        sum(piece.stop - piece.start for piece in share(parts, units, count, rank))
+        sum(piece.stop - piece.start for piece in slice_parts(parts, units, count, rank))
         for rank in range(count)
     ]
     return (0, *accumulate(lengths))
 
 
-def own_share(
+def take_parts(
     full: torch.Tensor, parts: Sequence[int], units: Sequence[int], count: int, rank: int, axis: int
 ) -> torch.Tensor:
     """Return a rank's items of a tensor in the order by parts."""
-    pieces = share(parts, units, count, rank)
+    pieces = slice_parts(parts, units, count, rank)
     return torch.cat([full.narrow(axis, p.start, p.stop - p.start) for p in pieces], axis)
 
 
-def by_ranks(
+def order_by_ranks(
     full: torch.Tensor, parts: Sequence[int], units: Sequence[int], count: int, axis: int
 ) -> torch.Tensor:
     """Return a full tensor in the order by ranks, from one in the order by parts."""
     if len(parts) == 1:
         return full
     return torch.cat(
-        [own_share(full, parts, units, count, rank, axis) for rank in range(count)], axis
+        [take_parts(full, parts, units, count, rank, axis) for rank in range(count)], axis
     )
 
 
-def by_parts(
+def order_by_parts(
     gathered: torch.Tensor, parts: Sequence[int], units: Sequence[int], count: int, axis: int
 ) -> torch.Tensor:
     """Return a full tensor in the order by parts, from one in the order by ranks."""
     if len(parts) == 1:
         return gathered
     lengths = [
-        [piece.stop - piece.start for piece in share(parts, units, count, rank)]
+        [piece.stop - piece.start for piece in slice_parts(parts, units, count, rank)]
         for rank in range(count)
     ]
     pieces = iter(gathered.split([length for one in lengths for length in one], axis))

@@ -61,6 +61,6 @@ def check_gradients(
             assert_close(gradient, wanted[name], wanted.values(), tolerance=tolerance, what=name)
 
 
-def share(batch: torch.Tensor, mesh: da.DeviceMesh) -> torch.Tensor:
+def shard(batch: torch.Tensor, mesh: da.DeviceMesh) -> torch.Tensor:
     """Return this rank's rows of a batch."""
     return batch.chunk(mesh.size)[mesh.coordinate[0]]

@@ -59,7 +59,7 @@ def test_values_gradients_and_second_derivatives_are_those_of_the_model(pair, se
         assert dt.layout_of(y) is dst
 
         # A loss L with dL/dX = weights * X: each rank adds its use of what it holds to it.
-        own = own_share(mesh, dst, arriving)
+        own = own_shard(mesh, dst, arriving)
         gradient = own * part(dst, weights) * part(dst, whole) / averaged(dst)
         (first,) = torch.autograd.grad(y, x, gradient, retain_graph=True)
         expected = part(src, weights * whole) / averaged(src)
@@ -80,16 +80,16 @@ def test_values_gradients_and_second_derivatives_are_those_of_the_model(pair, se
     simulate(prod(shape), program, timeout=60)
 
 
-def own_share(mesh, dst, arriving):
-    """Return this rank's share of a gradient: those of all ranks add up to one where it is P."""
-    share = 1.0
+def own_shard(mesh, dst, arriving):
+    """Return this rank's shard of a gradient: those of all ranks add up to one where it is P."""
+    shard = 1.0
     for size, at, p, arrives in zip(
         mesh.shape, mesh.coordinate, dst.placements, arriving, strict=True
     ):
         if type(arrives) is da.Partial and type(p) is da.Replicate:
-            shares = [k + 2.0 for k in range(size - 1)]
-            share *= [*shares, 1.0 - sum(shares)][at]
-    return share
+            shards = [k + 2.0 for k in range(size - 1)]
+            shard *= [*shards, 1.0 - sum(shards)][at]
+    return shard
 
 
 DTYPES = [

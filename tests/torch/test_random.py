@@ -25,7 +25,7 @@ def generator(seed: int = 3) -> torch.Generator:
 
 
 def dropped(ranks, module, x, axis):
-    """Return what a module makes of shares of x, and of its gradient, gathered."""
+    """Return what a module makes of shards of x, and of its gradient, gathered."""
 
     def program():
         mesh = da.init_device_mesh((ranks,), ("tp",))
@@ -36,9 +36,9 @@ def dropped(ranks, module, x, axis):
         with keys_from(generator()):
             outputs = []
             for known in (True, False, True):
-                share = dt.redistribute(mine, mesh, [R], [da.Shard(axis)])
-                share = share if known else share * 1  # nothing is known of this one
-                outputs.append(dt.redistribute(twin(share), mesh, [da.Shard(axis)], [R]))
+                shard = dt.redistribute(mine, mesh, [R], [da.Shard(axis)])
+                shard = shard if known else shard * 1  # nothing is known of this one
+                outputs.append(dt.redistribute(twin(shard), mesh, [da.Shard(axis)], [R]))
         whole = torch.stack(outputs)
         (
             whole * torch.linspace(1, 2, whole.numel(), dtype=x.dtype).view(whole.shape)

@@ -32,7 +32,7 @@ def check_replicas(module: nn.Module, mesh: DeviceMesh, *, buffers: bool = True)
     """Raise where ranks have parameters that should be alike and are not (collective).
 
     To find out, after some steps, whether a plan or a training loop lets weights drift apart: a
-    norm that sees a share of the sequence and has no `SequenceParallel`, random numbers that differ
+    norm that sees a shard of the sequence and has no `SequenceParallel`, random numbers that differ
     where they should not, gradients that were clipped by the norm of one rank's block. The bits of
     all values are compared, by digests, so that little is sent; every rank reads all its values.
     Call it between two steps.
@@ -94,10 +94,10 @@ def _advice(module: nn.Module) -> str:
             "fully_shard sends no buffers, and leaves ignored_params alone: average running "
             "statistics by dt.redistribute from Partial('avg') before they are compared or saved, "
             "or pass buffers=False; dt.replicate the modules of ignored parameters. Give modules "
-            f"that see a share of the sequence SequenceParallel before fully_shard, {rest}"
+            f"that see a shard of the sequence SequenceParallel before fully_shard, {rest}"
         )
     return (
-        "Give modules that see a share of the sequence SequenceParallel, dt.replicate a model that "
+        "Give modules that see a shard of the sequence SequenceParallel, dt.replicate a model that "
         f"sees other data on other ranks, {rest}"
     )
 

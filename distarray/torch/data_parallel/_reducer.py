@@ -172,7 +172,7 @@ class _Pass:
         """Start the buckets that are complete, in order; the last waits for the end."""
         k = self._replica.bucket_of[position]
         if k < self._started:
-            self._again.add(k)  # a parameter of which a nested pass had its share already
+            self._again.add(k)  # which a nested pass has sent already
             return
         if position in self._seen:
             return

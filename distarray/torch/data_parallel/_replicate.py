@@ -65,7 +65,7 @@ def replicate(
     ArgumentError
         The module or a part of it is replicated already.
     LayoutError
-        A parameter is a share of `fully_shard`, which averages gradients itself, or is cut along
+        A parameter is a shard of `fully_shard`, which averages gradients itself, or is cut along
         an axis of ``mesh``, whose ranks then hold different blocks.
 
     Notes
@@ -199,8 +199,8 @@ def _check_same(what: str, tensor: torch.Tensor, mesh: DeviceMesh) -> None:
     """Raise where ranks hold different blocks, which would take the values of the first."""
     if is_shard(tensor):
         raise LayoutError(
-            f"{what} is a share of fully_shard, which averages gradients itself; leave out "
-            "replicate, and for replicas of shares give fully_shard a mesh of both axes"
+            f"{what} is a shard of fully_shard, which averages gradients itself; leave out "
+            "replicate, and for replicas of shards give fully_shard a mesh of both axes"
         )
     placed = placed_of(tensor)
     if placed is None:

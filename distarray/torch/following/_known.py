@@ -1,4 +1,4 @@
-"""What is known of tensors beside their layouts: of what shares they come, and of what weights."""
+"""What is known of tensors beside their layouts: of what shards they come, and of what weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Lost(NamedTuple):
     layout
         Of a tensor that it was computed from.
     function
-        The name of a function that worked along cut axes of that one, and saw this rank's share
+        The name of a function that worked along cut axes of that one, and saw this rank's shard
         of them only; "" where there was none.
     axes
         Which axes these were.
@@ -34,7 +34,7 @@ class Lost(NamedTuple):
 
 
 _lost: Beside[Lost] = Beside()
-"""Tensors that a rank computed from its share, in which it is not known how they are cut."""
+"""Tensors that a rank computed from its shard, in which it is not known how they are cut."""
 _of_weights: Beside[bool] = Beside()
 """Tensors that were computed from parameters, such as conversions and masked weights."""
 
@@ -54,7 +54,7 @@ class Operand(NamedTuple):
 
     @property
     def is_cut(self) -> bool:
-        """Whether it is known to be this rank's share."""
+        """Whether it is known to be this rank's shard."""
         return self.placed is not None and is_sharded(self.placed.layout)
 
     @property

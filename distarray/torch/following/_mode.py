@@ -2,7 +2,7 @@
 
 It is open where `check_layouts` or `loss_parallel` opens it, and in the ``forward`` of modules that
 hold parallelized ones. Of each function it knows what becomes of the layouts of what goes in; what
-it draws at random for a share follows from the share's place. A function that takes a share for the
+it draws at random for a shard follows from the shard's place. A function that takes a shard for the
 whole raises under the contexts. In ``forward`` its result is remembered as such, and it is an error
 where a style takes that, or where it leaves the outermost module: before, the ranks may still
 be brought together by hand.
@@ -49,7 +49,7 @@ _TAKING = ("chunk", "split", "tensor_split", "narrow", "glu", "__getitem__")
 
 @contextmanager
 def check_layouts() -> Iterator[None]:
-    """Raise where a torch function takes this rank's share of a tensor for the whole.
+    """Raise where a torch function takes this rank's shard of a tensor for the whole.
 
     For one step of any program with parallelized modules, with gradients or without. Inside,
     layouts are followed through torch's functions everywhere, not only in the ``forward`` of
@@ -58,7 +58,7 @@ def check_layouts() -> Iterator[None]:
     is not known to go wrong passes.
 
     A slice that each rank takes by hand of what all have, ``x[rank * k : (rank + 1) * k]``, goes on
-    counting as replicated: no rank can see that others take other items. Say that it is a share,
+    counting as replicated: no rank can see that others take other items. Say that it is a shard,
     ``dt.redistribute(part, mesh, [da.Shard(0)], [da.Shard(0)])``, or let `redistribute` cut it.
     Numbers that are read into Python (``x.max().item()``) are not followed.
 
@@ -82,7 +82,7 @@ class Following(Pausing):
     Parameters
     ----------
     strict
-        Whether a function that takes a share for the whole raises at once.
+        Whether a function that takes a shard for the whole raises at once.
     """
 
     def __init__(self, *, strict: bool = True) -> None:
@@ -225,7 +225,7 @@ def _losing(call: Call) -> Lost | None:
 def _are_cut_alike(call: Call, known: list[Operand]) -> bool:
     """Tell whether a rule for one operand holds for all: axes with one label are cut alike.
 
-    Beside a tensor that is known to be cut others count as shares, or as alike on all ranks. Beside
+    Beside a tensor that is known to be cut others count as shards, or as alike on all ranks. Beside
     one that is known to be replicated they may be anything.
     """
     labels = call.labels()
@@ -252,14 +252,14 @@ def _layout(one: Operand) -> Layout:
     return one.placed.layout
 
 
-# --- what takes a share for the whole ------------------------------------------------------------
+# --- what takes a shard for the whole ------------------------------------------------------------
 
 
 def _worked_over(call: Call) -> tuple[str, Lost] | None:
-    """Return of what a function is about to take a share for the whole; None if of nothing.
+    """Return of what a function is about to take a shard for the whole; None if of nothing.
 
     Reductions, sorting, indices and the like along other axes pass, and so does what is not known:
-    its result is known to come of a share.
+    its result is known to come of a shard.
 
     Returns
     -------
@@ -280,7 +280,7 @@ def _worked_over(call: Call) -> tuple[str, Lost] | None:
         if one.is_cut and placed is not None:
             axes = rule.works(call, x)
             if not axes or (placed.parts and rule.name in _TAKING):
-                continue  # of every part its share, as it is meant
+                continue  # of every part its shard, as it is meant
             layout = placed.layout
             met = axes.intersection(single_axes(layout) if squeezes else cut_axes(layout))
             if met:
@@ -310,9 +310,9 @@ def _on_diagonal(call: Call) -> tuple[str, Lost] | None:
 
 
 def _check_beside(call: Call) -> None:
-    """Raise where a function would take of one tensor a share, and of one beside it all items.
+    """Raise where a function would take of one tensor a shard, and of one beside it all items.
 
-    A share of one item would be taken for what is the same for all. Of a tensor of which nothing is
+    A shard of one item would be taken for what is the same for all. Of a tensor of which nothing is
     known, as many items as there are on all ranks are all of them.
     """
     rule = call.rule
@@ -332,14 +332,14 @@ def _check_beside(call: Call) -> None:
                 what = f"of shape {shape}" if placed is None else f"as {placed.layout}"
                 raise LayoutError(
                     f"{call.name} of tensors placed as {layout} and {what}: along axis {axis} "
-                    "every rank has its share of the one, and all of the other. Let the styles "
+                    "every rank has its shard of the one, and all of the other. Let the styles "
                     "that they come from leave them alike, by output_layouts=, or bring one to the "
                     "other: dt.redistribute(x, mesh, [da.Replicate()], [da.Shard(axis)])"
                 )
 
 
 def _are_all(other: Operand, there: int, one: Layout, axis: int, kwargs: Mapping[str, Any]) -> bool:
-    """Tell whether a tensor beside a share has all items of an axis, and not one for all."""
+    """Tell whether a tensor beside a shard has all items of an axis, and not one for all."""
     if other.placed is None:
         length = other.x.shape[there]
         offsets = one.partition(axis).offsets
@@ -372,9 +372,9 @@ def _computed_from(lost: Lost, name: str) -> tuple[str, Lost]:
 def _refusal(
     what: str, lost: Lost, where: str = " inside check_layouts or loss_parallel"
 ) -> LayoutError:
-    """Return the error of a function that would take a share for the whole."""
+    """Return the error of a function that would take a shard for the whole."""
     return LayoutError(
-        f"{lost.function}{where} would see this rank's share only of {what}; take the whole "
+        f"{lost.function}{where} would see this rank's shard only of {what}; take the whole "
         "tensor, dt.full_tensor(x), or let the style that it comes from pass "
         "output_layouts=da.Replicate(), or take loss_parallel and cross_entropy for a loss, or "
         "call it outside where a result of this rank's alone is meant"

@@ -1,7 +1,7 @@
-"""Random functions of torch, called for a rank's share of a tensor, and beside one.
+"""Random functions of torch, called for a rank's shard of a tensor, and beside one.
 
 Every one of them draws one key from torch's default generator, however many items this rank has, so
-that ranks that were alike before are alike after it. Dropout of a share whose place is known leaves
+that ranks that were alike before are alike after it. Dropout of a shard whose place is known leaves
 out the same items on any number of ranks; others draw differently on ranks that hold other items.
 """
 
@@ -58,7 +58,7 @@ def draw(call: Call) -> Any:
     function, name, operands = call.function, call.rule.name, call.operands
     args, kwargs = call.args, call.kwargs
     if kwargs.get("layout") is not None:
-        return function(*args, **kwargs)  # it is said where the share is
+        return function(*args, **kwargs)  # it is said where the shard is
     layout = next((cut for one in operands if (cut := _cut(one)) is not None), None)
     if layout is None:
         known = bool(operands) and all(one.placed is not None for one in operands)

@@ -74,7 +74,7 @@ def _replace(holder: Any, name: str, args: tuple[Any, ...], context: Context, re
         raise LayoutError(
             f"cross_entropy inside loss_parallel and in the forward of {type(holder).__name__}, a "
             "function of autograd's, whose backward might compute it again outside: there it would "
-            "see this rank's share only. Open loss_parallel inside that function, or take "
+            "see this rank's shard only. Open loss_parallel inside that function, or take "
             "dt.vocab_parallel_cross_entropy there"
         )
     if not isinstance(function, _Again):

@@ -395,7 +395,7 @@ def _paired(case: Case) -> bool:
     """
     others = [one.x for one in case.call.operands if one.x is not case.source]
     if single_axes(case.layout) and not all(map(is_placed, others)):
-        return False  # one item may be a share, or all that is picked
+        return False  # one item may be a shard, or all that is picked
     return all(
         x.ndim == case.source.ndim and x.shape[axis] == case.source.shape[axis]
         for x in others

@@ -43,10 +43,10 @@ class _Unshard(torch.autograd.Function):
         return None, None, *ctx.group.reducer.reduce(gradients)
 
 
-def trace_unsharded(group: Group, shares: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def trace_unsharded(group: Group, shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return the unsharded parameters of a group, as autograd knows them."""
-    if torch.is_grad_enabled() and any(share.requires_grad for share in shares):
-        return list(_Unshard.apply(group, ANCHOR, *shares))
+    if torch.is_grad_enabled() and any(shard.requires_grad for shard in shards):
+        return list(_Unshard.apply(group, ANCHOR, *shards))
     return group.unsharded()
 
 

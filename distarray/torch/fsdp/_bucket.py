@@ -38,7 +38,7 @@ class Extension(NamedTuple):
 
 
 class Bucket:
-    """Shares of parameters of one dtype, one after another in one flat tensor.
+    """Shards of parameters of one dtype, one after another in one flat tensor.
 
     Attributes
     ----------

@@ -56,17 +56,17 @@ def fully_shard(
         Parameters on the meta device stay there; afterwards materialise them, and load or
         initialise them.
     mesh
-        Its last axis shards. Along further axes shares are replicated (hybrid sharding).
+        Its last axis shards. Along further axes shards are replicated (hybrid sharding).
     reshard_after_forward
         Whether the whole parameters go after the forward pass, to be gathered again for the
-        backward pass. A number of ranks: each of them keeps its share among that many
+        backward pass. A number of ranks: each of them keeps its shard among that many
         consecutive ones (those of its node, for instance), from which they are gathered again.
         With None they go, but for those of the outermost module of a call, with which the
         backward pass begins.
     shard_placement_fn
         Function of a parameter: `Shard` of the axis that is cut, or None for axis 0.
     mp_policy, offload_policy
-        In which dtypes the module computes, and where the shares are kept; torch's own are
+        In which dtypes the module computes, and where the shards are kept; torch's own are
         taken as those of the same fields here.
     ignored_params
         Parameters to leave alone, to be named in the calls for modules further out, too. Every
@@ -77,7 +77,7 @@ def fully_shard(
     -------
     torch.nn.Module
         ``module`` itself, an `FSDPModule` now. Its parameters are plain tensors, this rank's
-        shares, outside of its calls; `layout_of` knows how they are placed.
+        shards, outside of its calls; `layout_of` knows how they are placed.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def fully_shard(
     -----
     S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
     arXiv:1910.02054; Y. Zhao et al., "PyTorch FSDP", arXiv:2304.11277. Memory of a rank: its
-    shares, their gradients and optimizer state; and while it runs, two groups' whole parameters
+    shards, their gradients and optimizer state; and while it runs, two groups' whole parameters
     (one computes, one arrives) and the whole gradients of one group or two.
 
     Buffers stay as they are on every rank, and nothing of them is sent, as in torch's FSDP2. The

@@ -1,7 +1,7 @@
 """Parameters that are gathered and reduced together: those of one call of `fully_shard`.
 
 Its states: *sharded*; *on its way*, while a gathering runs in the background; *unsharded*. After
-the forward pass what is kept may be the share of a smaller group of ranks.
+the forward pass what is kept may be the shard of a smaller group of ranks.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Group:
         watch_modules(self)
 
     def set_reshard_after_forward(self, value: bool | int | None) -> None:
-        """Set what is kept after forward: nothing more, all, or the share of a smaller group."""
+        """Set what is kept after forward: nothing more, all, or the shard of a smaller group."""
         size = self.mesh.shape[-1]
         self.reshard_after_forward = None if value is None else bool(value)
         self._smaller: DeviceMesh | None = None
@@ -286,7 +286,7 @@ class Group:
                 raise ModifiedError(
                     f"parameter {member.path!r} of {self.name} was changed in place during forward "
                     "(as nn.Embedding(max_norm=) and clamp_ do): such changes of gathered "
-                    "parameters are lost. Change the shares between calls, or leave the parameter "
+                    "parameters are lost. Change the shards between calls, or leave the parameter "
                     "to ignored_params"
                 )
 

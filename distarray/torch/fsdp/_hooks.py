@@ -57,7 +57,7 @@ class _Refuse:
         with located(module):
             raise LayoutError(
                 f"it is called outside of the call of {self._group}, which fully_shard was applied "
-                "to: its parameters are this rank's shares there. Call it inside of that module's "
+                "to: its parameters are this rank's shards there. Call it inside of that module's "
                 "forward, or of a method that dt.register_fsdp_forward_method knows; or apply "
                 "fully_shard to it first, by itself; or unshard() that module before and reshard() "
                 "it afterwards"
@@ -83,7 +83,7 @@ class _Load:
 
 
 _OTHER_SHAPE = (
-    "sharded parameters are this rank's shares here, and what is to be loaded has another shape; "
+    "sharded parameters are this rank's shards here, and what is to be loaded has another shape; "
     "for whole tensors use dt.load_state_dict(model, state), for checkpoints da.checkpoint.load"
 )
 

@@ -22,7 +22,7 @@ class UnshardHandle:
         self._group = group
 
     def wait(self) -> None:
-        """Return when the module's parameters are whole, of the values that the shares have now."""
+        """Return when the module's parameters are whole, of the values that the shards have now."""
         if self._group is not None:
             self._group.unshard()
             self._group.hold_unsharded()
@@ -41,20 +41,20 @@ class FSDPModule:
         return call_unsharded(cast("nn.Module", self), super().__call__, args, kwargs)  # type: ignore[misc]
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the shares, also between `unshard` and `reshard`."""
-        shares: dict[int, nn.Parameter] = {}
+        """Yield the shards, also between `unshard` and `reshard`."""
+        shards: dict[int, nn.Parameter] = {}
         for group in self._groups(True):
-            shares |= group.shards_by_held()
+            shards |= group.shards_by_held()
         for name, found in super().named_parameters(*args, **kwargs):  # type: ignore[misc]
-            yield name, shares.get(id(found), found)
+            yield name, shards.get(id(found), found)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return this rank's shares; `distarray.torch.state_dict` returns whole parameters."""
+        """Return this rank's shards; `distarray.torch.state_dict` returns whole parameters."""
         self._hide()
         return super().state_dict(*args, **kwargs)  # type: ignore[misc]
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load this rank's shares; `distarray.torch.load_state_dict` takes whole parameters."""
+        """Load this rank's shards; `distarray.torch.load_state_dict` takes whole parameters."""
         try:
             return super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
         finally:
@@ -72,7 +72,7 @@ class FSDPModule:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients, also those that are on their way or kept for a later pass.
 
-        An optimizer's ``zero_grad`` sees the gradients of shares alone.
+        An optimizer's ``zero_grad`` sees the gradients of shards alone.
         """
         for group in self._groups(True):
             group.forget_gradients()

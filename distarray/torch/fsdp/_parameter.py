@@ -172,9 +172,9 @@ class ShardedParameter:
         """
         if self._paddings:
             start, stop = self.layout.local_box()[0]  # type: ignore[index]
-            is_share = tuple(tensor.shape) != self.layout.shape
+            is_cut = tuple(tensor.shape) != self.layout.shape
             for module, padding in self._paddings:
-                module.padding_idx = local_padding(padding, start, stop) if is_share else padding
+                module.padding_idx = local_padding(padding, start, stop) if is_cut else padding
 
     def unsharded_in(self, storage: torch.UntypedStorage, start: int, like: torch.Tensor) -> Any:
         """Return the unsharded form: a view of gathered memory, from an element on."""

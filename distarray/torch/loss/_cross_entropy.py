@@ -54,22 +54,22 @@ def vocab_parallel_cross_entropy(
     Parameters
     ----------
     logits
-        This rank's share of the classes: ``(N, share)``, ``(N, share, d1, ...)`` or ``(share,)``.
-        Shares may be of any sizes, also empty. float16 and bfloat16 are computed in float32.
+        This rank's shard of the classes: ``(N, shard)``, ``(N, shard, d1, ...)`` or ``(shard,)``.
+        Shards may be of any sizes, also empty. float16 and bfloat16 are computed in float32.
     target
         The same on every rank: class numbers, of the shape of the logits without their classes; or
-        probabilities, of the shape of the logits, for all classes or for this rank's share.
+        probabilities, of the shape of the logits, for all classes or for this rank's shard.
     mesh
         Of one axis, along which the classes are cut.
     vocab_size
         Number of classes, where they are cut evenly (as `torch.chunk` does). Without it, and where
         `layout_of` knows nothing of the logits, the ranks tell each other the sizes of their
-        shares (which `CommLog` does not count).
+        shards (which `CommLog` does not count).
     weight, ignore_index, reduction, label_smoothing
         As in torch. ``weight`` is that of all classes, on every rank; it has no gradient.
     axis
         Of the classes; default: 1, or 0 of one-dimensional logits. -1 takes the logits of a
-        sequence as they come, ``(batch, length, share)`` with a target ``(batch, length)``.
+        sequence as they come, ``(batch, length, shard)`` with a target ``(batch, length)``.
 
     Returns
     -------
@@ -120,7 +120,7 @@ def vocab_parallel_cross_entropy(
         losses = losses.masked_fill(ignored, 0)
         total = total.masked_fill(ignored, 0).sum()
     else:
-        target = _share_of(target, classes, axis)
+        target = _shard_of(target, classes, axis)
         asked += f"probabilities, weights {_digest(weight)}"
         losses = _of_probabilities(logits, target, weight, label_smoothing, classes, axis, asked)
         total = losses.new_tensor(losses.numel())
@@ -150,7 +150,7 @@ def _of_classes(
         own = weight.detach().to(dtype)[numbers]
         smoothed = smoothing * float(weight.mean(dtype=torch.float64))
     terms = _terms(classes, smoothing, axis, asked, dtype)._replace(smoothed=smoothed)
-    start, _ = _own_share(classes, axis)
+    start, _ = _own_bounds(classes, axis)
     x, y, w = _rows(logits, axis), numbers - start, own * (1 - smoothing)
     if logits.ndim == 1:
         y, w = y.unsqueeze(0), w.unsqueeze(0)
@@ -167,7 +167,7 @@ def _of_probabilities(
     axis: int,
     asked: str,
 ) -> torch.Tensor:
-    """Return the losses of rows with probabilities, of this rank's share."""
+    """Return the losses of rows with probabilities, of this rank's shard."""
     dtype = torch.promote_types(logits.dtype, target.dtype)
     dtype = torch.promote_types(dtype, torch.float32)
     terms = _terms(classes, smoothing, axis, asked, dtype)
@@ -187,7 +187,7 @@ def _rows(values: torch.Tensor, axis: int) -> torch.Tensor:
     return values.unsqueeze(0) if values.ndim == 1 else values.movedim(axis, -1)
 
 
-def _own_share(classes: Layout, axis: int) -> tuple[int, int]:
+def _own_bounds(classes: Layout, axis: int) -> tuple[int, int]:
     box = classes.local_box()
     assert box is not None  # this rank is in the mesh
     return box[axis]
@@ -196,12 +196,12 @@ def _own_share(classes: Layout, axis: int) -> tuple[int, int]:
 def _own_weight(
     weight: torch.Tensor | None, classes: Layout, axis: int, dtype: torch.dtype
 ) -> torch.Tensor | None:
-    return None if weight is None else weight.detach()[slice(*_own_share(classes, axis))].to(dtype)
+    return None if weight is None else weight.detach()[slice(*_own_bounds(classes, axis))].to(dtype)
 
 
-def _share_of(target: torch.Tensor, classes: Layout, axis: int) -> torch.Tensor:
-    """Return this rank's share of probabilities, given all or just these."""
-    start, stop = _own_share(classes, axis)
+def _shard_of(target: torch.Tensor, classes: Layout, axis: int) -> torch.Tensor:
+    """Return this rank's shard of probabilities, given all or just these."""
+    start, stop = _own_bounds(classes, axis)
     count = classes.shape[axis]
     given = target.shape[axis]
     if given == count and not target.requires_grad:
@@ -210,14 +210,14 @@ def _share_of(target: torch.Tensor, classes: Layout, axis: int) -> torch.Tensor:
         if classes.partition(axis).largest == count and classes.mesh.size > 1:
             raise ArgumentError(
                 f"one rank has all {count} classes, so that a target that requires a gradient "
-                "could be full or a share; detach it"
+                "could be full or a shard; detach it"
             )
         whole = Layout(classes.mesh, [Replicate()], classes.shape)
         return _moves.moved(target, *_moves.routes_between(whole, classes))
     if given != stop - start:
         raise ShapeError(
             f"a target of shape {tuple(target.shape)} has probabilities of {given} classes on axis "
-            f"{axis}; it must have all {count}, or the {stop - start} of this rank's share"
+            f"{axis}; it must have all {count}, or the {stop - start} of this rank's shard"
         )
     return target
 

@@ -26,7 +26,7 @@ from distarray.torch.parallel import one_axis
 def loss_parallel(mesh: DeviceMesh | None = None) -> Iterator[None]:
     """Let `torch.nn.functional.cross_entropy` work on logits that are cut along their classes.
 
-    Inside, ``F.cross_entropy`` and ``nn.CrossEntropyLoss`` take each rank's share of the classes,
+    Inside, ``F.cross_entropy`` and ``nn.CrossEntropyLoss`` take each rank's shard of the classes,
     as `ColwiseParallel` returns it, and give every rank the loss of the full logits, which are
     never gathered (`vocab_parallel_cross_entropy`). Replicated logits give torch's own loss.
 
@@ -40,7 +40,7 @@ def loss_parallel(mesh: DeviceMesh | None = None) -> Iterator[None]:
     ------
     LayoutError
         By ``F.cross_entropy``: no layout is known of the logits, or another one than such a cut. By
-        any other function of torch: it would take this rank's share for the whole.
+        any other function of torch: it would take this rank's shard for the whole.
 
     Notes
     -----
@@ -48,7 +48,7 @@ def loss_parallel(mesh: DeviceMesh | None = None) -> Iterator[None]:
     work item by item, along other axes than the cut one, or that only reshape leave the layout of
     the result known. Those that reduce, order, normalise, multiply or pick along the cut axis are
     an error: ``softmax``, ``sum``, ``max``, ``norm``, ``topk``, ``x[..., 0]``, other losses. The
-    result of any further function is known to come of a share, no more: neither a number nor a loss
+    result of any further function is known to come of a shard, no more: neither a number nor a loss
     is made of it. What modules with a style do with their own weights is theirs. Where a result of
     this rank's alone is meant, compute it outside.
 
@@ -56,7 +56,7 @@ def loss_parallel(mesh: DeviceMesh | None = None) -> Iterator[None]:
     ones alone: what becomes of logits after they have left the model belongs inside.
 
     Outside, ``F.cross_entropy`` sees a plain tensor with fewer classes, and nothing can tell it
-    that these are a share: the loss would be wrong, or a class number out of range.
+    that these are a shard: the loss would be wrong, or a class number out of range.
 
     What `torch.utils.checkpoint.checkpoint` runs inside, it runs inside when it computes it again,
     wherever ``backward`` is called. In the forward of any other function of autograd's, open the
@@ -79,7 +79,7 @@ def loss_parallel(mesh: DeviceMesh | None = None) -> Iterator[None]:
 
 
 class _LossParallel(Following):
-    """Follows layouts, and knows a loss of shares."""
+    """Follows layouts, and knows a loss of shards."""
 
     def __init__(self, mesh: DeviceMesh | None) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 With row maxima M and sums S of exp(x - M) over all classes, and with q the weight that the target
 gives to each class (A is their sum), the loss of a row is A log S - sum q (x - M), and its gradient
-is A exp(x - M) / S - q. Each rank computes its share of these sums. Rows are taken in blocks, so
+is A exp(x - M) / S - q. Each rank computes its shard of these sums. Rows are taken in blocks, so
 that intermediate values stay small: nothing of the size of the logits is made but their gradient.
 """
 
@@ -59,13 +59,13 @@ def row_losses(
     Parameters
     ----------
     x
-        This rank's share of the logits, with the classes on the last axis.
+        This rank's shard of the logits, with the classes on the last axis.
     target
-        Class numbers from the first of the share; or the probabilities of the share.
+        Class numbers from the first of the shard; or the probabilities of the shard.
     own
         What the class of each row weighs; None with probabilities.
     weight
-        Of the classes of the share, where they do not all weigh 1.
+        Of the classes of the shard, where they do not all weigh 1.
     """
     refuse_transforms(INSTEAD)
     losses: torch.Tensor = _Losses.apply(x, target, own, weight, terms)
@@ -187,7 +187,7 @@ def _reduced(values: torch.Tensor, op: str, terms: Terms) -> torch.Tensor:
     return tensor_of(reduced)
 
 
-# --- class shares ---------------------------------------------------------------------------------
+# --- class shards ---------------------------------------------------------------------------------
 
 Block = tuple[int, int, int]
 """Rows: the axis along which they are taken, where they start, how many."""
@@ -212,11 +212,11 @@ class Classes(NamedTuple):
     Attributes
     ----------
     numbers
-        The classes, counted from the first of the share: those of others are out of its range.
+        The classes, counted from the first of the shard: those of others are out of its range.
     own
         What each row's class weighs.
     smooth
-        What smoothing gives to each class of the share; None without smoothing.
+        What smoothing gives to each class of the shard; None without smoothing.
     """
 
     numbers: torch.Tensor
@@ -256,9 +256,9 @@ class Probabilities(NamedTuple):
     Attributes
     ----------
     values
-        Those of the share, with the classes on the last axis.
+        Those of the shard, with the classes on the last axis.
     weight
-        Of the classes of the share; None where all weigh 1.
+        Of the classes of the shard; None where all weigh 1.
     keep, spread
         Smoothing makes ``keep * p + spread`` of a probability.
     """
@@ -297,16 +297,16 @@ class Probabilities(NamedTuple):
 
 
 Goal = Classes | Probabilities
-"""What the target asks for: q, of this rank's share of the classes."""
+"""What the target asks for: q, of this rank's shard of the classes."""
 
 
 class Survey(NamedTuple):
-    """What a rank tells of its share, a number per row each.
+    """What a rank tells of its shard, a number per row each.
 
     Attributes
     ----------
     largest
-        Row maxima; -inf where the share is empty.
+        Row maxima; -inf where the shard is empty.
     sums
         Of exp(x - largest).
     weighted, weights
@@ -327,7 +327,7 @@ class Survey(NamedTuple):
 
 
 def survey(x: torch.Tensor, goal: Goal, dtype: torch.dtype, weighs: bool) -> Survey:
-    """Return what is to be told of a share of logits, computed in ``dtype``.
+    """Return what is to be told of a shard of logits, computed in ``dtype``.
 
     Parameters
     ----------
@@ -373,5 +373,5 @@ def gradient(
 
 
 def _finite(largest: torch.Tensor) -> torch.Tensor:
-    """Return row maxima that may be subtracted: 0 where all logits of the share are -inf."""
+    """Return row maxima that may be subtracted: 0 where all logits of the shard are -inf."""
     return largest.masked_fill(largest == -torch.inf, 0)

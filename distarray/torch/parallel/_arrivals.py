@@ -35,7 +35,7 @@ def find_placed(
     if lost is not None and is_cut_short(lost, mesh):
         raise LayoutError(
             f"{subject} was computed from a tensor placed as {lost.layout} by {lost.function}, "
-            "along an axis that is cut, of which each rank saw its share only. Let the style that "
+            "along an axis that is cut, of which each rank saw its shard only. Let the style that "
             "the tensor comes from pass output_layouts=da.Replicate(), and this one "
             "input_layouts=da.Replicate(). Where a result of each rank's alone is meant, say how "
             "it is placed: dt.redistribute(x, mesh, [da.Shard(-1)], [da.Shard(-1)])"
@@ -120,7 +120,7 @@ def check_arrival(
             said = list(declared)
             by_hand = (
                 ", or say what it is: "
-                f"dt.redistribute(x, mesh, {said}, {said}), where each rank took its share by hand"
+                f"dt.redistribute(x, mesh, {said}, {said}), where each rank took its shard by hand"
             )
         raise LayoutError(
             f"{subject} placed as {placed.layout}, but declared as {wanted}; pass "

@@ -1,4 +1,4 @@
-"""Column-parallel modules: every rank computes its share of the output features."""
+"""Column-parallel modules: every rank computes its shard of the output features."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ColwiseParallel(ParallelStyle):
         For compatibility: outputs are plain tensors always.
     parts
         Sizes of several weights that are fused into one along the output features, such as
-        query, key and value: each is cut by itself, and the output of a rank is its share of each,
+        query, key and value: each is cut by itself, and the output of a rank is its shard of each,
         one after another.
     unit
         How many output features must stay together: the size of a head, for instance. One number,
@@ -54,7 +54,7 @@ class ColwiseParallel(ParallelStyle):
         ``parts=(g * heads * size, heads * size, heads * size), unit=(g * size, size, size)``.
     own_forward
         Whether a ``forward`` that a class derived from torch's has of its own is right on a rank's
-        share of the features; others are refused.
+        shard of the features; others are refused.
 
     Notes
     -----

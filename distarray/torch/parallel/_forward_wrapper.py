@@ -59,14 +59,14 @@ def on_input(
     module: nn.Module, function: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 ) -> None:
     """Call ``function(module, args, kwargs)`` before forward; it returns new args and kwargs."""
-    passage = wrapping_of(module)
-    _install(module, replace(passage, inputs=(*passage.inputs, function)))
+    wrapping = wrapping_of(module)
+    _install(module, replace(wrapping, inputs=(*wrapping.inputs, function)))
 
 
 def on_output(module: nn.Module, function: Callable[[nn.Module, Any], Any]) -> None:
     """Call ``function(module, output)`` after forward; it returns the new output."""
-    passage = wrapping_of(module)
-    _install(module, replace(passage, outputs=(*passage.outputs, function)))
+    wrapping = wrapping_of(module)
+    _install(module, replace(wrapping, outputs=(*wrapping.outputs, function)))
 
 
 def substitute(module: nn.Module, values: Callable[[nn.Module], Values]) -> None:
@@ -78,8 +78,8 @@ def substitute(module: nn.Module, values: Callable[[nn.Module], Values]) -> None
         Function of the module: parameters by name, and what ``forward`` finds there instead. It
         is called after the functions of the input; those of the output find the parameters again.
     """
-    passage = wrapping_of(module)
-    _install(module, replace(passage, values=(*passage.values, values)))
+    wrapping = wrapping_of(module)
+    _install(module, replace(wrapping, values=(*wrapping.values, values)))
 
 
 def around(module: nn.Module, function: Callable[..., Any]) -> None:
@@ -88,15 +88,15 @@ def around(module: nn.Module, function: Callable[..., Any]) -> None:
     For what one call has to remember between its beginning and its end: it lives in the call, so
     that errors and calls within calls leave nothing behind. Copies of the module have it too.
     """
-    passage = wrapping_of(module)
-    _install(module, replace(passage, arounds=(*passage.arounds, function)))
+    wrapping = wrapping_of(module)
+    _install(module, replace(wrapping, arounds=(*wrapping.arounds, function)))
 
 
 def follow_layouts(module: nn.Module) -> None:
     """Let layouts be followed in the forward of a module that holds parallelized ones."""
-    passage = wrapping_of(module)
-    if type(module).forward is not nn.Module.forward and not passage.follows:
-        _install(module, replace(passage, follows=True))
+    wrapping = wrapping_of(module)
+    if type(module).forward is not nn.Module.forward and not wrapping.follows:
+        _install(module, replace(wrapping, follows=True))
 
 
 def keep_placed(module: nn.Module) -> None:
@@ -111,16 +111,16 @@ def wrapping_of(module: nn.Module) -> Wrapping:
 
 def _wrapping_in(module: nn.Module) -> Wrapping | None:
     forward = module.__dict__.get("forward")
-    passage = getattr(getattr(forward, "__func__", None), "passage", None)
-    return passage if isinstance(passage, Wrapping) else None
+    wrapping = getattr(getattr(forward, "__func__", None), "wrapping", None)
+    return wrapping if isinstance(wrapping, Wrapping) else None
 
 
-def _install(module: nn.Module, passage: Wrapping) -> None:
+def _install(module: nn.Module, wrapping: Wrapping) -> None:
     if _wrapping_in(module) is None:
         module.register_forward_pre_hook(_present)
-    call = _wrap_forward(passage, type(module).forward.__module__.startswith("torch."))
+    call = _wrap_forward(wrapping, type(module).forward.__module__.startswith("torch."))
     with contextlib.suppress(TypeError, ValueError):
-        call.__signature__ = inspect.signature(_unbound(module, passage.forward))
+        call.__signature__ = inspect.signature(_unbound(module, wrapping.forward))
     module.__dict__["forward"] = MethodType(call, module)
 
 
@@ -137,37 +137,37 @@ def _unbound(module: nn.Module, found: Any) -> Any:
 # --- one call ------------------------------------------------------------------------------------
 
 
-def _wrap_forward(passage: Wrapping, stock: bool) -> Any:
+def _wrap_forward(wrapping: Wrapping, stock: bool) -> Any:
     """Return what takes the place of forward.
 
     What a class of torch's computes for a style the mode that follows layouts does not see.
     """
-    hidden = stock and passage.forward is None and not passage.follows
+    hidden = stock and wrapping.forward is None and not wrapping.follows
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if hidden and function_mode_depth():
             with paused():
-                return _call(module, passage, args, kwargs)
-        return _call(module, passage, args, kwargs)
+                return _call(module, wrapping, args, kwargs)
+        return _call(module, wrapping, args, kwargs)
 
-    call.passage = passage  # type: ignore[attr-defined]
+    call.wrapping = wrapping  # type: ignore[attr-defined]
     return untraced_itself(call)
 
 
 @untraced_itself
 def _call(
-    module: nn.Module, passage: Wrapping, args: tuple[Any, ...], kwargs: dict[str, Any]
+    module: nn.Module, wrapping: Wrapping, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    args, kwargs, own = _enter(module, passage, args, kwargs)
-    forward = passage.forward
+    args, kwargs, own = _enter(module, wrapping, args, kwargs)
+    forward = wrapping.forward
     if forward is None or isinstance(forward, MethodType):
         forward = MethodType(_unbound(module, forward), module)
     try:
-        for function in passage.arounds:
-            if passage.follows or function_mode_depth():
+        for function in wrapping.arounds:
+            if wrapping.follows or function_mode_depth():
                 function = partial(_seen_inside, function)
             forward = partial(function, module, forward)
-        if passage.follows and not any(isinstance(m, Following) for m in function_modes()):
+        if wrapping.follows and not any(isinstance(m, Following) for m in function_modes()):
             with Following(strict=False):
                 output = forward(*args, **kwargs)
             _check_leaving(module, output)
@@ -179,7 +179,7 @@ def _call(
     finally:
         if own:
             parameters_of(module).update(own)
-    return _leave(module, passage, output) if passage.outputs else output
+    return _leave(module, wrapping, output) if wrapping.outputs else output
 
 
 @untraced_itself
@@ -197,19 +197,19 @@ def _seen_inside(
 
 @untraced
 def _enter(
-    module: nn.Module, passage: Wrapping, args: tuple[Any, ...], kwargs: dict[str, Any]
+    module: nn.Module, wrapping: Wrapping, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
     """Return the arguments for forward, and the parameters to put back after it."""
     own: dict[str, Any] = {}
-    if not (passage.inputs or passage.values or state_of(module).placed):
+    if not (wrapping.inputs or wrapping.values or state_of(module).placed):
         return args, kwargs, own
     parameters = parameters_of(module)
     try:
         check_own(module)
         with moving_for(state_of(module).path):
-            for function in passage.inputs:
+            for function in wrapping.inputs:
                 args, kwargs = function(module, args, kwargs)
-            for values in passage.values:
+            for values in wrapping.values:
                 found = values(module)
                 own = {name: parameters[name] for name in found} | own
                 parameters.update(found)
@@ -222,10 +222,10 @@ def _enter(
 
 
 @untraced
-def _leave(module: nn.Module, passage: Wrapping, output: Any) -> Any:
+def _leave(module: nn.Module, wrapping: Wrapping, output: Any) -> Any:
     try:
         with moving_for(state_of(module).path):
-            for function in passage.outputs:
+            for function in wrapping.outputs:
                 output = function(module, output)
     except DistArrayError as error:
         locate(error, module)
@@ -249,7 +249,7 @@ def _check_leaving(module: nn.Module, output: Any) -> None:
         if any(is_cut_short(lost, mesh) for mesh in meshes):
             raise LayoutError(
                 f"what leaves was computed from a tensor placed as {lost.layout} by "
-                f"{lost.function}, along an axis that is cut, of which each rank saw its share "
+                f"{lost.function}, along an axis that is cut, of which each rank saw its shard "
                 "only. Let the style that the tensor comes from pass "
                 "output_layouts=da.Replicate(), or bring the ranks' results together by "
                 "dt.redistribute. Where a result of each rank's alone is meant, say how it is "

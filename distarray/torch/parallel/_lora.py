@@ -176,7 +176,7 @@ class LowRankParallel(ParallelStyle):
                 bias: Any = module.get_submodule(name).bias
                 if len(bias) != length:
                     raise LayoutError(
-                        f"the bias of {name!r}, of {length} items, is a share of {len(bias)} here: "
+                        f"the bias of {name!r}, of {length} items, is a shard of {len(bias)} here: "
                         "it is added when the layer and its updates have been, after the group of "
                         "the layer has gone; let fully_shard make one group of the "
                         f"{type(module).__name__}, not of layers in it"

@@ -69,7 +69,7 @@ def parallelize_module(
     LayoutError
         A module is parallelized a second time in the same way, or two styles distribute one
         parameter. Modules that share a parameter would place it differently, or one of them is
-        not in the plan. Or `fully_shard` was applied to it before: cut first, then share out. Or
+        not in the plan. Or `fully_shard` was applied to it before: cut first, then shard. Or
         projections that are cut in units (heads) would leave a rank queries without their keys.
     MismatchError
         The ranks pass different plans, or the modules of the plan differ.
@@ -161,7 +161,7 @@ def _check_whole(path: str, module: nn.Module, style: ParallelStyle) -> None:
         if is_shard(parameter):
             raise LayoutError(
                 f"{path or 'the module'} ({type(module).__name__}): {type(style).__name__} comes "
-                f"too late, parameter {name!r} is a share of fully_shard already; cut first, by "
+                f"too late, parameter {name!r} is a shard of fully_shard already; cut first, by "
                 "parallelize_module, then fully_shard"
             )
 
@@ -170,7 +170,7 @@ def _check_heads(matched: Sequence[tuple[str, nn.Module, ParallelStyle]], mesh: 
     """Raise where queries would be on other ranks than the keys that they share.
 
     Of projections that one module holds, or that are fused into one, and are dealt out in units,
-    every rank must get the same share: the same part of all heads.
+    every rank must get the same shard: the same part of all heads.
     """
     beside: dict[str, tuple[str, int, int, tuple[int, ...]]] = {}
     for name, child, style in matched:

@@ -59,7 +59,7 @@ def distribute_parameter(
         How it is placed: ``Shard`` and ``Replicate``.
     parts
         Sizes of the parts that the full parameter consists of along ``axis``, each of which is
-        cut by itself: every rank holds its share of each, one after another. For fused query,
+        cut by itself: every rank holds its shard of each, one after another. For fused query,
         key and value weights, for instance.
     unit
         How many items along ``axis`` must stay together, such as the features of a head; one

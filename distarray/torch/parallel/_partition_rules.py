@@ -98,7 +98,7 @@ def cut_of(
     raise ArgumentTypeError(
         f"{style} knows no way to cut a {type(module).__name__}; it takes {', '.join(known)} and "
         "what derives from them. A module without a style runs whole on every rank, one that works "
-        "position by position takes a share of the sequence by SequenceParallel, and a "
+        "position by position takes a shard of the sequence by SequenceParallel, and a "
         "ParallelStyle of your own takes everything else"
     )
 
@@ -172,12 +172,12 @@ def check_stock(
     remedy
         What the user can do.
     consent
-        Whether the user says that what the module computes is right on a share.
+        Whether the user says that what the module computes is right on a shard.
     """
     own = None if consent else own_method(module, base)
     if own is not None:
         raise ArgumentTypeError(
             f"the {type(module).__name__} has a {own} of its own, not that of torch's "
-            f"{base.__name__}: whether it is right on one rank's share, {style} cannot know; "
+            f"{base.__name__}: whether it is right on one rank's shard, {style} cannot know; "
             f"{remedy}"
         )

@@ -1,4 +1,4 @@
-"""Row-parallel modules: every rank takes its share of the input features, the outputs are added."""
+"""Row-parallel modules: every rank takes its shard of the input features, the outputs are added."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RowwiseParallel(ParallelStyle):
         How the input features are cut, as in the `ColwiseParallel` that computes them.
     own_forward
         Whether a ``forward`` that a class derived from torch's has of its own is right where it is
-        given a rank's share of the input and no bias, and the outputs are added; others are
+        given a rank's shard of the input and no bias, and the outputs are added; others are
         refused.
     """
 
@@ -131,7 +131,7 @@ class RowwiseParallel(ParallelStyle):
 
 
 def _reset_bilinear(module: Any) -> None:
-    """Reset as torch does, which takes the first input's size from the weight: here of a share."""
+    """Reset as torch does, which takes the first input's size from the weight: here of a shard."""
     bound = 1 / math.sqrt(module.in1_features)
     for parameter in module.parameters(recurse=False):
         nn.init.uniform_(parameter, -bound, bound)

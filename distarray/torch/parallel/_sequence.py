@@ -31,7 +31,7 @@ from distarray.torch.training import drop
 
 
 class SequenceParallel(ParallelStyle):
-    """Run a module on this rank's share of the sequence.
+    """Run a module on this rank's shard of the sequence.
 
     For modules that work position by position: `LayerNorm`, `RMSNorm`, `Dropout` and its kin,
     activations, `Linear`, and single modules of your own. `GroupNorm` and `InstanceNorm` also work
@@ -51,7 +51,7 @@ class SequenceParallel(ParallelStyle):
         Axis of the input that is cut, 1 by default; may count from the end. Blocks of any sizes,
         also empty ones, are taken. An input whose layout is known and different (the replicated
         output of `RowwiseParallel`, for instance) is brought there; any other is taken as a
-        share of the sequence already. The ranks tell each other the shapes of such shares, so that
+        shard of the sequence already. The ranks tell each other the shapes of such shards, so that
         the layout of the output is known.
     use_local_output
         For compatibility: outputs are plain tensors always.
@@ -94,7 +94,7 @@ class SequenceParallel(ParallelStyle):
                 with summing_gradients_of(module, mesh):
                     return forward(*args, **kwargs)
             merged = self._merged(module, x)
-            x = self._share(mesh, x)
+            x = self._shard(mesh, x)
             layout = self._layout(x, mesh)
             with summing_gradients_of(module, mesh):
                 if merged is not None:
@@ -117,8 +117,8 @@ class SequenceParallel(ParallelStyle):
             )
         return check_axis(module, self.sequence_dim % x.ndim, x.ndim)
 
-    def _share(self, mesh: DeviceMesh, x: torch.Tensor) -> torch.Tensor:
-        """Return this rank's share of an input."""
+    def _shard(self, mesh: DeviceMesh, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's shard of an input."""
         placed = find_placed(x, mesh)
         own = None if placed is None else _axis_of(placed.layout, mesh)
         if placed is None or own is None:
@@ -139,7 +139,7 @@ class SequenceParallel(ParallelStyle):
         return _moves.moved(x, *_moves.routes_between(known, wanted))
 
     def _layout(self, x: torch.Tensor, mesh: DeviceMesh) -> Layout:
-        """Return the layout of a share; collective where it is not known."""
+        """Return the layout of a shard; collective where it is not known."""
         placed = find_placed(x, mesh)
         if placed is not None and _axis_of(placed.layout, mesh) is not None:
             return placed.layout
@@ -147,7 +147,7 @@ class SequenceParallel(ParallelStyle):
 
 
 def _placed(output: torch.Tensor, x: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """Return an output, placed as the share that it was computed from, whatever its features."""
+    """Return an output, placed as the shard that it was computed from, whatever its features."""
     hand_on(x, output)
     cut = cut_axes(layout)
     kept = all(output.shape[axis : axis + 1] == x.shape[axis : axis + 1] for axis in cut)

@@ -178,7 +178,7 @@ def held(placed: Placed) -> list[tuple[Box, Box]]:
     count = torn_among(placed)
     (start, stop), found, at = box[axis], [], 0
     for rank in range(count):
-        for piece in _shards.share(parts, units, count, rank):
+        for piece in _shards.slice_parts(parts, units, count, rank):
             length = piece.stop - piece.start
             low, high = max(start, at), min(stop, at + length)
             if low < high:

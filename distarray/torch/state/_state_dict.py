@@ -207,8 +207,8 @@ def _compare(own: ModuleState, told: _Told, strict: bool, whole: bool) -> Incomp
         tensor = told.tensors.get(name)
         if tensor is not None and name in own.entries:
             here = None if whole else record_of(own.entries[name].placed)
-            share = find_difference(name, record, tensor[0], here)
-            wrong += [] if share is None else [share]
+            shard = find_difference(name, record, tensor[0], here)
+            wrong += [] if shard is None else [shard]
     module = own.module
     known = {
         name

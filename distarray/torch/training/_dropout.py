@@ -80,7 +80,7 @@ def drop(module: Any, x: torch.Tensor, layout: Layout | None) -> torch.Tensor:
     Raises
     ------
     MismatchError
-        Ranks hold shares of the same channels, which are zeroed as a whole, but drew other keys.
+        Ranks hold shards of the same channels, which are zeroed as a whole, but drew other keys.
     """
     return x if module.p == 0 else drop_as(type(module), x, module.p, module.inplace, layout)
 

@@ -1,9 +1,9 @@
-"""Initialisers that know shares: each rank draws the whole parameter and keeps its block.
+"""Initialisers that know shards: each rank draws the whole parameter and keeps its block.
 
-A share is a plain tensor. torch's initialisers would take it for the whole: with one seed every
+A shard is a plain tensor. torch's initialisers would take it for the whole: with one seed every
 rank would draw the same block, and fans would be computed from the block's shape. So torch's
 functions that fill a tensor in place, by chance or by position, give way to functions that look
-whether it is a share. Of one they make the whole, for as long as the call
+whether it is a shard. Of one they make the whole, for as long as the call
 lasts, let torch fill that, and copy the block: so values are those of one process with the same
 seed, on any number of ranks. There is no other place to notice: plain tensors reach no
 ``__torch_function__`` outside of a mode, and a mode costs every call of every function.
@@ -51,7 +51,7 @@ def watch_initialisers() -> None:
 
 
 def _make_aware(function: Callable[..., Any], *, records: bool) -> Callable[..., Any]:
-    """Return a function of a tensor that works on the whole of a share.
+    """Return a function of a tensor that works on the whole of a shard.
 
     Parameters
     ----------
@@ -79,12 +79,12 @@ def _make_aware(function: Callable[..., Any], *, records: bool) -> Callable[...,
 
 
 def _find_shard(tensor: Any, name: str) -> Placed | None:
-    """Return how a tensor is placed if it is a share, or ``data`` of one; None if it is neither.
+    """Return how a tensor is placed if it is a shard, or ``data`` of one; None if it is neither.
 
     Raises
     ------
     ArgumentError
-        It is a view of a part of a share.
+        It is a view of a part of a shard.
     """
     if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.is_meta:
         return None
@@ -93,19 +93,19 @@ def _find_shard(tensor: Any, name: str) -> Placed | None:
         return None  # something that is computed, where a mode sees what is drawn for it
     if placed is None and tensor.layout is torch.strided and not is_wrapped(tensor):
         memory = tensor.untyped_storage()
-        shares = [
-            (share, own_placed(share))
-            for share, _ in all_placed()
-            if type(share) is nn.Parameter and share.untyped_storage() is memory
+        shards = [
+            (shard, own_placed(shard))
+            for shard, _ in all_placed()
+            if type(shard) is nn.Parameter and shard.untyped_storage() is memory
         ]
         if (
             base_of(tensor) is None
-        ):  # no view, which may have all of a share here, and of others not
-            placed = next((known for share, known in shares if share.is_set_to(tensor)), None)
-        cut = [known for _, known in shares if known is not None and is_sharded(known.layout)]
+        ):  # no view, which may have all of a shard here, and of others not
+            placed = next((known for shard, known in shards if shard.is_set_to(tensor)), None)
+        cut = [known for _, known in shards if known is not None and is_sharded(known.layout)]
         if placed is None and cut:
             raise ArgumentError(
-                f"{name} of a view of shape {tuple(tensor.shape)} of a share of a parameter "
+                f"{name} of a view of shape {tuple(tensor.shape)} of a shard of a parameter "
                 f"{cut[0].layout}: every rank would draw the same for another part of the whole; "
                 "fill the parameter itself, or before it is cut, or copy into it what "
                 "dt.distribute_tensor makes of a whole tensor"
@@ -118,7 +118,7 @@ def _check(name: str, tensor: torch.Tensor, placed: Placed, others: list[Any]) -
     generator = next((one for one in others if isinstance(one, torch.Generator)), None)
     if any(isinstance(one, torch.Tensor) for one in others):
         raise ArgumentError(
-            f"{name} of a share of a parameter {placed.layout} takes numbers, and was given a "
+            f"{name} of a shard of a parameter {placed.layout} takes numbers, and was given a "
             "tensor; fill the parameter before it is cut, or copy into it what "
             "dt.distribute_tensor makes of a whole tensor"
         )

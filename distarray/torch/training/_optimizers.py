@@ -1,6 +1,6 @@
-"""Optimizers whose step on this rank's shares is not their step on whole parameters: refused.
+"""Optimizers whose step on this rank's shards is not their step on whole parameters: refused.
 
-What an optimizer computes is found out by trying it, before its first step on shares: a new one of
+What an optimizer computes is found out by trying it, before its first step on shards: a new one of
 the same class and options steps on a small parameter, and another on a block of that alone. Items
 that are treated one by one become the same; norms, products and factors of whole parameters tell
 one from the other, whatever the class is called.
@@ -41,7 +41,7 @@ _Kind = tuple[tuple[int, ...], frozenset[int]]
 
 
 def check_optimizers() -> None:
-    """Look at every optimizer before its first step on shares, from now on."""
+    """Look at every optimizer before its first step on shards, from now on."""
     register_optimizer_step_pre_hook(_check)
 
 
@@ -63,7 +63,7 @@ def _check(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         if (why := _verdicts[key]) is not None:
             raise ArgumentError(
                 f"{type(optimizer).__name__} needs whole parameters, and these are this rank's "
-                f"shares: {why}. Take an optimizer that treats items one by one (SGD, AdamW and "
+                f"shards: {why}. Take an optimizer that treats items one by one (SGD, AdamW and "
                 "its kin), or give it parameters that are not cut: dt.replicate their modules, and "
                 "name them in ignored_params of fully_shard"
             )
@@ -96,7 +96,7 @@ def _judge(
     closes: bool,
     device: torch.device,
 ) -> str | None:
-    """Return why an optimizer cannot work on shares; None where it can, or nobody knows."""
+    """Return why an optimizer cannot work on shards; None where it can, or nobody knows."""
     try:
         for shape, cut in kinds:
             block = tuple(
@@ -115,10 +115,10 @@ def _judge(
                     )
     except Exception as error:
         warnings.warn(
-            f"whether {type(optimizer).__name__} may step on shares of parameters could not be "
+            f"whether {type(optimizer).__name__} may step on shards of parameters could not be "
             f"found out by trying it ({type(error).__name__}: {error}). If it treats items one by "
             "one it may; if it takes norms, products or factors of whole parameters, its steps on "
-            "shares are something else",
+            "shards are something else",
             stacklevel=4,
         )
     return None

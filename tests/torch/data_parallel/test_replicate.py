@@ -19,7 +19,7 @@ from tests.torch.replicas import (  # noqa: E402
     mlp,
     on_ranks,
     same,
-    share,
+    shard,
     values,
 )
 
@@ -49,10 +49,10 @@ def test_steps_are_those_of_one_process(ranks, optimizer, to_none):
         stepper = optimizer(mine.parameters())
         for step in range(5):
             stepper.zero_grad(set_to_none=to_none)
-            loss = mine(share(x, mesh)).square().mean()
+            loss = mine(shard(x, mesh)).square().mean()
             loss.backward()
             if step == 0:
-                same(loss, twin_loss(model, share(x, mesh)))
+                same(loss, twin_loss(model, shard(x, mesh)))
             stepper.step()
         for p, q in zip(mine.parameters(), twin.parameters(), strict=True):
             assert type(p) is nn.Parameter
@@ -80,7 +80,7 @@ def test_gradients_accumulate_with_and_without_synchronisation(op, ranks):
         model.zero_grad()
 
         def run(batch):
-            y = mine(share(batch, mesh)).square()
+            y = mine(shard(batch, mesh)).square()
             (y.mean() if op == "avg" else y.sum()).backward()
 
         with da.CommLog() as log:
@@ -108,7 +108,7 @@ def test_what_counts_is_where_backward_is_called():
         mine = dt.replicate(copy.deepcopy(model), mesh)
         mine.zero_grad()
         with dt.no_sync(mine):
-            y = mine(share(x, mesh))
+            y = mine(shard(x, mesh))
         y.square().mean().backward()
         check_gradients(mine, wanted)
 
@@ -178,7 +178,7 @@ def test_shared_and_frozen_parameters():
         dt.replicate(mine, mesh, bucket_bytes=100)
         assert mine.last.weight is mine.first.weight
         same(mine.frozen.weight, model.frozen.weight)
-        mine(share(x, mesh)).square().mean().backward()
+        mine(shard(x, mesh)).square().mean().backward()
         check_gradients(mine, wanted)
 
     on_ranks(2, program)
@@ -193,11 +193,11 @@ def test_parameters_thawed_later_are_averaged_from_the_next_call_on():
 
     def program(mesh):
         mine = dt.replicate(copy.deepcopy(model), mesh)
-        mine(share(x, mesh)).square().mean().backward()
+        mine(shard(x, mesh)).square().mean().backward()
         check_gradients(mine, {**wanted, "0.weight": None, "0.bias": None})
         mine.zero_grad()
         mine[0].requires_grad_(True)
-        mine(share(x, mesh)).square().mean().backward()
+        mine(shard(x, mesh)).square().mean().backward()
         check_gradients(mine, wanted)
 
     on_ranks(2, program)
@@ -218,7 +218,7 @@ def test_blocks_over_another_mesh_axis_are_averaged_over_this_one():
         dt.parallelize_module(mine, mesh["tp"], plan)
         dt.replicate(mine, mesh["dp"], bucket_bytes=200)
         stepper = torch.optim.AdamW(mine.parameters(), 0.05)
-        part = share(x, mesh["dp"])
+        part = shard(x, mesh["dp"])
         for _ in range(3):
             stepper.zero_grad()
             mine(part).square().mean().backward()
@@ -256,7 +256,7 @@ def test_copies_are_replicas_too():
 
     def program(mesh):
         mine = copy.deepcopy(dt.replicate(copy.deepcopy(model), mesh))
-        mine(share(x, mesh)).square().mean().backward()
+        mine(shard(x, mesh)).square().mean().backward()
         check_gradients(mine, wanted)
 
     on_ranks(2, program)

@@ -20,7 +20,7 @@ from tests.torch.replicas import (  # noqa: E402
     mlp,
     on_ranks,
     same,
-    share,
+    shard,
     values,
 )
 
@@ -35,7 +35,7 @@ def test_several_backward_passes_for_one_forward():
 
     def program(mesh):
         mine = dt.replicate(copy.deepcopy(model), mesh, bucket_bytes=300)
-        y = mine(share(x, mesh))
+        y = mine(shard(x, mesh))
         y.square().mean().backward(retain_graph=True)
         y.mean().backward()
         check_gradients(mine, wanted)
@@ -84,7 +84,7 @@ def test_checkpoints(reentrant, op, outside, bucket_bytes):
         mine.reentrant = reentrant
         dt.replicate(mine, mesh, op=op, bucket_bytes=bucket_bytes)
         for _ in range(2):
-            part = share(x, mesh).clone().requires_grad_()
+            part = shard(x, mesh).clone().requires_grad_()
             y = checkpoint(mine, part, use_reentrant=reentrant) if outside else mine(part)
             y.square().sum().backward()
         check_gradients(mine, wanted)
@@ -98,7 +98,7 @@ def test_gradients_asked_for_by_themselves_are_not_averaged():
     def program(mesh):
         mine = dt.replicate(copy.deepcopy(model), mesh)
         twin = copy.deepcopy(model)
-        part = share(x, mesh)
+        part = shard(x, mesh)
         with da.CommLog() as log:
             found = torch.autograd.grad(mine(part).sum(), list(mine.parameters()))
         assert log.count() == 0
@@ -123,7 +123,7 @@ def test_gradient_penalties():
 
     def program(mesh):
         mine = dt.replicate(copy.deepcopy(model), mesh, bucket_bytes=100)
-        loss(mine, share(x, mesh)).backward()
+        loss(mine, shard(x, mesh)).backward()
         check_gradients(mine, wanted)
 
     on_ranks(2, program)
@@ -148,7 +148,7 @@ def test_an_exception_in_backward_leaves_it_usable(bucket_bytes):
 
     def program(mesh):
         mine = dt.replicate(copy.deepcopy(model), mesh, bucket_bytes=bucket_bytes)
-        part = share(x, mesh)
+        part = shard(x, mesh)
         handle = mine[1].register_forward_hook(lambda m, a, y: Raises.apply(y))
         with pytest.raises(ZeroDivisionError):
             mine(part).square().mean().backward()

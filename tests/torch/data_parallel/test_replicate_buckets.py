@@ -20,7 +20,7 @@ from tests.torch.replicas import (  # noqa: E402
     mlp,
     on_ranks,
     same,
-    share,
+    shard,
     values,
 )
 
@@ -34,7 +34,7 @@ def test_one_all_reduce_for_each_bucket(bucket_bytes, buckets):
     def program(mesh):
         mine = dt.replicate(copy.deepcopy(model), mesh, bucket_bytes=bucket_bytes)
         with da.CommLog() as log:
-            y = mine(share(x, mesh))
+            y = mine(shard(x, mesh))
             assert log.count() == 0
             y.sum().backward()
         assert log.count() == log.count("all_reduce", "dp") == buckets
@@ -67,7 +67,7 @@ def test_mixed_dtypes_have_buckets_of_their_own(dtype):
     def program(mesh):
         mine = dt.replicate(copy.deepcopy(model), mesh)
         with da.CommLog() as log:
-            run(mine, share(x, mesh)).backward()
+            run(mine, shard(x, mesh)).backward()
         assert log.count("all_reduce") == 2
         for name, gradient in gradients(mine).items():
             assert gradient.dtype is wanted[name].dtype
@@ -99,7 +99,7 @@ def test_gradients_lie_as_their_parameters():
 
     def program(mesh):
         mine = dt.replicate(copy.deepcopy(model), mesh)
-        mine(share(x, mesh)).square().mean().backward()
+        mine(shard(x, mesh)).square().mean().backward()
         assert mine.weight.grad.stride() == mine.weight.stride()
         check_gradients(mine, wanted)
 
@@ -120,11 +120,11 @@ def test_buffers_are_those_of_the_first_rank():
         assert mine.flag
         same(mine[1].running_mean, model[1].running_mean)
         with da.CommLog() as log:
-            losses = [mine(part).square().mean() for part in share(x, mesh).chunk(2)]
+            losses = [mine(part).square().mean() for part in shard(x, mesh).chunk(2)]
         assert log.count("broadcast") == log.count() == 2
         sum(losses).backward()  # after the statistics of the second call were broadcast
         mine.eval()
-        mine(share(x, mesh))
+        mine(shard(x, mesh))
         return mine[1].running_mean.clone(), mine[1].num_batches_tracked.clone()
 
     first, *others = on_ranks(3, program)
@@ -143,7 +143,7 @@ def test_buffers_stay_each_rank_s_own_where_asked_to():
     def program(mesh):
         mine = dt.replicate(copy.deepcopy(model), mesh, broadcast_buffers=False)
         with da.CommLog() as log:
-            mine(share(x, mesh))
+            mine(shard(x, mesh))
         assert log.count() == 0
         return mine[1].running_mean
 

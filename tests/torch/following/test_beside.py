@@ -68,22 +68,22 @@ MIXING = {
 @pytest.mark.parametrize("how", MIXING)
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("length", [2, 3, 5])
-@pytest.mark.parametrize("turned", [False, True], ids=["share first", "whole first"])
-def test_a_share_beside_the_whole_is_an_error_on_all_ranks(how, ranks, length, turned):
+@pytest.mark.parametrize("turned", [False, True], ids=["shard first", "whole first"])
+def test_a_shard_beside_the_whole_is_an_error_on_all_ranks(how, ranks, length, turned):
     placed = (R, S(1)) if turned else (S(1), R)
     errors = _errors(ranks, MIXING[how], (2, length, 4), *placed)
     assert len(set(errors)) == 1
     assert f"2x{length}x4 [tp:S(1)]" in errors[0]
-    assert f"2x{length}x4 [tp:R]: along axis 1 every rank has its share" in errors[0]
+    assert f"2x{length}x4 [tp:R]: along axis 1 every rank has its shard" in errors[0]
 
 
-def test_shares_along_different_axes_are_an_error():
+def test_shards_along_different_axes_are_an_error():
     errors = _errors(2, torch.add, (2, 2, 4), S(0), S(1))
     assert len(set(errors)) == 1
     assert "bring one to the other" in errors[0]
 
 
-def test_shares_alike_pass_and_so_does_what_is_broadcast():
+def test_shards_alike_pass_and_so_does_what_is_broadcast():
     found = _errors(2, torch.add, (2, 2, 4), S(1), S(1), S(1))
     again = _errors(2, torch.add, (2, 2, 4), R, R)
     assert all(torch.allclose(x, again[0]) for x in (*found, *again))
@@ -161,7 +161,7 @@ WINDOWS = {
 def test_windows_along_a_cut_axis_are_an_error(how):
     errors = _errors(2, WINDOWS[how], (2, 4, 4), S(1), S(1), S(1))
     assert len(set(errors)) == 1
-    assert "along an axis that is cut, of which each rank saw its share only" in errors[0]
+    assert "along an axis that is cut, of which each rank saw its shard only" in errors[0]
 
 
 @pytest.mark.parametrize("how", WINDOWS)
@@ -188,10 +188,10 @@ REFUSED_BY_TORCH = {
 
 
 @pytest.mark.parametrize("how", REFUSED_BY_TORCH)
-def test_what_torch_refuses_of_a_share_is_said_to_be_one(how):
+def test_what_torch_refuses_of_a_shard_is_said_to_be_one(how):
     function, placed, shape = REFUSED_BY_TORCH[how]
     errors = _errors(2, function, shape, placed, placed)
-    assert all("this rank's share only" in e or "each rank saw its share" in e for e in errors)
+    assert all("this rank's shard only" in e or "each rank saw its shard" in e for e in errors)
 
 
 def test_properties_that_move_axes_keep_what_is_lost():
@@ -216,14 +216,14 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("how", NUMBERS)
-def test_numbers_of_a_share_are_not_those_of_the_whole(how):
+def test_numbers_of_a_shard_are_not_those_of_the_whole(how):
     errors = _errors(2, NUMBERS[how], (2, 4, 4), S(1), S(1), S(1))
     assert len(set(errors)) == 1
-    assert "along an axis that is cut, of which each rank saw its share only" in errors[0]
+    assert "along an axis that is cut, of which each rank saw its shard only" in errors[0]
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_share_and_contributions_make_no_share(turned):
+def test_a_shard_and_contributions_make_no_shard(turned):
     placed = (P, S(1)) if turned else (S(1), P)
     errors = _errors(2, lambda a, b: a * b, (1, 1, 4), *placed, S(1))
     assert len(set(errors)) == 1

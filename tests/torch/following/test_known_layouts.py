@@ -367,7 +367,7 @@ OVER_FEATURES = {
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("how", OVER_FEATURES)
-def test_what_works_along_a_share_gives_no_share_of_the_whole(how, mode):
+def test_what_works_along_a_shard_gives_no_shard_of_the_whole(how, mode):
     function, wrong = OVER_FEATURES[how]
     model = Between(function, *_linear(nn.Linear(6, 8), nn.Linear(8, 4)))
     plan = {"layers.0": dt.ColwiseParallel(), "layers.1": dt.RowwiseParallel()}
@@ -406,7 +406,7 @@ class Head(nn.Module):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("over", [-1, 1])
-def test_what_works_along_a_share_does_not_leave(mode, over):
+def test_what_works_along_a_shard_does_not_leave(mode, over):
     made = {
         "argmax": lambda y: y.argmax(over),
         "softmax": lambda y: y.softmax(over) + 1,
@@ -467,7 +467,7 @@ def test_steps_by_hand_are_checked_inside_check_layouts_alone():
 
 
 @pytest.mark.parametrize("mode", ["training", "inference"])
-def test_a_sum_over_all_ranks_may_divide_a_share(mode):
+def test_a_sum_over_all_ranks_may_divide_a_shard(mode):
     layers = _linear(nn.Linear(6, 8), nn.Linear(8, 4))
     model = Between(lambda y: y / y.square().sum(-1, keepdim=True), *layers)
     plan = {"layers.0": dt.ColwiseParallel(), "layers.1": dt.RowwiseParallel()}
@@ -518,7 +518,7 @@ def test_a_sub_mesh_knows_its_part_of_a_layout():
     simulate(4, program, timeout=60)
 
 
-def test_a_slice_taken_by_hand_is_the_share_that_it_is_said_to_be():
+def test_a_slice_taken_by_hand_is_the_shard_that_it_is_said_to_be():
     def program():
         mesh = da.init_device_mesh((3,), ("tp",))
         place, x = mesh.coordinate[0], dt.redistribute(_values(6, 4), mesh, [R], [R])

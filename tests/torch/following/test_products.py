@@ -1,4 +1,4 @@
-"""Products of shares: along other axes than they sum over they are followed, or refused."""
+"""Products of shards: along other axes than they sum over they are followed, or refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _placed(mesh, placement, *shape: int, seed: int = 7) -> torch.Tensor:
 
 
 BY_BATCH = {
-    # of a share along the first axis and of another tensor
+    # of a shard along the first axis and of another tensor
     "matmul": (torch.matmul, (4, 5)),
     "@": (lambda a, b: a @ b, (4, 5)),
     "of the right": (lambda a, b: b.mT @ a.mT, (4, 5)),
@@ -47,7 +47,7 @@ BY_BATCH = {
 }
 
 
-@pytest.mark.parametrize("other", ["share", "one", "unknown"])
+@pytest.mark.parametrize("other", ["shard", "one", "unknown"])
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("batch", [2, 3, 5])
 @pytest.mark.parametrize("how", BY_BATCH)
@@ -76,7 +76,7 @@ def test_products_along_other_axes_are_followed(how, batch, ranks, other):
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("batch", [2, 3, 5])
 @pytest.mark.parametrize("how", BY_BATCH)
-def test_a_share_times_the_whole_is_an_error_on_all_ranks(how, batch, ranks, known):
+def test_a_shard_times_the_whole_is_an_error_on_all_ranks(how, batch, ranks, known):
     function, shape = BY_BATCH[how]
 
     def program():
@@ -91,7 +91,7 @@ def test_a_share_times_the_whole_is_an_error_on_all_ranks(how, batch, ranks, kno
     errors = simulate(ranks, program, timeout=60)
     assert len(set(errors)) == 1
     assert "[tp:S(0)] and " in errors[0]
-    assert "along axis 0 every rank has its share of the one, and all of the other" in errors[0]
+    assert "along axis 0 every rank has its shard of the one, and all of the other" in errors[0]
     assert "dt.redistribute(x, mesh, [da.Replicate()], [da.Shard(axis)])" in errors[0]
 
 
@@ -115,7 +115,7 @@ def test_rows_times_columns_of_the_same_ranks_are_not_all_of_them(how, ranks):
     def program():
         mesh = da.init_device_mesh((ranks,), ("tp",))
         a, b = (_placed(mesh, S(0), 5, 4, seed=i) for i in (7, 8))
-        with pytest.raises(LayoutError, match="this rank's share only"), dt.check_layouts():
+        with pytest.raises(LayoutError, match="this rank's shard only"), dt.check_layouts():
             function(a, b)
         with Following(strict=False):
             assert lost_of(function(a, b)).axes
@@ -143,7 +143,7 @@ def test_what_is_summed_over_is_found_however_it_is_passed(how):
     def program():
         mesh = da.init_device_mesh((2,), ("tp",))
         a, b = _placed(mesh, S(1), 3, 4), _placed(mesh, S(0), 4, 3, seed=8)
-        with pytest.raises(LayoutError, match="this rank's share only"), dt.check_layouts():
+        with pytest.raises(LayoutError, match="this rank's shard only"), dt.check_layouts():
             SUMMED[how](a, b)
 
     simulate(2, program, timeout=60)
@@ -155,7 +155,7 @@ def test_causal_attention_of_some_queries_is_not_that_of_their_places():
         q, k = _placed(mesh, S(1), 2, 4, 3), _placed(mesh, R, 2, 4, 3, seed=8)
         with dt.check_layouts():
             found = attention(q, k, k)
-            with pytest.raises(LayoutError, match="this rank's share only"):
+            with pytest.raises(LayoutError, match="this rank's shard only"):
                 attention(q, k, k, is_causal=True)
         whole = _values(2, 4, 3, seed=8)
         assert torch.allclose(dt.full_tensor(found), attention(_values(2, 4, 3), whole, whole))

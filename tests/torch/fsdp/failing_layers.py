@@ -77,7 +77,7 @@ def beside(
         mine = sharded(start, mesh, **kwargs)
         found = program(mine)
         for given, expected in zip(found or (), wanted or (), strict=True):
-            # A gradient of the mean over a share is that of the whole mean times the shares.
+            # A gradient of the mean over a shard is that of the whole mean times the shards.
             same(given.detach(), rows_of(mine, expected.detach()) * mesh.size, "result")
         check_gradients(mine, gradients(whole))
         check_parameters(mine, whole)
@@ -86,4 +86,4 @@ def beside(
         )
 
     on_ranks(ranks, on_rank)
-    on_ranks(1, on_rank)  # where shares are the wholes
+    on_ranks(1, on_rank)  # where shards are the wholes

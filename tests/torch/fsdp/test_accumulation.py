@@ -203,7 +203,7 @@ def test_zero_grad_forgets_what_is_kept(kept, set_to_none):
 
 
 def test_an_optimizer_clears_what_it_sees():
-    """Gradients that are kept are not those of shares: they stay, as they do in torch."""
+    """Gradients that are kept are not those of shards: they stay, as they do in torch."""
     start = stack()
     whole = copy.deepcopy(start)
     for x in (X, Y):

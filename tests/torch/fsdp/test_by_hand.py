@@ -49,15 +49,15 @@ def test_gradients_of_modules_that_are_whole_are_cleared():
     on_ranks(2, program)
 
 
-def test_parameters_are_shares_also_while_whole():
+def test_parameters_are_shards_also_while_whole():
     def program(mesh):
         mine = zeros(mesh)
-        (share,) = mine.parameters()
+        (shard,) = mine.parameters()
         mine.unshard()
         assert mine.weight.shape == (4, 4)
-        assert [p is share for p in mine.parameters()] == [True]
+        assert [p is shard for p in mine.parameters()] == [True]
         mine.requires_grad_(False)
-        assert mine.state_dict()["weight"].shape == share.shape
+        assert mine.state_dict()["weight"].shape == shard.shape
         mine.requires_grad_(True)
         mine.unshard()
         mine.to(torch.float32)

@@ -36,7 +36,7 @@ def sharded(module, mesh, *, reshard_after_forward=True, **kwargs):
     return dt.fully_shard(mine, mesh, **kwargs)
 
 
-def share(length, ranks, rank):
+def shard_length(length, ranks, rank):
     """Return how many of so many rows a rank has: blocks of one size, and what is left."""
     block = -(-length // ranks)
     return max(0, min(block, length - rank * block))
@@ -57,7 +57,7 @@ def test_bytes_are_those_of_theory(ranks, after, dtype):
             with da.CommLog() as backward:
                 loss.backward()
             logs.append((forward, backward))
-        own = 4 * share(5, ranks, rank) * 6 + share(2, ranks, rank) * 6
+        own = 4 * shard_length(5, ranks, rank) * 6 + shard_length(2, ranks, rank) * 6
         total = 4 * 5 * 6 + 2 * 6
         for (
             forward,
@@ -81,7 +81,10 @@ def test_bytes_of_mixed_precision():
         mine = sharded(layers().float(), mesh, mp_policy=policy)
         with da.CommLog() as log:
             mean_square(mine, X.float()).backward()
-        own = 4 * share(5, 3, mesh.coordinate[0]) * 6 + share(2, 3, mesh.coordinate[0]) * 6
+        own = (
+            4 * shard_length(5, 3, mesh.coordinate[0]) * 6
+            + shard_length(2, 3, mesh.coordinate[0]) * 6
+        )
         assert log.bytes("all_gather") == 2 * (132 - own) * 2
         assert log.bytes("reduce_scatter") == 2 * own * 4
 
@@ -94,7 +97,7 @@ def test_bytes_of_replicas():
         mine = sharded(layers(), mesh)
         with da.CommLog() as log:
             mean_square(mine, X).backward()
-        own = 4 * share(5, 2, mesh.coordinate[1]) * 6 + 6
+        own = 4 * shard_length(5, 2, mesh.coordinate[1]) * 6 + 6
         assert log.count("all_gather", "s") == 10
         assert log.count("reduce_scatter", "s") == 5
         assert log.count("all_reduce", "r") == 5
@@ -220,7 +223,7 @@ def test_memory_does_not_grow(after):
 
 
 def test_shares_alone_stay():
-    """Between steps a rank's tensors are its shares and their gradients."""
+    """Between steps a rank's tensors are its shards and their gradients."""
 
     def program(mesh):
         mine = sharded(layers(3, 130), mesh)

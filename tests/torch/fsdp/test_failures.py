@@ -109,7 +109,7 @@ def test_functional_call_is_refused(is_whole):
         mine = sharded(start, mesh)
         if is_whole:
             mine.unshard()
-        for module in (start, mine):  # whole parameters, and shares
+        for module in (start, mine):  # whole parameters, and shards
             given = {n: p.detach() * 2 for n, p in module.named_parameters()}
             with pytest.raises(da.errors.ArgumentError, match=r"functional_call.*not sharded"):
                 torch.func.functional_call(mine, given, (X,))

@@ -286,7 +286,7 @@ def test_modules_inside_are_sharded_first():
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_loaded_into_a_part(ranks, assign, unsharded):
-    """A module inside of a sharded one loads its own shares, which are known at once."""
+    """A module inside of a sharded one loads its own shards, which are known at once."""
     start = model()
     half = copy.deepcopy(start)
     with torch.no_grad():

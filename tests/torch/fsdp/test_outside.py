@@ -1,4 +1,4 @@
-"""Parts of a sharded module that are called outside of it are refused: they would use shares."""
+"""Parts of a sharded module that are called outside of it are refused: they would use shards."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Fused(nn.Module):
 
 
 class Normed(nn.Module):
-    """A norm that runs on a share of the sequence."""
+    """A norm that runs on a shard of the sequence."""
 
     def __init__(self, width=5):
         super().__init__()
@@ -93,7 +93,7 @@ def test_fused_weights(shape, placement, after):
 @pytest.mark.parametrize("shape", [(2, 2), (1, 3), (3, 2)])
 @pytest.mark.parametrize("placement", [rows, columns])
 @pytest.mark.parametrize("each", [True, False])
-def test_norms_on_shares_of_the_sequence(shape, placement, each):
+def test_norms_on_shards_of_the_sequence(shape, placement, each):
     def shard(module, mesh):
         dt.parallelize_module(module, mesh["tp"], {**SEQUENCE, "last": dt.SequenceParallel()})
         dt.parallelize_module(
@@ -147,7 +147,7 @@ def test_evaluation_between_forward_and_backward():
 @pytest.mark.parametrize("shape", [(2, 2, 2), (2, 1, 3)])
 @pytest.mark.parametrize("placement", [rows, columns])
 def test_weights_over_several_mesh_axes(shape, placement):
-    """Columns over one axis, rows over the other, and a share of that over the third."""
+    """Columns over one axis, rows over the other, and a shard of that over the third."""
     start = filled(nn.Sequential(nn.Linear(5, 7)))
 
     def program():

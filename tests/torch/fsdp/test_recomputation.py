@@ -36,7 +36,7 @@ class Boxed:
 
 
 class Scale(nn.Module):
-    """Uses its parameters such that shares of one item fit, too, and give something else."""
+    """Uses its parameters such that shards of one item fit, too, and give something else."""
 
     def __init__(self):
         super().__init__()
@@ -151,7 +151,7 @@ def test_values_that_have_changed(reentrant):
     on_ranks(2, program)
 
 
-def test_hooks_see_shares():
+def test_hooks_see_shards():
     seen = []
 
     def program(mesh):

@@ -80,7 +80,7 @@ def gradients(module: nn.Module) -> dict[str, Any]:
 def rows_of(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     """Return this rank's rows of a batch for a sharded module, and all of them for a whole one.
 
-    Means over equal shares are, on average over the ranks, the means over the whole batch: so
+    Means over equal shards are, on average over the ranks, the means over the whole batch: so
     every rank has data of its own, and a single process says what must come out.
     """
     sharded = (part for part in module.modules() if isinstance(part, dt.FSDPModule))

@@ -1,4 +1,4 @@
-"""The cross entropy of shares of classes is torch's of full logits, by two small all-reduces."""
+"""The cross entropy of shards of classes is torch's of full logits, by two small all-reduces."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ torch = pytest.importorskip("torch")
 import distarray as da  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from distarray.torch.loss._cross_entropy import vocab_parallel_cross_entropy  # noqa: E402
-from tests.torch.loss.class_shares import compare_losses, cross_entropy, share_of, values  # noqa: E402
+from tests.torch.loss.class_shards import compare_losses, cross_entropy, shard_of, values  # noqa: E402
 
 SHAPES = [(), (5,), (3, 4), (2, 2, 3)]
 """Of the rows."""
 SPLITS = {2: [(0, 4, 7), (0, 7, 7)], 3: [(0, 3, 6, 7), (0, 0, 6, 7)], 4: [(0, 2, 4, 6, 7)]}
-"""Offsets of shares of seven classes."""
+"""Offsets of shards of seven classes."""
 
 
 @pytest.mark.parametrize("rows", SHAPES)
@@ -32,9 +32,9 @@ def test_loss_and_gradient_are_torchs(rows, kind, reduction):
             compare_losses(ranks, offsets, rows, kind, **options)
 
 
-def test_probabilities_may_come_in_shares():
+def test_probabilities_may_come_in_shards():
     for offsets in SPLITS[3]:
-        compare_losses(3, offsets, (3, 4), "shares", part=True, label_smoothing=0.1)
+        compare_losses(3, offsets, (3, 4), "shards", part=True, label_smoothing=0.1)
 
 
 def test_fewer_classes_than_ranks_and_a_single_rank():
@@ -77,7 +77,7 @@ def test_low_precision_is_computed_in_float32():
 
     def program():
         mesh = da.init_device_mesh((2,))
-        mine = share_of(full, 1, (0, 20, 40), mesh.rank)
+        mine = shard_of(full, 1, (0, 20, 40), mesh.rank)
         loss = vocab_parallel_cross_entropy(mine, target, mesh, reduction="none")
         torch.testing.assert_close(loss, expected.bfloat16(), rtol=2**-8, atol=1e-6)
         assert vocab_parallel_cross_entropy(mine, target, mesh).dtype is torch.bfloat16
@@ -92,7 +92,7 @@ EXTREMES = {
     "large": [[1e4, 1e4 - 1, -1e4], [-1e4, -1e4 - 2, -1e4 - 1]],
     "huge": [[3e38, 3e38, 0.0], [-3e38, -3e38, -3e38]],
     "masked": [[0.5, -math.inf, 1.0], [-math.inf, 2.0, -math.inf]],
-    "masked share": [[-math.inf, -math.inf, 1.0], [-math.inf, -math.inf, 2.0]],
+    "masked shard": [[-math.inf, -math.inf, 1.0], [-math.inf, -math.inf, 2.0]],
     "masked target": [[-math.inf, 0.0, 1.0], [0.0, -math.inf, 2.0]],
     "nothing": [[-math.inf, -math.inf, -math.inf], [0.0, 1.0, 2.0]],
     "infinite": [[math.inf, 0.0, 1.0], [0.0, 1.0, math.inf]],
@@ -114,13 +114,13 @@ def test_extreme_logits_give_what_torch_gives(kind, smoothing):
     def program():
         mesh = da.init_device_mesh((3,))
         for offsets in ((0, 2, 3, 3), (0, 1, 2, 3)):
-            mine = share_of(full, 1, offsets, mesh.rank).clone().requires_grad_()
+            mine = shard_of(full, 1, offsets, mesh.rank).clone().requires_grad_()
             loss = vocab_parallel_cross_entropy(mine, target, mesh, **options)
             loss.sum().backward()
             close = {"rtol": 1e-6, "atol": 1e-6, "equal_nan": True}
             torch.testing.assert_close(loss, expected, **close)
-            share = share_of(twin.grad, 1, offsets, mesh.rank)
-            torch.testing.assert_close(mine.grad, share, **close)
+            shard = shard_of(twin.grad, 1, offsets, mesh.rank)
+            torch.testing.assert_close(mine.grad, shard, **close)
 
     simulate(3, program, timeout=60)
 
@@ -131,7 +131,7 @@ def test_close_large_logits_keep_their_differences():
 
     def program():
         mesh = da.init_device_mesh((2,))
-        mine = share_of(full, 1, (0, 3, 6), mesh.rank)
+        mine = shard_of(full, 1, (0, 3, 6), mesh.rank)
         for smoothing in (0.0, 0.5):
             wanted = cross_entropy(full.double(), torch.tensor([2]), label_smoothing=smoothing)
             loss = vocab_parallel_cross_entropy(
@@ -154,7 +154,7 @@ def test_rows_that_are_all_ignored_and_no_rows(reduction):
 
         def program(full=full, target=target, expected=expected):
             mesh = da.init_device_mesh((2,))
-            mine = share_of(full, 1, (0, 3, 5), mesh.rank).clone().requires_grad_()
+            mine = shard_of(full, 1, (0, 3, 5), mesh.rank).clone().requires_grad_()
             loss = vocab_parallel_cross_entropy(mine, target, mesh, reduction=reduction)
             torch.testing.assert_close(loss.detach(), expected, equal_nan=True)
             loss.sum().backward()
@@ -168,7 +168,7 @@ def test_ignore_index_may_be_a_class():
 
     def program():
         mesh = da.init_device_mesh((2,))
-        mine = share_of(full, 1, (0, 3, 5), mesh.rank)
+        mine = shard_of(full, 1, (0, 3, 5), mesh.rank)
         loss = vocab_parallel_cross_entropy(mine, target, mesh, ignore_index=3)
         torch.testing.assert_close(loss, expected)
 

@@ -1,4 +1,4 @@
-"""What the cross entropy of shares is told of axes, classes and rows, and what it refuses."""
+"""What the cross entropy of shards is told of axes, classes and rows, and what it refuses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from distarray.errors import (  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from distarray.torch._layouts import place  # noqa: E402
 from distarray.torch.loss._cross_entropy import vocab_parallel_cross_entropy  # noqa: E402
-from tests.torch.loss.class_shares import cross_entropy, share_of, values  # noqa: E402
+from tests.torch.loss.class_shards import cross_entropy, shard_of, values  # noqa: E402
 
 
 def test_classes_on_the_last_axis():
@@ -31,7 +31,7 @@ def test_classes_on_the_last_axis():
 
     def program():
         mesh = da.init_device_mesh((2,))
-        mine = share_of(full, -1, (0, 3, 5), mesh.rank)
+        mine = shard_of(full, -1, (0, 3, 5), mesh.rank)
         loss = vocab_parallel_cross_entropy(mine, target, mesh, axis=-1, reduction="none")
         torch.testing.assert_close(loss, expected)
         torch.testing.assert_close(vocab_parallel_cross_entropy(mine, soft, mesh, axis=2), softly)
@@ -46,7 +46,7 @@ def test_number_of_classes_may_be_told():
 
     def program():
         mesh = da.init_device_mesh((3,))
-        mine = share_of(full, 1, (0, 3, 6, 7), mesh.rank)
+        mine = shard_of(full, 1, (0, 3, 6, 7), mesh.rank)
         expected = vocab_parallel_cross_entropy(mine, target, mesh)
         told = vocab_parallel_cross_entropy(mine, target, mesh, vocab_size=7)
         assert torch.equal(told, expected)
@@ -80,7 +80,7 @@ def test_arguments_are_checked_before_anything_is_sent():
 
     def program():
         mesh = da.init_device_mesh((2,))
-        mine = share_of(full, 1, (0, 4, 7), mesh.rank)
+        mine = shard_of(full, 1, (0, 4, 7), mesh.rank)
 
         def refused(kind, match, *given, **options):
             with da.CommLog() as log, pytest.raises(kind, match=match):
@@ -120,7 +120,7 @@ def test_what_ranks_pass_differently_is_an_error_on_all():
 
     def program():
         mesh = da.init_device_mesh((2,))
-        mine = share_of(full, 1, (0, 4, 7), mesh.rank)
+        mine = shard_of(full, 1, (0, 4, 7), mesh.rank)
         with pytest.raises(MismatchError, match="target and weights"):
             vocab_parallel_cross_entropy(mine, target + mesh.rank, mesh)
         reduction = "sum" if mesh.rank else "mean"

@@ -1,4 +1,4 @@
-"""Derivatives of the cross entropy of shares: of targets, second ones, recomputed; their memory."""
+"""Derivatives of the cross entropy of shards: of targets, second ones, recomputed; their memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import distarray as da  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from distarray.torch.loss._cross_entropy import vocab_parallel_cross_entropy  # noqa: E402
 from tests.tolerance import assert_close  # noqa: E402
-from tests.torch.loss.class_shares import cross_entropy, share_of, target_of, values  # noqa: E402
+from tests.torch.loss.class_shards import cross_entropy, shard_of, target_of, values  # noqa: E402
 
 
 def test_gradient_of_probabilities():
@@ -26,16 +26,16 @@ def test_gradient_of_probabilities():
     def program():
         mesh = da.init_device_mesh((3,))
         offsets = (0, 3, 6, 7)
-        mine = share_of(full, 1, offsets, mesh.rank)
+        mine = shard_of(full, 1, offsets, mesh.rank)
         whole = soft.clone().requires_grad_()
-        part = share_of(soft, 1, offsets, mesh.rank).clone().requires_grad_()
+        part = shard_of(soft, 1, offsets, mesh.rank).clone().requires_grad_()
         for given in (whole, part):
             loss = vocab_parallel_cross_entropy(
                 mine, given, mesh, weight=weight, label_smoothing=0.2
             )
             loss.backward()
         torch.testing.assert_close(whole.grad, twin.grad)
-        torch.testing.assert_close(part.grad, share_of(twin.grad, 1, offsets, mesh.rank))
+        torch.testing.assert_close(part.grad, shard_of(twin.grad, 1, offsets, mesh.rank))
 
     simulate(3, program, timeout=60)
 
@@ -58,14 +58,14 @@ def test_second_derivatives(kind, smoothing):
     def program():
         mesh = da.init_device_mesh((3,))
         offsets = (0, 3, 6, 7)
-        mine = share_of(full, 1, offsets, mesh.rank).clone().requires_grad_()
+        mine = shard_of(full, 1, offsets, mesh.rank).clone().requires_grad_()
         loss = vocab_parallel_cross_entropy(mine, target, mesh, **options)
-        own = penalised(mine, share_of(v, 1, offsets, mesh.rank), loss.square())
+        own = penalised(mine, shard_of(v, 1, offsets, mesh.rank), loss.square())
         with da.CommLog() as log:
             (3 * loss + own).backward()
         assert log.count() == log.count("all_reduce") == 1
-        share = share_of(twin.grad, 1, offsets, mesh.rank)
-        assert_close(mine.grad, share, [twin.grad])
+        shard = shard_of(twin.grad, 1, offsets, mesh.rank)
+        assert_close(mine.grad, shard, [twin.grad])
 
     simulate(3, program, timeout=60)
 
@@ -75,7 +75,7 @@ def test_backward_twice_and_no_backward():
 
     def program():
         mesh = da.init_device_mesh((2,))
-        mine = share_of(full, 1, (0, 4, 7), mesh.rank).clone().requires_grad_()
+        mine = shard_of(full, 1, (0, 4, 7), mesh.rank).clone().requires_grad_()
         loss = vocab_parallel_cross_entropy(mine, target, mesh)
         loss.backward(retain_graph=True)
         once = mine.grad.clone()
@@ -97,7 +97,7 @@ def test_checkpoints(reentrant):
 
     def program():
         mesh = da.init_device_mesh((2,))
-        mine = share_of(full, 1, (0, 4, 7), mesh.rank).clone().requires_grad_()
+        mine = shard_of(full, 1, (0, 4, 7), mesh.rank).clone().requires_grad_()
         vocab_parallel_cross_entropy(2 * mine, target, mesh).backward()
         expected, mine.grad = mine.grad, None
         checkpoint(

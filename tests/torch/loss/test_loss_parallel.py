@@ -1,4 +1,4 @@
-"""cross_entropy by its own name works on shares of classes, however they were reshaped."""
+"""cross_entropy by its own name works on shards of classes, however they were reshaped."""
 
 from __future__ import annotations
 

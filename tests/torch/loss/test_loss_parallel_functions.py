@@ -1,4 +1,4 @@
-"""Inside loss_parallel no function takes a share for the whole: results are right, or refused."""
+"""Inside loss_parallel no function takes a shard for the whole: results are right, or refused."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_along_the_cut_axis_is_refused_and_along_another_is_right(how, along, ax
     def program():
         x = block_of(da.init_device_mesh((2,)), axis)
         if along == axis:
-            with dt.loss_parallel(), pytest.raises(LayoutError, match="see this rank's share only"):
+            with dt.loss_parallel(), pytest.raises(LayoutError, match="see this rank's shard only"):
                 ALONG[how](x, along)
             return
         with dt.loss_parallel():
@@ -115,7 +115,7 @@ def test_what_takes_all_items_is_refused(how):
         x = block_of(da.init_device_mesh((3,)), 1)
         with dt.loss_parallel(), pytest.raises(LayoutError, match=r"loss_parallel|in place"):
             OF_ALL[how](x)
-        OF_ALL[how](x)  # outside a share is a plain tensor
+        OF_ALL[how](x)  # outside a shard is a plain tensor
 
     simulate(3, program, timeout=60)
 
@@ -134,7 +134,7 @@ def test_products_over_the_classes_are_refused():
             ):
                 with pytest.raises(LayoutError, match=r"dt\.full_tensor"):
                     product()
-            torch.ones(2, ROWS, dtype=x.dtype) @ x  # of rows: a share of the classes again
+            torch.ones(2, ROWS, dtype=x.dtype) @ x  # of rows: a shard of the classes again
 
     simulate(2, program, timeout=60)
 
@@ -166,7 +166,7 @@ _CALLS = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("axis", [0, 1])
-def test_whatever_torch_offers_is_right_or_refused_or_known_to_be_of_a_share(axis):
+def test_whatever_torch_offers_is_right_or_refused_or_known_to_be_of_a_shard(axis):
     functions = [
         function
         for function in get_testing_overrides()
@@ -176,7 +176,7 @@ def test_whatever_torch_offers_is_right_or_refused_or_known_to_be_of_a_share(axi
 
     def program():
         mesh = da.init_device_mesh((2,))
-        outcomes = {"right": set(), "refused": set(), "of a share": set(), "wrong": set()}
+        outcomes = {"right": set(), "refused": set(), "of a shard": set(), "wrong": set()}
         for function in functions:
             for call, arguments in _CALLS.items():
                 name = f"{function.__name__}({call})"
@@ -207,5 +207,5 @@ def _outcome(mine, full):
     if known_layout(mine) is not None:
         return "right" if is_block(mine, full) else "wrong"
     if lost_of(mine) is not None:
-        return "of a share"
+        return "of a shard"
     return "right" if torch.equal(mine, full) else "wrong"

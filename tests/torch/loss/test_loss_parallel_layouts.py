@@ -144,10 +144,10 @@ def test_every_slice_is_normalised_by_itself():
     simulate(2, program, timeout=60)
 
 
-def test_the_first_axis_of_length_3_is_no_axis_of_a_share():
+def test_the_first_axis_of_length_3_is_no_axis_of_a_shard():
     def program():
         layout = da.Layout(da.init_device_mesh((2,)), [da.Shard(0)], (5, 3))
-        x = torch.ones(layout.local_shape())  # of one rank's share it would be the first
+        x = torch.ones(layout.local_shape())  # of one rank's shard it would be the first
         place(x, layout)
         with dt.loss_parallel():
             with pytest.raises(LayoutError, match="cross inside"):
@@ -162,7 +162,7 @@ def test_the_first_axis_of_length_3_is_no_axis_of_a_share():
 
 
 PLACED = {
-    # shape, cut axis, function: on one rank of two the share is of length 1, or of none
+    # shape, cut axis, function: on one rank of two the shard is of length 1, or of none
     "squeeze": ((2, 3), 1, lambda x: x.squeeze()),
     "squeeze, that axis": ((3, 2), 0, lambda x: x.squeeze(0)),
     "squeeze, another": ((1, 3, 2), 1, lambda x: x.squeeze(0)),

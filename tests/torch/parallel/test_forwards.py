@@ -26,7 +26,7 @@ def _values(*shape: int) -> torch.Tensor:
 
 
 class Rectified(nn.Linear):
-    """Not linear: sums of shares would be wrong."""
+    """Not linear: sums of shards would be wrong."""
 
     def forward(self, input):
         return super().forward(input).relu()
@@ -143,7 +143,7 @@ def test_layers_with_blocks_of_their_own_are_refused(make, text):
 
 
 @pytest.mark.parametrize("style", [dt.ColwiseParallel, dt.RowwiseParallel])
-def test_with_consent_it_runs_on_a_share(style):
+def test_with_consent_it_runs_on_a_shard(style):
     model = nn.Sequential(Cast(5, 7)).double()
 
     def parallel(twin, mesh):

@@ -169,9 +169,9 @@ def test_the_orders_by_parts_and_by_ranks_are_inverse(parts, count):
     sizes = [heads * unit for heads, unit in parts]
     units = [unit for _, unit in parts]
     full = torch.arange(sum(sizes))
-    ranked = _shards.by_ranks(full, sizes, units, count, 0)
+    ranked = _shards.order_by_ranks(full, sizes, units, count, 0)
     offsets = _shards.boundaries(sizes, units, count)
     for rank in range(count):
-        own = _shards.own_share(full, sizes, units, count, rank, 0)
+        own = _shards.take_parts(full, sizes, units, count, rank, 0)
         assert torch.equal(ranked[offsets[rank] : offsets[rank + 1]], own)
-    assert torch.equal(_shards.by_parts(ranked, sizes, units, count, 0), full)
+    assert torch.equal(_shards.order_by_parts(ranked, sizes, units, count, 0), full)

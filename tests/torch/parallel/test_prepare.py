@@ -54,8 +54,8 @@ def attend(arrives=da.Shard(1), around=lambda run: run):  # noqa: B008
         dt.parallelize_module(twin, mesh, plan(arrives))
 
         def run(x):
-            share = dt.redistribute(x, mesh, [R], [arrives])
-            return dt.redistribute(around(twin)(share), mesh, [arrives], [R])
+            shard = dt.redistribute(x, mesh, [R], [arrives])
+            return dt.redistribute(around(twin)(shard), mesh, [arrives], [R])
 
         return run
 
@@ -225,8 +225,8 @@ def test_hook_on_some_ranks_is_an_error():
             lambda _, args: None if mesh.rank else args[0].register_hook(torch.neg) and None,
             prepend=True,
         )
-        share = torch.ones(2, 3, 6, requires_grad=True)
-        loss = twin(share).sum()
+        shard = torch.ones(2, 3, 6, requires_grad=True)
+        loss = twin(shard).sum()
         with pytest.raises(MismatchError):
             loss.backward()
 

@@ -128,7 +128,7 @@ def test_meshes_of_several_axes():
     def program():
         mesh = da.init_device_mesh((2, 2), ("dp", "tp"))
         cut = (da.Shard(0), da.Shard(1))
-        share = dt.redistribute(x, mesh, [R, R], cut)
+        shard = dt.redistribute(x, mesh, [R, R], cut)
         single = dt.PrepareModuleInputOutput(
             input_layouts=cut,
             desired_input_layouts=(da.Shard(0), R),
@@ -136,17 +136,17 @@ def test_meshes_of_several_axes():
             desired_output_layouts=[cut],
         )
         module = dt.parallelize_module(Echo(), mesh, single)
-        assert torch.equal(module(share), share)
+        assert torch.equal(module(shard), shard)
         (seen,), *_ = module.seen
         assert dt.layout_of(seen).placements == (da.Shard(0), R)
         both = dt.PrepareModuleInput(
             input_layouts=(cut, None, [R, R]), desired_input_layouts=([R, R], None, cut)
         )
         module = dt.parallelize_module(Echo(), mesh, both)
-        module(share, None, x)
+        module(shard, None, x)
         (one, _, other), *_ = module.seen
         assert torch.equal(one, x)
-        assert torch.equal(other, share)
+        assert torch.equal(other, shard)
         with pytest.raises(ArgumentTypeError, match=r"input 0: .* must be a sequence of 2"):
             dt.parallelize_module(
                 Echo(), mesh, dt.PrepareModuleInput(input_layouts=R, desired_input_layouts=R)

@@ -1,4 +1,4 @@
-"""Modules on shares of the sequence compute what one process computes of all of it."""
+"""Modules on shards of the sequence compute what one process computes of all of it."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def scrambled(module: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Modul
 
 
 def cut(axis: int):
-    """Return a function that runs a twin on the shares of its input, given and returned full."""
+    """Return a function that runs a twin on the shards of its input, given and returned full."""
 
     def parallel(twin, mesh):
         dt.parallelize_module(twin, mesh, dt.SequenceParallel(sequence_dim=axis))
 
         def run(x):
-            share = dt.redistribute(x, mesh, [R], [da.Shard(axis)])
-            return dt.redistribute(twin(share), mesh, [da.Shard(axis)], [R])
+            shard = dt.redistribute(x, mesh, [R], [da.Shard(axis)])
+            return dt.redistribute(twin(shard), mesh, [da.Shard(axis)], [R])
 
         return run
 
@@ -126,7 +126,7 @@ def test_statistics_keep_their_accuracy_about_a_large_mean():
 
 
 @pytest.mark.parametrize("layout", [R, da.Shard(0), da.Shard(1), da.Shard(2)], ids=str)
-def test_input_of_known_layout_is_brought_to_shares(layout):
+def test_input_of_known_layout_is_brought_to_shards(layout):
     """What another style puts out as a whole is cut; what is cut along features is exchanged."""
 
     def parallel(twin, mesh):
@@ -167,8 +167,8 @@ def test_layout_on_one_axis_of_a_larger_mesh():
     def program():
         mesh = da.init_device_mesh((2, 2), ("dp", "tp"))
         twin = dt.parallelize_module(copy.deepcopy(module), mesh["tp"], dt.SequenceParallel())
-        share = dt.redistribute(x, mesh, [R, R], [da.Shard(0), R])
-        y = twin(share)
+        shard = dt.redistribute(x, mesh, [R, R], [da.Shard(0), R])
+        y = twin(shard)
         assert dt.layout_of(y).placements == (da.Shard(0), da.Shard(1))
         whole = dt.redistribute(y, mesh, [da.Shard(0), da.Shard(1)], [R, R])
         torch.testing.assert_close(whole, module(x))
@@ -209,25 +209,25 @@ def test_second_derivatives_frozen_parameters_and_no_grad():
         mesh = da.init_device_mesh((2,))
         norm = dt.parallelize_module(copy.deepcopy(module), mesh, dt.SequenceParallel())
         mine = x.detach().clone().requires_grad_()
-        share = dt.redistribute(mine, mesh, [R], [da.Shard(1)])
+        shard = dt.redistribute(mine, mesh, [R], [da.Shard(1)])
 
         def total(y):
             return dt.redistribute((y**2).sum(), mesh, [da.Partial()], [R])
 
-        penalty(norm, share, total).backward()
+        penalty(norm, shard, total).backward()
         for found, wanted in zip((*norm.parameters(), mine), expected, strict=True):
             torch.testing.assert_close(found.grad, wanted)
         norm.weight.requires_grad_(False)
         norm.zero_grad()
         with da.CommLog() as log:
-            norm(share.detach()).sum().backward()
+            norm(shard.detach()).sum().backward()
         assert norm.weight.grad is None
         assert log.bytes("all_reduce") <= 2 * 4 * 8
         with da.CommLog() as log, torch.no_grad():
-            norm(share)
+            norm(shard)
         assert log.count() == 0
         norm.requires_grad_(False)
-        assert not norm(share.detach()).requires_grad
+        assert not norm(shard.detach()).requires_grad
 
     simulate(2, program, timeout=60)
 

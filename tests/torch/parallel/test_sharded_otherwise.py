@@ -31,13 +31,13 @@ ALONE = _model()
 INPUTS = torch.randn(4, 5, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-def test_replicas_of_shares_are_refused() -> None:
+def test_replicas_of_shards_are_refused() -> None:
     def run() -> None:
         mesh = da.init_device_mesh((2,))
         model = dt.fully_shard(copy.deepcopy(ALONE), mesh)
         before = [p.detach().clone() for p in model.parameters()]
         for one in (model, model[0]):
-            with pytest.raises(LayoutError, match="share of fully_shard, which averages"):
+            with pytest.raises(LayoutError, match="shard of fully_shard, which averages"):
                 dt.replicate(one, mesh)
         assert all(map(torch.equal, before, model.parameters()))
 
@@ -59,7 +59,7 @@ def test_replicas_of_blocks_over_their_own_axis_are_refused() -> None:
     simulate(4, run)
 
 
-def test_shares_of_replicas_are_refused_but_where_ignored() -> None:
+def test_shards_of_replicas_are_refused_but_where_ignored() -> None:
     def run() -> None:
         mesh = da.init_device_mesh((2,))
         model = copy.deepcopy(ALONE)

@@ -129,7 +129,7 @@ ALONE = {
         S(0),
         (5, 6),
     ),
-    "linear on shares": (nn.Linear(6, 4), dt.SequenceParallel(), S(1), (2, 5, 6), S(1), (2, 5, 4)),
+    "linear on shards": (nn.Linear(6, 4), dt.SequenceParallel(), S(1), (2, 5, 6), S(1), (2, 5, 4)),
     "identity": (nn.Identity(), dt.SequenceParallel(), S(1), (2, 5, 6), S(1), (2, 5, 6)),
     "dropout": (nn.Dropout(0.5), dt.SequenceParallel(), S(1), (2, 5, 6), S(1), (2, 5, 6)),
     "merged": (
@@ -167,7 +167,7 @@ ALONE = {
 @pytest.mark.parametrize("how", ["grad", "no_grad", "inference", "frozen", "eval", "autocast"])
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("what", ALONE)
-def test_what_is_made_of_a_plain_share_is_placed_as_the_style_says(what, ranks, how):
+def test_what_is_made_of_a_plain_shard_is_placed_as_the_style_says(what, ranks, how):
     module, style, arrives, shape, leaves, full = ALONE[what]
 
     def program():
@@ -191,7 +191,7 @@ def test_what_is_made_of_a_plain_share_is_placed_as_the_style_says(what, ranks, 
 
 
 @pytest.mark.parametrize("words", [S(0), S(1)], ids=str)
-def test_vectors_of_a_share_of_the_words_are_a_share(words):
+def test_vectors_of_a_shard_of_the_words_are_a_shard(words):
     table = nn.Embedding(5, 4).double()
 
     def program():
@@ -206,7 +206,7 @@ def test_vectors_of_a_share_of_the_words_are_a_share(words):
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_a_norm_of_a_plain_share_is_not_taken_for_the_whole(grad):
+def test_a_norm_of_a_plain_shard_is_not_taken_for_the_whole(grad):
     model = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 7), nn.GELU(), nn.Linear(7, 6)).double()
 
     def program():
@@ -226,7 +226,7 @@ def test_a_norm_of_a_plain_share_is_not_taken_for_the_whole(grad):
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_after_a_transformer_layer_a_norm_takes_a_share_of_the_whole(grad):
+def test_after_a_transformer_layer_a_norm_takes_a_shard_of_the_whole(grad):
     model = nn.Sequential(OneLayer().layer, nn.LayerNorm(6)).double()
     x = _values(2, 5, 6)
 

@@ -1,4 +1,4 @@
-"""State dicts say which of their tensors are shares, and are not loaded where others belong."""
+"""State dicts say which of their tensors are shards, and are not loaded where others belong."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distarray.errors import StateDictError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from tests.torch.fsdp.training import filled, on_ranks, values  # noqa: E402
 
-REFUSED = r"is a rank's share, \[.*\] of .*"
+REFUSED = r"is a rank's shard, \[.*\] of .*"
 
 
 def model() -> nn.Module:
@@ -54,7 +54,7 @@ def written(ranks: int, make) -> list[dict]:
 
 
 @pytest.mark.parametrize("make", [sharded, columns, rows])
-def test_shares_come_back_to_the_rank_that_wrote_them(make):
+def test_shards_come_back_to_the_rank_that_wrote_them(make):
     files = written(2, make)
 
     def program(mesh):
@@ -76,7 +76,7 @@ def test_shares_come_back_to_the_rank_that_wrote_them(make):
 
 @pytest.mark.parametrize("make", [sharded, columns, rows])
 @pytest.mark.parametrize("load", ["torch", "a part", "dt"])
-def test_shares_of_another_rank_are_refused(make, load):
+def test_shards_of_another_rank_are_refused(make, load):
     """All shapes fit."""
     files = written(2, make)
 
@@ -99,7 +99,7 @@ def test_shares_of_another_rank_are_refused(make, load):
     assert all(on_ranks(2, program))
 
 
-def test_shares_of_another_plan_or_number_of_ranks_are_refused():
+def test_shards_of_another_plan_or_number_of_ranks_are_refused():
     by_columns, by_rows, by_four = written(2, columns), written(2, rows), written(4, sharded)
 
     def program(mesh):
@@ -110,7 +110,7 @@ def test_shares_of_another_plan_or_number_of_ranks_are_refused():
             (model_of, by_columns[mesh.rank]),
         ):
             mine = make(mesh)
-            with pytest.raises((StateDictError, RuntimeError), match=r"share|size mismatch"):
+            with pytest.raises((StateDictError, RuntimeError), match=r"shard|size mismatch"):
                 mine.load_state_dict(file)
             with pytest.raises(StateDictError, match=REFUSED):
                 dt.load_state_dict(make(mesh), file)
@@ -122,7 +122,7 @@ def test_shares_of_another_plan_or_number_of_ranks_are_refused():
     assert all(on_ranks(2, program))
 
 
-def test_shares_of_another_mesh_are_taken_where_they_are_the_same():
+def test_shards_of_another_mesh_are_taken_where_they_are_the_same():
     """The second half along dp is that of the second half within."""
     files = written(2, sharded)
 
@@ -137,15 +137,15 @@ def test_shares_of_another_mesh_are_taken_where_they_are_the_same():
     assert all(simulate(4, program, timeout=60))
 
 
-def test_whole_tensors_say_nothing_of_shares():
+def test_whole_tensors_say_nothing_of_shards():
     def program(mesh):
         mine = sharded(mesh)
         state = dt.state_dict(mine)
         plain = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)).double()
         plain.load_state_dict(saved(state))
-        assert "shares" not in str(state._metadata)
+        assert "distarray_shares" not in str(state._metadata)
         dt.load_state_dict(mine, state)
-        assert "shares" in str(dt.state_dict(mine, full=False)._metadata)
+        assert "distarray_shares" in str(dt.state_dict(mine, full=False)._metadata)
         blocks = mine.state_dict()
         for name in blocks:  # what has been made whole since is whole
             blocks[name] = state[name]
@@ -155,7 +155,7 @@ def test_whole_tensors_say_nothing_of_shares():
     on_ranks(2, program)
 
 
-def test_one_rank_gives_whole_tensors_and_no_shares():
+def test_one_rank_gives_whole_tensors_and_no_shards():
     files = written(2, sharded)
 
     def program(mesh):
@@ -167,13 +167,13 @@ def test_one_rank_gives_whole_tensors_and_no_shares():
     assert all(on_ranks(2, program))
 
 
-def test_copies_and_parts_know_their_shares():
+def test_copies_and_parts_know_their_shards():
     def program(mesh):
         mine = copy.deepcopy(columns(mesh))
         with torch.no_grad():
             mine[0].weight.copy_(values(4, 8, seed=mesh.rank))
         state = mine[0].state_dict()
-        assert "shares" in str(state._metadata)
+        assert "distarray_shares" in str(state._metadata)
         mine[0].load_state_dict(state)
 
     on_ranks(2, program)

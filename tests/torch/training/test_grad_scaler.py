@@ -14,7 +14,7 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import ArgumentTypeError, CommunicationError, MismatchError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from tests.torch.replicas import share  # noqa: E402
+from tests.torch.replicas import shard  # noqa: E402
 
 WIDTH, HIDDEN = 4, 7
 OPTIONS = {"init_scale": 8.0, "growth_interval": 2}
@@ -87,7 +87,7 @@ def test_all_skip_where_one_overflows(shape, where, explicit, fused):
         part = x
         if len(shape) > 1:
             dt.replicate(mine, mesh["dp"])
-            part = share(x, mesh["dp"])
+            part = shard(x, mesh["dp"])
         seen = _train(
             mine,
             part,

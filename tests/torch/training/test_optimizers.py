@@ -1,4 +1,4 @@
-"""Optimizers that mix the items of a parameter are refused on shares, all others step as ever."""
+"""Optimizers that mix the items of a parameter are refused on shards, all others step as ever."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_optimizers_of_single_items_step_as_on_one_process(name):
 
 @pytest.mark.parametrize("name", MIXING)
 @pytest.mark.parametrize("cut", ["fully_shard", "columns", "rows"])
-def test_optimizers_that_mix_items_are_refused_on_shares(name, cut):
+def test_optimizers_that_mix_items_are_refused_on_shards(name, cut):
     def program():
         mesh = da.init_device_mesh((2,), ("x",))
         if cut == "fully_shard":
@@ -202,7 +202,7 @@ def test_whole_parameters_take_any_optimizer():
     simulate(2, program, timeout=60)
 
 
-def test_groups_without_shares_take_any_options():
+def test_groups_without_shards_take_any_options():
     """Muon for what every rank has, and an optimizer of items for the rest."""
 
     def program(mesh):
@@ -233,7 +233,7 @@ def test_an_optimizer_that_cannot_be_tried_steps_with_a_warning():
 
     told = [text for rank in on_ranks(1, program) + on_ranks(2, program) for text in rank]
     assert told
-    assert all("Peculiar may step on shares" in text for text in told)
+    assert all("Peculiar may step on shards" in text for text in told)
 
 
 def test_each_optimizer_is_tried_once(monkeypatch):
@@ -252,7 +252,7 @@ def test_each_optimizer_is_tried_once(monkeypatch):
                 optimizer.step()
 
     on_ranks(1, program)
-    assert not tried  # shares of one rank are everything
+    assert not tried  # shards of one rank are everything
     on_ranks(2, program)
     assert 0 < len(tried) <= 2 * 4
 

@@ -1,6 +1,6 @@
 """Embeddings and bags, cut by the width of their vectors or by their vocabulary.
 
-By width every rank looks up its share of each vector. By vocabulary it looks up the words that it
+By width every rank looks up its shard of each vector. By vocabulary it looks up the words that it
 has, or adds up those of each bag, and the ranks' results are added.
 """
 
@@ -42,7 +42,7 @@ def cut_vectors(style: Any, module: nn.Embedding | nn.EmbeddingBag, mesh: Device
     given = style.input_layouts
     style.distribute(module, "weight", mesh, [Shard(1)], parts=style.parts, unit=style.unit, axis=1)
     features = Features.of(state_of(module).placed["weight"], mesh)
-    module.max_norm = None  # the lookup would go by the norms of shares
+    module.max_norm = None  # the lookup would go by the norms of shards
 
     def gather(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         def words(x: torch.Tensor) -> torch.Tensor:

@@ -70,7 +70,7 @@ class Features:
 
     @untraced
     def take(self, x: torch.Tensor, given: Placement | None, axis: int) -> torch.Tensor:
-        """Return this rank's share of the features of an input, which arrives as ``given``.
+        """Return this rank's shard of the features of an input, which arrives as ``given``.
 
         Raises
         ------
@@ -102,7 +102,7 @@ class Features:
                 f"{self.size}"
             )
         if self.parts:
-            x = _shards.by_ranks(x, self.parts, self.units, self.mesh.size, axis)
+            x = _shards.order_by_ranks(x, self.parts, self.units, self.mesh.size, axis)
         return _moves.moved(x, *_moves.routes_between(src, self.layout(src.shape, axis)))
 
     @untraced
@@ -118,7 +118,7 @@ class Features:
             return y
         y = _moves.moved(y, *_moves.routes_between(computed, wanted))
         if self.parts:
-            y = _shards.by_parts(y, self.parts, self.units, self.mesh.size, axis)
+            y = _shards.order_by_parts(y, self.parts, self.units, self.mesh.size, axis)
             place(y, wanted)
         return y
 

@@ -1,4 +1,4 @@
-"""Shares of classes on simulated ranks, and the loss of whole ones by torch's own function."""
+"""Shards of classes on simulated ranks, and the loss of whole ones by torch's own function."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def full_shape(rows: Sequence[int], classes: int, axis: int) -> list[int]:
     return shape
 
 
-def share_of(full: torch.Tensor, axis: int, offsets: Sequence[int], rank: int) -> torch.Tensor:
+def shard_of(full: torch.Tensor, axis: int, offsets: Sequence[int], rank: int) -> torch.Tensor:
     """Return the classes of one rank, of which the offsets of all ranks are given."""
     return full.narrow(axis, offsets[rank], offsets[rank + 1] - offsets[rank])
 
@@ -69,8 +69,8 @@ def compare_losses(
 
     def program() -> tuple[da.CommLog, torch.Tensor]:
         mesh = da.init_device_mesh((ranks,))
-        mine = share_of(full, axis, offsets, mesh.rank).clone().requires_grad_()
-        given = share_of(target, axis, offsets, mesh.rank) if part else target
+        mine = shard_of(full, axis, offsets, mesh.rank).clone().requires_grad_()
+        given = shard_of(target, axis, offsets, mesh.rank) if part else target
         with da.CommLog() as log:
             loss = vocab_parallel_cross_entropy(mine, given, mesh, **options)
             forward = log.count()
@@ -78,9 +78,9 @@ def compare_losses(
         assert log.count() == log.count("all_reduce") == forward == (2 if ranks > 1 else 0)
         assert loss.dtype is mine.grad.dtype is dtype
         assert_close(loss.detach().double(), expected.detach(), tolerance=tolerance, what="loss")
-        share = share_of(twin.grad, axis, offsets, mesh.rank)
+        shard = shard_of(twin.grad, axis, offsets, mesh.rank)
         terms = [twin.grad, expected]
-        assert_close(mine.grad.double(), share, terms, tolerance=tolerance, what="gradient")
+        assert_close(mine.grad.double(), shard, terms, tolerance=tolerance, what="gradient")
         return log, loss.detach()
 
     answers = simulate(ranks, program, timeout=60)
