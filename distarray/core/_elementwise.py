@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -62,7 +63,7 @@ def elementwise(
     rules: tuple[Rule, ...] = POINTWISE,
     **fields: Any,
 ) -> Op:
-    """Return a function of the items at the same place.
+    """Return a function of the items at the same place, with the arguments of a ufunc.
 
     Parameters
     ----------
@@ -77,7 +78,7 @@ def elementwise(
     **fields
         `check` and more, as of an `Op`.
     """
-    return Op(
+    op = Op(
         name,
         local,
         _spec,
@@ -90,9 +91,37 @@ def elementwise(
         ufunc=local if isinstance(local, np.ufunc) else None,
         **fields,
     )
+    return op.describe(__signature__=_signature(op))
 
 
 # --- the public arguments ------------------------------------------------------------------------
+
+_OPTIONS = {
+    "where": True,
+    "casting": "same_kind",
+    "order": "K",
+    "dtype": None,
+    "subok": True,
+    "signature": None,
+}
+"""Keywords of a ufunc besides `out`, and their defaults."""
+_TAKEN = frozenset(("out", *_OPTIONS))
+
+
+def _signature(op: Op) -> inspect.Signature:
+    """Return the signature of a ufunc; what is none takes only `out` besides its operands."""
+    kind = inspect.Parameter
+    operands = ["x"] if op.nin == 1 else [f"x{i + 1}" for i in range(op.nin)]
+    parameters = [kind(x, kind.POSITIONAL_ONLY) for x in operands]
+    if op.nout == 1:
+        parameters.append(kind("out", kind.POSITIONAL_OR_KEYWORD, default=None))
+    else:
+        outs = [f"out{i + 1}" for i in range(op.nout)]
+        parameters += [kind(out, kind.POSITIONAL_ONLY, default=None) for out in outs]
+        parameters.append(kind("out", kind.KEYWORD_ONLY, default=(None,) * op.nout))
+    if op.ufunc is not None:
+        parameters += [kind(key, kind.KEYWORD_ONLY, default=_OPTIONS[key]) for key in _OPTIONS]
+    return inspect.Signature(parameters)
 
 
 def call(op: Op, /, *operands: Any, **options: Any) -> Any:
@@ -101,15 +130,19 @@ def call(op: Op, /, *operands: Any, **options: Any) -> Any:
     Raises
     ------
     ArgumentTypeError
-        For a wrong number of operands, an unknown keyword, or an `out` that is not distributed.
+        For arguments that do not fit the signature, or an `out` that is not distributed.
     """
     if not options and len(operands) == op.nin:
         return run_row(op, operands)
-    if len(operands) > op.nin and "out" not in options:
-        options = {**options, "out": tuple(operands[op.nin :])}
+    known = {"out"} if op.ufunc is None else _TAKEN
+    if not (op.nin <= len(operands) <= op.nin + op.nout and known.issuperset(options)):
+        op.check_arguments(operands, options)
+    if len(operands) > op.nin:
+        outs = operands[op.nin :]
+        if "out" in options:
+            raise ArgumentTypeError(f"{op.name}() got out= by position and by name; pass one")
+        options["out"] = (*outs, *(None,) * (op.nout - len(outs))) if op.nout > 1 else outs[0]
         operands = operands[: op.nin]
-    if len(operands) != op.nin:
-        raise ArgumentTypeError(f"{op.name}() takes {op.nin} operands, {len(operands)} were given")
     out, where, extra = _ufunc_options(op, options)
     masked = where is not True
     if masked:
@@ -125,30 +158,24 @@ def _ufunc_options(op: Op, options: dict[str, Any]) -> tuple[Any, Any, dict[str,
     Raises
     ------
     ArgumentTypeError
-        For keywords that the function lacks, and an `out` that is not distributed.
+        For an `out` that is not distributed, a `signature` that is none, an `order` not kept.
     ArgumentError
         For a `casting` that there is not.
     """
-    out = options.pop("out", None)
-    where = options.pop("where", True)
-    taken = ("dtype", "casting", "signature")
-    extra: dict[str, Any] = {name: options.pop(name) for name in taken if name in options}
-    options.pop("subok", None)
-    order = options.pop("order", "K")
-    if options or order not in ("K", "A", "C"):
-        raise ArgumentTypeError(
-            f"{op.name}() got {options or {'order': order}}; it takes out=, where=, dtype=, "
-            "casting= and order='K'"
-        )
-    dtype = extra.pop("dtype", None)
-    if dtype is not None:
-        extra["dtype"] = checked_dtype(dtype)
-    if extra.get("casting", "no") not in _CASTING:
-        raise ArgumentError(f"{op.name}(casting={extra['casting']!r}): one of {_CASTING}")
-    if (where is not True or extra) and op.ufunc is None:
-        raise ArgumentTypeError(
-            f"{op.name}() takes no where=, dtype= or casting=; use da.where or x.astype"
-        )
+    out = options.get("out")
+    where = options.get("where", True)
+    extra: dict[str, Any] = {}
+    if options.get("dtype") is not None:
+        extra["dtype"] = checked_dtype(options["dtype"])
+    if options.get("signature") is not None:
+        extra["signature"] = _checked_signature(op, options["signature"])
+    if "casting" in options:
+        casting = extra["casting"] = options["casting"]
+        if not isinstance(casting, str) or casting not in _CASTING:
+            raise ArgumentError(f"{op.name}(casting={casting!r}): one of {_CASTING}")
+    order = options.get("order", "K")
+    if not isinstance(order, str) or order not in ("K", "A", "C"):
+        raise ArgumentTypeError(f"{op.name}() got order={order!r}; it takes order='K'")
     if out is not None:
         out = out if isinstance(out, tuple) else (out,)
         out = None if all(one is None for one in out) else out
@@ -161,6 +188,17 @@ def _ufunc_options(op: Op, options: dict[str, Any]) -> tuple[Any, Any, dict[str,
             "x.full_array()"
         )
     return out, where, extra
+
+
+def _checked_signature(op: Op, signature: Any) -> Any:
+    """Return a ufunc's `signature=`, a text or a tuple of dtypes and None, as a part of a key."""
+    if isinstance(signature, str):
+        return signature
+    if isinstance(signature, tuple):
+        return tuple([None if one is None else checked_dtype(one) for one in signature])
+    raise ArgumentTypeError(
+        f"{op.name}(signature={signature!r}): a text as 'dd->d', or a tuple of dtypes and None"
+    )
 
 
 def run_row(op: Op, operands: Sequence[Any], masked: bool = False, **options: Any) -> Any:
@@ -195,7 +233,12 @@ def _checked_option(op: Op, key: str, value: Any) -> Any:
         raise ArgumentTypeError(
             f"{op.name}({key}=) takes one number, not an array; choose item by item with da.where"
         )
-    return value[()] if isinstance(value, np.ndarray) else value
+    value = value[()] if isinstance(value, np.ndarray) else value
+    try:
+        hash(value)
+    except TypeError:
+        raise ArgumentTypeError(f"{op.name}({key}={value!r}): must be one value") from None
+    return value
 
 
 _promoted: dict[Any, tuple[Any, ...]] = cache()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -82,17 +81,11 @@ def equality(
 
 
 def _described(op: Op, operands: tuple[str, ...], kinds: str, sentence: str, **fields: Any) -> Op:
-    """Give a row its documentation, signature and short path, and register it."""
+    """Give a row its documentation and short path, and register it."""
     doc = _docstrings.ELEMENTWISE.format(
         sentence=sentence,
         operands=_docstrings.operands(operands),
         kinds=_docstrings.kinds(kinds),
         distribution=_docstrings.pointwise(op.rules),
     )
-    kind = inspect.Parameter
-    parameters = [kind(x, kind.POSITIONAL_ONLY) for x in operands]
-    if op.ufunc is not None:
-        for name, default in (("out", None), ("where", True), ("dtype", None)):
-            parameters.append(kind(name, kind.KEYWORD_ONLY, default=default))
-        parameters.append(kind("casting", kind.KEYWORD_ONLY, default="same_kind"))
-    return register(op.describe(__doc__=doc, __signature__=inspect.Signature(parameters), **fields))
+    return register(op.describe(__doc__=doc, **fields))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from distarray.core._base import BaseArray
 from distarray.core._spec import Rule, Spec
+from distarray.errors import ArgumentTypeError
 from distarray.layout import DimMap, Layout
 from distarray.typing import Box, Buffer, Shape
 
@@ -66,7 +68,9 @@ class Op:
         `spec(op, call)` gives the axes that operands and result share, as a `Spec` of letters, or,
         where the result looks at its operand, as a `DimMap`. It checks shapes and arguments.
     call : callable, optional
-        `call(op, *args, **options)` brings the public arguments to `run(op, operands, static)`.
+        `call(op, *args, **options)` brings the public arguments to `run(op, operands, static)`. Its
+        own signature, without `op`, is the public one unless `describe` gives another. It may raise
+        any TypeError for arguments that do not fit the signature, before anything else.
     dtypes : callable
         `dtypes(op, call)` gives the dtype of what the local step gives (of each array of a state),
         and that of the result. It checks the dtypes. The first is None where it is not known.
@@ -135,6 +139,8 @@ class Op:
 
     def __post_init__(self) -> None:
         self.describe(__name__=self.name, __qualname__=self.name, __module__="distarray")
+        if self.call is not None:
+            self.describe(__signature__=_without_op(self.call))
 
     def describe(self, **attributes: Any) -> Op:
         """Give the callable its documentation or signature."""
@@ -148,10 +154,54 @@ class Op:
         if quick and not options and len(args) == self.nin and isinstance(args[0], BaseArray):
             return quick(*args)
         assert self.call is not None  # else a public function of its own runs it
-        return self.call(self, *args, **options)
+        try:
+            return self.call(self, *args, **options)
+        except TypeError:
+            self.check_arguments(args, options)
+            raise
+
+    def check_arguments(self, args: Sequence[Any], options: dict[str, Any]) -> None:
+        """Refuse arguments that do not fit the public signature.
+
+        Raises
+        ------
+        ArgumentTypeError
+            With what Python says of a function of this name and signature.
+        """
+        signature = inspect.signature(self)
+        try:
+            signature.bind(*args, **options)
+        except TypeError:
+            _raise_as_python(self.name, signature, args, options)
 
     def __repr__(self) -> str:
         return f"<distarray function {self.name}>"
 
     def __reduce__(self) -> str:
         return self.name
+
+
+def _without_op(call: Callable[..., Any]) -> inspect.Signature:
+    """Return the public signature of a `call`: without the operation and what is bound already."""
+    _, *parameters = inspect.signature(call).parameters.values()
+    bound = getattr(call, "keywords", {})
+    return inspect.Signature(
+        [one.replace(annotation=one.empty) for one in parameters if one.name not in bound]
+    )
+
+
+def _raise_as_python(
+    name: str, signature: inspect.Signature, args: Sequence[Any], options: dict[str, Any]
+) -> NoReturn:
+    """Call a function without a body, so that Python itself says what does not fit."""
+    plain = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+    signature = inspect.Signature(plain)
+    bare = [one if one.default is one.empty else one.replace(default=None) for one in plain]
+    names = str(inspect.Signature(bare))[1:-1]
+    function = eval(f"lambda {names}: None")
+    function.__qualname__ = name
+    try:
+        function(*args, **options)
+    except TypeError as error:
+        raise ArgumentTypeError(f"{error}; its signature is {name}{signature}") from None
+    raise AssertionError(f"{name}{signature} takes what it should not")

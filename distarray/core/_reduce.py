@@ -106,20 +106,10 @@ def reduction(
 def _call(op: Op, x: Any, /, *args: Any, **options: Any) -> Any:
     if not options and len(args) <= 1 and isinstance(x, BaseArray):
         axis = args[0] if args else None
-        return run_one(op, x, (tuple(axis) if isinstance(axis, list) else axis, None, False, True))
-    if len(args) > len(op.accepts):
-        raise ArgumentTypeError(
-            f"{op.name}() takes at most {len(op.accepts)} arguments after the array"
-        )
-    named = dict(zip(op.accepts, args, strict=False))
-    if named.keys() & options.keys():
-        raise ArgumentTypeError(f"{op.name}() got {sorted(named.keys() & options.keys())} twice")
-    unknown = options.keys() - {*op.accepts, "where"}
-    if unknown:
-        raise ArgumentTypeError(
-            f"{op.name}() got {sorted(unknown)}; it takes {', '.join(op.accepts)} and where"
-        )
-    return reduce(op, x, **named, **options)
+        return run_one(op, x, (axis_key(axis, x._local.ndim), None, False, True))
+    if len(args) > len(op.accepts) or not {*op.accepts, "where"}.issuperset(options):
+        op.check_arguments((x, *args), options)
+    return reduce(op, x, **dict(zip(op.accepts, args, strict=False)), **options)
 
 
 def reduce(
@@ -134,6 +124,7 @@ def reduce(
 ) -> Any:
     """Return a reduction of `x` over `axis`, with NumPy's arguments."""
     check_out(op.name, x, out)
+    keepdims = checked_flag(op.name, "keepdims", keepdims)
     if not isinstance(x, BaseArray):
         x = plain(op.name, x)
         rest = {} if initial is ABSENT else {"initial": initial}
@@ -395,6 +386,22 @@ def _check_empty(op: Op, shape: Shape, dtype: Any, axes: tuple[int, ...]) -> Non
             f"{op.name} over axes {axes} of an array of shape {shape}: {error}; check "
             "x.size first" + (", or pass initial=" if "initial" in op.accepts else "")
         ) from error
+
+
+def checked_flag(name: str, key: str, value: Any) -> bool:
+    """Return an argument that is true or false: a boolean, or an integer as NumPy takes it.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is neither.
+    """
+    if value.__class__ is bool:
+        return value  # type: ignore[no-any-return]
+    try:
+        return bool(value) if isinstance(value, np.bool_) else operator.index(value) != 0
+    except TypeError:
+        raise ArgumentTypeError(f"{name}({key}={value!r}): must be True or False") from None
 
 
 def axis_key(axis: Any, ndim: int) -> Any:

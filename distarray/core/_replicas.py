@@ -5,6 +5,10 @@ the same everywhere, because to find out takes a pass over the values and a mess
 on, the public calls are wrapped when the library is imported: the outermost of them exchanges what
 it was given first, arrays by digests of their bits, distributed ones by their layouts. Where it is
 off it costs nothing.
+
+With the check on a call of all ranks alike gives the result, or raises the error, that it does
+without it. What is said of a value never fails, and depends neither on addresses nor on the order
+of sets and dictionaries.
 """
 
 from __future__ import annotations
@@ -12,15 +16,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-import pickle
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from distarray.comm import (
+    DeviceMesh,
     _backend,
     all_gather_checked,
     by_answer,
@@ -62,8 +66,13 @@ class _Calls(threading.local):
 _calls = _Calls()
 _HOMES: Final = re.compile(r"distarray(\.ops\..*|\.array\..*)?")
 """Modules of public functions of arrays."""
-_OWN: Final = frozenset(("__init__", "__format__", "__deepcopy__", "distribute_array", "visualize"))
+_METADATA: Final = ("can_cast", "common_type", "iscomplexobj", "isrealobj", "ndim", "result_type")
+_PRINTING: Final = ("__format__", "visualize")
+_OWN: Final = frozenset(
+    ("__init__", "__deepcopy__", "distribute_array", "shape", "size", *_METADATA, *_PRINTING)
+)
 """Public calls that a rank may make alone, or with a value of its own."""
+_ADDRESS: Final = re.compile(" at 0x[0-9a-f]+", re.IGNORECASE)
 
 
 def digest(block: Buffer) -> str:
@@ -75,10 +84,7 @@ def digest(block: Buffer) -> str:
             found.update(digest(array[name]).encode())
     elif array.dtype.hasobject:
         for item in array.flat:
-            try:
-                found.update(pickle.dumps(item))
-            except (AttributeError, TypeError, pickle.PicklingError):  # of a local class, say
-                found.update(repr(type(item)).encode())
+            found.update(said(item).encode(errors="backslashreplace"))
     elif array.dtype.char in "gG":  # nor does what fills up the items of long double
         with np.errstate(all="ignore"):
             high = array.astype("d" if array.dtype.char == "g" else "D")
@@ -95,14 +101,23 @@ def _bits(array: np.ndarray) -> memoryview:
 
 def said(value: Any) -> str:
     """Return what a message says of a value, equal for values of the same bits."""
-    if isinstance(value, BaseArray):
-        return f"{value.dtype} {value.layout}"
-    if isinstance(value, (list, tuple)):
-        return f"{type(value).__name__} [{', '.join(map(said, value))}]"
-    if isinstance(value, dict):
-        return f"dict {{{', '.join(f'{key!r}: {said(one)}' for key, one in value.items())}}}"
-    if not _backend.is_buffer(value) and not isinstance(value, np.generic):
-        return re.sub(" at 0x[0-9a-f]+", "", repr(value))
+    name = type(value).__name__
+    try:
+        if isinstance(value, BaseArray):
+            return f"{value.dtype} {value.layout}"
+        if isinstance(value, (list, tuple)):
+            return f"{name} [{', '.join(map(said, value))}]"
+        if isinstance(value, slice):
+            return f"slice [{', '.join(map(said, (value.start, value.stop, value.step)))}]"
+        if isinstance(value, Set):
+            return f"{name} {{{', '.join(sorted(map(said, value)))}}}"
+        if isinstance(value, Mapping):
+            items = sorted(f"{said(key)}: {said(one)}" for key, one in value.items())
+            return f"{name} {{{', '.join(items)}}}"
+        if not _backend.is_buffer(value) and not isinstance(value, np.generic):
+            return _ADDRESS.sub("", repr(value))
+    except Exception:  # of a class of the user's own, or lists that hold themselves
+        return f"{name} without a repr"
     array = np.asarray(value) if isinstance(value, np.generic) else value
     is_one = array.size == 1 and not array.dtype.hasobject  # these may show where they lie
     shown = f" {_backend.to_host(array).reshape(-1)[0]}" if is_one else ""
@@ -137,9 +152,9 @@ def compare(mesh: Any, call: str, values: Mapping[str, Any]) -> None:
     """
     if mesh.coordinate is None or mesh.size == 1:
         return
-    everyone = exchanged(mesh, call, lambda: [said(value) for value in values.values()])
-    for name, texts in zip(values, zip(*everyone, strict=True), strict=True):
-        refuse(mesh, call, name, texts)
+    everyone = exchanged(mesh, call, lambda: {name: said(values[name]) for name in values})
+    for name in dict.fromkeys(name for told in everyone for name in told):
+        refuse(mesh, call, name, [told.get(name, "left out") for told in everyone])
 
 
 def compared(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -162,34 +177,36 @@ def compared(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if _calls.open:
             return function(*args, **kwargs)
-        given = signature.bind(*args, **kwargs).arguments
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            return function(*args, **kwargs)  # says itself what does not fit
+        of_numpy = name.startswith("__array_") and len(args) > 3
+        named = getattr(args[1], "__name__", name) if of_numpy else name
+        if named in _OWN:
+            return function(*args, **kwargs)
         given |= given.pop(options, {})
         given |= {f"{others}[{i}]": value for i, value in enumerate(given.pop(others, ()))}
-        values = {
-            key: value
-            for key, value in given.items()
-            if value is not None and not isinstance(value, BaseArray) and not _is_empty(value)
-        }
-        first: Any = next(_arrays(given.values()), None)
+        values = {key: value for key, value in given.items() if not isinstance(value, BaseArray)}
+        try:
+            first: Any = next(_arrays(given.values()), None)
+        except RecursionError:  # of a list that holds itself
+            first = None
         mesh = None
         if first is not None:
             mesh = first.layout.mesh
         elif "mesh" in signature.parameters:
-            mesh = given.get("mesh") or default_mesh()
+            mesh = given.get("mesh")
+            mesh = mesh if isinstance(mesh, DeviceMesh) else default_mesh()
         _calls.open = True
         try:
             if values and mesh is not None:
-                named = args[1].__name__ if name.startswith("__array_") and len(args) > 3 else name
                 compare(mesh, named.strip("_"), values)
             return function(*args, **kwargs)
         finally:
             _calls.open = False
 
     return call
-
-
-def _is_empty(value: Any) -> bool:
-    return isinstance(value, (tuple, dict)) and not value
 
 
 def _arrays(values: Any) -> Iterator[BaseArray]:

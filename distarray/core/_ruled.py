@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -78,6 +79,7 @@ def _made(rule: Rule, step: Step, result: Any) -> Layout:
 
 def _call(rule: Rule, op: Op, *operands: Any, **options: Any) -> Any:
     """Call the function; its first arguments are the arrays of the rule."""
+    op.check_arguments(operands, options)
     count = len(rule.inputs)
     if len(operands) < count:
         raise ArgumentTypeError(
@@ -89,6 +91,14 @@ def _call(rule: Rule, op: Op, *operands: Any, **options: Any) -> Any:
     if not any(isinstance(x, BaseArray) for x in arrays):
         return op.local(*operands, **options)
     return run(op, arrays, None, lambda *blocks: op.local(*blocks, *rest, **options))
+
+
+def _signature(func: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a function, or one that takes anything where it does not tell."""
+    try:
+        return inspect.signature(func)
+    except (TypeError, ValueError):
+        return inspect.signature(lambda *args, **options: (args, options))
 
 
 def _parsed(subscripts: str) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
@@ -186,7 +196,7 @@ def register_rule(
         combine=combine,
         made=functools.partial(_made, rule),
     )
-    op.describe(__doc__=getattr(func, "__doc__", None))
+    op.describe(__doc__=getattr(func, "__doc__", None), __signature__=_signature(func))
     if isinstance(func, np.ufunc):
         ufuncs[func] = op
     elif getattr(func, "__module__", "").partition(".")[0] == "numpy":

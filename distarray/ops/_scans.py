@@ -20,7 +20,7 @@ from distarray.core._engine import Step, run_one
 from distarray.core._folding import reduce_block
 from distarray.core._op import Call, Op, State, States
 from distarray.core._operands import checked
-from distarray.core._reduce import ABSENT, check_out, local_dtype, normalised_axes
+from distarray.core._reduce import ABSENT, check_out, checked_flag, local_dtype, normalised_axes
 from distarray.core._registry import methods, register
 from distarray.core._spec import Spec
 from distarray.errors import ArgumentError, ArgumentTypeError, AxisError
@@ -91,7 +91,6 @@ def scan(name: str, what: str, ufunc: np.ufunc, local: Callable[..., Any]) -> Op
         bind=_reduced_block,
         finish=_scanned_block,
         made=_longer,
-        accepts=("axis", "dtype", "out", "include_initial"),
         ufunc=ufunc,
     )
     text = _DOCUMENTATION.format(what=what, axis=axis, verb=verb, identity=ufunc.identity)
@@ -114,6 +113,7 @@ def _call(
     flat: bool,
 ) -> Any:
     check_out(op.name, x, out)
+    include_initial = checked_flag(op.name, "include_initial", include_initial)
     if not isinstance(x, BaseArray):
         extra = {"include_initial": True} if include_initial else {}
         return getattr(np, op.name)(x, axis=axis, dtype=dtype, **extra)
@@ -127,7 +127,7 @@ def _call(
         raise ArgumentTypeError(f"{op.name}(axis={axis!r}): takes one axis")
     (axis,) = (0,) if axis is None else normalised_axes(axis, x.ndim)
     wanted = None if dtype is None else checked_dtype(dtype)
-    return assign_or_return(out, run_one(op, x, (axis, wanted, bool(include_initial))))
+    return assign_or_return(out, run_one(op, x, (axis, wanted, include_initial)))
 
 
 # --- hooks of the engine: static is (axis, dtype, include_initial) -------------------------------

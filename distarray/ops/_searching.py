@@ -12,7 +12,7 @@ from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block
 from distarray.core._engine import Step, run_one
 from distarray.core._op import Call, Op, State, States
-from distarray.core._reduce import axis_key, check_out, normalised_axes
+from distarray.core._reduce import axis_key, check_out, checked_flag, normalised_axes
 from distarray.core._registry import register
 from distarray.core._spec import Spec
 from distarray.core._spec import reduction as reduction_spec
@@ -127,6 +127,7 @@ def argmax(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: bool = Fal
 
 def _place(op: Op, x: Any, axis: Any, out: Any, keepdims: bool) -> Any:
     check_out(op.name, x, out)
+    keepdims = checked_flag(op.name, "keepdims", keepdims)
     if not isinstance(x, BaseArray):
         block = x if _backend.is_buffer(x) else np.asarray(x)
         return op.local(block, axis=axis, keepdims=keepdims)

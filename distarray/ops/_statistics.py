@@ -20,6 +20,7 @@ from distarray.core._reduce import (
     ABSENT,
     axis_key,
     check_out,
+    checked_flag,
     normalised_axes,
     reduce,
     reduced_count,
@@ -116,6 +117,7 @@ def mean(
     Distribution: where a mesh axis cuts a reduced axis, the sums of all blocks are reduced at once
     and divided by the count, and the result is replicated there. Kept axes stay cut.
     """
+    keepdims = checked_flag("mean", "keepdims", keepdims)
     if not isinstance(x, BaseArray):
         check_out("mean", x, out)
         return np.mean(x, axis, dtype, None, keepdims, where=where)
@@ -260,6 +262,7 @@ def _varied(
     correction: Any,
 ) -> Any:
     """Return the variance as exact as `out` can hold it, which is not written."""
+    keepdims = checked_flag("var", "keepdims", keepdims)
     if correction is not ABSENT:
         if ddof != 0:
             raise ArgumentTypeError(
