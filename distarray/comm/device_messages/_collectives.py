@@ -9,18 +9,21 @@ are staged until then.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
-
-import numpy as np
 
 from distarray.comm import _backend, _memory
 from distarray.comm._block_reduction import reduce_into
 from distarray.comm._collectives import OWN_TAG, Counts, offsets, parts
 from distarray.comm._requests import DONE, Completed, Pending, Request
 from distarray.comm.device_messages._awareness import verdict
-from distarray.comm.device_messages._exchange import Message, Plan, exchange_direct, exchange_staged
+from distarray.comm.device_messages._exchange import (
+    Message,
+    Plan,
+    exchange_direct,
+    exchange_staged,
+)
 from distarray.layout import chunk
 from distarray.typing import Buffer
 
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
 
 ON_HOST_BYTES: Final = 64 << 10
 """Up to this size collectives take the way of host memory, all at once: to be measured."""
+
+Ranges = dict[int, tuple[int, int]]
+"""By rank: from which element of a buffer to which it gets, or gives."""
 
 
 class DeviceCollectives:
@@ -47,9 +53,7 @@ class DeviceCollectives:
 
     def all_gather(self, send: Buffer, recv: Buffer, counts: Counts, blocking: bool) -> Request:
         """Put every rank's ``send`` into every rank's ``recv``."""
-        self._keep(send, recv, [0, send.size], offsets(counts))
-        plan = _plan_all_gather(self._rank, send, recv, counts)
-        return self._exchange(plan, blocking)
+        return self._exchange(send, self._all_of(send), recv, _ranges(counts), blocking)
 
     def all_to_all(
         self,
@@ -60,29 +64,23 @@ class DeviceCollectives:
         blocking: bool,
     ) -> Request:
         """Exchange a part with every rank."""
-        mine = offsets(send_counts)[self._rank : self._rank + 2]
-        self._keep(send, recv, mine, offsets(recv_counts))
-        plan = _plan_all_to_all(self._rank, send, recv, send_counts, recv_counts)
-        return self._exchange(plan, blocking)
+        return self._exchange(send, _ranges(send_counts), recv, _ranges(recv_counts), blocking)
 
     def scatter(
         self, send: Buffer | None, recv: Buffer, counts: Counts, root: int, blocking: bool
     ) -> Request:
         """Put part ``rank`` of the root's ``send`` into ``recv``."""
-        if send is not None:
-            start, stop = offsets(counts)[root : root + 2]
-            _backend.assign(recv.reshape(-1), send.reshape(-1)[start:stop])
-        plan = _plan_scatter(self._rank, send, recv, counts, root)
-        return self._exchange(plan, blocking)
+        if send is None:
+            return self._exchange(recv, {}, recv, {root: (0, recv.size)}, blocking)
+        return self._exchange(send, _ranges(counts), recv, {root: (0, recv.size)}, blocking)
 
     def gather(
         self, send: Buffer, recv: Buffer | None, counts: Counts, root: int, blocking: bool
     ) -> Request:
         """Put every rank's ``send`` into the root's ``recv``."""
-        if recv is not None:
-            self._keep(send, recv, [0, send.size], offsets(counts))
-        plan = _plan_gather(self._rank, send, recv, counts, root)
-        return self._exchange(plan, blocking)
+        if recv is None:
+            return self._exchange(send, {root: (0, send.size)}, send, {}, blocking)
+        return self._exchange(send, {root: (0, send.size)}, recv, _ranges(counts), blocking)
 
     def broadcast(self, array: Buffer, root: int, blocking: bool) -> Request:
         """Put the root's values into every rank's ``array``.
@@ -90,23 +88,28 @@ class DeviceCollectives:
         A blocking call takes two exchanges, so that the root sends everything twice at most and
         not once for every rank (van de Geijn's scatter and all-gather).
         """
+        is_root = self._rank == root
+        sends: Ranges = {}
         if not blocking or self._size == 2:
-            return self._exchange(_plan_broadcast(self._rank, array, root, self._size), blocking)
-        counts = _even(array.size, self._size)
-        starts = offsets(counts)
-        mine = array.reshape(-1)[starts[self._rank] : starts[self._rank + 1]]
-        source = array if self._rank == root else None
-        self._exchange(_plan_scatter(self._rank, source, mine, counts, root), True)
-        return self._exchange(_plan_spread(self._rank, array, counts, root), True)
+            sends = self._all_of(array) if is_root else {}
+            receives = {} if is_root else {root: (0, array.size)}
+            return self._exchange(array, sends, array, receives, blocking)
+        ranges = _ranges(_even(array.size, self._size))
+        mine = ranges[self._rank]
+        sends, receives = (ranges, {}) if is_root else ({}, {root: mine})
+        self._exchange(array, sends, array, receives, True)
+        sends = dict.fromkeys(range(self._size), mine)
+        del sends[root]
+        return self._exchange(array, sends, array, {} if is_root else ranges, True)
 
     def send(self, array: Buffer, dest: int, tag: int, blocking: bool) -> Request:
         """Send values to one rank."""
-        plan = _plan_point_to_point(array, dest, sends=True)
+        plan = Plan(_messages(array, {dest: (0, array.size)}, [dest]), [])
         return self._between_two(plan, tag, blocking)
 
     def recv(self, array: Buffer, source: int, tag: int, blocking: bool) -> Request:
         """Fill an array with the values that one rank sends."""
-        plan = _plan_point_to_point(array, source, sends=False)
+        plan = Plan([], _messages(array, {source: (0, array.size)}, [source]))
         return self._between_two(plan, tag, blocking)
 
     # --- reducing --------------------------------------------------------------------------------
@@ -114,11 +117,12 @@ class DeviceCollectives:
     def all_reduce(self, array: Buffer, out: Buffer, op: str, bfloat16: bool) -> None:
         """Put the reduction of every rank's array into ``out``, which may be ``array``."""
         counts = _even(array.size, self._size)
-        starts = offsets(counts)
-        target = out.reshape(-1)
-        mine = target[starts[self._rank] : starts[self._rank + 1]]
-        self.reduce_scatter(array, mine, counts, op, bfloat16, True, in_place=array is out)
-        self._exchange(_plan_all_gather(self._rank, mine, target, counts), True)
+        target, ranges = out.reshape(-1), _ranges(counts)
+        mine = ranges[self._rank]
+        part = target[slice(*mine)]
+        self.reduce_scatter(array, part, counts, op, bfloat16, True, in_place=array is out)
+        sends = dict.fromkeys(range(self._size), mine)
+        self._exchange(target, sends, target, ranges, True)
 
     def reduce_scatter(
         self,
@@ -146,7 +150,6 @@ class DeviceCollectives:
         received = [n] * self._size
         received[rank] = 0
         others = _memory.empty((n * (self._size - 1),), flat.dtype, device)
-        plan = _plan_all_to_all(rank, flat, others, counts, received)
         sources = parts(others, received)
         sources[rank] = own
 
@@ -154,7 +157,7 @@ class DeviceCollectives:
             if n:
                 reduce_into(recv.reshape(-1), sources, op, bfloat16=bfloat16)
 
-        request = self._exchange(plan, blocking)
+        request = self._exchange(flat, _ranges(counts), others, _ranges(received), blocking)
         if isinstance(request, Completed):
             reduce()
             return DONE
@@ -162,13 +165,26 @@ class DeviceCollectives:
 
     # --- which way -------------------------------------------------------------------------------
 
-    def _keep(self, send: Buffer, recv: Buffer, mine: Counts, starts: Counts) -> None:
-        """Copy what this rank sends to itself, on the current stream."""
-        if mine[0] < mine[1]:
-            start, stop = starts[self._rank], starts[self._rank + 1]
-            _backend.assign(recv.reshape(-1)[start:stop], send.reshape(-1)[mine[0] : mine[1]])
+    def _all_of(self, buffer: Buffer) -> Ranges:
+        """Return that every rank gets all of a buffer."""
+        return dict.fromkeys(range(self._size), (0, buffer.size))
 
-    def _exchange(self, plan: Plan, blocking: bool) -> Request:
+    def _exchange(
+        self, send: Buffer, sends: Ranges, recv: Buffer, receives: Ranges, blocking: bool
+    ) -> Request:
+        """Send ranges of a buffer to ranks, and receive ranges of another, or of the same.
+
+        What this rank sends to itself is copied on the current stream.
+        """
+        rank, n = self._rank, self._size
+        (start, stop), (first, last) = sends.get(rank, (0, 0)), receives.get(rank, (0, 0))
+        if first < last and send is not recv:
+            _backend.assign(recv.reshape(-1)[first:last], send.reshape(-1)[start:stop])
+        # In step s rank r sends to rank r + s: an order of all messages that all ranks follow.
+        plan = Plan(
+            _messages(send, sends, ((rank + step) % n for step in range(1, n))),
+            _messages(recv, receives, ((rank - step) % n for step in range(1, n))),
+        )
         if self._direct is None:
             self._direct = verdict(self._communicator).direct
         way = exchange_direct if self._direct else exchange_staged
@@ -185,92 +201,22 @@ def _even(size: int, n: int) -> list[int]:
     return [stop - start for start, stop in pairwise(chunk(size, (n,)).offsets)]
 
 
-# --- messages ------------------------------------------------------------------------------------
+def _ranges(counts: Counts) -> Ranges:
+    """Return the ranges of a buffer that consists of a part for each rank."""
+    return dict(enumerate(pairwise(offsets(counts))))
 
 
-def _plan_all_gather(rank: int, send: Buffer, recv: Buffer, counts: Counts) -> Plan:
-    """Return the messages that put every rank's ``send`` into its part of ``recv``."""
-    others = tuple(_ranks_after(rank, len(counts)))
-    return Plan(
-        _parts(send, [(0, send.size, others)]),
-        _parts(recv, _of_peers(counts, _ranks_before(rank, len(counts)))),
-        by_turns=True,
-    )
+def _messages(buffer: Buffer, ranges: Ranges, peers: Iterable[int]) -> list[Message]:
+    """Return the messages of ranges of a buffer, without the empty ones, in the order of peers.
 
-
-def _plan_all_to_all(
-    rank: int, send: Buffer, recv: Buffer, send_counts: Counts, recv_counts: Counts
-) -> Plan:
-    """Return the messages that exchange a part with every other rank."""
-    n = len(send_counts)
-    return Plan(
-        _parts(send, _of_peers(send_counts, _ranks_after(rank, n))),
-        _parts(recv, _of_peers(recv_counts, _ranks_before(rank, n))),
-    )
-
-
-def _plan_scatter(rank: int, send: Buffer | None, recv: Buffer, counts: Counts, root: int) -> Plan:
-    """Return the messages that put part ``i`` of the root's ``send`` into rank ``i``'s ``recv``."""
-    if send is None:
-        return Plan([], _parts(recv, [(0, recv.size, (root,))]), by_turns=True)
-    return Plan(_parts(send, _of_peers(counts, _ranks_after(rank, len(counts)))), [], by_turns=True)
-
-
-def _plan_gather(rank: int, send: Buffer, recv: Buffer | None, counts: Counts, root: int) -> Plan:
-    """Return the messages that put every rank's ``send`` into its part of the root's ``recv``."""
-    if recv is None:
-        return Plan(_parts(send, [(0, send.size, (root,))]), [], by_turns=True)
-    return Plan(
-        [], _parts(recv, _of_peers(counts, _ranks_before(rank, len(counts)))), by_turns=True
-    )
-
-
-def _plan_broadcast(rank: int, array: Buffer, root: int, n: int) -> Plan:
-    """Return the messages of a broadcast in which the root sends everything to everybody."""
-    if rank == root:
-        return Plan(_parts(array, [(0, array.size, tuple(_ranks_after(rank, n)))]), [])
-    return Plan([], _parts(array, [(0, array.size, (root,))]))
-
-
-def _plan_spread(rank: int, array: Buffer, counts: Counts, root: int) -> Plan:
-    """Return the messages that follow a scatter of ``array`` in place: all parts to all others."""
-    n = len(counts)
-    starts = offsets(counts)
-    others = tuple(peer for peer in _ranks_after(rank, n) if peer != root)
-    sends = _parts(array, [(starts[rank], starts[rank + 1], others)] if others else [])
-    if rank == root:
-        return Plan(sends, [], by_turns=True)
-    return Plan(sends, _parts(array, _of_peers(counts, _ranks_before(rank, n))), by_turns=True)
-
-
-def _plan_point_to_point(array: Buffer, peer: int, *, sends: bool) -> Plan:
-    """Return the one message of a send, or of a receive."""
-    message = _parts(array, [(0, array.size, (peer,))])
-    return Plan(message, []) if sends else Plan([], message)
-
-
-def _ranks_after(rank: int, n: int) -> Iterator[int]:
-    """Yield the other ranks, beginning with the next: in step ``s`` rank ``r`` sends to r + s."""
-    return ((rank + step) % n for step in range(1, n))
-
-
-def _ranks_before(rank: int, n: int) -> Iterator[int]:
-    """Yield the other ranks, beginning with the last: from whom ``_ranks_after`` has them send."""
-    return ((rank - step) % n for step in range(1, n))
-
-
-def _of_peers(counts: Counts, peers: Iterator[int]) -> list[tuple[int, int, tuple[int, ...]]]:
-    starts = offsets(counts)
-    return [(starts[peer], starts[peer + 1], (peer,)) for peer in peers]
-
-
-def _parts(buffer: Buffer, parts: Sequence[tuple[int, int, tuple[int, ...]]]) -> list[Message]:
-    """Return messages of parts in elements, without the empty ones."""
+    A range that several peers get is one message.
+    """
     if not buffer.size:
         return []
-    flat, item = buffer.reshape(-1).view(np.uint8), buffer.itemsize
-    return [
-        Message(flat, start * item, stop * item, peers)
-        for start, stop, peers in parts
-        if start < stop and peers
-    ]
+    flat, item = buffer.reshape(-1).view("u1"), buffer.itemsize
+    found: dict[tuple[int, int], list[int]] = {}
+    for peer in peers:
+        start, stop = ranges.get(peer, (0, 0))
+        if start < stop:
+            found.setdefault((start * item, stop * item), []).append(peer)
+    return [Message(flat, start, stop, tuple(chosen)) for (start, stop), chosen in found.items()]

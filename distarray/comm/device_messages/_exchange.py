@@ -27,6 +27,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain, zip_longest
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -64,15 +65,11 @@ class Plan(NamedTuple):
     Attributes
     ----------
     sends, receives
-        None of them empty.
-    by_turns
-        Whether the first chunk of every message goes before the second of any; else one message
-        goes after the other.
+        None of them empty. The first chunk of every message goes before the second of any.
     """
 
     sends: Sequence[Message]
     receives: Sequence[Message]
-    by_turns: bool = False
 
 
 # --- as they are ---------------------------------------------------------------------------------
@@ -92,14 +89,9 @@ def exchange_direct(
     with buffer.device:
         _backend.namespace_of(buffer).cuda.get_current_stream().synchronize()
         requests = [
-            transport._recv(message.buffer[start:stop], peer, tag, False)
-            for message in plan.receives
-            for start, stop in _cuts(message, in_chunks)
-            for peer in message.peers
-        ]
-        requests += [
-            transport._send(message.buffer[start:stop], peer, tag, False)
-            for message in plan.sends
+            begin(message.buffer[start:stop], peer, tag, False)
+            for begin, going in ((transport._recv, plan.receives), (transport._send, plan.sends))
+            for message in going
             for start, stop in _cuts(message, in_chunks)
             for peer in message.peers
         ]
@@ -129,12 +121,10 @@ class _All:
 
 
 def _cuts(message: Message, in_chunks: bool) -> list[tuple[int, int]]:
-    if not in_chunks:
-        return [(message.start, message.stop)]
-    return [
-        (start, min(start + CHUNK_BYTES, message.stop))
-        for start in range(message.start, message.stop, CHUNK_BYTES)
-    ]
+    """Return from where to where the parts of a message go."""
+    step = CHUNK_BYTES if in_chunks else message.stop - message.start
+    starts = range(message.start, message.stop, step)
+    return [(start, min(start + step, message.stop)) for start in starts]
 
 
 # --- through host memory -------------------------------------------------------------------------
@@ -176,20 +166,14 @@ class _Piece(NamedTuple):
     """Peer, and from where to where."""
 
 
-def _pieces(messages: Sequence[Message], by_turns: bool) -> list[_Piece]:
+def _pieces(messages: Sequence[Message]) -> list[_Piece]:
     """Cut messages into pieces, in the order in which they go."""
     if len(messages) > 1 and sum(m.stop - m.start for m in messages) <= CHUNK_BYTES:
         return _joined(messages)
-    chunks = [
-        (chunk, i, message, start)
-        for i, message in enumerate(messages)
-        for chunk, start in enumerate(range(message.start, message.stop, CHUNK_BYTES))
-    ]
-    chunks.sort(key=lambda found: found[:2] if by_turns else (found[1], found[0]))
+    by_turns = zip_longest(*([(m, *cut) for cut in _cuts(m, True)] for m in messages))
     return [
         _Piece(message.buffer[start:stop], tuple((peer, 0, stop - start) for peer in message.peers))
-        for _, _, message, start in chunks
-        for stop in (min(start + CHUNK_BYTES, message.stop),)
+        for message, start, stop in filter(None, chain.from_iterable(by_turns))
     ]
 
 
@@ -369,8 +353,8 @@ class _Exchange:
         buffer = (*plan.sends, *plan.receives)[0].buffer
         xp = _backend.namespace_of(buffer)
         self._device = buffer.device
-        sends = _pieces(plan.sends, plan.by_turns)
-        receives = _pieces(plan.receives, plan.by_turns)
+        sends = _pieces(plan.sends)
+        receives = _pieces(plan.receives)
         limit = max(len(sends), len(receives)) if window is None else window
 
         def send(host: np.ndarray, peer: int) -> Request:
