@@ -9,13 +9,13 @@ are staged until then.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from distarray.comm import _backend, _memory
 from distarray.comm._block_reduction import reduce_into
-from distarray.comm._collectives import OWN_TAG, Counts, offsets, parts
+from distarray.comm._collectives import OWN_TAG, Counts, parts
+from distarray.comm._pairwise import PairwiseCollectives, Ranges, ranges
 from distarray.comm._requests import DONE, Completed, Pending, Request
 from distarray.comm.device_messages._awareness import verdict
 from distarray.comm.device_messages._exchange import (
@@ -33,54 +33,16 @@ if TYPE_CHECKING:
 ON_HOST_BYTES: Final = 64 << 10
 """Up to this size collectives take the way of host memory, all at once: to be measured."""
 
-Ranges = dict[int, tuple[int, int]]
-"""By rank: from which element of a buffer to which it gets, or gives."""
 
-
-class DeviceCollectives:
-    """The collectives of a communicator, of buffers on GPUs; there are several ranks.
-
-    Arguments are checked. What a call returns is complete when this rank's part is.
-    """
+class DeviceCollectives(PairwiseCollectives):
+    """The collectives of a communicator, of buffers on GPUs; there are several ranks."""
 
     def __init__(self, communicator: Communicator) -> None:
+        super().__init__(communicator.rank, communicator.size)
         self._communicator = communicator
-        self._rank = communicator.rank
-        self._size = communicator.size
         self._direct: bool | None = None
 
     # --- moving ----------------------------------------------------------------------------------
-
-    def all_gather(self, send: Buffer, recv: Buffer, counts: Counts, blocking: bool) -> Request:
-        """Put every rank's ``send`` into every rank's ``recv``."""
-        return self._exchange(send, self._all_of(send), recv, _ranges(counts), blocking)
-
-    def all_to_all(
-        self,
-        send: Buffer,
-        recv: Buffer,
-        send_counts: Counts,
-        recv_counts: Counts,
-        blocking: bool,
-    ) -> Request:
-        """Exchange a part with every rank."""
-        return self._exchange(send, _ranges(send_counts), recv, _ranges(recv_counts), blocking)
-
-    def scatter(
-        self, send: Buffer | None, recv: Buffer, counts: Counts, root: int, blocking: bool
-    ) -> Request:
-        """Put part ``rank`` of the root's ``send`` into ``recv``."""
-        if send is None:
-            return self._exchange(recv, {}, recv, {root: (0, recv.size)}, blocking)
-        return self._exchange(send, _ranges(counts), recv, {root: (0, recv.size)}, blocking)
-
-    def gather(
-        self, send: Buffer, recv: Buffer | None, counts: Counts, root: int, blocking: bool
-    ) -> Request:
-        """Put every rank's ``send`` into the root's ``recv``."""
-        if recv is None:
-            return self._exchange(send, {root: (0, send.size)}, send, {}, blocking)
-        return self._exchange(send, {root: (0, send.size)}, recv, _ranges(counts), blocking)
 
     def broadcast(self, array: Buffer, root: int, blocking: bool) -> Request:
         """Put the root's values into every rank's ``array``.
@@ -94,22 +56,22 @@ class DeviceCollectives:
             sends = self._all_of(array) if is_root else {}
             receives = {} if is_root else {root: (0, array.size)}
             return self._exchange(array, sends, array, receives, blocking)
-        ranges = _ranges(_even(array.size, self._size))
-        mine = ranges[self._rank]
-        sends, receives = (ranges, {}) if is_root else ({}, {root: mine})
+        each = ranges(_even(array.size, self._size))
+        mine = each[self._rank]
+        sends, receives = (each, {}) if is_root else ({}, {root: mine})
         self._exchange(array, sends, array, receives, True)
         sends = dict.fromkeys(range(self._size), mine)
         del sends[root]
-        return self._exchange(array, sends, array, {} if is_root else ranges, True)
+        return self._exchange(array, sends, array, {} if is_root else each, True)
 
     def send(self, array: Buffer, dest: int, tag: int, blocking: bool) -> Request:
         """Send values to one rank."""
-        plan = Plan(_messages(array, {dest: (0, array.size)}, [dest]), [])
+        plan = Plan(_messages(array, _whole(array, dest)), [])
         return self._between_two(plan, tag, blocking)
 
     def recv(self, array: Buffer, source: int, tag: int, blocking: bool) -> Request:
         """Fill an array with the values that one rank sends."""
-        plan = Plan([], _messages(array, {source: (0, array.size)}, [source]))
+        plan = Plan([], _messages(array, _whole(array, source)))
         return self._between_two(plan, tag, blocking)
 
     # --- reducing --------------------------------------------------------------------------------
@@ -117,12 +79,12 @@ class DeviceCollectives:
     def all_reduce(self, array: Buffer, out: Buffer, op: str, bfloat16: bool) -> None:
         """Put the reduction of every rank's array into ``out``, which may be ``array``."""
         counts = _even(array.size, self._size)
-        target, ranges = out.reshape(-1), _ranges(counts)
-        mine = ranges[self._rank]
+        target, each = out.reshape(-1), ranges(counts)
+        mine = each[self._rank]
         part = target[slice(*mine)]
         self.reduce_scatter(array, part, counts, op, bfloat16, True, in_place=array is out)
         sends = dict.fromkeys(range(self._size), mine)
-        self._exchange(target, sends, target, ranges, True)
+        self._exchange(target, sends, target, each, True)
 
     def reduce_scatter(
         self,
@@ -157,7 +119,7 @@ class DeviceCollectives:
             if n:
                 reduce_into(recv.reshape(-1), sources, op, bfloat16=bfloat16)
 
-        request = self._exchange(flat, _ranges(counts), others, _ranges(received), blocking)
+        request = self._exchange(flat, ranges(counts), others, ranges(received), blocking)
         if isinstance(request, Completed):
             reduce()
             return DONE
@@ -165,29 +127,13 @@ class DeviceCollectives:
 
     # --- which way -------------------------------------------------------------------------------
 
-    def _all_of(self, buffer: Buffer) -> Ranges:
-        """Return that every rank gets all of a buffer."""
-        return dict.fromkeys(range(self._size), (0, buffer.size))
-
-    def _exchange(
+    def _move(
         self, send: Buffer, sends: Ranges, recv: Buffer, receives: Ranges, blocking: bool
     ) -> Request:
-        """Send ranges of a buffer to ranks, and receive ranges of another, or of the same.
-
-        What this rank sends to itself is copied on the current stream.
-        """
-        rank, n = self._rank, self._size
-        (start, stop), (first, last) = sends.get(rank, (0, 0)), receives.get(rank, (0, 0))
-        if first < last and send is not recv:
-            _backend.assign(recv.reshape(-1)[first:last], send.reshape(-1)[start:stop])
-        # In step s rank r sends to rank r + s: an order of all messages that all ranks follow.
-        plan = Plan(
-            _messages(send, sends, ((rank + step) % n for step in range(1, n))),
-            _messages(recv, receives, ((rank - step) % n for step in range(1, n))),
-        )
         if self._direct is None:
             self._direct = verdict(self._communicator).direct
         way = exchange_direct if self._direct else exchange_staged
+        plan = Plan(_messages(send, sends), _messages(recv, receives))
         return way(self._communicator, plan, OWN_TAG, blocking)
 
     def _between_two(self, plan: Plan, tag: int, blocking: bool) -> Request:
@@ -201,22 +147,16 @@ def _even(size: int, n: int) -> list[int]:
     return [stop - start for start, stop in pairwise(chunk(size, (n,)).offsets)]
 
 
-def _ranges(counts: Counts) -> Ranges:
-    """Return the ranges of a buffer that consists of a part for each rank."""
-    return dict(enumerate(pairwise(offsets(counts))))
+def _whole(array: Buffer, peer: int) -> Ranges:
+    return {peer: (0, array.size)} if array.size else {}
 
 
-def _messages(buffer: Buffer, ranges: Ranges, peers: Iterable[int]) -> list[Message]:
-    """Return the messages of ranges of a buffer, without the empty ones, in the order of peers.
-
-    A range that several peers get is one message.
-    """
-    if not buffer.size:
+def _messages(buffer: Buffer, ranges: Ranges) -> list[Message]:
+    """Return the messages of ranges of a buffer; a range that several ranks get is one message."""
+    if not ranges:
         return []
     flat, item = buffer.reshape(-1).view("u1"), buffer.itemsize
     found: dict[tuple[int, int], list[int]] = {}
-    for peer in peers:
-        start, stop = ranges.get(peer, (0, 0))
-        if start < stop:
-            found.setdefault((start * item, stop * item), []).append(peer)
-    return [Message(flat, start, stop, tuple(chosen)) for (start, stop), chosen in found.items()]
+    for peer, (start, stop) in ranges.items():
+        found.setdefault((start * item, stop * item), []).append(peer)
+    return [Message(flat, start, stop, tuple(peers)) for (start, stop), peers in found.items()]

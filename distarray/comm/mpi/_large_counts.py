@@ -4,19 +4,18 @@ Reductions, broadcasts and messages go in pieces of at most ``LIMIT`` elements o
 it costs nothing, and a library may have large counts and still get them wrong (Intel MPI 2021.17
 claims MPI 4.1, and its all-reduce of 2**31 elements returns other values, without an error).
 The v-collectives need displacements as large, which MPI has from version 4 on; where the
-library has not, every part goes by itself.
+library has not, they are pairwise exchanges (`_pairwise`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.comm._collectives import OWN_TAG, Counts, parts
+from distarray.comm._collectives import Counts, parts
 from distarray.comm.mpi._datatypes import carrier, moving_type, reducing_type
 from distarray.typing import Buffer
 
@@ -124,66 +123,4 @@ def reduce_scatter(
                 piece = recv[start : start + largest]
                 target = [carrier(piece), piece.size, kind]
             requests.append(comm.Ireduce([carrier(source), source.size, kind], target, how, root))
-    return requests
-
-
-def all_gather(
-    comm: MPI.Intracomm, send: np.ndarray, recv: np.ndarray, counts: Counts
-) -> list[MPI.Request]:
-    """Broadcast every rank's part, in pieces."""
-    targets = parts(recv, counts)
-    targets[comm.Get_rank()][...] = send
-    return [
-        comm.Ibcast(piece, root)
-        for root, target in enumerate(targets)
-        if target.size
-        for piece in _pieces(target)
-    ]
-
-
-def all_to_all(
-    comm: MPI.Intracomm,
-    send: np.ndarray,
-    recv: np.ndarray,
-    send_counts: Counts,
-    recv_counts: Counts,
-) -> list[MPI.Request]:
-    """Send every pair's part as messages."""
-    sources, targets = parts(send, send_counts), parts(recv, recv_counts)
-    return _messages(comm, list(enumerate(sources)), list(enumerate(targets)))
-
-
-def scatter(
-    comm: MPI.Intracomm, send: np.ndarray | None, recv: np.ndarray, counts: Counts, root: int
-) -> list[MPI.Request]:
-    """Send every rank's part as messages."""
-    leaving = [] if send is None else list(enumerate(parts(send, counts)))
-    return _messages(comm, leaving, [(root, recv)])
-
-
-def gather(
-    comm: MPI.Intracomm, send: np.ndarray, recv: np.ndarray | None, counts: Counts, root: int
-) -> list[MPI.Request]:
-    """Receive every rank's part as messages."""
-    arriving = [] if recv is None else list(enumerate(parts(recv, counts)))
-    return _messages(comm, [(root, send)], arriving)
-
-
-def _messages(
-    comm: MPI.Intracomm,
-    leaving: Sequence[tuple[int, np.ndarray]],
-    arriving: Sequence[tuple[int, np.ndarray]],
-) -> list[MPI.Request]:
-    """Exchange arrays with ranks; what stays here is copied."""
-    me = comm.Get_rank()
-    requests = []
-    for rank, target in arriving:
-        if rank != me and target.size:
-            requests += [comm.Irecv(piece, rank, OWN_TAG) for piece in _pieces(target)]
-    for rank, source in leaving:
-        if rank != me and source.size:
-            requests += [comm.Isend(piece, rank, OWN_TAG) for piece in _pieces(source)]
-    here = [target for rank, target in arriving if rank == me]
-    for target, source in zip(here, (s for rank, s in leaving if rank == me), strict=True):
-        target[...] = source
     return requests

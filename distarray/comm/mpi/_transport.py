@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from distarray.comm import _agreement, _backend, _requests
-from distarray.comm._collectives import Counts
+from distarray.comm._collectives import OWN_TAG, Counts
 from distarray.comm._communicator import SMALL_BYTES, Communicator
+from distarray.comm._pairwise import PairwiseCollectives, Ranges
 from distarray.comm._reductions import divide, plain_ufunc
 from distarray.comm._requests import DONE, Pending, Request
 from distarray.comm.failures import _abort
@@ -146,8 +147,7 @@ class MPICommunicator(Communicator):
             recv.view(np.uint8)[:] = np.frombuffer(b"".join(everyone), np.uint8)  # type: ignore[arg-type]
             return DONE
         if _large_counts.end_exceeds(recv.size):
-            requests = _large_counts.all_gather(self._group.mpi, send, recv, counts)
-            return self._request(requests, _Call("Allgather", recv), blocking, send)
+            return _LargeCollectives(self).all_gather(send, recv, counts, blocking)
         kind = moving_type(recv.itemsize)
         source, target = carrier(send), carrier(recv)
         if counts.count(counts[0]) == self.size:
@@ -216,10 +216,9 @@ class MPICommunicator(Communicator):
         recv_counts: Counts,
         blocking: bool,
     ) -> Request:
-        mpi = self._group.mpi
-        if _large_counts.any_end_exceeds(mpi, max(send.size, recv.size)):
-            requests = _large_counts.all_to_all(mpi, send, recv, send_counts, recv_counts)
-            return self._request(requests, _Call("Alltoall", recv), blocking, send)
+        if _large_counts.any_end_exceeds(self._group.mpi, max(send.size, recv.size)):
+            large = _LargeCollectives(self)
+            return large.all_to_all(send, recv, send_counts, recv_counts, blocking)
         kind = moving_type(recv.itemsize)
         source = [carrier(send), send_counts, None, kind]
         target = [carrier(recv), recv_counts, None, kind]
@@ -236,8 +235,7 @@ class MPICommunicator(Communicator):
         self, send: np.ndarray | None, recv: np.ndarray, counts: Counts, root: int, blocking: bool
     ) -> Request:
         if _large_counts.end_exceeds(sum(counts)):
-            requests = _large_counts.scatter(self._group.mpi, send, recv, counts, root)
-            return self._request(requests, _Call("Scatter", recv), blocking, send)
+            return _LargeCollectives(self).scatter(send, recv, counts, root, blocking)
         kind = moving_type(recv.itemsize)
         source = None if send is None else [carrier(send), counts, None, kind]
         target = [carrier(recv), recv.size, kind]
@@ -247,8 +245,7 @@ class MPICommunicator(Communicator):
         self, send: np.ndarray, recv: np.ndarray | None, counts: Counts, root: int, blocking: bool
     ) -> Request:
         if _large_counts.end_exceeds(sum(counts)):
-            requests = _large_counts.gather(self._group.mpi, send, recv, counts, root)
-            return self._request(requests, _Call("Gather", send), blocking, recv)
+            return _LargeCollectives(self).gather(send, recv, counts, root, blocking)
         kind = moving_type(send.itemsize)
         source = [carrier(send), send.size, kind]
         target = None if recv is None else [carrier(recv), counts, None, kind]
@@ -387,6 +384,26 @@ class MPICommunicator(Communicator):
     def free(self) -> None:
         """Free what MPI holds for these ranks."""
         self._group.free()
+
+
+class _LargeCollectives(PairwiseCollectives):
+    """Collectives of more elements than the library's v-collectives count."""
+
+    def __init__(self, communicator: MPICommunicator) -> None:
+        super().__init__(communicator.rank, communicator.size)
+        self._communicator = communicator
+
+    def _move(
+        self, send: np.ndarray, sends: Ranges, recv: np.ndarray, receives: Ranges, blocking: bool
+    ) -> Request:
+        mpi = self._communicator.mpi
+        requests = []
+        for peer, (start, stop) in receives.items():
+            requests += _large_counts.recv(mpi, recv[start:stop], peer, OWN_TAG)
+        for peer, (start, stop) in sends.items():
+            requests += _large_counts.send(mpi, send[start:stop], peer, OWN_TAG)
+        what = _Call("pairwise exchange", recv)
+        return self._communicator._request(requests, what, blocking, send)
 
 
 _world: MPICommunicator | None = None
