@@ -1,15 +1,15 @@
-"""What a communicator is: checks, logging and the calls that every transport answers alike.
+"""Communicators: checks, logging, and the calls that every transport answers alike.
 
-A transport (`_transport`, filled in by the rooms `mpi` and `simulated`) moves the values. Buffers
-are C-contiguous, of any shape, taken as flat; counts are in elements and may exceed 2**31. Send
-and receive buffers do not overlap (but for ``all_reduce``). Every call but the point-to-point
-ones is collective over the communicator. In one call all ranks have buffers in host memory, or all
-have them on GPUs; the latter `device_messages` moves.
+A transport, a class derived in the rooms `mpi` and `simulated`, moves the values. Buffers are
+C-contiguous, of any shape, taken as flat; counts are in elements and may exceed 2**31. Send and
+receive buffers do not overlap (but for ``all_reduce``). Every call but the point-to-point ones is
+collective over the communicator. In one call all ranks have buffers in host memory, or all have
+them on GPUs; the latter `device_messages` moves.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -33,8 +33,7 @@ from distarray.comm._collectives import (
     on_host,
 )
 from distarray.comm._reductions import prepare_reduction
-from distarray.comm._requests import Completed, Request
-from distarray.comm._transport import Transport
+from distarray.comm._requests import Completed, Pending, Request
 from distarray.comm.device_messages._collectives import ON_HOST_BYTES, DeviceCollectives
 from distarray.errors import ArgumentError, DTypeError
 from distarray.typing import Buffer
@@ -46,7 +45,7 @@ _NOTHING = np.empty(0, np.uint8)
 Views = AbstractContextManager[list[Buffer]]
 
 
-class Communicator(Transport):
+class Communicator(ABC):
     """Ranks that move values among themselves.
 
     A call with ``blocking=False`` returns at once; its buffers belong to the request until
@@ -66,7 +65,25 @@ class Communicator(Transport):
         The mesh axis that it serves, or "mesh" or "world": what ``CommLog`` calls it.
     meshes
         The device meshes that have been made over it.
+    verdicts
+        What `_awareness` has found out, once it has.
     """
+
+    def __init__(self, rank: int, ranks: tuple[int, ...], name: str) -> None:
+        self.rank = rank
+        self.size = len(ranks)
+        self.ranks = ranks
+        self.name = name
+        self.meshes: dict[Any, Any] = {}
+        self.verdicts: list[Any] = []
+
+    @property
+    def world_ranks(self) -> tuple[int, ...]:
+        """The number of each in the MPI world: what launchers, and all messages, call it."""
+        return self.ranks
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}: rank {self.rank} of {self.size}>"
 
     @cached_property
     def _device(self) -> DeviceCollectives:
@@ -236,6 +253,23 @@ class Communicator(Transport):
             "gather", self._gather, nbytes, on_device, send, recv, parts, root, blocking
         )
 
+    def _track(
+        self,
+        collective: str,
+        nbytes: int,
+        started: float,
+        request: Request,
+        finish: Callable[[], Any],
+    ) -> Request:
+        """Record a communication, and let ``finish`` make its result."""
+        if isinstance(request, Completed):
+            value = finish()
+            if _log.recording():
+                _log.record(collective, self.name, nbytes, perf_counter() - started)
+            return Completed(value)
+        entry = _log.record(collective, self.name, nbytes, perf_counter() - started)
+        return Pending(request, (), finish, entry)
+
     def _move(
         self,
         name: str,
@@ -366,6 +400,25 @@ class Communicator(Transport):
             seconds = perf_counter() - started
             _log.record("all_reduce", self.name, self._share(array.nbytes), seconds)
         return into
+
+    def all_reduce_small(
+        self, array: Buffer, op: str, token: int | None = None, what: object = ""
+    ) -> np.ndarray | None:
+        """Reduce a short array of any shape; None where that needs the way of all others.
+
+        Whether it does depends on nothing in which ranks differ.
+
+        Parameters
+        ----------
+        array
+            Of `SMALL_BYTES` at most.
+        op
+            As in ``all_reduce``.
+        token, what
+            What this rank believes it is doing, as in ``views``; by default this reduction.
+        """
+        del array, op, token, what
+        return None
 
     def _share(self, nbytes: int) -> int:
         """Return the bytes that an all-reduce takes from others."""
@@ -593,6 +646,65 @@ class Communicator(Transport):
     @abstractmethod
     def free(self) -> None:
         """Give back what the communicator holds; collective, and its last use."""
+
+    # --- what a transport fills in ---------------------------------------------------------------
+
+    # Sizes are checked, there are at least two ranks (but for send and recv), arrays are flat,
+    # C-contiguous and in host memory; those of `_send` and `_recv` may be on a GPU where
+    # `device_messages` has found that MPI takes them. What a blocking call returns is complete.
+
+    @abstractmethod
+    def _barrier(self) -> None: ...
+
+    @abstractmethod
+    def _all_gather(
+        self, send: np.ndarray, recv: np.ndarray, counts: Counts, blocking: bool
+    ) -> Request: ...
+
+    @abstractmethod
+    def _all_reduce(
+        self, send: np.ndarray, recv: np.ndarray, op: str, blocking: bool
+    ) -> Request: ...  # send may be recv
+
+    @abstractmethod
+    def _reduce_scatter(
+        self, send: np.ndarray, recv: np.ndarray, counts: Counts, op: str, blocking: bool
+    ) -> Request: ...
+
+    @abstractmethod
+    def _all_to_all(
+        self,
+        send: np.ndarray,
+        recv: np.ndarray,
+        send_counts: Counts,
+        recv_counts: Counts,
+        blocking: bool,
+    ) -> Request: ...
+
+    @abstractmethod
+    def _broadcast(self, array: np.ndarray, root: int, blocking: bool) -> Request: ...
+
+    @abstractmethod
+    def _scatter(
+        self, send: np.ndarray | None, recv: np.ndarray, counts: Counts, root: int, blocking: bool
+    ) -> Request: ...
+
+    @abstractmethod
+    def _gather(
+        self, send: np.ndarray, recv: np.ndarray | None, counts: Counts, root: int, blocking: bool
+    ) -> Request: ...
+
+    @abstractmethod
+    def _send(self, array: np.ndarray, dest: int, tag: int, blocking: bool) -> Request: ...
+
+    @abstractmethod
+    def _recv(self, array: np.ndarray, source: int, tag: int, blocking: bool) -> Request: ...
+
+    @abstractmethod
+    def _all_gather_object(self, obj: Any) -> tuple[list[Any], int]: ...
+
+    @abstractmethod
+    def _broadcast_object(self, obj: Any, root: int) -> tuple[Any, int]: ...
 
 
 def _copied(send: Buffer, recv: Buffer) -> Request:

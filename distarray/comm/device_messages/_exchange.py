@@ -28,16 +28,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain, zip_longest
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from distarray.comm import _backend
 from distarray.comm._requests import DONE, Pending, Request
-from distarray.comm._transport import Transport
 from distarray.comm.cuda import _pinned
 from distarray.comm.failures._waits import waiting
 from distarray.typing import Buffer
+
+if TYPE_CHECKING:
+    from distarray.comm._communicator import Communicator
 
 CHUNK_BYTES: Final = 4 << 20
 """Bytes of a chunk, the same on all ranks; not measured."""
@@ -76,7 +78,7 @@ class Plan(NamedTuple):
 
 
 def exchange_direct(
-    transport: Transport, plan: Plan, tag: int, blocking: bool, *, in_chunks: bool = False
+    communicator: Communicator, plan: Plan, tag: int, blocking: bool, *, in_chunks: bool = False
 ) -> Request:
     """Send and receive messages as they are, as `exchange_staged` does through host memory.
 
@@ -90,7 +92,10 @@ def exchange_direct(
         _backend.namespace_of(buffer).cuda.get_current_stream().synchronize()
         requests = [
             begin(message.buffer[start:stop], peer, tag, False)
-            for begin, going in ((transport._recv, plan.receives), (transport._send, plan.sends))
+            for begin, going in (
+                (communicator._recv, plan.receives),
+                (communicator._send, plan.sends),
+            )
             for message in going
             for start, stop in _cuts(message, in_chunks)
             for peer in message.peers
@@ -130,13 +135,13 @@ def _cuts(message: Message, in_chunks: bool) -> list[tuple[int, int]]:
 # --- through host memory -------------------------------------------------------------------------
 
 
-def exchange_staged(transport: Transport, plan: Plan, tag: int, blocking: bool) -> Request:
+def exchange_staged(communicator: Communicator, plan: Plan, tag: int, blocking: bool) -> Request:
     """Send and receive messages; the request is complete when this rank's are.
 
     Parameters
     ----------
-    transport
-        Between the ranks.
+    communicator
+        Of the ranks.
     plan
         This rank's messages. Buffers on one GPU.
     tag
@@ -147,7 +152,7 @@ def exchange_staged(transport: Transport, plan: Plan, tag: int, blocking: bool) 
     messages = (*plan.sends, *plan.receives)
     if not messages:
         return DONE
-    moving = _Exchange(transport, plan, tag, DEPTH if blocking else None)
+    moving = _Exchange(communicator, plan, tag, DEPTH if blocking else None)
     if blocking:
         with waiting("values on their way between GPUs"):
             moving.wait()
@@ -349,7 +354,9 @@ class _Exchange:
     With ``window`` None all messages are under way when it has been made.
     """
 
-    def __init__(self, transport: Transport, plan: Plan, tag: int, window: int | None) -> None:
+    def __init__(
+        self, communicator: Communicator, plan: Plan, tag: int, window: int | None
+    ) -> None:
         buffer = (*plan.sends, *plan.receives)[0].buffer
         xp = _backend.namespace_of(buffer)
         self._device = buffer.device
@@ -358,10 +365,10 @@ class _Exchange:
         limit = max(len(sends), len(receives)) if window is None else window
 
         def send(host: np.ndarray, peer: int) -> Request:
-            return transport._send(host, peer, tag, False)
+            return communicator._send(host, peer, tag, False)
 
         def receive(host: np.ndarray, peer: int) -> Request:
-            return transport._recv(host, peer, tag, False)
+            return communicator._recv(host, peer, tag, False)
 
         with self._device:
             self._streams = _streams(xp, self._device.id)
