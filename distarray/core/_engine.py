@@ -27,8 +27,9 @@ from distarray.core._float_errors import alike, strict, told
 from distarray.core._meshes import device_of
 from distarray.core._op import Call, Op, State, States
 from distarray.core._operands import lifted_layouts, local_blocks, normalised
+from distarray.core._policy import permit, permit_exchange
 from distarray.core._resolution import resolve
-from distarray.core._spec import Spec
+from distarray.core._spec import Layouts, Spec
 from distarray.errors import ArgumentTypeError
 from distarray.layout import REDUCTIONS, DimMap, Layout, propagate
 from distarray.redistribute import redistribute_local
@@ -65,7 +66,7 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
     step = step_for(op, operands, static)
     blocks = local_blocks(op.name, first, operands)
     if not step.still:
-        blocks = move_all(op.name, blocks, step.moves)
+        blocks = step.move(blocks)
         if step.outside and op.plain is not None:  # numbers that dtypes cannot hold
             stand_ins = [stand_in(getattr(x, "dtype", x)) for x in operands]
             op.plain(op, stand_ins, static)
@@ -98,16 +99,26 @@ def step_for(op: Op, operands: Sequence[Any], static: Any = None) -> Step:
 
 def run_one(op: Op, x: BaseArray, static: Any) -> Any:
     """Return `run(op, (x,), static)` of a distributed array, by the shortest way."""
+    step = step_of(op, x, static)
     block = x._local
-    key = (op, static, x._layout, block.dtype)
+    block = step.run(block) if step.still else step.run(*step.move((block,)))
+    return x._new(block, step.output if op.made is None else step.made(block))
+
+
+def run_once(op: Op, x: BaseArray, static: Any) -> Any:
+    """Return `run_one(op, x, static)`, which nothing remembers: `static` needs no hash."""
+    step = Step(op, (x._layout,), (x._local.dtype,), static)
+    return x._new(step.run(*step.move((x._local,))), step.output)
+
+
+def step_of(op: Op, x: BaseArray, static: Any) -> Step:
+    """Return the step of an operation on one distributed array."""
+    key = (op, static, x._layout, x._local.dtype)
     step = _steps.get(key)
     if step is None:
-        step = Step(op, (x._layout,), (block.dtype,), static)
+        step = Step(op, (x._layout,), (x._local.dtype,), static)
         remember(_steps, key, step)
-    if not step.still:
-        (block,) = move_all(op.name, (block,), step.moves)
-    block = step.run(block)
-    return x._new(block, step.output if op.made is None else step.made(block))
+    return step
 
 
 class Step:
@@ -128,6 +139,8 @@ class Step:
         of the result. Half precision adds up in float32 on all ranks together, and is rounded once.
     outside
         This process is not in the mesh: it has no items and calls no function.
+    sends
+        What the local step itself sends; see `Layouts`.
     still
         Nothing moves and this process is in the mesh.
     run
@@ -144,6 +157,7 @@ class Step:
         "partial",
         "result",
         "run",
+        "sends",
         "sources",
         "spec",
         "still",
@@ -166,9 +180,10 @@ class Step:
         self.moves = tuple(spread)
         mesh: Any = self.partial.mesh
         self.outside: bool = mesh.coordinate is None
-        self.still = not self.outside and not any(moves)
+        self.sends = self.spec.sends if isinstance(self.spec, Layouts) else ()
+        self.still = not self.outside and not any(moves) and not self.sends
         self.output = self.partial
-        combine = None if isinstance(self.spec, DimMap) else self.spec.combine
+        combine = self.spec.combine if isinstance(self.spec, Spec) else None
         if combine is not None and self.total is not None and self.partial.has_partial:
             if combine == "sum" and self.total.char == "e":
                 self.adds = np.dtype(np.float32)
@@ -178,6 +193,12 @@ class Step:
 
     def __str__(self) -> str:
         return f"{self.op.name} of {', '.join(map(str, self.sources))}"
+
+    def move(self, blocks: Sequence[Any]) -> list[Any]:
+        """Return blocks as the local step takes them, after asking the policy about all sending."""
+        for src, dst, planned in self.sends:
+            (permit if planned else permit_exchange)(self.op.name, src, dst, self.call.dtypes[0])
+        return move_all(self.op.name, blocks, self.moves)
 
     def made(self, block: Buffer | None) -> Layout:
         """Return the layout of a result whose lengths the function makes."""
@@ -190,6 +211,10 @@ class Step:
         if isinstance(spec, DimMap):
             required, self.partial = propagate(spec, layouts[0])
             return [None if required is layouts[0] else (layouts[0], required)]
+        if isinstance(spec, Layouts):
+            self.partial = spec.output
+            pairs = zip(layouts, spec.inputs, strict=True)
+            return [None if have is required else (have, required) for have, required in pairs]
         work = None if op.work is None else functools.partial(op.work, spec)
         moves, self.partial = resolve(spec, layouts, work)
         combine = spec.combine if self.partial.has_partial else None
@@ -217,7 +242,7 @@ class Step:
 
             return nothing
         local = op.bind(self)
-        if isinstance(self.spec, DimMap):
+        if not isinstance(self.spec, Spec):
             if self._is_copied_view():
                 return lambda block: _backend.fixed(local(block))
             return local
@@ -251,6 +276,8 @@ class Step:
 
     def _is_copied_view(self) -> bool:
         """Tell whether the result is a copy where NumPy's is a view: it is read-only then."""
+        if isinstance(self.spec, Layouts):
+            return self.spec.copies_view
         return isinstance(self.spec, DimMap) and any(self.moves)
 
     def _exchanging(self, local: Callable[..., State]) -> Callable[..., Buffer]:

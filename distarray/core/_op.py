@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from distarray.core._base import BaseArray
-from distarray.core._spec import Rule, Spec
+from distarray.core._spec import Layouts, Rule, Spec
 from distarray.errors import ArgumentTypeError
 from distarray.layout import DimMap, Layout
 from distarray.typing import Box, Buffer, Shape
@@ -66,7 +66,8 @@ class Op:
         The function of plain blocks, usually NumPy's.
     spec : callable
         `spec(op, call)` gives the axes that operands and result share, as a `Spec` of letters, or,
-        where the result looks at its operand, as a `DimMap`. It checks shapes and arguments.
+        where the result looks at its operand, as a `DimMap`; or `Layouts` that it finds itself. It
+        checks shapes and arguments.
     call : callable, optional
         `call(op, *args, **options)` brings the public arguments to `run(op, operands, static)`. Its
         own signature, without `op`, is the public one unless `describe` gives another. It may raise
@@ -113,7 +114,7 @@ class Op:
 
     name: str
     local: Callable[..., Any]
-    spec: Callable[[Op, Call], Spec | DimMap]
+    spec: Callable[[Op, Call], Spec | DimMap | Layouts]
     call: Callable[..., Any] | None = None
     dtypes: Callable[[Op, Call], tuple[Any, Any]] = _first_dtype
     bind: Callable[[Step], Callable[..., Any]] = _local

@@ -154,6 +154,17 @@ def reduced(name: str, array: Any) -> Any:
     return array._new(move(name, array._local, layout, whole), whole)
 
 
+def cast(name: str, array: Any, dtype: Any) -> Any:
+    """Return `array` with items of another dtype, its Partial mesh axes reduced first."""
+    if array._local.dtype == dtype:
+        return array
+    if array._layout.has_partial:
+        array = reduced(name, array)
+    block, mesh = array._local, array._layout.mesh
+    convert = functools.partial(block.astype, dtype)
+    return array._new(converted(mesh, name, block.dtype, dtype, convert), array._layout)
+
+
 def assign(name: str, out: Any, result: Any, casting: Any = "same_kind") -> None:
     """Copy `result` into `out`, broadcast and redistributed to its layout."""
     layouts = lifted_layouts(name, [out._layout, result._layout])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from distarray.layout import Partial, Placement, Replicate, Shard
+from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.typing import Shape
 
 Letters: TypeAlias = tuple[int | None, ...]
@@ -50,6 +50,23 @@ class Spec:
         """Tell whether a mesh axis may cut `letter`."""
         known = (*self.output, *(self.exchanged or ()))
         return self.combine is not None or letter in known
+
+
+@dataclass(frozen=True, eq=False)
+class Layouts:
+    """The layouts of operands and result, where an operation finds them itself.
+
+    So it is where boundaries follow from arguments or from several arrays, or items change places.
+    """
+
+    inputs: tuple[Layout, ...]
+    """What the operands must have; the engine moves those that have another."""
+    output: Layout
+    sends: tuple[tuple[Layout, Layout, bool], ...] = ()
+    """Layouts before and after whatever the local step sends, and whether that is redistributed;
+    else it is an exchange of items that change places."""
+    copies_view: bool = False
+    """The result is a copy where NumPy's is a view."""
 
 
 def _place(letters: Letters, letter: int) -> Placement:

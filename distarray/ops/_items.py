@@ -18,22 +18,25 @@ from distarray.comm import _backend
 from distarray.core._arguments import plain_buffer
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move
+from distarray.core._engine import run_one, step_of
 from distarray.core._float_errors import converted
 from distarray.core._meshes import replicated
-from distarray.core._operands import beside
-from distarray.core._policy import permit, permit_exchange
+from distarray.core._operands import beside, cast
 from distarray.core._read_only import ITEM, PendingWrite, check_writable
 from distarray.errors import ArgumentError, DeviceError, DTypeError, FloatingError, ShapeError
-from distarray.layout import Layout, Replicate
+from distarray.layout import DimMap, dimmap
 from distarray.layout import box as boxes
-from distarray.ops._blocks import copied, empty_block, separate
-from distarray.ops._relabel import carry
-from distarray.ops._selection import Selection, select
-from distarray.ops._windows import mirror, mirrored, run
+from distarray.ops._selection import Selection, checked_key, flipped, selection
+from distarray.ops._shape import relabelled, shape_function
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer, Shape
 
 _NUMERIC = "biufc"
+
+
+_index = selection("indexing")
+# A value with its axes at the places of those of a selection's view; None: a new axis of length 1.
+_align = shape_function("assignment", lambda shape, axes: relabelled(_placed(shape, axes)))
 
 
 def getitem(x: Any, key: Any) -> Any:
@@ -52,23 +55,13 @@ def getitem(x: Any, key: Any) -> Any:
     IndexingError
         If the key is out of range, too long, or of another kind.
     """
-    found = select(x._layout, key)
-    if not found.still:
-        if found.alone and x._layout.mesh.coordinate is not None:
-            block = copied(x._local[found.key].reshape(found.output.local_shape()))
-        else:
-            block = separate(_moved(x._local, found), x._local)
-        result = x._new(_backend.fixed(block), found.output)
+    step = step_of(_index, x, checked_key(key))
+    found: Any = step.spec
+    block = x._local
+    block = step.run(block) if step.still else step.run(*step.move((block,)))
+    result = x._new(block, found.output)
+    if found.copies_view:
         result._origin = ITEM if found.is_item else (ref(x), found.purpose.text)
-        return result
-    if x._layout.mesh.coordinate is None:
-        block = empty_block(found.output, x._local.dtype)
-    else:
-        block = x._local[found.key]
-    if not found.is_item:
-        return x._new(block, found.output)
-    result = x._new(_backend.fixed(copied(block)), found.output)
-    result._origin = ITEM
     return result
 
 
@@ -79,34 +72,6 @@ def rows(x: Any, keys: Iterable[Any]) -> Iterator[Any]:
         if getattr(row, "_origin", None) is not ITEM:
             row._origin = None
         yield row
-
-
-def _moved(block: Buffer, found: Selection) -> Buffer:
-    """Return the block of a selection that needs an exchange."""
-    inside = found.kept.mesh.coordinate is not None
-    if found.taken:
-        permit("indexing", found.kept, found.cut, block.dtype)
-    if found.flipped:
-        permit_exchange("indexing", found.kept, found.output, block.dtype)
-    if not inside:
-        return empty_block(found.output, block.dtype)
-    block = block[found.key]
-    if found.taken:
-        block = redistribute_local(block, found.kept, found.cut, purpose=found.purpose)
-        taken = [0 if axis in found.taken else slice(None) for axis in range(block.ndim)]
-        block = block[(*taken, ...)]  # an array also where no axis is left
-    if found.flipped:
-        block = reverse(
-            block, mirrored(found.output, axes := found.result_axes(found.flipped)), axes
-        )
-    return block
-
-
-def reverse(block: Buffer, layout: Layout, axes: Sequence[int]) -> Buffer:
-    """Return the block of `mirrored(layout)` with some cut axes reversed across processes."""
-    after = mirrored(layout, axes)
-    exchange = mirror(layout, axes, f"reverse axes {tuple(axes)} of {layout!r}")
-    return run(exchange, block, empty_block(after, block.dtype))
 
 
 def setitem(x: Any, key: Any, value: Any) -> None:
@@ -134,7 +99,7 @@ def setitem(x: Any, key: Any, value: Any) -> None:
     ReadOnlyError
         If the array is read-only.
     """
-    found = select(x._layout, key)
+    found: Any = step_of(_index, x, checked_key(key)).spec
     if isinstance(value, PendingWrite):
         value = value.settle(x, found.purpose.text)
     check_writable("assignment", x)
@@ -210,48 +175,56 @@ def _cast(value: Any, dtype: Any) -> Buffer:
     return item
 
 
-def _fit(shape: Shape, found: Selection) -> Shape:
-    """Return `shape` without superfluous leading ones, checked against the selected shape."""
-    while len(shape) > len(found.shape) and shape[0] == 1:
-        shape = shape[1:]
-    tail = found.shape[len(found.shape) - len(shape) :]
-    if len(shape) > len(found.shape) or any(
-        n not in (1, m) for n, m in zip(shape, tail, strict=True)
+def _axes_of(shape: Shape, found: Selection) -> tuple[int | None, ...]:
+    """Return which axes of a value the last axes of the selection's view are; None: a new one.
+
+    Raises
+    ------
+    ShapeError
+        If the value does not broadcast to the selected shape.
+    """
+    selected = found.output.shape
+    extra = max(len(shape) - len(selected), 0)
+    own = shape[extra:]
+    if any(n != 1 for n in shape[:extra]) or any(
+        n not in (1, m) for n, m in zip(own[::-1], selected[::-1], strict=False)
     ):
         raise ShapeError(
-            f"a value of shape {shape} does not broadcast to the selected shape {found.shape}; "
+            f"a value of shape {shape} does not broadcast to the selected shape {selected}; "
             "sizes must be equal or 1, counted from the last axis"
         )
-    return shape
-
-
-def _widened(shape: Shape, found: Selection) -> tuple[Shape, tuple[int, ...]]:
-    """Return a fitting shape with the taken axes put in, and the new place of every axis."""
     places = [axis for axis in range(found.kept.ndim) if axis not in found.taken]
-    places = places[len(places) - len(shape) :]
+    places = places[len(places) - len(own) :]
     first = places[0] if places else found.kept.ndim
-    wide = [1] * (found.kept.ndim - first)
-    for place, size in zip(places, shape, strict=True):
-        wide[place - first] = size
-    return tuple(wide), tuple(place - first for place in places)
+    return tuple(
+        extra + places.index(place) if place in places else None
+        for place in range(first, found.kept.ndim)
+    )
+
+
+def _placed(shape: Shape, axes: Sequence[int | None]) -> DimMap:
+    return DimMap(
+        shape, tuple(dimmap.Singleton() if a is None else dimmap.InputAxis(a) for a in axes)
+    )
+
+
+def _backwards(found: Selection, shape: Shape) -> tuple[int, ...]:
+    """Return which axes of an aligned value are to be reversed."""
+    shift = found.kept.ndim - len(shape)
+    places = (axis - shift for axis in found.flipped)
+    return tuple(axis for axis in places if axis >= 0 and shape[axis] > 1)
 
 
 def _aligned(array: Buffer, found: Selection) -> Buffer:
     """Return a plain value with one axis per (trailing) axis of the selection's view."""
-    shape = _fit(array.shape, found)
-    wide, _ = _widened(shape, found)
-    array = array.reshape(wide)
-    shift = found.kept.ndim - len(wide)
-    backwards = [
-        slice(None, None, -1) if axis + shift in found.flipped and n > 1 else slice(None)
-        for axis, n in enumerate(wide)
-    ]
-    return array[tuple(backwards)]
+    axes = _axes_of(array.shape, found)
+    array = array.reshape([1 if axis is None else array.shape[axis] for axis in axes])
+    return np.flip(array, _backwards(found, array.shape))
 
 
 def _write_distributed(x: Any, found: Selection, value: Any) -> None:
     fits = value._layout is found.output and value._local.dtype == x._local.dtype
-    if fits and (found.still or found.alone) and value._layout.mesh.coordinate is not None:
+    if fits and found.is_local and value._layout.mesh.coordinate is not None:
         view = x._local[found.key]
         block = value._local.reshape(view.shape)
         if not _same_memory(view, block):
@@ -263,25 +236,14 @@ def _write_distributed(x: Any, found: Selection, value: Any) -> None:
             f"values of {value.dtype} cannot be written into an array of {x._local.dtype}; convert "
             "them with astype first"
         )
-    shape = _fit(value.shape, found)
-    wide, places = _widened(shape, found)
-    shift = found.kept.ndim - len(wide)
-    target = found.value_layout(wide)
-    block, layout = _stripped(value, len(value.shape) - len(shape))
-    axes = dict(enumerate(places))
-    layout = carry(layout, wide, axes)
-    if layout.mesh.coordinate is None:
-        block = empty_block(layout, block.dtype)
-    else:
-        block = block.reshape(layout.local_shape())
-    flips = [axis - shift for axis in found.flipped if axis >= shift and wide[axis - shift] > 1]
+    value = run_one(_align, value, _axes_of(value.shape, found))
+    flips = _backwards(found, value.shape)
     if flips:
-        block, layout = flipped(block, layout, flips)
-    if block.dtype != x._local.dtype and (layout.has_partial or target.has_partial):
-        block, layout = _cast_reduced(block, layout, x._local.dtype)
-    if layout is not target:
-        permit("assignment", layout, target, block.dtype)
-        block = redistribute_local(block, layout, target)
+        value = flipped(value, flips)
+    target = found.value_layout(value.shape)
+    if value._layout.has_partial or target.has_partial:
+        value = cast("assignment", value, x._local.dtype)
+    block = move("assignment", value._local, value._layout, target)
     if target.mesh.coordinate is None:
         return
     if not _same_memory(x._local[found.key], block):
@@ -309,47 +271,3 @@ def _address(block: Buffer) -> int:
     if _backend.is_numpy(block):
         return int(block.__array_interface__["data"][0])
     return int(block.data.ptr)
-
-
-def _stripped(value: Any, count: int) -> tuple[Buffer, Layout]:
-    """Return block and layout of a value without its first `count` axes, which have length 1."""
-    layout, block = value._layout, value._local
-    if not count:
-        return block, layout
-    cut = [m for axis in range(count) for m in layout.sharding_axes(axis)]
-    if cut:
-        placements = [Replicate() if m in cut else p for m, p in enumerate(layout.placements)]
-        boundaries = {a: o for a, o in (layout.boundaries or {}).items() if a >= count}
-        whole = layout.replace(placements=placements, boundaries=boundaries or None)
-        block, layout = move("assignment", block, layout, whole), whole
-    axes = {axis: axis - count for axis in range(count, layout.ndim)}
-    after = carry(layout, layout.shape[count:], axes)
-    if layout.mesh.coordinate is None:
-        return empty_block(after, block.dtype), after
-    return block.reshape(after.local_shape()), after
-
-
-def flipped(block: Buffer, layout: Layout, axes: Sequence[int]) -> tuple[Buffer, Layout]:
-    """Return block and layout with the order of items reversed along some axes."""
-    cut = [axis for axis in axes if layout.sharding_axes(axis)]
-    whole = tuple(
-        slice(None, None, -1) if a in axes and a not in cut else slice(None)
-        for a in range(layout.ndim)
-    )
-    after = mirrored(layout, cut)
-    if cut:
-        permit_exchange("flip", layout, after, block.dtype)
-    if layout.mesh.coordinate is None:
-        return empty_block(after, block.dtype), after
-    block = block[whole] if whole else block
-    return (reverse(block, layout, cut) if cut else block), after
-
-
-def _cast_reduced(block: Buffer, layout: Layout, dtype: Any) -> tuple[Buffer, Layout]:
-    """Return a value cast to `dtype` after its Partial mesh axes are reduced."""
-    whole = layout.without_partial()
-    block = move("assignment", block, layout, whole)
-    source = block
-    return converted(
-        whole.mesh, "assignment", block.dtype, dtype, lambda: source.astype(dtype)
-    ), whole

@@ -6,19 +6,21 @@ default split, and every part is redistributed to where it belongs there: one ex
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend
 from distarray.core._base import BaseArray
-from distarray.core._dispatch import move
+from distarray.core._engine import Step, run, run_once, run_one
 from distarray.core._float_errors import converted
-from distarray.core._operands import checked, lifted_layouts, local_blocks, normalised
-from distarray.core._policy import permit
+from distarray.core._meshes import common_mesh
+from distarray.core._op import Call, Op
+from distarray.core._operands import cast, checked, normalised
 from distarray.core._registry import register
+from distarray.core._spec import Layouts
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import Layout, dimmap
 from distarray.ops._blocks import copied, empty_block
@@ -26,12 +28,45 @@ from distarray.ops._creation import checked_dtype
 from distarray.ops._items import getitem, rows
 from distarray.ops._relabel import carry
 from distarray.ops._reshape import reshaped
-from distarray.ops._selection import select
+from distarray.ops._selection import WHOLE_AXIS, select
 from distarray.ops._shape import expand_dims
-from distarray.redistribute import estimate, redistribute_local
+from distarray.redistribute import estimate
 from distarray.typing import Axes, Buffer, Shape
 
-Part = tuple[Buffer, Layout]
+# --- the family ----------------------------------------------------------------------------------
+
+
+def joining(name: str) -> Op:
+    """Return an operation that joins arrays; `static` is (axis, layout of the result or None)."""
+    return Op(name, np.concatenate, _spec, bind=_bind)
+
+
+def _spec(_: Op, call: Call) -> Layouts:
+    axis, given = call.static
+    shape = joined_shape(call.shapes, axis)
+    if given is not None:
+        return joined(call.layouts, axis, given)
+    return cheapest(call.layouts, axis, shape)
+
+
+def _bind(step: Step) -> Callable[..., Buffer]:
+    (axis, _), output = step.call.static, step.output
+
+    def join(*blocks: Buffer) -> Buffer:
+        out = empty_block(output, blocks[0].dtype)
+        # A part's block lies next to that of the part before it, whether or not the axis is cut.
+        start = 0
+        for block in blocks:
+            stop = start + block.shape[axis]
+            out[(*(slice(None),) * axis, slice(start, stop))] = block
+            start = stop
+        return out
+
+    return join
+
+
+_concat = joining("concat")
+_roll = joining("roll")
 
 
 @register
@@ -66,42 +101,28 @@ def concat(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: Any = None)
     given = normalised("concat", _listed("concat", arrays))
     if not given:
         raise ShapeError("concat got no arrays; pass at least one")
-    first = checked("concat", next((x for x in given if isinstance(x, BaseArray)), given[0]))
+    checked("concat", next((x for x in given if isinstance(x, BaseArray)), given[0]))
     if axis is None:
         given = [reshaped(x, (-1,)) if isinstance(x, BaseArray) else np.ravel(x) for x in given]
         axis = 0
-    shapes = [x.shape if isinstance(x, BaseArray) else np.shape(x) for x in given]
-    (along,) = dimmap.checked_axes(axis, len(shapes[0]))
-    shape = joined_shape(shapes, along)
     if dtype is None:
         dtype = np.result_type(*[getattr(x, "dtype", x) for x in given])
     dtype = checked_dtype(dtype)
-    layouts = lifted_layouts(
-        "concat",
-        [x._layout if isinstance(x, BaseArray) else n for x, n in zip(given, shapes, strict=True)],
+    given = [x if hasattr(x, "ndim") else np.asarray(x) for x in given]
+    shapes = [x.shape for x in given]
+    (along,) = dimmap.checked_axes(axis, len(shapes[0]))
+    joined_shape(shapes, along)  # which must fit before anything is sent
+    mesh = common_mesh("concat", [x._layout.mesh for x in given if isinstance(x, BaseArray)])
+    return run(
+        _concat,
+        [
+            cast("concat", x, dtype)
+            if isinstance(x, BaseArray)
+            else converted(mesh, "concat", x.dtype, dtype, functools.partial(x.astype, dtype))
+            for x in given
+        ],
+        (along, None),
     )
-    blocks = local_blocks(
-        "concat", first, [x if hasattr(x, "ndim") else np.asarray(x) for x in given]
-    )
-    pairs = zip(blocks, layouts, strict=True)
-    parts = [promoted("concat", block, layout, dtype) for block, layout in pairs]
-    output, targets = cheapest([layout for _, layout in parts], along, shape)
-    for (block, layout), target in zip(parts, targets, strict=True):
-        permit("concat", layout, target, block.dtype)
-    moved = [
-        redistribute_local(block, layout, target)
-        for (block, layout), target in zip(parts, targets, strict=True)
-    ]
-    if output.mesh.coordinate is None:
-        return first._new(empty_block(output, moved[0].dtype), output)
-    out = empty_block(output, dtype)
-    # A part's block lies next to that of the part before it, whether or not the axis is cut.
-    start = 0
-    for block in moved:
-        stop = start + block.shape[along]
-        out[(*(slice(None),) * along, slice(start, stop))] = block
-        start = stop
-    return first._new(out, output)
 
 
 def _listed(name: str, arrays: Any) -> list[Any]:
@@ -113,31 +134,27 @@ def _listed(name: str, arrays: Any) -> list[Any]:
         ) from None
 
 
-def cheapest(layouts: Sequence[Layout], axis: int, shape: Shape) -> tuple[Layout, list[Layout]]:
-    """Return the layout of joined arrays, and what each of them must have for it.
-
-    Of the layouts that the arrays have, that for which least has to move.
-    """
+def cheapest(layouts: Sequence[Layout], axis: int, shape: Shape) -> Layouts:
+    """Return the layouts of arrays and of their join: the one of theirs for which least moves."""
     alike = len({layout.placements for layout in layouts}) == 1
     models = dict.fromkeys(layouts if alike else [layout.without_partial() for layout in layouts])
-    best: tuple[float, Layout, list[Layout]] | None = None
-    for model in models:
-        output = resized(model, axis, shape[axis])
-        targets, start = [], 0
-        for layout in layouts:
-            stop = start + layout.shape[axis]
-            key = (*(slice(None),) * axis, slice(start, stop))
-            targets.append(select(output, key).kept)
-            start = stop
-        seconds = sum(
-            estimate(layout, target, 8)
-            for layout, target in zip(layouts, targets, strict=True)
-            if layout is not target
-        )
-        if best is None or seconds < best[0]:
-            best = seconds, output, targets
-    assert best is not None  # there is at least one array
-    return best[1], best[2]
+    ways = [joined(layouts, axis, resized(model, axis, shape[axis])) for model in models]
+    return min(ways, key=lambda way: _seconds(layouts, way.inputs))
+
+
+def joined(layouts: Sequence[Layout], axis: int, output: Layout) -> Layouts:
+    """Return what arrays must be cut like to be joined in a given layout."""
+    inputs, start = [], 0
+    for layout in layouts:
+        part = (start, start + layout.shape[axis], None)
+        inputs.append(select(output, (*(WHOLE_AXIS,) * axis, part)).kept)
+        start = part[1]
+    return Layouts(tuple(inputs), output)
+
+
+def _seconds(layouts: Sequence[Layout], targets: Sequence[Layout]) -> float:
+    pairs = zip(layouts, targets, strict=True)
+    return sum(estimate(layout, target, 8) for layout, target in pairs if layout is not target)
 
 
 def joined_shape(shapes: Sequence[Shape], axis: int) -> Shape:
@@ -165,17 +182,6 @@ def resized(layout: Layout, axis: int, size: int) -> Layout:
     shape = (*layout.shape[:axis], size, *layout.shape[axis + 1 :])
     boundaries = {a: o for a, o in (layout.boundaries or {}).items() if a != axis}
     return layout.replace(shape=shape, boundaries=boundaries or None)
-
-
-def promoted(name: str, block: Buffer, layout: Layout, dtype: Any) -> Part:
-    """Return an array cast to `dtype`, reduced first."""
-    if block.dtype == dtype:
-        return block, layout
-    if layout.has_partial:
-        whole = layout.without_partial()
-        block, layout = move(name, block, layout, whole), whole
-    mesh = layout.mesh
-    return converted(mesh, name, block.dtype, dtype, lambda: block.astype(dtype)), layout
 
 
 @register
@@ -259,25 +265,10 @@ def roll(x: Any, /, shift: int | Sequence[int], axis: Axes = None) -> Any:
 
 
 def _rolled(x: Any, shift: int, axis: int) -> Any:
-    layout, size = x._layout, x.shape[axis]
-    shift = shift % size if size else 0
-    if not layout.sharding_axes(axis):
-        if layout.mesh.coordinate is None:
-            return x._new(empty_block(layout, x._local.dtype), layout)
-        return x._new(_backend.namespace_of(x._local).roll(x._local, shift, axis), layout)
-    before = (slice(None),) * axis
-    parts = [
-        getitem(x, (*before, part)) for part in (slice(size - shift, size), slice(size - shift))
-    ]
-    keys = [(*before, slice(shift)), (*before, slice(shift, size))]
-    targets = [select(layout, key) for key in keys]
-    for part, target in zip(parts, targets, strict=True):
-        permit("roll", part._layout, target.kept, x.dtype)
-    out = empty_block(layout, x.dtype)
-    for part, target in zip(parts, targets, strict=True):
-        if layout.mesh.coordinate is not None:
-            out[target.key] = redistribute_local(part._local, part._layout, target.kept)
-    return x._new(out, layout)
+    size, before = x.shape[axis], (slice(None),) * axis
+    split = size - shift % size if size else 0
+    parts = [getitem(x, (*before, part)) for part in (slice(split, None), slice(split))]
+    return run(_roll, parts, (axis, x._layout))
 
 
 @register
@@ -318,18 +309,32 @@ def repeat(x: Any, /, repeats: Any, axis: int | None = None) -> Any:
         )
     if (counts < 0).any():
         raise ArgumentError(f"repeat got repeats={repeats!r}; numbers must be 0 or more")
-    counts = np.broadcast_to(counts.reshape(-1), (size,))
+    if counts.size == 1:
+        return run_one(_repeat, x, (along, int(counts.reshape(-1)[0])))
+    return run_once(_repeat, x, (along, counts))
+
+
+def _repeat_spec(_: Op, call: Call) -> Layouts:
+    axis, counts = call.static
+    (layout,) = call.layouts
+    counts = np.broadcast_to(counts, layout.shape[axis])
     ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-    shape = (*layout.shape[:along], int(ends[-1]), *layout.shape[along + 1 :])
+    shape = (*layout.shape[:axis], int(ends[-1]), *layout.shape[axis + 1 :])
     offsets = None
-    if layout.sharding_axes(along):
-        offsets = {along: tuple(ends[list(layout.partition(along).offsets)].tolist())}
-    after = carry(layout, shape, {a: a for a in range(layout.ndim)}, offsets)
-    box = layout.local_box()
-    if box is None:
-        return x._new(empty_block(after, x._local.dtype), after)
-    own = counts[box[along][0] : box[along][1]]
-    return x._new(_backend.namespace_of(x._local).repeat(x._local, own, along), after)
+    if layout.sharding_axes(axis):
+        offsets = {axis: tuple(ends[list(layout.partition(axis).offsets)].tolist())}
+    return Layouts((layout,), carry(layout, shape, {a: a for a in range(layout.ndim)}, offsets))
+
+
+def _repeat_bind(step: Step) -> Callable[[Buffer], Buffer]:
+    axis, counts = step.call.static
+    box = step.sources[0].local_box()
+    assert box is not None  # only processes of the mesh have blocks
+    own = counts if isinstance(counts, int) else counts[slice(*box[axis])]
+    return lambda block: np.repeat(block, own, axis)
+
+
+_repeat = Op("repeat", np.repeat, _repeat_spec, bind=_repeat_bind)
 
 
 @register

@@ -8,45 +8,38 @@ blocks end. Otherwise blocks must be cut anew, and no process ever holds much mo
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from distarray.comm import _backend
-from distarray.core._cache import cache, remember
+from distarray.core._engine import Step, run_one, step_of
+from distarray.core._op import Call, Op
 from distarray.core._operands import checked
-from distarray.core._policy import permit, permit_exchange
 from distarray.core._registry import register
+from distarray.core._spec import Layouts
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, dimmap
 from distarray.ops._blocks import empty_block, separate
 from distarray.ops._relabel import transposed
-from distarray.ops._routes import route
-from distarray.typing import Buffer, Shape
-
-_programs: dict[Any, Program] = cache()
+from distarray.ops._routes import Route, route
+from distarray.typing import Buffer
 
 
-class Program:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Program(Layouts):
     """How arrays of one layout become arrays of one shape on this process."""
 
-    __slots__ = ("hidden", "inside", "joined", "moves", "output", "steps", "varied")
-
-    def __init__(self, layout: Layout, shape: Shape) -> None:
-        found = route(layout, shape)
-        self.moves = found.moves
-        groups = dimmap.reshape(layout.shape, shape).groups if layout.size else ()
-        self.joined = [pair for group in groups for pair in pairwise(group.inputs)]
-        """Axes that become one with the next."""
-        self.varied = bool(self.joined) and not found.moves and _are_unalike(layout)
-        """The blocks of some processes might be views where those of others must be copies."""
-        local = layout.local_shape()
-        self.hidden = [axis for axis, size in enumerate(layout.shape) if local[axis] < 2 <= size]
-        """Axes of which no block has two items."""
-        self.output = found.reached
-        self.inside = layout.mesh.coordinate is not None
-        # In place, one relabelling does.
-        self.steps = found.bind() if self.inside and found.moves else []
+    route: Route
+    joined: list[tuple[int, int]]
+    """Axes that become one with the next."""
+    varied: bool
+    """The blocks of some processes might be views where those of others must be copies."""
+    hidden: list[int]
+    """Axes of which no block has two items."""
 
     def fits(self, block: Buffer) -> bool:
         """Tell whether blocks can be seen in the new shape: whether NumPy's result is a view, too.
@@ -73,16 +66,41 @@ class Program:
                 return True
         return False
 
-    def run(self, block: Buffer) -> Buffer:
-        """Return the new block."""
-        for src, dst, planned in self.moves:
-            (permit if planned else permit_exchange)("reshape", src, dst, block.dtype)
-        shape = self.output.local_shape()
-        if not self.inside:
-            return empty_block(self.output, block.dtype)
-        for step in self.steps:
-            block = step(block)
+
+def _program(_: Op, call: Call) -> Program:
+    (layout,) = call.layouts
+    shape = dimmap.reshape(layout.shape, call.static).out_shape
+    found = route(layout, shape)
+    groups = dimmap.reshape(layout.shape, shape).groups if layout.size else ()
+    joined = [pair for group in groups for pair in pairwise(group.inputs)]
+    local = layout.local_shape()
+    return Program(
+        (layout,),
+        found.reached,
+        tuple(found.moves),
+        route=found,
+        joined=joined,
+        varied=bool(joined) and not found.moves and _are_unalike(layout),
+        hidden=[axis for axis, size in enumerate(layout.shape) if local[axis] < 2 <= size],
+    )
+
+
+def _bind(step: Step) -> Callable[[Buffer], Buffer]:
+    program: Any = step.spec
+    shape = program.output.local_shape()
+    if not program.sends:  # in place, one relabelling does
+        return lambda block: block.reshape(shape)
+    steps = program.route.bind()
+
+    def routed(block: Buffer) -> Buffer:
+        for one in steps:
+            block = one(block)
         return block.reshape(shape)
+
+    return routed
+
+
+_reshape = Op("reshape", np.reshape, _program, bind=_bind)
 
 
 @register
@@ -122,8 +140,9 @@ def reshape(
     if order == "F":
         return _column_major(x, shape, copy)
     asked = _asked(shape)
-    program = _program(x._layout, asked)
-    if copy is False and program.moves:
+    step = step_of(_reshape, x, asked)
+    program: Any = step.spec
+    if copy is False and program.sends:
         raise ArgumentError(
             f"reshape of {x._layout} to {asked} with copy=False: items must move to other "
             "processes; leave copy out, or redistribute first"
@@ -134,13 +153,13 @@ def reshape(
             "than two items along an axis, so that blocks may not all share memory; leave copy "
             "out"
         )
-    block = program.run(x._local)
+    block = step.run(x._local) if step.still else step.run(*step.move((x._local,)))
     if copy is False and not _shares(x._local, block):
         raise ArgumentError(
             f"reshape of {x._layout} to {asked} with copy=False needs a copy of the block, "
             f"whose strides are {x._local.strides}; leave copy out"
         )
-    if copy is None and (program.moves or program.varied or program.is_unclear(x._local)):
+    if copy is None and (program.sends or program.varied or program.is_unclear(x._local)):
         block = _backend.fixed(separate(block, x._local))
     elif copy or (copy is None and not program.fits(x._local)):
         block = separate(block, x._local)
@@ -149,17 +168,7 @@ def reshape(
 
 def reshaped(x: Any, shape: Sequence[int]) -> Any:
     """Return the same items under another shape, in memory that may be that of `x` or not."""
-    program = _program(x._layout, _asked(shape))
-    return x._new(program.run(x._local), program.output)
-
-
-def _program(layout: Layout, asked: tuple[int, ...]) -> Program:
-    key = (layout, asked)
-    program = _programs.get(key)
-    if program is None:
-        program = Program(layout, dimmap.reshape(layout.shape, asked).out_shape)
-        remember(_programs, key, program)
-    return program
+    return run_one(_reshape, x, _asked(shape))
 
 
 def _are_unalike(layout: Layout) -> bool:

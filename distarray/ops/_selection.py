@@ -1,4 +1,4 @@
-"""What a basic index selects: which part of each block, and the layout it has there.
+"""Selections: which part of each block a basic index takes, and the layout it has there.
 
 Slices never move items: each process keeps those of its block that are selected, and the result
 has the explicit `boundaries` that this gives. Two things do need an exchange: an integer on a cut
@@ -9,7 +9,8 @@ order of the blocks.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,12 +18,16 @@ import numpy as np
 
 from distarray.comm import Purpose
 from distarray.core._base import BaseArray
-from distarray.core._cache import cache, remember
+from distarray.core._engine import Step, run_one
+from distarray.core._op import Op
+from distarray.core._spec import Layouts
 from distarray.errors import IndexingError
-from distarray.layout import Layout, Replicate, Shard
-from distarray.ops._relabel import carry
-from distarray.ops._windows import mirrored
-from distarray.typing import Shape
+from distarray.layout import Layout, Shard
+from distarray.ops._blocks import copied, empty_block, separate
+from distarray.ops._relabel import carry, whole_along
+from distarray.ops._windows import mirror, mirrored, run
+from distarray.redistribute import redistribute_local
+from distarray.typing import Buffer, Shape
 
 SPREAD_ITEMS = 8 * 1024 * 1024
 """A selected item of a cut axis with more items than this is cut along another axis instead of
@@ -40,96 +45,41 @@ class Steps(NamedTuple):
 Item: TypeAlias = "int | Steps | None"
 """What becomes of an axis: one item, some items, or (None) a new axis."""
 
-_selections: dict[Any, Selection] = cache()
+Key: TypeAlias = tuple[Any, ...]
+"""Integers, slices as tuples of three, `...` and None."""
+
+WHOLE_AXIS, REVERSED_AXIS = (None, None, None), (None, None, -1)
+"""Slices, as entries of a `Key`."""
 
 
-class Selection:
-    """The outcome of applying one basic index to arrays of one layout on this process."""
+# --- the family ----------------------------------------------------------------------------------
 
-    __slots__ = (
-        "_values",
-        "alone",
-        "cut",
-        "flipped",
-        "is_item",
-        "kept",
-        "key",
-        "output",
-        "purpose",
-        "shape",
-        "still",
-        "taken",
-    )
 
-    def __init__(self, layout: Layout, key: Any) -> None:
-        items = expand(key, layout.shape)
-        box = layout.local_box()
-        self.key: tuple[Any, ...] = ()
-        """Applied to the local block, gives a view with the layout `kept`."""
-        self.taken: tuple[int, ...] = ()
-        """Axes of `kept`, of length 1, that an integer on a cut axis leaves."""
-        self.flipped: tuple[int, ...] = ()
-        """Axes of `kept` that have yet to be reversed across processes."""
-        self._keep(layout, items, box)
-        self.cut = _whole_along(self.kept, self.taken) if self.taken else self.kept
-        """Layout of the view once the taken axes are no longer cut."""
-        result = _without(self.cut, self.taken)
-        self.output = result
-        if self.flipped:
-            self.output = mirrored(result, self.result_axes(self.flipped))
-        self.shape = self.output.shape
-        self.still = not self.taken and not self.flipped
-        """The view itself is the result."""
-        self.alone = not self.flipped and _ways(self.kept, self.taken) == 1
-        """No other process has items of the taken axes: there is nothing to send, or to tell."""
-        given = key if isinstance(key, tuple) else (key,)
-        self.is_item = not self.shape and all(part is not Ellipsis for part in given)
-        """Integers alone: a number in NumPy, and no view."""
-        self.purpose = Purpose.of(f"x[{', '.join(map(_told, items))}]")
-        """What ranks must agree on: other items of one block leave layouts that are the same."""
-        self._values: dict[Shape, Layout] = {}
+def selection(name: str) -> Op:
+    """Return an operation that selects items by a `Key`, its static argument."""
+    return Op(name, select, lambda _, call: select(call.layouts[0], call.static), bind=_bind)
 
-    def _keep(self, layout: Layout, items: Sequence[Item], box: Any) -> None:
-        key: list[Any] = []
-        shape: list[int] = []
-        axes: dict[int, int] = {}
-        offsets: dict[int, tuple[int, ...]] = {}
-        axis = -1
-        for item in items:
-            if item is None:
-                key.append(None)
-                shape.append(1)
-                continue
-            axis += 1
-            size = layout.shape[axis]
-            cut = bool(layout.sharding_axes(axis))
-            if not cut and type(item) is int:
-                key.append(item)
-                continue
-            if type(item) is int:
-                self.taken = (*self.taken, len(shape))
-                item = Steps(item, 1, 1)
-            assert type(item) is Steps
-            axes[axis] = len(shape)
-            if item == (0, 1, size):
-                key.append(slice(None))
-            elif not cut:
-                key.append(as_slice(item))
-            else:
-                if item.step < 0:
-                    self.flipped = (*self.flipped, len(shape))
-                    item = Steps(
-                        item.start + (item.number - 1) * item.step, -item.step, item.number
-                    )
-                offsets[len(shape)] = tuple(
-                    _before(item, bound) for bound in layout.partition(axis).offsets
-                )
-                key.append(slice(0, 0) if box is None else _local(item, *box[axis]))
-            shape.append(item.number)
-        if not shape:
-            key.append(Ellipsis)  # so that the block is an array, not a scalar
-        self.key = tuple(key)
-        self.kept = carry(layout, tuple(shape), axes, offsets)
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Selection(Layouts):
+    """The outcome of applying one key to arrays of one layout on this process."""
+
+    key: tuple[Any, ...]
+    """Applied to the local block, gives a view with the layout `kept`."""
+    kept: Layout
+    taken: tuple[int, ...]
+    """Axes of `kept`, of length 1, that an integer on a cut axis leaves."""
+    flipped: tuple[int, ...]
+    """Axes of `kept` that have yet to be reversed across processes."""
+    cut: Layout
+    """Layout of the view once the taken axes are no longer cut."""
+    is_item: bool
+    """Integers alone: a number in NumPy, and no view."""
+    is_local: bool
+    """Nothing is sent: no other process has items of the taken axes."""
+    purpose: Purpose
+    """What ranks must agree on: other items of one block leave layouts that are the same."""
+    _values: dict[Shape, Layout] = field(default_factory=dict)
 
     def value_layout(self, shape: Shape) -> Layout:
         """Return the layout of a value whose blocks broadcast to those of the view.
@@ -144,26 +94,129 @@ class Selection:
             self._values[shape] = found
         return found
 
-    def result_axes(self, axes: Sequence[int]) -> tuple[int, ...]:
-        """Return the axes of the result that some axes of `kept` become."""
-        return tuple(axis - sum(t < axis for t in self.taken) for axis in axes)
 
-
-def select(layout: Layout, key: Any) -> Selection:
-    """Return what `key` selects from arrays of `layout`, remembered for the next time.
+def select(layout: Layout, entries: Key) -> Selection:
+    """Return what a key selects from arrays of a layout.
 
     Raises
     ------
     IndexingError
-        If the key is out of range, too long, or not made of integers, slices, `...` and None.
+        If it is out of range or too long.
     """
-    entries = key if type(key) is tuple else (key,)
-    signature = (layout, tuple([_atom(entry) for entry in entries]))
-    found = _selections.get(signature)
-    if found is None:
-        found = Selection(layout, key)
-        remember(_selections, signature, found)
-    return found
+    items = expand(entries, layout.shape)
+    box = layout.local_box()
+    key: list[Any] = []
+    shape: list[int] = []
+    axes: dict[int, int] = {}
+    offsets: dict[int, tuple[int, ...]] = {}
+    taken: list[int] = []
+    flipped: list[int] = []
+    axis = -1
+    for item in items:
+        if item is None:
+            key.append(None)
+            shape.append(1)
+            continue
+        axis += 1
+        cut = bool(layout.sharding_axes(axis))
+        if type(item) is int:
+            if not cut:
+                key.append(item)
+                continue
+            taken.append(len(shape))
+            item = Steps(item, 1, 1)
+        assert type(item) is Steps
+        axes[axis] = len(shape)
+        if item == (0, 1, layout.shape[axis]):
+            key.append(slice(None))
+        elif not cut:
+            key.append(as_slice(item))
+        else:
+            if item.step < 0:
+                flipped.append(len(shape))
+                item = Steps(item.start + (item.number - 1) * item.step, -item.step, item.number)
+            offsets[len(shape)] = tuple(
+                _before(item, bound) for bound in layout.partition(axis).offsets
+            )
+            key.append(slice(0, 0) if box is None else _local(item, *box[axis]))
+        shape.append(item.number)
+    if not shape:
+        key.append(Ellipsis)  # so that the block is an array, not a scalar
+    kept = carry(layout, tuple(shape), axes, offsets)
+    freed = _free(kept, taken)
+    before = _without(freed, taken)
+    output = mirrored(before, _after(flipped, taken))
+    is_item = not output.shape and Ellipsis not in entries
+    is_local = not flipped and _ways(kept, taken) == 1
+    sends = []
+    if taken and not is_local:
+        sends.append((kept, freed, True))
+    if flipped:
+        sends.append((kept, output, False))
+    return Selection(
+        (layout,),
+        output,
+        tuple(sends),
+        bool(taken or flipped or is_item),
+        key=tuple(key),
+        kept=kept,
+        taken=tuple(taken),
+        flipped=tuple(flipped),
+        cut=freed,
+        is_item=is_item,
+        is_local=is_local,
+        purpose=Purpose.of(f"x[{', '.join(map(_told, items))}]"),
+    )
+
+
+def _bind(step: Step) -> Callable[[Buffer], Buffer]:
+    """Return the function that takes the selected items of this process's block."""
+    found: Any = step.spec
+    key, output = found.key, found.output
+    shape = output.local_shape()
+    if not found.copies_view:
+        return lambda block: block[key]
+    if found.is_local:
+        return lambda block: copied(block[key].reshape(shape))
+    axes = _after(found.flipped, found.taken)
+    before = mirrored(output, axes)
+    shape, exchange = before.local_shape(), None
+    if axes:
+        exchange = mirror(before, axes, f"reverse axes {axes} of {before!r}")
+
+    def moved(source: Buffer) -> Buffer:
+        block = source[key]
+        if found.taken:
+            block = redistribute_local(block, found.kept, found.cut, purpose=found.purpose)
+            block = block.reshape(shape)
+        if exchange is not None:
+            block = run(exchange, block, empty_block(output, block.dtype))
+        return separate(block, source)
+
+    return moved
+
+
+_flip = selection("flip")
+
+
+def flipped(x: Any, axes: Collection[int]) -> Any:
+    """Return an array with the order of its items reversed along some axes."""
+    key = [REVERSED_AXIS if axis in axes else WHOLE_AXIS for axis in range(x.ndim)]
+    return run_one(_flip, x, (*key, Ellipsis))
+
+
+# --- keys ----------------------------------------------------------------------------------------
+
+
+def checked_key(key: Any) -> Key:
+    """Return a key such that what means the same is equal.
+
+    Raises
+    ------
+    IndexingError
+        If it is not made of integers, slices, `...` and None.
+    """
+    return tuple([_entry(entry) for entry in (key if type(key) is tuple else (key,))])
 
 
 def _told(item: Item) -> str:
@@ -174,8 +227,7 @@ def _told(item: Item) -> str:
     return str(item)
 
 
-def _atom(key: Any) -> Any:
-    """Return a hashable for one entry of a key, equal for entries that mean the same."""
+def _entry(key: Any) -> Any:
     kind = type(key)
     if kind is int or key is None or key is Ellipsis:
         return key
@@ -219,7 +271,7 @@ def _integer(key: Any) -> int:
     )
 
 
-def expand(key: Any, shape: Shape) -> list[Item]:
+def expand(key: Key, shape: Shape) -> list[Item]:
     """Return what becomes of every axis, in order, new axes included.
 
     Raises
@@ -227,21 +279,18 @@ def expand(key: Any, shape: Shape) -> list[Item]:
     IndexingError
         If there are too many indices, more than one `...`, or an integer out of range.
     """
-    entries = list(key) if type(key) is tuple else [key]
-    dots = [i for i, entry in enumerate(entries) if entry is Ellipsis]
-    if len(dots) > 1:
-        raise IndexingError(f"the index {_shown(key)} has {len(dots)} ellipses; use one at most")
-    used = sum(entry is not None and entry is not Ellipsis for entry in entries)
+    entries = list(key)
+    dots = entries.count(Ellipsis)
+    if dots > 1:
+        raise IndexingError(f"the index {_shown(key)} has {dots} ellipses; use one at most")
+    used = len(entries) - dots - entries.count(None)
     if used > len(shape):
         raise IndexingError(
             f"the index {_shown(key)} is for {used} axes, but the array has {len(shape)}, shape "
             f"{shape}"
         )
-    rest = [slice(None)] * (len(shape) - used)
-    if dots:
-        entries[dots[0] : dots[0] + 1] = rest
-    else:
-        entries += rest
+    place = entries.index(Ellipsis) if dots else len(entries)
+    entries[place : place + 1] = [WHOLE_AXIS] * (len(shape) - used)
     items: list[Item] = []
     axis = 0
     for entry in entries:
@@ -254,27 +303,25 @@ def expand(key: Any, shape: Shape) -> list[Item]:
 
 
 def _item(entry: Any, axis: int, size: int) -> Item:
-    if type(entry) is not slice:
-        index = _integer(entry)
-        if not -size <= index < size:
+    if type(entry) is int:
+        if not -size <= entry < size:
             raise IndexingError(
-                f"index {index} is out of range for axis {axis} of length {size}; it must be from "
+                f"index {entry} is out of range for axis {axis} of length {size}; it must be from "
                 f"{-size} to {size - 1}"
             )
-        return index % size
-    atom = _atom(entry)
-    if atom[2] == 0:
+        return entry % size
+    if entry[2] == 0:
         raise IndexingError(f"a slice of axis {axis} has step 0; steps are positive or negative")
-    chosen = range(*slice(*atom).indices(size))
+    chosen = range(*slice(*entry).indices(size))
     count = len(chosen)
     if count <= 1:  # where nothing is skipped or reversed, the step says nothing
         return Steps(chosen.start if count else 0, 1, count)
     return Steps(chosen.start, chosen.step, count)
 
 
-def _shown(key: Any) -> str:
-    entries = key if type(key) is tuple else (key,)
-    return "[" + ", ".join("..." if entry is Ellipsis else repr(entry) for entry in entries) + "]"
+def _shown(key: Key) -> str:
+    shown = [slice(*x) if type(x) is tuple else "..." if x is Ellipsis else x for x in key]
+    return f"[{', '.join(map(str, shown))}]"
 
 
 def as_slice(item: Steps) -> slice:
@@ -297,27 +344,24 @@ def _local(item: Steps, start: int, stop: int) -> slice:
     return slice(begin, begin + (last - first - 1) * item.step + 1, item.step)
 
 
-def _whole_along(layout: Layout, taken: Sequence[int]) -> Layout:
+def _free(layout: Layout, taken: Sequence[int]) -> Layout:
     """Return the layout in which the taken axes, of length 1, are not cut.
 
     The mesh axes that cut them replicate the rest; where that is large they cut its longest axis
     instead.
     """
-    freed = [m for axis in taken for m in layout.sharding_axes(axis)]
-    placements = list(layout.placements)
-    for mesh_axis in freed:
-        placements[mesh_axis] = Replicate()
-    boundaries = {a: o for a, o in (layout.boundaries or {}).items() if a not in taken}
-    if layout.size > SPREAD_ITEMS:
-        whole = [axis for axis in range(layout.ndim) if not layout.sharding_axes(axis)]
-        longest = max(whole, key=lambda axis: layout.shape[axis], default=None)
-        ways = 1
-        for mesh_axis in freed:
-            ways *= layout.mesh.shape[mesh_axis]
-        if longest is not None and layout.shape[longest] >= ways:
-            for mesh_axis in freed:
-                placements[mesh_axis] = Shard(longest)
-    return layout.replace(placements=placements, boundaries=boundaries or None)
+    free = whole_along(layout, taken)
+    uncut = [axis for axis in range(layout.ndim) if not layout.sharding_axes(axis)]
+    longest = max(uncut, key=lambda axis: layout.shape[axis], default=None)
+    if layout.size <= SPREAD_ITEMS or longest is None:
+        return free
+    if layout.shape[longest] < _ways(layout, taken):
+        return free
+    placements = list(free.placements)
+    for axis in taken:
+        for mesh_axis in layout.sharding_axes(axis):
+            placements[mesh_axis] = Shard(longest)
+    return free.replace(placements=placements)
 
 
 def _ways(layout: Layout, axes: Sequence[int]) -> int:
@@ -327,8 +371,11 @@ def _ways(layout: Layout, axes: Sequence[int]) -> int:
 
 def _without(layout: Layout, taken: Sequence[int]) -> Layout:
     """Return the layout without some axes of length 1."""
-    if not taken:
-        return layout
     left = [axis for axis in range(layout.ndim) if axis not in taken]
     axes = {axis: i for i, axis in enumerate(left)}
     return carry(layout, tuple(layout.shape[axis] for axis in left), axes)
+
+
+def _after(axes: Sequence[int], taken: Sequence[int]) -> tuple[int, ...]:
+    """Return what some axes are called once the taken ones are gone."""
+    return tuple(axis - sum(t < axis for t in taken) for axis in axes)

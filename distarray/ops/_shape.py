@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core._dispatch import move
-from distarray.core._engine import run_one
-from distarray.core._op import Op
+from distarray.core._engine import Step, run_one
+from distarray.core._op import Call, Op
 from distarray.core._operands import checked
 from distarray.core._registry import register
+from distarray.core._spec import Layouts
 from distarray.errors import ArgumentTypeError, AxisError, ShapeError
 from distarray.layout import DimMap, Layout, dimmap
-from distarray.ops._blocks import copied, empty_block
+from distarray.ops._blocks import copied
 from distarray.ops._creation import checked_shape
-from distarray.ops._items import flipped
 from distarray.ops._reshape import reshape
+from distarray.ops._selection import flipped
 from distarray.typing import Axes, Buffer, Shape
 
 Local = Callable[[Buffer], Buffer]
@@ -150,7 +150,7 @@ def moveaxis(x: Any, /, source: Axes, destination: Axes) -> Any:
 # --- axes of length 1 ----------------------------------------------------------------------------
 
 
-def _relabelled(change: DimMap) -> tuple[DimMap, Any]:
+def relabelled(change: DimMap) -> tuple[DimMap, Any]:
     def local(layout: Layout) -> Local:
         shape = layout.local_shape()
         return lambda block: block.reshape(shape)
@@ -158,9 +158,9 @@ def _relabelled(change: DimMap) -> tuple[DimMap, Any]:
     return change, local
 
 
-_squeeze = shape_function("squeeze", lambda shape, axes: _relabelled(dimmap.squeeze(shape, axes)))
+_squeeze = shape_function("squeeze", lambda shape, axes: relabelled(dimmap.squeeze(shape, axes)))
 _expand_dims = shape_function(
-    "expand_dims", lambda shape, axes: _relabelled(dimmap.expand_dims(shape, axes))
+    "expand_dims", lambda shape, axes: relabelled(dimmap.expand_dims(shape, axes))
 )
 
 
@@ -273,25 +273,23 @@ def flip(x: Any, /, axis: Axes = None) -> Any:
     """
     layout = checked("flip", x)._layout
     axes = range(layout.ndim) if axis is None else dimmap.checked_axes(axis, layout.ndim)
-    block, after = flipped(x._local, layout, axes)
-    cut = any(layout.sharding_axes(axis) for axis in axes)
-    return x._new(_backend.fixed(block) if cut else block, after)
+    return flipped(x, axes)
 
 
 @register
 def tril(x: Any, /, k: int = 0) -> Any:
     """Return the last two axes' items on and below diagonal `k`, zeros elsewhere."""
-    return _triangle("tril", x, k, True)
+    return _triangle(_lower, x, k)
 
 
 @register
 def triu(x: Any, /, k: int = 0) -> Any:
     """Return the last two axes' items on and above diagonal `k`, zeros elsewhere."""
-    return _triangle("triu", x, k, False)
+    return _triangle(_upper, x, k)
 
 
-def _triangle(name: str, x: Any, k: int, lower: bool) -> Any:
-    layout = checked(name, x)._layout
+def _triangle(op: Op, x: Any, k: int) -> Any:
+    name, layout = op.name, checked(op.name, x)._layout
     if layout.ndim < 2:
         raise AxisError(f"{name} got an array of shape {layout.shape}; it needs at least two axes")
     rows, columns = layout.shape[-2:]
@@ -299,14 +297,28 @@ def _triangle(name: str, x: Any, k: int, lower: bool) -> Any:
         diagonal = min(max(operator.index(k), -rows), columns)
     except TypeError:
         raise ArgumentTypeError(f"{name} got k={k!r}; a diagonal is an integer") from None
-    whole = whole_reduced(layout)
-    block = move(name, x._local, layout, whole)
-    box = whole.local_box()
-    if box is None:
-        return x._new(empty_block(whole, block.dtype), whole)
-    shift = diagonal + box[-2][0] - box[-1][0]
-    local = np.tril(block, shift) if lower else np.triu(block, shift)
-    return x._new(local if local is not block else copied(block), whole)
+    return run_one(op, x, diagonal)
+
+
+def _triangle_spec(_: Op, call: Call) -> Layouts:
+    whole = whole_reduced(call.layouts[0])
+    return Layouts((whole,), whole)
+
+
+def _triangle_bind(step: Step) -> Callable[[Buffer], Buffer]:
+    box = step.output.local_box()
+    assert box is not None  # only processes of the mesh have blocks
+    local, shift = step.op.local, step.call.static + box[-2][0] - box[-1][0]
+
+    def triangle(block: Buffer) -> Buffer:
+        kept = local(block, shift)
+        return copied(block) if kept is block else kept
+
+    return triangle
+
+
+_lower = Op("tril", np.tril, _triangle_spec, bind=_triangle_bind)
+_upper = Op("triu", np.triu, _triangle_spec, bind=_triangle_bind)
 
 
 def whole_reduced(layout: Layout) -> Layout:
