@@ -285,12 +285,7 @@ class LoadPlan:
     # --- what was stored -------------------------------------------------------------------------
 
     def _array(self, node: Node) -> Entry:
-        try:
-            return self.manifest.arrays[node["array"]]
-        except (KeyError, TypeError):
-            raise CheckpointError(
-                f"{self.manifest.path} has no array {node['array']!r}, which its tree names"
-            ) from None
+        return self.manifest.arrays[node["array"]]
 
     def _make(self, node: Node, name: str) -> Finish:
         if is_array(node):

@@ -14,7 +14,7 @@ from distarray.checkpoint._adapters import Placing
 from distarray.checkpoint._agreement import agree_on_options, check_flags, check_path, compare
 from distarray.checkpoint._fill import fill
 from distarray.checkpoint._load_plan import LoadPlan
-from distarray.checkpoint._manifest import Entry, Manifest, bare_manifest
+from distarray.checkpoint._manifest import Entry, Manifest, bare_manifest, chunk_row
 from distarray.checkpoint._safetensors import Item, read_header
 from distarray.comm import Communicator, DeviceMesh, as_communicator
 from distarray.errors import ArgumentError, CheckpointError
@@ -198,14 +198,13 @@ def _manifest(
                 continue
             if name in arrays:
                 raise ArgumentError(f"names= makes two tensors of {path} {name!r}; rename one")
-            box = boxes.whole(item.shape)
-            row = [number, item.start, [a for a, _ in box], [b for _, b in box], ""]
+            row = chunk_row(number, item.start, boxes.whole(item.shape), "")
             arrays[name] = {
                 "dtype": item.spec,
                 "shape": list(item.shape),
                 "chunks": [row] if prod(item.shape) else [],
             }
-    return bare_manifest(path, [[name, size] for name, size, _ in files], arrays)
+    return bare_manifest(path, [(name, size) for name, size, _ in files], arrays)
 
 
 def _rename(name: str, names: Names | None) -> str | None:

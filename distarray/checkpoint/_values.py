@@ -115,7 +115,7 @@ def decode(node: Node) -> Any:
 
 
 def _decode_node(node: dict[str, Any]) -> Any:
-    kind = next(iter(node))
+    kind = next(iter(node), "")
     told = node[kind]
     if kind == "dict":
         return {decode(key): decode(value) for key, value in told}

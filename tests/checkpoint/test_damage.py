@@ -111,7 +111,7 @@ def test_each_damage_is_said(whole, tmp_path):
         lambda p: manifest(p).write_text(manifest(p).read_text().replace('"step"', '"spet"')),
         "digest",
     )
-    damaged(lambda p: rewrite(p, files=[["../x", 3]] * 2), "outside itself")
+    damaged(lambda p: rewrite(p, files=[["../x", 3]] * 2), "must be in the same directory")
     damaged(lambda p: rewrite(p, files=[]), "the 0 bytes stored")
     damaged(lambda p: rewrite(p, arrays={}), "must be one of 'arrays'")
 
