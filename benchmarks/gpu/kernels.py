@@ -14,7 +14,7 @@ from benchmarks.gpu.device import Clock, copy_seconds, library, same_bytes
 from benchmarks.gpu.kernel_cases import DTYPES, PACK, Case, cases
 from benchmarks.gpu.part import MOST_TOLD, Part
 from distarray.comm.cuda import _boxes
-from distarray.random import _device_blocks
+from distarray.random import _blocks
 
 PROMISED = 0.8
 
@@ -24,7 +24,7 @@ class Launches:
 
     def __init__(self) -> None:
         self.count = 0
-        for module in (_boxes, _device_blocks):
+        for module in (_boxes, _blocks):
             module.launch = self._counted(module.launch)
 
     def _counted(self, launch: Callable[..., bool]) -> Callable[..., bool]:

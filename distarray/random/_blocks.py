@@ -3,21 +3,21 @@
 Numba's kernels serve for blocks of 16,384 elements and more, and for all once they are loaded;
 NumPy runs the same formulas otherwise, and gives the same bits. Measured per value on one core,
 beside NumPy's default generator: uniform floats 1.3 times its time, integers 1.3 to 1.7 times,
-normal floats half of it. The formulas in NumPy take 10 to 15 times as long as the load_kernels.
+normal floats half of it. The formulas in NumPy take 10 to 15 times as long as the kernels.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
 
+from distarray.comm.cuda import is_usable, launch, threads, upload, wrap
 from distarray.comm.kernels import _threads, are_loaded, load_kernels
 from distarray.random import _formulas
-from distarray.random._device_blocks import launch_floats, launch_integers
-from distarray.typing import Box, Shape
+from distarray.typing import Box, Buffer, Shape
 
 _KERNEL_SIZE: Final = 16_384
 _PIECE: Final = 16_384
@@ -26,6 +26,7 @@ _PIECE: Final = 16_384
 _KERNELS: Final = "distarray.random._kernels"
 
 Key = tuple[int, int]
+Geometry = tuple[int, np.ndarray, np.ndarray]
 
 
 def fill_floats(
@@ -53,30 +54,7 @@ def fill_floats(
     shape, box
         Of the global array, and the part of it that the block is.
     """
-    words = _words(key, call)
-    if not isinstance(out, np.ndarray):
-        if not launch_floats(out, kind, words, _geometry(shape, box), float(loc), float(scale)):
-            host = np.empty(out.shape, out.dtype)
-            fill_floats(host, kind, key, call, shape, box, loc, scale)
-            out.set(host)
-        return
-    module = _module(out)
-    if module is not None:
-        run = module.floats(kind, out.dtype.name).run
-        _by_kernel(run, out.reshape(-1), shape, box, words, float(loc), float(scale))
-        return
-    single = out.dtype == np.float32
-    for piece, index in _pieces(out.reshape(-1), shape, box):
-        x0, x1 = _formulas.philox(index >> _ONE, *words[2:4], *words[:2])
-        second = (index & _ONE) == _ONE
-        if kind == "normal":
-            a, b = _formulas.normal_pair(x0, x1)
-            number = np.where(second, b, a)
-        else:
-            x = np.where(second, x1, x0)
-            number = _formulas.unit_single(x) if single else _formulas.unit_double(x)
-        with np.errstate(over="ignore"):  # float32 has its infinities, as in the kernels
-            piece[:] = loc + scale * number
+    _fill(out, kind, _words(key, call), _geometry(shape, box), (float(loc), float(scale)))
 
 
 def fill_integers(
@@ -89,33 +67,87 @@ def fill_integers(
     among
         How many different ones there are, 1 to 2**64; each is as likely as the others.
     """
-    words = _words(key, call)
-    start, count = np.uint64(least % 2**64), np.uint64(among % 2**64)
-    bound = np.uint64(2**64 % among)
-    if not isinstance(out, np.ndarray):
-        if not launch_integers(out, words, _geometry(shape, box), (start, count, bound)):
-            host = np.empty(out.shape, out.dtype)
-            fill_integers(host, key, call, shape, box, least, among)
-            out.set(host)
+    # The last: below it the lower bits of a product are drawn again. All are modulo 2**64.
+    parameters = np.uint64(least % 2**64), np.uint64(among % 2**64), np.uint64(2**64 % among)
+    bits = out.view(f"u{out.itemsize}")
+    _fill(bits, "integer", _words(key, call), _geometry(shape, box), parameters)
+
+
+def _fill(
+    out: Any, kind: str, words: np.ndarray, geometry: Geometry, parameters: tuple[Any, ...]
+) -> None:
+    if isinstance(out, np.ndarray):
+        _fill_on_host(out.reshape(-1), kind, words, geometry, parameters)
+    elif not launch_kernel(out, kind, words, geometry, parameters):
+        host = np.empty(out.shape, out.dtype)
+        _fill(host, kind, words, geometry, parameters)
+        out.set(host)
+
+
+# --- on the host ---------------------------------------------------------------------------------
+
+
+def _fill_on_host(
+    flat: np.ndarray,
+    kind: str,
+    words: np.ndarray,
+    geometry: Geometry,
+    parameters: tuple[Any, ...],
+) -> None:
+    module = _module(flat)
+    if module is None:
+        for piece, index in _pieces(flat, geometry):
+            with np.errstate(over="ignore"):  # float32 has its infinities, as in the kernels
+                piece[:] = _draw(kind, index, words, piece.dtype, *parameters)
         return
-    flat = out.view(f"u{out.itemsize}").reshape(-1)
-    module = _module(out)
-    if module is not None:
-        _by_kernel(
-            module.integers(flat.dtype.name).run, flat, shape, box, words, start, count, bound
-        )
-        return
-    for piece, index in _pieces(flat, shape, box):
-        piece[:] = start + _drawn(index, words, count, bound)
+    run = _kernel_of(module, kind, flat).run
+    corner, sizes, strides = geometry
+
+    def fill_part(cut: tuple[int, int]) -> None:
+        start, stop = cut
+        run(flat[start:stop], start, sizes, strides, corner, words, *parameters)
+
+    parts = _threads.thread_count(4 * flat.nbytes)
+    if parts == 1:
+        fill_part((0, flat.size))
+    else:
+        cuts = [flat.size * i // parts for i in range(parts + 1)]
+        _threads.run_in_threads(fill_part, itertools.pairwise(cuts))
+
+
+def _module(out: np.ndarray) -> Any:
+    return load_kernels(_KERNELS) if out.size >= _KERNEL_SIZE or are_loaded(_KERNELS) else None
+
+
+def _kernel_of(module: Any, kind: str, out: Any) -> Any:
+    name = out.dtype.name
+    return module.integers(name) if kind == "integer" else module.floats(kind, name)
 
 
 _ONE: Final = np.uint64(1)
 
 
-def _drawn(index: np.ndarray, words: np.ndarray, count: np.uint64, bound: np.uint64) -> np.ndarray:
-    """Return integers below ``count``, drawn again until they are unbiased."""
+def _draw(
+    kind: str, index: np.ndarray, words: np.ndarray, dtype: np.dtype[Any], *parameters: Any
+) -> np.ndarray:
+    """Return the numbers of elements, by NumPy."""
+    x0, x1 = _formulas.philox(index >> _ONE, *words[2:4], *words[:2])
     second = (index & _ONE) == _ONE
-    x = np.where(second, *_formulas.philox(index >> _ONE, *words[2:4], *words[:2])[::-1])
+    if kind == "integer":
+        least, count, bound = parameters
+        return least + _redraw(np.where(second, x1, x0), index, words, count, bound)
+    loc, scale = parameters
+    if kind == "normal":
+        a, b = _formulas.normal_pair(x0, x1)
+        return loc + scale * np.where(second, b, a)
+    unit = _formulas.unit_single if dtype == np.float32 else _formulas.unit_double
+    return loc + scale * unit(np.where(second, x1, x0))
+
+
+def _redraw(
+    x: np.ndarray, index: np.ndarray, words: np.ndarray, count: np.uint64, bound: np.uint64
+) -> np.ndarray:
+    """Return integers below ``count``, drawn again until they are unbiased."""
     if count == 0:
         return x
     value, low = _formulas.scaled(x, count)
@@ -124,8 +156,35 @@ def _drawn(index: np.ndarray, words: np.ndarray, count: np.uint64, bound: np.uin
         attempt += 1
         c3 = words[3] + np.uint64(attempt << 16)
         x0, x1 = _formulas.philox(index[again] >> _ONE, words[2], c3, *words[:2])
-        value[again], low[again] = _formulas.scaled(np.where(second[again], x1, x0), count)
+        second = (index[again] & _ONE) == _ONE
+        value[again], low[again] = _formulas.scaled(np.where(second, x1, x0), count)
     return value
+
+
+# --- on a GPU ------------------------------------------------------------------------------------
+
+
+def launch_kernel(
+    out: Buffer, kind: str, words: Iterable[Any], geometry: Geometry, parameters: Iterable[Any]
+) -> bool:
+    """Fill a C-contiguous block in device memory, to the host's bits; tell whether it was done."""
+    if not is_usable(out):
+        return False
+    if not out.size:
+        return True
+    kernel = _kernel_of(load_kernels(f"{_KERNELS}_cuda"), kind, out)
+    corner, sizes, strides = geometry
+    *outer, width = sizes.tolist()
+    slots_of_row = width // 2 + 1
+    slots = out.size // width * slots_of_row
+    entries = [slots, slots_of_row, width, corner, *map(int, words), len(outer)]
+    for size, stride in zip(reversed(outer), reversed(strides.tolist()[:-1]), strict=True):
+        entries += [size, stride]
+    table = wrap(upload(np.array(entries, np.int64)))
+    return launch(kernel, -(-slots // threads()), wrap(out.reshape(-1)), table, *parameters)
+
+
+# --- which numbers -------------------------------------------------------------------------------
 
 
 def _words(key: Key, call: int) -> np.ndarray:
@@ -133,33 +192,7 @@ def _words(key: Key, call: int) -> np.ndarray:
     return np.array([*key, call & 0xFFFFFFFF, (call >> 32) & 0xFFFF], np.uint64)
 
 
-def _module(out: np.ndarray) -> Any:
-    return load_kernels(_KERNELS) if out.size >= _KERNEL_SIZE or are_loaded(_KERNELS) else None
-
-
-def _by_kernel(
-    run: Callable[..., None],
-    flat: np.ndarray,
-    shape: Shape,
-    box: Box,
-    words: np.ndarray,
-    *parameters: Any,
-) -> None:
-    corner, sizes, strides = _geometry(shape, box)
-    parts = _threads.thread_count(4 * flat.nbytes)
-
-    def part(cut: tuple[int, int]) -> None:
-        start, stop = cut
-        run(flat[start:stop], start, sizes, strides, corner, words, *parameters)
-
-    if parts == 1:
-        part((0, flat.size))
-    else:
-        cuts = [flat.size * i // parts for i in range(parts + 1)]
-        _threads.run_in_threads(part, itertools.pairwise(cuts))
-
-
-def _geometry(shape: Shape, box: Box) -> tuple[int, np.ndarray, np.ndarray]:
+def _geometry(shape: Shape, box: Box) -> Geometry:
     """Return the index of a box's corner, and the fewest sizes and strides that reach it all."""
     corner, stride = 0, 1
     sizes: list[int] = []
@@ -177,9 +210,9 @@ def _geometry(shape: Shape, box: Box) -> tuple[int, np.ndarray, np.ndarray]:
     return corner, np.array(sizes[::-1], np.int64), np.array(strides[::-1], np.int64)
 
 
-def _pieces(flat: np.ndarray, shape: Shape, box: Box) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _pieces(flat: np.ndarray, geometry: Geometry) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield stretches of a block with the global linear indices of their elements."""
-    corner, sizes, strides = _geometry(shape, box)
+    corner, sizes, strides = geometry
     for start in range(0, flat.size, _PIECE):
         piece = flat[start : start + _PIECE]
         rest = np.arange(start, start + piece.size, dtype=np.int64)

@@ -86,49 +86,23 @@ def _fill_bits(
 
 
 @_loop
-def _to_normal(
-    y0: np.ndarray,
-    y1: np.ndarray,
-    x0: np.ndarray,
-    x1: np.ndarray,
-    count: int,
-    loc: float,
-    scale: float,
-) -> None:
-    for j in range(count):
-        a, b = normal_pair(x0[j], x1[j])
-        y0[j] = loc + scale * a
-        y1[j] = loc + scale * b
-
-
-@_loop
-def _to_double(
-    y0: np.ndarray,
-    y1: np.ndarray,
-    x0: np.ndarray,
-    x1: np.ndarray,
-    count: int,
-    loc: float,
-    scale: float,
-) -> None:
-    for j in range(count):
-        y0[j] = loc + scale * unit_double(x0[j])
-        y1[j] = loc + scale * unit_double(x1[j])
-
-
-@_loop
-def _to_single(
-    y0: np.ndarray,
-    y1: np.ndarray,
-    x0: np.ndarray,
-    x1: np.ndarray,
-    count: int,
-    loc: float,
-    scale: float,
-) -> None:
-    for j in range(count):
-        y0[j] = loc + scale * unit_single(x0[j])
-        y1[j] = loc + scale * unit_single(x1[j])
+def _to_floats(
+    y0: np.ndarray, y1: np.ndarray, x0: np.ndarray, x1: np.ndarray, count: int,
+    loc: float, scale: float, is_normal: bool, is_single: bool,
+) -> None:  # fmt: skip
+    if is_normal:
+        for j in range(count):
+            a, b = normal_pair(x0[j], x1[j])
+            y0[j] = loc + scale * a
+            y1[j] = loc + scale * b
+    elif is_single:
+        for j in range(count):
+            y0[j] = loc + scale * unit_single(x0[j])
+            y1[j] = loc + scale * unit_single(x1[j])
+    else:
+        for j in range(count):
+            y0[j] = loc + scale * unit_double(x0[j])
+            y1[j] = loc + scale * unit_double(x1[j])
 
 
 @_loop
@@ -212,8 +186,7 @@ def floats(kind: str, dtype: str) -> Kernel:
     strides of the box; the linear index of its corner; the words of key and counter; the offset
     and the scale of the numbers.
     """
-    normal = int(kind == "normal")
-    single = int(dtype == "float32")
+    is_normal, is_single = kind == "normal", dtype == "float32"
 
     def fill(
         out: np.ndarray, first: int, sizes: np.ndarray, strides: np.ndarray, corner: int,
@@ -232,12 +205,7 @@ def floats(kind: str, dtype: str) -> Kernel:
                 odd = index & 1
                 count = min(_BATCH, (end - at + odd + 1) >> 1)
                 _fill_bits(x0, x1, count, index >> 1, c2, c3, k0, k1)
-                if normal:
-                    _to_normal(y0, y1, x0, x1, count, loc, scale)
-                elif single:
-                    _to_single(y0, y1, x0, x1, count, loc, scale)
-                else:
-                    _to_double(y0, y1, x0, x1, count, loc, scale)
+                _to_floats(y0, y1, x0, x1, count, loc, scale, is_normal, is_single)
                 before = at
                 at = _put(out, at, end, odd, y0, y1, count)
                 index += at - before

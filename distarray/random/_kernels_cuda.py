@@ -163,8 +163,9 @@ def _drawn(
 
 
 @functools.cache
-def integers() -> Any:
-    """Return the kernel for integers of any unsigned dtype."""
+def integers(dtype: str) -> Any:
+    """Return the kernel for integers, written as "uint8", "uint16", "uint32" or "uint64"."""
+    del dtype  # it is compiled for each
 
     @cuda.jit
     def fill(out: Any, table: Any, least: Any, among: Any, bound: Any) -> None:

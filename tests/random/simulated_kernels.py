@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 from distarray.comm.cuda import _launch
-from distarray.random import _blocks, _device_blocks
+from distarray.random import _blocks
 from distarray.random._blocks import fill_floats, fill_integers
 
 from .test_blocks import FLOATS, INTEGERS, KEY
@@ -52,12 +52,13 @@ def host_and_device(what: Any, shape: Any, box: Any, call: int) -> list[np.ndarr
     words, geometry = _blocks._words(KEY, call), _blocks._geometry(shape, box)
     if len(what) == 2:
         fill_floats(host, what[0], KEY, call, shape, box, 0.25, 1.5)
-        assert _device_blocks.launch_floats(device, what[0], words, geometry, 0.25, 1.5)
+        assert _blocks.launch_kernel(device, what[0], words, geometry, (0.25, 1.5))
     else:
         least, among = what[1:]
         fill_integers(host, KEY, call, shape, box, least, among)
-        parameters = least % 2**64, among % 2**64, 2**64 % among
-        assert _device_blocks.launch_integers(device, words, geometry, parameters)
+        parameters = [np.uint64(n) for n in (least % 2**64, among % 2**64, 2**64 % among)]
+        bits = device.view(f"u{device.itemsize}")
+        assert _blocks.launch_kernel(bits, "integer", words, geometry, parameters)
     assert not whole[0]
     assert not whole[-1]
     return [array.reshape(-1).view(np.uint8) for array in (host, device)]

@@ -53,7 +53,7 @@ def kernels() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     for kind, dtype, out in (("normal", "float64", "f8"), ("uniform", "float32", "f4")):
         arguments = arrays[out], table, types.float64, types.float64
         found[f"{kind} {dtype}"] = _random.floats(kind, dtype), arguments
-    found["integers"] = _random.integers(), (arrays["u2"], table, *[types.uint64] * 3)
+    found["integers"] = _random.integers("uint16"), (arrays["u2"], table, *[types.uint64] * 3)
     return found
 
 
