@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distarray.array import _convert
-from distarray.array._index import Indexing
 from distarray.array._methods import Methods
 from distarray.array._operators import Operators
-from distarray.array._products import Products
 from distarray.array._protocols import Protocols
 from distarray.array._repr import Printing
 from distarray.array._scalars import Scalars
@@ -20,7 +18,7 @@ from distarray.layout import Layout, Placement
 from distarray.typing import AxisName, Buffer
 
 
-class DistArray(Operators, Products, Indexing, Methods, Scalars, Printing, Protocols):
+class DistArray(Operators, Methods, Scalars, Printing, Protocols):
     """An array whose items lie on the processes of a mesh, each in the part a layout says.
 
     Make one with `distribute_array`, `DistArray.from_local` or a creation function. Reading shape,

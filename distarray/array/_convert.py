@@ -20,11 +20,17 @@ from distarray.core._arguments import (
     read_box,
 )
 from distarray.core._base import BaseArray
-from distarray.core._meshes import device_of
-from distarray.errors import ArgumentError, DTypeError, LayoutError, PlacementError
-from distarray.layout import Layout, Placement, Replicate, Shard
+from distarray.core._meshes import device_of, replicated
+from distarray.errors import (
+    ArgumentError,
+    DistArrayError,
+    DTypeError,
+    LayoutError,
+    PlacementError,
+)
+from distarray.layout import Layout, Placement, Shard
 from distarray.ops._asarray import asarray
-from distarray.ops._blocks import separate
+from distarray.ops._blocks import empty_block, separate
 from distarray.redistribute import check_dtype, redistribute_async, redistribute_local, scatter_from
 from distarray.typing import Box, Buffer, Shape
 
@@ -53,7 +59,7 @@ def adopt(
         check_device(block, mesh, "from_local")
         placed = chosen_placements(mesh, placements, block.ndim)
         draft = Layout(mesh, placed, block.shape)  # settles negative axes, and refuses bad ones
-        whole = draft.replace(placements=(Replicate(),) * mesh.ndim)
+        whole = replicated(mesh, block.shape)
         check_dtype(draft, whole, block.dtype)  # whether its Partial can be reduced
         return _Given(block, draft, None if shape is None else checked_sizes(shape))
 
@@ -87,13 +93,7 @@ def _adopt_outside(given: _Given) -> tuple[Buffer, Layout]:
             "process outside the mesh must pass an empty block"
         )
     layout = draft if told is None else draft.replace(shape=told)
-    return _empty(layout, block.dtype), layout
-
-
-def _empty(layout: Layout, dtype: Any) -> Buffer:
-    """Return the block of a process outside the mesh."""
-    mesh: Any = layout.mesh
-    return _memory.empty(layout.local_shape(), dtype, mesh.device)
+    return empty_block(layout, block.dtype), layout
 
 
 def _unchecked_layout(given: _Given) -> Layout:
@@ -126,30 +126,35 @@ def _compared(mesh: Any, checked: Callable[[], _Given]) -> tuple[Buffer, Layout]
     shapes, dtypes, placed, told, writeable, digests = (
         list(answers) for answers in zip(*everyone, strict=True)
     )
-    ranks = mesh.communicator().world_ranks
-    if len({len(own) for own in shapes}) > 1:
-        raise LayoutError(
-            f"the blocks differ in their number of axes: shape {by_answer(shapes, ranks)}; reshape "
-            "them alike beforehand"
-        )
-    if len(set(dtypes)) > 1:
-        raise DTypeError(
-            f"the blocks differ in dtype: {by_answer(dtypes, ranks)}; convert them with astype "
-            "beforehand"
-        )
-    if len(set(placed)) > 1:
-        raise PlacementError(
-            f"placements differ between ranks: {by_answer(placed, ranks)}; pass the same everywhere"
-        )
-    if len(set(told)) > 1:
-        raise LayoutError(
-            f"shape= differs between ranks: {by_answer(told, ranks)}; pass the same everywhere"
-        )
+    check_blocks(mesh, "the blocks", shapes, dtypes)
+    check_alike(PlacementError, mesh, "placements differ between ranks:", placed)
+    check_alike(LayoutError, mesh, "shape= differs between ranks:", told)
     layout = tiled_layout(mesh, placed[0], shapes, told[0])
     _replicas.refuse(mesh, "from_local", "the block", digests, layout)
     # Where one rank's memory is protected, writing fails on every rank alike.
     block = given[0].block if all(writeable) else _backend.fixed(given[0].block)
     return block, layout
+
+
+def check_alike(
+    error: type[DistArrayError],
+    mesh: Any,
+    what: str,
+    said: Sequence[Any],
+    remedy: str = "pass the same everywhere",
+    compared: Callable[[Any], Any] = lambda one: one,
+) -> None:
+    """Raise an error that says what each rank has passed, where that differs."""
+    if len(set(map(compared, said))) > 1:
+        raise error(f"{what} {by_answer(said, mesh.communicator().world_ranks)}; {remedy}")
+
+
+def check_blocks(mesh: Any, what: str, shapes: Sequence[Shape], dtypes: Sequence[str]) -> None:
+    """Raise where blocks have different numbers of axes, or different dtypes."""
+    count, remedy = f"{what} differ in their number of axes: shape", "reshape them alike beforehand"
+    check_alike(LayoutError, mesh, count, shapes, remedy, len)
+    remedy = "convert them with astype beforehand"
+    check_alike(DTypeError, mesh, f"{what} differ in dtype:", dtypes, remedy)
 
 
 def tiled_layout(
@@ -234,7 +239,7 @@ def _distribute_outside(value: Any, mesh: Any, placements: Any) -> tuple[Buffer,
         axes = [p.axis for p in placements or () if type(p) is Shard]
         array = np.empty((0,) * (1 + max((*axes, 0))))
     layout = Layout(mesh, chosen_placements(mesh, placements, array.ndim), array.shape)
-    return averaged(_empty(layout, array.dtype), layout), layout
+    return averaged(empty_block(layout, array.dtype), layout), layout
 
 
 def _scatter(value: Any, mesh: Any, placements: Any, src: Any) -> tuple[Buffer, Layout]:
@@ -252,16 +257,8 @@ def _scatter(value: Any, mesh: Any, placements: Any, src: Any) -> tuple[Buffer, 
         return position, asked, (tuple(source.shape), source.dtype)
 
     positions, asked, told = zip(*all_gather_checked(mesh, "distribute_array", say), strict=True)
-    if len(set(positions)) > 1:
-        raise ArgumentError(
-            f"src= differs between ranks: {by_answer(positions, comm.world_ranks)}; pass the same "
-            "everywhere"
-        )
-    if any(one != asked[0] for one in asked):
-        raise PlacementError(
-            f"placements differ between ranks: {by_answer(asked, comm.world_ranks)}; pass the same "
-            "everywhere"
-        )
+    check_alike(ArgumentError, mesh, "src= differs between ranks:", positions)
+    check_alike(PlacementError, mesh, "placements differ between ranks:", asked)
     shape, dtype = told[positions[0]]
     layout = Layout(mesh, chosen_placements(mesh, placements, len(shape)), shape)
     # A Partial result is made from replicated blocks, by each process for itself.
@@ -286,7 +283,7 @@ def gather(array: BaseArray) -> Buffer:
     block, layout = array._local, array._layout
     if layout.mesh.coordinate is None:
         return block.copy()
-    whole = Layout(layout.mesh, (Replicate(),) * layout.mesh.ndim, layout.shape)
+    whole = replicated(layout.mesh, layout.shape)
     return separate(redistribute_local(block, layout, whole), block)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from distarray.array._convert import tiled_layout
-from distarray.comm import _memory, all_gather_checked, by_answer
+from distarray.array._convert import check_blocks, tiled_layout
+from distarray.comm import _memory, all_gather_checked
 from distarray.core._arguments import (
     check_device,
     checked_sizes,
@@ -16,7 +16,7 @@ from distarray.core._arguments import (
 from distarray.core._base import BaseArray, new_array
 from distarray.core._dispatch import move
 from distarray.core._meshes import common_mesh, lift
-from distarray.errors import ArgumentTypeError, DTypeError, LayoutError
+from distarray.errors import ArgumentTypeError
 from distarray.layout import Layout, Placement
 
 
@@ -99,13 +99,7 @@ def map_blocks(
     shapes, dtypes = (
         list(x) for x in zip(*all_gather_checked(mesh, "map_blocks", say), strict=True)
     )
-    ranks = mesh.communicator().world_ranks
-    if len({len(shape) for shape in shapes}) > 1:
-        raise LayoutError(
-            f"map_blocks: the results differ in their number of axes: {by_answer(shapes, ranks)}"
-        )
-    if len(set(dtypes)) > 1:
-        raise DTypeError(f"map_blocks: the results differ in dtype: {by_answer(dtypes, ranks)}")
+    check_blocks(mesh, "map_blocks: the results", shapes, dtypes)
     order = first.shard_order if placed == whole else None
     return new_array(result[0], tiled_layout(mesh, placed, shapes, told, order))
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distarray.core._base import BaseArray
+from distarray.ops import _contraction as contraction
 from distarray.ops import _elementwise_rounding as rounding
 from distarray.ops import _reductions as reductions
 from distarray.ops import _scans as scans
@@ -54,6 +55,7 @@ class Methods(BaseArray):
     flatten = _method(shaping.flatten)
     squeeze = _method(shaping.squeeze)
     swapaxes = _method(shaping.swapaxes)
+    dot = _method(contraction.dot)
 
     def astype(self, dtype: Any, order: str = "K", casting: Any = "unsafe", **options: Any) -> Any:
         """Return the array converted to another dtype; placements stay."""

@@ -14,9 +14,11 @@ from distarray.core._elementwise import into, run_row
 from distarray.core._op import Op
 from distarray.core._paths import inplace_path
 from distarray.core._read_only import in_place
-from distarray.errors import ReadOnlyError
+from distarray.errors import DTypeError, ReadOnlyError
 from distarray.ops import _elementwise_arithmetic as arithmetic
 from distarray.ops import _elementwise_logic as logic
+from distarray.ops._contraction import matmul
+from distarray.ops._items import setitem
 
 _PLAIN_NUMBERS = frozenset((bool, int, float, complex))
 _TAKEN = (BaseArray, bool, int, float, complex, str, bytes, np.generic)
@@ -129,7 +131,7 @@ def _power_in_place(self: Any, other: Any) -> Any:
 
 
 class Operators(BaseArray):
-    """Arithmetic, comparison and bit operators, reflected and in place."""
+    """Arithmetic, comparison, bit and matrix operators, reflected and in place."""
 
     __slots__ = ()
     __hash__ = None  # type: ignore[assignment]  # equality is item by item, as in NumPy
@@ -185,3 +187,29 @@ class Operators(BaseArray):
     __pos__ = _unary(arithmetic.positive)
     __abs__ = _unary(arithmetic.abs)
     __invert__ = _unary(logic.bitwise_invert)
+
+    def __matmul__(self, other: Any) -> Any:
+        """Return the matrix product; see `distarray.matmul`."""
+        if other.__class__ is self.__class__ or _known(other):
+            return matmul(self, other)
+        return NotImplemented
+
+    def __rmatmul__(self, other: Any) -> Any:
+        """Return the matrix product of another operand with this one."""
+        return matmul(other, self) if _known(other) else NotImplemented
+
+    def __imatmul__(self, other: Any) -> Any:
+        """Write the matrix product into this array, which keeps its layout and dtype."""
+        if not _known(other):
+            return NotImplemented
+        result = matmul(self, other)
+        if not np.can_cast(result.dtype, self.dtype, "same_kind"):
+            raise DTypeError(
+                f"x @= y gives {result.dtype}, which does not go into an array of {self.dtype}; "
+                "write x = x @ y"
+            )
+        try:
+            setitem(self, (...,), result)
+        except ReadOnlyError as error:
+            return in_place(type(self).__imatmul__, matmul, self, other, error)
+        return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,18 +12,19 @@ import numpy as np
 from distarray.array import _convert
 from distarray.comm import _backend
 from distarray.core._base import BaseArray
+from distarray.core._meshes import replicated
 from distarray.core._policy import permit
 from distarray.core._registry import functions, methods, row_of, ufuncs
 from distarray.errors import ArgumentError, ArgumentTypeError, ExportError, MeshError
-from distarray.layout import Layout, Replicate
 from distarray.ops import _inspection  # noqa: F401 - its functions register themselves
 from distarray.ops._elementwise_logic import equal
 from distarray.ops._elementwise_rounding import copy
+from distarray.ops._items import getitem, rows, setitem
 from distarray.ops._reductions import any as any_of
 
 
 class Protocols(BaseArray):
-    """`np.asarray(x)`, NumPy's ufuncs and functions, copying, pickling."""
+    """`np.asarray(x)`, NumPy's ufuncs and functions, indexing, iteration, copying, pickling."""
 
     __slots__ = ()
     __array_priority__ = 1000
@@ -54,7 +55,7 @@ class Protocols(BaseArray):
                 f"this process is not in {layout.mesh} and has no values of this array; use "
                 "x.redistribute(mesh=...) to a mesh that holds it"
             )
-        whole = Layout(layout.mesh, (Replicate(),) * layout.mesh.ndim, layout.shape)
+        whole = replicated(layout.mesh, layout.shape)
         permit("np.asarray(x)", layout, whole, self._local.dtype)
         full = _backend.to_host(_convert.gather(self))
         if copy is None:  # where NumPy's asarray(x) gives x itself, or converts it
@@ -133,12 +134,28 @@ class Protocols(BaseArray):
             except BufferError as error:
                 if copy is False:
                     raise ExportError(f"x.__dlpack__(copy=False): {error}") from None
-        whole = Layout(layout.mesh, (Replicate(),) * layout.mesh.ndim, layout.shape)
+        whole = replicated(layout.mesh, layout.shape)
         permit("x.__dlpack__()", layout, whole, self._local.dtype)
         try:
             return _convert.gather(self).__dlpack__(**options)
         except BufferError as error:
             raise ExportError(f"x.__dlpack__() of {self.dtype}: {error}") from None
+
+    __getitem__ = getitem
+    __setitem__ = setitem
+
+    def __len__(self) -> int:
+        """Return the length of the first axis."""
+        shape = self._layout.shape
+        if not shape:
+            raise ArgumentTypeError("a 0-d array has no length; its value is x.item() or x[()]")
+        return shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield `x[0]`, `x[1]`, ...: views, or read-only copies where axis 0 is cut."""
+        if not self._layout.shape:
+            raise ArgumentTypeError("a 0-d array cannot be iterated over; its value is x.item()")
+        return rows(self, range(self._layout.shape[0]))
 
     def __contains__(self, value: Any) -> bool:
         return bool(any_of(equal(self, value)))

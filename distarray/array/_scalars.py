@@ -7,8 +7,9 @@ from typing import Any
 
 from distarray.core._base import BaseArray
 from distarray.core._cache import cache, remember
+from distarray.core._meshes import replicated
 from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
-from distarray.layout import Layout, Replicate
+from distarray.layout import Layout
 from distarray.redistribute import redistribute_local
 
 _wholes: dict[Layout, Layout] = cache()
@@ -32,7 +33,7 @@ def value(x: BaseArray) -> Any:
                 f"this process is not in {layout.mesh} and does not know the value of an array "
                 "there; ask only where mesh.coordinate is not None, or redistribute(mesh=...)"
             )
-        whole = Layout(layout.mesh, (Replicate(),) * layout.mesh.ndim, layout.shape)
+        whole = replicated(layout.mesh, layout.shape)
         remember(_wholes, layout, whole)
     return redistribute_local(x._local, layout, whole).item()
 
