@@ -12,7 +12,6 @@ from distarray.core import _replicas
 from distarray.core._arguments import (
     check_device,
     checked_position,
-    checked_sizes,
     chosen_mesh,
     chosen_placements,
     plain_buffer,
@@ -31,6 +30,7 @@ from distarray.errors import (
 from distarray.layout import Layout, Placement, Shard
 from distarray.ops._asarray import asarray
 from distarray.ops._blocks import empty_block, separate
+from distarray.ops._creation import checked_shape
 from distarray.redistribute import check_dtype, redistribute_async, redistribute_local, scatter_from
 from distarray.typing import Box, Buffer, Shape
 
@@ -61,7 +61,7 @@ def adopt(
         draft = Layout(mesh, placed, block.shape)  # settles negative axes, and refuses bad ones
         whole = replicated(mesh, block.shape)
         check_dtype(draft, whole, block.dtype)  # whether its Partial can be reduced
-        return _Given(block, draft, None if shape is None else checked_sizes(shape))
+        return _Given(block, draft, None if shape is None else checked_shape(shape))
 
     if mesh.coordinate is None:
         given = checked()
@@ -164,13 +164,7 @@ def tiled_layout(
     told: Shape | None,
     shard_order: tuple[int, ...] | None = None,
 ) -> Layout:
-    """Return the layout that blocks of these shapes (by position in the mesh) tile.
-
-    Raises
-    ------
-    LayoutError
-        If they do not tile a box, or tile another shape than `told`.
-    """
+    """Return the layout that blocks of these shapes (by position in the mesh) tile."""
     ndim = len(shapes[0]) if told is None else len(told)
     if len(shapes[0]) != ndim:
         raise LayoutError(f"shape={told} has {ndim} axes, but the blocks have shapes {shapes}")

@@ -9,7 +9,6 @@ from distarray.array._convert import check_blocks, tiled_layout
 from distarray.comm import _memory, all_gather_checked
 from distarray.core._arguments import (
     check_device,
-    checked_sizes,
     chosen_placements,
     plain_buffer,
 )
@@ -18,6 +17,7 @@ from distarray.core._dispatch import move
 from distarray.core._meshes import common_mesh, lift
 from distarray.errors import ArgumentTypeError
 from distarray.layout import Layout, Placement
+from distarray.ops._creation import checked_shape
 
 
 def map_blocks(
@@ -77,7 +77,7 @@ def map_blocks(
         )
     mesh = common_mesh("map_blocks", [x._layout.mesh for x in distributed])
     first = lift(distributed[0]._layout, mesh)
-    told = None if out_shape is None else checked_sizes(out_shape)
+    told = None if out_shape is None else checked_shape(out_shape)
     whole = first.without_partial().placements
     placed = whole if out_placements is None else chosen_placements(mesh, out_placements, 0)
     blocks = [_reduced_block(x) if isinstance(x, BaseArray) else x for x in arrays]

@@ -16,13 +16,7 @@ _wholes: dict[Layout, Layout] = cache()
 
 
 def value(x: BaseArray) -> Any:
-    """Return the item of an array of size 1, on every rank of the mesh (collective).
-
-    Raises
-    ------
-    MeshError
-        Outside the mesh, where no value is known.
-    """
+    """Return the item of an array of size 1, on every rank of the mesh (collective)."""
     layout = x._layout
     if layout.is_replicated and layout.mesh.coordinate is not None:
         return x._local.item()

@@ -50,13 +50,7 @@ def begin(comm: Communicator, call: str) -> None:
 
 
 def call_on_all(comm: Communicator, call: Callable[[], T]) -> list[T]:
-    """Return what ``call()`` returns on every rank (collective).
-
-    Raises
-    ------
-    DistArrayError
-        On every rank, if ``call()`` fails on any: of the same kind, and saying which.
-    """
+    """Return what ``call()`` returns on every rank; all raise if it fails on any (collective)."""
     mine, error = attempt(_pickled(call), "a checkpoint")
     told = [pickle.loads(item) for item in _gathered(comm, pickle.dumps(mine))]
     raise_alike(told, error, comm.world_ranks, comm.size)
@@ -71,13 +65,7 @@ def run_on_all(comm: Communicator, call: Callable[[], T]) -> T:
 
 
 def call_on_first(comm: Communicator, call: Callable[[], T]) -> T:
-    """Return what ``call()`` returns on rank 0, where alone it is called (collective).
-
-    Raises
-    ------
-    DistArrayError
-        On every rank, if it fails.
-    """
+    """Return what ``call()`` returns on rank 0 alone; all raise if it fails (collective)."""
     mine, error = attempt(_pickled(call), "a checkpoint") if comm.rank == 0 else (b"", None)
     item = pickle.dumps(mine)
     size = np.array([len(item)], np.int64)
@@ -139,15 +127,7 @@ def _pickled(call: Callable[[], object]) -> Callable[[], bytes]:
 
 
 def check_path(path: object) -> str:
-    """Return a path as text.
-
-    Raises
-    ------
-    ArgumentTypeError
-        It is no path.
-    ArgumentError
-        No file can have it.
-    """
+    """Return a path as text; raise where no file can have it."""
     found = path
     if isinstance(path, os.PathLike):
         found = os.fspath(path)
@@ -161,26 +141,14 @@ def check_path(path: object) -> str:
 
 
 def check_flags(**flags: object) -> None:
-    """Raise unless options, by their names, are True or False.
-
-    Raises
-    ------
-    ArgumentError
-        One is something else.
-    """
+    """Raise unless options, by their names, are True or False."""
     for name, flag in flags.items():
         if not isinstance(flag, (bool, np.bool_)):
             raise ArgumentError(f"{name}={flag!r}: must be True or False")
 
 
 def check_step(step: object) -> None:
-    """Raise unless a step is one, or None.
-
-    Raises
-    ------
-    ArgumentError
-        It is something else.
-    """
+    """Raise unless a step is one, or None."""
     if step is None:
         return
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
@@ -191,15 +159,7 @@ def check_step(step: object) -> None:
 
 
 def agree_on_options(comm: Communicator, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the options that ``call()`` returns, found to be the same on every rank (collective).
-
-    Raises
-    ------
-    DistArrayError
-        On every rank, if ``call()`` fails on any.
-    MismatchError
-        It differs between ranks.
-    """
+    """Return the options of ``call()``, which must be the same on every rank (collective)."""
     everyone = call_on_all(comm, call)
     first = everyone[0]
     differing = [key for key in first if any(one[key] != first[key] for one in everyone)]
@@ -217,11 +177,6 @@ def compare(
     ----------
     shown
         What messages call of each.
-
-    Raises
-    ------
-    MismatchError
-        They do.
     """
     if any(value != values[0] for value in values):
         raise MismatchError(

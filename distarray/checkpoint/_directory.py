@@ -41,13 +41,7 @@ class Place:
         self._numbered = numbered
 
     def prepare(self, id: str) -> str:
-        """Return a new empty directory beside the place; remove what crashed saves left there.
-
-        Raises
-        ------
-        CheckpointError
-            Something else has that name.
-        """
+        """Return a new empty directory beside the place; remove what crashed saves left there."""
         if (
             os.path.lexists(self.path)
             and not _is_checkpoint(self.path)

@@ -53,13 +53,7 @@ _PLAIN = frozenset(name for name in (*_CODES, "complex128") if name not in _BITS
 
 @lru_cache(maxsize=256)
 def spec_of_dtype(dtype: np.dtype[Any]) -> Spec:
-    """Return how a dtype is written in a manifest.
-
-    Raises
-    ------
-    DTypeError
-        It holds Python objects, or its items have no bytes.
-    """
+    """Return how a dtype is written in a manifest."""
     check_travels(dtype)
     if not dtype.itemsize:
         raise DTypeError(
@@ -77,13 +71,7 @@ def spec_of_dtype(dtype: np.dtype[Any]) -> Spec:
 
 
 def dtype_of_spec(spec: Any) -> np.dtype[Any]:
-    """Return the NumPy dtype that holds items of a written one.
-
-    Raises
-    ------
-    CheckpointError
-        It names none that this version knows.
-    """
+    """Return the NumPy dtype that holds items of a written one."""
     if isinstance(spec, str):
         if spec in _PLAIN:
             return np.dtype(spec)
@@ -130,13 +118,7 @@ def can_cast(source: Spec, target: Spec) -> bool:
 
 
 def cast(values: np.ndarray, source: Spec, target: np.ndarray, target_spec: Spec) -> None:
-    """Fill ``target`` with converted values; items are the bits of dtypes that NumPy lacks.
-
-    Raises
-    ------
-    DTypeError
-        There is no such conversion.
-    """
+    """Fill ``target`` with converted values; items are the bits of dtypes that NumPy lacks."""
     if not can_cast(source, target_spec):
         raise DTypeError(f"{describe(source)} cannot be converted to {describe(target_spec)}")
     plain = widened(values, source)

@@ -58,13 +58,7 @@ class _Shared(NamedTuple):
 
 
 def fill(targets: Sequence[Target], manifest: Manifest, verify: bool, comm: Communicator) -> None:
-    """Read all that is wanted (collective).
-
-    Raises
-    ------
-    CheckpointError
-        A file is missing or damaged, on all ranks. Some values may have been filled in.
-    """
+    """Read all that is wanted (collective)."""
     alone: Sequence[Target] = targets
     shared: Mapping[DeviceMesh, Sequence[_Shared]] = {}
     if comm.size > 1:

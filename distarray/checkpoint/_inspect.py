@@ -13,7 +13,10 @@ from distarray.checkpoint._dtypes import describe
 from distarray.checkpoint._load import read_manifest
 from distarray.checkpoint._load_plan import LoadPlan
 from distarray.checkpoint._manifest import Entry, Manifest
-from distarray.errors import IndexingError
+from distarray.layout import box as boxes
+from distarray.ops._selection import expand
+
+_BASIC = (int, np.integer, slice, type(...), type(None))
 
 
 class StoredArray:
@@ -50,36 +53,25 @@ class StoredArray:
     def __getitem__(self, index: Any) -> np.ndarray:
         """Read what integers and slices ask for, and for other indices all of the array."""
         given = index if isinstance(index, tuple) else (index,)
-        if not all(one is Ellipsis or isinstance(one, (int, np.integer, slice)) for one in given):
+        if any(isinstance(one, bool) or not isinstance(one, _BASIC) for one in given):
             return self[...][index]
-        stays = any(one is Ellipsis for one in given)  # an array, also where it has no axes
-        if stays:
-            at = next(i for i, one in enumerate(given) if one is Ellipsis)
-            filling = (slice(None),) * (self.ndim - len(given) + 1)
-            given = (*given[:at], *filling, *given[at + 1 :])
-        if len(given) > self.ndim:
-            raise IndexingError(f"{len(given)} indices for {self.name} of shape {self.shape}")
         box: list[tuple[int, int]] = []
-        rest: list[Any] = []
-        for size, one in zip(self.shape, (*given, *(slice(None),) * self.ndim), strict=False):
-            if isinstance(one, (int, np.integer)):
-                at = int(one) + (size if one < 0 else 0)
-                if not 0 <= at < size:
-                    raise IndexingError(f"index {one} of {self.name} of shape {self.shape}")
-                box.append((at, at + 1))
+        rest: list[Any] = []  # is left to do with the items of the box
+        for item in expand(index, self.shape):
+            if isinstance(item, int):
+                box.append((item, item + 1))
                 rest.append(0)
-            elif isinstance(one, slice) and (one.step is None or one.step > 0):
-                start, stop, step = one.indices(size)
-                box.append((start, max(start, stop)))
-                rest.append(slice(None, None, step))
+            elif item is None:
+                rest.append(None)
             else:
-                box.append((0, size))
-                rest.append(one)
-        values = np.empty(tuple(b - a for a, b in box), self.dtype)
+                ends = item.start, item.start + (item.number - 1) * item.step
+                box.append((min(ends), max(ends) + 1) if item.number else (0, 0))
+                rest.append(slice(None, None, item.step))
+        values = np.empty(boxes.shape(tuple(box)), self.dtype)
         if values.size:
             with Reader(self._manifest) as reader:
                 reader.read(self._entry, tuple(box), values)
-        return values[(*rest, ...) if stays else tuple(rest)]
+        return values[(*rest, ...) if Ellipsis in given else tuple(rest)]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         values = self[...]

@@ -152,13 +152,7 @@ class LoadPlan:
         self.targets.append(Target(entry, block))
 
     def value(self, name: str) -> Any:
-        """Return the array of a name, or the plain value, perhaps a container of such.
-
-        Raises
-        ------
-        KeyError
-            There is none, or it is a container of arrays.
-        """
+        """Return the array of a name, or the plain value, perhaps a container of such."""
         node = self._nodes[name]
         if is_array(node):
             return self._array(node)

@@ -115,11 +115,6 @@ class Manifest:
         Where its files are.
     text
         The bytes of the manifest.
-
-    Raises
-    ------
-    CheckpointError
-        It is damaged, or of a newer version.
     """
 
     def __init__(self, directory: str, text: bytes) -> None:

@@ -64,13 +64,7 @@ def compose_header(
 
 
 def read_header(path: str) -> tuple[dict[str, Item], dict[str, str]]:
-    """Return what is in a file: its tensors, with offsets from its start, and its metadata.
-
-    Raises
-    ------
-    CheckpointError
-        It is missing, no safetensors file, or damaged.
-    """
+    """Return what is in a file: its tensors, with offsets from its start, and its metadata."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:

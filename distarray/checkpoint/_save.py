@@ -224,13 +224,7 @@ def collect_tree(
     node: Callable[[], Node],
     comm: Communicator,
 ) -> Node:
-    """Return the tree of a state, the same on all ranks, with the values of each in it.
-
-    Raises
-    ------
-    MismatchError
-        The ranks have different trees.
-    """
+    """Return the tree of a state, the same on all ranks, with the values of each in it."""
     tree: Node = None
 
     def say() -> tuple[Any, ...]:

@@ -137,13 +137,7 @@ def _named(name: str, key: Any) -> str:
 
 
 def encode_key(key: Any, name: str) -> Node:
-    """Return a key as JSON.
-
-    Raises
-    ------
-    ArgumentTypeError
-        It is neither text nor a number, nor a tuple of such.
-    """
+    """Return a key, that is text, a number or a tuple of these, as JSON."""
     if isinstance(key, (str, int, float)) or (
         isinstance(key, tuple) and all(isinstance(k, (str, int, float)) for k in key)
     ):
@@ -180,13 +174,7 @@ class WritePlan(NamedTuple):
 
 
 def plan_writes(plan: SavePlan, check: bool, comm: Communicator) -> WritePlan:
-    """Return who writes what of the arrays of a state.
-
-    Raises
-    ------
-    MismatchError
-        The ranks have arrays of different shapes, dtypes or, where they should be the same, values.
-    """
+    """Return who writes what of the arrays of a state, which all ranks have alike (collective)."""
     told: dict[str, HeldArray] = {}
 
     def say() -> tuple[bytes, bytes]:
@@ -239,13 +227,6 @@ def assign_writers(
         This rank.
     world_ranks
         What messages call each of them.
-
-    Raises
-    ------
-    MismatchError
-        Ranks differ in the arrays, their shapes, dtypes or values.
-    LayoutError
-        What they hold does not make up an array.
     """
     found: dict[str, list[Box]] = {}
     arrays: dict[str, HeldArray] = {}

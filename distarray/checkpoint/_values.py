@@ -24,13 +24,7 @@ def is_plain(value: Any) -> bool:
 
 
 def encode(value: Any, name: str) -> Node:
-    """Return a value, or a container of such, as JSON.
-
-    Raises
-    ------
-    ArgumentTypeError
-        It has something else in it.
-    """
+    """Return a value, or a container of such, as JSON."""
     if isinstance(value, np.generic):
         return {"scalar": spec_of_dtype(value.dtype), "bytes": _text(value.tobytes())}
     if isinstance(value, np.ndarray):
@@ -60,13 +54,7 @@ _SUBCLASSES = (np.ndarray, np.memmap, np.recarray)
 
 
 def items_of(value: np.ndarray, name: str) -> np.ndarray:
-    """Return an array of NumPy, over the same memory, that is no more than its items.
-
-    Raises
-    ------
-    ArgumentTypeError
-        It is of a subclass that has more, such as a mask or a unit, or computes in another way.
-    """
+    """Return an array of NumPy, over the same memory, that is no more than its items."""
     if isinstance(value, np.ma.MaskedArray):
         raise ArgumentTypeError(
             f"{name or 'the state'} is a masked array, and a checkpoint has no masks; pass "
@@ -95,13 +83,7 @@ def unsupported(value: Any, name: str) -> ArgumentTypeError:
 
 
 def decode(node: Node) -> Any:
-    """Return the value that was encoded.
-
-    Raises
-    ------
-    CheckpointError
-        It is nothing that `encoded` returns.
-    """
+    """Return the value that was encoded."""
     if not isinstance(node, dict):
         if isinstance(node, list):
             raise CheckpointError(f"a value of the manifest is not known: {str(node)[:80]}")

@@ -20,7 +20,7 @@ from distarray.errors import (
 )
 from distarray.layout import AbstractMesh, Placement
 from distarray.layout import box as boxes
-from distarray.typing import Box, Buffer, Shape
+from distarray.typing import Box, Buffer
 
 
 def chosen_mesh(mesh: Any) -> DeviceMesh:
@@ -208,19 +208,3 @@ def check_travels(dtype: Any) -> None:
             f"dtype {dtype} holds Python objects, which cannot be sent as memory; convert the "
             "values to a numeric, string or structured dtype first"
         )
-
-
-def checked_sizes(shape: Any) -> Shape:
-    """Return a shape as a tuple of integers.
-
-    Raises
-    ------
-    ArgumentTypeError
-        If it is no sequence of integers.
-    """
-    try:
-        return tuple([operator.index(size) for size in shape])
-    except TypeError:
-        raise ArgumentTypeError(
-            f"shape={shape!r}: must be a sequence of integers, for instance (512, 64)"
-        ) from None

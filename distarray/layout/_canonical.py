@@ -14,6 +14,7 @@ from distarray.errors import (
     PlacementError,
     ShapeError,
 )
+from distarray.layout._dimmap import checked_axes
 from distarray.layout._mesh import Mesh
 from distarray.layout._partition import Partition, chunk, explicit
 from distarray.layout._placements import Partial, Placement, Shard, suggest_for_torch
@@ -53,11 +54,6 @@ def describe(
 
     The shard order is kept only where it changes who holds what, boundaries only where they differ
     from the default split.
-
-    Raises
-    ------
-    PlacementError, AxisError, ShapeError, LayoutError, MeshError, ArgumentTypeError
-        If the parts do not fit together.
     """
     if not isinstance(mesh, Mesh):
         raise ArgumentTypeError(
@@ -184,31 +180,17 @@ def _apply_boundaries(
             "{0: (0, 3, 10)}"
         )
     kept: dict[int, tuple[int, ...]] = {}
-    seen: set[int] = set()
-    for given, offsets in boundaries.items():
-        axis = _boundary_axis(given, len(shape))
-        if axis in seen:
-            raise AxisError(f"boundaries name array axis {axis} twice, once as {given}")
-        seen.add(axis)
+    try:
+        axes = checked_axes(boundaries, len(shape))
+    except (ArgumentTypeError, AxisError) as error:
+        raise type(error)(f"boundaries {dict(boundaries)}: {error}") from None
+    for axis, offsets in zip(axes, boundaries.values(), strict=True):
         default = partitions[axis]
         split = _checked_split(axis, offsets, default)
         if split.offsets != default.offsets:
             partitions[axis] = split
             kept[axis] = split.offsets
     return tuple(sorted(kept.items()))
-
-
-def _boundary_axis(axis: int, ndim: int) -> int:
-    """Return the array axis that boundaries are given for, counted from the first."""
-    try:
-        index = operator.index(axis)
-    except TypeError:
-        raise ArgumentTypeError(
-            f"boundaries of axis {axis!r}: an array axis is an integer"
-        ) from None
-    if not -ndim <= index < ndim:
-        raise AxisError(f"boundaries of axis {index} of an array with {ndim} axes")
-    return index % ndim
 
 
 def _checked_split(axis: int, offsets: Sequence[int], default: Partition) -> Partition:

@@ -130,13 +130,7 @@ class DimMap:
 
 
 def checked_axes(axes: int | Iterable[int], ndim: int) -> tuple[int, ...]:
-    """Return one or several distinct array axes, counted from the first.
-
-    Raises
-    ------
-    AxisError
-        If an axis is out of range or named twice.
-    """
+    """Return one or several distinct array axes, counted from the first."""
     listed = tuple(axes) if isinstance(axes, Iterable) else (axes,)
     found: list[int] = []
     for given in listed:

@@ -294,13 +294,6 @@ def mesh_description(
     -------
     shape, axis_names, ranks
         Tuples; ranks are a range where they are equally spaced.
-
-    Raises
-    ------
-    MeshError
-        If sizes, names or ranks cannot be those of a mesh.
-    ArgumentTypeError
-        If they are not sequences of integers and strings.
     """
     extents = _integers(shape, "mesh shape")
     if any(extent < 1 for extent in extents):

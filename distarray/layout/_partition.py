@@ -235,11 +235,6 @@ def explicit(offsets: Sequence[int]) -> Partition:
     ----------
     offsets : sequence of int
         Starts with 0, never decreases, ends with the length of the axis.
-
-    Raises
-    ------
-    LayoutError
-        If the offsets are no such sequence.
     """
     values = tuple(offsets)
     if len(values) < 2 or values[0] != 0 or any(a > b for a, b in pairwise(values)):

@@ -82,45 +82,26 @@ class Reduction:
 
 def _number(value: int, kind: str) -> Scalar:
     """Return a small integer as the Python type of a dtype kind."""
-    match kind:
-        case "b":
-            return bool(value)
-        case "f":
-            return float(value)
-        case "c":
-            return complex(value)
-        case _:
-            return value
+    convert: dict[str, type] = {"b": bool, "f": float, "c": complex}
+    return convert.get(kind, int)(value)  # type: ignore[no-any-return]
+
+
+_LARGEST: Final[dict[str, Scalar]] = {"b": True, "f": math.inf, "c": complex(math.inf, math.inf)}
+_SMALLEST: Final[dict[str, Scalar]] = {"b": False, "u": 0, "f": -math.inf, "c": -_LARGEST["c"]}
 
 
 def _largest(kind: str, itemsize: int) -> Scalar:
     """Return the value that no value of the dtype exceeds (NumPy orders complex by parts)."""
-    match kind:
-        case "b":
-            return True
-        case "i":
-            return int(2 ** (8 * itemsize - 1) - 1)
-        case "u":
-            return int(2 ** (8 * itemsize) - 1)
-        case "f":
-            return math.inf
-        case _:
-            return complex(math.inf, math.inf)
+    if kind in "iu":
+        return int(2 ** (8 * itemsize - (kind == "i")) - 1)
+    return _LARGEST[kind]
 
 
 def _smallest(kind: str, itemsize: int) -> Scalar:
     """Return the value that no value of the dtype falls below."""
-    match kind:
-        case "b":
-            return False
-        case "i":
-            return int(-(2 ** (8 * itemsize - 1)))
-        case "u":
-            return 0
-        case "f":
-            return -math.inf
-        case _:
-            return complex(-math.inf, -math.inf)
+    if kind == "i":
+        return int(-(2 ** (8 * itemsize - 1)))
+    return _SMALLEST[kind]
 
 
 _ROWS = (

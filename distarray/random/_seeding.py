@@ -16,15 +16,7 @@ from distarray.errors import ArgumentError, ArgumentTypeError
 
 
 def checked_seed(seed: Any) -> tuple[int, ...] | None:
-    """Return a seed as integers, None for None.
-
-    Raises
-    ------
-    ArgumentTypeError
-        If it is not an integer or a sequence of integers.
-    ArgumentError
-        If an integer is negative, or there is none.
-    """
+    """Return a seed as integers, None for None."""
     if seed is None:
         return None
     try:
