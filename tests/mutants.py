@@ -378,7 +378,7 @@ MUTANTS = (
     Mutant(
         "rows that do not fill a folded one are not reduced",
         "core/_folding.py",
-        "result = ufunc(result, ufunc.reduce(rest, 0, dtype))",
+        "result = ufunc(result, ufunc.reduce(rest, 0, dtype, None, False, *initial))",
         "pass",
         ("core/test_reductions.py::test_large_blocks_reduce_as_accurately_as_numpy",),
     ),

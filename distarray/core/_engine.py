@@ -286,11 +286,12 @@ class Step:
         assert op.finish is not None
         exchange, finish = _Exchange(self), op.finish(self)
         mesh: Any = self.output.mesh
-        result = self.result
+        result, total = self.result, self.total
 
         def first(*blocks: Any) -> State:
             if exchange.has_items:
-                return tuple([_backend.to_host(as_block(part)) for part in local(*blocks)])
+                parts = [_backend.to_host(as_block(part)) for part in local(*blocks)]
+                return tuple(map(_cast, parts, total))
             return exchange.nothing
 
         def exchanged(*blocks: Any) -> Buffer:
@@ -299,6 +300,11 @@ class Step:
             return _fitted(_backend.asarray(block, _backend.device_of(blocks[0])), result)
 
         return exchanged
+
+
+def _cast(part: Buffer, dtype: Any) -> Buffer:
+    """Return a part of a state in the dtype that all ranks read, whose byte order is one of it."""
+    return part if part.dtype is dtype else part.astype(dtype, copy=False)
 
 
 def _fitted(result: Any, dtype: Any) -> Any:

@@ -64,24 +64,36 @@ _ON_DEVICE = {
 """CuPy's reductions, whose ufuncs reduce one axis at most."""
 
 
+def in_unit(block: Buffer, dtype: Any) -> tuple[Buffer, Any]:
+    """Return a block and the dtype to add it up in: a unit of time NumPy takes from items only."""
+    if getattr(dtype, "kind", "") in ("m", "M"):
+        return block.astype(dtype, copy=False), None
+    return block, dtype
+
+
 def reduce_block(
-    ufunc: Any, block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool
+    ufunc: Any, block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool, *initial: Any
 ) -> Any:
-    """Return `ufunc.reduce` of a block, folded where that is faster."""
+    """Return `ufunc.reduce` of a block, folded where that is faster.
+
+    `initial` is as in NumPy; with None the first item begins, and a sum of -0.0 stays so.
+    """
+    if dtype is not None:
+        block, dtype = in_unit(block, dtype)
     if not _backend.is_numpy(block):
         function = getattr(_backend.namespace_of(block), _ON_DEVICE[ufunc])
         options = {"dtype": dtype} if ufunc in (np.add, np.multiply) else {}
         return function(block, axis=axes, keepdims=keepdims, **options)
     if block.size < _SMALL:
-        return ufunc.reduce(block, axes, dtype, None, keepdims)
+        return ufunc.reduce(block, axes, dtype, None, keepdims, *initial)
     fold = folded(block, axes)
     if fold is None:
-        return ufunc.reduce(block, axes, dtype, None, keepdims)
+        return ufunc.reduce(block, axes, dtype, None, keepdims, *initial)
     wide, copies, rest = fold
-    result = ufunc.reduce(wide, 0, dtype)
-    result = ufunc.reduce(result.reshape(copies, -1), 0, dtype)
+    result = ufunc.reduce(wide, 0, dtype, None, False, *initial)
+    result = ufunc.reduce(result.reshape(copies, -1), 0, dtype, None, False, *initial)
     if rest is not None:
-        result = ufunc(result, ufunc.reduce(rest, 0, dtype))
+        result = ufunc(result, ufunc.reduce(rest, 0, dtype, None, False, *initial))
     lead = len(axes)
     kept = block.shape[lead:]
     return result.reshape((1,) * lead + kept if keepdims else kept)

@@ -167,6 +167,9 @@ def cast(name: str, array: Any, dtype: Any) -> Any:
 
 def assign(name: str, out: Any, result: Any, casting: Any = "same_kind") -> None:
     """Copy `result` into `out`, broadcast and redistributed to its layout."""
+    if out._layout.has_partial and result.dtype != out.dtype:
+        # What the other ranks hold then is nothing to a reduction in the dtype of `out`.
+        result = _cast(name, reduced(name, result), out.dtype, casting)
     layouts = lifted_layouts(name, [out._layout, result._layout])
     src, dst = layouts[1], layouts[0]
     if src.shape == dst.shape:
@@ -183,3 +186,11 @@ def assign(name: str, out: Any, result: Any, casting: Any = "same_kind") -> None
         target, dtype = out._local, out._local.dtype
         copy = functools.partial(np.copyto, target, moved, casting)
         converted(dst.mesh, name, moved.dtype, dtype, copy)
+
+
+def _cast(name: str, x: Any, dtype: Any, casting: Any) -> Any:
+    block = x._local
+    cast = _memory.empty(block.shape, dtype, _backend.device_of(block))
+    copy = functools.partial(np.copyto, cast, block, casting)
+    converted(x._layout.mesh, name, block.dtype, dtype, copy)
+    return x._new(cast, x._layout)

@@ -18,8 +18,9 @@ from distarray.core._arguments import check_travels
 from distarray.core._base import BaseArray
 from distarray.core._dtypes import checked_dtype, stays_partial
 from distarray.core._engine import Step, run, run_one
+from distarray.core._float_errors import text_converts
 from distarray.core._op import Call, Op, State, States
-from distarray.core._operands import assign, broadcast_shape, normalised, plain
+from distarray.core._operands import assign, broadcast_shape, lifted_layouts, normalised, plain
 from distarray.core._read_only import check_writable
 from distarray.core._registry import methods, register, ufuncs
 from distarray.core._spec import Rule, Spec
@@ -134,13 +135,16 @@ def reduce(
         return op.local(block, normalised_axes(axis, np.ndim(x)), dtype, keepdims, **rest)
     axis = axis_key(axis, x.ndim)
     dtype = None if dtype is None else checked_dtype(dtype)
-    if dtype is None and out is not None:
-        dtype = _accumulator(op, x.dtype, out.dtype)
+    if dtype is None and out is not None and op.ufunc is not None:
+        dtype = loop_dtype(op.name, op.ufunc, x.dtype, out.dtype)
     if initial is None:
         initial = ABSENT
     if initial is not ABSENT:
         initial = _checked_initial(op, initial, result_dtype(op, x.dtype, dtype))
     static = (axis, dtype, keepdims, initial is ABSENT and where is True)
+    if out is not None:
+        (_, holds) = op.dtypes(op, Call((), (x.dtype,), static))
+        check_fits(op.name, out, reduced_shape(x, axis, keepdims), holds)
     if where is True:
         result = run_one(op, x, static)
     elif op.combine is None:
@@ -152,17 +156,24 @@ def reduce(
     if initial is not ABSENT:
         assert op.ufunc is not None  # as of all that accept initial=
         result = ufuncs[op.ufunc](result, initial)
-    return result if out is None else _into(op.name, out, result)
+    return written(op.name, out, result)
 
 
-def _accumulator(op: Op, dtype: Any, out: Any) -> Any:
-    """Return the dtype of `out` to add up in, as NumPy does; None where it does not fit."""
-    if "dtype" not in op.accepts:
-        return None
-    narrowest = op.dtypes(op, Call((), (dtype,), (None, None, False, False)))[0]
-    if op.finish is None:
-        return out.newbyteorder("=") if np.can_cast(narrowest, out, "same_kind") else None
-    return out.newbyteorder("=") if np.can_cast(narrowest, out) else None
+def loop_dtype(name: str, ufunc: np.ufunc, dtype: Any, out: Any) -> Any:
+    """Return the dtype in which NumPy reduces, or accumulates, items of `dtype` into `out`.
+
+    Raises
+    ------
+    DTypeError
+        If there is none that holds the items.
+    """
+    try:
+        (loop, *_) = ufunc.resolve_dtypes((out, dtype, None), reduction=True, casting="unsafe")
+    except TypeError as error:
+        raise DTypeError(f"{name} of {dtype} into out= of {out}: {error}") from error
+    if loop.kind != "b" and not np.can_cast(dtype, loop, "same_kind"):
+        raise DTypeError(f"{name} of {dtype} into out= of {out}: {loop} does not hold the items")
+    return loop
 
 
 def _checked_initial(op: Op, initial: Any, dtype: Any) -> Any:
@@ -208,17 +219,30 @@ def _mask(name: str, x: BaseArray, where: Any) -> Any:
     return mask
 
 
-def _into(name: str, out: Any, result: Any) -> Any:
-    if out.shape != result.shape:
-        raise ShapeError(f"{name} gives shape {result.shape}, but out= has {out.shape}")
-    if not np.can_cast(result.dtype, out.dtype, "same_kind"):
-        raise DTypeError(f"{name} gives {result.dtype}, but out= has {out.dtype}")
+def check_fits(name: str, out: Any, shape: Shape, dtype: Any) -> None:
+    """Refuse an `out` of another shape or kind than the result has, before anything is sent.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        See above.
+    """
+    if out.shape != shape:
+        raise ShapeError(f"{name} gives shape {shape}, but out= has {out.shape}")
+    if text_converts(dtype, out.dtype) or not np.can_cast(dtype, out.dtype, "same_kind"):
+        raise DTypeError(f"{name} gives {dtype}, but out= has {out.dtype}")
+
+
+def written(name: str, out: Any, result: Any) -> Any:
+    """Return `out` with `result`, which fits into it; `result` where there is no `out`."""
+    if out is None:
+        return result
     assign(name, out, result)
     return out
 
 
 def check_out(name: str, x: Any, out: Any) -> None:
-    """Refuse an `out` that cannot take the reduction of `x`, before anything is sent.
+    """Refuse an `out` that cannot be written with what becomes of `x`, before anything is sent.
 
     Raises
     ------
@@ -226,6 +250,8 @@ def check_out(name: str, x: Any, out: Any) -> None:
         If one of them is distributed, and not the other.
     ReadOnlyError
         If `out` is read-only.
+    MeshError
+        If the two have no common mesh.
     """
     if out is None:
         return
@@ -240,6 +266,7 @@ def check_out(name: str, x: Any, out: Any) -> None:
             "array, gather first: x.full_array()"
         )
     check_writable(name, out)
+    lifted_layouts(name, (out._layout, x._layout))
 
 
 def _signature(accepts: tuple[str, ...]) -> inspect.Signature:
@@ -433,6 +460,13 @@ def normalised_axes(axis: Any, ndim: int) -> tuple[int, ...]:
     if len(set(axes)) != len(axes):
         raise AxisError(f"axis={axis!r} names an axis twice (of {ndim} axes)")
     return tuple(sorted(axes))
+
+
+def reduced_shape(x: BaseArray, axis: Any, keepdims: bool) -> Shape:
+    """Return the shape of a reduction of `x`."""
+    axes = normalised_axes(axis, x.ndim)
+    kept = [1 if i in axes else size for i, size in enumerate(x.shape) if keepdims or i not in axes]
+    return tuple(kept)
 
 
 def reduced_count(shape: Shape, axes: tuple[int, ...]) -> int:

@@ -24,6 +24,8 @@ from distarray.core._float_errors import CALM, state, strict
 from distarray.core._meshes import replicated
 from distarray.core._op import Call, Op
 from distarray.core._operands import LARGE
+from distarray.core._read_only import check_writable
+from distarray.core._reduce import check_fits
 from distarray.core._registry import register, ufuncs
 from distarray.core._spec import Letters, Spec
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
@@ -156,11 +158,8 @@ def _call(op: Op, *operands: Any, out: Any = None, **options: Any) -> Any:
         for letter, size in zip(letters, shape, strict=True)
     }
     shape, dtype = tuple(sizes[x] for x in spec.output), op.dtypes(op, call)[0]
-    if target.shape != shape or not np.can_cast(dtype, target.dtype, "same_kind"):
-        raise ShapeError(
-            f"{op.name} gives {dtype} of shape {shape}, which does not go into out= of "
-            f"{target.dtype} and shape {target.shape}"
-        )
+    check_writable(op.name, target)
+    check_fits(op.name, target, shape, dtype)
     if any(isinstance(x, BaseArray) for x in operands):
         result = run(op, operands, static)
     else:

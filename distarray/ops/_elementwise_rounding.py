@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,10 @@ copied = elementwise("copyto", lambda block: block, 1)
 @register
 def round(x: Any, /, decimals: int = 0, out: Any = None) -> Any:
     """Round to a number of decimals, half to even; see NumPy's `round`."""
+    try:
+        decimals = operator.index(decimals)
+    except TypeError:
+        raise ArgumentTypeError(f"round(decimals={decimals!r}): must be an integer") from None
     options: dict[str, Any] = {"decimals": decimals} if decimals else {}
     if out is None:
         return run_row(_rounded, (x,), **options)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core._folding import reduce_block
+from distarray.core._folding import in_unit, reduce_block
 from distarray.core._reduce import reduction
 from distarray.typing import Buffer
 
@@ -24,6 +24,7 @@ def by(ufunc: Any, always: Any = None) -> Any:
     ) -> Buffer:
         dtype = always if dtype is None else dtype
         if extra:  # never on a GPU, whose reductions take no mask
+            block, dtype = in_unit(block, dtype)
             return ufunc.reduce(block, axes, dtype, None, keepdims, **extra)
         return reduce_block(ufunc, block, axes, dtype, keepdims)
 

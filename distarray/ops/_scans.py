@@ -16,18 +16,27 @@ import numpy as np
 from distarray.comm import _backend, _memory
 from distarray.core._base import BaseArray
 from distarray.core._dtypes import checked_dtype
-from distarray.core._engine import Step, run_one
-from distarray.core._folding import reduce_block
+from distarray.core._engine import Step, run_one, step_for
+from distarray.core._folding import in_unit, reduce_block
 from distarray.core._op import Call, Op, State, States
 from distarray.core._operands import checked
-from distarray.core._reduce import ABSENT, check_out, checked_flag, local_dtype, normalised_axes
+from distarray.core._reduce import (
+    ABSENT,
+    check_fits,
+    check_out,
+    checked_flag,
+    local_dtype,
+    loop_dtype,
+    normalised_axes,
+    written,
+)
 from distarray.core._registry import methods, register
 from distarray.core._spec import Spec
 from distarray.errors import ArgumentError, ArgumentTypeError, AxisError
 from distarray.layout import Layout
 from distarray.ops._elementwise_arithmetic import subtract
 from distarray.ops._elementwise_logic import not_equal
-from distarray.ops._elementwise_rounding import assign_or_return, copy
+from distarray.ops._elementwise_rounding import copy
 from distarray.ops._items import getitem
 from distarray.ops._joining import concat
 from distarray.ops._reshape import reshape
@@ -44,7 +53,7 @@ axis : int, optional
 dtype : optional
     Of the result; by default integers are {verb} at least in int64, as in NumPy.
 out : DistArray, optional
-    Where the result goes.
+    Where the result goes, of its shape; a wider dtype of it is {verb} in.
 include_initial : bool
     Begin with {identity}, which makes the axis one item longer.
 
@@ -67,7 +76,7 @@ is sent. Partial inputs are reduced first.
 """
 
 
-def scan(name: str, what: str, ufunc: np.ufunc, local: Callable[..., Any]) -> Op:
+def scan(name: str, what: str, ufunc: np.ufunc, function: Callable[..., Any]) -> Op:
     """Return a scan along an axis; `cumsum` and `cumprod` may also take all items in flat order.
 
     Parameters
@@ -76,9 +85,14 @@ def scan(name: str, what: str, ufunc: np.ufunc, local: Callable[..., Any]) -> Op
         The public name, and what is returned.
     ufunc : ufunc
         Whose `accumulate` it is.
-    local : callable
+    function : callable
         NumPy's function of this name, or the one that does the same on blocks.
     """
+
+    def local(block: Buffer, axis: int, dtype: Any, out: Buffer | None = None) -> Buffer:
+        block, dtype = in_unit(block, dtype)
+        return function(block, axis, dtype, out)
+
     flat = not name.startswith("cumulative")
     axis = "Default: all items in flat order." if flat else "Default, of arrays of one axis: 0."
     verb = "added up" if ufunc is np.add else "multiplied"
@@ -127,7 +141,14 @@ def _call(
         raise ArgumentTypeError(f"{op.name}(axis={axis!r}): takes one axis")
     (axis,) = (0,) if axis is None else normalised_axes(axis, x.ndim)
     wanted = None if dtype is None else checked_dtype(dtype)
-    return assign_or_return(out, run_one(op, x, (axis, wanted, include_initial)))
+    if wanted is None and out is not None:
+        assert op.ufunc is not None  # as of all scans
+        wanted = loop_dtype(op.name, op.ufunc, x.dtype, out.dtype)
+    static = (axis, wanted, include_initial)
+    if out is not None:
+        step = step_for(op, (x,), static)
+        check_fits(op.name, out, step.made(None).shape, step.result)
+    return written(op.name, out, run_one(op, x, static))
 
 
 # --- hooks of the engine: static is (axis, dtype, include_initial) -------------------------------
@@ -157,7 +178,7 @@ def _reduced_block(step: Step) -> Callable[[Buffer], State]:
 
     def reduced(block: Buffer) -> State:
         items = block if total is result else block.astype(result, copy=False)
-        return (reduce_block(ufunc, items, axes, total, True),)
+        return (reduce_block(ufunc, items, axes, total, True, None),)
 
     return reduced
 

@@ -12,15 +12,23 @@ from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block
 from distarray.core._engine import Step, run_one
 from distarray.core._op import Call, Op, State, States
-from distarray.core._reduce import axis_key, check_out, checked_flag, normalised_axes
+from distarray.core._reduce import (
+    axis_key,
+    check_fits,
+    check_out,
+    checked_flag,
+    normalised_axes,
+    reduced_shape,
+    written,
+)
 from distarray.core._registry import register
 from distarray.core._spec import Spec
 from distarray.core._spec import reduction as reduction_spec
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
-from distarray.ops._elementwise_rounding import assign_or_return
 from distarray.typing import Buffer
 
-_LAST = np.iinfo(np.int64).max
+_INDEX = np.dtype(np.int64)
+_LAST = np.iinfo(_INDEX).max
 
 
 def _place_spec(op: Op, call: Call) -> Spec:
@@ -40,7 +48,7 @@ def _place_dtypes(op: Op, call: Call) -> tuple[Any, Any]:
     (dtype,) = call.dtypes
     if dtype.kind not in "biufcmM":
         raise DTypeError(f"{op.name} of {dtype}: items must be ordered numbers or times")
-    return (dtype, np.dtype(np.int64)), np.dtype(np.int64)
+    return (dtype.newbyteorder("="), _INDEX), _INDEX
 
 
 def _first(step: Step) -> Callable[[Buffer], State]:
@@ -111,6 +119,7 @@ def argmax(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: bool = Fal
     axis : int, optional
         Default: the index into the flattened array (in C order).
     out : DistArray, optional
+        Of signed integers, and of the result's shape.
     keepdims : bool
 
     Returns
@@ -135,4 +144,9 @@ def _place(op: Op, x: Any, axis: Any, out: Any, keepdims: bool) -> Any:
         raise ArgumentTypeError(
             f"{op.name}(axis={axis!r}): takes one axis, or None for all; reshape first"
         )
-    return assign_or_return(out, run_one(op, x, (axis_key(axis, x.ndim), keepdims)))
+    axis = axis_key(axis, x.ndim)
+    if out is not None:
+        check_fits(op.name, out, reduced_shape(x, axis, keepdims), _INDEX)
+        if not np.can_cast(out.dtype, _INDEX):
+            raise DTypeError(f"{op.name} gives integers, but out= has {out.dtype}")
+    return written(op.name, out, run_one(op, x, (axis, keepdims)))

@@ -16,25 +16,30 @@ from distarray.core._dtypes import checked_dtype, floating, numeric
 from distarray.core._engine import Step, run_one
 from distarray.core._moments import Moments, merge, moments, state_dtype
 from distarray.core._op import Call, Op, State, States
+from distarray.core._operands import broadcast_shape, normalised
 from distarray.core._reduce import (
     ABSENT,
     axis_key,
+    check_fits,
     check_out,
     checked_flag,
+    loop_dtype,
     normalised_axes,
     reduce,
     reduced_count,
+    reduced_shape,
     reduction,
     result_dtype,
+    written,
 )
 from distarray.core._registry import register
 from distarray.core._spec import Spec
 from distarray.core._spec import reduction as reduction_spec
-from distarray.errors import ArgumentTypeError, DTypeError
+from distarray.errors import ArgumentTypeError, DTypeError, ShapeError
 from distarray.ops import _elementwise_arithmetic as arithmetic
 from distarray.ops import _elementwise_logic as logic
 from distarray.ops import _reductions as reductions
-from distarray.ops._elementwise_rounding import assign_or_return, astype, where
+from distarray.ops._elementwise_rounding import astype, where
 from distarray.typing import Buffer
 
 # --- the mean: the sum of all ranks' items, divided once -----------------------------------------
@@ -118,21 +123,26 @@ def mean(
     and divided by the count, and the result is replicated there. Kept axes stay cut.
     """
     keepdims = checked_flag("mean", "keepdims", keepdims)
-    if not isinstance(x, BaseArray):
-        check_out("mean", x, out)
-        return np.mean(x, axis, dtype, None, keepdims, where=where)
-    if where is True:
-        return reduce(_mean, x, axis, dtype, out, keepdims)
     check_out("mean", x, out)
+    if not isinstance(x, BaseArray):
+        return np.mean(x, axis, dtype, None, keepdims, where=where)
+    sums_into = dtype is not None and out is not None  # which is divided in the dtype of `out`
+    if dtype is None and out is not None:
+        dtype = loop_dtype("mean", np.add, _mean_dtype(x.dtype), out.dtype)
+    if where is True and not sums_into:
+        return reduce(_mean, x, axis, dtype, out, keepdims)
     wanted = None if dtype is None else checked_dtype(dtype)
-    if wanted is None and out is not None and np.can_cast(_mean_dtype(x.dtype), out.dtype):
-        wanted = out.dtype.newbyteorder("=")
     wide, result = _mean_dtypes(_mean, Call((), (x.dtype,), (axis, wanted, keepdims, False)))
+    if out is not None:
+        check_fits("mean", out, reduced_shape(x, axis, keepdims), result)
     total = reductions.sum(x, axis=axis, dtype=wide, keepdims=keepdims, where=where)
+    if sums_into:
+        result = np.result_type(result, out.dtype)
+        total = astype(total, result, copy=False)
     quotient = arithmetic.divide(total, _selected(x, axis, keepdims, where))
     if total.ndim:
         quotient = astype(quotient, total.dtype, copy=False)
-    return assign_or_return(out, astype(quotient, result, copy=False))
+    return written("mean", out, astype(quotient, result, copy=False))
 
 
 def _selected(x: Any, axis: Any, keepdims: bool, mask: Any) -> Any:
@@ -237,21 +247,22 @@ def var(
     keepdims : bool
     where : array of bool, optional
         Items that count.
-    mean : optional
-        Accepted for NumPy's sake and not needed: the mean is found in the same pass.
+    mean : array, optional
+        What deviations are taken from, of a shape that broadcasts to `x`; default: the mean, found
+        in the same pass.
 
     Notes
     -----
     Distribution: the states of all blocks along a cut reduced axis are exchanged at once and merged
     in rank order (Chan, Golub, LeVeque 1979); the result is replicated there.
     """
-    del mean
     check_out("var", x, out)
-    result = _varied(x, axis, dtype, out, ddof, keepdims, where, correction)
-    return assign_or_return(out, result)
+    result = _varied("var", x, axis, dtype, out, ddof, keepdims, where, mean, correction)
+    return written("var", out, result)
 
 
 def _varied(
+    name: str,
     x: Any,
     axis: Any,
     dtype: Any,
@@ -259,6 +270,7 @@ def _varied(
     ddof: float,
     keepdims: bool,
     where: Any,
+    centre: Any,
     correction: Any,
 ) -> Any:
     """Return the variance as exact as `out` can hold it, which is not written."""
@@ -272,10 +284,19 @@ def _varied(
     if not isinstance(ddof, Real):
         raise ArgumentTypeError(f"correction={ddof!r}: must be a number, 1 for the sample variance")
     if not isinstance(x, BaseArray):
-        if _backend.is_cupy(x) and where is True:
+        if _backend.is_cupy(x) and where is True and centre is ABSENT:
             return np.var(x, axis, dtype, ddof=ddof, keepdims=keepdims)
+        given = {} if centre is ABSENT else {"mean": centre}
         block = np.asarray(x)
-        return np.var(block, axis, dtype, ddof=ddof, keepdims=keepdims, where=where)
+        return np.var(block, axis, dtype, ddof=ddof, keepdims=keepdims, where=where, **given)
+    axis = axis_key(axis, x.ndim)
+    if centre is None:
+        centre = ABSENT
+    elif centre is not ABSENT:
+        (centre,) = normalised(f"{name}(mean=)", [centre])
+        shape = getattr(centre, "shape", ())
+        if broadcast_shape(name, (x.shape, shape)) != x.shape:
+            raise ShapeError(f"{name}(mean=) of shape {shape} does not broadcast to {x.shape}")
     wanted = None if dtype is None else checked_dtype(dtype)
     if wanted is not None and (
         x.dtype.kind not in numeric
@@ -283,7 +304,7 @@ def _varied(
         or (x.dtype.kind == "c" and wanted.kind != "c")
     ):
         raise DTypeError(
-            f"var(dtype={str(wanted)!r}) of {x.dtype}: numbers take a floating-point dtype, "
+            f"{name}(dtype={str(wanted)!r}) of {x.dtype}: numbers take a floating-point dtype, "
             "complex ones a complex dtype, and what is no number takes none; leave dtype out, or "
             "convert with astype"
         )
@@ -292,16 +313,28 @@ def _varied(
         have = np.dtype(np.float64) if x.dtype.kind in "biu" else x.dtype
         work = np.result_type(have, np.empty(0, least).real.dtype)
         x = x if work == have else astype(x, work)
-    if where is not True:
-        result = _masked_variance(x, axis, ddof, keepdims, where)
+    static = (axis, keepdims, ddof)
+    if out is not None and out.dtype.kind == "c":
+        wanted = out.dtype
+    if out is not None:
+        (_, narrowest) = _variance_dtypes(_variance, Call((), (x.dtype,), static))
+        holds = narrowest if wanted is None else wanted
+        check_fits(name, out, reduced_shape(x, axis, keepdims), holds)
+    if where is True and centre is ABSENT:
+        result = run_one(_variance, x, static)
     else:
-        result = run_one(_variance, x, (axis_key(axis, x.ndim), keepdims, ddof))
-    return result if wanted is None else astype(result, wanted, copy=False)
+        result = _variance_around(centre, x, axis, ddof, keepdims, where)
+    if wanted is None:
+        return result
+    result = astype(result, wanted, copy=False)
+    return arithmetic.divide(result, 1) if wanted.kind == "c" else result  # nan is nan + nan j
 
 
-def _masked_variance(x: Any, axis: Any, ddof: float, keepdims: bool, mask: Any) -> Any:
+def _variance_around(centre: Any, x: Any, axis: Any, ddof: float, keepdims: bool, mask: Any) -> Any:
+    """Return the variance under a mask, or around another centre than the mean."""
     count = _selected(x, axis, keepdims, mask)
-    centre = mean(x, axis=axis, keepdims=True, where=mask)
+    if centre is ABSENT:
+        centre = mean(x, axis=axis, keepdims=True, where=mask)
     deviation = arithmetic.abs(arithmetic.subtract(x, centre))
     total = reductions.sum(
         arithmetic.square(deviation),
@@ -330,18 +363,24 @@ def std(
     correction: Any = ABSENT,
 ) -> Any:
     """Return the standard deviation over axes; arguments and distribution are those of `var`."""
-    del mean
     check_out("std", x, out)
-    result = _varied(x, axis, dtype, out, ddof, keepdims, where, correction)
+    result = _varied("std", x, axis, dtype, out, ddof, keepdims, where, mean, correction)
     if not isinstance(result, BaseArray):
         return np.sqrt(result)
     root = result._new(as_block(np.sqrt(result._local)), result._layout)
-    return assign_or_return(out, root)
+    return written("std", out, root)
 
 
 @register
 def ptp(x: Any, /, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
     """Return the largest less the smallest item over axes."""
+    check_out("ptp", x, out)
+    wide: dict[str, Any] = {}
+    if out is not None:
+        loop = loop_dtype("ptp", np.maximum, x.dtype, out.dtype)
+        holds = np.dtype("m8") if loop.kind == "M" else loop
+        check_fits("ptp", out, reduced_shape(x, axis, keepdims), holds)
+        wide = {} if loop.kind in "mM" else {"dtype": loop}
     top = reductions.max(x, axis=axis, keepdims=keepdims)
     bottom = reductions.min(x, axis=axis, keepdims=keepdims)
-    return assign_or_return(out, arithmetic.subtract(top, bottom))
+    return written("ptp", out, arithmetic.subtract(top, bottom, **wide))

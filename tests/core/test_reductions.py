@@ -23,6 +23,7 @@ from distarray.errors import (
     AxisError,
     DTypeError,
     ReadOnlyError,
+    ShapeError,
 )
 from distarray.layout import Partial, Replicate, Shard
 from distarray.ops._reductions import by
@@ -641,5 +642,167 @@ def test_results_that_no_partial_combines_are_exchanged_at_once() -> None:
                     agrees(result, np.fmax.reduce(value, axis=axis, keepdims=keepdims))
             with pytest.raises(ArgumentTypeError, match="where"):
                 nanmax(x, where=value > 0)
+
+    on_ranks(program)
+
+
+@pytest.mark.host_only  # GPUs have native byte order alone
+@pytest.mark.parametrize("name", ["argmin", "argmax", "min", "max", "sum", "prod", "mean", "var"])
+def test_byte_order_is_that_of_no_rank_where_some_have_no_item(name: str) -> None:
+    value = np.array([4.75, -5.125])
+
+    def program() -> list[Any]:
+        results = []
+        for dtype in (">f8", ">f4", ">f2", ">c16", ">i4"):
+            x = distribute_array(value.astype(dtype))
+            for axis in (None, 0):
+                for keepdims in (False, True):
+                    expected = getattr(np, name)(value.astype(dtype), axis, keepdims=keepdims)
+                    result = getattr(ours, name)(x, axis, keepdims=keepdims)
+                    results.append(np.asarray(result).tolist())
+                    agrees(result, np.asarray(expected), rtol=1e-3)
+        return results
+
+    first, *others = on_ranks(program)
+    assert all(other == first for other in others)
+
+
+REDUCED = ("sum", "prod", "min", "max", "mean", "var", "std", "ptp", "argmin", "argmax")
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_out_of_another_shape_or_kind_is_refused_before_anything_is_sent(name: str) -> None:
+    function = getattr(ours, name)
+
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        value = np.arange(12.0).reshape(3, 4)
+        x = distribute_array(value, mesh, [Shard(0)])
+        masks = [{}] if name.startswith(("arg", "ptp")) else [{}, {"where": value > 2}]
+        dtype = "i8" if name.startswith("arg") else "f8"
+        with CommLog() as log:
+            for options in masks:
+                if options and name in ("min", "max"):
+                    options["initial"] = 0.0
+                for shape in ((3, 4), (1, 4), (), (5,)):
+                    out = distribute_array(np.zeros(shape, dtype), mesh, [Replicate()], src=None)
+                    with pytest.raises(ShapeError):
+                        function(x, axis=0, out=out, **options)
+                out = distribute_array(np.zeros(4), mesh, [Replicate()], src=None)
+                with pytest.raises(ShapeError):
+                    function(x, axis=0, out=out, keepdims=True, **options)
+                for kind in ("f8", "?") if dtype == "i8" else ("i8", "?", "U9", "m8[s]"):
+                    out = distribute_array(np.zeros(4, kind), mesh, [Replicate()], src=None)
+                    with pytest.raises(DTypeError):
+                        function(x, axis=0, out=out, **options)
+        assert log.count() == 0
+
+    on_ranks(program)
+
+
+@pytest.mark.host_only  # GPUs have native byte order alone
+@pytest.mark.parametrize("name", ["sum", "prod", "max", "mean", "ptp"])
+def test_reduction_into_an_array_adds_up_in_numpys_dtype(name: str) -> None:
+    cases = (
+        ("i8", "f2", np.array([70_000, -69_990, 0])),
+        ("u8", "f4", np.array([2**40, 3, 5])),
+        ("i1", "i8", np.array([-128, 127, 3])),
+        ("i1", "i2", np.array([-128, 127, 3])),
+        ("f2", ">f8", np.array([60_000.0, 60_000.0, 3.0])),
+        ("f4", "c16", np.array([1e30, 1e30, 3.0])),
+        ("i4", ">f4", np.array([2**30, 2**30, 3])),
+    )
+
+    def program() -> None:
+        for source, dtype, items in cases:
+            value = items.astype(source)
+            out = ours.zeros((), dtype=dtype)
+            if name == "mean" and dtype in ("f2", "i2", "i8"):  # into which NumPy rounds the sum
+                continue
+            with np.errstate(over="ignore", invalid="ignore"):
+                getattr(ours, name)(distribute_array(value), out=out)
+                agrees(out, getattr(np, name)(value, out=np.zeros((), dtype)))
+
+    on_ranks(program)
+
+
+def test_result_in_a_narrower_partial_array_is_that_of_all_ranks() -> None:
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        value = np.random.default_rng(5).integers(-9, 9, (6, 5))
+        x = distribute_array(value, mesh, [Shard(0)])
+        for reduces in ("min", "max", "sum"):
+            out = distribute_array(np.zeros(5, np.int16), mesh, [Replicate()])
+            out = out.redistribute([Partial(reduces)])
+            ours.argmin(x, 0, out)
+            agrees(out, np.argmin(value, 0).astype(np.int16))
+            ours.max(x, 0, out)
+            agrees(out, np.max(value, 0).astype(np.int16))
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("name", ["var", "std"])
+def test_variance_around_a_given_mean_is_numpys(name: str) -> None:
+    theirs, function = getattr(np, name), getattr(ours, name)
+    value = np.random.default_rng(6).random((6, 5))
+    mask = value > 0.3
+    mean = value.mean(0, keepdims=True) + 1
+
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        x = distribute_array(value, mesh, [Shard(0)])
+        for centre in (mean, distribute_array(mean, mesh, [Shard(1)]), ours.asarray(mean)):
+            for options in ({}, {"ddof": 1}, {"where": mask}, {"keepdims": True}):
+                expected = theirs(value, 0, mean=mean, **options)
+                agrees(function(x, 0, mean=centre, **options), expected, rtol=1e-12)
+        agrees(function(x, mean=0.25), np.asarray(theirs(value, mean=0.25)), rtol=1e-12)
+        agrees(function(x, 0, mean=None), theirs(value, 0), rtol=1e-12)
+        with pytest.raises(ShapeError):
+            function(x, 0, mean=np.zeros((2, 6, 5)))
+
+    on_ranks(program)
+
+
+def test_complex_moments_of_nan_are_nan_in_both_parts() -> None:
+    value = np.array([1.0, np.nan, 9.0])
+
+    def program() -> None:
+        x = distribute_array(value)
+        for function, theirs in ((ours.var, np.var), (ours.std, np.std), (ours.mean, np.mean)):
+            for dtype in (None, complex) if function is not ours.mean else (None,):
+                out = ours.zeros((), dtype=complex)
+                function(x, dtype=dtype, out=out)
+                expected = theirs(value, dtype=dtype, out=np.zeros((), complex))
+                assert str(out.full_array()) == str(expected) == str(np.array(complex("nan+nanj")))
+        assert str(ours.var(x, dtype=complex).full_array()) == str(np.var(value, dtype=complex))
+
+    with np.errstate(invalid="ignore"):
+        on_ranks(program)
+
+
+def test_mean_of_whole_numbers_is_divided_in_its_array() -> None:
+    value = np.array([2.9, 4.2, 5.7])
+
+    def program() -> None:
+        x = distribute_array(value)
+        for dtype, wanted in (("i8", "f8"), ("f4", "f8"), ("f8", "f4")):
+            out = ours.zeros((), dtype=wanted)
+            ours.mean(x, dtype=dtype, out=out)
+            agrees(out, np.mean(value, dtype=dtype, out=np.zeros((), wanted)))
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("name", ["sum", "max", "mean", "var", "std", "ptp", "any"])
+def test_keepdims_that_is_no_integer_raises_on_every_rank(name: str) -> None:
+    def program() -> None:
+        x = distribute_array(np.arange(2.0))  # the other ranks have no item
+        for keepdims in (2.0, "a", None, []):
+            with pytest.raises(ArgumentTypeError):
+                getattr(ours, name)(x, keepdims=keepdims)
+        assert getattr(ours, name)(x, keepdims=1).shape == (1,)
+        with pytest.raises(ArgumentTypeError):
+            ours.round(x, None)
 
     on_ranks(program)

@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distarray as da
-from distarray.errors import ArgumentError, AxisError, DTypeError, FloatingError, MismatchError
+from distarray.errors import (
+    ArgumentError,
+    AxisError,
+    DTypeError,
+    FloatingError,
+    MismatchError,
+    ShapeError,
+)
 from distarray.layout import Replicate, Shard
 from tests.array.strategies import agrees, cases, on_ranks
 
@@ -201,5 +208,76 @@ def test_large_blocks_scan_as_accurately_as_numpy(shape: tuple[int, ...]) -> Non
         x = da.distribute_array(value)
         for axis in range(len(shape)):
             agrees(da.cumulative_sum(x, axis=axis), np.cumsum(value, axis), rtol=1e-12, atol=0)
+
+    on_ranks(program)
+
+
+@pytest.mark.host_only  # GPUs have native byte order and no times
+def test_scan_into_an_array_adds_up_in_numpys_dtype() -> None:
+    cases = (
+        (np.full(7, 40000.0), "f2", "f8"),
+        (np.full(7, 2**62), "i8", ">f8"),
+        (np.full(7, 2**63, np.uint64), "u8", "f8"),
+        (np.arange(7) * 40, "u1", "i2"),
+        (np.arange(7) - 3, "i4", ">c16"),
+        (np.arange(7) - 3, "m8[s]", "m8[ms]"),
+        (np.arange(7), ">m8[s]", "m8[s]"),
+    )
+
+    def program() -> None:
+        for value, dtype, wanted in cases:
+            value = value.astype(dtype)
+            x = da.distribute_array(value)
+            for function in (da.cumsum, da.cumulative_sum, np.add.accumulate):
+                out = da.zeros(value.shape, dtype=wanted)
+                assert function(x, 0, out=out) is out
+                agrees(out, np.cumsum(value, out=np.zeros(value.shape, wanted)))
+
+    with np.errstate(over="ignore"):
+        on_ranks(program)
+
+
+def test_out_that_no_scan_fits_into_is_refused_before_anything_is_sent() -> None:
+    def program() -> None:
+        x = da.distribute_array(np.arange(6.0))
+        with da.CommLog() as log:
+            for shape in ((3, 6), (7,), ()):
+                with pytest.raises(ShapeError):
+                    da.cumsum(x, out=da.zeros(shape))
+            with pytest.raises(ShapeError):
+                da.cumulative_sum(x, out=da.zeros(6), include_initial=True)
+            for dtype in (np.int64, np.bool_):
+                with pytest.raises(DTypeError):
+                    da.cumsum(x, out=da.zeros(6, dtype=dtype))
+        assert log.count() == 0
+
+    on_ranks(program)
+
+
+@pytest.mark.host_only  # GPUs have no times
+def test_times_are_added_up_as_in_numpy() -> None:
+    value = np.array([5, 6, "NaT", 7], "m8[s]")
+
+    def program() -> None:
+        for times in (value, value[:2], value[:2].astype(">m8[D]")):
+            x = da.distribute_array(times)  # the other ranks have no item
+            agrees(da.cumsum(x), np.cumsum(times))
+            expected = np.cumulative_sum(times, include_initial=True)
+            agrees(da.cumulative_sum(x, include_initial=True), expected)
+            agrees(da.diff(x), np.diff(times))
+            agrees(da.mean(x), np.asarray(np.mean(times)))
+            chosen = np.arange(len(times)) != 2
+            agrees(da.mean(x, where=chosen), np.asarray(np.mean(times, where=chosen)))
+            with pytest.raises(DTypeError):
+                da.cumprod(x)
+
+    on_ranks(program)
+
+
+def test_negative_zeros_add_up_to_negative_zeros() -> None:
+    def program() -> None:
+        for value in (np.full(7, -0.0), np.full((7, 3), -0.0)):
+            result = da.cumsum(da.distribute_array(value), axis=0)
+            assert np.array_equal(np.signbit(np.asarray(result)), np.signbit(np.cumsum(value, 0)))
 
     on_ranks(program)
