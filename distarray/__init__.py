@@ -42,11 +42,7 @@ from distarray.comm import (
     init_device_mesh,
     use_mesh,
 )
-from distarray.core import _replicas
-from distarray.core._policy import (
-    communication,
-)
-from distarray.core._ruled import register_rule
+from distarray.core import _replicas, communication, register_rule
 from distarray.layout import (
     AbstractMesh,
     Layout,

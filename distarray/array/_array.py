@@ -11,8 +11,7 @@ from distarray.array._operators import Operators
 from distarray.array._protocols import Protocols
 from distarray.array._repr import Printing
 from distarray.array._scalars import Scalars
-from distarray.core._base import set_array_class
-from distarray.core._operands import checked
+from distarray.core import checked, set_array_class
 from distarray.errors import ArgumentTypeError
 from distarray.layout import Layout, Placement
 from distarray.typing import AxisName, Buffer

@@ -8,18 +8,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distarray.comm import _backend, _memory, all_gather_checked, by_answer
-from distarray.core import _replicas
-from distarray.core._arguments import (
+from distarray.core import (
+    BaseArray,
+    _replicas,
     check_device,
     checked_position,
     chosen_mesh,
     chosen_placements,
+    device_of,
     plain_buffer,
     plain_source,
     read_box,
+    replicated,
 )
-from distarray.core._base import BaseArray
-from distarray.core._meshes import device_of, replicated
 from distarray.errors import (
     ArgumentError,
     DistArrayError,

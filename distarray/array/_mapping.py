@@ -7,14 +7,16 @@ from typing import Any
 
 from distarray.array._convert import check_blocks, tiled_layout
 from distarray.comm import _memory, all_gather_checked
-from distarray.core._arguments import (
+from distarray.core import (
+    BaseArray,
     check_device,
     chosen_placements,
+    common_mesh,
+    lift,
+    move,
+    new_array,
     plain_buffer,
 )
-from distarray.core._base import BaseArray, new_array
-from distarray.core._dispatch import move
-from distarray.core._meshes import common_mesh, lift
 from distarray.errors import ArgumentTypeError
 from distarray.layout import Layout, Placement
 from distarray.ops._creation import checked_shape

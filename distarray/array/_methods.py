@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distarray.core._base import BaseArray
+from distarray.core import BaseArray
 from distarray.ops import _contraction as contraction
 from distarray.ops import _elementwise_rounding as rounding
 from distarray.ops import _reductions as reductions

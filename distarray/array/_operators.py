@@ -9,11 +9,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core._base import BaseArray
-from distarray.core._elementwise import into, run_row
-from distarray.core._op import Op
-from distarray.core._paths import inplace_path
-from distarray.core._read_only import in_place
+from distarray.core import BaseArray, Op, in_place, inplace_path, into, run_row
 from distarray.errors import DTypeError, ReadOnlyError
 from distarray.ops import _elementwise_arithmetic as arithmetic
 from distarray.ops import _elementwise_logic as logic

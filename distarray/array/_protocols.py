@@ -11,10 +11,7 @@ import numpy as np
 
 from distarray.array import _convert
 from distarray.comm import _backend
-from distarray.core._base import BaseArray
-from distarray.core._meshes import replicated
-from distarray.core._policy import permit
-from distarray.core._registry import functions, methods, row_of, ufuncs
+from distarray.core import BaseArray, functions, methods, permit, replicated, row_of, ufuncs
 from distarray.errors import ArgumentError, ArgumentTypeError, ExportError, MeshError
 from distarray.ops import _inspection  # noqa: F401 - its functions register themselves
 from distarray.ops._elementwise_logic import equal

@@ -11,7 +11,7 @@ import numpy as np
 
 from distarray.array import _convert
 from distarray.comm import _backend
-from distarray.core._base import BaseArray
+from distarray.core import BaseArray
 from distarray.typing import Buffer
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from distarray.core._base import BaseArray
-from distarray.core._cache import cache, remember
-from distarray.core._meshes import replicated
+from distarray.core import BaseArray, cache, remember, replicated
 from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
 from distarray.layout import Layout
 from distarray.redistribute import redistribute_local

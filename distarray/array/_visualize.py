@@ -8,7 +8,7 @@ from itertools import islice, product
 from typing import Any
 
 from distarray.comm import DeviceMesh
-from distarray.core._base import BaseArray
+from distarray.core import BaseArray
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, Partial, Shard, table
 

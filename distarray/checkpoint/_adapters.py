@@ -16,7 +16,7 @@ from distarray.checkpoint._blocks import Block, Piece
 from distarray.checkpoint._dtypes import spec_of_dtype
 from distarray.checkpoint._values import Node, items_of
 from distarray.comm import DeviceMesh, _backend, _memory, default_mesh, default_placements
-from distarray.core._base import new_array
+from distarray.core import new_array
 from distarray.errors import ArgumentTypeError
 from distarray.layout import Layout, Placement, Replicate, Shard
 from distarray.random import Generator

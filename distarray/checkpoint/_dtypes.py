@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import narrow_bfloat16, widen_bfloat16
-from distarray.core._arguments import check_travels
+from distarray.core import check_travels
 from distarray.errors import CheckpointError, DTypeError
 
 Spec = str | dict[str, str]

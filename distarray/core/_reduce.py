@@ -23,8 +23,7 @@ from distarray.core._op import Call, Op, State, States
 from distarray.core._operands import assign, broadcast_shape, lifted_layouts, normalised, plain
 from distarray.core._read_only import check_writable
 from distarray.core._registry import methods, register, ufuncs
-from distarray.core._spec import Rule, Spec
-from distarray.core._spec import reduction as reduction_spec
+from distarray.core._spec import Rule, Spec, reduction_spec
 from distarray.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError, ShapeError
 from distarray.layout import REDUCTIONS, Partial
 from distarray.typing import Buffer, Shape

@@ -176,7 +176,7 @@ def register_rule(
     Examples
     --------
     >>> import numpy as np
-    >>> from distarray.core._ruled import register_rule
+    >>> from distarray import register_rule
     >>> norms = register_rule(lambda x: np.sqrt((x * x).sum(-1)), "ij->i")
     """
     rule = Rule(subscripts, *_parsed(subscripts), combine)

@@ -84,7 +84,7 @@ def pointwise(shapes: tuple[Shape, ...], out: Shape, partial: tuple[Rule, ...] =
     return Spec(tuple(inputs), tuple(range(len(out))), None, partial)
 
 
-def reduction(
+def reduction_spec(
     ndim: int,
     axes: tuple[int, ...],
     keepdims: bool,

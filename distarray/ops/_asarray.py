@@ -6,11 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distarray.comm import _backend, _memory
-from distarray.core._arguments import plain_source, read_box
-from distarray.core._base import BaseArray
-from distarray.core._dispatch import move
-from distarray.core._float_errors import converted
-from distarray.core._policy import permit
+from distarray.core import BaseArray, converted, move, permit, plain_source, read_box
 from distarray.errors import ArgumentError
 from distarray.layout import Layout, Placement
 from distarray.ops._blocks import copied

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distarray.comm import _backend, _memory
-from distarray.core._meshes import device_of
+from distarray.core import device_of
 from distarray.layout import Layout
 from distarray.typing import Buffer
 

@@ -16,18 +16,28 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend, _memory
-from distarray.core._base import BaseArray
-from distarray.core._cache import cache, remember
-from distarray.core._dtypes import numeric
-from distarray.core._engine import Step, run, step_for
-from distarray.core._float_errors import CALM, state, strict
-from distarray.core._meshes import replicated
-from distarray.core._op import Call, Op
-from distarray.core._operands import LARGE
-from distarray.core._read_only import check_writable
-from distarray.core._reduce import check_fits
-from distarray.core._registry import register, ufuncs
-from distarray.core._spec import Letters, Spec
+from distarray.core import (
+    CALM,
+    LARGE,
+    BaseArray,
+    Call,
+    Letters,
+    Op,
+    Spec,
+    Step,
+    cache,
+    check_fits,
+    check_writable,
+    numeric,
+    register,
+    remember,
+    replicated,
+    run,
+    state,
+    step_for,
+    strict,
+    ufuncs,
+)
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Layout, dimmap
 from distarray.ops._items import setitem

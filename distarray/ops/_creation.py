@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend, _memory, default_placements, fill
-from distarray.core._arguments import chosen_mesh, plain_buffer
-from distarray.core._base import BaseArray, new_array
-from distarray.core._dtypes import checked_dtype
-from distarray.core._meshes import device_of
-from distarray.core._registry import register
+from distarray.core import (
+    BaseArray,
+    checked_dtype,
+    chosen_mesh,
+    device_of,
+    new_array,
+    plain_buffer,
+    register,
+)
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,

@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.core._engine import run
-from distarray.core._registry import register
-from distarray.core._spec import Letters
+from distarray.core import Letters, register, run
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.ops._contraction import Subscripts, contraction
 from distarray.typing import Shape

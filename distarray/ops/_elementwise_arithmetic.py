@@ -8,10 +8,20 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core._base import BaseArray
-from distarray.core._dtypes import floating, integer, numeric, real
-from distarray.core._families import binary, unary
-from distarray.core._spec import ADDITIVE, LINEAR, MULTIPLICATIVE, POINTWISE, joining
+from distarray.core import (
+    ADDITIVE,
+    LINEAR,
+    MULTIPLICATIVE,
+    POINTWISE,
+    BaseArray,
+    binary,
+    floating,
+    integer,
+    joining,
+    numeric,
+    real,
+    unary,
+)
 from distarray.errors import ArgumentError
 
 

@@ -6,9 +6,18 @@ import operator
 
 import numpy as np
 
-from distarray.core._dtypes import anything, boolean, integer, numeric, real
-from distarray.core._families import binary, equality, unary
-from distarray.core._spec import POINTWISE, joining
+from distarray.core import (
+    POINTWISE,
+    anything,
+    binary,
+    boolean,
+    equality,
+    integer,
+    joining,
+    numeric,
+    real,
+    unary,
+)
 
 _UNLIKE = """
 

@@ -8,16 +8,22 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend, _memory
-from distarray.core._base import BaseArray
-from distarray.core._dtypes import checked_dtype, numeric
-from distarray.core._dtypes import real as real_kinds
-from distarray.core._elementwise import elementwise, into, run_row
-from distarray.core._families import unary
-from distarray.core._float_errors import converted
-from distarray.core._meshes import device_of
-from distarray.core._operands import reduced
-from distarray.core._registry import register
-from distarray.core._spec import LINEAR, POINTWISE
+from distarray.core import (
+    LINEAR,
+    POINTWISE,
+    BaseArray,
+    checked_dtype,
+    converted,
+    device_of,
+    elementwise,
+    into,
+    numeric,
+    reduced,
+    register,
+    run_row,
+    unary,
+)
+from distarray.core import real as real_kinds
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.typing import Buffer
 

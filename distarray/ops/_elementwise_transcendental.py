@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from distarray.core._dtypes import floating, real
-from distarray.core._families import binary, unary
-from distarray.core._spec import POINTWISE
+from distarray.core import POINTWISE, binary, floating, real, unary
 
 exp = unary("exp", floating, POINTWISE, np.exp, "Return e**x.")
 exp2 = unary("exp2", floating, POINTWISE, np.exp2, "Return 2**x.")

@@ -6,10 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.core._base import BaseArray
-from distarray.core._elementwise import into
-from distarray.core._reduce import normalised_axes, reduced_count
-from distarray.core._registry import register
+from distarray.core import BaseArray, into, normalised_axes, reduced_count, register
 from distarray.ops import _elementwise_logic as logic
 from distarray.ops import _reductions as reductions
 from distarray.ops._elementwise_rounding import copied, isclose

@@ -15,14 +15,20 @@ from weakref import ref
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core._arguments import plain_buffer
-from distarray.core._base import BaseArray
-from distarray.core._dispatch import move
-from distarray.core._engine import run_one, step_of
-from distarray.core._float_errors import converted
-from distarray.core._meshes import replicated
-from distarray.core._operands import beside, cast
-from distarray.core._read_only import ITEM, PendingWrite, check_writable
+from distarray.core import (
+    ITEM,
+    BaseArray,
+    PendingWrite,
+    beside,
+    cast,
+    check_writable,
+    converted,
+    move,
+    plain_buffer,
+    replicated,
+    run_one,
+    step_of,
+)
 from distarray.errors import ArgumentError, DeviceError, DTypeError, FloatingError, ShapeError
 from distarray.layout import DimMap, dimmap
 from distarray.layout import box as boxes

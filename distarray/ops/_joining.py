@@ -13,14 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from distarray.core._base import BaseArray
-from distarray.core._engine import Step, run, run_once, run_one
-from distarray.core._float_errors import converted
-from distarray.core._meshes import common_mesh
-from distarray.core._op import Call, Op
-from distarray.core._operands import cast, checked, normalised
-from distarray.core._registry import register
-from distarray.core._spec import Layouts
+from distarray.core import (
+    BaseArray,
+    Call,
+    Layouts,
+    Op,
+    Step,
+    cast,
+    checked,
+    common_mesh,
+    converted,
+    normalised,
+    register,
+    run,
+    run_once,
+    run_one,
+)
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import Layout, dimmap
 from distarray.ops._blocks import copied, empty_block
@@ -36,7 +44,7 @@ from distarray.typing import Axes, Buffer, Shape
 # --- the family ----------------------------------------------------------------------------------
 
 
-def joining(name: str) -> Op:
+def join(name: str) -> Op:
     """Return an operation that joins arrays; `static` is (axis, layout of the result or None)."""
     return Op(name, np.concatenate, _spec, bind=_bind)
 
@@ -52,7 +60,7 @@ def _spec(_: Op, call: Call) -> Layouts:
 def _bind(step: Step) -> Callable[..., Buffer]:
     (axis, _), output = step.call.static, step.output
 
-    def join(*blocks: Buffer) -> Buffer:
+    def side_by_side(*blocks: Buffer) -> Buffer:
         out = empty_block(output, blocks[0].dtype)
         # A part's block lies next to that of the part before it, whether or not the axis is cut.
         start = 0
@@ -62,11 +70,11 @@ def _bind(step: Step) -> Callable[..., Buffer]:
             start = stop
         return out
 
-    return join
+    return side_by_side
 
 
-_concat = joining("concat")
-_roll = joining("roll")
+_concat = join("concat")
+_roll = join("roll")
 
 
 @register

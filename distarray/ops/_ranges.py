@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _memory
-from distarray.core._base import BaseArray
+from distarray.core import BaseArray
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Placement
 from distarray.ops._creation import box_shape, build, checked_dtype, target_layout

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core._folding import in_unit, reduce_block
-from distarray.core._reduce import reduction
+from distarray.core import in_unit, reduce_block, reduction
 from distarray.typing import Buffer
 
 _SUMS = ("axis", "dtype", "out", "keepdims", "initial")

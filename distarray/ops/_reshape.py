@@ -16,11 +16,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core._engine import Step, run_one, step_of
-from distarray.core._op import Call, Op
-from distarray.core._operands import checked
-from distarray.core._registry import register
-from distarray.core._spec import Layouts
+from distarray.core import Call, Layouts, Op, Step, checked, register, run_one, step_of
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, dimmap
 from distarray.ops._blocks import empty_block, separate

@@ -14,24 +14,31 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend, _memory
-from distarray.core._base import BaseArray
-from distarray.core._dtypes import checked_dtype
-from distarray.core._engine import Step, run_one, step_for
-from distarray.core._folding import in_unit, reduce_block
-from distarray.core._op import Call, Op, State, States
-from distarray.core._operands import checked
-from distarray.core._reduce import (
+from distarray.core import (
     ABSENT,
+    BaseArray,
+    Call,
+    Op,
+    Spec,
+    State,
+    States,
+    Step,
     check_fits,
     check_out,
+    checked,
+    checked_dtype,
     checked_flag,
+    in_unit,
     local_dtype,
     loop_dtype,
+    methods,
     normalised_axes,
+    reduce_block,
+    register,
+    run_one,
+    step_for,
     written,
 )
-from distarray.core._registry import methods, register
-from distarray.core._spec import Spec
 from distarray.errors import ArgumentError, ArgumentTypeError, AxisError
 from distarray.layout import Layout
 from distarray.ops._elementwise_arithmetic import subtract

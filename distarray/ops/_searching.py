@@ -8,22 +8,26 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core._base import BaseArray
-from distarray.core._dispatch import as_block
-from distarray.core._engine import Step, run_one
-from distarray.core._op import Call, Op, State, States
-from distarray.core._reduce import (
+from distarray.core import (
+    BaseArray,
+    Call,
+    Op,
+    Spec,
+    State,
+    States,
+    Step,
+    as_block,
     axis_key,
     check_fits,
     check_out,
     checked_flag,
     normalised_axes,
     reduced_shape,
+    reduction_spec,
+    register,
+    run_one,
     written,
 )
-from distarray.core._registry import register
-from distarray.core._spec import Spec
-from distarray.core._spec import reduction as reduction_spec
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.typing import Buffer
 

@@ -17,10 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from distarray.comm import Purpose
-from distarray.core._base import BaseArray
-from distarray.core._engine import Step, run_one
-from distarray.core._op import Op
-from distarray.core._spec import Layouts
+from distarray.core import BaseArray, Layouts, Op, Step, run_one
 from distarray.errors import IndexingError
 from distarray.layout import Layout, Shard
 from distarray.ops._blocks import copied, empty_block, separate

@@ -15,11 +15,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core._engine import Step, run_one
-from distarray.core._op import Call, Op
-from distarray.core._operands import checked
-from distarray.core._registry import register
-from distarray.core._spec import Layouts
+from distarray.core import Call, Layouts, Op, Step, checked, register, run_one
 from distarray.errors import ArgumentTypeError, AxisError, ShapeError
 from distarray.layout import DimMap, Layout, dimmap
 from distarray.ops._blocks import copied

@@ -10,31 +10,41 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend, _memory
-from distarray.core._base import BaseArray
-from distarray.core._dispatch import as_block
-from distarray.core._dtypes import checked_dtype, floating, numeric
-from distarray.core._engine import Step, run_one
-from distarray.core._moments import Moments, merge, moments, state_dtype
-from distarray.core._op import Call, Op, State, States
-from distarray.core._operands import broadcast_shape, normalised
-from distarray.core._reduce import (
+from distarray.core import (
     ABSENT,
+    BaseArray,
+    Call,
+    Moments,
+    Op,
+    Spec,
+    State,
+    States,
+    Step,
+    as_block,
     axis_key,
+    broadcast_shape,
     check_fits,
     check_out,
+    checked_dtype,
     checked_flag,
+    floating,
     loop_dtype,
+    merge,
+    moments,
+    normalised,
     normalised_axes,
+    numeric,
     reduce,
     reduced_count,
     reduced_shape,
     reduction,
+    reduction_spec,
+    register,
     result_dtype,
+    run_one,
+    state_dtype,
     written,
 )
-from distarray.core._registry import register
-from distarray.core._spec import Spec
-from distarray.core._spec import reduction as reduction_spec
 from distarray.errors import ArgumentTypeError, DTypeError, ShapeError
 from distarray.ops import _elementwise_arithmetic as arithmetic
 from distarray.ops import _elementwise_logic as logic

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _memory, world
-from distarray.core._dtypes import checked_dtype
-from distarray.core._meshes import device_of
+from distarray.core import checked_dtype, device_of
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.layout import Placement
 from distarray.ops._creation import build, checked_shape, target_layout

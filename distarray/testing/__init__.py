@@ -1,7 +1,7 @@
 """What programs that use the library can test themselves with."""
 
 from distarray.comm import simulate
-from distarray.core import _cache
+from distarray.core import clear_cache
 from distarray.redistribute import clear_plans
 
 __all__ = ["reset", "simulate"]
@@ -22,5 +22,5 @@ def reset() -> None:
     >>> print(da.ones(3) + 1)
     [2. 2. 2.]
     """
-    _cache.clear()
+    clear_cache()
     clear_plans()

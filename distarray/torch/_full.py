@@ -13,9 +13,7 @@ import torch
 
 from distarray.array._array import DistArray, _wrap
 from distarray.comm import DeviceMesh, _backend, all_gather_checked, by_answer
-from distarray.core._arguments import checked_position, chosen_placements
-from distarray.core._meshes import lift
-from distarray.core._replicas import digest
+from distarray.core import checked_position, chosen_placements, digest, lift
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,

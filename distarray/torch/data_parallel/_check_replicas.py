@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from distarray.comm import DeviceMesh, all_gather_checked
-from distarray.core._replicas import apart
+from distarray.core import apart
 from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError
 from distarray.layout import Layout, Shard
 from distarray.torch import _modules

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from distarray.comm import DeviceMesh
-from distarray.core._meshes import common_mesh, lift
+from distarray.core import common_mesh, lift
 from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError, LayoutError
 from distarray.layout import Layout, Replicate, Shard, chunk
 from distarray.torch._buffers import is_dense

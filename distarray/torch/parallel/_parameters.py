@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from distarray.comm import DeviceMesh, by_answer, token
-from distarray.core._replicas import digest
+from distarray.core import digest
 from distarray.errors import ArgumentError, LayoutError, MismatchError
 from distarray.layout import Layout, Placement
 from distarray.torch._buffers import buffer_of

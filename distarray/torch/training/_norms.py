@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from distarray.comm import Purpose
-from distarray.core._meshes import common_mesh, lift
+from distarray.core import common_mesh, lift
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,
