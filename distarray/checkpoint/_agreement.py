@@ -79,26 +79,12 @@ def call_on_first(comm: Communicator, call: Callable[[], T]) -> T:
     return found
 
 
-def gather_bytes(comm: Communicator, mine: bytes) -> list[bytes]:
-    """Return every rank's bytes on rank 0, and nothing elsewhere (collective)."""
-    sizes = np.empty(comm.size, np.int64)
-    _wait(comm.all_gather(np.array([len(mine)], np.int64), sizes, blocking=False))
-    counts = sizes.tolist()
-    here = np.empty(sum(counts), np.uint8) if comm.rank == 0 else None
-    _wait(comm.gather(np.frombuffer(mine, np.uint8), here, counts, 0, blocking=False))
-    return [] if here is None else _split(here, counts)
-
-
 def _gathered(comm: Communicator, mine: bytes) -> list[bytes]:
     sizes = np.empty(comm.size, np.int64)
     _wait(comm.all_gather(np.array([len(mine)], np.int64), sizes, blocking=False))
     counts = sizes.tolist()
     everyone = np.empty(sum(counts), np.uint8)
     _wait(comm.all_gather(np.frombuffer(mine, np.uint8), everyone, counts, blocking=False))
-    return _split(everyone, counts)
-
-
-def _split(everyone: np.ndarray, counts: list[int]) -> list[bytes]:
     ends = np.cumsum(counts).tolist()
     return [everyone[b - n : b].tobytes() for b, n in zip(ends, counts, strict=True)]
 

@@ -189,6 +189,17 @@ def split_box(box: Box, count: int) -> list[Box]:
     ]
 
 
+def row_ranges(box: Box, items: int) -> Iterator[Box]:
+    """Yield a box in parts along its first axis, of about so many items each."""
+    if not box:
+        yield box
+        return
+    (first, last), rest = box[0], box[1:]
+    step = max(1, items // max(1, boxes.volume(rest)))
+    for start in range(first, last, step):
+        yield ((start, min(start + step, last)), *rest)
+
+
 def tiles(shape: Shape, found: Sequence[Box]) -> bool:
     """Tell whether boxes, no two the same and none empty, tile the box of all items."""
     if sum(map(boxes.volume, found)) != prod(shape):

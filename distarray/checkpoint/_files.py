@@ -53,24 +53,20 @@ def ensure_directory(path: str) -> None:
 
 def create(path: str) -> int:
     """Return a descriptor of a new file, in a directory that may be slow to appear here."""
-    limit = time.monotonic() + _SECONDS_TO_APPEAR
-    while True:
-        _about_to("create", path)
-        try:
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        except FileNotFoundError:
-            if time.monotonic() > limit:
-                raise
-            time.sleep(0.05)
+    return _open("create", path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
 
 def open_to_write(path: str) -> int:
     """Return a descriptor of a file that another rank has made."""
+    return _open("open", path, os.O_WRONLY)
+
+
+def _open(operation: str, path: str, flags: int) -> int:
     limit = time.monotonic() + _SECONDS_TO_APPEAR
     while True:
-        _about_to("open", path)
+        _about_to(operation, path)
         try:
-            return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            return os.open(path, flags | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:
             if time.monotonic() > limit:
                 raise

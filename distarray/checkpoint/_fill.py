@@ -20,7 +20,7 @@ import numpy as np
 
 from distarray.checkpoint import _agreement
 from distarray.checkpoint._agreement import digest
-from distarray.checkpoint._blocks import Block, box_view, span, together_from
+from distarray.checkpoint._blocks import Block, box_view, row_ranges, span, together_from
 from distarray.checkpoint._chunks import GAP_BYTES, Reader
 from distarray.checkpoint._dtypes import Spec, cast, dtype_of_spec
 from distarray.checkpoint._manifest import Entry, Manifest, block_items
@@ -192,7 +192,7 @@ def _fill_alone(reader: Reader, target: Target) -> None:
         if entry.spec == block.spec:
             reader.read(entry, piece.box, memory)
         else:
-            for box in _row_ranges(piece.box, _CAST_BYTES // entry.dtype.itemsize):
+            for box in row_ranges(piece.box, _CAST_BYTES // entry.dtype.itemsize):
                 values = np.empty(boxes.shape(box), entry.dtype)
                 reader.read(entry, box, values)
                 part = box_view(memory, boxes.shift(box, piece.box))
@@ -267,17 +267,6 @@ def _slabs(shared: _Shared, itemsize: int) -> Iterator[_Slab]:
         yield _Slab(read.replace(shape=part), wanted.replace(shape=part), axis, start)
 
 
-def _row_ranges(box: Box, items: int) -> Iterator[Box]:
-    """Yield a box in parts along its first axis, of about so many items each."""
-    if not box:
-        yield box
-        return
-    (first, last), rest = box[0], box[1:]
-    step = max(1, items // max(1, boxes.volume(rest)))
-    for start in range(first, last, step):
-        yield ((start, min(start + step, last)), *rest)
-
-
 def _store(values: np.ndarray, spec: Spec, target: np.ndarray, target_spec: Spec) -> None:
     """Copy values, whose dtype may be that of their bits, or convert them."""
     if spec == target_spec:
@@ -286,7 +275,7 @@ def _store(values: np.ndarray, spec: Spec, target: np.ndarray, target_spec: Spec
     plain = dtype_of_spec(spec)
     values = values.view(f"u{plain.itemsize}" if plain.names else plain)
     whole = tuple((0, n) for n in values.shape)
-    for box in _row_ranges(whole, _CAST_BYTES // values.itemsize):
+    for box in row_ranges(whole, _CAST_BYTES // values.itemsize):
         cast(box_view(values, box), spec, box_view(target, box), target_spec)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from distarray.checkpoint._adapters import Finish, adapter_of, maker_of
 from distarray.checkpoint._blocks import Block, overlaps_itself
@@ -14,7 +14,6 @@ from distarray.checkpoint._manifest import Entry, Manifest
 from distarray.checkpoint._save_plan import PerRank
 from distarray.checkpoint._tied_memory import (
     MemoryPiece,
-    arrays_differ,
     find_overlaps,
     memory_of,
     values_differ,
@@ -32,14 +31,6 @@ from distarray.checkpoint._values import (
 from distarray.errors import CheckpointError, StateDictError
 
 _SHOWN = 8  # names that a message lists
-
-
-class _TiedNames(NamedTuple):
-    """Two names of one array or tensor; where its memory is known, that of both."""
-
-    first: str
-    other: str
-    pairs: list[tuple[MemoryPiece, MemoryPiece]]
 
 
 class LoadPlan:
@@ -69,7 +60,7 @@ class LoadPlan:
         self.targets: list[Target] = []
         self._filled: dict[object, MemoryPiece] = {}  # by memory
         self._pieces: list[MemoryPiece] = []
-        self._tied: list[_TiedNames] = []  # names of the same memory
+        self._tied: list[list[tuple[MemoryPiece, MemoryPiece]]] = []  # of two names each
         self._missing: list[str] = []
         self._wrong: list[str] = []
         self._differing: list[str] = []
@@ -137,15 +128,10 @@ class LoadPlan:
         others = [self._filled.setdefault(piece.key, piece) for piece in mine]
         firsts = {other.name for other in others}
         if len(firsts) == 1 and name not in firsts:
-            self._tied.append(_TiedNames(firsts.pop(), name, list(zip(others, mine, strict=True))))
+            self._tied.append(list(zip(others, mine, strict=True)))
         else:
             self._pieces += mine
             self.fill_entry(entry, block)
-
-    def tie(self, name: str, first: str) -> None:
-        """Take note that a name stands for memory that is filled from another name."""
-        if self.entry(name) is not None:
-            self._tied.append(_TiedNames(first, name, []))
 
     def fill_entry(self, entry: Entry, block: Block) -> None:
         """Let an array, that fits, be read into what this rank holds of it."""
@@ -244,35 +230,22 @@ class LoadPlan:
 
     def _differing_tied_names(self) -> list[str]:
         """Return in words which names stand for the same memory and for different values."""
-        tied = [one for one in self._tied if is_array(self._nodes[one.first])]
-        if not tied:
-            return []
         with Reader(self.manifest, verify=False) as reader:
             return [
-                f"{one} and {other} are the same array or tensor here (tied, or a view), and "
-                f"differ in the checkpoint: untie them, or leave all but {one} out by strict=False"
-                for one, other, pairs in tied
-                if self._do_differ(reader, one, other, pairs)
+                f"{pairs[0][0].name} and {pairs[0][1].name} are the same array or tensor here "
+                "(tied, or a view), and differ in the checkpoint: untie them, or leave all but "
+                f"{pairs[0][0].name} out by strict=False"
+                for pairs in self._tied
+                if any(values_differ(reader, one, other) for one, other in pairs)
             ]
-
-    def _do_differ(
-        self, reader: Reader, one: str, other: str, pairs: list[tuple[MemoryPiece, MemoryPiece]]
-    ) -> bool:
-        if all(a.lies == b.lies for a, b in pairs):
-            first, second = self._array(self._nodes[one]), self._array(self._nodes[other])
-            return arrays_differ(reader, first, second, self.rank, self.size)
-        return any(values_differ(reader, a, b) for a, b in pairs)
 
     def _clashes(self) -> list[str]:
         """Return in words which names share part of their memory, and cannot both be filled."""
-        pairs = list(find_overlaps(self._pieces))
-        if not pairs:
-            return []
         with Reader(self.manifest, verify=False) as reader:
             return [
                 f"{one.name} and {other.name} share memory here, and the checkpoint does not have "
                 "the same values for what they share: pass arrays with memory of their own"
-                for one, other in pairs
+                for one, other in find_overlaps(self._pieces)
                 if values_differ(reader, one, other)
             ]
 

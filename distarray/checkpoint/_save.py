@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from distarray.checkpoint import _agreement, _background, _files
@@ -108,66 +106,69 @@ def save(
     base = as_communicator(comm)
     _background.finish(base)
     _agreement.begin(base, "da.checkpoint.save")
-    options = _Options(path, step, keep_last, remove_later, async_op, check)
-    request = _prepare(options, state, base)
+
+    def options() -> dict[str, Any]:
+        found = os.path.abspath(check_path(path))
+        check_step_options(step, keep_last, remove_later)
+        check_flags(async_op=async_op, check=check)
+        if base.rank == 0:
+            check_newest(found, step, remove_later)
+        return {
+            "path": found,
+            "step": step,
+            "keep_last": keep_last,
+            "remove_later": remove_later,
+            "async_op": async_op,
+            "check": check,
+        }
+
+    where = agree_on_options(base, options)["path"]
+    plan = SavePlan(state)
+    tree = collect_tree(plan, lambda: plan.node(state, ""), base)
+    writes = plan_writes(plan, check, base)
+    parts = _agreement.run_on_all(base, lambda: parts_of(plan.blocks, writes.mine, async_op))
+
+    def remove_old() -> None:
+        if step is not None:
+            remove_steps(where, step, keep_last, remove_later)
+
+    place = Place(where) if step is None else Place(step_path(where, step), numbered=True)
+    prepared = PreparedSave(place, tree, writes.arrays, parts, remove_old)
     if async_op:
-        return _background.start(base, request.options.path, request.run)
-    request.run(base)
+        return _background.start(base, where, prepared.write)
+    prepared.write(base)
     return None
 
 
-class _Options(NamedTuple):
-    """The arguments of a save, but for the state."""
+class PreparedSave(NamedTuple):
+    """What is left to do of a save, for which no more of the state is needed."""
 
-    path: Any
-    step: Any
-    keep_last: Any
-    remove_later: Any
-    async_op: Any
-    check: Any
-
-    def checked(self) -> _Options:
-        """Return them with the whole path; raise unless they are what they can be."""
-        path = check_path(self.path)
-        check_step_options(self.step, self.keep_last, self.remove_later)
-        check_flags(async_op=self.async_op, check=self.check)
-        return self._replace(path=os.path.abspath(path))
-
-
-@dataclass
-class SaveRequest:
-    """A save of which only the writing is left; it needs no more of the state."""
-
-    options: _Options
+    place: Place
     tree: Node
     arrays: dict[str, HeldArray]
     parts: list[Part]
+    remove_old: Callable[[], None]
 
-    def run(self, comm: Communicator) -> None:
-        """Write, together with the other ranks."""
-        path, step = self.options[:2]
-        target = path if step is None else step_path(path, step)
-        place = Place(target, numbered=step is not None)
+    def write(self, comm: Communicator) -> None:
+        """Write, together with the other ranks, and give the directory its name."""
         id = _agreement.call_on_first(comm, lambda: secrets.token_hex(8))
-        made = _agreement.call_on_first(comm, lambda: place.prepare(id))
+        made = _agreement.call_on_first(comm, lambda: self.place.prepare(id))
         try:
-            table = _agreement.run_on_all(comm, lambda: self._write(made, id, comm))
-            tables = _agreement.gather_bytes(comm, table)
-            _agreement.call_on_first(comm, lambda: self._publish(place, made, id, tables))
+            tables = _agreement.call_on_all(comm, lambda: self._write_data(made, id, comm.rank))
+            _agreement.call_on_first(comm, lambda: self._publish(made, id, tables))
         except BaseException:
             if comm.rank == 0 and os.path.isdir(made):
                 _files.remove_tree(made)  # not whole, or what it has replaced
             raise
-        _agreement.call_on_first(comm, self._remove_old)
+        _agreement.call_on_first(comm, self.remove_old)
 
-    def _write(self, made: str, id: str, comm: Communicator) -> bytes:
+    def _write_data(self, made: str, id: str, rank: int) -> list[Any]:
         if not self.parts:
-            return b"[]"
-        name = f"data-{id}-{comm.rank:05d}.safetensors"
-        size, chunks = write_parts(os.path.join(made, name), self.parts, id)
-        return json.dumps([name, size, chunks]).encode()
+            return []
+        name = f"data-{id}-{rank:05d}.safetensors"
+        return [name, *write_parts(os.path.join(made, name), self.parts, id)]
 
-    def _publish(self, place: Place, made: str, id: str, tables: list[bytes]) -> None:
+    def _publish(self, made: str, id: str, tables: list[list[Any]]) -> None:
         arrays: dict[str, dict[str, Any]] = {
             name: {
                 "dtype": told.spec,
@@ -178,10 +179,7 @@ class SaveRequest:
             for name, told in self.arrays.items()
         }
         files: list[list[Any]] = []
-        for table in map(json.loads, tables):
-            if not table:
-                continue
-            name, size, chunks = table
+        for name, size, chunks in filter(None, tables):
             for array, offset, box, sums in chunks:
                 arrays[array]["chunks"].append(chunk_row(len(files), offset, box, sums))
             files.append([name, size])
@@ -189,34 +187,7 @@ class SaveRequest:
         path = os.path.join(made, MANIFEST)
         with _files.new_file(path) as file:
             _files.write(file, compose_manifest(told), path)
-        place.publish(made)
-
-    def _remove_old(self) -> None:
-        path, step, keep_last, remove_later = self.options[:4]
-        if step is not None:
-            remove_steps(path, step, keep_last, remove_later)
-
-
-# --- before anything is written ------------------------------------------------------------------
-
-
-def _prepare(options: _Options, state: Any, comm: Communicator) -> SaveRequest:
-    """Return what is to be written, once all ranks have found that they save the same."""
-
-    def check() -> dict[str, Any]:
-        found = options.checked()
-        if comm.rank == 0:
-            check_newest(found.path, found.step, found.remove_later)
-        return found._asdict()
-
-    options = _Options(**agree_on_options(comm, check))
-    plan = SavePlan(state)
-    tree = collect_tree(plan, lambda: plan.node(state, ""), comm)
-    writes = plan_writes(plan, options.check, comm)
-    parts = _agreement.run_on_all(
-        comm, lambda: parts_of(plan.blocks, writes.mine, options.async_op)
-    )
-    return SaveRequest(options, tree, writes.arrays, parts)
+        self.place.publish(made)
 
 
 def collect_tree(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distarray.checkpoint._blocks import Block
+from distarray.checkpoint._blocks import Block, row_ranges
 from distarray.checkpoint._chunks import Reader
 from distarray.checkpoint._dtypes import Spec, dtype_of_spec
 from distarray.checkpoint._manifest import Entry
@@ -124,11 +124,11 @@ def values_differ(reader: Reader, one: MemoryPiece, other: MemoryPiece) -> bool:
     True also where that cannot be told: where the memory has gaps, or items that meet in part.
     """
     itemsize = dtype_of_spec(one.spec).itemsize
-    if one.order is None or other.order is None or one.spec != other.spec:
-        if one.lies != other.lies or one.spec != other.spec or one.entry.spec != other.entry.spec:
-            return True
-        return _differ_in(reader, one.entry, other.entry, one.box)
-    if (one.low - other.low) % itemsize or one.entry.spec != other.entry.spec:
+    if one.spec != other.spec or one.entry.spec != other.entry.spec:
+        return True
+    if one.lies == other.lies:
+        return one.entry is not other.entry and _differ_in(reader, one, other)
+    if one.order is None or other.order is None or (one.low - other.low) % itemsize:
         return True
     start, stop = max(one.low, other.low), min(one.high, other.high)
     step = max(1, _BYTES_AT_ONCE // itemsize) * itemsize
@@ -158,26 +158,15 @@ def _values(reader: Reader, piece: MemoryPiece, low: int, high: int) -> bytes:
     return b"".join(found)
 
 
-def arrays_differ(reader: Reader, first: Entry, second: Entry, rank: int, size: int) -> bool:
-    """Tell whether two arrays differ in this rank's share of their items, of ``size`` ranks'."""
-    if first is second:
-        return False
-    if first.shape != second.shape or first.spec != second.spec:
-        return True
-    total = prod(first.shape)
-    start, stop = total * rank // size, total * (rank + 1) // size
-    step = max(1, _BYTES_AT_ONCE // first.dtype.itemsize)
-    return any(
-        _differ_in(reader, first, second, run)
-        for low in range(start, stop, step)
-        for run in boxes.runs(first.shape, low, min(low + step, stop))
-    )
-
-
-def _differ_in(reader: Reader, first: Entry, second: Entry, box: Box) -> bool:
-    found = []
-    for entry in (first, second):
-        values = np.empty(boxes.shape(box), entry.dtype)
-        reader.read(entry, box, values)
-        found.append(values.tobytes())
-    return found[0] != found[1]
+def _differ_in(reader: Reader, one: MemoryPiece, other: MemoryPiece) -> bool:
+    """Tell whether two arrays differ in a box, which both have in the same memory."""
+    step = max(1, _BYTES_AT_ONCE // one.entry.dtype.itemsize)
+    for box in row_ranges(one.box, step):
+        found = []
+        for entry in (one.entry, other.entry):
+            values = np.empty(boxes.shape(box), entry.dtype)
+            reader.read(entry, box, values)
+            found.append(values.tobytes())
+        if found[0] != found[1]:
+            return True
+    return False

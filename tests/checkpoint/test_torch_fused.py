@@ -62,7 +62,8 @@ def test_parts_that_two_mesh_axes_cut(tmp_path):
     full = np.arange(20)
     parts, units = (12, 8), (2, 2)
     offsets = _shards.boundaries(parts, units, 2)
-    ordered = np.concatenate([full[s] for r in range(2) for s in _shards.share(parts, units, 2, r)])
+    slices = [s for r in range(2) for s in _shards.slice_parts(parts, units, 2, r)]
+    ordered = np.concatenate([full[s] for s in slices])
     nested = [0]
     for a, b in pairwise(offsets):
         nested += [(2 * a + b) // 3, b]

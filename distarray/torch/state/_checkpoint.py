@@ -273,13 +273,11 @@ class Modules(Adapter):
                     "dt.load_state_dict"
                 )
             else:
-                # Of the names of a tied tensor one suffices; the first that is there counts.
+                # Of the names of a tied tensor one suffices.
                 tied = [join_name(name, other) for other in names[id(one)]]
                 there = [other for other in tied if plan.has(other)]
-                if full == (there or tied)[0]:
+                if full in (there or tied[:1]):
                     fill_tensor(one, placed, plan, full)
-                elif full in there:
-                    plan.tie(full, there[0])
 
         def finish() -> Any:
             for module, made in extra:
