@@ -11,6 +11,7 @@ from distarray.torch._random import (
 )
 from distarray.torch.data_parallel import check_replicas, no_sync, replicate
 from distarray.torch.following import check_layouts
+from distarray.torch.following import watch_checkpoints as _watch_checkpoints
 from distarray.torch.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -49,6 +50,7 @@ from distarray.torch.training import watch_initialisers as _watch_initialisers
 _register_all()
 _check_optimizers()
 _watch_initialisers()
+_watch_checkpoints()
 
 __all__ = [
     "CPUOffloadPolicy",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, Final, TypeVar
 
 import torch
@@ -16,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import _reduction
 from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils import _pytree
+from torch.utils import _pytree, checkpoint
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = ["StorageWeakRef"]
@@ -45,6 +46,37 @@ def will_execute(node: Any) -> bool:
     Since 2.0. ``backward(inputs=...)`` and ``torch.autograd.grad`` leave nodes out, silently.
     """
     return bool(torch._C._will_engine_execute_node(node))
+
+
+def is_in_function_forward() -> bool:
+    """Tell whether the ``forward`` of a function of autograd's is under way in this thread.
+
+    Since 1.11: torch switches forward-mode gradients off there, as else in inference mode only.
+    """
+    return not (torch._C._is_fwd_grad_enabled() or torch.is_inference_mode_enabled())
+
+
+def wrap_checkpointed(wrap: Callable[[Callable[..., Any], tuple[Any, ...]], Any]) -> None:
+    """Let checkpoints keep ``wrap(function, args)`` in the place of each function, from now on.
+
+    The last of ``args`` are the function's. Since 2.4. Neither kind of checkpoint tells anybody
+    what it runs again, or when. Both look these names up when they are called, so that it does not
+    matter by which name a program has imported ``checkpoint``.
+    """
+    module: Any = checkpoint
+    kind, generate = module.CheckpointFunction, module._checkpoint_without_reentrant_generator
+    forward = kind.forward
+
+    @wraps(forward)
+    def forward_wrapped(ctx: Any, function: Any, *args: Any) -> Any:
+        return forward(ctx, wrap(function, args), *args)
+
+    @wraps(generate)
+    def generate_wrapped(function: Any, *args: Any, **kwargs: Any) -> Any:
+        return generate(wrap(function, args), *args, **kwargs)
+
+    kind.forward = staticmethod(forward_wrapped)
+    module._checkpoint_without_reentrant_generator = generate_wrapped
 
 
 def innermost_saved_tensor_hooks() -> Any:

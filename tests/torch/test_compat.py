@@ -56,6 +56,52 @@ def test_backward_passes():
     assert seen == [(True, True), (True, False)]
 
 
+def test_forwards_of_functions():
+    seen = []
+
+    class Looks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            seen.append(_compat.is_in_function_forward())
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            seen.append(_compat.is_in_function_forward())
+            return gradient
+
+    Looks.apply(torch.ones(2, requires_grad=True)).sum().backward()
+    assert seen == [True, False]
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            assert not _compat.is_in_function_forward()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_keep_other_functions(reentrant, monkeypatch):
+    from torch.utils.checkpoint import CheckpointFunction, checkpoint
+
+    calls = []
+
+    def wrap(function, args):
+        assert args[-1] is x
+
+        def again(x):
+            calls.append(torch._C._current_graph_task_id() != -1)
+            return function(x)
+
+        return again
+
+    name = "_checkpoint_without_reentrant_generator"
+    monkeypatch.setattr(torch.utils.checkpoint, name, getattr(torch.utils.checkpoint, name))
+    monkeypatch.setattr(CheckpointFunction, "forward", staticmethod(CheckpointFunction.forward))
+    _compat.wrap_checkpointed(wrap)
+    x = torch.ones(2, requires_grad=True)
+    checkpoint(torch.exp, x, use_reentrant=reentrant).sum().backward()
+    assert calls == ([False, True] if reentrant else [True])
+    torch.testing.assert_close(x.grad, x.detach().exp())
+
+
 def test_hooks_for_saved_tensors():
     assert _compat.innermost_saved_tensor_hooks() is None
     pair = (lambda x: x, lambda x: x)

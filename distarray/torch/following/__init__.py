@@ -3,6 +3,7 @@
 from distarray.torch.following._axes import cut_axes
 from distarray.torch.following._known import Lost, known_layout, lost_of, relabelled, tensors_in
 from distarray.torch.following._mode import Following, check_layouts
+from distarray.torch.following._recompute import watch_checkpoints
 
 __all__ = [
     "Following",
@@ -13,4 +14,5 @@ __all__ = [
     "lost_of",
     "relabelled",
     "tensors_in",
+    "watch_checkpoints",
 ]

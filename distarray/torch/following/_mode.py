@@ -12,15 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from itertools import pairwise, permutations
-from types import FrameType
 from typing import Any
 
 import torch
 
 from distarray.errors import LayoutError
 from distarray.layout import Layout, Shard
+from distarray.torch._compat import is_in_function_forward
 from distarray.torch._layouts import displace, is_placed, place
 from distarray.torch._opaque import Pausing, untraced, untraced_alone
 from distarray.torch._shards import is_sharded
@@ -37,7 +36,6 @@ from distarray.torch.following._known import (
     tensors_in,
 )
 from distarray.torch.following._random import draw, draws
-from distarray.torch.following._recompute import open_again, opening_frame
 from distarray.torch.following._rules import Call, Case, item_by_item, rule_of
 from distarray.torch.training import ORIGINALS
 
@@ -83,25 +81,32 @@ class Following(Pausing):
     ----------
     strict
         Whether a function that takes a shard for the whole raises at once.
+
+    Attributes
+    ----------
+    runs_again
+        Whether what runs now opens such a mode where it is computed again: a checkpoint, or the
+        forward of a function of autograd's in which this one was opened.
     """
 
     def __init__(self, *, strict: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._strict = strict
         self._instead: Mapping[Any, Callable[..., Any]] = {}
-        self._opened_in: FrameType | None = opening_frame()
+        self.runs_again: bool = is_in_function_forward()
 
-    def __exit__(self, *error: Any) -> None:
-        self._opened_in = None
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+    def anew(self) -> Following:
+        """Return another such mode."""
+        return Following(strict=self._strict)
 
-    def anew(self) -> Callable[[], Following]:
-        """Return what makes such a mode."""
-        return partial(Following, strict=self._strict)
-
-    def open_again(self, *, refuse: bool = False) -> None:
-        """Let checkpoints that are under way open such a mode when they run again."""
-        open_again(self.anew(), self._opened_in, refuse=refuse)
+    @contextmanager
+    def running_again(self) -> Iterator[None]:
+        """Know that a checkpoint opens such a mode when it runs again what it runs inside."""
+        before, self.runs_again = self.runs_again, True
+        try:
+            yield
+        finally:
+            self.runs_again = before
 
     @untraced_alone
     def __torch_function__(
@@ -132,7 +137,6 @@ class Following(Pausing):
             raise _refusal(*worked)
         _check_beside(call)
         if drawing:
-            self.open_again()
             result = draw(call)
         else:
             try:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch.nn import functional
 from distarray.comm import DeviceMesh
 from distarray.errors import LayoutError
 from distarray.layout import Layout
-from distarray.torch._compat import reduction_of
+from distarray.torch._compat import is_in_function_forward, reduction_of
 from distarray.torch._layouts import check_mesh
 from distarray.torch._opaque import untraced
 from distarray.torch._shards import is_sharded
@@ -86,8 +85,8 @@ class _LossParallel(Following):
         self._mesh = mesh
         self._instead = {functional.cross_entropy: self._cross_entropy}
 
-    def anew(self) -> Callable[[], Following]:
-        return partial(_LossParallel, self._mesh)
+    def anew(self) -> Following:
+        return _LossParallel(self._mesh)
 
     @untraced
     def _cross_entropy(
@@ -113,7 +112,13 @@ class _LossParallel(Following):
         mesh = self._mesh_of(input)
         if mesh is None:
             return functional.cross_entropy(input, target, **options)
-        self.open_again(refuse=True)
+        if is_in_function_forward() and not self.runs_again:
+            raise LayoutError(
+                "cross_entropy inside loss_parallel and in the forward of a torch.autograd."
+                "Function, whose backward might compute it again outside: there it would see this "
+                "rank's shard only. Open loss_parallel inside that forward, or take "
+                "dt.vocab_parallel_cross_entropy there"
+            )
         return vocab_parallel_cross_entropy(input, target, mesh, **options)
 
     def _mesh_of(self, logits: torch.Tensor) -> DeviceMesh | None:
