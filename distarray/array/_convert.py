@@ -29,9 +29,7 @@ from distarray.errors import (
     PlacementError,
 )
 from distarray.layout import Layout, Placement, Shard
-from distarray.ops._asarray import asarray
-from distarray.ops._blocks import empty_block, separate
-from distarray.ops._creation import checked_shape
+from distarray.ops import asarray, checked_shape, empty_block, separate
 from distarray.redistribute import check_dtype, redistribute_async, redistribute_local, scatter_from
 from distarray.typing import Box, Buffer, Shape
 

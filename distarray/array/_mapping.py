@@ -19,7 +19,7 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentTypeError
 from distarray.layout import Layout, Placement
-from distarray.ops._creation import checked_shape
+from distarray.ops import checked_shape
 
 
 def map_blocks(

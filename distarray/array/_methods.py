@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from distarray import ops
 from distarray.core import BaseArray
-from distarray.ops import _contraction as contraction
-from distarray.ops import _elementwise_rounding as rounding
-from distarray.ops import _reductions as reductions
-from distarray.ops import _scans as scans
-from distarray.ops import _searching as searching
-from distarray.ops import _shape as shaping
-from distarray.ops import _statistics as statistics
-from distarray.ops._reshape import reshape
 
 
 def _method(function: Callable[..., Any]) -> Any:
@@ -34,58 +27,58 @@ class Methods(BaseArray):
 
     __slots__ = ()
 
-    sum = _method(reductions.sum)
-    prod = _method(reductions.prod)
-    mean = _method(statistics.mean)
-    var = _method(statistics.var)
-    std = _method(statistics.std)
-    min = _method(reductions.min)
-    max = _method(reductions.max)
-    any = _method(reductions.any)
-    all = _method(reductions.all)
-    argmin = _method(searching.argmin)
-    argmax = _method(searching.argmax)
-    cumsum = _method(scans.cumsum)
-    cumprod = _method(scans.cumprod)
-    round = _method(rounding.round)
-    clip = _method(rounding.clip)
-    copy = _method(rounding.copy)
-    conj = conjugate = _method(rounding.conj)
-    ravel = _method(shaping.ravel)
-    flatten = _method(shaping.flatten)
-    squeeze = _method(shaping.squeeze)
-    swapaxes = _method(shaping.swapaxes)
-    dot = _method(contraction.dot)
+    sum = _method(ops.sum)
+    prod = _method(ops.prod)
+    mean = _method(ops.mean)
+    var = _method(ops.var)
+    std = _method(ops.std)
+    min = _method(ops.min)
+    max = _method(ops.max)
+    any = _method(ops.any)
+    all = _method(ops.all)
+    argmin = _method(ops.argmin)
+    argmax = _method(ops.argmax)
+    cumsum = _method(ops.cumsum)
+    cumprod = _method(ops.cumprod)
+    round = _method(ops.round)
+    clip = _method(ops.clip)
+    copy = _method(ops.copy)
+    conj = conjugate = _method(ops.conj)
+    ravel = _method(ops.ravel)
+    flatten = _method(ops.flatten)
+    squeeze = _method(ops.squeeze)
+    swapaxes = _method(ops.swapaxes)
+    dot = _method(ops.dot)
 
     def astype(self, dtype: Any, order: str = "K", casting: Any = "unsafe", **options: Any) -> Any:
         """Return the array converted to another dtype; placements stay."""
         del order
-        return rounding.astype(self, dtype, casting=casting, **options)
+        return ops.astype(self, dtype, casting=casting, **options)
 
     def reshape(self, *shape: Any, **options: Any) -> Any:
         """Return the items in another shape, given as integers or one tuple."""
-        return reshape(self, _shape_argument(shape), **options)
+        return ops.reshape(self, _shape_argument(shape), **options)
 
     def transpose(self, *axes: Any) -> Any:
         """Return the array with its axes in the order given, reversed without any."""
-        return shaping.transpose(self, _shape_argument(axes) if axes else None)
+        return ops.transpose(self, _shape_argument(axes) if axes else None)
 
     @property
     def T(self) -> Any:  # noqa: N802 (NumPy's name)
         """The array with its axes reversed."""
-        return shaping.transpose(self)
+        return ops.transpose(self)
 
     @property
     def mT(self) -> Any:  # noqa: N802 (NumPy's name)
         """The array with its last two axes exchanged."""
-        return shaping.matrix_transpose(self)
+        return ops.matrix_transpose(self)
 
     @property
     def real(self) -> Any:
         """The real part."""
-        return rounding.real(self)
+        return ops.real(self)
 
     @property
     def imag(self) -> Any:
         """The imaginary part."""
-        return rounding.imag(self)
+        return ops.imag(self)

@@ -8,13 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from distarray import ops
 from distarray.comm import _backend
 from distarray.core import BaseArray, Op, in_place, inplace_path, into, run_row
 from distarray.errors import DTypeError, ReadOnlyError
-from distarray.ops import _elementwise_arithmetic as arithmetic
-from distarray.ops import _elementwise_logic as logic
-from distarray.ops._contraction import matmul
-from distarray.ops._items import setitem
 
 _PLAIN_NUMBERS = frozenset((bool, int, float, complex))
 _TAKEN = (BaseArray, bool, int, float, complex, str, bytes, np.generic)
@@ -93,19 +90,19 @@ def _named(method: Any, row: Any) -> Any:
     return method
 
 
-_power_of_any = _binary(arithmetic.pow)
-_power_of_any_in_place = _inplace(arithmetic.pow)
+_power_of_any = _binary(ops.pow)
+_power_of_any_in_place = _inplace(ops.pow)
 
 
 def _shortcut(x: Any, exponent: Any) -> Op | None:
     """Return the row that NumPy's own operator calls for a few exponents, to the same bits."""
     kind = x._local.dtype.kind
     if exponent == 2 and (kind in "fc" or (kind in "biu" and exponent.__class__ is int)):
-        return arithmetic.square
+        return ops.square
     if exponent == 0.5 and kind in "fc":
-        return arithmetic.sqrt
+        return ops.sqrt
     if exponent == -1 and kind in "fc":
-        return arithmetic.reciprocal
+        return ops.reciprocal
     return None
 
 
@@ -132,80 +129,80 @@ class Operators(BaseArray):
     __slots__ = ()
     __hash__ = None  # type: ignore[assignment]  # equality is item by item, as in NumPy
 
-    __add__ = _binary(arithmetic.add)
-    __radd__ = _reflected(arithmetic.add)
-    __iadd__ = _inplace(arithmetic.add)
-    __sub__ = _binary(arithmetic.subtract)
-    __rsub__ = _reflected(arithmetic.subtract)
-    __isub__ = _inplace(arithmetic.subtract)
-    __mul__ = _binary(arithmetic.multiply)
-    __rmul__ = _reflected(arithmetic.multiply)
-    __imul__ = _inplace(arithmetic.multiply)
-    __truediv__ = _binary(arithmetic.divide)
-    __rtruediv__ = _reflected(arithmetic.divide)
-    __itruediv__ = _inplace(arithmetic.divide)
-    __floordiv__ = _binary(arithmetic.floor_divide)
-    __rfloordiv__ = _reflected(arithmetic.floor_divide)
-    __ifloordiv__ = _inplace(arithmetic.floor_divide)
-    __mod__ = _binary(arithmetic.remainder)
-    __rmod__ = _reflected(arithmetic.remainder)
-    __imod__ = _inplace(arithmetic.remainder)
-    __divmod__ = _binary(arithmetic.divmod)
-    __rdivmod__ = _reflected(arithmetic.divmod)
+    __add__ = _binary(ops.add)
+    __radd__ = _reflected(ops.add)
+    __iadd__ = _inplace(ops.add)
+    __sub__ = _binary(ops.subtract)
+    __rsub__ = _reflected(ops.subtract)
+    __isub__ = _inplace(ops.subtract)
+    __mul__ = _binary(ops.multiply)
+    __rmul__ = _reflected(ops.multiply)
+    __imul__ = _inplace(ops.multiply)
+    __truediv__ = _binary(ops.divide)
+    __rtruediv__ = _reflected(ops.divide)
+    __itruediv__ = _inplace(ops.divide)
+    __floordiv__ = _binary(ops.floor_divide)
+    __rfloordiv__ = _reflected(ops.floor_divide)
+    __ifloordiv__ = _inplace(ops.floor_divide)
+    __mod__ = _binary(ops.remainder)
+    __rmod__ = _reflected(ops.remainder)
+    __imod__ = _inplace(ops.remainder)
+    __divmod__ = _binary(ops.divmod)
+    __rdivmod__ = _reflected(ops.divmod)
     __pow__ = _power
-    __rpow__ = _reflected(arithmetic.pow)
+    __rpow__ = _reflected(ops.pow)
     __ipow__ = _power_in_place
 
-    __and__ = _binary(logic.bitwise_and)
-    __rand__ = _reflected(logic.bitwise_and)
-    __iand__ = _inplace(logic.bitwise_and)
-    __or__ = _binary(logic.bitwise_or)
-    __ror__ = _reflected(logic.bitwise_or)
-    __ior__ = _inplace(logic.bitwise_or)
-    __xor__ = _binary(logic.bitwise_xor)
-    __rxor__ = _reflected(logic.bitwise_xor)
-    __ixor__ = _inplace(logic.bitwise_xor)
-    __lshift__ = _binary(logic.bitwise_left_shift)
-    __rlshift__ = _reflected(logic.bitwise_left_shift)
-    __ilshift__ = _inplace(logic.bitwise_left_shift)
-    __rshift__ = _binary(logic.bitwise_right_shift)
-    __rrshift__ = _reflected(logic.bitwise_right_shift)
-    __irshift__ = _inplace(logic.bitwise_right_shift)
+    __and__ = _binary(ops.bitwise_and)
+    __rand__ = _reflected(ops.bitwise_and)
+    __iand__ = _inplace(ops.bitwise_and)
+    __or__ = _binary(ops.bitwise_or)
+    __ror__ = _reflected(ops.bitwise_or)
+    __ior__ = _inplace(ops.bitwise_or)
+    __xor__ = _binary(ops.bitwise_xor)
+    __rxor__ = _reflected(ops.bitwise_xor)
+    __ixor__ = _inplace(ops.bitwise_xor)
+    __lshift__ = _binary(ops.bitwise_left_shift)
+    __rlshift__ = _reflected(ops.bitwise_left_shift)
+    __ilshift__ = _inplace(ops.bitwise_left_shift)
+    __rshift__ = _binary(ops.bitwise_right_shift)
+    __rrshift__ = _reflected(ops.bitwise_right_shift)
+    __irshift__ = _inplace(ops.bitwise_right_shift)
 
-    __lt__ = _binary(logic.less)
-    __le__ = _binary(logic.less_equal)
-    __gt__ = _binary(logic.greater)
-    __ge__ = _binary(logic.greater_equal)
-    __eq__ = _equality(logic.equal)
-    __ne__ = _equality(logic.not_equal)
+    __lt__ = _binary(ops.less)
+    __le__ = _binary(ops.less_equal)
+    __gt__ = _binary(ops.greater)
+    __ge__ = _binary(ops.greater_equal)
+    __eq__ = _equality(ops.equal)
+    __ne__ = _equality(ops.not_equal)
 
-    __neg__ = _unary(arithmetic.negative)
-    __pos__ = _unary(arithmetic.positive)
-    __abs__ = _unary(arithmetic.abs)
-    __invert__ = _unary(logic.bitwise_invert)
+    __neg__ = _unary(ops.negative)
+    __pos__ = _unary(ops.positive)
+    __abs__ = _unary(ops.abs)
+    __invert__ = _unary(ops.bitwise_invert)
 
     def __matmul__(self, other: Any) -> Any:
         """Return the matrix product; see `distarray.matmul`."""
         if other.__class__ is self.__class__ or _known(other):
-            return matmul(self, other)
+            return ops.matmul(self, other)
         return NotImplemented
 
     def __rmatmul__(self, other: Any) -> Any:
         """Return the matrix product of another operand with this one."""
-        return matmul(other, self) if _known(other) else NotImplemented
+        return ops.matmul(other, self) if _known(other) else NotImplemented
 
     def __imatmul__(self, other: Any) -> Any:
         """Write the matrix product into this array, which keeps its layout and dtype."""
         if not _known(other):
             return NotImplemented
-        result = matmul(self, other)
+        result = ops.matmul(self, other)
         if not np.can_cast(result.dtype, self.dtype, "same_kind"):
             raise DTypeError(
                 f"x @= y gives {result.dtype}, which does not go into an array of {self.dtype}; "
                 "write x = x @ y"
             )
         try:
-            setitem(self, (...,), result)
+            ops.setitem(self, (...,), result)
         except ReadOnlyError as error:
-            return in_place(type(self).__imatmul__, matmul, self, other, error)
+            return in_place(type(self).__imatmul__, ops.matmul, self, other, error)
         return self

@@ -13,11 +13,8 @@ from distarray.array import _convert
 from distarray.comm import _backend
 from distarray.core import BaseArray, functions, methods, permit, replicated, row_of, ufuncs
 from distarray.errors import ArgumentError, ArgumentTypeError, ExportError, MeshError
-from distarray.ops import _inspection  # noqa: F401 - its functions register themselves
-from distarray.ops._elementwise_logic import equal
-from distarray.ops._elementwise_rounding import copy
-from distarray.ops._items import getitem, rows, setitem
-from distarray.ops._reductions import any as any_of
+from distarray.ops import any as any_of
+from distarray.ops import copy, equal, getitem, rows, setitem
 
 
 class Protocols(BaseArray):

@@ -14,7 +14,7 @@ from distarray.checkpoint._load import read_manifest
 from distarray.checkpoint._load_plan import LoadPlan
 from distarray.checkpoint._manifest import Entry, Manifest
 from distarray.layout import box as boxes
-from distarray.ops._selection import checked_key, expand
+from distarray.ops import checked_key, expand
 
 _BASIC = (int, np.integer, slice, type(...), type(None))
 

@@ -14,7 +14,7 @@ from distarray.comm import _memory, world
 from distarray.core import checked_dtype, device_of
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.layout import Placement
-from distarray.ops._creation import build, checked_shape, target_layout
+from distarray.ops import build, checked_shape, target_layout
 from distarray.random._blocks import fill_floats, fill_integers
 from distarray.random._seeding import checked_seed, key_of
 from distarray.typing import Box, Buffer, Shape
