@@ -170,6 +170,8 @@ def loop_dtype(name: str, ufunc: np.ufunc, dtype: Any, out: Any) -> Any:
         (loop, *_) = ufunc.resolve_dtypes((out, dtype, None), reduction=True, casting="unsafe")
     except TypeError as error:
         raise DTypeError(f"{name} of {dtype} into out= of {out}: {error}") from error
+    if loop.kind == "f" and {dtype.kind, out.kind} == {"u", "i"}:
+        return dtype.newbyteorder("=")  # uint64 meets signed integers in float64, which is inexact
     if loop.kind != "b" and not np.can_cast(dtype, loop, "same_kind"):
         raise DTypeError(f"{name} of {dtype} into out= of {out}: {loop} does not hold the items")
     return loop
