@@ -169,7 +169,7 @@ def _of_moving(communicator: Communicator) -> Lines:
             how_many = "some ranks read others' blocks in place (CUDA's handles)"
         way = "as it is, by MPI" if found.direct else "through pinned host memory, in chunks"
         told += [("in a node", how_many), ("elsewhere", f"device memory goes {way}")]
-    switch = _awareness.find_library(MPI.Get_library_version())[2]
-    if switch and not found.direct and switch.needed is not False and switch.name not in os.environ:
-        told.append(("not set", f"{switch.name}={switch.value} ({switch.note})"))
+    switch = _awareness.find_switch(MPI.Get_library_version())
+    if switch and not found.direct and switch[0].partition("=")[0] not in os.environ:
+        told.append(("not set", f"{switch[0]} ({switch[1]})"))
     return told

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from distarray.comm import _backend, _settings
+from distarray.comm._agreement import Failure, attempt, by_answer, raise_alike
 from distarray.comm._collectives import OWN_TAG
 from distarray.comm._launcher import node_name
 from distarray.errors import ArgumentError, MismatchError
@@ -76,7 +77,7 @@ class Verdict(NamedTuple):
 class _Told(NamedTuple):
     """What a rank tells the others first."""
 
-    setting: str
+    setting: str | Failure
     node: str
     library: Finding
     child: Finding | None
@@ -134,23 +135,17 @@ def _decide(communicator: Communicator) -> Verdict:
 
 def _compare_settings(communicator: Communicator) -> list[_Told]:
     """Return what all ranks tell; the same error on all where the settings are wrong."""
-    error: ArgumentError | None = None
-    try:
-        chosen = setting()
-    except ArgumentError as found:
-        error, chosen = found, ""
+    chosen, error = attempt(setting, VARIABLE)
     mine = _Told(chosen, _node(communicator), _ask_library(communicator), _child)
-    answers = _gather(communicator, (error, mine))
-    for wrong, _ in answers:
-        if wrong is not None:
-            raise wrong
-    settings = {told.setting for _, told in answers}
-    if len(settings) > 1:
+    everyone = _gather(communicator, mine)
+    answers = [told.setting for told in everyone]
+    raise_alike(answers, error, communicator.world_ranks, communicator.size)
+    if len(set(answers)) > 1:
         raise MismatchError(
-            f"{VARIABLE} is {' on some ranks and '.join(sorted(settings))} on others; set it alike "
-            "on all"
+            f"{VARIABLE} differs ({by_answer(answers, communicator.world_ranks)}); set it alike on all "
+            "ranks"
         )
-    return [told for _, told in answers]
+    return everyone
 
 
 def _gather(communicator: Communicator, mine: Any) -> list[Any]:
@@ -170,9 +165,7 @@ def _node(communicator: Communicator) -> str:
 def _ask_library(communicator: Communicator) -> Finding:
     if communicator.mpi is None:
         return Finding("library", False, "these ranks are threads of one process, without MPI")
-    from mpi4py import MPI
-
-    return ask(MPI.Get_library_version())
+    return ask()
 
 
 def _first_no(findings: list[Finding]) -> Finding:
@@ -183,113 +176,28 @@ def _first_no(findings: list[Finding]) -> Finding:
 # --- the library ---------------------------------------------------------------------------------
 
 _CUDA: Final = 0  # MPIX_GPU_SUPPORT_CUDA in MPICH's mpi.h
-_INTEL_SINCE: Final = (2021, 11)
 
-
-class Switch(NamedTuple):
-    """A variable of the environment that an MPI library reads in ``MPI_Init``.
-
-    Attributes
-    ----------
-    name, value
-        Of the variable, and what switches device memory on.
-    needed
-        Whether it is off without; None where that is the build's.
-    note
-        What else there is to it.
-    """
-
-    name: str
-    value: str
-    needed: bool | None
-    note: str
-
-    def is_on(self, environment: Mapping[str, str]) -> bool:
-        """Tell whether it is set so that device memory may be passed."""
-        told = environment.get(self.name)
-        if told is None:
-            return not self.needed
-        return told.strip().lower() not in ("", "0", "n", "no", "off", "false", "disable")
-
-
-_LIBRARIES: Final[dict[str, tuple[str, Switch | None]]] = {
-    # The first that is found: those made from MPICH say so too.
-    "Open MPI": (
-        r"Open MPI v?([\d.]+)",
-        Switch("OMPI_MCA_opal_cuda_support", "true", None, "conda-forge's build has it off"),
-    ),
-    "Cray MPICH": (
-        r"CRAY MPICH version\s+([\d.]+)",
-        Switch(
-            *("MPICH_GPU_SUPPORT_ENABLED", "1", True),
-            "mpi4py must bring libmpi_gtl_cuda: build it with craype-accel-nvidia80 (or 90) loaded",
-        ),
-    ),
-    "Intel MPI": (
-        r"Intel\(R\) MPI Library ([\d.]+)",
-        Switch("I_MPI_OFFLOAD", "1", True, "from version 2021.11; it crashes without a GPU"),
-    ),
-    "MVAPICH-Plus": (
-        r"MVAPICH-Plus\D*([\d.]+)",
-        Switch("MVP_ENABLE_GPU", "1", False, "on unless set to 0"),
-    ),
-    "MVAPICH2": (
-        r"MVAPICH2\D*([\d.]+)",
-        Switch("MV2_USE_CUDA", "1", True, "of MVAPICH2-GDR; preload its libmpi.so"),
-    ),
-    "MVAPICH": (r"MVAPICH\D*([\d.]+)", Switch("MVP_USE_CUDA", "1", True, "of a build for CUDA")),
-    "MPICH": (
-        r"MPICH Version:\s*([\d.]+)",
-        Switch("MPIR_CVAR_ENABLE_GPU", "1", False, "on unless set to 0"),
-    ),
-}
-"""How ``MPI_Get_library_version`` begins, and the switch for GPUs.
+_SWITCHES: Final = (
+    ("Open MPI", "OMPI_MCA_opal_cuda_support=true", "conda-forge's build has it off"),
+    ("CRAY MPICH", "MPICH_GPU_SUPPORT_ENABLED=1", "and mpi4py must bring libmpi_gtl_cuda"),
+    ("Intel(R) MPI", "I_MPI_OFFLOAD=1", "from version 2021.11; it crashes without a GPU"),
+    ("MVAPICH2", "MV2_USE_CUDA=1", "of MVAPICH2-GDR; preload its libmpi.so"),
+    ("MVAPICH Version", "MVP_USE_CUDA=1", "of a build for CUDA"),
+)
+"""What is in ``MPI_Get_library_version``, and the switch for GPUs that is off in usual builds.
 
 Nothing is set for the user: each of these can end ``MPI_Init`` where the library or the machine
-lacks what it asks for. Sources: the manual pages MPIX_Query_cuda_support(3) of Open MPI and
-MPIX_GPU_query_support(3) of MPICH; MPICH's control variable MPIR_CVAR_ENABLE_GPU; "GPU Support" in
-the Intel MPI Library Developer Reference for Linux (of 2021.10: Intel GPUs only; of 2021.14: Intel
-and NVIDIA); the pages on Cray MPICH of NERSC and CSCS; MVAPICH's source, in which the query tells
-how the library was built and not whether it was switched on; the MVAPICH2-GDR user guide;
-conda-forge's notes on its Open MPI.
+lacks what it asks for. docs/gpu.md has the sources.
 """
 
 
-def find_library(told: str) -> tuple[str, tuple[int, ...], Switch | None]:
-    """Return name, version and switch of the library of which ``MPI_Get_library_version`` tells."""
-    for name, (pattern, switch) in _LIBRARIES.items():
-        found = re.search(pattern, told, re.IGNORECASE)
-        if found is not None:
-            return name, tuple(int(part) for part in found[1].split(".") if part), switch
-    return "", (), None
+def find_switch(told: str) -> tuple[str, str] | None:
+    """Return the switch, and a note on it, of what ``MPI_Get_library_version`` tells of."""
+    return next(((switch, note) for name, switch, note in _SWITCHES if name in told), None)
 
 
-def ask(told: str, environment: Mapping[str, str] = os.environ) -> Finding:
-    """Return what the library says of itself; MPI runs.
-
-    Parameters
-    ----------
-    told
-        What ``MPI_Get_library_version`` returns.
-    environment
-        In which MPI was started.
-    """
-    name, version, switch = find_library(told)
-    if switch is not None and not switch.is_on(environment):
-        text = f"{name} takes no device memory without {switch.name}={switch.value}"
-        return Finding("library", False, f"{text} ({switch.note})")
-    if name == "Intel MPI":
-        if version < _INTEL_SINCE:
-            shown = ".".join(map(str, version))
-            return Finding("library", False, f"Intel MPI {shown} knows no NVIDIA GPUs")
-        return Finding("library", None, "Intel MPI has I_MPI_OFFLOAD on, and says no more")
-    if name == "Cray MPICH" and not _loaded("libmpi_gtl_cuda"):
-        return Finding("library", False, "Cray MPICH runs without its library libmpi_gtl_cuda")
-    return _query(name or "this MPI library")
-
-
-def _query(name: str) -> Finding:
-    """Ask the function that the library has for it."""
+def ask() -> Finding:
+    """Return what the library says of itself, by the function that it has for it; MPI runs."""
     for path in _loaded("libmpi"):
         try:
             loaded = ctypes.CDLL(path)
@@ -304,12 +212,12 @@ def _query(name: str) -> Finding:
         else:
             continue
         said = "takes device memory" if answer else "was not built for CUDA, or has it switched off"
-        return Finding("library", answer, f"{name} {said}, says {function}")
-    return Finding("library", None, f"{name} has no function that tells")
+        return Finding("library", answer, f"MPI {said}, says {function}")
+    return Finding("library", None, "MPI has no function that tells")
 
 
 def _loaded(beginning: str) -> list[str]:
-    """Return the files of the libraries in this process whose names begin so."""
+    """Return the files of this process's libraries whose names begin so."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:

@@ -151,7 +151,7 @@ def test_setting_that_differs_between_ranks_is_an_error_on_all(monkeypatch):
     monkeypatch.setattr(_awareness, "setting", lambda: str(world().rank % 2))
 
     def run():
-        with pytest.raises(MismatchError, match="0 on some ranks and 1 on others"):
+        with pytest.raises(MismatchError, match="ranks 0, 2: 0; rank 1: 1"):
             _awareness.verdict(world())
         return world().all_gather_object(world().rank)
 
