@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.gpu.device import Work, filled
 from distarray.comm import _block_reduction
-from distarray.comm._packing import copy_boxes, pack, reduce_into, unpack
+from distarray.comm._packing import copy_boxes, pack, reduce_into
 from distarray.random._blocks import fill_floats, fill_integers
 
 PACK, BOXES, ACROSS = "Pack and unpack", "Boxes", "Transposes"
@@ -91,11 +91,12 @@ def _pack(cupy: Any, block: Any, boxes: list[Any], told: str) -> Iterator[Case]:
         lambda: _assigned(packed, parts),
         lambda: (buffers[0], buffers[1]),
     )
-    _, targets = _packed(blocks[1], boxes, buffers[1])
+    pieces, ours = _packed(blocks[0], boxes, buffers[0])
+    _, theirs = _packed(blocks[1], boxes, buffers[1])
     yield Case(
         *(PACK, f"unpack, {told}", 2 * block.nbytes),
-        lambda: unpack(buffers[0], boxes, blocks[0]),
-        lambda: _assigned(targets, packed),
+        lambda: copy_boxes(list(zip(ours, pieces, strict=True))),
+        lambda: _assigned(theirs, packed),
         lambda: (blocks[0], blocks[1]),
     )
 

@@ -110,17 +110,8 @@ def raise_alike(
     """Raise the error of the first rank that failed, if any did: the same on all ranks.
 
     Where all have failed alike each raises its own; so does a rank whose error is none of ours.
-
-    Parameters
-    ----------
-    answers
-        What `attempt` returned on some ranks.
-    own
-        The error of this rank.
-    ranks
-        Their numbers in the MPI world.
-    size
-        How many ranks there are.
+    ``answers`` is what `attempt` returned on some ranks, whose numbers in the MPI world are
+    ``ranks``; ``own`` is this rank's error, and ``size`` how many ranks there are.
     """
     failures = {
         rank: answer
@@ -139,24 +130,10 @@ def raise_alike(
 def all_gather_checked(mesh: Any, call: str, say: Callable[[], T]) -> list[T]:
     """Return what `say()` returns on every process of the mesh, by position in it.
 
-    Collective over the mesh, which holds this process.
-
-    Parameters
-    ----------
-    mesh : DeviceMesh
-    call : str
-        The public call, for messages.
-    say : callable
-        Checks this rank's arguments and describes them by a small object.
-
-    Raises
-    ------
-    DistArrayError
-        What `say()` raises on all ranks, or the first of them: everywhere the same.
-    CommunicationError
-        If it raises anything else on a rank; that rank raises its own.
-    MismatchError
-        If the ranks make different calls, or on different meshes.
+    Collective over the mesh, which holds this process. `say()` checks this rank's arguments and
+    describes them by a small object. What it raises on a rank all raise alike, but for errors that
+    are not ours: these the other ranks get as a CommunicationError. Ranks that make different calls
+    (``call`` names this one), or on different meshes, raise a MismatchError.
     """
     mine, error = attempt(say, call)
     comm = mesh.communicator()

@@ -41,11 +41,8 @@ def world() -> Communicator:
 def as_communicator(comm: Any) -> Communicator:
     """Return the communicator behind what a user passes as ``comm=``.
 
-    Parameters
-    ----------
-    comm
-        None (all ranks), one of our communicators, or an mpi4py intra-communicator; of the latter
-        only the ranks are used, never the communicator itself.
+    That is None (all ranks), one of ours, or an mpi4py intra-communicator, of which only the ranks
+    are used, never the communicator itself.
     """
     if comm is None:
         return world()

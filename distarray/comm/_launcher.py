@@ -91,13 +91,7 @@ def launched_place() -> Place | None:
 
 
 def launched_local_rank() -> int | None:
-    """Return which rank of its node this process is, as its launcher says; None where none does.
-
-    Raises
-    ------
-    DeviceError
-        DISTARRAY_LOCAL_RANK is no number.
-    """
+    """Return which rank of its node this process is, as its launcher says; None where none does."""
     for name in _LOCAL_RANKS:
         value = setting(name)
         if value.isdecimal():

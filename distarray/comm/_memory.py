@@ -31,21 +31,10 @@ POOLED_BYTES: Final = 64 * 1024
 
 
 def empty(shape: Shape, dtype: Any, device: str | None = None) -> Buffer:
-    """Return an uninitialised C-contiguous block.
+    """Return an uninitialised C-contiguous block in host memory, or on "cuda" or "cuda:<number>".
 
-    Parameters
-    ----------
-    shape
-        Shape of the local block.
-    dtype
-        NumPy data type.
-    device
-        "cuda" or "cuda:<number>" for CuPy memory; NumPy memory otherwise.
-
-    Raises
-    ------
-    OutOfMemoryError
-        The system, or the GPU, has not enough memory left; the message says what holds it.
+    Raises OutOfMemoryError where the system, or the GPU, has not enough left; it says what holds
+    it.
     """
     if device is not None and device != "cpu":
         return _device.empty(shape, dtype, device)

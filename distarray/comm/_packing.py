@@ -1,10 +1,10 @@
-"""Copy, pack and fill boxes of local blocks, of any rank, strides and data type."""
+"""Copies of boxes of local blocks, of any number of axes, strides and data type."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -23,7 +23,6 @@ __all__ = [
     "pack",
     "reduce_boxes",
     "reduce_into",
-    "unpack",
 ]
 
 _KERNEL_BYTES: Final = 256 * 1024
@@ -33,13 +32,8 @@ _KERNEL_BYTES: Final = 256 * 1024
 def copy_box(dst: Buffer, src: Buffer, *, total: int = 0) -> None:
     """Copy ``src`` into ``dst``: the same shape, any strides, no shared memory.
 
-    Parameters
-    ----------
-    dst, src
-        Blocks or views of them.
-    total
-        Bytes of the block that this copy is a part of, where that is more than ``dst``: the parts
-        of a block that does not fit the caches are written past them.
+    ``total`` is the bytes of the block that this copy is a part of, where that is more than
+    ``dst``: the parts of a block that does not fit the caches are written past them.
     """
     nbytes = dst.nbytes
     if nbytes < _KERNEL_BYTES or not _plain(dst, src):
@@ -89,70 +83,20 @@ def _plain(dst: Buffer, src: Buffer) -> bool:
 
 
 def pack(src: Buffer, boxes: Sequence[Box], out: Buffer) -> Buffer:
-    """Copy boxes of ``src`` into the 1-d buffer ``out``, one after another, each in C order.
+    """Copy boxes of ``src`` into ``out``, one after another, each in C order.
 
-    Parameters
-    ----------
-    src
-        A local block.
-    boxes
-        Half-open intervals per axis, in indices of ``src``.
-    out
-        Contiguous, of ``src``'s dtype, with room for all boxes.
-
-    Returns
-    -------
-    The used part of ``out``.
-
-    Raises
-    ------
-    ShapeError
-        If ``out`` is too small.
+    ``out`` is contiguous and 1-d, of ``src``'s dtype; a ShapeError says that it is too short. What
+    is used of it is returned.
     """
-    at = 0
+    stop = 0
     pairs = []
-    for box, stop in zip(boxes, _ends(boxes, out), strict=True):
-        part = src[_part(box)]
-        pairs.append((out[at:stop].reshape(part.shape), part))
-        at = stop
-    copy_boxes(pairs)
-    return out[:at]
-
-
-def unpack(buffer: Buffer, boxes: Sequence[Box], dst: Buffer) -> None:
-    """Copy what ``pack`` made of these boxes back into the boxes of ``dst``.
-
-    Raises
-    ------
-    ShapeError
-        If ``buffer`` holds fewer elements than the boxes.
-    """
-    at = 0
-    pairs = []
-    for box, stop in zip(boxes, _ends(boxes, buffer), strict=True):
-        part = dst[_part(box)]
-        pairs.append((part, buffer[at:stop].reshape(part.shape)))
-        at = stop
-    copy_boxes(pairs)
-
-
-def _part(box: Box) -> tuple[Any, ...]:
-    """Return an index that gives a view, of arrays without axes too."""
-    return (*(slice(start, stop) for start, stop in box), ...)
-
-
-def _ends(boxes: Sequence[Box], buffer: Buffer) -> list[int]:
-    """Return where each packed box ends."""
-    ends = []
-    at = 0
     for box in boxes:
-        volume = 1
-        for start, stop in box:
-            volume *= stop - start
-        at += volume
-        ends.append(at)
-    if at > buffer.size:
+        part = src[(*(slice(*interval) for interval in box), ...)]
+        at, stop = stop, stop + part.size
+        pairs.append((out[at:stop], part))
+    if stop > out.size:
         raise ShapeError(
-            f"the boxes hold {at} elements and the buffer {buffer.size}; make it as large"
+            f"the boxes hold {stop} elements and the buffer {out.size}; make it as large"
         )
-    return ends
+    copy_boxes([(flat.reshape(part.shape), part) for flat, part in pairs])
+    return out[:stop]

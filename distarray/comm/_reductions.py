@@ -95,14 +95,8 @@ def prepare_reduction(array: np.ndarray, op: str, n: int, bfloat16: bool = False
     """Return how to reduce ``array`` over ``n`` ranks.
 
     Sums of float16 and bfloat16 accumulate in float32 and are rounded once. Averages of integers
-    and truth values are float64, as ``np.mean``'s are.
-
-    Raises
-    ------
-    ArgumentError
-        ``op`` is not a reduction.
-    DTypeError
-        The dtype has no such reduction.
+    and truth values are float64, as ``np.mean``'s are. An ArgumentError says that ``op`` is no
+    reduction, a DTypeError that the dtype has no such one.
     """
     dtype = array.dtype
     if is_bfloat16(dtype):

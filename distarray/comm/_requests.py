@@ -59,18 +59,11 @@ DONE = Completed()
 
 
 class Pending(Request):
-    """A communication under way.
+    """A communication under way, by the transport's token of it or another request.
 
-    Parameters
-    ----------
-    handle
-        The transport's token, or another request.
-    buffers
-        Whatever the transport reads or writes; held until the operation is complete.
-    finish
-        Called once when it is complete; what it returns is the result.
-    entry
-        Record of the communication, to which the seconds spent waiting are added.
+    ``buffers`` are what the transport reads or writes, held until the operation is complete;
+    ``finish`` is called once then, and returns the result; to ``entry``, the record of the
+    communication, the seconds spent waiting are added.
     """
 
     __slots__ = ("_buffers", "_entry", "_finish", "_handle", "_lock", "_value")

@@ -37,24 +37,11 @@ def block_of(layout: Layout, rank: int) -> Box | None:
 def pieces(
     layout: Layout, axis: int, start: int, stop: int, fixed: Mapping[int, int] = NONE_FIXED
 ) -> list[Piece]:
-    """Return what the blocks along one array axis share with ``start..stop``.
+    """Return what the blocks along one array axis have in common with ``start..stop``, ascending.
 
-    Parameters
-    ----------
-    layout
-        Whose blocks.
-    axis
-        Array axis.
-    start, stop
-        Interval in global indices.
-    fixed
-        Coordinates that the blocks must have, by mesh axis. Blocks with others are skipped, not
-        filtered out: the work is proportional to the number of pieces returned.
-
-    Returns
-    -------
-    list
-        One piece per block with a non-empty overlap, in ascending order.
+    One piece per block with a non-empty overlap. ``fixed`` has coordinates that the blocks must
+    have, by mesh axis: blocks with others are skipped, not filtered out, so that the work is
+    proportional to the number of pieces returned.
     """
     if stop <= start:
         return []

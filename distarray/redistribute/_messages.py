@@ -39,16 +39,9 @@ class _Round(NamedTuple):
 class Messages:
     """What this rank packs, sends, receives and unpacks when a step runs between nodes.
 
-    Parameters
-    ----------
-    step
-        The exchange.
-    communicator
-        Over all ranks that take part.
-    reached
-        For each of them, whether its block can be read in place; the others' pieces travel.
-    kind
-        Of the device that holds the blocks, "cpu" or "cuda".
+    The communicator is that of all ranks that take part; ``reached`` says for each of them whether
+    its block can be read in place, and the others' pieces travel. ``kind`` is the device's, "cpu"
+    or "cuda".
     """
 
     __slots__ = ("_communicator", "_gathers", "_rounds", "_step")

@@ -146,14 +146,9 @@ class Packed:
     def reduce(
         self, full: Buffer, op: str, purpose: Purpose, *, background: bool = False
     ) -> Buffer:
-        """Return a new flat buffer: this rank's blocks of the sums of full buffers (collective).
+        """Return a new flat buffer: this rank's blocks of the sums, or averages, of full buffers.
 
-        Parameters
-        ----------
-        full
-            This rank's contribution.
-        op
-            "sum" or "avg".
+        Collective; ``full`` is this rank's contribution.
         """
         communicator = self.communicator(background)
         started = perf_counter()

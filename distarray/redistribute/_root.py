@@ -16,18 +16,8 @@ def scatter_from(
     """Fill every rank's block with what one rank has (collective over the mesh).
 
     The ranks in the root's row of the mesh get their blocks by one scatter, the copies of these by
-    one broadcast.
-
-    Parameters
-    ----------
-    root
-        World rank, one of the mesh.
-    out
-        This rank's block, C-contiguous.
-    layout
-        Without ``Partial``, over a device mesh that holds this process.
-    read
-        Returns the values of a box; None but on the root.
+    one broadcast. ``root`` is a world rank of the mesh, ``out`` this rank's C-contiguous block of a
+    layout without ``Partial``; ``read`` returns the values of a box, and is None but on the root.
     """
     mesh = layout.mesh
     assert isinstance(mesh, DeviceMesh)  # arrays live on no other

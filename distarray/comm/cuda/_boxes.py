@@ -37,12 +37,8 @@ Record: TypeAlias = list[int]
 def launch_copies(pairs: Sequence[tuple[Buffer, Buffer]]) -> bool:
     """Copy the second array of each pair into the first, by one launch; tell whether it was done.
 
-    A box that comes alone is left to CuPy, unless it is transposed.
-
-    Parameters
-    ----------
-    pairs
-        Views of blocks: the same shape and dtype in a pair, any strides, no shared memory.
+    The arrays are views of blocks: the same shape and dtype in a pair, any strides, no shared
+    memory. A box that comes alone is left to CuPy, unless it is transposed.
     """
     pairs = [(dst, src) for dst, src in pairs if dst.size]
     if not pairs:
@@ -77,17 +73,10 @@ def launch_reductions(
 ) -> bool:
     """Set the first array of each pair to the sources, combined in their order; tell if done.
 
-    A box of two sources that comes alone is left to CuPy where that needs one call.
-
-    Parameters
-    ----------
-    boxes
-        The first is float64 for "avg" of integers, else of the sources' dtype, and of their shape.
-        It shares no memory with sources, but that of a single box may be its first source.
-    kind, op
-        Of the kernel (see ``reducing``); ``op`` among bytes for truth values.
-    number
-        Items of the kind in an element.
+    It is float64 for "avg" of integers, else of the sources' dtype, and shares no memory with
+    sources, but that of a single box may be its first source. ``kind`` and ``op`` are the kernel's
+    (see ``reducing``; ``op`` among bytes for truth values), ``number`` the items of the kind in an
+    element. A box of two sources that comes alone is left to CuPy where that needs one call.
     """
     arrays = [(dst, *sources) for dst, sources in boxes if dst.size]
     if not arrays:
@@ -250,12 +239,7 @@ def _boxes_of(
 ) -> Iterator[tuple[list[int], list[Axis]]]:
     """Yield boxes that make up one of any size, in items counted from an address on.
 
-    Parameters
-    ----------
-    inner
-        Its axes, the innermost first.
-    sizes
-        Bytes of an item of each array.
+    ``inner`` are its axes, the innermost first; ``sizes`` the bytes of an item of each array.
     """
     most = load_kernels(_KERNELS).AXES
     nothing = (1, *[0] * len(sizes))
@@ -269,14 +253,9 @@ def _boxes_of(
 
 
 def parts(axes: Sequence[Axis], most: int) -> Iterator[tuple[tuple[int, ...], Sequence[Axis]]]:
-    """Yield the offset in each array, and the axes, of boxes that make up one of any size.
+    """Yield the offset in each array, and the axes (``most`` at most), of boxes that make up one.
 
-    Parameters
-    ----------
-    axes
-        Of the whole, innermost first; at least one.
-    most
-        Most axes of a box.
+    ``axes`` are those of the whole, innermost first; at least one.
     """
     for offset in offsets(axes[most:], len(axes[0]) - 1):
         for more, part in _cut(axes[:most]):

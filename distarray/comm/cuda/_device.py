@@ -54,13 +54,7 @@ _is_warning_off = False
 
 
 def cupy(device: str = "cuda") -> Any:
-    """Return CuPy.
-
-    Raises
-    ------
-    DeviceError
-        It does not import.
-    """
+    """Return CuPy; a DeviceError where it does not import."""
     global _is_warning_off
     try:
         found = importlib.import_module("cupy")
@@ -85,13 +79,7 @@ def missing_cupy(error: Exception) -> str:
 
 
 def count(device: str = "cuda") -> int:
-    """Return how many GPUs this process sees, at least one.
-
-    Raises
-    ------
-    DeviceError
-        There is no CuPy, no driver, or no GPU.
-    """
+    """Return how many GPUs this process sees; a DeviceError where it sees none."""
     runtime = cupy(device).cuda.runtime
     try:
         found = int(runtime.getDeviceCount())
@@ -109,19 +97,10 @@ def count(device: str = "cuda") -> int:
 
 
 def bind(device: str, local_rank: int | None, *, simulated: bool = False) -> int:
-    """Make the GPU that a device names current, and return its number; bind this rank to "cuda".
+    """Make the GPU current that "cuda" or "cuda:<number>" names, and return its number.
 
-    Parameters
-    ----------
-    device
-        "cuda" or "cuda:<number>".
-    local_rank
-        Which rank of its node this is; None where nobody tells.
-
-    Raises
-    ------
-    DeviceError
-        There is no such GPU, or no telling which one of several is this rank's.
+    "cuda" binds this rank, which is ``local_rank`` of its node, None where nobody tells. A
+    DeviceError says that there is no such GPU, or no telling which one of several is this rank's.
     """
     global _bound_process
     have = count(device)
@@ -190,15 +169,7 @@ def use(number: int) -> None:
 
 
 def empty(shape: Shape, dtype: Any, device: str) -> Buffer:
-    """Return an uninitialised C-contiguous block, of which the GPU becomes the current one.
-
-    Raises
-    ------
-    DTypeError
-        GPUs have no such items.
-    OutOfMemoryError
-        The GPU has not enough memory left.
-    """
+    """Return an uninitialised C-contiguous block, of which the GPU becomes the current one."""
     library = cupy(device)
     number = number_of(device)
     use(number)
@@ -209,12 +180,8 @@ def empty(shape: Shape, dtype: Any, device: str) -> Buffer:
 def with_memory(work: Callable[[], T], number: int) -> T:
     """Return what ``work`` returns, called again where the GPU's memory did not suffice at first.
 
-    In between other libraries give back what they do not use.
-
-    Raises
-    ------
-    OutOfMemoryError
-        It does not suffice; the message says how much was asked for, and who holds the rest.
+    In between other libraries give back what they do not use. An OutOfMemoryError says how much was
+    asked for, and who holds the rest.
     """
     lack = cupy().cuda.memory.OutOfMemoryError
     try:
@@ -231,13 +198,7 @@ def with_memory(work: Callable[[], T], number: int) -> T:
 
 
 def pool_bytes(device: str) -> tuple[int, int]:
-    """Return how many bytes of a GPU arrays hold, and CuPy keeps idle.
-
-    Raises
-    ------
-    DeviceError
-        There is no such GPU.
-    """
+    """Return how many bytes of a GPU arrays hold, and CuPy keeps idle."""
     with cupy().cuda.Device(_checked(number_of(device), count(device))):
         pool = cupy().get_default_memory_pool()
         return pool.used_bytes(), pool.free_bytes()
@@ -275,13 +236,7 @@ def bits(array: Buffer) -> Buffer:
 
 
 def check_dtype(dtype: Any) -> None:
-    """Refuse items that CuPy cannot have.
-
-    Raises
-    ------
-    DTypeError
-        See above.
-    """
+    """Raise DTypeError for items that CuPy cannot have."""
     kind = np.dtype(dtype)
     plain = kind.kind in "biufcV" and kind.char not in "gG" and kind.isnative
     if not plain or kind.hasobject:

@@ -105,14 +105,8 @@ _lendable: Any = None
 def lend(block: Buffer) -> tuple[Lent, int, Buffer]:
     """Return how another process finds a block, once its values are there.
 
-    Returns
-    -------
-    lent
-        The allocation.
-    offset
-        Of the block's first element in it, in bytes.
-    kept
-        What must stay alive while it is read: the block, or a copy of it.
+    That is its allocation, the offset of its first element there in bytes, and what must stay alive
+    while it is read: the block, or a copy of it.
     """
     if not block.size:
         return _NOTHING, 0, block
@@ -134,13 +128,7 @@ def borrow(
     strides: Sequence[int],
     dtype: np.dtype[Any],
 ) -> Buffer:
-    """Return another process's block, in place.
-
-    Parameters
-    ----------
-    owner
-        What stands for the process, the same object every time.
-    """
+    """Return another process's block, in place; ``owner`` always stands for the process."""
     cupy = _device.cupy()
     if not lent.nbytes:
         return cupy.empty(tuple(shape), dtype)
@@ -164,15 +152,8 @@ def reached(
     """Return, for each of some ranks, whom it can read and be read by: collective over them.
 
     Each tries to read a number in every other's memory that only the owner could have put there.
-
-    Parameters
-    ----------
-    members
-        The ranks.
-    owners
-        For each but this one, what stands for its process.
-    exchange
-        Gives a few bytes to all members, and returns by rank what they gave.
+    ``owners`` has what stands for the process of each member but this one; ``exchange`` gives a few
+    bytes to all members, and returns by rank what they gave.
     """
     number = int.from_bytes(os.urandom(7), "little")
     probe = _device.empty((1,), np.int64, "cuda")
@@ -293,13 +274,7 @@ class Allocation(NamedTuple):
 
 
 def allocation_of(pointer: int) -> Allocation:
-    """Return the allocation in which an address of device memory lies.
-
-    Raises
-    ------
-    DeviceError
-        The driver knows none.
-    """
+    """Return the allocation in which an address of device memory lies."""
     library = driver()
     base, nbytes, identity = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64()
     address = ctypes.c_uint64(pointer)

@@ -167,12 +167,8 @@ def wrap(array: Any) -> Any:
 def table(key: Hashable, build: Callable[[], tuple[np.ndarray, Any]]) -> tuple[Any, Any]:
     """Return a table as kernels see it and what is known of it, kept for the next call.
 
-    Parameters
-    ----------
-    key
-        Everything that the table says.
-    build
-        Makes the table, int64 and in host memory, and whatever is to be kept with it.
+    ``key`` is everything that the table says; ``build`` makes it, int64 and in host memory, and
+    whatever is to be kept with it.
     """
     stream = _stream_pointer()
     found = _tables.get((stream, key))
@@ -208,19 +204,10 @@ def _stream_pointer() -> tuple[int, int]:
 
 
 def launch(kernel: Any, tiles: int, *arguments: Any) -> bool:
-    """Run a kernel on the current stream, without waiting for it.
+    """Run a kernel on the current stream, without waiting for it; tell whether it runs.
 
-    Parameters
-    ----------
-    kernel
-        What blocks of threads do with ``arguments``.
-    tiles
-        How many blocks there is work for.
-
-    Returns
-    -------
-    Whether it runs. A kernel that cannot be compiled here ends the use of all of them, with one
-    warning; CuPy serves then.
+    ``tiles`` is for how many blocks of threads there is work. A kernel that cannot be compiled here
+    ends the use of all of them, with one warning; CuPy serves then.
     """
     global _usable
     if tiles == 0:

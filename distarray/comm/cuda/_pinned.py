@@ -37,13 +37,7 @@ class _Lease:
 
 
 class PinnedPool:
-    """Buffers of pinned memory, in sizes that are powers of two.
-
-    Parameters
-    ----------
-    kept
-        Most bytes that stay idle.
-    """
+    """Buffers of pinned memory, of powers of two; ``kept`` bytes at most stay idle."""
 
     def __init__(self, kept: int = KEPT_BYTES) -> None:
         self.kept = kept
@@ -54,20 +48,7 @@ class PinnedPool:
         self._lock = threading.Lock()
 
     def take(self, xp: Any, nbytes: int) -> np.ndarray:
-        """Return ``nbytes`` bytes, uninitialised.
-
-        Parameters
-        ----------
-        xp
-            CuPy.
-        nbytes
-            How many.
-
-        Raises
-        ------
-        OutOfMemoryError
-            The system cannot pin so much.
-        """
+        """Return ``nbytes`` bytes that CuPy, ``xp``, pins, uninitialised."""
         size = max(_SMALLEST, 1 << (nbytes - 1).bit_length())
         with self._lock:
             self._collect()

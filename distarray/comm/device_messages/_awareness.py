@@ -87,13 +87,7 @@ _child: Finding | None = None  # what the child of this node has found
 
 
 def setting() -> str:
-    """Return ``DISTARRAY_CUDA_AWARE``: "auto", "1" or "0".
-
-    Raises
-    ------
-    ArgumentError
-        It is none of these.
-    """
+    """Return ``DISTARRAY_CUDA_AWARE``: "auto", "1" or "0"; an ArgumentError for anything else."""
     told = _settings.setting(VARIABLE, "auto")
     if told not in ("auto", "1", "0"):
         raise ArgumentError(
@@ -106,12 +100,7 @@ def setting() -> str:
 def verdict(communicator: Communicator) -> Verdict:
     """Return whether these ranks pass device memory to MPI; the first call is collective.
 
-    Raises
-    ------
-    ArgumentError
-        On every rank, where the setting of any is not known.
-    MismatchError
-        On every rank, where they have different settings.
+    Settings that are not known, or differ, are the same error on every rank.
     """
     if not communicator.verdicts:
         communicator.verdicts.append(_decide(communicator))
@@ -141,10 +130,8 @@ def _compare_settings(communicator: Communicator) -> list[_Told]:
     answers = [told.setting for told in everyone]
     raise_alike(answers, error, communicator.world_ranks, communicator.size)
     if len(set(answers)) > 1:
-        raise MismatchError(
-            f"{VARIABLE} differs ({by_answer(answers, communicator.world_ranks)}); set it alike on all "
-            "ranks"
-        )
+        told = by_answer(answers, communicator.world_ranks)
+        raise MismatchError(f"{VARIABLE} differs ({told}); set it alike on all ranks")
     return everyone
 
 

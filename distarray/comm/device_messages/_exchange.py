@@ -62,12 +62,9 @@ class Message(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The messages of one rank, in the order in which it goes through them.
+    """The messages of one rank, none of them empty, in the order in which it goes through them.
 
-    Attributes
-    ----------
-    sends, receives
-        None of them empty. The first chunk of every message goes before the second of any.
+    The first chunk of every message goes before the second of any.
     """
 
     sends: Sequence[Message]
@@ -136,19 +133,7 @@ def _cuts(message: Message, in_chunks: bool) -> list[tuple[int, int]]:
 
 
 def exchange_staged(communicator: Communicator, plan: Plan, tag: int, blocking: bool) -> Request:
-    """Send and receive messages; the request is complete when this rank's are.
-
-    Parameters
-    ----------
-    communicator
-        Of the ranks.
-    plan
-        This rank's messages. Buffers on one GPU.
-    tag
-        Of the messages.
-    blocking
-        Whether to return when everything is there.
-    """
+    """Send and receive messages of buffers on one GPU; the request is complete when they are."""
     messages = (*plan.sends, *plan.receives)
     if not messages:
         return DONE

@@ -273,16 +273,9 @@ class Presence:
     ) -> None:
         """Tell the others that this process will soon be over, before its names are free.
 
-        Parameters
-        ----------
-        ranks
-            Those that may be on this node.
-        awaited
-            How many must have been told, or go themselves: who is not there yet is waited for.
-        seconds
-            For how long at most.
-        has_started
-            Whether this rank has started MPI.
+        ``ranks`` may be on this node. As long as fewer than ``awaited`` have been told, or go
+        themselves, it waits for those who are not there yet, for some ``seconds`` at most.
+        ``has_started`` says whether this rank has started MPI.
         """
         self.listen()  # for those that go at the same time
         message = b"%s %d" % (_LEAVES if has_started else _NEVER, self.rank)

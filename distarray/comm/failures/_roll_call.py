@@ -71,18 +71,10 @@ class Late(NamedTuple):
 def find_late(
     ask: Ask | None, me: int, meeting: Question, ranks: Iterable[int], exact: bool
 ) -> Late:
-    """Return who keeps this rank waiting at a meeting.
+    """Return who keeps this rank, ``me``, waiting at a meeting, among the ranks that it waits for.
 
-    Parameters
-    ----------
-    ask
-        Asks ranks of the node; None where they cannot be asked.
-    me
-        This rank.
-    ranks
-        Those that it waits for.
-    exact
-        Whether it is known that none of these has joined the meeting.
+    ``ask`` asks ranks of the node; None where they cannot be asked. ``exact`` says that none of the
+    ranks has joined the meeting.
     """
     mine = [rank for rank in ranks if rank != me]
     found: dict[int, Whereabouts | None] = dict.fromkeys(mine)

@@ -112,14 +112,8 @@ waits: dict[int, Wait] = {}
 class waiting:  # noqa: N801 - reads as a verb: with waiting("for a communicator")
     """Note that this thread is about to wait for other ranks.
 
-    Parameters
-    ----------
-    what
-        ``str(what)`` says what it is about to do with them.
-    meeting
-        Where, if others can be told so.
-    late
-        Tells which ranks of the MPI world have not come; default: some of those of the meeting.
+    ``str(what)`` says what it is about to do with them, ``meeting`` where, if others can be told
+    so, and ``late`` which ranks have not come; by default some of those of the meeting.
     """
 
     __slots__ = ("_late", "_meeting", "_outer", "_what")

@@ -71,13 +71,7 @@ _QUIET_MODULES = (  # of the functions or classes of threads of common tools
 
 
 def timeout() -> float:
-    """Return the seconds after which waiting is an error, infinity where it never is.
-
-    Raises
-    ------
-    ArgumentError
-        ``DISTARRAY_TIMEOUT`` is neither a positive number nor what turns the limit off.
-    """
+    """Return the seconds after which waiting is an error, infinity where it never is."""
     told = setting("DISTARRAY_TIMEOUT", str(LIMIT))
     if told in _OFF:
         return math.inf
@@ -96,17 +90,9 @@ def timeout() -> float:
 class Watchdog:
     """Looks at the waits of this rank, in a thread, until it is stopped.
 
-    Parameters
-    ----------
-    place
-        Which rank this is, for messages.
-    abort
-        Ends all ranks, with a status.
-    presence, size
-        This rank among those of its node, and the number of all; None where they cannot be told
-        apart from those of another job.
-    end
-        Ends all ranks because of an error of a thread that is at a line.
+    ``place`` says in messages which rank this is. ``presence`` is this rank among those of its
+    node, and ``size`` the number of all; None where they cannot be told apart from those of another
+    job. ``abort`` ends all ranks with a status, ``end`` because of an error of a thread at a line.
     """
 
     def __init__(
@@ -215,12 +201,8 @@ _given_up: tuple[float, Wait, str] | None = None
 def say_where(question: Question, line: str | None = None) -> Whereabouts:
     """Return where this rank is; what it has just given up keeps others waiting, too.
 
-    Parameters
-    ----------
-    question
-        The meeting that it is asked about.
-    line
-        Where the main thread is, if that is not to be found out.
+    ``question`` is the meeting that it is asked about; ``line`` where the main thread is, if that
+    is not to be found out.
     """
     wait, is_behind = main_wait()
     if line is None:

@@ -46,16 +46,10 @@ _trials: dict[Hashable, _Trial] = {}
 def run_faster(
     work: Hashable, nbytes: int, kernel: Callable[[], object], plain: Callable[[], object]
 ) -> None:
-    """Do some work by whichever of two functions is faster on this machine.
+    """Do some work by whichever of two functions is faster on this machine; both do all of it.
 
-    Parameters
-    ----------
-    work
-        The kind of work: calls of one kind and of about one size cost as much for a byte.
-    nbytes
-        How much of it there is.
-    kernel, plain
-        Either does all of it, with the same result.
+    ``work`` names the kind of work: calls of one kind and of about one size, ``nbytes``, cost as
+    much for a byte.
     """
     kind = (work, nbytes.bit_length())
     trial = _trials.get(kind)

@@ -66,14 +66,8 @@ def _usable() -> bool:
 class Kernel:
     """A function over raw memory, compiled for one signature when it is first called.
 
-    Parameters
-    ----------
-    function
-        What Numba compiles, without the interpreter lock. Its closure may hold constants.
-    signature
-        In Numba's notation.
-    uses
-        Modules from which it inlines functions: a change in them makes another kernel.
+    Numba compiles it without the interpreter's lock; its closure may hold constants. ``uses`` are
+    the modules from which it inlines functions: a change in them makes another kernel.
     """
 
     __slots__ = ("_function", "_signature", "_uses", "run")

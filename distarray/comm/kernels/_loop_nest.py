@@ -45,12 +45,8 @@ Axis: TypeAlias = tuple[int, ...]
 def copy_by_kernel(dst: np.ndarray, src: np.ndarray, streaming: bool) -> bool:
     """Copy ``src`` into ``dst`` if a kernel is faster than NumPy here, and tell whether it was.
 
-    Parameters
-    ----------
-    dst, src
-        Of the same shape and dtype, without objects and without shared memory.
-    streaming
-        Whether ``dst`` belongs to a block that is too large for the caches.
+    They have the same shape and dtype, without objects, and share no memory. ``streaming`` says
+    that ``dst`` belongs to a block that is too large for the caches.
     """
     itemsize = dst.itemsize
     (d, s), axes = joint_axes(dst, src)

@@ -174,16 +174,9 @@ def _reduce_items(
 
 @functools.cache
 def reduction_kernel(kind: str, op: str, streaming: int) -> Kernel:
-    """Return the kernel for one kind of item and one operation.
+    """Return the kernel for one kind of item (a key of ``ITEMSIZE``) and one operation.
 
-    Parameters
-    ----------
-    kind
-        A key of ``ITEMSIZE``.
-    op
-        sum, prod, min, max, avg; band, bor, bxor for integers.
-    streaming
-        1 to store past the caches; the result is then aligned to its items.
+    With ``streaming`` 1 it stores past the caches; the result is then aligned to its items.
     """
     size = result_itemsize(kind, op)
     lanes = LINE // size

@@ -24,13 +24,7 @@ _lock = threading.Lock()
 
 
 def import_mpi() -> Any:
-    """Return ``mpi4py.MPI``; MPI is running then.
-
-    Raises
-    ------
-    CommunicationError
-        There is no mpi4py, no MPI library for it, or MPI is over.
-    """
+    """Return ``mpi4py.MPI``; MPI is running then. A CommunicationError says why it is not."""
     try:
         with _lock:
             mpi = sys.modules.get("mpi4py.MPI") or _imported()

@@ -436,15 +436,7 @@ def world() -> MPICommunicator:
 
 
 def based_on(comm: Any) -> MPICommunicator:
-    """Return the communicator of all ranks of an mpi4py communicator, the same every time.
-
-    Raises
-    ------
-    ArgumentTypeError
-        It is none.
-    MeshError
-        It is an inter-communicator, or null: this process is not in it.
-    """
+    """Return the communicator of all ranks of an mpi4py communicator, the same every time."""
     global _keyval
     mpi = import_mpi()
     if not isinstance(comm, mpi.Comm):

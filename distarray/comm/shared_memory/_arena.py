@@ -288,10 +288,7 @@ def _forget_arena() -> None:
 def take(nbytes: int) -> np.ndarray | None:
     """Return bytes of the arena, uninitialised; None where it has no room for them.
 
-    Raises
-    ------
-    OutOfMemoryError
-        The system has not enough memory left; the message says what holds it.
+    An OutOfMemoryError says that the system has not enough memory left, and what holds it.
     """
     lease = arena().lease(nbytes)
     return None if lease is None else np.asarray(lease)

@@ -70,18 +70,10 @@ _KEPT_BYTES = 1024 * 1024  # copies up to this size are kept for their readers u
 class Channel:
     """Rounds among the ranks of a communicator that share this node's memory.
 
-    Parameters
-    ----------
-    members
-        Ranks of the communicator on this node, ascending.
-    me
-        This process's rank in the communicator.
-    world_ranks
-        The number in the MPI world of every rank of the communicator.
-    own
-        This rank's two slots, as writable memory.
-    peers
-        For each other member: its memory, and the offset of its slots in it.
+    ``members`` are those on this node, ascending, of which this process is ``me``; ``world_ranks``
+    has the number in the MPI world of every rank of the communicator. ``own`` is this rank's two
+    slots, as writable memory; ``peers`` has, for each other member, its memory and the offset of
+    its slots.
     """
 
     def __init__(

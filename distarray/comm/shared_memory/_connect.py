@@ -29,19 +29,9 @@ def attach(
 ) -> Channel | None:
     """Make the channel of a communicator's ranks on this node; None where none share memory.
 
-    Collective over the communicator, through ``all_gather_object``. All ranks get the same answer
-    to whether there are channels.
-
-    Parameters
-    ----------
-    members
-        Ranks of the communicator on this node, ascending, this one among them.
-    me
-        This process's rank.
-    world_ranks
-        The number of every rank in the MPI world.
-    all_gather_object
-        Gathers one small object of every rank to every rank.
+    Collective over the communicator, through ``all_gather_object``, which gathers one small object
+    of every rank to every rank; whether there are channels all ranks answer alike. ``members``,
+    ``me`` and ``world_ranks`` are those of the `Channel`.
     """
     offer = own = None
     nonce = int.from_bytes(os.urandom(7), "little")

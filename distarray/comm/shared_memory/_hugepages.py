@@ -87,13 +87,7 @@ class Mapping:
         self._reserved.madvise(advice, self._head + offset, length)
 
     def populate(self, offset: int, length: int) -> None:
-        """Give a stretch of the file pages, huge ones where that is possible.
-
-        Raises
-        ------
-        OSError
-            The system has not enough memory.
-        """
+        """Give a stretch of the file pages, huge ones where that is possible."""
         huge = huge_page()
         start, stop = -(-offset // huge) * huge, (offset + length) // huge * huge
         if huge > mmap.PAGESIZE and start < stop:
