@@ -18,15 +18,7 @@ from distarray.core._base import BaseArray, new_array, set_array_class
 from distarray.core._cache import cache, remember
 from distarray.core._cache import clear as clear_cache
 from distarray.core._dispatch import as_block, move
-from distarray.core._dtypes import (
-    anything,
-    boolean,
-    checked_dtype,
-    floating,
-    integer,
-    numeric,
-    real,
-)
+from distarray.core._dtypes import checked_dtype, floating, numeric, real
 from distarray.core._elementwise import elementwise, into, run_row
 from distarray.core._engine import Step, run, run_once, run_one, step_for, step_of
 from distarray.core._families import binary, equality, unary
@@ -99,13 +91,11 @@ __all__ = [
     "States",
     "Step",
     "_replicas",
-    "anything",
     "apart",
     "as_block",
     "axis_key",
     "beside",
     "binary",
-    "boolean",
     "broadcast_shape",
     "cache",
     "cast",
@@ -133,7 +123,6 @@ __all__ = [
     "in_place",
     "in_unit",
     "inplace_path",
-    "integer",
     "into",
     "joining",
     "lift",

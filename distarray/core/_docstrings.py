@@ -101,10 +101,11 @@ def operands(names: tuple[str, ...]) -> str:
 
 
 def kinds(accepted: str) -> str:
-    """Return the sentence that says what dtypes a row is for."""
-    if accepted == "fc":
-        return "Integers and booleans are converted to floating point first, as in NumPy."
-    return "For " + ", ".join(_KINDS[kind] for kind in accepted if kind in _KINDS) + "."
+    """Return what the documentation says of the dtypes that a row computes with."""
+    told = "For " + ", ".join(_KINDS[kind] for kind in accepted if kind in _KINDS) + "."
+    if "f" in accepted and not set(accepted) & set("biu"):
+        told += " Integers and booleans are converted to floating point first, as in NumPy."
+    return told
 
 
 _LAZY = (

@@ -1,4 +1,4 @@
-"""Kinds of data types that rows accept, and the dtypes that results have."""
+"""Kinds of data types that rows compute with, and the dtypes that results have."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ import numpy as np
 from distarray.errors import ArgumentTypeError, DTypeError
 from distarray.layout import REDUCTIONS
 
-boolean = "b"
 integer = "biu"
 real = "biuf"
 numeric = "biufc"
 floating = "fc"
-"""Integers are accepted and become floating point, as in NumPy."""
-anything = "biufcmMSUV"
 
 REFUSALS = (TypeError, ValueError, OverflowError)
 """What NumPy's functions raise for dtypes and values that they do not take."""
@@ -24,6 +21,12 @@ DEFAULT_DTYPE = np.dtype(np.float64)
 
 PLAIN_SCALARS = (bool, int, float, complex)
 """Python's own numbers take the dtype of the array they meet (NEP 50)."""
+
+
+def loop_kinds(ufunc: np.ufunc) -> str:
+    """Return the kinds of dtype for which a ufunc has loops, by its first operand."""
+    kinds = {np.dtype(loop[0]).kind for loop in ufunc.types}
+    return "".join(kind for kind in "biufcmM" if kind in kinds)
 
 
 def checked_dtype(dtype: Any, default: Any = DEFAULT_DTYPE) -> np.dtype[Any]:

@@ -18,6 +18,8 @@ from distarray.core._dtypes import (
     REFUSALS,
     checked_dtype,
     dtype_key,
+    loop_kinds,
+    numeric,
     stand_in,
     stays_partial,
 )
@@ -76,8 +78,10 @@ def elementwise(
     rules : tuple of Rule
         When a Partial input may stay so.
     **fields
-        `check` and more, as of an `Op`.
+        `check` and more, as of an `Op`; `kinds` where `local` is no ufunc.
     """
+    ufunc = local if isinstance(local, np.ufunc) else None
+    fields.setdefault("kinds", numeric if ufunc is None else loop_kinds(ufunc))
     op = Op(
         name,
         local,
@@ -88,7 +92,7 @@ def elementwise(
         plain=_of_plain,
         rules=rules,
         nin=nin,
-        ufunc=local if isinstance(local, np.ufunc) else None,
+        ufunc=ufunc,
         **fields,
     )
     return op.describe(__signature__=_signature(op))

@@ -9,7 +9,7 @@ import numpy as np
 
 from distarray.core import _docstrings
 from distarray.core._base import BaseArray
-from distarray.core._dtypes import REFUSALS, anything
+from distarray.core._dtypes import REFUSALS
 from distarray.core._elementwise import elementwise, refused
 from distarray.core._op import Op
 from distarray.core._paths import binary_path, unary_path
@@ -18,7 +18,11 @@ from distarray.core._spec import POINTWISE, Rule
 
 
 def unary(
-    name: str, kinds: str, rules: tuple[Rule, ...], local: Callable[..., Any], sentence: str
+    name: str,
+    rules: tuple[Rule, ...],
+    local: Callable[..., Any],
+    sentence: str,
+    **fields: Any,
 ) -> Op:
     """Return the row of a function of one operand.
 
@@ -26,22 +30,21 @@ def unary(
     ----------
     name : str
         The public name.
-    kinds : str
-        Kinds of dtype it is for.
     rules : tuple of Rule
         Which Partial inputs may stay.
     local : callable
         The function of blocks, usually NumPy's of this name.
     sentence : str
         First line of the documentation.
+    **fields
+        More of an `Op`: `kinds`, where `local` is no ufunc.
     """
-    op = elementwise(name, local, 1, rules)
-    return _described(op, ("x",), kinds, sentence, quick=unary_path(op))
+    op = elementwise(name, local, 1, rules, **fields)
+    return _described(op, ("x",), sentence, quick=unary_path(op))
 
 
 def binary(
     name: str,
-    kinds: str,
     rules: tuple[Rule, ...],
     local: Callable[..., Any],
     sentence: str,
@@ -52,7 +55,7 @@ def binary(
     `check(operands)` refuses values that every rank knows.
     """
     op = elementwise(name, local, 2, rules, **fields)
-    return _described(op, ("x1", "x2"), kinds, sentence, quick=binary_path(op))
+    return _described(op, ("x1", "x2"), sentence, quick=binary_path(op))
 
 
 def equality(
@@ -77,15 +80,15 @@ def equality(
         return False
 
     general = elementwise(name, compare, 2, check=comparable, takes_objects=True)
-    return binary(name, anything, POINTWISE, local, sentence, instead=general)
+    return binary(name, POINTWISE, local, sentence, instead=general)
 
 
-def _described(op: Op, operands: tuple[str, ...], kinds: str, sentence: str, **fields: Any) -> Op:
+def _described(op: Op, operands: tuple[str, ...], sentence: str, **fields: Any) -> Op:
     """Give a row its documentation and short path, and register it."""
     doc = _docstrings.ELEMENTWISE.format(
         sentence=sentence,
         operands=_docstrings.operands(operands),
-        kinds=_docstrings.kinds(kinds),
+        kinds=_docstrings.kinds(op.kinds),
         distribution=_docstrings.pointwise(op.rules),
     )
     return register(op.describe(__doc__=doc, **fields))

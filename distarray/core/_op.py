@@ -92,6 +92,8 @@ class Op:
         `work(spec, layouts)` gives the seconds of the local step, to weigh against sending.
     rules : tuple of Rule
         Which Partial inputs may stay.
+    kinds : str
+        Kinds of dtype that it computes with.
     accepts : tuple of str
         NumPy's order of the arguments after the array.
     ufunc : ufunc, optional
@@ -124,6 +126,7 @@ class Op:
     made: Callable[[Step, Buffer | None], Layout] | None = None
     work: Callable[[Spec, Sequence[Layout]], float] | None = None
     rules: tuple[Rule, ...] = ()
+    kinds: str = ""
     accepts: tuple[str, ...] = ()
     ufunc: np.ufunc | None = None
     nin: int = 1

@@ -91,6 +91,7 @@ def contraction(
         dtypes=_dtypes,
         bind=_product,
         work=_seconds,
+        kinds=numeric,
         accepts=accepts,
         ufunc=ufunc,
     )
@@ -101,7 +102,7 @@ def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
         dtype = np.result_type(*call.dtypes)
     except TypeError:
         dtype = None
-    if dtype is None or dtype.kind not in numeric:
+    if dtype is None or dtype.kind not in op.kinds:
         raise DTypeError(
             f"{op.name} got dtypes {', '.join(map(str, call.dtypes))}; it multiplies booleans, "
             "integers, floating and complex numbers"

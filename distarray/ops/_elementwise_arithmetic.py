@@ -15,11 +15,7 @@ from distarray.core import (
     POINTWISE,
     BaseArray,
     binary,
-    floating,
-    integer,
     joining,
-    numeric,
-    real,
     unary,
 )
 from distarray.errors import ArgumentError
@@ -59,63 +55,58 @@ def _natural(operands: Sequence[Any]) -> bool:
     return False
 
 
-add = binary("add", numeric, ADDITIVE, np.add, "Add two arrays.")
-subtract = binary("subtract", numeric, ADDITIVE, np.subtract, "Subtract the second array.")
-multiply = binary("multiply", numeric, MULTIPLICATIVE, np.multiply, "Multiply two arrays.")
-divide = binary("divide", floating, POINTWISE, np.divide, "Divide by the second array.")
+add = binary("add", ADDITIVE, np.add, "Add two arrays.")
+subtract = binary("subtract", ADDITIVE, np.subtract, "Subtract the second array.")
+multiply = binary("multiply", MULTIPLICATIVE, np.multiply, "Multiply two arrays.")
+divide = binary("divide", POINTWISE, np.divide, "Divide by the second array.")
 floor_divide = binary(
-    "floor_divide", real, POINTWISE, np.floor_divide, "Round quotients down to integers."
+    "floor_divide", POINTWISE, np.floor_divide, "Round quotients down to integers."
 )
 remainder = binary(
-    "remainder", real, POINTWISE, np.remainder, "Return remainders with the divisor's sign."
+    "remainder", POINTWISE, np.remainder, "Return remainders with the divisor's sign."
 )
-fmod = binary("fmod", real, POINTWISE, np.fmod, "Return remainders with the dividend's sign.")
-divmod = binary("divmod", real, POINTWISE, np.divmod, "Return floor quotients and remainders.")
+fmod = binary("fmod", POINTWISE, np.fmod, "Return remainders with the dividend's sign.")
+divmod = binary("divmod", POINTWISE, np.divmod, "Return floor quotients and remainders.")
 pow = binary(
     "pow",
-    numeric,
     POINTWISE,
     np.power,
     "Raise to the powers of the second array.",
     check=_natural,
 )
 float_power = binary(
-    "float_power", floating, POINTWISE, np.float_power, "Raise to powers in float64 or wider."
+    "float_power", POINTWISE, np.float_power, "Raise to powers in float64 or wider."
 )
-negative = unary("negative", numeric, LINEAR, np.negative, "Change the sign.")
-positive = unary("positive", numeric, LINEAR, np.positive, "Return a copy of each item.")
-abs = unary("abs", numeric, POINTWISE, np.absolute, "Return absolute values.")
-fabs = unary("fabs", real, POINTWISE, np.fabs, "Return absolute values as floating point.")
-sign = unary("sign", numeric, POINTWISE, np.sign, "Return -1, 0, 1, or z/|z| for complex z.")
-signbit = unary("signbit", real, POINTWISE, np.signbit, "Tell where the sign bit is set.")
+negative = unary("negative", LINEAR, np.negative, "Change the sign.")
+positive = unary("positive", LINEAR, np.positive, "Return a copy of each item.")
+abs = unary("abs", POINTWISE, np.absolute, "Return absolute values.")
+fabs = unary("fabs", POINTWISE, np.fabs, "Return absolute values as floating point.")
+sign = unary("sign", POINTWISE, np.sign, "Return -1, 0, 1, or z/|z| for complex z.")
+signbit = unary("signbit", POINTWISE, np.signbit, "Tell where the sign bit is set.")
 copysign = binary(
-    "copysign", real, POINTWISE, np.copysign, "Return magnitudes with the second array's signs."
+    "copysign", POINTWISE, np.copysign, "Return magnitudes with the second array's signs."
 )
 heaviside = binary(
-    "heaviside", real, POINTWISE, np.heaviside, "Return 0 below zero, 1 above, x2 at zero."
+    "heaviside", POINTWISE, np.heaviside, "Return 0 below zero, 1 above, x2 at zero."
 )
-square = unary("square", numeric, POINTWISE, np.square, "Return squares.")
-sqrt = unary("sqrt", floating, POINTWISE, np.sqrt, "Return square roots.")
-cbrt = unary("cbrt", real, POINTWISE, np.cbrt, "Return cube roots.")
-reciprocal = unary("reciprocal", floating, POINTWISE, np.reciprocal, "Return 1/x.")
-hypot = binary("hypot", real, POINTWISE, np.hypot, "Return sqrt(x1**2 + x2**2) without overflow.")
-maximum = binary(
-    "maximum", numeric, joining("max"), np.maximum, "Return the larger items; NaN wins."
-)
-minimum = binary(
-    "minimum", numeric, joining("min"), np.minimum, "Return the smaller items; NaN wins."
-)
-fmax = binary("fmax", numeric, POINTWISE, np.fmax, "Return the larger items; NaN loses.")
-fmin = binary("fmin", numeric, POINTWISE, np.fmin, "Return the smaller items; NaN loses.")
-gcd = binary("gcd", integer, POINTWISE, np.gcd, "Return greatest common divisors.")
-lcm = binary("lcm", integer, POINTWISE, np.lcm, "Return lowest common multiples.")
+square = unary("square", POINTWISE, np.square, "Return squares.")
+sqrt = unary("sqrt", POINTWISE, np.sqrt, "Return square roots.")
+cbrt = unary("cbrt", POINTWISE, np.cbrt, "Return cube roots.")
+reciprocal = unary("reciprocal", POINTWISE, np.reciprocal, "Return 1/x.")
+hypot = binary("hypot", POINTWISE, np.hypot, "Return sqrt(x1**2 + x2**2) without overflow.")
+maximum = binary("maximum", joining("max"), np.maximum, "Return the larger items; NaN wins.")
+minimum = binary("minimum", joining("min"), np.minimum, "Return the smaller items; NaN wins.")
+fmax = binary("fmax", POINTWISE, np.fmax, "Return the larger items; NaN loses.")
+fmin = binary("fmin", POINTWISE, np.fmin, "Return the smaller items; NaN loses.")
+gcd = binary("gcd", POINTWISE, np.gcd, "Return greatest common divisors.")
+lcm = binary("lcm", POINTWISE, np.lcm, "Return lowest common multiples.")
 nextafter = binary(
-    "nextafter", real, POINTWISE, np.nextafter, "Return the next number towards the second array."
+    "nextafter", POINTWISE, np.nextafter, "Return the next number towards the second array."
 )
-spacing = unary("spacing", real, POINTWISE, np.spacing, "Return the distance to the next number.")
-ldexp = binary("ldexp", real, POINTWISE, np.ldexp, "Return x1 * 2**x2.")
-frexp = unary("frexp", real, POINTWISE, np.frexp, "Split into mantissas and exponents of two.")
-modf = unary("modf", real, POINTWISE, np.modf, "Split into fractions and whole parts.")
+spacing = unary("spacing", POINTWISE, np.spacing, "Return the distance to the next number.")
+ldexp = binary("ldexp", POINTWISE, np.ldexp, "Return x1 * 2**x2.")
+frexp = unary("frexp", POINTWISE, np.frexp, "Split into mantissas and exponents of two.")
+modf = unary("modf", POINTWISE, np.modf, "Split into fractions and whole parts.")
 
 true_divide = divide
 mod = remainder

@@ -17,21 +17,19 @@ from distarray.core import (
     device_of,
     elementwise,
     into,
-    numeric,
     reduced,
     register,
     run_row,
     unary,
 )
-from distarray.core import real as real_kinds
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.typing import Buffer
 
-ceil = unary("ceil", real_kinds, POINTWISE, np.ceil, "Round up.")
-floor = unary("floor", real_kinds, POINTWISE, np.floor, "Round down.")
-trunc = unary("trunc", real_kinds, POINTWISE, np.trunc, "Round towards zero.")
-rint = unary("rint", numeric, POINTWISE, np.rint, "Round to the nearest integer, half to even.")
-conj = unary("conj", numeric, LINEAR, np.conjugate, "Return complex conjugates.")
+ceil = unary("ceil", POINTWISE, np.ceil, "Round up.")
+floor = unary("floor", POINTWISE, np.floor, "Round down.")
+trunc = unary("trunc", POINTWISE, np.trunc, "Round towards zero.")
+rint = unary("rint", POINTWISE, np.rint, "Round to the nearest integer, half to even.")
+conj = unary("conj", LINEAR, np.conjugate, "Return complex conjugates.")
 conjugate = conj
 
 # Functions with arguments of their own, as rows that public functions run.

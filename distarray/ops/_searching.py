@@ -50,7 +50,7 @@ def _place_spec(op: Op, call: Call) -> Spec:
 def _place_dtypes(op: Op, call: Call) -> tuple[Any, Any]:
     """Return the dtypes of value and index, and of the result."""
     (dtype,) = call.dtypes
-    if dtype.kind not in "biufcmM":
+    if dtype.kind not in op.kinds:
         raise DTypeError(f"{op.name} of {dtype}: items must be ordered numbers or times")
     return (dtype.newbyteorder("="), _INDEX), _INDEX
 
@@ -99,7 +99,13 @@ def _first_of_all(extreme: Callable[..., Any]) -> Callable[[Step], Callable[...,
 
 def _extreme(name: str, place: Callable[..., Any], extreme: Callable[..., Any]) -> Op:
     return Op(
-        name, place, _place_spec, dtypes=_place_dtypes, bind=_first, finish=_first_of_all(extreme)
+        name,
+        place,
+        _place_spec,
+        dtypes=_place_dtypes,
+        bind=_first,
+        finish=_first_of_all(extreme),
+        kinds="biufcmM",
     )
 
 

@@ -178,7 +178,7 @@ def _varied_spec(_: Op, call: Call) -> Spec:
 def _variance_dtypes(op: Op, call: Call) -> tuple[Any, Any]:
     """Return the dtypes of mean and sum of squared deviations, and of the result."""
     (dtype,) = call.dtypes
-    if dtype.kind not in numeric:
+    if dtype.kind not in op.kinds:
         raise DTypeError(f"{op.name} of {dtype}: only numbers vary; convert with astype")
     mean = state_dtype(dtype)
     squares = np.empty(0, mean).real.dtype
@@ -222,7 +222,13 @@ def _variance_of_all(step: Step) -> Callable[..., Any]:
 
 
 _variance = Op(
-    "var", np.var, _varied_spec, dtypes=_variance_dtypes, bind=_deviations, finish=_variance_of_all
+    "var",
+    np.var,
+    _varied_spec,
+    dtypes=_variance_dtypes,
+    bind=_deviations,
+    finish=_variance_of_all,
+    kinds=numeric,
 )
 
 

@@ -170,6 +170,14 @@ def test_every_row_is_proven_here() -> None:
     assert not BY_ITEM.keys() & (CHOICES.keys() | COMPUTED.keys())
 
 
+@pytest.mark.parametrize("name", sorted(BY_ITEM.keys() - {"ldexp"}))  # its exponents are integers
+def test_row_takes_the_kinds_of_dtype_that_it_names(name: str) -> None:
+    row = BY_ITEM[name]
+    taken = {dtype.kind for dtype in dtypes_of(row)}
+    assert row.kinds
+    assert set(row.kinds) & set("biufc") <= taken
+
+
 # --- one comparison for all ----------------------------------------------------------------------
 
 
