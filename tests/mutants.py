@@ -404,6 +404,23 @@ MUTANTS = (
         ("core/test_reductions.py::test_moment_agrees_with_numpy_on_random_layouts",),
     ),
     Mutant(
+        "states are sent in the byte order of the block, which not all ranks read",
+        "core/_engine.py",
+        "return tuple(map(_cast, parts, total))",
+        "return tuple(parts)",
+        ("core/test_reductions.py::test_byte_order_is_that_of_no_rank_where_some_have_no_item",),
+    ),
+    Mutant(
+        "out= of another shape than the result is written",
+        "core/_reduce.py",
+        "if out.shape != shape:",
+        "if False:",
+        (
+            "core/test_reductions.py::test_out_of_another_shape_or_kind_is_refused_before_anything_is_sent",
+            "ops/test_scans.py::test_out_that_no_scan_fits_into_is_refused_before_anything_is_sent",
+        ),
+    ),
+    Mutant(
         "a scan leaves out what the block before its own has come to",
         "ops/_scans.py",
         "start = functools.reduce(ufunc, [state for _, state in before])",

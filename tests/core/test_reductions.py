@@ -649,27 +649,25 @@ def test_results_that_no_partial_combines_are_exchanged_at_once() -> None:
 @pytest.mark.host_only  # GPUs have native byte order alone
 @pytest.mark.parametrize("name", ["argmin", "argmax", "min", "max", "sum", "prod", "mean", "var"])
 def test_byte_order_is_that_of_no_rank_where_some_have_no_item(name: str) -> None:
-    value = np.array([4.75, -5.125])
+    line = np.array([4.75, -5.125])
 
-    def program() -> list[Any]:
-        results = []
+    def program() -> None:
         for dtype in (">f8", ">f4", ">f2", ">c16", ">i4"):
-            x = distribute_array(value.astype(dtype))
-            for axis in (None, 0):
-                for keepdims in (False, True):
-                    expected = getattr(np, name)(value.astype(dtype), axis, keepdims=keepdims)
-                    result = getattr(ours, name)(x, axis, keepdims=keepdims)
-                    results.append(np.asarray(result).tolist())
-                    agrees(result, np.asarray(expected), rtol=1e-3)
-        return results
+            for value in (line.astype(dtype), np.stack([line, -line], 1).astype(dtype)):
+                x = distribute_array(value)
+                for axis in (None, 0):
+                    for keepdims in (False, True):
+                        expected = getattr(np, name)(value, axis, keepdims=keepdims)
+                        result = getattr(ours, name)(x, axis, keepdims=keepdims)
+                        agrees(result, np.asarray(expected), rtol=1e-3)
 
-    first, *others = on_ranks(program)
-    assert all(other == first for other in others)
+    on_ranks(program)
 
 
 REDUCED = ("sum", "prod", "min", "max", "mean", "var", "std", "ptp", "argmin", "argmax")
 
 
+@pytest.mark.host_only  # GPUs have no text and no times
 @pytest.mark.parametrize("name", REDUCED)
 def test_out_of_another_shape_or_kind_is_refused_before_anything_is_sent(name: str) -> None:
     function = getattr(ours, name)
@@ -744,6 +742,7 @@ def test_result_in_a_narrower_partial_array_is_that_of_all_ranks() -> None:
     on_ranks(program)
 
 
+@pytest.mark.host_only  # where the plain mean and mask are
 @pytest.mark.parametrize("name", ["var", "std"])
 def test_variance_around_a_given_mean_is_numpys(name: str) -> None:
     theirs, function = getattr(np, name), getattr(ours, name)
