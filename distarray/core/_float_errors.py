@@ -15,7 +15,7 @@ import numpy as np
 from numpy._core import umath
 
 from distarray.comm import all_gather_checked
-from distarray.errors import ArgumentError, FloatingError
+from distarray.errors import ArgumentError, DTypeError, FloatingError
 
 T = TypeVar("T")
 
@@ -72,8 +72,8 @@ def alike(mesh: Any, name: str, call: Callable[[], T]) -> T:
 
 
 def text_converts(before: Any, after: Any) -> bool:
-    """Tell whether items of one dtype may fail to become those of another, which is text or not."""
-    return before.kind != after.kind and not {before.kind, after.kind}.isdisjoint("US")
+    """Tell whether items of one dtype may fail to become those of another: text, or raw memory."""
+    return before.kind != after.kind and not {before.kind, after.kind}.isdisjoint("USV")
 
 
 def converted(mesh: Any, name: str, before: Any, after: Any, call: Callable[[], T]) -> T:
@@ -83,6 +83,8 @@ def converted(mesh: Any, name: str, before: Any, after: Any, call: Callable[[], 
     ------
     ArgumentError
         If text is not that of a value of the dtype, or too short for the value.
+    DTypeError
+        If NumPy converts no items of the one to the other.
     FloatingError
         Where `np.errstate` raises.
     """
@@ -96,5 +98,7 @@ def converted(mesh: Any, name: str, before: Any, after: Any, call: Callable[[], 
             raise ArgumentError(
                 f"{name} from {before} to {after}: {error}; convert the items that allow it"
             ) from error
+        except TypeError as error:
+            raise DTypeError(f"{name} from {before} to {after}: {error}") from error
 
     return (told if text_converts(before, after) else alike)(mesh, name, convert)

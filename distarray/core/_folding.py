@@ -67,7 +67,7 @@ _ON_DEVICE = {
 def in_unit(block: Buffer, dtype: Any) -> tuple[Buffer, Any]:
     """Return a block and the dtype to add it up in: a unit of time NumPy takes from items only."""
     if getattr(dtype, "kind", "") in ("m", "M"):
-        return block.astype(dtype, copy=False), None
+        return block.astype(dtype, casting="same_kind", copy=False), None
     return block, dtype
 
 

@@ -15,6 +15,8 @@ from distarray.errors import ArgumentError, DTypeError, FloatingError
 from distarray.layout import Partial, Replicate, Shard
 from distarray.ops import _joining as joining
 from distarray.ops import _reductions as reductions
+from distarray.ops import _scans as scans
+from distarray.ops import _statistics as statistics
 from distarray.ops._asarray import asarray
 from tests.array.strategies import agrees, on_ranks
 
@@ -204,6 +206,25 @@ def test_text_that_does_not_convert_raises_on_every_rank(values, target):
             lambda: y.__setitem__(..., np.asarray(values)),
         ):
             with pytest.raises(ArgumentError):
+                call()
+        return float(distribute_array(np.ones(8), mesh, [Shard(0)], src=None).sum())
+
+    assert on_ranks(convert) == [8] * 4  # the ranks are in step
+
+
+@pytest.mark.parametrize("dtype", ["V4", [("a", "i4"), ("b", "f8")], "U3"])
+def test_items_that_no_number_comes_from_raise_on_every_rank(dtype):
+    value = np.full(2, "x", dtype) if dtype == "U3" else np.zeros(2, dtype)
+
+    def convert():
+        mesh = init_device_mesh((4,))
+        x = distribute_array(value, mesh, [Shard(0)], src=None)  # two ranks have no item
+        for call in (
+            lambda: joining.concat([x, x], dtype="f4"),
+            lambda: statistics.mean(x, dtype="m8[s]"),
+            lambda: scans.cumsum(x, dtype="m8[s]"),
+        ):
+            with pytest.raises((ArgumentError, DTypeError)):
                 call()
         return float(distribute_array(np.ones(8), mesh, [Shard(0)], src=None).sum())
 
