@@ -17,6 +17,7 @@ from distarray.array._array import DistArray
 from distarray.core._op import Op
 from distarray.core._registry import public
 from distarray.errors import DistArrayError
+from tests.array.index_keys import keys
 from tests.array.strategies import (
     KIND,
     Case,
@@ -157,6 +158,32 @@ COMPUTED: dict[str, Use] = {
 ONE_AXIS = ("cumulative_prod", "cumulative_sum", "diff", "repeat", "size", "vecdot")
 LEAST_AXES = {**dict.fromkeys(ONE_AXIS, 1), "cumprod": 1, "cumsum": 1, "tril": 2, "triu": 2}
 """Where NumPy takes arrays of fewer axes, as if these had one more, and we refuse them."""
+
+
+def _assigned(x: Any, key: Any) -> Any:
+    out, value = x.copy(), x[key]
+    out[key] = value[::-1] if value.ndim else value
+    return out
+
+
+def _added(x: Any, key: Any) -> Any:
+    out = x.copy()
+    out[key] += 1
+    return out
+
+
+SELECTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "x[key]": lambda x, key: x[key],
+    "x[key] = distributed": _assigned,
+    "x[key] += 1": _added,
+}
+"""Uses of what has no name in the registry: the selection of items by a key."""
+
+JOINS: dict[str, Callable[[Callable[..., Any], Any, Any, int], Any]] = {
+    "concat": lambda f, x, y, axis: f([x, y, x], axis=axis),
+    "stack": lambda f, x, y, axis: f([x, y], axis=axis),
+}
+"""Joins of arrays in different layouts and dtypes; `CHOICES` has those of one layout."""
 
 TOLD = {"array_repr", "array_str"}
 """Text, which tests/array/test_repr.py compares."""
@@ -329,3 +356,27 @@ def test_row_that_computes_with_items(name: str, data: st.DataObject, i: int) ->
     factor = 64 if name in ("var", "std") else 8
     run = lambda function: lambda x: use(function, x, i)  # noqa: E731
     compare(run(public[name]), run(theirs), x, close=close, factor=factor)
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_selection(name: str, data: st.DataObject) -> None:
+    kinds = NUMBERS if "+=" in name else (*NUMBERS, *TEXT_AND_TIMES)
+    x = data.draw(special_cases(kinds, ("max",) if kinds is NUMBERS else ()))
+    key = data.draw(keys(x.shape))
+    compare(lambda x: SELECTIONS[name](x, key), lambda x: SELECTIONS[name](x, key), x, close="c")
+
+
+@pytest.mark.parametrize("name", sorted(JOINS))
+@settings(max_examples=40)
+@given(data=st.data())
+def test_join(name: str, data: st.DataObject) -> None:
+    kinds = data.draw(st.sampled_from([NUMBERS, *((kind,) for kind in TEXT_AND_TIMES)]))
+    ops = ("max",) if kinds is NUMBERS else ()
+    x = data.draw(special_cases(kinds, ops))
+    y = data.draw(special_cases(kinds, ops, mesh_shape=x.mesh_shape, shape=x.shape))
+    assume(x.shape)
+    axis = data.draw(st.integers(-len(x.shape), len(x.shape) - 1))
+    join = lambda function: lambda x, y: JOINS[name](function, x, y, axis)  # noqa: E731
+    compare(join(public[name]), join(getattr(np, name)), x, y)
