@@ -345,9 +345,9 @@ MUTANTS = (
     ),
     Mutant(
         "a copy shared by threads leaves out the last part",
-        "comm/_packing.py",
-        "cuts = [dst.shape[axis] * i // parts for i in range(parts + 1)]",
-        "cuts = [dst.shape[axis] * i // parts for i in range(parts)]",
+        "comm/kernels/_threads.py",
+        "cuts = [shape[axis] * i // parts for i in range(parts + 1)]",
+        "cuts = [shape[axis] * i // parts for i in range(parts)]",
         ("comm/test_packing.py",),
     ),
     Mutant(

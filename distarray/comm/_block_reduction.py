@@ -15,7 +15,6 @@ complex prod, min, max; long double  NumPy
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -32,10 +31,10 @@ from distarray.comm._reductions import (
     widen_bfloat16,
 )
 from distarray.comm.cuda._boxes import launch_reductions
-from distarray.comm.kernels import _threads
 from distarray.comm.kernels._choice import run_faster
 from distarray.comm.kernels._jit import load_kernels
 from distarray.comm.kernels._loop_nest import STREAMING_BYTES, Axis, joint_axes, offsets
+from distarray.comm.kernels._threads import run_on_parts
 from distarray.errors import ArgumentError
 from distarray.typing import Buffer, Shape
 
@@ -110,18 +109,13 @@ def reduce_into(
             _by_numpy(dst, sources, op, bfloat16)
         return
     streaming = max(total, nbytes) >= STREAMING_BYTES
-    parts = _threads.thread_count(nbytes)
-    if parts == 1:
-        _reduce(dst, sources, op, bfloat16, streaming)
-        return
-    axis = int(np.argmax(dst.shape))
-    cuts = [dst.shape[axis] * i // parts for i in range(parts + 1)]
-    before = (slice(None),) * axis
 
-    def part(where: tuple[slice, ...]) -> None:
-        _reduce(dst[where], [source[where] for source in sources], op, bfloat16, streaming)
+    def reduce(part: Any) -> None:
+        target, parts = dst[part], [source[part] for source in sources]
+        if not _by_kernel(target, parts, op, bfloat16, streaming):
+            _by_numpy(target, parts, op, bfloat16)
 
-    _threads.run_in_threads(part, [(*before, slice(a, b)) for a, b in itertools.pairwise(cuts)])
+    run_on_parts(reduce, dst.shape, nbytes)
 
 
 def reduce_boxes(
@@ -146,13 +140,6 @@ def reduce_boxes(
 def _as_bits(dst: Buffer, sources: Sequence[Buffer]) -> tuple[Buffer, list[Buffer]]:
     """Return bfloat16 arrays as uint16."""
     return dst.view("u2"), [source.view("u2") for source in sources]
-
-
-def _reduce(
-    dst: np.ndarray, sources: Sequence[np.ndarray], op: str, bfloat16: bool, streaming: bool
-) -> None:
-    if not _by_kernel(dst, sources, op, bfloat16, streaming):
-        _by_numpy(dst, sources, op, bfloat16)
 
 
 def _by_kernel(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from distarray.comm import _backend
 from distarray.comm._block_reduction import reduce_boxes, reduce_into
 from distarray.comm.cuda._boxes import launch_copies
-from distarray.comm.kernels import _threads
 from distarray.comm.kernels._loop_nest import STREAMING_BYTES, copy_by_kernel, fill
+from distarray.comm.kernels._threads import run_on_parts
 from distarray.errors import ShapeError
 from distarray.typing import Box, Buffer
 
@@ -43,15 +42,12 @@ def copy_box(dst: Buffer, src: Buffer, *, total: int = 0) -> None:
             _backend.assign(dst, src)
         return
     streaming = max(total, nbytes) >= STREAMING_BYTES
-    parts = _threads.thread_count(nbytes)
-    if parts == 1:
-        _copy(dst, src, streaming)
-        return
-    axis = int(np.argmax(dst.shape))
-    cuts = [dst.shape[axis] * i // parts for i in range(parts + 1)]
-    before = (slice(None),) * axis
-    where = [(*before, slice(a, b)) for a, b in itertools.pairwise(cuts)]
-    _threads.run_in_threads(lambda part: _copy(dst[part], src[part], streaming), where)
+
+    def copy(part: Any) -> None:
+        if not copy_by_kernel(dst[part], src[part], streaming):
+            np.copyto(dst[part], src[part])
+
+    run_on_parts(copy, dst.shape, nbytes)
 
 
 def copy_boxes(pairs: Sequence[tuple[Buffer, Buffer]], *, total: int = 0) -> None:
@@ -64,11 +60,6 @@ def copy_boxes(pairs: Sequence[tuple[Buffer, Buffer]], *, total: int = 0) -> Non
         return
     for dst, src in pairs:
         copy_box(dst, src, total=total)
-
-
-def _copy(dst: np.ndarray, src: np.ndarray, streaming: bool) -> None:
-    if not copy_by_kernel(dst, src, streaming):
-        np.copyto(dst, src)
 
 
 def _plain(dst: Buffer, src: Buffer) -> bool:

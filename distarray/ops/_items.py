@@ -15,6 +15,7 @@ from weakref import ref
 import numpy as np
 
 from distarray.comm import _backend
+from distarray.comm.kernels import address_of
 from distarray.core import (
     ITEM,
     BaseArray,
@@ -269,11 +270,5 @@ def _same_memory(a: Buffer, b: Buffer) -> bool:
         a.shape == b.shape
         and a.dtype == b.dtype
         and a.strides == b.strides
-        and _address(a) == _address(b)
+        and address_of(a) == address_of(b)
     )
-
-
-def _address(block: Buffer) -> int:
-    if _backend.is_numpy(block):
-        return int(block.__array_interface__["data"][0])
-    return int(block.data.ptr)

@@ -221,14 +221,13 @@ def _describe_call(
 class _Local:
     """A step without communication: cut the own block, or set it among identities."""
 
-    __slots__ = ("_op", "_shape", "_source", "_target")
+    __slots__ = ("_op", "_regions", "_shape")
 
     def __init__(self, step: LocalStep, rank: int, shape: Shape) -> None:
         self._shape = shape
         self._op = step.op
-        source, target = step.source_box(rank), step.target_box(rank)
-        self._source = None if source is None else region(source)
-        self._target = () if target is None else region(target)
+        kept = step.kept_boxes(rank)
+        self._regions = None if kept is None else (region(kept[0]), region(kept[1]))
 
     def __call__(self, local: Buffer, _: Purpose | None = None) -> Buffer:
         dtype = local.dtype
@@ -237,8 +236,9 @@ class _Local:
             fill(
                 out, _backend.scalar(REDUCTIONS[self._op].identity(dtype.kind, dtype.itemsize), out)
             )
-        if self._source is not None:
-            copy_box(out[self._target], local[self._source])
+        if self._regions is not None:
+            source, target = self._regions
+            copy_box(out[target], local[source])
         return out
 
 

@@ -57,16 +57,6 @@ class Transfer(NamedTuple):
         """Number of values in the box (from each peer)."""
         return boxes.volume(self.src_box)
 
-    @property
-    def src_slices(self) -> tuple[tuple[slice, ...], ...]:
-        """Where the box lies in the sender's block, once per peer."""
-        return (boxes.slices(self.src_box),) * len(self.peers)
-
-    @property
-    def dst_slices(self) -> tuple[slice, ...]:
-        """Where the box lies in the receiver's block."""
-        return boxes.slices(self.dst_box)
-
 
 @lru_cache(maxsize=256)
 def receives(src: Layout, dst: Layout, rank: int, part: Part = WHOLE) -> tuple[Transfer, ...]:

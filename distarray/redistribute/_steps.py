@@ -85,21 +85,14 @@ class LocalStep:
             if type(self.src.placements[i]) is Replicate and not keeps_copies(op)
         )
 
-    def source_box(self, rank: int) -> Box | None:
-        """Return which part of a rank's old block goes into the new one; None if none does."""
+    def kept_boxes(self, rank: int) -> tuple[Box, Box] | None:
+        """Return what is kept of a rank's old block, and where in the new one; None if nothing."""
         coordinate = self.src.mesh.coordinate_of(rank)
         if coordinate is None or not self.keeps(rank):
             return None
         old, new = block_at(self.src, coordinate), block_at(self.dst, coordinate)
-        return boxes.shift(new if self.kind == "slice" else old, old)
-
-    def target_box(self, rank: int) -> Box | None:
-        """Return where in a rank's new block that part goes; None if none does."""
-        coordinate = self.src.mesh.coordinate_of(rank)
-        if coordinate is None or not self.keeps(rank):
-            return None
-        old, new = block_at(self.src, coordinate), block_at(self.dst, coordinate)
-        return boxes.shift(new if self.kind == "slice" else old, new)
+        kept = new if self.kind == "slice" else old
+        return boxes.shift(kept, old), boxes.shift(kept, new)
 
     def bytes_received(self, rank: int) -> int:  # noqa: ARG002
         """Return 0: nothing travels, and nothing is packed."""

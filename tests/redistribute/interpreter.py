@@ -117,9 +117,9 @@ def _local(step: LocalStep, rank: int, block: np.ndarray) -> np.ndarray:
     new = np.empty(shape, block.dtype)
     if step.kind == "fill":
         new[...] = REDUCTIONS[step.op].identity(block.dtype.kind, block.dtype.itemsize)
-    source = step.source_box(rank)
-    if source is not None:
-        new[at(step.target_box(rank))] = block[at(source)]
+    kept = step.kept_boxes(rank)
+    if kept is not None:
+        new[at(kept[1])] = block[at(kept[0])]
     else:
         assert step.kind == "fill"
     return new
@@ -141,15 +141,14 @@ def _exchange(step: ExchangeStep, blocks: Blocks) -> Blocks:
         times = np.zeros(shape, int)
         for index in range(step.rounds):
             for transfer in step.receives(rank, (index, step.rounds)):
-                pieces = [
-                    blocks[peer][*source, ...]
-                    for peer, source in zip(transfer.peers, transfer.src_slices, strict=True)
-                ]
+                source = boxes.slices(transfer.src_box)
+                pieces = [blocks[peer][*source, ...] for peer in transfer.peers]
                 value = pieces[0] if step.reduce is None else reduce(pieces, step.reduce)
                 assert step.reduce or len(pieces) == 1
                 assert value.size == transfer.size > 0
-                new[*transfer.dst_slices, ...] = value
-                times[*transfer.dst_slices, ...] += 1
+                target = boxes.slices(transfer.dst_box)
+                new[*target, ...] = value
+                times[*target, ...] += 1
         assert (times == 1).all(), "the parts of a block must tile it"
         found[rank] = new
     return found

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from distarray.comm import BFLOAT16, _memory  # noqa: E402
-from distarray.comm.cuda._launch import address_of  # noqa: E402
+from distarray.comm.kernels import address_of  # noqa: E402
 from distarray.errors import ArgumentTypeError, DTypeError  # noqa: E402
 from distarray.torch._buffers import buffer_of, tensor_of  # noqa: E402
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
-from distarray.comm.cuda._launch import address_of  # noqa: E402
+from distarray.comm.kernels import address_of  # noqa: E402
 from distarray.errors import (  # noqa: E402
     ArgumentError,
     ArgumentTypeError,

@@ -7,13 +7,12 @@ command line.
 
 from distarray.comm.cuda import _device, _pinned
 from distarray.comm.cuda._ipc import close_unread
-from distarray.comm.cuda._launch import address_of, is_usable, launch, threads, upload, wrap
+from distarray.comm.cuda._launch import is_usable, launch, threads, upload, wrap
 from distarray.comm.cuda._streams import followers, fork_stream
 
 __all__ = [
     "_device",
     "_pinned",
-    "address_of",
     "close_unread",
     "followers",
     "fork_stream",

@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from distarray.comm.cuda._launch import address_of, is_usable, launch, memory, table, threads
+from distarray.comm.cuda._launch import is_usable, launch, memory, table, threads
 from distarray.comm.kernels._jit import load_kernels
-from distarray.comm.kernels._loop_nest import Axis, joint_axes, offsets
+from distarray.comm.kernels._loop_nest import Axis, address_of, joint_axes, offsets
 from distarray.typing import Buffer
 
 _KERNELS: Final = "distarray.comm.cuda._kernels"

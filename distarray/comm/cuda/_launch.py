@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.comm.kernels._jit import load_kernels
+from distarray.comm.kernels._loop_nest import address_of
 from distarray.typing import Buffer
 
 _NUMBA: Final = "distarray.comm.cuda._numba"
@@ -109,13 +110,6 @@ def simulated() -> bool:
 def threads() -> int:
     """Return the number of threads of a block."""
     return SIMULATED_THREADS if simulated() else THREADS
-
-
-def address_of(array: Buffer) -> int:
-    """Return where the first element lies."""
-    if isinstance(array, np.ndarray):
-        return int(array.__array_interface__["data"][0])
-    return int(array.data.ptr)
 
 
 # --- what kernels are given ----------------------------------------------------------------------

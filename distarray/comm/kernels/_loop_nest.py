@@ -89,7 +89,7 @@ def fill(dst: Any, value: Any) -> None:
     line = np.empty(_LINE // dst.itemsize, dst.dtype)
     line[...] = value
     flat = dst.reshape(-1)
-    address = _address(dst)
+    address = address_of(dst)
     kernels_cpu = load_kernels("distarray.comm.kernels._copy")
     if kernels_cpu is None or address % dst.itemsize:
         flat[...] = line[0]
@@ -100,7 +100,7 @@ def fill(dst: Any, value: Any) -> None:
     flat[head + whole // dst.itemsize :] = line[0]
     parts = _threads.thread_count(whole)
     cuts = [whole // _LINE * i // parts * _LINE for i in range(parts + 1)]
-    source = _address(line)
+    source = address_of(line)
 
     def part(cut: tuple[int, int]) -> None:
         start, stop = (head + n // dst.itemsize for n in cut)
@@ -119,7 +119,8 @@ def fill(dst: Any, value: Any) -> None:
         _threads.run_in_threads(part, itertools.pairwise(cuts))
 
 
-def _address(array: Any) -> int:
+def address_of(array: Any) -> int:
+    """Return where the first element of a NumPy or CuPy array lies."""
     if isinstance(array, np.ndarray):
         return int(array.__array_interface__["data"][0])
     return int(array.data.ptr)
@@ -132,7 +133,7 @@ def joint_axes(*arrays: Any) -> tuple[list[int], list[Axis]]:
     array runs backwards are turned round in all, and axes that follow each other without a gap in
     every array become one. They are ordered by the first array's strides, largest first.
     """
-    addresses = [_address(array) for array in arrays]
+    addresses = [address_of(array) for array in arrays]
     axes = []
     for axis in zip(arrays[0].shape, *(array.strides for array in arrays), strict=True):
         n = axis[0]

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from distarray.comm._launcher import count_local_ranks
 from distarray.comm._settings import setting
+from distarray.typing import Shape
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +44,21 @@ def thread_count(nbytes: int) -> int:
     if nbytes < 2 * _BYTES_PER_THREAD:
         return 1
     return max(1, min(count(), nbytes // _BYTES_PER_THREAD))
+
+
+def run_on_parts(function: Callable[[Any], None], shape: Shape, nbytes: int) -> None:
+    """Call ``function`` on indices that cut a block of ``nbytes`` into parts, one for each thread.
+
+    What is too short to share is one part.
+    """
+    parts = thread_count(nbytes)
+    if parts == 1:
+        function(...)
+        return
+    axis = shape.index(max(shape))
+    cuts = [shape[axis] * i // parts for i in range(parts + 1)]
+    before = (slice(None),) * axis
+    run_in_threads(function, [(*before, slice(start, stop)) for start, stop in pairwise(cuts)])
 
 
 def run_in_threads(function: Callable[[Any], None], parts: Iterable[Any]) -> None:

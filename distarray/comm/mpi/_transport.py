@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -310,14 +310,10 @@ class MPICommunicator(Communicator):
         if not complete:
             self._group.compare(token, what)
         if channel is None:
-            return self._own_view(block)
+            blocks: list[np.ndarray | None] = [None] * self.size
+            blocks[self.rank] = block
+            return contextlib.nullcontext(blocks)
         return channel.views(block, token, what, closing=closing)
-
-    @contextlib.contextmanager
-    def _own_view(self, block: np.ndarray) -> Iterator[list[np.ndarray | None]]:
-        blocks: list[np.ndarray | None] = [None] * self.size
-        blocks[self.rank] = block
-        yield blocks
 
     def reaches_all(self, device: str = "cpu") -> bool:
         """Tell whether every rank is on this node, with memory that this one can map."""

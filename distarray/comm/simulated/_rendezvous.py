@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.comm._agreement import such_calls
+from distarray.comm._agreement import mismatch_error
 from distarray.errors import CommunicationError, MismatchError
 
 _POLL = 0.25  # seconds between looks for ranks that will never come
@@ -104,7 +104,7 @@ class Group:
             if entered.missing == 0:
                 del self.rounds[number]
                 if entered.agreed.count(agree) != len(self.ranks):
-                    entered.mismatch = _disagreement(self.ranks, entered.said)
+                    entered.mismatch = str(mismatch_error(entered.said, self.ranks))
                 entered.complete.set()
         if self.program.failure is not None:
             self.wake()
@@ -179,18 +179,6 @@ class Group:
                 self.arrived.wait(_POLL)
             self.program.waiting.pop(self.ranks[key[1]], None)
             return self.mail.pop((key, number))
-
-
-def _disagreement(ranks: tuple[int, ...], said: Sequence[str | None]) -> str:
-    doing: defaultdict[str | None, list[int]] = defaultdict(list)
-    for rank, line in zip(ranks, said, strict=True):
-        doing[line].append(rank)
-    return (
-        "ranks are about to do different things together: "
-        + "; ".join(f"ranks {who}: {line}" for line, who in doing.items())
-        + ". Every rank must make the same calls with the same layouts, shapes and dtypes"
-        + such_calls(*said)
-    )
 
 
 class RoundHandle:
