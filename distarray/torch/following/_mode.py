@@ -87,6 +87,8 @@ class Following(Pausing):
     runs_again
         Whether what runs now opens such a mode where it is computed again: a checkpoint, or the
         forward of a function of autograd's in which this one was opened.
+    is_inside
+        Whether a followed module is under way: what leaves the outermost one is checked.
     """
 
     def __init__(self, *, strict: bool = True) -> None:
@@ -94,19 +96,30 @@ class Following(Pausing):
         self._strict = strict
         self._instead: Mapping[Any, Callable[..., Any]] = {}
         self.runs_again: bool = is_in_function_forward()
+        self.is_inside = False
 
     def anew(self) -> Following:
         """Return another such mode."""
         return Following(strict=self._strict)
 
     @contextmanager
-    def running_again(self) -> Iterator[None]:
+    def running_again(self, is_inside: bool) -> Iterator[None]:
         """Know that a checkpoint opens such a mode when it runs again what it runs inside."""
-        before, self.runs_again = self.runs_again, True
+        before = self.runs_again, self.is_inside
+        self.runs_again, self.is_inside = True, is_inside
         try:
             yield
         finally:
-            self.runs_again = before
+            self.runs_again, self.is_inside = before
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Know that the outermost followed module is under way."""
+        self.is_inside = True
+        try:
+            yield
+        finally:
+            self.is_inside = False
 
     @untraced_alone
     def __torch_function__(

@@ -28,7 +28,8 @@ def watch_checkpoints() -> None:
 
 def _remember(function: Callable[..., Any], args: Sequence[Any]) -> Callable[..., Any]:
     modes = [m for m in function_modes() if isinstance(m, Following) and not m.pauses]
-    return _Again(function, args, modes) if modes else function
+    again = _Again(function, args, modes)
+    return again if modes or any(again.known) else function
 
 
 class _Again:
@@ -44,12 +45,12 @@ class _Again:
         self, function: Callable[..., Any], args: Sequence[Any], modes: list[Following]
     ) -> None:
         self._function = function
-        self._modes = modes
+        self._modes = [(mode, mode.is_inside) for mode in modes]
         tensors = [x if isinstance(x, torch.Tensor) else None for x in args]
-        self._known = [None if x is None else own_placed(x) or lost_of(x) for x in tensors]
+        self.known = [None if x is None else own_placed(x) or lost_of(x) for x in tensors]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        for x, known in zip(reversed(args), reversed(self._known), strict=False):
+        for x, known in zip(reversed(args), reversed(self.known), strict=False):
             if known is None or is_placed(x):
                 continue
             if isinstance(known, Placed):
@@ -57,7 +58,8 @@ class _Again:
             else:
                 lose(x, known)
         with ExitStack() as stack:
-            are_open = all(mode in function_modes() for mode in self._modes)
-            for mode in self._modes:
-                stack.enter_context(mode.running_again() if are_open else mode.anew())
+            are_open = all(mode in function_modes() for mode, _ in self._modes)
+            for mode, is_inside in self._modes:
+                again = mode if are_open else stack.enter_context(mode.anew())
+                stack.enter_context(again.running_again(is_inside))
             return self._function(*args, **kwargs)

@@ -167,8 +167,11 @@ def _call(
             if wrapping.follows or function_mode_depth():
                 function = partial(_seen_inside, function)
             forward = partial(function, module, forward)
-        if wrapping.follows and not any(isinstance(m, Following) for m in function_modes()):
-            with Following(strict=False):
+        modes = _following_modes() if wrapping.follows else []
+        if wrapping.follows and not any(mode.is_inside for mode in modes):
+            with contextlib.ExitStack() as stack:
+                mode = modes[-1] if modes else stack.enter_context(Following(strict=False))
+                stack.enter_context(mode.inside())
                 output = forward(*args, **kwargs)
             _check_leaving(module, output)
         else:
@@ -180,6 +183,10 @@ def _call(
         if own:
             parameters_of(module).update(own)
     return _leave(module, wrapping, output) if wrapping.outputs else output
+
+
+def _following_modes() -> list[Following]:
+    return [mode for mode in function_modes() if isinstance(mode, Following)]
 
 
 @untraced_itself
