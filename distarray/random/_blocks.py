@@ -54,7 +54,7 @@ def fill_floats(
     shape, box
         Of the global array, and the part of it that the block is.
     """
-    _fill(out, kind, _words(key, call), _geometry(shape, box), (float(loc), float(scale)))
+    _fill(out, kind, _words(key, call), _geometry(shape, box), (float(loc), float(scale), 0.0))
 
 
 def fill_integers(
@@ -100,12 +100,13 @@ def _fill_on_host(
             with np.errstate(over="ignore"):  # float32 has its infinities, as in the kernels
                 piece[:] = _draw(kind, index, words, piece.dtype, *parameters)
         return
-    run = _kernel_of(module, kind, flat).run
+    run = module.kernel(kind, flat.dtype.name).run
+    given = (0.0, 0.0, *parameters) if kind == "integer" else (*parameters, 0, 0)
     corner, sizes, strides = geometry
 
     def fill_part(cut: tuple[int, int]) -> None:
         start, stop = cut
-        run(flat[start:stop], start, sizes, strides, corner, words, *parameters)
+        run(flat[start:stop], start, sizes, strides, corner, words, *given)
 
     parts = _threads.thread_count(4 * flat.nbytes)
     if parts == 1:
@@ -117,11 +118,6 @@ def _fill_on_host(
 
 def _module(out: np.ndarray) -> Any:
     return load_kernels(_KERNELS) if out.size >= _KERNEL_SIZE or are_loaded(_KERNELS) else None
-
-
-def _kernel_of(module: Any, kind: str, out: Any) -> Any:
-    name = out.dtype.name
-    return module.integers(name) if kind == "integer" else module.floats(kind, name)
 
 
 _ONE: Final = np.uint64(1)
@@ -136,7 +132,7 @@ def _draw(
     if kind == "integer":
         least, count, bound = parameters
         return least + _redraw(np.where(second, x1, x0), index, words, count, bound)
-    loc, scale = parameters
+    loc, scale, _ = parameters
     if kind == "normal":
         a, b = _formulas.normal_pair(x0, x1)
         return loc + scale * np.where(second, b, a)
@@ -172,7 +168,7 @@ def launch_kernel(
         return False
     if not out.size:
         return True
-    kernel = _kernel_of(load_kernels(f"{_KERNELS}_cuda"), kind, out)
+    kernel = load_kernels(f"{_KERNELS}_cuda").kernel(kind, out.dtype.name)
     corner, sizes, strides = geometry
     *outer, width = sizes.tolist()
     slots_of_row = width // 2 + 1

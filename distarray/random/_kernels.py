@@ -179,54 +179,24 @@ def _row_start(row: int, sizes: np.ndarray, strides: np.ndarray) -> int:
 
 
 @functools.cache
-def floats(kind: str, dtype: str) -> Kernel:
-    """Return the kernel for "uniform" or "normal" numbers of "float32" or "float64".
+def kernel(kind: str, dtype: str) -> Kernel:
+    """Return the kernel for "uniform" or "normal" floats, or for an "integer", of a dtype.
 
-    Its arguments: where to write; the first element, in C order of the box; the sizes and global
-    strides of the box; the linear index of its corner; the words of key and counter; the offset
-    and the scale of the numbers.
+    Integers are written as "uint8", "uint16", "uint32" or "uint64". The arguments: where to write;
+    the first element, in C order of the box; the sizes and global strides of the box; the linear
+    index of its corner; the words of key and counter; the offset and the scale of floats; and of
+    integers the least, how many there are (0 for 2**64), and the bound below which the lower bits
+    of a product are drawn again.
     """
-    is_normal, is_single = kind == "normal", dtype == "float32"
+    is_integer, is_normal, is_single = kind == "integer", kind == "normal", dtype == "float32"
 
     def fill(
         out: np.ndarray, first: int, sizes: np.ndarray, strides: np.ndarray, corner: int,
-        words: np.ndarray, loc: float, scale: float,
-    ) -> None:  # fmt: skip
-        x0, x1 = np.empty(_BATCH, np.uint64), np.empty(_BATCH, np.uint64)
-        y0, y1 = np.empty(_BATCH, np.float64), np.empty(_BATCH, np.float64)
-        k0, k1, c2, c3 = words[0], words[1], words[2], words[3]
-        width = sizes[sizes.size - 1]
-        at = 0
-        while at < out.size:
-            row, column = divmod(first + at, width)
-            index = corner + _row_start(row, sizes, strides) + column
-            end = min(out.size, at + width - column)
-            while at < end:
-                odd = index & 1
-                count = min(_BATCH, (end - at + odd + 1) >> 1)
-                _fill_bits(x0, x1, count, index >> 1, c2, c3, k0, k1)
-                _to_floats(y0, y1, x0, x1, count, loc, scale, is_normal, is_single)
-                before = at
-                at = _put(out, at, end, odd, y0, y1, count)
-                index += at - before
-
-    return Kernel(fill, _signature(dtype, "float64, float64"), _formulas)
-
-
-@functools.cache
-def integers(dtype: str) -> Kernel:
-    """Return the kernel for integers, written as "uint8", "uint16", "uint32" or "uint64".
-
-    Its arguments are those of ``floats``, but for the last three: the least number, how many there
-    are (0 for 2**64), and the bound below which the lower bits of a product are drawn again.
-    """
-
-    def fill(
-        out: np.ndarray, first: int, sizes: np.ndarray, strides: np.ndarray, corner: int,
-        words: np.ndarray, least: int, among: int, bound: int,
+        words: np.ndarray, loc: float, scale: float, least: int, among: int, bound: int,
     ) -> None:  # fmt: skip
         x0, x1 = np.empty(_BATCH, np.uint64), np.empty(_BATCH, np.uint64)
         y0, y1 = np.empty(_BATCH, np.uint64), np.empty(_BATCH, np.uint64)
+        z0, z1 = np.empty(_BATCH, np.float64), np.empty(_BATCH, np.float64)
         k0, k1, c2, c3 = words[0], words[1], words[2], words[3]
         width = sizes[sizes.size - 1]
         at = 0
@@ -237,19 +207,20 @@ def integers(dtype: str) -> Kernel:
             while at < end:
                 odd = index & 1
                 count = min(_BATCH, (end - at + odd + 1) >> 1)
-                block = index >> 1
-                _fill_bits(x0, x1, count, block, c2, c3, k0, k1)
-                if _to_integer(y0, y1, x0, x1, count, least, among, bound):
-                    _redraw(
-                        y0, y1, x0, x1, count, least, among, bound, block, c2, c3, k0, k1
-                    )  # fmt: skip
                 before = at
-                at = _put(out, at, end, odd, y0, y1, count)
+                _fill_bits(x0, x1, count, index >> 1, c2, c3, k0, k1)
+                if is_integer:
+                    if _to_integer(y0, y1, x0, x1, count, least, among, bound):
+                        block = index >> 1
+                        _redraw(
+                            y0, y1, x0, x1, count, least, among, bound, block, c2, c3, k0, k1
+                        )  # fmt: skip
+                    at = _put(out, at, end, odd, y0, y1, count)
+                else:
+                    _to_floats(z0, z1, x0, x1, count, loc, scale, is_normal, is_single)
+                    at = _put(out, at, end, odd, z0, z1, count)
                 index += at - before
 
-    return Kernel(fill, _signature(dtype, "uint64, uint64, uint64"), _formulas)
-
-
-def _signature(dtype: str, parameters: str) -> str:
     geometry = "int64, int64[::1], int64[::1], int64, uint64[::1]"
-    return f"void({dtype}[::1], {geometry}, {parameters})"
+    parameters = "float64, float64, uint64, uint64, uint64"
+    return Kernel(fill, f"void({dtype}[::1], {geometry}, {parameters})", _formulas)

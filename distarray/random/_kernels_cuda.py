@@ -5,6 +5,8 @@ sum (see `comm.cuda._numba`): it would round once where the host rounds twice. S
 those of the host, bit for bit.
 """
 
+# ruff: noqa: ARG001 - what makes numbers has the same parameters for all kinds
+
 from __future__ import annotations
 
 import ast
@@ -81,16 +83,6 @@ _unit_double, _unit_single, _, _, _normal_pair = _compiled(
 
 
 @device
-def _two_doubles(x0: Any, x1: Any) -> Any:
-    return _unit_double(x0), _unit_double(x1)
-
-
-@device
-def _two_singles(x0: Any, x1: Any) -> Any:
-    return _unit_single(x0), _unit_single(x1)
-
-
-@device
 def _words(table: Any) -> tuple[Any, Any, Any, Any]:
     """Return the words of key and counter."""
     return (
@@ -121,33 +113,8 @@ def _find_slot(table: Any, i: int) -> tuple[int, int, int]:
     return row * table[WIDTH], 2 * slot - odd, (index >> 1) + slot
 
 
-@functools.cache
-def floats(kind: str, dtype: str) -> Any:
-    """Return the kernel for "uniform" or "normal" numbers of "float32" or "float64"."""
-    uniform = _two_singles if dtype == "float32" else _two_doubles
-    make = _normal_pair if kind == "normal" else uniform
-
-    @cuda.jit
-    def fill(out: Any, table: Any, loc: float, scale: float) -> None:
-        k0, k1, c2, c3 = _words(table)
-        width = table[WIDTH]
-        i = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
-        while i < table[SLOTS]:
-            start, first, block = _find_slot(table, i)
-            if first < width:
-                x0, x1 = _philox(_u64(block), c2, c3, k0, k1)
-                a, b = make(x0, x1)
-                if first >= 0:
-                    out[start + first] = loc + _multiply(scale, a)
-                if first + 1 < width:
-                    out[start + first + 1] = loc + _multiply(scale, b)
-            i += cuda.gridDim.x * cuda.blockDim.x
-
-    return fill
-
-
 @device
-def _drawn(
+def _draw(
     x: Any, second: bool, block: Any, among: Any, bound: Any, words: tuple[Any, Any, Any, Any]
 ) -> Any:
     """Return a number below ``among``, drawn again until it is unbiased."""
@@ -162,13 +129,43 @@ def _drawn(
     return value
 
 
+# What is made of the two random numbers of a counter block, with the parameters of the kernel.
+
+
+@device
+def _two_integers(x0: Any, x1: Any, block: Any, words: Any, parameters: Any) -> Any:
+    least, among, bound = parameters
+    first = least + _draw(x0, False, block, among, bound, words)
+    return first, least + _draw(x1, True, block, among, bound, words)
+
+
+@device
+def _two_normal(x0: Any, x1: Any, block: Any, words: Any, parameters: Any) -> Any:
+    a, b = _normal_pair(x0, x1)
+    loc, scale, _ = parameters
+    return loc + _multiply(scale, a), loc + _multiply(scale, b)
+
+
+@device
+def _two_doubles(x0: Any, x1: Any, block: Any, words: Any, parameters: Any) -> Any:
+    loc, scale, _ = parameters
+    return loc + _multiply(scale, _unit_double(x0)), loc + _multiply(scale, _unit_double(x1))
+
+
+@device
+def _two_singles(x0: Any, x1: Any, block: Any, words: Any, parameters: Any) -> Any:
+    loc, scale, _ = parameters
+    return loc + _multiply(scale, _unit_single(x0)), loc + _multiply(scale, _unit_single(x1))
+
+
 @functools.cache
-def integers(dtype: str) -> Any:
-    """Return the kernel for integers, written as "uint8", "uint16", "uint32" or "uint64"."""
-    del dtype  # it is compiled for each
+def kernel(kind: str, dtype: str) -> Any:
+    """Return the kernel for "uniform" or "normal" floats, or for an "integer", of a dtype."""
+    uniform = _two_singles if dtype == "float32" else _two_doubles
+    make = {"uniform": uniform, "normal": _two_normal, "integer": _two_integers}[kind]
 
     @cuda.jit
-    def fill(out: Any, table: Any, least: Any, among: Any, bound: Any) -> None:
+    def fill(out: Any, table: Any, p0: Any, p1: Any, p2: Any) -> None:
         words = _words(table)
         k0, k1, c2, c3 = words
         width = table[WIDTH]
@@ -178,10 +175,11 @@ def integers(dtype: str) -> Any:
             if first < width:
                 counter = _u64(block)
                 x0, x1 = _philox(counter, c2, c3, k0, k1)
+                a, b = make(x0, x1, counter, words, (p0, p1, p2))
                 if first >= 0:
-                    out[start + first] = least + _drawn(x0, False, counter, among, bound, words)
+                    out[start + first] = a
                 if first + 1 < width:
-                    out[start + first + 1] = least + _drawn(x1, True, counter, among, bound, words)
+                    out[start + first + 1] = b
             i += cuda.gridDim.x * cuda.blockDim.x
 
     return fill

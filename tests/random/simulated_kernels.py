@@ -52,7 +52,7 @@ def host_and_device(what: Any, shape: Any, box: Any, call: int) -> list[np.ndarr
     words, geometry = _blocks._words(KEY, call), _blocks._geometry(shape, box)
     if len(what) == 2:
         fill_floats(host, what[0], KEY, call, shape, box, 0.25, 1.5)
-        assert _blocks.launch_kernel(device, what[0], words, geometry, (0.25, 1.5))
+        assert _blocks.launch_kernel(device, what[0], words, geometry, (0.25, 1.5, 0.0))
     else:
         least, among = what[1:]
         fill_integers(host, KEY, call, shape, box, least, among)

@@ -51,9 +51,12 @@ def kernels() -> dict[str, tuple[Any, tuple[Any, ...]]]:
         arguments = out, source, table, *counts, types.int64
         found[f"{op} {kind}"] = _kernels.reducing(kind, op), arguments
     for kind, dtype, out in (("normal", "float64", "f8"), ("uniform", "float32", "f4")):
-        arguments = arrays[out], table, types.float64, types.float64
-        found[f"{kind} {dtype}"] = _random.floats(kind, dtype), arguments
-    found["integers"] = _random.integers("uint16"), (arrays["u2"], table, *[types.uint64] * 3)
+        arguments = arrays[out], table, *[types.float64] * 3
+        found[f"{kind} {dtype}"] = _random.kernel(kind, dtype), arguments
+    found["integers"] = (
+        _random.kernel("integer", "uint16"),
+        (arrays["u2"], table, *[types.uint64] * 3),
+    )
     return found
 
 
