@@ -8,6 +8,7 @@ from typing import Any
 from distarray.core import BaseArray, cache, remember, replicated
 from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
 from distarray.layout import Layout
+from distarray.ops._items import getitem
 from distarray.redistribute import redistribute_local
 
 _wholes: dict[Layout, Layout] = cache()
@@ -28,22 +29,6 @@ def value(x: BaseArray) -> Any:
         whole = replicated(layout.mesh, layout.shape)
         remember(_wholes, layout, whole)
     return redistribute_local(x._local, layout, whole).item()
-
-
-def item(x: Any, *index: Any) -> Any:
-    """Return one item as a Python number, on every rank of the mesh (collective)."""
-    if index:
-        key = index[0] if len(index) == 1 else index
-        if not isinstance(key, tuple):
-            key = _place(x, key)
-        if len(key) != x.ndim:
-            raise ArgumentError(f"item{index} of an array with {x.ndim} axes; give one per axis")
-        return value(x[key])
-    if x.size != 1:
-        raise ArgumentError(
-            f"item() of an array of shape {x.shape}: it must have one item; index it first"
-        )
-    return value(x)
 
 
 def _place(x: Any, flat: int) -> tuple[int, ...]:
@@ -85,7 +70,20 @@ class Scalars(BaseArray):
         *index : int
             Of an array of more than one item: one index per axis, or one into the flat array.
         """
-        return item(self, *index)
+        if index:
+            key = index[0] if len(index) == 1 else index
+            if not isinstance(key, tuple):
+                key = _place(self, key)
+            if len(key) != self.ndim:
+                raise ArgumentError(
+                    f"item{index} of an array with {self.ndim} axes; give one per axis"
+                )
+            return value(getitem(self, key))
+        if self.size != 1:
+            raise ArgumentError(
+                f"item() of an array of shape {self.shape}: it must have one item; index it first"
+            )
+        return value(self)
 
     def __float__(self) -> float:
         return float(_zero_dimensional(self, "float"))

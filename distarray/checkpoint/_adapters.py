@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -183,7 +184,7 @@ class _Plain(Adapter):
 
 
 class _Wanted(Adapter):
-    """A layout, which asks for an array that is placed so."""
+    """A layout, or a `Placing` for any shape, which asks for an array that is placed so."""
 
     def save(self, value: Any, plan: SavePlan, name: str) -> Node:
         """Refuse: there is nothing to save."""
@@ -192,17 +193,18 @@ class _Wanted(Adapter):
             f"{name} is {value}, which says how to load an array; save the array itself"
         )
 
-    def load(self, value: Layout, plan: LoadPlan, name: str) -> Finish:
-        """Make an array of the layout, of the dtype that was saved."""
+    def load(self, value: Layout | Placing, plan: LoadPlan, name: str) -> Finish:
+        """Make an array that is placed so, of the dtype that was saved."""
         entry = plan.entry(name)
         if entry is None:
             return lambda: value
-        if entry.shape != value.shape:
+        layout = value.layout(entry.shape) if isinstance(value, Placing) else value
+        if entry.shape != layout.shape:
             plan.refuse(
                 f"{name} has shape {entry.shape} in the checkpoint; {value} asks for another"
             )
             return lambda: value
-        return distributed(entry, value, plan)
+        return distributed(entry, layout, plan)
 
 
 class Placing:
@@ -224,36 +226,27 @@ class Placing:
         self.mesh = default_mesh() if mesh is None else mesh
         self.placements = placements
 
-    def layout(self, shape: Sequence[int]) -> Layout:
-        """Return the layout of an array of this shape."""
+    def layout(self, shape: Sequence[int], fitting: bool = False) -> Layout:
+        """Return the layout of an array of this shape.
+
+        Parameters
+        ----------
+        shape
+            The global shape.
+        fitting
+            Replicate where the array lacks the axis that is to be sharded.
+        """
+        ndim = len(shape)
         chosen = self.placements
         if chosen is None:
-            chosen = default_placements(self.mesh, len(shape))
+            chosen = default_placements(self.mesh, ndim)
+        if fitting:
+            lacks = [isinstance(p, Shard) and not -ndim <= p.axis < ndim for p in chosen]
+            chosen = [Replicate() if one else p for one, p in zip(lacks, chosen, strict=True)]
         return Layout(self.mesh, chosen, shape)
-
-    def fitting(self, shape: Sequence[int]) -> Layout:
-        """Return the layout of an array of this shape, replicated where it lacks the axis."""
-        chosen = self.placements or default_placements(self.mesh, len(shape))
-        ndim = len(shape)
-        fits = [
-            Replicate() if isinstance(p, Shard) and not -ndim <= p.axis < ndim else p
-            for p in chosen
-        ]
-        return Layout(self.mesh, fits, shape)
 
     def __repr__(self) -> str:
         return f"Placing({self.mesh}, {self.placements})"
-
-
-class _Placed(_Wanted):
-    """`Placing`, a layout but for the shape."""
-
-    def load(self, value: Any, plan: LoadPlan, name: str) -> Finish:
-        """Make an array that is placed so, of the shape and dtype that were saved."""
-        entry = plan.entry(name)
-        if entry is None:
-            return lambda: value
-        return distributed(entry, value.layout(entry.shape), plan)
 
 
 def _generator_state(value: Generator) -> dict[str, Any]:
@@ -271,10 +264,6 @@ def _set_generator(value: Generator, state: dict[str, Any]) -> None:
     value._path = tuple(state["path"])
     value._calls, value._children = state["calls"], state["children"]
     value._key = None
-
-
-def _numpy_generator_state(value: np.random.Generator) -> Any:
-    return value.bit_generator.state
 
 
 def _set_numpy_generator(value: np.random.Generator, state: Any) -> None:
@@ -315,12 +304,12 @@ def _default_array(entry: Entry, plan: LoadPlan) -> Finish:
 register(np.ndarray, _Plain())
 register(DistArray, _Distributed())
 register(Layout, _Wanted())
-register(Placing, _Placed())
+register(Placing, _Wanted())
 register(Generator, StateAdapter(_generator_state, _set_generator, "Generator"))
 # These must be alike on all ranks; else their states belong in `PerRank`.
 register(
     np.random.Generator,
-    StateAdapter(_numpy_generator_state, _set_numpy_generator, "Generator"),
+    StateAdapter(attrgetter("bit_generator.state"), _set_numpy_generator, "Generator"),
 )
 register_maker("numpy", _whole_array)
 register_maker("distarray", _default_array)

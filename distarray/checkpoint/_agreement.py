@@ -66,17 +66,7 @@ def run_on_all(comm: Communicator, call: Callable[[], T]) -> T:
 
 def call_on_first(comm: Communicator, call: Callable[[], T]) -> T:
     """Return what ``call()`` returns on rank 0 alone; all raise if it fails (collective)."""
-    mine, error = attempt(_pickled(call), "a checkpoint") if comm.rank == 0 else (b"", None)
-    item = pickle.dumps(mine)
-    size = np.array([len(item)], np.int64)
-    _wait(comm.broadcast(size, 0, blocking=False))
-    data = np.frombuffer(item, np.uint8) if comm.rank == 0 else np.empty(int(size[0]), np.uint8)
-    data = data.copy() if comm.rank == 0 else data
-    _wait(comm.broadcast(data, 0, blocking=False))
-    told = pickle.loads(data.tobytes())
-    raise_alike([told], error, comm.world_ranks[:1], comm.size)
-    found: T = pickle.loads(told)
-    return found
+    return call_on_all(comm, lambda: call() if comm.rank == 0 else None)[0]  # type: ignore[return-value]
 
 
 def _gathered(comm: Communicator, mine: bytes) -> list[bytes]:

@@ -287,15 +287,18 @@ class Reader:
                     if (common := boxes.intersect(run, box)) is not None
                 ]
                 if found:
+                    low, high = start, stop
                     if not self._verify:
-                        start, stop = max(start, first), min(stop, last)
+                        low, high = max(start, first), min(stop, last)
                     if scratch.size < stop - start:
                         scratch = np.empty(stop - start, target.dtype)
-                    data = _bytes(scratch[: stop - start])
-                    self._fetch(entry, chunk, start, data, block, per, direct=False)
+                    data = _bytes(scratch[low - start : high - start])
+                    self._fetch(entry, chunk, low, data, block, per, direct=False)
                 for run, common in found:
-                    offset = span(shape, run)[0] - start
-                    _copy_common(scratch, offset, run, common, box, target)
+                    at = span(shape, run)[0] - start
+                    values = scratch[at : at + boxes.volume(run)].reshape(boxes.shape(run))
+                    part = box_view(target, boxes.shift(common, box))
+                    part[...] = box_view(values, boxes.shift(common, run))
             block = -(-stop // per) if direct is not None else block + 1
 
     def _fetch(
@@ -350,23 +353,6 @@ class Reader:
         return path, file
 
 
-def _copy_common(
-    values: np.ndarray, offset: int, run: Box, common: Box, box: Box, target: np.ndarray
-) -> None:
-    """Copy what a box wants of a run, which begins at an offset in ``values``, to its place.
-
-    The offset is negative where values begin with what is wanted.
-    """
-    first, last = span(boxes.shape(run), boxes.shift(common, run))
-    source = np.lib.stride_tricks.as_strided(
-        values[offset + first : offset + last],
-        boxes.shape(common),
-        _strides(boxes.shape(run), values.itemsize),
-        writeable=False,
-    )
-    box_view(target, boxes.shift(common, box))[...] = source
-
-
 def _check(data: memoryview, step: int, told: str, path: str, offset: int, name: str) -> None:
     """Raise unless blocks have the checksums that they were written with."""
     found = checksums(data, step)
@@ -380,15 +366,6 @@ def _check(data: memoryview, step: int, told: str, path: str, offset: int, name:
                 f"{path} is damaged: bytes {offset + low} to {offset + high}, of {name!r}, have "
                 f"the checksum {here}, and were written with {wanted}"
             )
-
-
-def _strides(shape: Shape, itemsize: int) -> tuple[int, ...]:
-    """Return the strides of a C-contiguous array."""
-    found = []
-    for size in reversed(shape):
-        found.append(itemsize)
-        itemsize *= size
-    return tuple(reversed(found))
 
 
 def check_size(path: str, size: int) -> None:

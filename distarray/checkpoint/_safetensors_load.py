@@ -223,4 +223,4 @@ def _choose_layout(name: str, entry: Entry, placements: Any, mesh: DeviceMesh | 
             raise ArgumentError(
                 f"placements has no pattern that {name!r} fits; add one, such as '*': [da.Shard(0)]"
             )
-    return Placing(mesh, chosen).fitting(entry.shape)
+    return Placing(mesh, chosen).layout(entry.shape, fitting=True)
