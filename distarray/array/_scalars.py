@@ -8,7 +8,6 @@ from typing import Any
 from distarray.core import BaseArray, cache, remember, replicated
 from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
 from distarray.layout import Layout
-from distarray.ops._items import getitem
 from distarray.redistribute import redistribute_local
 
 _wholes: dict[Layout, Layout] = cache()
@@ -78,7 +77,8 @@ class Scalars(BaseArray):
                 raise ArgumentError(
                     f"item{index} of an array with {self.ndim} axes; give one per axis"
                 )
-            return value(getitem(self, key))
+            this: Any = self
+            return value(this[key])
         if self.size != 1:
             raise ArgumentError(
                 f"item() of an array of shape {self.shape}: it must have one item; index it first"
