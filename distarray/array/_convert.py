@@ -12,6 +12,7 @@ from distarray.core import (
     BaseArray,
     _replicas,
     check_device,
+    checked_flag,
     checked_position,
     chosen_mesh,
     chosen_placements,
@@ -289,6 +290,7 @@ def redistribute(
     max_bytes: int | None,
 ) -> Any:
     """Return `array` under other placements or on another mesh; see the public method."""
+    async_op = checked_flag("redistribute", "async_op", async_op)
     src = array._layout
     dst = target(src, placements, mesh, cuts)
     if dst.mesh is not src.mesh and device_of(src) != device_of(dst):

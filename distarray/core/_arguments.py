@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,106 @@ from distarray.errors import (
 from distarray.layout import AbstractMesh, Placement
 from distarray.layout import box as boxes
 from distarray.typing import Box, Buffer
+
+_ADDRESS = re.compile(" at 0x[0-9a-f]+", re.IGNORECASE)
+
+
+def shown(value: Any) -> str:
+    """Return what a message says of an argument: alike on all ranks, and without communication."""
+    if isinstance(value, BaseArray):
+        return f"a DistArray of shape {tuple(value.layout.shape)}"
+    return _ADDRESS.sub("", repr(value))
+
+
+def checked_flag(name: str, key: str, value: Any) -> bool:
+    """Return an argument that is true or false: a boolean, or an integer as NumPy takes it.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is neither.
+    """
+    if value.__class__ is bool:
+        return value  # type: ignore[no-any-return]
+    try:
+        return bool(value) if isinstance(value, np.bool_) else operator.index(value) != 0
+    except TypeError:
+        raise ArgumentTypeError(f"{name}({key}={shown(value)}): must be True or False") from None
+
+
+def checked_index(name: str, key: str, value: Any) -> int:
+    """Return an argument that is one integer.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is none.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ArgumentTypeError(f"{name}({key}={shown(value)}): must be an integer") from None
+
+
+def checked_order(name: str, order: Any, known: str) -> str:
+    """Return an order of items in memory, one of the letters `known`.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is no text.
+    ArgumentError
+        If it is another text.
+    """
+    letters = " or ".join(map(repr, known))
+    if not isinstance(order, str):
+        raise ArgumentTypeError(f"{name} got order={shown(order)}; it takes {letters}")
+    if len(order) != 1 or order not in known:
+        raise ArgumentError(f"{name} got order={order!r}; it takes {letters}")
+    return order
+
+
+def checked_casting(name: str, casting: Any) -> str:
+    """Return a rule of NumPy's for conversions.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such rule.
+    """
+    if not isinstance(casting, str) or casting not in _CASTING:
+        raise ArgumentError(f"{name}(casting={shown(casting)}): one of {', '.join(_CASTING)}")
+    return casting
+
+
+_CASTING = ("no", "equiv", "safe", "same_kind", "unsafe")
+
+
+def checked_device(device: Any) -> Any:
+    """Return the name of a device, or None.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is no text.
+    """
+    if device is not None and not isinstance(device, str):
+        raise ArgumentTypeError(f"device={shown(device)}: one of 'cpu', 'cuda', 'cuda:<number>'")
+    return device
+
+
+def integers(value: Any) -> tuple[int, ...]:
+    """Return an integer, or several, as a tuple, as NumPy reads them.
+
+    Raises
+    ------
+    TypeError
+        If it is something else.
+    """
+    try:
+        return (operator.index(value),)
+    except TypeError:
+        return tuple(map(operator.index, value))
 
 
 def chosen_mesh(mesh: Any) -> DeviceMesh:
@@ -41,7 +142,7 @@ def chosen_mesh(mesh: Any) -> DeviceMesh:
             f"same shape with init_device_mesh({mesh.shape}, {mesh.axis_names})"
         )
     raise ArgumentTypeError(
-        f"mesh={mesh!r} is not a mesh; pass a DeviceMesh, made for instance by "
+        f"mesh={shown(mesh)} is not a mesh; pass a DeviceMesh, made for instance by "
         "init_device_mesh((4,)), or None for the default one"
     )
 
@@ -60,8 +161,8 @@ def chosen_placements(mesh: DeviceMesh, placements: Any, ndim: int) -> tuple[Pla
         return default_placements(mesh, ndim)
     if isinstance(placements, (Placement, str)) or not isinstance(placements, Sequence):
         raise ArgumentTypeError(
-            f"placements={placements!r}: must be a sequence with one placement for each of the "
-            f"{mesh.ndim} axes of {mesh}, for instance {[*default_placements(mesh, 1)]}"
+            f"placements={shown(placements)}: must be a sequence with one placement for each of "
+            f"the {mesh.ndim} axes of {mesh}, for instance {[*default_placements(mesh, 1)]}"
         )
     return tuple(placements)
 
@@ -78,8 +179,8 @@ def checked_position(src: Any, mesh: DeviceMesh) -> int:
         position = operator.index(src)
     except TypeError:
         raise ArgumentTypeError(
-            f"src={src!r}: must be the position in the mesh of the process that has the value, "
-            "an integer, or None where all have it"
+            f"src={shown(src)}: must be the position in the mesh of the process that has the "
+            "value, an integer, or None where all have it"
         ) from None
     if not 0 <= position < mesh.size:
         raise ArgumentError(f"src={src} is no position in {mesh}; it must be 0 to {mesh.size - 1}")

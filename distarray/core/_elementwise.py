@@ -11,6 +11,7 @@ import numpy as np
 
 from distarray.comm import _backend
 from distarray.core import _on_device
+from distarray.core._arguments import checked_casting, shown
 from distarray.core._base import BaseArray
 from distarray.core._cache import cache, remember
 from distarray.core._dispatch import as_block, move_all
@@ -51,7 +52,6 @@ from distarray.errors import (
 from distarray.layout import Partial
 from distarray.typing import Buffer
 
-_CASTING = ("no", "equiv", "safe", "same_kind", "unsafe")
 _PLAIN: tuple[bool, tuple[Any, ...], str] = (False, (), "")
 """Static arguments: whether the last operand is a mask, keywords of the local function, as text."""
 
@@ -174,12 +174,10 @@ def _ufunc_options(op: Op, options: dict[str, Any]) -> tuple[Any, Any, dict[str,
     if options.get("signature") is not None:
         extra["signature"] = _checked_signature(op, options["signature"])
     if "casting" in options:
-        casting = extra["casting"] = options["casting"]
-        if not isinstance(casting, str) or casting not in _CASTING:
-            raise ArgumentError(f"{op.name}(casting={casting!r}): one of {_CASTING}")
+        extra["casting"] = checked_casting(op.name, options["casting"])
     order = options.get("order", "K")
     if not isinstance(order, str) or order not in ("K", "A", "C"):
-        raise ArgumentTypeError(f"{op.name}() got order={order!r}; it takes order='K'")
+        raise ArgumentTypeError(f"{op.name}() got order={shown(order)}; it takes order='K'")
     if out is not None:
         out = out if isinstance(out, tuple) else (out,)
         out = None if all(one is None for one in out) else out
@@ -201,7 +199,7 @@ def _checked_signature(op: Op, signature: Any) -> Any:
     if isinstance(signature, tuple):
         return tuple([None if one is None else checked_dtype(one) for one in signature])
     raise ArgumentTypeError(
-        f"{op.name}(signature={signature!r}): a text as 'dd->d', or a tuple of dtypes and None"
+        f"{op.name}(signature={shown(signature)}): a text as 'dd->d', or a tuple of dtypes and None"
     )
 
 
@@ -240,8 +238,11 @@ def _checked_option(op: Op, key: str, value: Any) -> Any:
     value = value[()] if isinstance(value, np.ndarray) else value
     try:
         hash(value)
+        several = isinstance(value, tuple) and key != "signature"
     except TypeError:
-        raise ArgumentTypeError(f"{op.name}({key}={value!r}): must be one value") from None
+        several = True
+    if several:
+        raise ArgumentTypeError(f"{op.name}({key}={shown(value)}): must be one value")
     return value
 
 
@@ -369,7 +370,7 @@ def _masked(
 def _of_plain(op: Op, operands: Sequence[Any], static: Any) -> Any:
     try:
         return _local(op, static)(*operands)
-    except REFUSALS as error:
+    except (*REFUSALS, AttributeError) as error:  # the last of NumPy, where items are objects
         raise refused(op.name, error, operands) from error
 
 
@@ -416,10 +417,16 @@ def into(
     DTypeError
         If the result cannot be cast to the dtype of `out`.
     """
+    for one in out:
+        if not isinstance(one, BaseArray):
+            raise ArgumentTypeError(
+                f"{op.name}() with a distributed operand writes into a DistArray, not into "
+                f"{type(one).__name__}; to fill a plain array, gather first: x.full_array()"
+            )
     target = out[0]
     mesh = target._layout.mesh
     operands = normalised(op.name, operands)
-    if casting != "same_kind" and op.ufunc is not None:
+    if checked_casting(op.name, casting) != "same_kind" and op.ufunc is not None:
         options["casting"] = casting
     static = _static(op, masked, options)
     uncertain = op.check is not None and op.check(operands)

@@ -25,7 +25,7 @@ from distarray.typing import Buffer, Shape
 LARGE = _memory.POOLED_BYTES
 """Results of at least this many bytes are written into a reused buffer."""
 
-_SCALARS = (*PLAIN_SCALARS, np.generic, type(None))
+_SCALARS = (*PLAIN_SCALARS, np.generic)
 _R = Replicate()
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from distarray.comm import _backend, _memory
 from distarray.core import _docstrings
-from distarray.core._arguments import check_travels
+from distarray.core._arguments import check_travels, checked_flag, shown
 from distarray.core._base import BaseArray
 from distarray.core._dtypes import checked_dtype, stays_partial
 from distarray.core._engine import Step, run, run_one
@@ -194,8 +194,8 @@ def _checked_initial(op: Op, initial: Any, dtype: Any) -> Any:
         item[...] = initial
     except (TypeError, ValueError, OverflowError) as error:
         raise ArgumentError(
-            f"{op.name}(initial={initial!r}) of items of {dtype}: {error}; pass one number that "
-            "the result's dtype holds"
+            f"{op.name}(initial={shown(initial)}) of items of {dtype}: {error}; pass one number "
+            "that the result's dtype holds"
         ) from error
     return item[()]
 
@@ -416,22 +416,6 @@ def _check_empty(op: Op, shape: Shape, dtype: Any, axes: tuple[int, ...]) -> Non
         ) from error
 
 
-def checked_flag(name: str, key: str, value: Any) -> bool:
-    """Return an argument that is true or false: a boolean, or an integer as NumPy takes it.
-
-    Raises
-    ------
-    ArgumentTypeError
-        If it is neither.
-    """
-    if value.__class__ is bool:
-        return value  # type: ignore[no-any-return]
-    try:
-        return bool(value) if isinstance(value, np.bool_) else operator.index(value) != 0
-    except TypeError:
-        raise ArgumentTypeError(f"{name}({key}={value!r}): must be True or False") from None
-
-
 def axis_key(axis: Any, ndim: int) -> Any:
     """Return an axis argument as a part of a key: what equals an integer and is none is refused."""
     return axis if axis is None or axis.__class__ is int else normalised_axes(axis, ndim)
@@ -452,9 +436,12 @@ def normalised_axes(axis: Any, ndim: int) -> tuple[int, ...]:
     named: Sequence[Any] = axis if isinstance(axis, (tuple, list)) else (axis,)
     axes = []
     for one in named:
-        if isinstance(one, bool) or not hasattr(one, "__index__"):
-            raise ArgumentTypeError(f"axis={axis!r}: must be an integer, a tuple or None")
-        index = operator.index(one)
+        try:
+            index = operator.index(one)
+        except TypeError:
+            index = None
+        if index is None or isinstance(one, bool):
+            raise ArgumentTypeError(f"axis={shown(axis)}: must be an integer, a tuple or None")
         if not -ndim <= index < ndim:
             raise AxisError(f"axis {index} of an array with {ndim} axes; use {-ndim} to {ndim - 1}")
         axes.append(index % ndim)

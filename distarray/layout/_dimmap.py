@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from distarray.errors import ArgumentTypeError, AxisError, ShapeError
 from distarray.typing import Shape
@@ -131,7 +131,7 @@ class DimMap:
 
 def checked_axes(axes: int | Iterable[int], ndim: int) -> tuple[int, ...]:
     """Return one or several distinct array axes, counted from the first."""
-    listed = tuple(axes) if isinstance(axes, Iterable) else (axes,)
+    listed = _listed(axes)
     found: list[int] = []
     for given in listed:
         try:
@@ -144,6 +144,21 @@ def checked_axes(axes: int | Iterable[int], ndim: int) -> tuple[int, ...]:
             raise AxisError(f"axes {listed} name axis {axis % ndim} twice")
         found.append(axis % ndim)
     return tuple(found)
+
+
+def _listed(axes: Any) -> tuple[Any, ...]:
+    """Return one or several axes as a tuple; an array without axes of its own is an integer."""
+    if not isinstance(axes, Iterable) or getattr(axes, "ndim", 1) == 0:
+        return (axes,)
+    return tuple(axes)
+
+
+def checked_axis(axis: Any, ndim: int) -> int:
+    """Return one array axis, counted from the first; see `checked_axes`."""
+    listed = _listed(axis)
+    if len(listed) != 1 or listed[0] is not axis:
+        raise ArgumentTypeError("one axis is needed, an integer, not several")
+    return checked_axes(axis, ndim)[0]
 
 
 def transpose(shape: Shape, axes: Sequence[int] | None = None) -> DimMap:

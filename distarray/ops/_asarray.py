@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from distarray.comm import _backend, _memory
-from distarray.core import BaseArray, converted, move, permit, plain_source, read_box
+from distarray.core import (
+    BaseArray,
+    checked_device,
+    converted,
+    move,
+    permit,
+    plain_source,
+    read_box,
+)
 from distarray.errors import ArgumentError
 from distarray.layout import Layout, Placement
 from distarray.ops._blocks import copied
@@ -116,7 +124,7 @@ def _converted(
     placements: Sequence[Placement] | None,
 ) -> Any:
     """Return a DistArray with the dtype and layout asked for."""
-    if device is not None and device != x.device and mesh is None:
+    if checked_device(device) is not None and device != x.device and mesh is None:
         if copy is False:
             raise ArgumentError(
                 f"asarray(device={device!r}, copy=False) of an array on {x.device!r}: it must be "

@@ -9,6 +9,7 @@ two matrices cut by rows, the smaller is gathered. `Partial` operands are reduce
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -28,6 +29,8 @@ from distarray.core import (
     cache,
     check_fits,
     check_writable,
+    checked_index,
+    normalised,
     numeric,
     register,
     remember,
@@ -40,6 +43,7 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Layout, dimmap
+from distarray.ops._elementwise_arithmetic import multiply
 from distarray.ops._items import setitem
 from distarray.ops._reshape import reshape
 from distarray.typing import Shape
@@ -143,7 +147,9 @@ def _seconds(spec: Spec, layouts: Sequence[Layout]) -> float:
 def _call(op: Op, *operands: Any, out: Any = None, **options: Any) -> Any:
     """Run as NumPy's ufunc of the same name, with its `out=` and `axis=`."""
     options = {k: v for k, v in options.items() if v is not None}
-    static = options.pop("axis", -1) if "axis" in op.accepts else None
+    static = None
+    if "axis" in op.accepts:
+        static = checked_index(op.name, "axis", options.pop("axis", -1))
     if options:
         taken = " and ".join(f"{name}=" for name in ("out", *op.accepts))
         raise ArgumentTypeError(f"{op.name} takes {taken}, got {', '.join(options)}")
@@ -224,7 +230,7 @@ def _matmul_letters(shapes: Sequence[Shape], _: None) -> Subscripts:
 
 
 def _vecdot_letters(shapes: Sequence[Shape], axis: int) -> Subscripts:
-    places = [dimmap.checked_axes(axis, len(shape))[0] for shape in shapes]
+    places = [dimmap.checked_axis(axis, len(shape)) for shape in shapes]
     lengths = [shape[place] for shape, place in zip(shapes, places, strict=True)]
     if lengths[0] != lengths[1]:
         raise ShapeError(
@@ -330,12 +336,13 @@ def dot(x1: Any, x2: Any, /) -> Any:
     ShapeError
         If the shapes do not fit together.
     """
+    x1, x2 = normalised("dot", (x1, x2))
     ndims = (
         np.ndim(x1) if not isinstance(x1, BaseArray) else x1.ndim,
         (np.ndim(x2) if not isinstance(x2, BaseArray) else x2.ndim),
     )
     if 0 in ndims:
-        return x1 * x2 if isinstance(x1, BaseArray) else x2 * x1
+        return multiply(x1, x2)
     if max(ndims) <= 2 or ndims[1] == 1:
         return matmul(x1, x2)
     return tensordot(x1, x2, axes=((-1,), (-2,)))
@@ -359,7 +366,7 @@ def vecdot(x1: Any, x2: Any, /, axis: int = -1) -> Any:
     AxisError
         If an operand has no such axis.
     """
-    return run(_vecdot, (x1, x2), axis)
+    return run(_vecdot, (x1, x2), checked_index("vecdot", "axis", axis))
 
 
 @register
@@ -381,9 +388,13 @@ def tensordot(x1: Any, x2: Any, /, axes: int | Sequence[Sequence[int]] = 2) -> A
     ArgumentError
         If the two sequences do not name equally many.
     """
+    x1, x2 = normalised("tensordot", (x1, x2))
     left, right = (x.ndim if isinstance(x, BaseArray) else np.ndim(x) for x in (x1, x2))
-    if hasattr(axes, "__index__"):
-        count = int(axes)  # type: ignore[arg-type]
+    try:
+        count: int | None = operator.index(axes)  # type: ignore[arg-type]
+    except TypeError:
+        count = None
+    if count is not None:
         if not 0 <= count <= min(left, right):
             raise ArgumentError(
                 f"tensordot got axes={count} for arrays of {left} and {right} axes; it must be "
@@ -409,6 +420,7 @@ def tensordot(x1: Any, x2: Any, /, axes: int | Sequence[Sequence[int]] = 2) -> A
 @register
 def outer(x1: Any, x2: Any, /) -> Any:
     """Return the products of every item of `x1` with every item of `x2`, both taken as flat."""
+    x1, x2 = normalised("outer", (x1, x2))
     flat = [
         reshape(x, (-1,)) if isinstance(x, BaseArray) else np.reshape(x, (-1,)) for x in (x1, x2)
     ]
@@ -418,6 +430,7 @@ def outer(x1: Any, x2: Any, /) -> Any:
 @register
 def inner(x1: Any, x2: Any, /) -> Any:
     """Return the sum of products over the last axis of both operands."""
+    x1, x2 = normalised("inner", (x1, x2))
     if any((x.ndim if isinstance(x, BaseArray) else np.ndim(x)) == 0 for x in (x1, x2)):
         return dot(x1, x2)
     return tensordot(x1, x2, axes=((-1,), (-1,)))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import operator
+import sys
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,21 @@ import numpy as np
 from distarray.comm import _backend, _memory, default_placements, fill
 from distarray.core import (
     BaseArray,
+    checked_device,
     checked_dtype,
     chosen_mesh,
     device_of,
+    integers,
     new_array,
     plain_buffer,
     register,
+    shown,
 )
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,
     DeviceError,
+    OutOfMemoryError,
     OutOfRangeError,
     ShapeError,
 )
@@ -42,15 +47,10 @@ def checked_shape(shape: Any) -> Shape:
         If a size is negative.
     """
     try:
-        if isinstance(shape, (tuple, list)):
-            sizes = tuple(operator.index(size) for size in shape)
-        elif hasattr(shape, "__index__"):
-            sizes = (operator.index(shape),)
-        else:
-            sizes = tuple(operator.index(size) for size in shape)
+        sizes = integers(shape)
     except TypeError:
         raise ArgumentTypeError(
-            f"shape {shape!r} is not an integer or a sequence of integers; pass e.g. (512, 64)"
+            f"shape {shown(shape)} is not an integer or a sequence of integers; pass e.g. (512, 64)"
         ) from None
     if any(size < 0 for size in sizes):
         raise ShapeError(f"shape {sizes} has a negative size; every size must be 0 or more")
@@ -62,6 +62,7 @@ def target_layout(
 ) -> Layout:
     """Return the layout that creation arguments ask for, with the defaults filled in."""
     given = chosen_mesh(mesh)
+    checked_device(device)
     if placements is None:
         placements = default_placements(given, len(shape))
     if device is not None and device != given.device:
@@ -80,6 +81,7 @@ def build(layout: Layout, dtype: np.dtype[Any], make: Callable[[Box], Buffer]) -
     Under `Partial` placements the values lie as after `redistribute` from `Replicate`: the blocks
     reduce to them. Nothing is sent.
     """
+    check_bytes(layout, dtype)
     whole = layout.without_partial()
     box = whole.local_box()
     if box is None:
@@ -134,7 +136,25 @@ def empty(
     return _empty(layout, checked_dtype(dtype))
 
 
+def check_bytes(layout: Layout, dtype: np.dtype[Any]) -> None:
+    """Refuse blocks larger than any memory on all ranks, also those whose own block is small.
+
+    Raises
+    ------
+    OutOfMemoryError
+        See above.
+    """
+    if layout.size * dtype.itemsize > sys.maxsize:
+        largest = dtype.itemsize * prod(layout.partition(i).largest for i in range(layout.ndim))
+        if largest > sys.maxsize:
+            raise OutOfMemoryError(
+                f"an array of shape {layout.shape} and dtype {dtype} has blocks of {largest} bytes "
+                f"under {layout}; use more ranks or a smaller dtype"
+            )
+
+
 def _empty(layout: Layout, dtype: np.dtype[Any]) -> Any:
+    check_bytes(layout, dtype)
     return new_array(empty_block(layout, dtype), layout)
 
 
@@ -254,6 +274,7 @@ def _like(
         sizes = tuple(np.shape(x)) if shape is None else checked_shape(shape)
         return target_layout(sizes, mesh, placements, device)
     sizes = x.shape if shape is None else checked_shape(shape)
+    checked_device(device)
     if mesh is None and device is not None:
         own: Any = x.layout.mesh
         mesh = own.on(device)

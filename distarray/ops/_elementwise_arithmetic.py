@@ -40,10 +40,12 @@ def _natural(operands: Sequence[Any]) -> bool:
         return exponent.dtype.kind == "i" and kinds <= set("biu")
     if not getattr(base, "size", 1) * np.size(exponent):
         return False
+    if np.dtype(getattr(exponent, "dtype", type(exponent))).kind != "i":
+        return False
     lowest = exponent if isinstance(exponent, int) else np.min(exponent)
     if _backend.is_cupy(lowest):
         lowest = _backend.to_host(lowest)[()]
-    if np.asarray(lowest).dtype.kind != "i" or lowest >= 0:
+    if lowest >= 0:
         return False
     try:
         np.power(np.ones((1,), base.dtype) if hasattr(base, "dtype") else base, lowest)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,17 @@ from distarray.core import (
     LINEAR,
     POINTWISE,
     BaseArray,
+    checked_casting,
+    checked_device,
     checked_dtype,
+    checked_flag,
+    checked_index,
+    checked_order,
     converted,
     device_of,
     elementwise,
     into,
+    plain_buffer,
     reduced,
     register,
     run_row,
@@ -37,6 +42,8 @@ real_part = elementwise("real", np.real, 1, LINEAR)
 imag_part = elementwise("imag", np.imag, 1, LINEAR)
 _rounded = elementwise("round", np.round, 1)
 _clipped = elementwise("clip", np.clip, 3)
+_lowered = elementwise("clip", np.minimum, 2)
+_raised = elementwise("clip", np.maximum, 2)
 _chosen = elementwise("where", np.where, 3)
 _angle = elementwise("angle", np.angle, 1)
 _filled = elementwise("nan_to_num", np.nan_to_num, 1)
@@ -47,11 +54,8 @@ copied = elementwise("copyto", lambda block: block, 1)
 @register
 def round(x: Any, /, decimals: int = 0, out: Any = None) -> Any:
     """Round to a number of decimals, half to even; see NumPy's `round`."""
-    try:
-        decimals = operator.index(decimals)
-    except TypeError:
-        raise ArgumentTypeError(f"round(decimals={decimals!r}): must be an integer") from None
-    options: dict[str, Any] = {"decimals": decimals} if decimals else {}
+    places = checked_index("round", "decimals", decimals)
+    options: dict[str, Any] = {"decimals": places} if places else {}
     if out is None:
         return run_row(_rounded, (x,), **options)
     return into(_rounded, (out,), (x,), **options)
@@ -90,9 +94,12 @@ def clip(
         raise ArgumentTypeError("clip() takes each limit once: by position or as min=, max=")
     if low is None and high is None:
         return assign_or_return(out, copy(x))
+    row, limits = _clipped, (low, high)
+    if low is None or high is None:
+        row, limits = (_lowered, (high,)) if low is None else (_raised, (low,))
     if out is not None:
-        return into(_clipped, (out,), (x, low, high))
-    return _clipped(x, low, high)
+        return into(row, (out,), (x, *limits))
+    return row(x, *limits)
 
 
 @register
@@ -116,7 +123,7 @@ def where(condition: Any, x1: Any = None, x2: Any = None, /) -> Any:
 @register
 def angle(x: Any, /, deg: bool = False) -> Any:
     """Return the angle of complex numbers, in radians or degrees."""
-    return run_row(_angle, (x,), deg=deg)
+    return run_row(_angle, (x,), deg=checked_flag("angle", "deg", deg))
 
 
 @register
@@ -124,6 +131,7 @@ def nan_to_num(
     x: Any, /, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
 ) -> Any:
     """Replace NaN by `nan` and infinities by the given or the largest finite numbers."""
+    copy = checked_flag("nan_to_num", "copy", copy)
     result = run_row(_filled, (x,), nan=nan, posinf=posinf, neginf=neginf)
     if copy or not isinstance(x, BaseArray):
         return result
@@ -135,6 +143,7 @@ def isclose(
     x1: Any, x2: Any, /, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> Any:
     """Tell where items agree within `atol + rtol * abs(x2)`."""
+    equal_nan = checked_flag("isclose", "equal_nan", equal_nan)
     return run_row(_close, (x1, x2), rtol=rtol, atol=atol, equal_nan=equal_nan)
 
 
@@ -160,8 +169,9 @@ def _part(row: Any, x: Any) -> Any:
 @register
 def copy(x: Any, /, order: str = "K", subok: bool = True) -> Any:  # noqa: ARG001 (NumPy's)
     """Return an array of the same layout and values in memory of its own."""
+    checked_order("copy", order, "CFAK")
     if not isinstance(x, BaseArray):
-        return np.array(x, copy=True)
+        return np.array(plain_buffer(x, "copy", objects=True), copy=True)
     return x._new(_copy_block(x._local, order), x._layout)
 
 
@@ -200,6 +210,8 @@ def astype(
         If `dtype` holds Python objects.
     """
     target = checked_dtype(dtype)
+    checked_casting("astype", casting)
+    copy = checked_flag("astype", "copy", copy)
     if not isinstance(x, BaseArray):
         block = x if _backend.is_buffer(x) else np.asarray(x)
         return block.astype(
@@ -210,7 +222,7 @@ def astype(
             f"astype from {x.dtype} to {target} with casting={casting!r} is not allowed; choose "
             "another dtype, or casting='unsafe'"
         )
-    if device is not None and device != device_of(x._layout):
+    if checked_device(device) is not None and device != device_of(x._layout):
         there: Any = x
         x, copy = there.to_device(device), False
     if target == x.dtype:

@@ -6,7 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from distarray.core import BaseArray, into, normalised_axes, reduced_count, register
+from distarray.core import (
+    BaseArray,
+    checked_casting,
+    checked_flag,
+    into,
+    normalised_axes,
+    reduced_count,
+    register,
+)
+from distarray.errors import DTypeError
 from distarray.ops import _elementwise_logic as logic
 from distarray.ops import _reductions as reductions
 from distarray.ops._elementwise_rounding import copied, isclose
@@ -36,7 +45,7 @@ def size(x: Any, /, axis: Any = None) -> int:
 @register
 def iscomplexobj(x: Any, /) -> bool:
     """Tell whether the dtype is complex."""
-    return bool(np.dtype(x.dtype).kind == "c")
+    return bool(x.dtype.kind == "c") if isinstance(x, BaseArray) else np.iscomplexobj(x)
 
 
 @register
@@ -54,13 +63,18 @@ def result_type(*arrays_and_dtypes: Any) -> Any:
 @register
 def can_cast(from_: Any, to: Any, /, casting: Any = "safe") -> bool:
     """Tell whether a dtype, or that of an array, may be cast to another."""
+    checked_casting("can_cast", casting)
     return np.can_cast(from_.dtype if isinstance(from_, BaseArray) else from_, to, casting)
 
 
 @register
 def common_type(*arrays: Any) -> Any:
     """Return the inexact dtype that all arrays have in common."""
-    return np.common_type(*(np.empty(0, x.dtype) for x in arrays))
+    known = [x if hasattr(x, "dtype") else np.asarray(x) for x in arrays]
+    try:
+        return np.common_type(*(np.empty(0, x.dtype) for x in known))
+    except TypeError as error:
+        raise DTypeError(f"common_type of {[str(x.dtype) for x in known]}: {error}") from None
 
 
 @register
@@ -74,7 +88,11 @@ def allclose(
 @register
 def array_equal(x1: Any, x2: Any, /, equal_nan: bool = False) -> bool:
     """Tell whether shapes and all items are equal; collective over the mesh."""
-    if shape(x1) != shape(x2):
+    equal_nan = checked_flag("array_equal", "equal_nan", equal_nan)
+    try:
+        if shape(x1) != shape(x2):
+            return False
+    except ValueError:  # of nested sequences of different lengths
         return False
     same = logic.equal(x1, x2)
     if equal_nan:

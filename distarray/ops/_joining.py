@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,13 +24,16 @@ from distarray.core import (
     checked,
     common_mesh,
     converted,
+    integers,
     normalised,
+    plain_buffer,
     register,
     run,
     run_once,
     run_one,
+    shown,
 )
-from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
+from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Layout, dimmap
 from distarray.ops._blocks import copied, empty_block
 from distarray.ops._creation import checked_dtype
@@ -114,11 +118,11 @@ def concat(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: Any = None)
         given = [reshaped(x, (-1,)) if isinstance(x, BaseArray) else np.ravel(x) for x in given]
         axis = 0
     if dtype is None:
-        dtype = np.result_type(*[getattr(x, "dtype", x) for x in given])
+        dtype = _common_dtype([getattr(x, "dtype", x) for x in given])
     dtype = checked_dtype(dtype)
     given = [x if hasattr(x, "ndim") else np.asarray(x) for x in given]
     shapes = [x.shape for x in given]
-    (along,) = dimmap.checked_axes(axis, len(shapes[0]))
+    along = dimmap.checked_axis(axis, len(shapes[0]))
     joined_shape(shapes, along)  # which must fit before anything is sent
     mesh = common_mesh("concat", [x._layout.mesh for x in given if isinstance(x, BaseArray)])
     return run(
@@ -131,6 +135,15 @@ def concat(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: Any = None)
         ],
         (along, None),
     )
+
+
+def _common_dtype(dtypes: Sequence[Any]) -> Any:
+    try:
+        return np.result_type(*dtypes)
+    except TypeError as error:
+        raise DTypeError(
+            f"concat of {', '.join(map(str, dtypes))}: {error}; convert the arrays with astype"
+        ) from None
 
 
 def _listed(name: str, arrays: Any) -> list[Any]:
@@ -222,7 +235,7 @@ def unstack(x: Any, /, axis: int = 0) -> tuple[Any, ...]:
     AxisError
         If there is no such axis.
     """
-    (along,) = dimmap.checked_axes(axis, checked("unstack", x).ndim)
+    along = dimmap.checked_axis(axis, checked("unstack", x).ndim)
     before = (slice(None),) * along
     return tuple(rows(x, ((*before, i) for i in range(x.shape[along]))))
 
@@ -254,13 +267,14 @@ def roll(x: Any, /, shift: int | Sequence[int], axis: Axes = None) -> Any:
     checked("roll", x)
     try:
         several = [operator.index(by) for by in np.atleast_1d(shift)]
-    except TypeError:
+    except (TypeError, ValueError):
         raise ArgumentTypeError(
-            f"roll got shift={shift!r}; pass an integer, or one for each axis"
+            f"roll got shift={shown(shift)}; pass an integer, or one for each axis"
         ) from None
     if axis is None:
         return reshaped(roll(reshaped(x, (-1,)), sum(several), 0), x.shape)
-    axes = list(axis) if isinstance(axis, (tuple, list, np.ndarray)) else [axis]
+    several_axes = isinstance(axis, (tuple, list)) or (isinstance(axis, np.ndarray) and axis.ndim)
+    axes = list(axis) if several_axes else [axis]
     shifts = several * len(axes) if len(several) == 1 else several
     axes = axes * len(shifts) if len(axes) == 1 else axes
     if len(shifts) != len(axes):
@@ -268,7 +282,7 @@ def roll(x: Any, /, shift: int | Sequence[int], axis: Axes = None) -> Any:
             f"roll got {len(shifts)} shifts for {len(axes)} axes; pass as many, or one"
         )
     for by, one in zip(shifts, axes, strict=True):
-        x = _rolled(x, by, dimmap.checked_axes(one, x.ndim)[0])
+        x = _rolled(x, by, dimmap.checked_axis(one, x.ndim))
     return x
 
 
@@ -306,17 +320,19 @@ def repeat(x: Any, /, repeats: Any, axis: int | None = None) -> Any:
     if axis is None:
         return repeat(reshaped(checked("repeat", x), (-1,)), repeats, axis=0)
     layout = checked("repeat", x)._layout
-    (along,) = dimmap.checked_axes(axis, layout.ndim)
+    along = dimmap.checked_axis(axis, layout.ndim)
     size = layout.shape[along]
-    counts = np.asarray(repeats)
+    counts = plain_buffer(repeats, "repeat", objects=True)
     counts = counts if counts.size else counts.astype(np.int64)
     if counts.dtype.kind not in "iu" or counts.ndim > 1 or counts.size not in (1, size):
         raise ArgumentError(
             f"repeat got repeats={repeats!r}; pass an integer, or one for each of the {size} items "
             f"of axis {along}"
         )
-    if (counts < 0).any():
-        raise ArgumentError(f"repeat got repeats={repeats!r}; numbers must be 0 or more")
+    if (counts < 0).any() or (counts > sys.maxsize).any():
+        raise ArgumentError(
+            f"repeat got repeats={repeats!r}; numbers must be 0 or more, and fit into 64 bits"
+        )
     if counts.size == 1:
         return run_one(_repeat, x, (along, int(counts.reshape(-1)[0])))
     return run_once(_repeat, x, (along, counts))
@@ -364,12 +380,11 @@ def tile(x: Any, /, reps: int | Sequence[int]) -> Any:
     """
     checked("tile", x)
     try:
-        listed = (reps,) if hasattr(reps, "__index__") else tuple(reps)
-        times = tuple(operator.index(n) for n in listed)
+        times = integers(reps)
     except TypeError:
-        raise ArgumentTypeError(f"tile got {reps!r}; pass integers") from None
-    if any(n < 0 for n in times):
-        raise ArgumentError(f"tile got {times}; numbers must be 0 or more")
+        raise ArgumentTypeError(f"tile got {shown(reps)}; pass integers") from None
+    if any(not 0 <= n <= sys.maxsize for n in times):
+        raise ArgumentError(f"tile got {times}; numbers must be 0 or more, and fit into 64 bits")
     if len(times) > x.ndim:
         x = expand_dims(x, tuple(range(len(times) - x.ndim)))
     times = (1,) * (x.ndim - len(times)) + times

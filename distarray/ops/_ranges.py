@@ -266,7 +266,7 @@ def eye(
     try:
         rows = operator.index(n_rows)
         columns = rows if n_cols is None else operator.index(n_cols)
-        diagonal = operator.index(k)
+        diagonal = min(max(operator.index(k), -rows), columns)
     except TypeError:
         raise ArgumentTypeError(
             f"eye({n_rows!r}, {n_cols!r}, k={k!r}): all three must be integers"

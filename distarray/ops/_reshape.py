@@ -7,7 +7,6 @@ blocks end. Otherwise blocks must be cut anew, and no process ever holds much mo
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,7 +15,20 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core import Call, Layouts, Op, Step, checked, register, run_one, step_of
+from distarray.core import (
+    Call,
+    Layouts,
+    Op,
+    Step,
+    checked,
+    checked_flag,
+    checked_order,
+    integers,
+    register,
+    run_one,
+    shown,
+    step_of,
+)
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, dimmap
 from distarray.ops._blocks import empty_block, separate
@@ -131,9 +143,8 @@ def reshape(
     exchange, in which each process receives its part of the flat order.
     """
     checked("reshape", x)
-    if order not in ("C", "F"):
-        raise ArgumentError(f'reshape got order={order!r}; it takes "C" and "F"')
-    if order == "F":
+    copy = None if copy is None else checked_flag("reshape", "copy", copy)
+    if checked_order("reshape", order, "CF") == "F":
         return _column_major(x, shape, copy)
     asked = _asked(shape)
     step = step_of(_reshape, x, asked)
@@ -184,12 +195,10 @@ def _are_unalike(layout: Layout) -> bool:
 def _asked(shape: Any) -> tuple[int, ...]:
     """Return the sizes that `shape` (an integer or several) asks for, -1 among them."""
     try:
-        if hasattr(shape, "__index__") and not hasattr(shape, "__len__"):
-            return (operator.index(shape),)
-        return tuple(map(operator.index, shape))
+        return integers(shape)
     except TypeError:
         raise ArgumentTypeError(
-            f"shape {shape!r} is not an integer or a sequence of integers; pass e.g. (512, -1)"
+            f"shape {shown(shape)} is not an integer or a sequence of integers; pass e.g. (512, -1)"
         ) from None
 
 

@@ -33,9 +33,11 @@ from distarray.core import (
     loop_dtype,
     methods,
     normalised_axes,
+    plain,
     reduce_block,
     register,
     run_one,
+    shown,
     step_for,
     written,
 )
@@ -145,7 +147,7 @@ def _call(
             f"{op.name} of an array of shape {x.shape} needs axis=, which it adds along"
         )
     if isinstance(axis, (tuple, list)):
-        raise ArgumentTypeError(f"{op.name}(axis={axis!r}): takes one axis")
+        raise ArgumentTypeError(f"{op.name}(axis={shown(axis)}): takes one axis")
     (axis,) = (0,) if axis is None else normalised_axes(axis, x.ndim)
     wanted = None if dtype is None else checked_dtype(dtype)
     if wanted is None and out is not None:
@@ -273,11 +275,17 @@ def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = ABSENT, append: A
     if not isinstance(x, BaseArray):
         given = {"prepend": prepend, "append": append}
         return np.diff(x, n, axis, **{k: v for k, v in given.items() if v is not ABSENT})
-    if operator.index(n) < 0:
+    try:
+        n, axis = operator.index(n), operator.index(axis)
+    except TypeError:
+        raise ArgumentTypeError(
+            f"diff got n={shown(n)} and axis={shown(axis)}; both must be integers"
+        ) from None
+    if n < 0:
         raise ArgumentError(f"diff got n={n}; it must be 0 or more")
     if not x.ndim:
         raise AxisError("diff of a 0-d array: there is no axis, and there are no neighbours")
-    (along,) = normalised_axes(operator.index(axis), checked("diff", x).ndim)
+    (along,) = normalised_axes(axis, checked("diff", x).ndim)
     if n == 0:
         return copy(x)
     one = (*x.shape[:along], 1, *x.shape[along + 1 :])
@@ -285,7 +293,7 @@ def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = ABSENT, append: A
     result = concat(joined, axis=along) if len(joined) > 1 else x
     difference = not_equal if result.dtype.kind == "b" else subtract
     before = (slice(None),) * along
-    for _ in range(n):
+    for _ in range(min(n, result.shape[along] + 1)):  # of nothing the differences are nothing
         following = getitem(result, (*before, slice(1, None)))
         result = difference(following, getitem(result, (*before, slice(None, -1))))
     return result
@@ -294,5 +302,5 @@ def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = ABSENT, append: A
 def _as_part(part: Any, one: tuple[int, ...]) -> Any:
     if isinstance(part, BaseArray):
         return part if part.ndim else broadcast_to(part, one)
-    array = np.asanyarray(part)
+    array = np.asarray(plain("diff", part))
     return array if array.ndim else np.broadcast_to(array, one)

@@ -15,7 +15,16 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core import Call, Layouts, Op, Step, checked, register, run_one
+from distarray.core import (
+    Call,
+    Layouts,
+    Op,
+    Step,
+    checked,
+    register,
+    run_one,
+    shown,
+)
 from distarray.errors import ArgumentTypeError, AxisError, ShapeError
 from distarray.layout import DimMap, Layout, dimmap
 from distarray.ops._blocks import copied
@@ -51,10 +60,13 @@ def _as_key(axes: Any) -> Any:
     if axes is None or type(axes) is int:
         return axes
     try:
-        one = hasattr(axes, "__index__")
-        return operator.index(axes) if one else tuple(map(operator.index, axes))
+        return operator.index(axes)
     except TypeError:
-        raise ArgumentTypeError(f"axis {axes!r}: axes are integers") from None
+        pass
+    try:
+        return tuple(map(operator.index, axes))
+    except TypeError:
+        raise ArgumentTypeError(f"axis {shown(axes)}: axes are integers") from None
 
 
 # --- the order of the axes -----------------------------------------------------------------------
@@ -66,7 +78,7 @@ def _ordered(change: DimMap) -> tuple[DimMap, Any]:
 
 
 def _exchanged(shape: Shape, pair: tuple[int, int]) -> tuple[DimMap, Any]:
-    a, b = (dimmap.checked_axes(axis, len(shape))[0] for axis in pair)
+    a, b = (dimmap.checked_axis(axis, len(shape)) for axis in pair)
     order = list(range(len(shape)))
     order[a], order[b] = b, a
     return _ordered(dimmap.transpose(shape, order))
@@ -292,7 +304,7 @@ def _triangle(op: Op, x: Any, k: int) -> Any:
     try:
         diagonal = min(max(operator.index(k), -rows), columns)
     except TypeError:
-        raise ArgumentTypeError(f"{name} got k={k!r}; a diagonal is an integer") from None
+        raise ArgumentTypeError(f"{name} got k={shown(k)}; a diagonal is an integer") from None
     return run_one(op, x, diagonal)
 
 
