@@ -25,8 +25,16 @@ from distarray.core._base import BaseArray, new_array, set_array_class
 from distarray.core._cache import cache, remember
 from distarray.core._cache import clear as clear_cache
 from distarray.core._dispatch import as_block, move
-from distarray.core._dtypes import checked_dtype, floating, numeric, real
-from distarray.core._elementwise import elementwise, into, run_row
+from distarray.core._dtypes import (
+    PLAIN_SCALARS,
+    REFUSALS,
+    checked_dtype,
+    floating,
+    numeric,
+    real,
+    with_length,
+)
+from distarray.core._elementwise import elementwise, into, refused, run_row
 from distarray.core._engine import Step, run, run_once, run_one, step_for, step_of
 from distarray.core._families import binary, equality, unary
 from distarray.core._float_errors import CALM, converted, state, strict
@@ -85,7 +93,9 @@ __all__ = [
     "LARGE",
     "LINEAR",
     "MULTIPLICATIVE",
+    "PLAIN_SCALARS",
     "POINTWISE",
+    "REFUSALS",
     "BaseArray",
     "Call",
     "Layouts",
@@ -161,6 +171,7 @@ __all__ = [
     "reduced_shape",
     "reduction",
     "reduction_spec",
+    "refused",
     "register",
     "register_rule",
     "remember",
@@ -180,5 +191,6 @@ __all__ = [
     "strict",
     "ufuncs",
     "unary",
+    "with_length",
     "written",
 ]

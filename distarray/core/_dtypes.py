@@ -53,6 +53,13 @@ def checked_dtype(dtype: Any, default: Any = DEFAULT_DTYPE) -> np.dtype[Any]:
     return found
 
 
+def with_length(dtype: np.dtype[Any], source: np.dtype[Any]) -> np.dtype[Any]:
+    """Return a dtype; text without a length (`"S"`, `"U"`) as long as items of `source` need."""
+    if dtype.kind not in "SU" or dtype.itemsize:
+        return dtype
+    return np.empty(0, source).astype(dtype).dtype
+
+
 def stays_partial(op: str, before: Any, after: Any) -> bool:
     """Tell whether blocks under `Partial(op)` may be computed with before they are reduced.
 

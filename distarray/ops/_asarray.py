@@ -14,6 +14,7 @@ from distarray.core import (
     permit,
     plain_source,
     read_box,
+    with_length,
 )
 from distarray.errors import ArgumentError
 from distarray.layout import Layout, Placement
@@ -64,7 +65,7 @@ def asarray(
     # NumPy decides what a list of numbers is; the wanted dtype decides how large ones fit.
     wanted = None if dtype is None else checked_dtype(dtype)
     source = plain_source(obj, "asarray", wanted)
-    kind = source.dtype if wanted is None else wanted
+    kind = source.dtype if wanted is None else with_length(wanted, source.dtype)
     layout = target_layout(tuple(source.shape), mesh, placements, device)
     there: Any = layout.mesh
     here = _backend.is_buffer(obj) and _backend.is_here(source, there.device)
@@ -138,7 +139,7 @@ def _converted(
         if placements is None and same_mesh:
             placements = layout.placements
         target = target_layout(x.shape, layout.mesh if mesh is None else mesh, placements, device)
-    kind = checked_dtype(dtype, x.dtype)
+    kind = with_length(checked_dtype(dtype, x.dtype), x.dtype)
     if kind == x.dtype and target is layout:
         return x._new(copied(x._local), layout) if copy else x
     if copy is False:

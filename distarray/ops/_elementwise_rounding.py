@@ -26,6 +26,7 @@ from distarray.core import (
     register,
     run_row,
     unary,
+    with_length,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.typing import Buffer
@@ -217,6 +218,7 @@ def astype(
         return block.astype(
             target, **({} if _backend.is_cupy(x) else {"casting": casting}), copy=copy
         )
+    target = with_length(target, x.dtype)
     if not np.can_cast(x.dtype, target, casting):
         raise ArgumentError(
             f"astype from {x.dtype} to {target} with casting={casting!r} is not allowed; choose "

@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 
 from distarray.core import (
+    PLAIN_SCALARS,
+    REFUSALS,
     BaseArray,
     checked_casting,
     checked_flag,
     into,
     normalised_axes,
     reduced_count,
+    refused,
     register,
 )
 from distarray.errors import DTypeError
@@ -113,6 +116,13 @@ def array_equiv(x1: Any, x2: Any, /) -> bool:
 @register
 def copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) -> None:
     """Copy values into an array, which keeps its layout and dtype."""
+    if isinstance(src, PLAIN_SCALARS) and isinstance(dst, BaseArray):
+        item = np.zeros((), dst.dtype)
+        try:
+            np.copyto(item, src, checked_casting("copyto", casting))
+        except REFUSALS as error:
+            raise refused("copyto", error, (src,)) from error
+        src = item
     if where is True:
         into(copied, (dst,), (src,), casting=casting)
     else:

@@ -22,6 +22,7 @@ from distarray.core import (
     Step,
     cast,
     checked,
+    checked_dtype,
     common_mesh,
     converted,
     integers,
@@ -32,11 +33,11 @@ from distarray.core import (
     run_once,
     run_one,
     shown,
+    with_length,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Layout, dimmap
 from distarray.ops._blocks import copied, empty_block
-from distarray.ops._creation import checked_dtype
 from distarray.ops._items import getitem, rows
 from distarray.ops._relabel import carry
 from distarray.ops._reshape import reshaped
@@ -117,9 +118,8 @@ def concat(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: Any = None)
     if axis is None:
         given = [reshaped(x, (-1,)) if isinstance(x, BaseArray) else np.ravel(x) for x in given]
         axis = 0
-    if dtype is None:
-        dtype = _common_dtype([getattr(x, "dtype", x) for x in given])
-    dtype = checked_dtype(dtype)
+    common = _common_dtype([getattr(x, "dtype", x) for x in given])
+    dtype = with_length(checked_dtype(dtype, common), common)
     given = [x if hasattr(x, "ndim") else np.asarray(x) for x in given]
     shapes = [x.shape for x in given]
     along = dimmap.checked_axis(axis, len(shapes[0]))

@@ -14,7 +14,10 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _memory
-from distarray.core import BaseArray
+from distarray.core import (
+    BaseArray,
+    with_length,
+)
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Placement
 from distarray.ops._creation import box_shape, build, checked_dtype, target_layout
@@ -111,6 +114,8 @@ def _length(start: Any, stop: Any, step: Any) -> int:
         raise ArgumentError(
             f"arange({start}, {stop}, {step}) has no finite length; all three must be finite"
         )
+    if steps == 0 and start != stop:  # the quotient has vanished: one item, as in NumPy
+        return int(math.copysign(1, steps) > 0)
     return max(0, math.ceil(steps))
 
 
@@ -197,7 +202,7 @@ def linspace(
     divisions = num - 1 if endpoint else num
     # Two values at the same ends: NumPy's own choice of dtype, and checks of the arguments.
     own = np.linspace(ends[0], ends[1], 2).dtype
-    kind = checked_dtype(dtype, own)
+    kind = with_length(checked_dtype(dtype, own), own)
     if own.kind == "c" and np.issubdtype(kind, np.integer):
         raise DTypeError(
             f"linspace({start}, {stop}) is complex and cannot be rounded down to {kind}; use a "
