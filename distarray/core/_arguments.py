@@ -81,7 +81,7 @@ def checked_order(name: str, order: Any, known: str) -> str:
     return order
 
 
-def checked_casting(name: str, casting: Any) -> str:
+def checked_casting(name: str, casting: Any) -> Any:
     """Return a rule of NumPy's for conversions.
 
     Raises
@@ -90,7 +90,8 @@ def checked_casting(name: str, casting: Any) -> str:
         If there is no such rule.
     """
     if not isinstance(casting, str) or casting not in _CASTING:
-        raise ArgumentError(f"{name}(casting={shown(casting)}): one of {', '.join(_CASTING)}")
+        known = ", ".join(map(repr, _CASTING))
+        raise ArgumentError(f"{name}(casting={shown(casting)}): one of {known}")
     return casting
 
 

@@ -95,12 +95,13 @@ def clip(
         raise ArgumentTypeError("clip() takes each limit once: by position or as min=, max=")
     if low is None and high is None:
         return assign_or_return(out, copy(x))
-    row, limits = _clipped, (low, high)
-    if low is None or high is None:
-        row, limits = (_lowered, (high,)) if low is None else (_raised, (low,))
-    if out is not None:
-        return into(row, (out,), (x, *limits))
-    return row(x, *limits)
+    if low is None:
+        row, operands = _lowered, [x, high]
+    elif high is None:
+        row, operands = _raised, [x, low]
+    else:
+        row, operands = _clipped, [x, low, high]
+    return row(*operands) if out is None else into(row, (out,), operands)
 
 
 @register

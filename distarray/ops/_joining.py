@@ -274,7 +274,7 @@ def roll(x: Any, /, shift: int | Sequence[int], axis: Axes = None) -> Any:
     if axis is None:
         return reshaped(roll(reshaped(x, (-1,)), sum(several), 0), x.shape)
     several_axes = isinstance(axis, (tuple, list)) or (isinstance(axis, np.ndarray) and axis.ndim)
-    axes = list(axis) if several_axes else [axis]
+    axes: list[Any] = [*axis] if several_axes else [axis]  # type: ignore[misc]
     shifts = several * len(axes) if len(several) == 1 else several
     axes = axes * len(shifts) if len(axes) == 1 else axes
     if len(shifts) != len(axes):
