@@ -65,24 +65,10 @@ def reduce_into(
     truth values are any and all. float16 and bfloat16 accumulate in float32 and are rounded once.
     `avg` divides the sum by the number of sources.
 
-    Parameters
-    ----------
-    dst
-        Of the sources' shape and dtype, or float64 for `avg` of integers and truth values. It
-        may be the first source, and shares no memory with others.
-    sources
-        At least one array.
-    op
-        A reduction of `Partial`.
-    bfloat16
-        The arrays are uint16 and hold bfloat16 values.
-    total
-        Bytes of the block that ``dst`` is a part of, where that is more; see ``copy_box``.
-
-    Raises
-    ------
-    ArgumentError
-        If ``op`` is not a reduction, or there is no source.
+    ``dst`` is of the sources' shape and dtype, or float64 for `avg` of integers and truth values.
+    It may be the first source, and shares no memory with others. ``bfloat16`` says that the arrays
+    are uint16 and hold such values; ``total`` is as for ``copy_box``. An ArgumentError says that
+    there is no source, or no such reduction.
     """
     if op not in UFUNCS or not sources:
         raise ArgumentError(

@@ -404,18 +404,10 @@ class Communicator(ABC):
     def all_reduce_small(
         self, array: Buffer, op: str, token: int | None = None, what: object = ""
     ) -> np.ndarray | None:
-        """Reduce a short array of any shape; None where that needs the way of all others.
+        """Reduce an array of `SMALL_BYTES` at most; None where that needs the way of all others.
 
-        Whether it does depends on nothing in which ranks differ.
-
-        Parameters
-        ----------
-        array
-            Of `SMALL_BYTES` at most.
-        op
-            As in ``all_reduce``.
-        token, what
-            What this rank believes it is doing, as in ``views``; by default this reduction.
+        Whether it does depends on nothing in which ranks differ. ``token`` and ``what`` say what
+        this rank believes it is doing, as in ``views``; by default this reduction.
         """
         del array, op, token, what
         return None
@@ -557,10 +549,7 @@ class Communicator(ABC):
     def agree(self, token: int, what: object = "") -> None:
         """Check that all ranks are about to do the same: a round of ``views`` without a block.
 
-        Raises
-        ------
-        MismatchError
-            On every rank, where they believe different things.
+        Else it is a MismatchError on every rank.
         """
         with self.views(_NOTHING, token, what):
             pass

@@ -36,22 +36,10 @@ class Gpu(NamedTuple):
 
 
 class Here(NamedTuple):
-    """What one rank sees.
+    """What one rank sees of GPUs; ``none`` says why it has none.
 
-    Attributes
-    ----------
-    host
-        Name of its node.
-    none
-        Why it has no GPU; empty where it has one.
-    gpus
-        By number.
-    versions
-        Of driver, runtime and CuPy.
-    bound
-        Number of its own GPU; None where that cannot be told, which ``trouble`` explains.
-    lacking
-        Why our kernels do not run on it; empty where they do.
+    ``bound`` is the number of its own one, None where that cannot be told, which ``trouble``
+    explains; ``lacking`` says why our kernels do not run on it.
     """
 
     host: str

@@ -73,16 +73,9 @@ def _kinds(op: str) -> str:
 class Reduction:
     """A reduction as the transports see it.
 
-    Attributes
-    ----------
-    wire
-        The values to send: native byte order, a dtype that holds the sum, C-contiguous, 1-d.
-    op
-        One of the ops of ``combine``.
-    dtype
-        Of the result.
-    finish
-        Makes the result out of the reduced wire values; None where they are the result.
+    ``wire`` has the values to send: 1-d, C-contiguous, in native byte order and a dtype that holds
+    the sum, to be reduced by ``op``, one of the ops of ``combine``. ``finish`` makes the result, of
+    ``dtype``, out of them; it is None where they are the result.
     """
 
     wire: np.ndarray

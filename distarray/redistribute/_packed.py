@@ -35,19 +35,7 @@ from distarray.typing import Buffer, Shape
 
 
 class _Piece(NamedTuple):
-    """One rank's block of one tensor.
-
-    Attributes
-    ----------
-    tensor
-        Number of the tensor.
-    region
-        Where the block is in it.
-    start, stop
-        Where the block is in the rank's flat buffer.
-    shape
-        Of the block.
-    """
+    """One rank's block of one tensor: where it is in the tensor, and in the rank's flat buffer."""
 
     tensor: int
     region: tuple[Any, ...]

@@ -38,14 +38,9 @@ WHOLE: Part = (0, 1)
 class Transfer(NamedTuple):
     """A box of values on its way.
 
-    Attributes
-    ----------
-    peers
-        World ranks on the other side. In `receives`: where the box comes from; the boxes of
-        several peers are reduced in this order. In `sends`: the one receiver. The rank itself may
-        be among them: that part is a copy.
-    src_box, dst_box
-        The box, relative to the sender's block (the same for all peers) and to the receiver's.
+    In `receives` the peers are the world ranks where it comes from, whose boxes are reduced in this
+    order; in `sends` the one receiver. The rank itself may be among them: that part is a copy. The
+    box is relative to the sender's block (the same for all peers) and to the receiver's.
     """
 
     peers: tuple[int, ...]

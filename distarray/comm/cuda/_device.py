@@ -34,14 +34,8 @@ _bound_process: int | None = None
 class Keeper(NamedTuple):
     """Another library that keeps memory of GPUs.
 
-    Attributes
-    ----------
-    name
-        Of the library.
-    reserved
-        How many bytes of a GPU it has, by the number of the GPU.
-    give_back
-        Returns to CUDA what it does not use.
+    ``reserved`` tells how many bytes of a GPU it has; ``give_back`` returns to CUDA what it does
+    not use.
     """
 
     name: str

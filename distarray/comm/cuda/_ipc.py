@@ -36,16 +36,10 @@ _BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
 
 
 class Lent(NamedTuple):
-    """An allocation that another process may map.
+    """An allocation that another process may map: CUDA's handle of it, which opens it there.
 
-    Attributes
-    ----------
-    handle
-        Of CUDA, which opens it in another process.
-    identity
-        A number that the process gives to no other allocation.
-    base, nbytes
-        Where it begins in the owner's addresses, and how long it is.
+    It begins at ``base`` in the owner's addresses, and the owner gives its ``identity`` to no
+    other.
     """
 
     handle: bytes
@@ -258,15 +252,7 @@ def _cuda() -> Any:
 
 
 class Allocation(NamedTuple):
-    """A stretch of device memory that was allocated at once.
-
-    Attributes
-    ----------
-    base, nbytes
-        Its first address and its length.
-    identity
-        A number that the process gives to no other allocation.
-    """
+    """A stretch of device memory that was allocated at once, with a number that no other has."""
 
     base: int
     nbytes: int

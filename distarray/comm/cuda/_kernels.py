@@ -226,19 +226,12 @@ def _accumulator(kind: str, op: str) -> tuple[Any, Any, Any]:
 
 @functools.cache
 def reducing(kind: str, op: str) -> Any:
-    """Return the kernel for one kind of item and one operation.
+    """Return the kernel for one operation and kind of item: f2, bf16, f4, f8, or i1 to u8.
 
     Items are reduced from one source after the other, in their order, with the rounding of the
     host's kernels and of NumPy (but for the bits of a NaN that arithmetic makes). Arguments of the
     kernel: memory as an array of results, and of sources; the table, the number of its boxes and
     tiles, and the entries of a record.
-
-    Parameters
-    ----------
-    kind
-        "f2", "bf16", "f4", "f8", "i1" to "u8".
-    op
-        sum, prod, min, max, avg; band, bor, bxor of integers.
     """
     dtype, read, write = _accumulator(kind, op)
     combine, is_average = _COMBINE[op], op == "avg"

@@ -50,16 +50,9 @@ _OF_LAUNCHERS: Final = re.compile(
 
 
 class Finding(NamedTuple):
-    """What one step found out.
+    """What one step found out: whether device memory can be passed to MPI, and why, in a sentence.
 
-    Attributes
-    ----------
-    step
-        Which.
-    answer
-        Whether device memory can be passed to MPI; None where the step cannot tell.
-    text
-        Why, in a sentence.
+    The answer is None where the step cannot tell.
     """
 
     step: str

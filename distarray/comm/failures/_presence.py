@@ -51,25 +51,12 @@ _SECONDS_TO_ANSWER: Final = 2.0  # for all that are asked at a time
 
 
 class Presence:
-    """A rank among those of its node.
+    """A rank, by its number in the MPI world, among those of its node.
 
-    Parameters
-    ----------
-    rank
-        Its number in the MPI world.
-
-    Attributes
-    ----------
-    left
-        The ranks that have said that their process will soon be over.
-    never_started
-        Those among them that have not started MPI.
-    flush
-        Lets what this rank has printed leave it; called when another rank ends the job.
-    flushed
-        The ranks that have done that.
-    answer
-        Says where this rank is, about a meeting; None where it does not answer.
+    ``left`` are the ranks that have said that their process will soon be over, ``never_started``
+    those of them that have not started MPI, and ``flushed`` those that have written what they held
+    back because this one ends the job. ``flush`` does that for this rank when another one asks, and
+    ``answer`` says where this rank is, about a meeting.
     """
 
     def __init__(self, rank: int) -> None:

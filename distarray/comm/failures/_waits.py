@@ -28,14 +28,8 @@ Question = tuple[str, int]
 class Meeting(NamedTuple):
     """One of several things that some ranks do together, where each waits for all.
 
-    Attributes
-    ----------
-    place
-        What names the series that it is of, alike on these ranks.
-    number
-        Its position in the series, from 1.
-    ranks
-        Their numbers in the MPI world.
+    ``place`` names the series that it is of, alike on these ranks, ``number`` counts from 1 in it,
+    and ``ranks`` are their numbers in the MPI world.
     """
 
     place: str
@@ -147,10 +141,7 @@ class waiting:  # noqa: N801 - reads as a verb: with waiting("for a communicator
 class _BackgroundWork:
     """What one thread does in the background, which no other thread but the main one waits for.
 
-    Attributes
-    ----------
-    unfinished
-        How many tasks it has been given and has not done.
+    ``unfinished`` counts the tasks that it has been given and has not done.
     """
 
     def __init__(self) -> None:

@@ -98,18 +98,10 @@ class Base:
 class Group:
     """Ranks in an order, and their communicators.
 
-    Attributes
-    ----------
-    ranks
-        Numbers in the base communicator.
-    world_ranks
-        The same in the MPI world.
-    rank
-        This process's position among them.
-    channel
-        Shared memory with those on this node, once ``connect`` was called; None without.
-    ranks_per_node
-        How many consecutive ranks share a node, once ``connect`` was called; None on one node.
+    ``ranks`` are numbers in the base communicator, ``world_ranks`` the same in the MPI world, and
+    ``rank`` this process's position among them. Once ``connect`` was called, ``channel`` is the
+    shared memory with those on this node, and ``ranks_per_node`` how many consecutive ones share a
+    node; both are None where there is nothing to tell.
     """
 
     def __init__(self, base: Base, ranks: tuple[int, ...]) -> None:

@@ -37,26 +37,9 @@ def huge_page() -> int:
 class Mapping:
     """A memory file in this process's addresses; unmapped when nobody looks at it any more.
 
-    Parameters
-    ----------
-    file
-        Descriptor, which stays open.
-    length
-        Bytes, from the beginning of the file.
-    writable
-        Whether this process may write.
-
-    Attributes
-    ----------
-    address
-        Of the first byte: a multiple of a huge page.
-    bytes
-        The memory (never writable through this; ``address`` is).
-
-    Raises
-    ------
-    OSError
-        There is no room for it.
+    The file's descriptor stays open; ``length`` bytes are mapped, from its beginning on.
+    ``address`` is that of the first, a multiple of a huge page. ``bytes`` is the memory, never
+    writable through this. An OSError says that there is no room for it.
     """
 
     __slots__ = ("_file", "_head", "_reserved", "address", "bytes")
