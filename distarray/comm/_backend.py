@@ -1,4 +1,4 @@
-"""Which array library a buffer belongs to: NumPy, or CuPy, loaded when a GPU is used."""
+"""Array libraries, and which one a buffer belongs to: NumPy, or CuPy, loaded when it is used."""
 
 from __future__ import annotations
 

@@ -346,7 +346,9 @@ class Communicator(ABC):
             if value is not None:
                 if _log.recording():
                     seconds = perf_counter() - started
-                    _log.record("all_reduce", self.name, self._share(array.nbytes), seconds)
+                    _log.record(
+                        "all_reduce", self.name, self._all_reduce_bytes(array.nbytes), seconds
+                    )
                 if out is None:
                     return value
                 _result_buffer(array, array.shape, value.dtype, out, "all_reduce")[...] = value
@@ -383,7 +385,9 @@ class Communicator(ABC):
             value = complete()
             return value if blocking else Completed(value)
         request = self._all_reduce(send, target, reduction.op, blocking)
-        tracked = self._track("all_reduce", self._share(send.nbytes), started, request, complete)
+        tracked = self._track(
+            "all_reduce", self._all_reduce_bytes(send.nbytes), started, request, complete
+        )
         return tracked.wait() if blocking else tracked
 
     def _all_reduce_on_device(
@@ -398,7 +402,7 @@ class Communicator(ABC):
             reduce_into(into, [array], op, bfloat16=bfloat16)
         if self.size > 1 and _log.recording():
             seconds = perf_counter() - started
-            _log.record("all_reduce", self.name, self._share(array.nbytes), seconds)
+            _log.record("all_reduce", self.name, self._all_reduce_bytes(array.nbytes), seconds)
         return into
 
     def all_reduce_small(
@@ -412,7 +416,7 @@ class Communicator(ABC):
         del array, op, token, what
         return None
 
-    def _share(self, nbytes: int) -> int:
+    def _all_reduce_bytes(self, nbytes: int) -> int:
         """Return the bytes that an all-reduce takes from others."""
         return 2 * (self.size - 1) * nbytes // self.size
 

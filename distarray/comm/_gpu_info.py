@@ -1,4 +1,4 @@
-"""What there is to tell of the GPUs of a job, and of how values move between them."""
+"""GPUs of a job, in words: which there are, who uses them, how values move between them."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Bytes are those of values that this rank takes from other ranks, so that they add up over ranks
 and compare with ``Plan.bytes_received``. For n ranks and an array of b bytes: an all-reduce
-counts 2 b (n - 1) / n (each rank reduces its share and collects the others'), a broadcast b on
+counts 2 b (n - 1) / n (each rank reduces its part and gathers the others'), a broadcast b on
 every rank but the root, point to point b where it is received. Nothing is recorded for a
 communicator of one rank, because nothing moves.
 """

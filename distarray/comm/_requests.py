@@ -1,4 +1,4 @@
-"""What a communication returns that may still be under way."""
+"""Requests: what a communication returns that may still be under way."""
 
 from __future__ import annotations
 

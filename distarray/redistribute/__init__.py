@@ -1,4 +1,4 @@
-"""From one layout to another: the plan, what it costs, and how it is carried out."""
+"""Redistribution from one layout to another: the plan, its cost, and how it is carried out."""
 
 from distarray.redistribute._background import (
     Handle,

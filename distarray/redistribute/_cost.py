@@ -44,7 +44,7 @@ class Traffic(NamedTuple):
     messages
         Number of peers (or of hops, in a collective).
     remote
-        Share of the received values that comes from other nodes.
+        Fraction of the received values that comes from other nodes.
     rounds
         How often all ranks wait for one another.
     """
@@ -70,7 +70,7 @@ class CostModel:
     message_near, message_far
         Seconds to begin one transfer within a node, between nodes.
     bandwidth_near, bandwidth_far
-        Bytes per second received within a node, between nodes (its share of the network).
+        Bytes per second received within a node, between nodes (its part of the network).
     bandwidth_copy, bandwidth_reduce
         Bytes per second copied, read for reduction.
     memory
@@ -79,6 +79,8 @@ class CostModel:
         Consecutive world ranks that share a node; None: all do.
     """
 
+    # Near: about what MPICH, a strided copy, a warm copy and fresh pages cost on two cores of a
+    # server. Far: a guess, of a network of 100 Gb/s that eight ranks have together.
     round_near: float = 3e-6
     round_far: float = 10e-6
     message_near: float = 0.5e-6
@@ -110,8 +112,8 @@ class CostModel:
         per_round = self.round_far if far else self.round_near
         return traffic.messages * per_message + traffic.rounds * per_round
 
-    def remote_share(self, mesh: AbstractMesh, mesh_axes: Sequence[int]) -> float:
-        """Return the share of a rank's peers along mesh axes that live on other nodes.
+    def remote_fraction(self, mesh: AbstractMesh, mesh_axes: Sequence[int]) -> float:
+        """Return the fraction of a rank's peers along mesh axes that live on other nodes.
 
         Looked up for the first rank, in at most ``ranks_per_node`` steps.
         """
@@ -135,7 +137,7 @@ class CostModel:
         return (size - near) / (size - 1)
 
     def share_between(self, a: AbstractMesh, b: AbstractMesh) -> float:
-        """Return the share of values between two meshes that crosses nodes (a rough guess)."""
+        """Return the fraction of values between two meshes that crosses nodes (a rough guess)."""
         per_node = self.ranks_per_node
         if per_node is None:
             return 0.0
@@ -182,17 +184,17 @@ def _traffic(step: Step, coordinate: Coordinate, model: CostModel) -> Traffic:
             copied=size / group,
             written=size,
             messages=2 * ceil(log2(group)) if group > 1 else 0,
-            remote=model.remote_share(mesh, step.mesh_axes),
+            remote=model.remote_fraction(mesh, step.mesh_axes),
             rounds=2,
         )
     choice = choose_replicas(step.src, step.dst)
     received = sent = _schedule.count_received(step.src, step.dst, rank)
     messages = step.messages(rank)
     if same_mesh(step.src, step.dst):
-        remote = model.remote_share(mesh, step.mesh_axes)
+        remote = model.remote_fraction(mesh, step.mesh_axes)
     else:
         remote = model.share_between(mesh, step.dst.mesh.abstract)
-        # Each rank sends its share of what all receive; few ranks that feed many are the slower.
+        # Each rank sends its part of what all receive; few ranks that feed many are the slower.
         sent = received * step.dst.mesh.size // mesh.size
     if isinstance(step, (AllGatherStep, ReduceScatterStep)) and messages:
         messages = ceil(log2(messages + 1))

@@ -193,7 +193,7 @@ class ExchangeStep:
         values = max_bytes // max(self.dtype.itemsize, 1)
         if incoming + outgoing <= values:
             return self
-        # Every message has a value more than its share at most.
+        # Every message has a value more than its part at most.
         senders, receivers = _block_count(src) * choice.contributions, _block_count(dst) * readers
         peers = min(incoming, senders) + min(outgoing, receivers)
         rounds = -(-(incoming + outgoing) // max(values - peers, 1))

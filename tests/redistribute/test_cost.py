@@ -47,14 +47,14 @@ def test_moved_boundaries_cost_something():
     assert estimate(src, dst, 8) > 3e-6
 
 
-def test_remote_share_counts_peers_on_other_nodes():
+def test_remote_fraction_counts_peers_on_other_nodes():
     mesh = AbstractMesh((4, 8))
     model = CostModel(ranks_per_node=8)
-    assert model.remote_share(mesh, (1,)) == 0.0
-    assert model.remote_share(mesh, (0,)) == 1.0
-    assert model.remote_share(mesh, (0, 1)) == 24 / 31
-    assert CostModel(ranks_per_node=4).remote_share(mesh, (1,)) == 4 / 7
-    assert CostModel().remote_share(mesh, (0, 1)) == 0.0
+    assert model.remote_fraction(mesh, (1,)) == 0.0
+    assert model.remote_fraction(mesh, (0,)) == 1.0
+    assert model.remote_fraction(mesh, (0, 1)) == 24 / 31
+    assert CostModel(ranks_per_node=4).remote_fraction(mesh, (1,)) == 4 / 7
+    assert CostModel().remote_fraction(mesh, (0, 1)) == 0.0
 
 
 def test_far_bytes_cost_more_than_near_ones():

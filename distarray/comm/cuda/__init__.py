@@ -1,4 +1,4 @@
-"""GPUs: which one a rank uses, its memory and streams, kernels on it, and messages between them.
+"""GPUs: which one a rank uses, its memory and streams, kernels on it, and handles of its blocks.
 
 The floors above import from here; `_device` (devices and their memory) and `_pinned` (host memory
 for messages) are used as namespaces. What moves values is for `comm` alone, and `_info` for the

@@ -1,4 +1,4 @@
-"""Which GPU this process, or this thread of it, uses; and what to do where there is none.
+"""Devices: which GPU this process, or this thread of it, uses, and its memory.
 
 "cuda" stands for the GPU that a rank is bound to: by its number among the ranks of its node, modulo
 how many GPUs it sees; several ranks may share one. "cuda:<number>" fixes it. Nothing is imported

@@ -1,4 +1,4 @@
-"""Whether the MPI that runs takes addresses of device memory: found out without risk to the job.
+"""CUDA-awareness: whether MPI takes addresses of device memory, found out without risk to the job.
 
 ``DISTARRAY_CUDA_AWARE`` decides where it is set to 1 (it does: nothing is tried) or 0. Else three
 steps, of which each is taken only if none before said no: what the library says of itself

@@ -1,4 +1,4 @@
-"""End all ranks when one ends by an error, instead of leaving the others waiting for it.
+"""Abort: one rank that ends by an error ends all, instead of leaving the others waiting for it.
 
 An uncaught exception, in the main thread or another, prints its traceback and aborts MPI. So
 does leaving the program with an exit status other than zero, or by ``os._exit`` while others go on.
@@ -10,7 +10,7 @@ the launcher kills, because another one was killed, has no time to.
 
 A rank that comes to the end of the program says so (`_presence`). Where it has not started MPI, and
 its process is all that there will be of it, it stays for some seconds until its neighbours know:
-each of them that comes to ``MPI_Init`` meanwhile would wait there in vain.
+each of them that comes to ``MPI_Init`` meanwhile would hang there.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ def is_launched() -> bool:
 
 
 def end(message: str, frame: FrameType | None) -> None:
-    """End all ranks because one waits in vain, in a call that cannot be ended otherwise."""
+    """End all ranks because one hangs, in a call that cannot be ended otherwise."""
     if _ending is not None:
-        _ending.on_vain_wait(message, frame)
+        _ending.on_hang(message, frame)
 
 
 def watch() -> None:
-    """Look from now on for long waits of this rank, for those in vain, and for dead neighbours.
+    """Look from now on for long waits of this rank, for hangs, and for dead neighbours.
 
     Called before MPI starts, where the launcher says which rank this is, and when MPI has said it.
     """
@@ -331,7 +331,7 @@ class _ErrorHooks:
             self._previous_in_threads(args)
         abort(1)
 
-    def on_vain_wait(self, message: str, frame: FrameType | None) -> None:
+    def on_hang(self, message: str, frame: FrameType | None) -> None:
         """Print as an uncaught error what a thread would raise if it could, and end all ranks."""
         place = _place()
         if place is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distarray.comm._agreement import such_calls
-from distarray.comm.failures._roll_call import BACKGROUND, NOBODY, Ask, Asked, Whereabouts
+from distarray.comm.failures._roll_call import BACKGROUND, NOBODY, Ask, Inquiry, Whereabouts
 from distarray.comm.failures._waits import Question
 
 
@@ -52,7 +52,9 @@ def find_circle(me: int, here: Whereabouts, ask: Ask) -> list[tuple[int, Whereab
     Nothing where there are no such ranks, or one of them has gone on meanwhile.
     """
     reached = {me: here}
-    answers: dict[int, tuple[int, Asked, Whereabouts]] = {}  # by rank: who waits for it, and so on
+    answers: dict[
+        int, tuple[int, Inquiry, Whereabouts]
+    ] = {}  # by rank: who waits for it, and so on
     frontier = [me]
     while frontier:
         questions = {
@@ -77,7 +79,7 @@ def find_circle(me: int, here: Whereabouts, ask: Ask) -> list[tuple[int, Whereab
 def _is_certain(
     me: int,
     here: Whereabouts,
-    answers: dict[int, tuple[int, Asked, Whereabouts]],
+    answers: dict[int, tuple[int, Inquiry, Whereabouts]],
     ask: Ask,
 ) -> bool:
     """Tell whether every rank of a circle waits where it did before the circle was known."""
@@ -94,7 +96,7 @@ def _where(at: Whereabouts) -> tuple[Question, float, int]:
 
 
 def _circle(
-    me: int, answers: dict[int, tuple[int, Asked, Whereabouts]]
+    me: int, answers: dict[int, tuple[int, Inquiry, Whereabouts]]
 ) -> list[tuple[int, Whereabouts]]:
     path = [(me, answers[me][2])]
     rank = answers[me][0]

@@ -29,7 +29,7 @@ from typing import Final
 from distarray.comm import _launcher
 from distarray.comm._agreement import such_calls
 from distarray.comm.failures import _waits
-from distarray.comm.failures._roll_call import Asked, Whereabouts
+from distarray.comm.failures._roll_call import Inquiry, Whereabouts
 from distarray.comm.failures._waits import START, Meeting, Question
 
 _BYTES_AT_MOST: Final = 1 << 16  # of a message
@@ -70,7 +70,7 @@ class Presence:
         self._socket: socket.socket | None = None
         self._unsent: deque[tuple[int, bytes]] = deque(maxlen=_KEPT)
         self._numbers = itertools.count()
-        self._open: dict[int, Asked] = {}  # questions by number
+        self._open: dict[int, Inquiry] = {}  # questions by number
         self._answers: dict[int, Whereabouts] = {}
         if not _present and hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=_forget_all)
@@ -206,10 +206,10 @@ class Presence:
             if coming.poll((min(left, _POLL) if self._unsent else left) * 1000) or self._unsent:
                 self.receive()
 
-    def ask(self, questions: Collection[Asked]) -> dict[Asked, Whereabouts]:
+    def ask(self, questions: Collection[Inquiry]) -> dict[Inquiry, Whereabouts]:
         """Return where ranks are, about a meeting each; nothing of those that do not answer."""
-        found: dict[Asked, Whereabouts] = {}
-        numbers: dict[int, Asked] = {}
+        found: dict[Inquiry, Whereabouts] = {}
+        numbers: dict[int, Inquiry] = {}
         for rank, (place, nth) in questions:
             if rank == self.rank and self.answer is not None:
                 found[rank, (place, nth)] = self.answer((place, nth))

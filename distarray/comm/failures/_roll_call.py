@@ -54,10 +54,10 @@ class Whereabouts(NamedTuple):
     is_behind: bool = False
 
 
-Asked = tuple[int, Question]
+Inquiry = tuple[int, Question]
 """A rank, and the meeting that it is asked about."""
 
-Ask = Callable[[Collection[Asked]], dict[Asked, Whereabouts]]
+Ask = Callable[[Collection[Inquiry]], dict[Inquiry, Whereabouts]]
 """Asks ranks, and returns what those say that answer."""
 
 

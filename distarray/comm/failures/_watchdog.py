@@ -1,4 +1,4 @@
-"""The watchdog: a thread that tells where this rank waits for long, and ends what waits in vain.
+"""The watchdog: a thread that tells where this rank waits for long, and ends what hangs.
 
 It looks twice a second at what the threads of this rank wait for (`_waits`). After `SECONDS` it
 tells the line of the program that waits, once, and who keeps it waiting (`_roll_call`); after
@@ -56,7 +56,7 @@ _OFF = ("0", "none")  # what turns the limit off
 _EVERY = 0.5  # seconds between looks
 _GRACE = 2.0  # for those who watch the time themselves
 _SECONDS_ENDING = 10.0  # that it takes a rank to end all others, at most
-_SOON = 0.25  # seconds after which it is asked whether a wait is in vain
+_SOON = 0.25  # seconds after which it is asked whether a wait is a hang
 _LIBRARIES = ("distarray", "numpy", "torch")  # whose lines say nothing about the program
 
 _OWN_THREADS = (
@@ -131,7 +131,7 @@ class Watchdog:
             now = list(waits.items())
             self._tell_long_waits(now)
             if self._presence is not None:
-                self._end_vain_waits(now)
+                self._end_hangs(now)
 
     def _tell_long_waits(self, now: list[tuple[int, Wait]]) -> None:
         self._told.intersection_update((thread, wait.since) for thread, wait in now)
@@ -149,7 +149,7 @@ class Watchdog:
             if late:
                 self._abort(1)
 
-    def _end_vain_waits(self, now: list[tuple[int, Wait]]) -> None:
+    def _end_hangs(self, now: list[tuple[int, Wait]]) -> None:
         main = threading.main_thread().ident or 0
         soon = time.monotonic() - _SOON
         for thread, one in now:

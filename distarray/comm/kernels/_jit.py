@@ -1,4 +1,4 @@
-"""Compile Numba kernels on first use, and keep them on disk safely for many ranks at once.
+"""Compilation of Numba kernels on first use, kept on disk safely for many ranks at once.
 
 Modules of kernels import Numba at their top, which takes about half a second; they are loaded by
 `load_kernels` when a block is large enough to be worth it, and never where Numba cannot work: NumPy

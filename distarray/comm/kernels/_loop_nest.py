@@ -1,4 +1,4 @@
-"""How arrays lie in memory together, and which kernel copies between them or fills one.
+"""Loop nests: how arrays lie in memory together, and which kernel copies between or fills them.
 
 When a kernel serves, and what it gains over NumPy, measured with float64 on one core of a server
 processor (2 MB of level-2 cache a core; the speed of one core in memory is what limits):

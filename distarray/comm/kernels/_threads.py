@@ -1,4 +1,4 @@
-"""How many threads of this rank may work on one large block, and the pool they come from.
+"""Threads of this rank that work on one large block: how many, and the pool they come from.
 
 The kernels and NumPy's loops leave the interpreter lock, so that plain threads serve; Numba's own
 parallel loops would end the process where two threads (simulated ranks) start one at a time.
@@ -19,7 +19,9 @@ from distarray.typing import Shape
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-_BYTES_PER_THREAD: Final = 8 * 1024 * 1024
+_BYTES_PER_THREAD: Final = (
+    8 * 1024 * 1024
+)  # a millisecond of copying; to hand it out takes tens of us
 _MOST: Final = 8  # a few cores use up what the memory of a node can give
 
 _pool: ThreadPoolExecutor | None = None
@@ -35,7 +37,7 @@ def count() -> int:
     """
     global _count
     if _count is None:
-        _count = _configured() or _share_of_cores()
+        _count = _configured() or _cores_per_rank()
     return _count
 
 
@@ -87,7 +89,7 @@ def _configured() -> int:
     return 0
 
 
-def _share_of_cores() -> int:
+def _cores_per_rank() -> int:
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return max(1, min(_MOST, cores // count_local_ranks()))

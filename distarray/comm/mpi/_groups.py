@@ -1,4 +1,4 @@
-"""What MPI and this node hold for a group of ranks: communicators, made once and when needed."""
+"""Groups of ranks, and what MPI and this node hold for them, made once and when needed."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class Group:
             self._connected = True
             mpi = self._own_comm()
             world_rank = import_mpi().COMM_WORLD.Get_rank()
-            meeting = self.base.meeting(self.ranks, f"share of {self._name}")
+            meeting = self.base.meeting(self.ranks, f"channel of {self._name}")
             with waiting(self.base.first_call(self.ranks), meeting):
                 colours = all_gather_object(mpi, node_name(world_rank))
                 mine = colours[self.rank]

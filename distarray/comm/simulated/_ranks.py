@@ -2,7 +2,7 @@
 
 Every collective is one round of a group: each rank puts down what it brings and a line that says
 what it is doing, and takes what it needs once all have come. So a program whose ranks disagree
-fails in the round where they do, on all of them, and one whose ranks wait for each other in vain
+fails in the round where they do, on all of them, and one whose ranks wait for each other for ever
 is ended with a report of who waits where.
 """
 

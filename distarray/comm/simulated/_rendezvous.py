@@ -1,4 +1,4 @@
-"""How simulated ranks meet: rounds that all ranks of a group join, and messages between two."""
+"""Rendezvous of simulated ranks: rounds that all of a group join, and messages between two."""
 
 from __future__ import annotations
 
