@@ -64,8 +64,7 @@ class StoredArray:
             elif item is None:
                 rest.append(None)
             else:
-                ends = item.start, item.start + (item.number - 1) * item.step
-                box.append((min(ends), max(ends) + 1) if item.number else (0, 0))
+                box.append((min(item[0], item[-1]), max(item[0], item[-1]) + 1) if item else (0, 0))
                 rest.append(slice(None, None, item.step))
         values = np.empty(boxes.shape(tuple(box)), self.dtype)
         if values.size:

@@ -170,7 +170,7 @@ from distarray.ops._joining import concat, repeat, roll, stack, tile, unstack
 from distarray.ops._joining import concat as concatenate
 from distarray.ops._ranges import arange, eye, linspace
 from distarray.ops._reductions import all, amax, amin, any, count_nonzero, max, min, prod, sum
-from distarray.ops._reshape import reshape
+from distarray.ops._reshape import flatten, ravel, reshape
 from distarray.ops._scans import cumprod, cumsum, cumulative_prod, cumulative_sum, diff
 from distarray.ops._searching import argmax, argmin
 from distarray.ops._selection import checked_key as checked_key
@@ -179,12 +179,10 @@ from distarray.ops._shape import (
     broadcast_arrays,
     broadcast_to,
     expand_dims,
-    flatten,
     flip,
     matrix_transpose,
     moveaxis,
     permute_dims,
-    ravel,
     squeeze,
     swapaxes,
     transpose,

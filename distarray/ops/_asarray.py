@@ -8,9 +8,9 @@ from typing import Any
 from distarray.comm import _backend, _memory
 from distarray.core import (
     BaseArray,
+    cast,
     checked_device,
     converted,
-    move,
     permit,
     plain_source,
     read_box,
@@ -147,16 +147,8 @@ def _converted(
             f"asarray of an array of {x.dtype}, {layout}, as {kind}, {target} with copy=False; "
             "leave copy out"
         )
-    block = x._local
-    if kind != x.dtype:
-        if layout.has_partial:  # the values are the reduced ones
-            block, layout = (
-                move("asarray", block, layout, layout.without_partial()),
-                layout.without_partial(),
-            )
-        mesh, plain = layout.mesh, block
-        block = converted(mesh, "asarray", x.dtype, kind, lambda: plain.astype(kind))
-    return x._new(_moved(block, layout, target), target)
+    x = cast("asarray", x, kind)
+    return x._new(_moved(x._local, x._layout, target), target)
 
 
 def _moved(block: Buffer, layout: Layout, target: Layout) -> Buffer:

@@ -34,7 +34,6 @@ from distarray.core import (
     numeric,
     register,
     remember,
-    replicated,
     run,
     state,
     step_for,
@@ -161,26 +160,15 @@ def _call(op: Op, *operands: Any, out: Any = None, **options: Any) -> Any:
             f"{op.name} with a distributed operand takes a DistArray as out=, got "
             f"{type(target).__name__}; to fill a plain array, gather first: x.full_array()"
         )
-    known = [x if hasattr(x, "dtype") else np.asarray(x) for x in operands]
-    distributed = [x._layout for x in (target, *known) if isinstance(x, BaseArray)]
-    layouts = [
-        x._layout if isinstance(x, BaseArray) else replicated(distributed[0].mesh, x.shape)
-        for x in known
-    ]
-    call = Call(layouts, [x.dtype for x in known], static)
-    spec: Any = op.spec(op, call)
-    sizes = {
-        letter: size
-        for letters, shape in zip(spec.inputs, call.shapes, strict=True)
-        for letter, size in zip(letters, shape, strict=True)
-    }
-    shape, dtype = tuple(sizes[x] for x in spec.output), op.dtypes(op, call)[0]
     check_writable(op.name, target)
-    check_fits(op.name, target, shape, dtype)
-    if any(isinstance(x, BaseArray) for x in operands):
-        result = run(op, operands, static)
-    else:
+    if not any(isinstance(x, BaseArray) for x in operands):
         result = op.local(*operands, *([] if static is None else [static]))
+        check_fits(op.name, target, result.shape, result.dtype)
+    else:
+        known = [x if hasattr(x, "dtype") else np.asarray(x) for x in operands]
+        step = step_for(op, known, static)
+        check_fits(op.name, target, step.output.shape, step.result)
+        result = run(op, known, static)
     setitem(target, (...,), result)
     return target
 

@@ -47,12 +47,6 @@ def carry(
     )
 
 
-def transposed(layout: Layout, axes: Sequence[int]) -> Layout:
-    """Return the layout whose axis i is axis `axes[i]` of another."""
-    shape = tuple(layout.shape[axis] for axis in axes)
-    return carry(layout, shape, {axis: i for i, axis in enumerate(axes)})
-
-
 def whole_along(layout: Layout, axes: Sequence[int]) -> Layout:
     """Return the layout in which none of some axes is cut: their mesh axes replicate."""
     cutting = {m for axis in axes for m in layout.sharding_axes(axis)}

@@ -31,9 +31,9 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, dimmap
-from distarray.ops._blocks import empty_block, separate
-from distarray.ops._relabel import transposed
+from distarray.ops._blocks import separate
 from distarray.ops._routes import Route, route
+from distarray.ops._shape import transpose
 from distarray.typing import Buffer
 
 
@@ -145,7 +145,7 @@ def reshape(
     checked("reshape", x)
     copy = None if copy is None else checked_flag("reshape", "copy", copy)
     if checked_order("reshape", order, "CF") == "F":
-        return _column_major(x, shape, copy)
+        return transpose(reshape(transpose(x), _asked(shape)[::-1], copy=copy))
     asked = _asked(shape)
     step = step_of(_reshape, x, asked)
     program: Any = step.spec
@@ -171,6 +171,18 @@ def reshape(
     elif copy or (copy is None and not program.fits(x._local)):
         block = separate(block, x._local)
     return x._new(block, program.output)
+
+
+@register
+def ravel(x: Any, /, order: str = "C") -> Any:
+    """Return the items in row-major order as one axis; see `reshape`."""
+    return reshape(checked("ravel", x), (-1,), order)
+
+
+@register
+def flatten(x: Any, /, order: str = "C") -> Any:
+    """Return a copy of the items in row-major order as one axis; see `reshape`."""
+    return reshape(checked("flatten", x), (-1,), order, copy=True)
 
 
 def reshaped(x: Any, shape: Sequence[int]) -> Any:
@@ -200,18 +212,6 @@ def _asked(shape: Any) -> tuple[int, ...]:
         raise ArgumentTypeError(
             f"shape {shown(shape)} is not an integer or a sequence of integers; pass e.g. (512, -1)"
         ) from None
-
-
-def _column_major(x: Any, shape: int | Sequence[int], copy: bool | None) -> Any:
-    """Reshape in column-major order: the transpose of the row-major reshape of the transpose."""
-    return _turned(reshape(_turned(x), _asked(shape)[::-1], copy=copy))
-
-
-def _turned(x: Any) -> Any:
-    after = transposed(x._layout, tuple(reversed(range(x._layout.ndim))))
-    if after.mesh.coordinate is None:
-        return x._new(empty_block(after, x.dtype), after)
-    return x._new(x._local.transpose(), after)
 
 
 def _shares(block: Buffer, result: Buffer) -> bool:

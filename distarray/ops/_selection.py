@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -31,15 +31,7 @@ SPREAD_ITEMS = 8 * 1024 * 1024
 being copied to every process (64 MiB of float64)."""
 
 
-class Steps(NamedTuple):
-    """A slice of an axis, as the first item, the distance of items and their number."""
-
-    start: int
-    step: int
-    number: int
-
-
-Item: TypeAlias = "int | Steps | None"
+Item: TypeAlias = "int | range | None"
 """What becomes of an axis: one item, some items, or (None) a new axis."""
 
 Key: TypeAlias = tuple[Any, ...]
@@ -121,22 +113,24 @@ def select(layout: Layout, entries: Key) -> Selection:
                 key.append(item)
                 continue
             taken.append(len(shape))
-            item = Steps(item, 1, 1)
-        assert type(item) is Steps
+            item = range(item, item + 1)
+        assert type(item) is range
         axes[axis] = len(shape)
-        if item == (0, 1, layout.shape[axis]):
+        if item == range(layout.shape[axis]):
             key.append(slice(None))
         elif not cut:
-            key.append(as_slice(item))
+            key.append(_slice(item))
         else:
             if item.step < 0:
                 flipped.append(len(shape))
-                item = Steps(item.start + (item.number - 1) * item.step, -item.step, item.number)
+                item = item[::-1]
             offsets[len(shape)] = tuple(
                 _before(item, bound) for bound in layout.partition(axis).offsets
             )
-            key.append(slice(0, 0) if box is None else _local(item, *box[axis]))
-        shape.append(item.number)
+            start, stop = (0, 0) if box is None else box[axis]
+            own = item[_before(item, start) : _before(item, stop)]
+            key.append(slice(own[0] - start, own.stop - start, own.step) if own else slice(0, 0))
+        shape.append(len(item))
     if not shape:
         key.append(Ellipsis)  # so that the block is an array, not a scalar
     kept = carry(layout, tuple(shape), axes, offsets)
@@ -217,11 +211,10 @@ def checked_key(key: Any) -> Key:
 
 
 def _told(item: Item) -> str:
-    if isinstance(item, Steps):
-        stop = item.start + item.number * item.step
-        shown = stop if stop >= 0 else ""  # which would count from the end
-        return f"{item.start}:{shown}" + ("" if item.step == 1 else f":{item.step}")
-    return str(item)
+    if not isinstance(item, range):
+        return str(item)
+    shown = item.stop if item.stop >= 0 else ""  # which would count from the end
+    return f"{item.start}:{shown}" + ("" if item.step == 1 else f":{item.step}")
 
 
 def _entry(key: Any) -> Any:
@@ -310,10 +303,10 @@ def _item(entry: Any, axis: int, size: int) -> Item:
     if entry[2] == 0:
         raise IndexingError(f"a slice of axis {axis} has step 0; steps are positive or negative")
     chosen = range(*slice(*entry).indices(size))
-    count = len(chosen)
+    start, count = chosen.start, len(chosen)
     if count <= 1:  # where nothing is skipped or reversed, the step says nothing
-        return Steps(chosen.start if count else 0, 1, count)
-    return Steps(chosen.start, chosen.step, count)
+        return range(start, start + 1) if count else range(0)
+    return range(start, start + count * chosen.step, chosen.step)
 
 
 def _shown(key: Key) -> str:
@@ -321,24 +314,14 @@ def _shown(key: Key) -> str:
     return f"[{', '.join(map(str, shown))}]"
 
 
-def as_slice(item: Steps) -> slice:
+def _slice(item: range) -> slice:
     """Return the slice that selects these items."""
-    stop = item.start + item.number * item.step
-    return slice(item.start, stop if stop >= 0 else None, item.step)
+    return slice(item.start, item.stop if item.stop >= 0 else None, item.step)
 
 
-def _before(item: Steps, bound: int) -> int:
+def _before(item: range, bound: int) -> int:
     """Return how many of the items (with a positive step) lie before a global index."""
-    return min(max(-(-(bound - item.start) // item.step), 0), item.number)
-
-
-def _local(item: Steps, start: int, stop: int) -> slice:
-    """Return the slice of a block (start, stop) that holds those of the items that it has."""
-    first, last = _before(item, start), _before(item, stop)
-    if first == last:
-        return slice(0, 0)
-    begin = item.start + first * item.step - start
-    return slice(begin, begin + (last - first - 1) * item.step + 1, item.step)
+    return len(range(item.start, min(bound, item.stop), item.step))
 
 
 def _free(layout: Layout, taken: Sequence[int]) -> Layout:

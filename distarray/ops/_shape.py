@@ -29,7 +29,6 @@ from distarray.errors import ArgumentTypeError, AxisError, ShapeError
 from distarray.layout import DimMap, Layout, dimmap
 from distarray.ops._blocks import copied
 from distarray.ops._creation import checked_shape
-from distarray.ops._reshape import reshape
 from distarray.ops._selection import flipped
 from distarray.typing import Axes, Buffer, Shape
 
@@ -251,21 +250,6 @@ def broadcast_arrays(*arrays: Any) -> tuple[Any, ...]:
             "equal or 1"
         ) from None
     return tuple(broadcast_to(x, shape) for x in arrays)
-
-
-# --- one axis in flat order ----------------------------------------------------------------------
-
-
-@register
-def ravel(x: Any, /, order: str = "C") -> Any:
-    """Return the items in row-major order as one axis; see `reshape`."""
-    return reshape(checked("ravel", x), (-1,), order)
-
-
-@register
-def flatten(x: Any, /, order: str = "C") -> Any:
-    """Return a copy of the items in row-major order as one axis; see `reshape`."""
-    return reshape(checked("flatten", x), (-1,), order, copy=True)
 
 
 # --- the order of the items ----------------------------------------------------------------------

@@ -23,7 +23,7 @@ from distarray.errors import (
 )
 from distarray.layout import Partial, Replicate, Shard
 from distarray.ops import _shape as shaping
-from distarray.ops._reshape import reshape
+from distarray.ops import flatten, ravel, reshape
 from distarray.ops._routes import TOLERATED, largest_block
 from tests.array.strategies import Case, agrees, cases, on_ranks
 
@@ -188,7 +188,7 @@ def test_reshape_copy_decides_whether_memory_is_shared() -> None:
             with pytest.raises(ArgumentError, match="copy=False"):
                 reshape(x[:, 1:3], 16, copy=False)
         assert log.count() == 0
-        assert not np.shares_memory(shaping.flatten(x).to_local(), x.to_local())
+        assert not np.shares_memory(flatten(x).to_local(), x.to_local())
 
     on_ranks(program)
 
@@ -305,7 +305,7 @@ def test_flip_and_triangles_agree_with_numpy(data: st.DataObject) -> None:
 def test_flat_order_agrees_with_numpy(case: Case) -> None:
     def program() -> None:
         x = case.build()
-        agrees(shaping.ravel(x), case.value.ravel())
+        agrees(ravel(x), case.value.ravel())
         agrees(x.flatten(), case.value.flatten())
         agrees(np.ravel(x, "F"), case.value.ravel("F"))
 
