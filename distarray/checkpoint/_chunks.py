@@ -238,11 +238,6 @@ class Reader:
         ----------
         target
             Of any strides, with items of the size of the entry's.
-
-        Raises
-        ------
-        CheckpointError
-            A file is missing or damaged. Some values may have been filled in.
         """
         for chunk in entry.chunks:
             common = boxes.intersect(chunk.box, box)

@@ -165,14 +165,7 @@ def latest(path: str | os.PathLike[str]) -> int | None:
 
 
 def check_newest(path: str, step: int | None, remove_later: bool) -> None:
-    """Raise where a load would not take what is about to be saved, but what is there already.
-
-    Raises
-    ------
-    ArgumentError
-        The directory has checkpoints of larger steps, those of another run probably; or one saved
-        without a step beside those of steps.
-    """
+    """Raise where a load would not take what is about to be saved, but what is there already."""
     there = steps(path)
     if step is None:
         if there:

@@ -193,14 +193,7 @@ class LoadPlan:
         return any(is_array(self._nodes[one]) for one in names if one in self._nodes)
 
     def check(self, strict: bool) -> tuple[list[str], list[str]]:
-        """Return which names the checkpoint lacks, and which of its names the template lacks.
-
-        Raises
-        ------
-        StateDictError
-            The template does not fit, which is told before anything is changed: names are missing
-            or unexpected (with ``strict``), or shapes, dtypes or memory do not fit.
-        """
+        """Return which names the checkpoint lacks, and which the template; raise if it misfits."""
         for target in self.targets:
             _ = target.entry.chunks  # which raises where the manifest is damaged
         missing = self._missing

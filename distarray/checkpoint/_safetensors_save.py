@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -28,7 +29,8 @@ from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.layout import box as boxes
 from distarray.typing import Box
 
-_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "": 1}
+_SIZE = re.compile(r"(\d+\.?\d*(?:E\d\d?)?) *(|KB|MB|GB|TB)")
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def save_safetensors(
@@ -302,17 +304,10 @@ def _check_metadata(metadata: object) -> dict[str, str]:
 def _parse_size(size: int | str | None) -> int:
     if size is None:
         return 0
+    found: Any = size
     if isinstance(size, str):
-        number, unit = size.strip().upper(), ""
-        for known in ("KB", "MB", "GB", "TB"):
-            if number.endswith(known):
-                number, unit = number[:-2], known
-        try:
-            found = int(float(number) * _UNITS[unit])
-        except (ValueError, OverflowError):  # no number, or an infinite one
-            found = 0
-    else:
-        found = size
+        match = _SIZE.fullmatch(size.strip().upper())
+        found = int(float(match[1]) * _UNITS[match[2]]) if match else 0
     if isinstance(found, bool) or not isinstance(found, int) or found < 1:
         raise ArgumentError(
             f"max_shard_size={size!r}: must be bytes, or text such as '5GB', or None"

@@ -20,13 +20,6 @@ class InputAxis:
 
 
 @dataclass(frozen=True, slots=True)
-class Reversed:
-    """Axis `axis` of the input, from its end to its start."""
-
-    axis: int
-
-
-@dataclass(frozen=True, slots=True)
 class Flatten:
     """Several input axes as one, in row-major order."""
 
@@ -55,7 +48,7 @@ class Singleton:
     """A new axis of length 1."""
 
 
-AxisSource: TypeAlias = InputAxis | Reversed | Flatten | Split | Broadcast | Singleton
+AxisSource: TypeAlias = InputAxis | Flatten | Split | Broadcast | Singleton
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +98,10 @@ class DimMap:
         found.extend(Group(axes, tuple(outs)) for (axes, _), outs in outputs.items())
         return tuple(sorted(found, key=lambda group: group.outputs))
 
-    @property
-    def reversed_axes(self) -> tuple[tuple[int, int], ...]:
-        """Return pairs of the input and the output axis that run in opposite directions."""
-        return tuple(
-            (source.axis, out)
-            for out, source in enumerate(self.axes)
-            if isinstance(source, Reversed)
-        )
-
     def _length(self, source: AxisSource) -> int:
         """Return the length of an output axis."""
         match source:
-            case InputAxis(axis) | Reversed(axis):
+            case InputAxis(axis):
                 return self.in_shape[axis]
             case Flatten(axes):
                 return prod(self.in_shape[axis] for axis in axes)
@@ -208,14 +192,6 @@ def expand_dims(shape: Shape, axes: int | Sequence[int]) -> DimMap:
     rest = iter(range(len(shape)))
     return DimMap(
         shape, tuple(Singleton() if out in new else InputAxis(next(rest)) for out in range(ndim))
-    )
-
-
-def flip(shape: Shape, axes: int | Sequence[int] | None = None) -> DimMap:
-    """Return the map that reverses axes: those named, by default all."""
-    turned = range(len(shape)) if axes is None else checked_axes(axes, len(shape))
-    return DimMap(
-        shape, tuple(Reversed(i) if i in turned else InputAxis(i) for i in range(len(shape)))
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from math import prod
 from typing import Any, Final, NoReturn, cast, final
@@ -22,11 +23,8 @@ _interned: WeakValueDictionary[object, Layout] = WeakValueDictionary()
 _lock = threading.RLock()
 
 
-class _Keep:
-    """The default of `Layout.replace`: None has a meaning of its own there."""
-
-
-_KEEP: Final[Any] = _Keep()
+_KEEP: Final[Any] = object()
+"""The default of `Layout.replace`: None has a meaning of its own there."""
 
 
 @final
@@ -284,13 +282,8 @@ class Layout:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (
-            self.mesh,
-            self.placements,
-            self.shape,
-            self.shard_order,
-            self.boundaries,
-        )
+        make = partial(Layout, shard_order=self.shard_order, boundaries=self.boundaries)
+        return make, (self.mesh, self.placements, self.shape)
 
     def __repr__(self) -> str:
         order = f", shard_order={self.shard_order}" if self.shard_order else ""
@@ -347,14 +340,3 @@ def _build(parts: Description) -> Layout:
     for lazy in ("_abstract", "_own_box", "_own_shape", "_fingerprint"):
         put(made, lazy, None)
     return made
-
-
-def _restore(
-    mesh: Mesh,
-    placements: tuple[Placement, ...],
-    shape: Shape,
-    shard_order: tuple[int, ...] | None,
-    boundaries: dict[int, tuple[int, ...]] | None,
-) -> Layout:
-    """Rebuild a layout from its pickle."""
-    return Layout(mesh, placements, shape, shard_order=shard_order, boundaries=boundaries)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Any, NoReturn, SupportsIndex, final
@@ -269,7 +270,7 @@ class AbstractMesh(Mesh):
     __iter__ = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.shape, self.axis_names, self.flat_ranks)
+        return partial(AbstractMesh, ranks=self.flat_ranks), (self.shape, self.axis_names)
 
     def __repr__(self) -> str:
         ranks = self.flat_ranks
@@ -278,11 +279,6 @@ class AbstractMesh(Mesh):
 
     def __str__(self) -> str:
         return f"[{self._described()}]"
-
-
-def _restore(shape: Shape, axis_names: tuple[str, ...], ranks: Sequence[int]) -> AbstractMesh:
-    """Rebuild a mesh from its pickle."""
-    return AbstractMesh(shape, axis_names, ranks=ranks)
 
 
 def mesh_description(

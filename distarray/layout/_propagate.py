@@ -55,8 +55,6 @@ def propagate(dimmap: DimMap, layout: Layout) -> tuple[Layout, Layout]:
     work = _Propagation(dimmap, layout)
     for group in dimmap.groups:
         work.pass_group(group)
-    for source, out in dimmap.reversed_axes:
-        work.pass_reversed(source, out)
     work.drop_vanished_axes()
     return work.required(), work.result()
 
@@ -143,14 +141,6 @@ class _Propagation:
                 self.outs[out] = axis
         else:
             self._recut(group, mesh_axes, sizes)
-
-    def pass_reversed(self, source: int, out: int) -> None:
-        """Carry over an axis that changes direction: it must be whole on every rank."""
-        self.passed.add(source)
-        if self.layout.partition(source).count == 1:
-            self._adopt(source, out)
-        else:
-            self._relocate((source,), self.ins[source].cuts)
 
     def drop_vanished_axes(self) -> None:
         """See to axes of length 1 that vanish or are repeated: nothing may shard them."""
