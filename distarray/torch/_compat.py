@@ -6,7 +6,6 @@ said of versions is where a name came in, as far as torch's own history tells.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final, TypeVar
@@ -249,9 +248,8 @@ def leaves_of(value: Any) -> list[Any]:
 # --- torch.compile -------------------------------------------------------------------------------
 
 
-def compiler_is_imported() -> bool:
-    """Tell whether anything may have been compiled. Since 2.0; torch imports it with first use."""
-    return "torch._dynamo" in sys.modules
+COMPILER: Final = "torch._dynamo"
+"""The module without which nothing is compiled; torch imports it with its first use. Since 2.0."""
 
 
 def mark_untraced(function: F) -> F:

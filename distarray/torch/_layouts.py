@@ -44,6 +44,25 @@ class Placed(NamedTuple):
     units: tuple[int, ...] = ()
 
 
+class Lost(NamedTuple):
+    """What a tensor comes of, in which it is not known how it is cut.
+
+    Attributes
+    ----------
+    layout
+        Of a tensor that it was computed from.
+    function
+        The name of a function that worked along cut axes of that one, and saw this rank's shard
+        of them only; "" where there was none.
+    axes
+        Which axes these were.
+    """
+
+    layout: Layout
+    function: str = ""
+    axes: frozenset[int] = frozenset()
+
+
 class Beside(Generic[T]):
     """A dictionary with tensors as keys, by identity, that does not keep them alive."""
 
@@ -72,11 +91,6 @@ class Beside(Generic[T]):
 
         self._found[key] = (weakref.ref(tensor, forget), value)
 
-    def discard(self, tensor: torch.Tensor) -> None:
-        """Forget what stands beside a tensor."""
-        if self.get(tensor) is not None:
-            del self._found[id(tensor)]
-
     @classmethod
     @contextmanager
     def unreferenced(cls, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
@@ -99,7 +113,7 @@ class Beside(Generic[T]):
         return [(t, value) for reference, value in entries if (t := reference()) is not None]
 
 
-_beside: Beside[Placed] = Beside()
+_beside: Beside[Placed | Lost] = Beside()
 
 watched: ContextVar[Callable[[torch.Tensor], None] | None] = ContextVar(
     "what hears of every tensor that is placed", default=None
@@ -111,9 +125,9 @@ def placed_of(tensor: torch.Tensor) -> Placed | None:
 
     A gradient is placed as its parameter.
     """
-    if _beside.get(tensor) is None and not tensor.requires_grad:
+    if not is_placed(tensor) and not tensor.requires_grad:
         simulated = simulated_world()
-        for parameter, placed in _beside.tensors():
+        for parameter, placed in all_placed():
             if simulated and getattr(placed.layout.mesh, "rank", None) != simulated.rank:
                 continue  # of another thread, which may be changing the gradient
             if parameter.is_leaf and parameter.grad is tensor:
@@ -196,19 +210,30 @@ def place_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def own_placed(tensor: torch.Tensor) -> Placed | None:
     """Return how a tensor itself is placed; None where nothing is known, also for a gradient."""
     found = _beside.get(tensor)
-    if found is not None and tuple(tensor.shape) != found.layout.local_shape():
-        return None  # it has been resized since
+    if type(found) is not Placed or tuple(tensor.shape) != found.layout.local_shape():
+        return None  # it may have been resized since
     return found
+
+
+def lost_of(tensor: torch.Tensor) -> Lost | None:
+    """Return what a tensor comes of, in which the cut is lost; None where there is nothing."""
+    found = _beside.get(tensor)
+    return found if type(found) is Lost else None
 
 
 def is_placed(tensor: torch.Tensor) -> bool:
     """Tell whether it is known how a tensor itself is placed."""
+    return type(_beside.get(tensor)) is Placed
+
+
+def is_known(tensor: torch.Tensor) -> bool:
+    """Tell whether anything is known of a tensor."""
     return _beside.get(tensor) is not None
 
 
 def all_placed() -> list[tuple[torch.Tensor, Placed]]:
     """Return all tensors of which it is known how they are placed."""
-    return _beside.tensors()
+    return [(tensor, found) for tensor, found in _beside.tensors() if type(found) is Placed]
 
 
 def place(
@@ -226,9 +251,9 @@ def place(
         watcher(tensor)
 
 
-def displace(tensor: torch.Tensor) -> None:
-    """Forget how a tensor is placed."""
-    _beside.discard(tensor)
+def lose(tensor: torch.Tensor, lost: Lost) -> None:
+    """Say what a tensor comes of, in which the cut is lost."""
+    _beside.set(tensor, lost)
 
 
 @untraced

@@ -64,40 +64,21 @@ _OF_A_TENSOR = Purpose(0, "of a tensor")  # where there is nothing more to agree
 
 
 class _Move(torch.autograd.Function):
-    """Run one route; the gradient runs the other."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, tensor: torch.Tensor, there: Route, back: Route, origin: Origin | None
-    ) -> torch.Tensor:
-        ctx.routes = back, there, _reversed(origin)
-        return _run(tensor, there, ctx.needs_input_grad[0], origin)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
-        return _Move.apply(gradient, *ctx.routes), None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: torch.Tensor, *_: None) -> torch.Tensor:  # type: ignore[override]
-        back, there, origin = ctx.routes
-        result: torch.Tensor = _Move.apply(tangent, there, back, _reversed(origin))
-        return result
-
-
-class _Arrival(torch.autograd.Function):
-    """Take the result of a move that ran in the background."""
+    """Run one route, or wait for one that runs in the background; the gradient runs the other."""
 
     @staticmethod
     def forward(
         ctx: Any,
         tensor: torch.Tensor,
-        handle: Handle,
         there: Route,
         back: Route,
         origin: Origin | None,
+        handle: Handle | None = None,
     ) -> torch.Tensor:
         ctx.routes = back, there, _reversed(origin)
-        return _arrived(handle.wait(), tensor, there)
+        if handle is not None:
+            return _arrived(handle.wait(), tensor, there)
+        return _run(tensor, there, ctx.needs_input_grad[0], origin)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
@@ -153,8 +134,8 @@ class PendingTensor:
                 if self._is_still:
                     self._result = moved(self._tensor, there, back)
                 else:
-                    self._result = _Arrival.apply(
-                        self._tensor, self._handle, there, back, self._origin
+                    self._result = _Move.apply(
+                        self._tensor, there, back, self._origin, self._handle
                     )
                     place(self._result, there.dst)
             if version(self._tensor) != self._version:

@@ -5,6 +5,7 @@ torch.compile leaves them alone, torch.func is refused, and modes that follow la
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -14,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from distarray.errors import ArgumentError
 from distarray.torch import _compat
-from distarray.torch._compat import is_transforming
+from distarray.torch._compat import COMPILER, is_transforming
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -93,7 +94,7 @@ def untraced(function: F) -> F:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal apart
-        if apart is None and _compat.compiler_is_imported():
+        if apart is None and COMPILER in sys.modules:
             apart = torch.compiler.disable(function)
         if not _compat.function_mode_depth():
             return (apart or function)(*args, **kwargs)

@@ -92,6 +92,7 @@ def torn_among(placed: Placed) -> int:
     return next((size for size in sizes if size > 1), 1)
 
 
+@lru_cache(maxsize=4096)
 def is_sharded(layout: Layout) -> bool:
     """Tell whether ranks hold different blocks."""
     return any(

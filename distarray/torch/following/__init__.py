@@ -1,17 +1,15 @@
 """Layouts followed through torch functions: one mode, and the rules that it applies."""
 
 from distarray.torch.following._axes import cut_axes
-from distarray.torch.following._known import Lost, known_layout, lost_of, relabelled, tensors_in
+from distarray.torch.following._known import known_layout, relabelled, tensors_in
 from distarray.torch.following._mode import Following, check_layouts
 from distarray.torch.following._recompute import watch_checkpoints
 
 __all__ = [
     "Following",
-    "Lost",
     "check_layouts",
     "cut_axes",
     "known_layout",
-    "lost_of",
     "relabelled",
     "tensors_in",
     "watch_checkpoints",

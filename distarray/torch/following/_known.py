@@ -9,32 +9,10 @@ from typing import Any, NamedTuple
 import torch
 
 from distarray.layout import Layout, Shard
-from distarray.torch._layouts import Beside, Placed, is_placed, own_placed
+from distarray.torch._layouts import Beside, Lost, Placed, lost_of, own_placed
 from distarray.torch._shards import is_sharded
 from distarray.torch.following._axes import Axes
 
-
-class Lost(NamedTuple):
-    """What a tensor comes of, in which it is not known how it is cut.
-
-    Attributes
-    ----------
-    layout
-        Of a tensor that it was computed from.
-    function
-        The name of a function that worked along cut axes of that one, and saw this rank's shard
-        of them only; "" where there was none.
-    axes
-        Which axes these were.
-    """
-
-    layout: Layout
-    function: str = ""
-    axes: frozenset[int] = frozenset()
-
-
-_lost: Beside[Lost] = Beside()
-"""Tensors that a rank computed from its shard, in which it is not known how they are cut."""
 _of_weights: Beside[bool] = Beside()
 """Tensors that were computed from parameters, such as conversions and masked weights."""
 
@@ -49,8 +27,7 @@ class Operand(NamedTuple):
     @classmethod
     def of(cls, x: torch.Tensor) -> Operand:
         """Return a tensor with what is known of it now."""
-        placed = own_placed(x)
-        return cls(x, placed, lost_of(x) if placed is None else None)
+        return cls(x, own_placed(x), lost_of(x))
 
     @property
     def is_cut(self) -> bool:
@@ -83,21 +60,6 @@ def known_layout(x: Any) -> Layout | None:
     """
     placed = own_placed(x) if isinstance(x, torch.Tensor) else None
     return None if placed is None or placed.parts else placed.layout
-
-
-def lost_of(x: torch.Tensor) -> Lost | None:
-    """Return what a tensor comes of, in which the cut is lost; None where there is nothing."""
-    return None if is_placed(x) else _lost.get(x)
-
-
-def is_known(x: torch.Tensor) -> bool:
-    """Tell whether anything is known of a tensor."""
-    return is_placed(x) or _lost.get(x) is not None
-
-
-def lose(x: torch.Tensor, lost: Lost) -> None:
-    """Say what a tensor comes of, in which the cut is lost."""
-    _lost.set(x, lost)
 
 
 def take_for_weight(x: torch.Tensor) -> None:

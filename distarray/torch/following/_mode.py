@@ -20,17 +20,13 @@ import torch
 from distarray.errors import LayoutError
 from distarray.layout import Layout, Shard
 from distarray.torch._compat import is_in_function_forward
-from distarray.torch._layouts import displace, is_placed, place
+from distarray.torch._layouts import Lost, is_known, is_placed, lose, lost_of, place
 from distarray.torch._opaque import Pausing, untraced, untraced_alone
 from distarray.torch._shards import is_sharded
 from distarray.torch.following._axes import PRODUCTS, cut_axes, single_axes
 from distarray.torch.following._known import (
-    Lost,
     Operand,
-    is_known,
     known_layout,
-    lose,
-    lost_of,
     relabelled,
     take_for_weight,
     tensors_in,
@@ -211,10 +207,9 @@ def _place(call: Call, result: Any, worked: Lost | None) -> None:
     for x in result if isinstance(result, tuple | list) else (result,):
         if not isinstance(x, torch.Tensor):
             continue
-        if is_placed(x):
-            if not losing or not losing.function or all(x is not one.x for one in call.operands):
-                continue
-            displace(x)  # it was changed in place
+        changed = losing and losing.function and any(x is one.x for one in call.operands)
+        if is_placed(x) and not changed:
+            continue
         axes = None
         if follows is not None:
             source, found, _ = known[0]

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from distarray.torch._compat import function_modes, wrap_checkpointed
-from distarray.torch._layouts import Placed, is_placed, own_placed, place
-from distarray.torch.following._known import lose, lost_of
+from distarray.torch._layouts import Placed, is_placed, lose, lost_of, own_placed, place
 from distarray.torch.following._mode import Following
 
 

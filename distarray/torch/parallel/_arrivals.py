@@ -9,8 +9,7 @@ import torch
 from distarray.comm import DeviceMesh
 from distarray.errors import LayoutError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
-from distarray.torch._layouts import Placed, own_placed
-from distarray.torch.following import Lost, lost_of
+from distarray.torch._layouts import Lost, Placed, lost_of, own_placed
 
 Placements = tuple[Placement, ...]
 

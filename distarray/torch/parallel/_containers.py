@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,7 +58,8 @@ def mapped(value: Any, given: Any, wanted: Any, where: str, function: Apply) -> 
             parts[key] = mapped(part, given.get(key), wanted.get(key), at, function)
         else:
             parts[key] = mapped(part, given[key], wanted[key], at, function)
-    return _rebuilt(value, parts)
+    changed = {key: part for key, part in parts.items() if part is not names[key]}
+    return _rebuilt(value, parts, changed) if changed else value
 
 
 def check_alike(given: Any, wanted: Any, names: tuple[str, str], where: str = "") -> None:
@@ -165,11 +166,8 @@ def _form(layout: Any) -> Any:
     return len(layout)
 
 
-def _rebuilt(value: Any, parts: Mapping[Any, Any]) -> Any:
-    """Return a container of the same kind with other parts; it may be the same, with the same."""
-    changed = dict(_changes(value, parts))
-    if not changed:
-        return value
+def _rebuilt(value: Any, parts: Mapping[Any, Any], changed: Mapping[Any, Any]) -> Any:
+    """Return a container of the same kind with other parts, some of which have changed."""
     if isinstance(value, tuple):
         items = list(parts.values())
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
@@ -180,14 +178,3 @@ def _rebuilt(value: Any, parts: Mapping[Any, Any]) -> Any:
         else:
             object.__setattr__(result, key, part)  # also where the dataclass is frozen
     return result
-
-
-def _changes(value: Any, parts: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
-    named = isinstance(value, tuple) and any(isinstance(key, str) for key in parts)
-    for key, part in parts.items():
-        if isinstance(value, Mapping | list) or (isinstance(value, tuple) and not named):
-            before = value[key]
-        else:
-            before = getattr(value, key)
-        if before is not part:
-            yield key, part

@@ -20,13 +20,12 @@ from torch import nn
 
 from distarray.errors import DistArrayError, LayoutError
 from distarray.torch._compat import function_mode_depth, function_modes, parameters_of
+from distarray.torch._layouts import lost_of
 from distarray.torch._modules import check_own, locate, state_of
 from distarray.torch._opaque import paused, resumed, untraced, untraced_itself
 from distarray.torch._routes import moving_for
-from distarray.torch.following import Following, lost_of, tensors_in
+from distarray.torch.following import Following, tensors_in
 from distarray.torch.parallel._arrivals import check_summed, is_cut_short
-
-Values = Mapping[str, "torch.Tensor | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +37,15 @@ class Wrapping:
     forward
         What stood in the place of the class's ``forward`` before; None if nothing did.
     inputs, outputs
-        Functions of the module and what goes in or comes out, in the order in which they run.
+        ``function(module, args, kwargs)``, which returns both anew, and
+        ``function(module, output)``; in the order in which they run.
     values
-        Functions of the module that give the parameters which ``forward`` finds.
+        ``function(module)``: parameters by name, and what ``forward`` finds there instead. They are
+        called after those of the inputs; those of the outputs find the parameters again.
     arounds
-        Functions that run in the place of ``forward``, and may call it; the last is outermost.
+        ``function(module, forward, *args, **kwargs)``, in the place of ``forward``; the last is
+        outermost. What a call has to remember till its end lives in the call, so that errors and
+        calls within calls leave nothing behind.
     follows
         Whether layouts are followed through ``forward``.
     """
@@ -55,41 +58,15 @@ class Wrapping:
     follows: bool = False
 
 
-def on_input(
-    module: nn.Module, function: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
-) -> None:
-    """Call ``function(module, args, kwargs)`` before forward; it returns new args and kwargs."""
-    wrapping = wrapping_of(module)
-    _install(module, replace(wrapping, inputs=(*wrapping.inputs, function)))
+def extend(module: nn.Module, **functions: Callable[..., Any]) -> None:
+    """Let a module's calls pass through further functions, by the names that `Wrapping` has.
 
-
-def on_output(module: nn.Module, function: Callable[[nn.Module, Any], Any]) -> None:
-    """Call ``function(module, output)`` after forward; it returns the new output."""
-    wrapping = wrapping_of(module)
-    _install(module, replace(wrapping, outputs=(*wrapping.outputs, function)))
-
-
-def substitute(module: nn.Module, values: Callable[[nn.Module], Values]) -> None:
-    """Let forward see other values of the module's own parameters.
-
-    Parameters
-    ----------
-    values
-        Function of the module: parameters by name, and what ``forward`` finds there instead. It
-        is called after the functions of the input; those of the output find the parameters again.
+    Copies of the module have them, too. With none, `layout_of` will know the parameters of copies
+    of the module, once they have run.
     """
     wrapping = wrapping_of(module)
-    _install(module, replace(wrapping, values=(*wrapping.values, values)))
-
-
-def around(module: nn.Module, function: Callable[..., Any]) -> None:
-    """Run ``function(module, forward, *args, **kwargs)`` in the place of forward.
-
-    For what one call has to remember between its beginning and its end: it lives in the call, so
-    that errors and calls within calls leave nothing behind. Copies of the module have it too.
-    """
-    wrapping = wrapping_of(module)
-    _install(module, replace(wrapping, arounds=(*wrapping.arounds, function)))
+    more = {kind: (*getattr(wrapping, kind), function) for kind, function in functions.items()}
+    _install(module, replace(wrapping, **more))
 
 
 def follow_layouts(module: nn.Module) -> None:
@@ -97,11 +74,6 @@ def follow_layouts(module: nn.Module) -> None:
     wrapping = wrapping_of(module)
     if type(module).forward is not nn.Module.forward and not wrapping.follows:
         _install(module, replace(wrapping, follows=True))
-
-
-def keep_placed(module: nn.Module) -> None:
-    """Let `layout_of` know the parameters also of copies of the module, once they have run."""
-    _install(module, wrapping_of(module))
 
 
 def wrapping_of(module: nn.Module) -> Wrapping:

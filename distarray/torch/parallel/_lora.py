@@ -21,7 +21,7 @@ from distarray.layout import Replicate, Shard
 from distarray.torch._layouts import hand_on
 from distarray.torch._modules import state_of
 from distarray.torch.parallel._colwise import ColwiseParallel
-from distarray.torch.parallel._forward_wrapper import keep_placed
+from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._gradient_sums import sum_gradients_of
 from distarray.torch.parallel._partition_rules import check_stock, map_first
 from distarray.torch.parallel._rowwise import RowwiseParallel
@@ -87,7 +87,7 @@ class LowRankParallel(ParallelStyle):
         remedy = "pass own_forward=True to the style inside if it is"
         for layer in (base, *downs, *ups):
             check_stock(layer, nn.Linear, "LowRankParallel", remedy, self.style.own_forward)
-            keep_placed(layer)
+            extend(layer)
         if isinstance(self.style, ColwiseParallel):
             self._columns(self.style, module, mesh, base, downs, ups)
         else:

@@ -18,7 +18,7 @@ from distarray.torch._modules import state_of
 from distarray.torch._opaque import untraced
 from distarray.torch.following import cut_axes, relabelled
 from distarray.torch.parallel._arrivals import find_placed
-from distarray.torch.parallel._forward_wrapper import around
+from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._gradient_sums import summing_gradients_of
 from distarray.torch.parallel._partition_rules import map_first, own_method
 from distarray.torch.parallel._style import ParallelStyle, one_axis
@@ -106,7 +106,7 @@ class SequenceParallel(ParallelStyle):
                     output = forward(*args, **kwargs)
             return _placed(output, x, layout) if isinstance(output, torch.Tensor) else output
 
-        around(module, run)
+        extend(module, arounds=run)
 
     def _merged(self, module: nn.Module, x: torch.Tensor) -> Merged | None:
         """Return how the module's statistics must be merged, or raise what is wrong."""

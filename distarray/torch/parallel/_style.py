@@ -13,7 +13,8 @@ from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, Placement, suggest_for_torch
 from distarray.torch import _modules
-from distarray.torch.parallel import _forward_wrapper, _parameters
+from distarray.torch.parallel import _parameters
+from distarray.torch.parallel._forward_wrapper import extend
 
 
 class ParallelStyle(ABC):
@@ -61,19 +62,19 @@ class ParallelStyle(ABC):
         module: nn.Module, function: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
     ) -> None:
         """Call ``function(module, args, kwargs)`` before forward; it returns both anew."""
-        _forward_wrapper.on_input(module, function)
+        extend(module, inputs=function)
 
     @staticmethod
     def on_output(module: nn.Module, function: Callable[[nn.Module, Any], Any]) -> None:
         """Call ``function(module, output)`` after forward: it returns the new output."""
-        _forward_wrapper.on_output(module, function)
+        extend(module, outputs=function)
 
     @staticmethod
     def substitute(
         module: nn.Module, values: Callable[[nn.Module], Mapping[str, torch.Tensor | None]]
     ) -> None:
         """Let forward see ``values(module)`` in the place of parameters of these names."""
-        _forward_wrapper.substitute(module, values)
+        extend(module, values=values)
 
 
 def one_axis(mesh: DeviceMesh, style: str) -> int:

@@ -16,7 +16,7 @@ from distarray.torch._compat import parameters_of
 from distarray.torch._modules import state_of
 from distarray.torch._opaque import untraced
 from distarray.torch.parallel._colwise import ColwiseParallel
-from distarray.torch.parallel._forward_wrapper import around, keep_placed
+from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._partition_rules import check_stock
 from distarray.torch.parallel._rowwise import RowwiseParallel
 from distarray.torch.parallel._style import ParallelStyle, one_axis
@@ -70,7 +70,7 @@ class TransformerLayerParallel(ParallelStyle):
                 for name in parameters_of(child):
                     if getattr(child, name) is not None:
                         self.distribute(child, name, mesh, [Replicate()])
-                keep_placed(child)
+                extend(child)
         hidden = Features.of(state_of(module.linear1).placed["weight"], mesh)
 
         @untraced
@@ -86,5 +86,5 @@ class TransformerLayerParallel(ParallelStyle):
             whole = Layout(mesh, [Replicate()], y.shape)
             return _moves.moved(y, *_moves.routes_between(whole, whole))
 
-        around(module.dropout, left_out)
+        extend(module.dropout, arounds=left_out)
         self.on_output(module, leave)

@@ -12,7 +12,8 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import LayoutError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from distarray.torch.following import Following, lost_of  # noqa: E402
+from distarray.torch._layouts import lost_of  # noqa: E402
+from distarray.torch.following import Following  # noqa: E402
 
 R, P, S = da.Replicate(), da.Partial(), da.Shard
 attention = functional.scaled_dot_product_attention

@@ -12,8 +12,8 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import LayoutError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from distarray.torch._layouts import place  # noqa: E402
-from distarray.torch.following import known_layout, lost_of  # noqa: E402
+from distarray.torch._layouts import lost_of, place  # noqa: E402
+from distarray.torch.following import known_layout  # noqa: E402
 from distarray.torch.following._axes import kept_axes  # noqa: E402
 from tests.torch.loss.word_blocks import FULL, ROWS, WORDS, block_of, is_block  # noqa: E402
 

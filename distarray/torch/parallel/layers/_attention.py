@@ -15,7 +15,7 @@ from distarray.layout import Placement, Replicate, Shard
 from distarray.torch._layouts import hand_on
 from distarray.torch._modules import check_own
 from distarray.torch._opaque import untraced
-from distarray.torch.parallel._forward_wrapper import around, keep_placed
+from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._partition_rules import check_stock
 from distarray.torch.parallel.layers._features import (
     Features,
@@ -108,9 +108,7 @@ def cut_heads(
             weights = heads.leave(weights, _R, 1)
         return y, weights if batched else weights.squeeze(0)
 
-    around(module, run)
-    # torch's own fused layers call no forward; they leave modules with hooks alone.
-    keep_placed(module)
+    extend(module, arounds=run)
 
 
 def _cut_parameters(style: Any, module: nn.MultiheadAttention, mesh: DeviceMesh) -> None:

@@ -19,7 +19,7 @@ from distarray.layout import Layout, Partial, Replicate, Shard
 from distarray.torch import _moves
 from distarray.torch._modules import state_of
 from distarray.torch._opaque import refuse_transforms, untraced
-from distarray.torch.parallel._forward_wrapper import around
+from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._partition_rules import map_arguments
 from distarray.torch.parallel.layers._features import (
     Features,
@@ -120,7 +120,7 @@ def cut_vocabulary(style: Any, module: nn.Embedding, mesh: DeviceMesh) -> None:
         full[here] = vectors
         return sum_output(full, mesh, style.output_layouts)
 
-    around(module, look_up)
+    extend(module, arounds=look_up)
 
 
 def local_padding(padding: int | None, start: int, stop: int) -> int | None:
@@ -207,7 +207,7 @@ def cut_bags(style: Any, module: nn.EmbeddingBag, mesh: DeviceMesh) -> None:
             y = y / torch.bincount(counted, minlength=count).clamp(min=1).to(y.dtype).unsqueeze(1)
         return sum_output(y, mesh, style.output_layouts)
 
-    around(module, add_up)
+    extend(module, arounds=add_up)
 
 
 def _bags(

@@ -25,7 +25,7 @@ from distarray.torch import _moves
 from distarray.torch._compat import buffers_of, check_input_dim
 from distarray.torch._opaque import untraced
 from distarray.torch._shards import placed_as
-from distarray.torch.parallel._forward_wrapper import around
+from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._parameters import distribute_buffer
 from distarray.torch.parallel._partition_rules import REMEDY, check_stock, map_arguments
 from distarray.torch.parallel.layers._features import Features
@@ -141,7 +141,7 @@ def cut_channels(
 
     style.on_input(module, gather)
     if features.own == 0:
-        around(module, _without_channels)
+        extend(module, arounds=_without_channels)
     style.on_output(module, lambda module, y: features.leave(y, target, _axis(module, y)))
 
 
