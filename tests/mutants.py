@@ -533,8 +533,8 @@ MUTANTS = (
     Mutant(
         "a bias is added once per rank",
         "torch/parallel/_rowwise.py",
-        "y = sum_output(y, mesh, target)",
-        "y = sum_output(y + module.bias if biased else y, mesh, target)",
+        "return sum_output(y, mesh, self.output_layouts, bias, cut.features)",
+        "return sum_output(y + bias if biased else y, mesh, self.output_layouts)",
         ("torch/parallel/test_linear.py",),
     ),
     Mutant(

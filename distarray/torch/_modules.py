@@ -172,7 +172,7 @@ def _check_computed(module: nn.Module, name: str) -> None:
 
 def check_described_alike(what: str, told: Sequence[Sequence[str]], mesh: DeviceMesh) -> None:
     """Raise where ranks describe their modules differently, by the first difference."""
-    for said in zip_longest(*told, fillvalue="nothing"):
+    for said in zip_longest(*told, fillvalue="nothing more"):
         if len(set(said)) > 1:
             raise MismatchError(
                 f"{what} on every rank of {mesh}: "

@@ -12,7 +12,7 @@ from distarray.torch._modules import located, place_parameters
 from distarray.torch._opaque import untraced_itself
 from distarray.torch.fsdp._bucket import Extension, PostAllGather, PreAllGather
 from distarray.torch.fsdp._group import Group
-from distarray.torch.fsdp._state import State, state_beside
+from distarray.torch.fsdp._state import Call, State, state_beside
 
 
 class UnshardHandle:
@@ -234,7 +234,7 @@ def call_unsharded(module: nn.Module, function: Any, args: Any, kwargs: Any) -> 
     state = state_beside(module)
     if state is None:
         return function(*args, **kwargs)
-    call = state.begin_call(module)
+    call = Call(state, module)
     try:
         args, kwargs = state.pre_forward(args, kwargs)
         return state.post_forward(function(*args, **kwargs))
@@ -248,7 +248,7 @@ def call_unsharded(module: nn.Module, function: Any, args: Any, kwargs: Any) -> 
             "or use dt.replicate"
         ) from error
     finally:
-        state.end_call(call)
+        call.end()
 
 
 _classes: dict[type[nn.Module], type[nn.Module]] = {}

@@ -52,6 +52,7 @@ class Call:
         "_token",
     )
 
+    @untraced
     def __init__(self, state: State, module: nn.Module) -> None:
         refuse_transforms(_COME_AND_GO)
         group = self._group = state.group
@@ -87,6 +88,7 @@ class Call:
             self._context.enter(group)
         group.depth += 1
 
+    @untraced
     def end(self) -> None:
         """Let the parameters go."""
         try:
@@ -130,16 +132,6 @@ class State:
         self.group = group
         self.is_last = is_last
         self.own = Context()
-
-    @untraced
-    def begin_call(self, module: nn.Module) -> Call:
-        """Begin a call: make the parameters whole, until `end_call`."""
-        return Call(self, module)
-
-    @untraced
-    def end_call(self, call: Call) -> None:
-        """End a call: let the parameters go."""
-        call.end()
 
     @untraced
     def pre_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -65,7 +65,9 @@ def extend(module: nn.Module, **functions: Callable[..., Any]) -> None:
     of the module, once they have run.
     """
     wrapping = wrapping_of(module)
-    more = {kind: (*getattr(wrapping, kind), function) for kind, function in functions.items()}
+    more: dict[str, Any] = {
+        kind: (*getattr(wrapping, kind), function) for kind, function in functions.items()
+    }
     _install(module, replace(wrapping, **more))
 
 

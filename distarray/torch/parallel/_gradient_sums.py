@@ -17,9 +17,8 @@ at once and send them to the tensor after all. (Hooks on its ``grad_fn`` are not
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Iterator, Sized
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -198,16 +197,3 @@ def sum_gradients_of(module: nn.Module, mesh: DeviceMesh) -> dict[str, torch.Ten
 def _is_summed(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor stands for a parameter already, in a call inside a call."""
     return bool(_standing_in.get(tensor))
-
-
-@contextlib.contextmanager
-def summing_gradients_of(module: nn.Module, mesh: DeviceMesh) -> Iterator[None]:
-    """Let a module find `sum_gradients_of` in the place of its own inside."""
-    parameters = parameters_of(module)
-    found = sum_gradients_of(module, mesh)
-    own = {name: parameters[name] for name in found}
-    parameters.update(found)
-    try:
-        yield
-    finally:
-        parameters.update(own)

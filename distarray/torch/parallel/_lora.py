@@ -18,7 +18,6 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Replicate, Shard
-from distarray.torch._layouts import hand_on
 from distarray.torch._modules import state_of
 from distarray.torch.parallel._colwise import ColwiseParallel
 from distarray.torch.parallel._forward_wrapper import extend
@@ -28,7 +27,6 @@ from distarray.torch.parallel._rowwise import RowwiseParallel
 from distarray.torch.parallel._style import ParallelStyle, one_axis, twin_of_style
 from distarray.torch.parallel.layers._features import (
     Features,
-    bias_to_add,
     gather_input,
     sum_output,
 )
@@ -170,19 +168,15 @@ class LowRankParallel(ParallelStyle):
             return map_first(args, kwargs, lambda x: features.take(x, style.input_layouts, -1))
 
         def leave(module: nn.Module, y: torch.Tensor) -> torch.Tensor:
-            target = style.output_layouts
-            y = sum_output(y, mesh, target)
-            if biased:
-                bias: Any = module.get_submodule(name).bias
-                if len(bias) != length:
-                    raise LayoutError(
-                        f"the bias of {name!r}, of {length} items, is a shard of {len(bias)} here: "
-                        "it is added when the layer and its updates have been, after the group of "
-                        "the layer has gone; let fully_shard make one group of the "
-                        f"{type(module).__name__}, not of layers in it"
-                    )
-                y = hand_on(y, y + bias_to_add(bias, mesh, target, -1, y))
-            return y
+            bias: Any = module.get_submodule(name).bias if biased else None
+            if biased and len(bias) != length:
+                raise LayoutError(
+                    f"the bias of {name!r}, of {length} items, is a shard of {len(bias)} here: "
+                    "it is added when the layer and its updates have been, after the group of "
+                    "the layer has gone; let fully_shard make one group of the "
+                    f"{type(module).__name__}, not of layers in it"
+                )
+            return sum_output(y, mesh, style.output_layouts, bias)
 
         self.on_input(module, scatter)
         self.on_output(module, leave)

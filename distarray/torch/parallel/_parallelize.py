@@ -6,16 +6,15 @@ import difflib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from itertools import zip_longest
 from typing import Any
 
 from torch import nn
 
-from distarray.comm import DeviceMesh, all_gather_checked, by_answer, token, unrecorded
-from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError, MismatchError
+from distarray.comm import DeviceMesh, all_gather_checked, unrecorded
+from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Layout, chunk
 from distarray.torch._layouts import placed_of
-from distarray.torch._modules import located, state_of, watch_replacements
+from distarray.torch._modules import check_described_alike, located, state_of, watch_replacements
 from distarray.torch._moves import check_mesh
 from distarray.torch._shards import checked_parts, is_shard, is_sharded
 from distarray.torch.parallel._colwise import ColwiseParallel
@@ -273,23 +272,14 @@ def agree_on_plan(
     """
     chosen: list[tuple[str, nn.Module, ParallelStyle]] = []
 
-    def say() -> int:
+    def say() -> list[str]:
         chosen.extend(choose())
-        return token(_described(chosen), src_data_rank)
+        return [f"src_data_rank={src_data_rank}", *_described(chosen)]
 
     with unrecorded():
-        if len(set(all_gather_checked(mesh, "parallelize_module", say))) == 1:
-            return chosen
-        comm = mesh.communicator()
-        everyone = comm.all_gather_object((f"src_data_rank={src_data_rank}", *_described(chosen)))
-    for said in zip_longest(*everyone, fillvalue="nothing more"):
-        if len(set(said)) > 1:
-            break
-    raise MismatchError(
-        "parallelize_module: the ranks would parallelize different modules, or in different ways: "
-        f"{by_answer(said, comm.world_ranks)}. Every rank must pass the same model and the same "
-        "plan"
-    )
+        told = all_gather_checked(mesh, "parallelize_module", say)
+    check_described_alike("parallelize_module needs the same model and plan", told, mesh)
+    return chosen
 
 
 def _described(chosen: Chosen) -> list[str]:

@@ -13,7 +13,6 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError
 from distarray.layout import Placement, Replicate, Shard
-from distarray.torch._layouts import hand_on
 from distarray.torch._modules import state_of
 from distarray.torch.parallel._partition_rules import ROWS, Cut, cut_of, map_arguments
 from distarray.torch.parallel._style import ParallelStyle, one_axis, placement
@@ -22,7 +21,6 @@ from distarray.torch.parallel.layers._convolution import cut_groups, is_grouped
 from distarray.torch.parallel.layers._embedding import cut_bags, cut_vocabulary
 from distarray.torch.parallel.layers._features import (
     Features,
-    bias_to_add,
     gather_input,
     sum_output,
 )
@@ -116,11 +114,8 @@ class RowwiseParallel(ParallelStyle):
             return map_arguments(args, kwargs, dict(zip(cut.inputs, ways, strict=True)))
 
         def leave(module: Any, y: torch.Tensor) -> torch.Tensor:
-            target = self.output_layouts
-            y = sum_output(y, mesh, target)
-            if not biased:
-                return y
-            return hand_on(y, y + bias_to_add(module.bias, mesh, target, cut.features, y))
+            bias = module.bias if biased else None
+            return sum_output(y, mesh, self.output_layouts, bias, cut.features)
 
         self.on_input(module, scatter)
         if cut.fills and features.own == 0:

@@ -19,7 +19,7 @@ from distarray.torch._opaque import untraced
 from distarray.torch.following import cut_axes, relabelled
 from distarray.torch.parallel._arrivals import find_placed
 from distarray.torch.parallel._forward_wrapper import extend
-from distarray.torch.parallel._gradient_sums import summing_gradients_of
+from distarray.torch.parallel._gradient_sums import sum_gradients_of
 from distarray.torch.parallel._partition_rules import map_first, own_method
 from distarray.torch.parallel._style import ParallelStyle, one_axis
 from distarray.torch.parallel.layers._normalization import (
@@ -91,22 +91,20 @@ class SequenceParallel(ParallelStyle):
         def run(module: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
             x: Any = next(iter((*args, *kwargs.values())), None)
             if not isinstance(x, torch.Tensor):
-                with summing_gradients_of(module, mesh):
-                    return forward(*args, **kwargs)
+                return forward(*args, **kwargs)
             merged = self._merged(module, x)
             x = self._shard(mesh, x)
             layout = self._layout(x, mesh)
-            with summing_gradients_of(module, mesh):
-                if merged is not None:
-                    output: Any = normalize(module, x, mesh, *merged)
-                elif isinstance(module, DROPOUTS) and module.training and module.p > 0:
-                    output = drop(module, x, layout)
-                else:
-                    args, kwargs = map_first(args, kwargs, lambda _: x)
-                    output = forward(*args, **kwargs)
+            if merged is not None:
+                output: Any = normalize(module, x, mesh, *merged)
+            elif isinstance(module, DROPOUTS) and module.training and module.p > 0:
+                output = drop(module, x, layout)
+            else:
+                args, kwargs = map_first(args, kwargs, lambda _: x)
+                output = forward(*args, **kwargs)
             return _placed(output, x, layout) if isinstance(output, torch.Tensor) else output
 
-        extend(module, arounds=run)
+        extend(module, values=lambda module: sum_gradients_of(module, mesh), arounds=run)
 
     def _merged(self, module: nn.Module, x: torch.Tensor) -> Merged | None:
         """Return how the module's statistics must be merged, or raise what is wrong."""

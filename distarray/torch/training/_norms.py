@@ -55,8 +55,9 @@ def get_total_norm(
     norm_type, error_if_nonfinite, foreach
         As for `clip_grad_norm_`.
     """
+    del foreach
     blocks = [Block(t, layout_of(t)) for t in list_distinct(tensors)]
-    return total_norm(blocks, float(norm_type), error_if_nonfinite, foreach, "get_total_norm")
+    return total_norm(blocks, float(norm_type), error_if_nonfinite, "get_total_norm")
 
 
 @torch.no_grad()
@@ -85,7 +86,7 @@ def clip_grad_norm_(
     error_if_nonfinite
         Raise, on every rank, where the norm is not finite; else the gradients become NaN or 0.
     foreach
-        As in torch: False takes tensors one by one.
+        For compatibility: tensors of one dtype and device are always taken together.
 
     Returns
     -------
@@ -102,6 +103,7 @@ def clip_grad_norm_(
         gradient of a parameter of which others have one, so that no norm would be that of one
         process.
     """
+    del foreach
     found = list_distinct(parameters)
     max_norm = float(max_norm)
     blocks = [
@@ -109,15 +111,11 @@ def clip_grad_norm_(
         for i, p in enumerate(found)
     ]
     asked = f"clip_grad_norm_, {max_norm=}"
-    total = total_norm(blocks, float(norm_type), error_if_nonfinite, foreach, asked)
+    total = total_norm(blocks, float(norm_type), error_if_nonfinite, asked)
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
     gradients = [block.values for block in blocks if block.values is not None]
-    if foreach is False:
-        for gradient in gradients:
-            gradient.mul_(scale.to(gradient.device))
-    else:
-        for group in group_alike(gradients):
-            scale_all(group, scale.to(group[0].device))
+    for group in group_alike(gradients):
+        scale_all(group, scale.to(group[0].device))
     return total
 
 
@@ -143,7 +141,6 @@ def total_norm(
     blocks: Sequence[Block],
     p: float,
     error_if_nonfinite: bool,
-    foreach: bool | None,
     asked: str,
 ) -> torch.Tensor:
     """Return the norm of tensors that these are blocks of."""
@@ -160,7 +157,7 @@ def total_norm(
                 f"a tensor of {block.values.layout} layout: only dense ones have norms here; use "
                 "dense gradients, such as nn.Embedding(sparse=False) has"
             )
-    value = _combine(blocks, p, foreach, asked)
+    value = _combine(blocks, p, asked)
     given = [block.values for block in blocks if block.values is not None]
     dtype = torch.float32
     for values in given:
@@ -177,7 +174,7 @@ def total_norm(
     return total
 
 
-def _combine(blocks: Sequence[Block], p: float, foreach: bool | None, asked: str) -> float:
+def _combine(blocks: Sequence[Block], p: float, asked: str) -> float:
     """Return the sum of p-th powers (maximum, minimum) over all elements of all ranks' blocks."""
     groups: dict[Any, list[Block]] = {}
     meshes = list(dict.fromkeys(mesh for b in blocks if (mesh := _mesh_of(b)) is not None))
@@ -188,17 +185,15 @@ def _combine(blocks: Sequence[Block], p: float, foreach: bool | None, asked: str
     for block in blocks:
         groups.setdefault(common or _mesh_of(block), []).append(block)
     parts = [
-        _sum_powers([b.values for b in group], p, foreach)
+        _sum_powers([b.values for b in group], p)
         if mesh is None
-        else _reduce_over(mesh, group, p, foreach, asked)
+        else _reduce_over(mesh, group, p, asked)
         for mesh, group in groups.items()
     ]
     return _join(parts, p)
 
 
-def _reduce_over(
-    mesh: Any, blocks: Sequence[Block], p: float, foreach: bool | None, asked: str
-) -> float:
+def _reduce_over(mesh: Any, blocks: Sequence[Block], p: float, asked: str) -> float:
     """Reduce over those axes of a mesh that cut; of equal blocks one rank's counts."""
     cuts = [_cutting_axes(mesh, b) for b in blocks]
     axes = frozenset[int]().union(*cuts)
@@ -207,7 +202,7 @@ def _reduce_over(
         for b, cut in zip(blocks, cuts, strict=True)
         if all(mesh.coordinate[axis] == 0 for axis in axes - cut)
     ]
-    value = np.array(_sum_powers(counted, p, foreach))
+    value = np.array(_sum_powers(counted, p))
     shapes = [() if b.layout is None else b.layout.shape for b in blocks]
     placed = [(shape, sorted(cut)) for shape, cut in zip(shapes, cuts, strict=True)]
     digest = hashlib.blake2b(repr(placed).encode(), digest_size=8).hexdigest()
@@ -245,17 +240,13 @@ def _cutting_axes(mesh: Any, block: Block) -> frozenset[int]:
     return frozenset(axis for axis, one in enumerate(placements) if type(one) is Shard)
 
 
-def _sum_powers(tensors: Sequence[torch.Tensor | None], p: float, foreach: bool | None) -> float:
+def _sum_powers(tensors: Sequence[torch.Tensor | None], p: float) -> float:
     """Return the sum of p-th powers of all elements (maximum, minimum of their absolute values)."""
     filled = [t.detach() for t in tensors if t is not None and t.numel()]
     norms: list[float] = []
     for group in group_alike(filled):
         dtype = torch.float32 if group[0].dtype.itemsize < 4 else None
-        if foreach is False:
-            found = [torch.linalg.vector_norm(t, p, dtype=dtype) for t in group]
-        else:
-            found = list(norms_of(group, p, dtype=dtype))
-        values = torch.stack(found).double()
+        values = torch.stack(list(norms_of(group, p, dtype=dtype))).double()
         norms += (values if math.isinf(p) else values**p).tolist()
     return _join(norms, p)
 

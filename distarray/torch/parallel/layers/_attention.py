@@ -12,14 +12,12 @@ from torch.nn import functional
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Placement, Replicate, Shard
-from distarray.torch._layouts import hand_on
 from distarray.torch._modules import check_own
 from distarray.torch._opaque import untraced
 from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._partition_rules import check_stock
 from distarray.torch.parallel.layers._features import (
     Features,
-    bias_to_add,
     gather_input,
     sum_output,
 )
@@ -97,9 +95,7 @@ def cut_heads(
             y = y.squeeze(0)
         elif not module.batch_first:
             y = y.transpose(0, 1)
-        y = sum_output(y.contiguous(), mesh, target)
-        if module.out_proj.bias is not None:
-            y = hand_on(y, y + bias_to_add(module.out_proj.bias, mesh, target, -1, y))
+        y = sum_output(y.contiguous(), mesh, target, module.out_proj.bias)
         if weights is None:
             return y, None
         if average_attn_weights:

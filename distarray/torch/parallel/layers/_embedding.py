@@ -15,7 +15,7 @@ from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, IndexingError, LayoutError
-from distarray.layout import Layout, Partial, Replicate, Shard
+from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.torch import _moves
 from distarray.torch._modules import state_of
 from distarray.torch._opaque import refuse_transforms, untraced
@@ -46,11 +46,8 @@ def cut_vectors(style: Any, module: nn.Embedding | nn.EmbeddingBag, mesh: Device
 
     def gather(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         def words(x: torch.Tensor) -> torch.Tensor:
-            if isinstance(module, nn.EmbeddingBag) and x.ndim == 1 and given is not _R:
-                raise LayoutError(
-                    f"bags of a flat input that arrives as {given} may be torn apart; pass the "
-                    "words and offsets of all bags on every rank (input_layouts=da.Replicate())"
-                )
+            if isinstance(module, nn.EmbeddingBag):
+                _check_not_torn(x, given)
             x = gather_whole(x, mesh, given)
             if largest is not None:
                 _renormalise(module, mesh, x, largest)
@@ -181,11 +178,7 @@ def cut_bags(style: Any, module: nn.EmbeddingBag, mesh: DeviceMesh) -> None:
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if input.ndim == 1 and given is not _R:
-            raise LayoutError(
-                f"bags of a flat input that arrives as {given} may be torn apart; pass the "
-                "words and offsets of all bags on every rank (input_layouts=da.Replicate())"
-            )
+        _check_not_torn(input, given)
         if averaged and per_sample_weights is not None:
             raise ArgumentError(
                 "per_sample_weights are for mode='sum' alone; multiply and divide what it gives"
@@ -208,6 +201,15 @@ def cut_bags(style: Any, module: nn.EmbeddingBag, mesh: DeviceMesh) -> None:
         return sum_output(y, mesh, style.output_layouts)
 
     extend(module, arounds=add_up)
+
+
+def _check_not_torn(words: torch.Tensor, given: Placement) -> None:
+    """Raise where bags would be cut at other places than between them."""
+    if words.ndim == 1 and given is not _R:
+        raise LayoutError(
+            f"bags of a flat input that arrives as {given} may be torn apart; pass the words and "
+            "offsets of all bags on every rank (input_layouts=da.Replicate())"
+        )
 
 
 def _bags(

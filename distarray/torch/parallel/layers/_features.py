@@ -15,7 +15,7 @@ from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.redistribute import refuse
 from distarray.torch import _moves, _shards
 from distarray.torch._buffers import wire_dtype
-from distarray.torch._layouts import Placed, own_placed, place
+from distarray.torch._layouts import Placed, hand_on, own_placed, place
 from distarray.torch._opaque import untraced
 from distarray.torch.parallel._arrivals import check_arrival
 from distarray.torch.parallel._gradient_sums import use_apart
@@ -209,21 +209,34 @@ def _gather(
 
 
 @untraced
-def sum_output(y: torch.Tensor, mesh: DeviceMesh, target: Placement) -> torch.Tensor:
-    """Return the sum of what all ranks computed, placed as it leaves."""
+def sum_output(
+    y: torch.Tensor,
+    mesh: DeviceMesh,
+    target: Placement,
+    bias: torch.Tensor | None = None,
+    axis: int = -1,
+) -> torch.Tensor:
+    """Return the sum of what all ranks computed, placed as it leaves, and of a bias.
+
+    Parameters
+    ----------
+    bias
+        Whole on every rank.
+    axis
+        That of the output's features, counted from its end.
+    """
     shape = tuple(y.shape)
     ways = _moves.routes_between(_layout(mesh, _P, shape), _layout(mesh, target, shape))
-    return _moves.moved(y, *ways)
+    y = _moves.moved(y, *ways)
+    return y if bias is None else hand_on(y, y + _bias_to_add(bias, mesh, target, axis, y))
 
 
-@untraced
-def bias_to_add(
+def _bias_to_add(
     bias: torch.Tensor, mesh: DeviceMesh, target: Placement, axis: int, y: torch.Tensor
 ) -> torch.Tensor:
-    """Return what of a bias, whole on every rank, to add to an output that has left.
+    """Return what of a bias to add to an output that has left.
 
     Of an output whose ranks' parts are still to be added, a rank's is a part of the bias.
-    ``axis`` is that of the output's features, counted from its end.
     """
     shape = tuple(bias.shape)
     whole = _layout(mesh, _R, shape)

@@ -168,7 +168,8 @@ def _without_channels(
     one = input.new_zeros(shape)  # for what torch checks of the other axes, on every rank alike
     if isinstance(module, _BATCH):
         check_input_dim(module, input)
-        functional.batch_norm(one, one.new_zeros(1), one.new_ones(1), training=_trains(module))
+        trains = bool(module.training or module.running_mean is None)
+        functional.batch_norm(one, one.new_zeros(1), one.new_ones(1), training=trains)
         if module.training and module.num_batches_tracked is not None:
             module.num_batches_tracked.add_(1)
     elif isinstance(module, INSTANCE_NORMS):
@@ -180,7 +181,3 @@ def _without_channels(
         return input
     aligned = [0 if i == axis else 1 for i in range(input.ndim)]
     return input * module.weight.view(aligned) + module.bias.view(aligned)
-
-
-def _trains(module: Any) -> bool:
-    return bool(module.training or module.running_mean is None)
