@@ -32,7 +32,13 @@ from distarray.torch.following._known import (
     tensors_in,
 )
 from distarray.torch.following._random import draw, draws
-from distarray.torch.following._rules import Call, Case, item_by_item, rule_of
+from distarray.torch.following._rules import (
+    Call,
+    Case,
+    item_by_item,
+    needs_items,
+    rule_of,
+)
 from distarray.torch.training import ORIGINALS
 
 _FRESH = ("new_", "__get__", "_foreach")
@@ -144,6 +150,8 @@ class Following(Pausing):
         worked = _worked_over(call)
         if worked is not None and self._strict:
             raise _refusal(*worked)
+        if worked is not None and needs_items(call) and _is_empty_somewhere(worked[1]):
+            raise _refusal(*worked, where="")
         _check_beside(call)
         if drawing:
             result = draw(call)
@@ -302,6 +310,12 @@ def _worked_over(call: Call) -> tuple[str, Lost] | None:
             if axes and len(axes) == x.ndim:
                 return _computed_from(lost, rule.name)
     return _on_diagonal(call) if rule.name in PRODUCTS else None
+
+
+def _is_empty_somewhere(lost: Lost) -> bool:
+    """Tell whether some rank has no items of an axis along which a function works."""
+    ends = (lost.layout.partition(axis).offsets for axis in lost.axes)
+    return any(i == j for at in ends for i, j in pairwise(at))
 
 
 def _on_diagonal(call: Call) -> tuple[str, Lost] | None:

@@ -315,6 +315,22 @@ _WORKS: dict[str, Works] = {
 }
 
 
+_NEEDING_ITEMS = (
+    "max min amax amin aminmax argmax argmin median nanmedian mode quantile nanquantile kthvalue "
+    "hash_tensor gradient interpolate select unbind"  # of none, unbind gives nothing to go on with
+)
+"""Functions of one item at least along the axes along which they work, beside pools and fft."""
+
+
+def needs_items(call: Call) -> bool:
+    """Tell whether a call fails on a rank that has no items along the axes where it works."""
+    name = call.rule.name
+    if name in ("__getitem__", "__setitem__"):
+        index = call.args[1]
+        return any(type(item) is int for item in (index if type(index) is tuple else (index,)))
+    return name in _NEEDING_ITEMS.split() or name.startswith("fft_") or "_pool" in name
+
+
 # --- where axes go -------------------------------------------------------------------------------
 
 _ITEM_BY_ITEM = (

@@ -535,3 +535,32 @@ def test_a_slice_taken_by_hand_is_the_shard_that_it_is_said_to_be():
         assert dt.layout_of(x).placements == (R,)
 
     simulate(3, program, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.stack(x.unbind(1), 1),
+        lambda x: x / x.amax(1, keepdim=True),
+        lambda x: x + x[:, :1, 0, None] * x[:, 0, None],
+        lambda x: x - x.quantile(0.5, 1, keepdim=True),
+        lambda x: functional.max_pool1d(x.transpose(1, 2), 1).transpose(1, 2),
+        lambda x: torch.fft.fft(x, dim=1).real,
+    ],
+)
+def test_what_fails_without_items_is_refused_on_all_ranks(function):
+    """Where the result was to be brought together by hand, ranks with items went on alone."""
+    model = Between(function, *_linear(nn.Linear(6, 6), nn.Linear(6, 6)))
+    x = _values(2, 2, 6)  # of three ranks one has nothing
+
+    def program():
+        mesh = da.init_device_mesh((3,), ("tp",))
+        twin = copy.deepcopy(model)
+        twin.function = lambda y: dt.redistribute(function(y), mesh, [S(1)], [R])
+        plan = {"layers.0": dt.ColwiseParallel(output_layouts=S(1))}
+        dt.parallelize_module(twin, mesh, plan)
+        with pytest.raises(LayoutError, match="would see this rank's shard only of a tensor"):
+            twin(x)
+        return "refused"
+
+    assert simulate(3, program, timeout=60) == ["refused"] * 3
