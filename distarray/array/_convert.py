@@ -37,7 +37,7 @@ from distarray.typing import Box, Buffer, Shape
 _AVERAGED_KINDS = "biu"
 
 
-def averaged(block: Buffer, layout: Layout) -> Buffer:
+def convert_averaged(block: Buffer, layout: Layout) -> Buffer:
     """Return `block`, as float64 where it is an integer block of a Partial("avg") layout."""
     integer = layout.has_partial and block.dtype.kind in _AVERAGED_KINDS
     if integer and any(p.is_partial("avg") for p in layout.placements):
@@ -67,14 +67,14 @@ def adopt(
         given = checked()
         block, layout = _adopt_outside(given)
     elif check:
-        block, layout = _compared(mesh, checked)
+        block, layout = _compare_blocks(mesh, checked)
     else:
         given = checked()
-        block, layout = given.block, _unchecked_layout(given)
+        block, layout = given.block, _assume_layout(given)
         if _replicas.checked:
             told = _replicas.exchanged(mesh, "from_local", lambda: _replicas.said(block))
             _replicas.refuse(mesh, "from_local", "the block", told, layout)
-    return averaged(block, layout), layout
+    return convert_averaged(block, layout), layout
 
 
 class _Given(NamedTuple):
@@ -96,7 +96,7 @@ def _adopt_outside(given: _Given) -> tuple[Buffer, Layout]:
     return empty_block(layout, block.dtype), layout
 
 
-def _unchecked_layout(given: _Given) -> Layout:
+def _assume_layout(given: _Given) -> Layout:
     block, draft, told = given
     sizes = list(block.shape)
     for axis, placement in enumerate(draft.placements):
@@ -111,7 +111,7 @@ def _unchecked_layout(given: _Given) -> Layout:
     return layout
 
 
-def _compared(mesh: Any, checked: Callable[[], _Given]) -> tuple[Buffer, Layout]:
+def _compare_blocks(mesh: Any, checked: Callable[[], _Given]) -> tuple[Buffer, Layout]:
     """Compare all blocks and adopt this rank's; errors are alike on every rank."""
     given: list[_Given] = []
 
@@ -129,7 +129,7 @@ def _compared(mesh: Any, checked: Callable[[], _Given]) -> tuple[Buffer, Layout]
     check_blocks(mesh, "the blocks", shapes, dtypes)
     check_alike(PlacementError, mesh, "placements differ between ranks:", placed)
     check_alike(LayoutError, mesh, "shape= differs between ranks:", told)
-    layout = tiled_layout(mesh, placed[0], shapes, told[0])
+    layout = infer_layout(mesh, placed[0], shapes, told[0])
     _replicas.refuse(mesh, "from_local", "the block", digests, layout)
     # Where one rank's memory is protected, writing fails on every rank alike.
     block = given[0].block if all(writeable) else _backend.fixed(given[0].block)
@@ -157,7 +157,7 @@ def check_blocks(mesh: Any, what: str, shapes: Sequence[Shape], dtypes: Sequence
     check_alike(DTypeError, mesh, f"{what} differ in dtype:", dtypes, remedy)
 
 
-def tiled_layout(
+def infer_layout(
     mesh: Any,
     placements: tuple[Placement, ...],
     shapes: list[Shape],
@@ -217,7 +217,7 @@ def _take_part(value: Any, mesh: Any, placements: Any) -> tuple[Buffer, Layout]:
     if _replicas.checked:
         _replicas.compare(mesh, "distribute_array", {"value": source})
     layout = Layout(mesh, chosen_placements(mesh, placements, len(source.shape)), source.shape)
-    dtype = averaged(np.empty(0, source.dtype), layout).dtype
+    dtype = convert_averaged(np.empty(0, source.dtype), layout).dtype
     array = asarray(source, dtype=dtype, mesh=mesh, placements=layout.placements)
     return array._local, layout
 
@@ -233,7 +233,7 @@ def _distribute_outside(value: Any, mesh: Any, placements: Any) -> tuple[Buffer,
         axes = [p.axis for p in placements or () if type(p) is Shard]
         array = np.empty((0,) * (1 + max((*axes, 0))))
     layout = Layout(mesh, chosen_placements(mesh, placements, array.ndim), array.shape)
-    return averaged(empty_block(layout, array.dtype), layout), layout
+    return convert_averaged(empty_block(layout, array.dtype), layout), layout
 
 
 def _scatter(value: Any, mesh: Any, placements: Any, src: Any) -> tuple[Buffer, Layout]:
@@ -261,7 +261,7 @@ def _scatter(value: Any, mesh: Any, placements: Any, src: Any) -> tuple[Buffer, 
     block = _memory.empty(plain.local_shape(), dtype)
     read = None if source is None else lambda box: _host_box(source, box)
     scatter_from(mesh.flat_ranks[positions[0]], block, plain, read)
-    block = averaged(_backend.asarray(block, mesh.device), layout)
+    block = convert_averaged(_backend.asarray(block, mesh.device), layout)
     return redistribute_local(block, plain, layout) if plain is not layout else block, layout
 
 
@@ -292,10 +292,10 @@ def redistribute(
     """Return `array` under other placements or on another mesh; see the public method."""
     async_op = checked_flag("redistribute", "async_op", async_op)
     src = array._layout
-    dst = target(src, placements, mesh, cuts)
+    dst = resolve_target(src, placements, mesh, cuts)
     if dst.mesh is not src.mesh and device_of(src) != device_of(dst):
         return _to_another_device(array, dst, async_op, max_bytes)
-    block = averaged(array._local, dst)
+    block = convert_averaged(array._local, dst)
     if async_op:
         return PendingArray(array, redistribute_async(block, src, dst, max_bytes=max_bytes), dst)
     # A slice of a replicated block, or the block itself where nothing changes, would let in-place
@@ -329,7 +329,7 @@ def to_device(array: Any, device: str) -> Any:
     return array._new(_backend.asarray(array._local, mesh.device), src.replace(mesh=mesh))
 
 
-def target(src: Layout, placements: Any, mesh: Any, cuts: tuple[Any, Any]) -> Layout:
+def resolve_target(src: Layout, placements: Any, mesh: Any, cuts: tuple[Any, Any]) -> Layout:
     """Return the layout that `redistribute` asks for; `cuts` are shard order and boundaries."""
     order, boundaries = cuts
     if mesh is None or mesh is src.mesh:

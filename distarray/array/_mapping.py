@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from distarray.array._convert import check_blocks, tiled_layout
+from distarray.array._convert import check_blocks, infer_layout
 from distarray.comm import _memory, all_gather_checked
 from distarray.core import (
     BaseArray,
@@ -82,7 +82,7 @@ def map_blocks(
     told = None if out_shape is None else checked_shape(out_shape)
     whole = first.without_partial().placements
     placed = whole if out_placements is None else chosen_placements(mesh, out_placements, 0)
-    blocks = [_reduced_block(x) if isinstance(x, BaseArray) else x for x in arrays]
+    blocks = [_reduce_block(x) if isinstance(x, BaseArray) else x for x in arrays]
     if mesh.coordinate is None:
         layout = (
             first.replace(placements=whole)
@@ -103,10 +103,10 @@ def map_blocks(
     )
     check_blocks(mesh, "map_blocks: the results", shapes, dtypes)
     order = first.shard_order if placed == whole else None
-    return new_array(result[0], tiled_layout(mesh, placed, shapes, told, order))
+    return new_array(result[0], infer_layout(mesh, placed, shapes, told, order))
 
 
-def _reduced_block(x: BaseArray) -> Any:
+def _reduce_block(x: BaseArray) -> Any:
     layout = x._layout
     if not layout.has_partial:
         return x._local

@@ -15,7 +15,7 @@ from distarray.core import BaseArray
 from distarray.typing import Buffer
 
 
-def shown_part(x: BaseArray) -> tuple[Buffer, bool]:
+def gather_shown(x: BaseArray) -> tuple[Buffer, bool]:
     """Return the items that printing needs, on every rank, and whether they are only corners.
 
     Along an axis too long to show, the corners keep `edgeitems` items at each end and one between
@@ -25,10 +25,10 @@ def shown_part(x: BaseArray) -> tuple[Buffer, bool]:
     if x.size <= options["threshold"]:
         return _convert.gather(x), False
     edge = options["edgeitems"]
-    return _convert.gather(corners(x, edge)), True
+    return _convert.gather(take_corners(x, edge)), True
 
 
-def corners(x: BaseArray, edge: int) -> BaseArray:
+def take_corners(x: BaseArray, edge: int) -> BaseArray:
     """Return the array of the first `edge + 1` and last `edge` items along every long axis.
 
     No item moves: each process keeps those of its own block, and the boundaries of the layout say
@@ -63,7 +63,7 @@ class Printing(BaseArray):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return _text(self, "DistArray(", ", ", f", {described(self)})")
+        return _text(self, "DistArray(", ", ", f", {describe(self)})")
 
     def __str__(self) -> str:
         if self._layout.mesh.coordinate is None:
@@ -71,15 +71,15 @@ class Printing(BaseArray):
         return _text(self, "", " ", "")
 
 
-def described(x: BaseArray) -> str:
+def describe(x: BaseArray) -> str:
     """Return dtype and layout, which need no communication."""
     return f"shape={x.shape}, dtype={x.dtype}, layout={x.layout}"
 
 
 def _text(x: Any, prefix: str, separator: str, suffix: str) -> str:
     if x._layout.mesh.coordinate is None:
-        return f"DistArray(<values outside this process>, {described(x)})"
-    shown, cut = shown_part(x)
+        return f"DistArray(<values outside this process>, {describe(x)})"
+    shown, cut = gather_shown(x)
     part: Any = _backend.to_host(shown)
     if not part.ndim and not prefix:
         return str(part[()])

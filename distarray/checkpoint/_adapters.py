@@ -204,7 +204,7 @@ class _Wanted(Adapter):
                 f"{name} has shape {entry.shape} in the checkpoint; {value} asks for another"
             )
             return lambda: value
-        return distributed(entry, layout, plan)
+        return make_distributed(entry, layout, plan)
 
 
 class Placing:
@@ -277,7 +277,7 @@ def block_of(local: Any, layout: Layout) -> Block:
     return Block(spec_of_dtype(local.dtype), layout.shape, pieces, layout, is_outside=box is None)
 
 
-def distributed(entry: Entry, layout: Layout, plan: LoadPlan) -> Finish:
+def make_distributed(entry: Entry, layout: Layout, plan: LoadPlan) -> Finish:
     """Make an array of a layout and let it be filled."""
     if layout.has_partial:
         plan.refuse(f"{entry.name} cannot be loaded as {layout}; ask for Shard and Replicate")
@@ -298,7 +298,7 @@ def _whole_array(entry: Entry, plan: LoadPlan) -> Finish:
 
 
 def _default_array(entry: Entry, plan: LoadPlan) -> Finish:
-    return distributed(entry, Placing().layout(entry.shape), plan)
+    return make_distributed(entry, Placing().layout(entry.shape), plan)
 
 
 register(np.ndarray, _Plain())

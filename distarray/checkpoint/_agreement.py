@@ -51,8 +51,8 @@ def begin(comm: Communicator, call: str) -> None:
 
 def call_on_all(comm: Communicator, call: Callable[[], T]) -> list[T]:
     """Return what ``call()`` returns on every rank; all raise if it fails on any (collective)."""
-    mine, error = attempt(_pickled(call), "a checkpoint")
-    told = [pickle.loads(item) for item in _gathered(comm, pickle.dumps(mine))]
+    mine, error = attempt(_pickle_result(call), "a checkpoint")
+    told = [pickle.loads(item) for item in _gather(comm, pickle.dumps(mine))]
     raise_alike(told, error, comm.world_ranks, comm.size)
     return [pickle.loads(one) for one in told]
 
@@ -69,7 +69,7 @@ def call_on_first(comm: Communicator, call: Callable[[], T]) -> T:
     return call_on_all(comm, lambda: call() if comm.rank == 0 else None)[0]  # type: ignore[return-value]
 
 
-def _gathered(comm: Communicator, mine: bytes) -> list[bytes]:
+def _gather(comm: Communicator, mine: bytes) -> list[bytes]:
     sizes = np.empty(comm.size, np.int64)
     _wait(comm.all_gather(np.array([len(mine)], np.int64), sizes, blocking=False))
     counts = sizes.tolist()
@@ -88,7 +88,7 @@ def _wait(request: Any) -> None:
         request.wait()
 
 
-def _pickled(call: Callable[[], object]) -> Callable[[], bytes]:
+def _pickle_result(call: Callable[[], object]) -> Callable[[], bytes]:
     """Return a call for what travels, which raises a CheckpointError for errors of others."""
 
     def converted() -> bytes:

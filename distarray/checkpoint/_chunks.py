@@ -85,7 +85,7 @@ class Part(NamedTuple):
     piece: Piece
 
 
-def parts_of(
+def plan_parts(
     blocks: Mapping[str, Block], mine: Mapping[str, Sequence[Box]], copied: bool
 ) -> list[Part]:
     """Return what this rank writes, in the order in which it lies in the file.
@@ -119,7 +119,7 @@ def write_parts(path: str, parts: Sequence[Part], id: str) -> tuple[int, list[li
             values = part.piece.part(part.box)
             sums = ""
             step = block_items(BLOCK_BYTES, values.itemsize) * values.itemsize
-            for data in pieces_of(values, BLOCK_BYTES):
+            for data in iterate_pieces(values, BLOCK_BYTES):
                 computed = thread.start(partial(checksums, data, step), len(data))
                 output.write(data)
                 sums += computed()
@@ -159,7 +159,7 @@ class _Output:
         self._at += len(data)
 
 
-def pieces_of(values: np.ndarray, block_bytes: int) -> Iterator[memoryview]:
+def iterate_pieces(values: np.ndarray, block_bytes: int) -> Iterator[memoryview]:
     """Yield the bytes of an array in C order, in pieces of whole blocks.
 
     A piece of an array that is not contiguous is valid until the next one.

@@ -121,7 +121,7 @@ def cast(values: np.ndarray, source: Spec, target: np.ndarray, target_spec: Spec
     """Fill ``target`` with converted values; items are the bits of dtypes that NumPy lacks."""
     if not can_cast(source, target_spec):
         raise DTypeError(f"{describe(source)} cannot be converted to {describe(target_spec)}")
-    plain = widened(values, source)
+    plain = widen(values, source)
     with np.errstate(over="ignore", invalid="ignore"):
         if target_spec == "bfloat16":
             target.view(np.uint16)[...] = narrow_bfloat16(plain.astype(np.float32))
@@ -129,7 +129,7 @@ def cast(values: np.ndarray, source: Spec, target: np.ndarray, target_spec: Spec
             target[...] = plain.astype(target.dtype)
 
 
-def widened(values: np.ndarray, spec: Spec) -> np.ndarray:
+def widen(values: np.ndarray, spec: Spec) -> np.ndarray:
     """Return the values that bits stand for, exactly: bfloat16 and float8 as float32."""
     if spec == "bfloat16":
         return widen_bfloat16(values.view(np.uint16))

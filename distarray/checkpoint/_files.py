@@ -29,7 +29,7 @@ def _about_to(operation: str, path: str) -> None:
 
 
 @contextlib.contextmanager
-def _naming(path: str) -> Iterator[None]:
+def _name_file(path: str) -> Iterator[None]:
     """Let errors name a file, where the system is told of its descriptor alone."""
     try:
         yield
@@ -78,7 +78,7 @@ def write(file: int, data: Any, path: str) -> None:
     view = memoryview(data).cast("B")
     while view:
         _about_to("write", path)
-        with _naming(path):
+        with _name_file(path):
             view = view[os.write(file, view) :]
 
 
@@ -87,14 +87,14 @@ def write_at(file: int, data: Any, offset: int, path: str) -> None:
     view = memoryview(data).cast("B")
     while view:
         _about_to("write", path)
-        with _naming(path):
+        with _name_file(path):
             done = os.pwrite(file, view, offset)
         view, offset = view[done:], offset + done
 
 
 def set_size(file: int, size: int, path: str) -> None:
     """Make a file as long as it is going to be."""
-    with _naming(path):
+    with _name_file(path):
         os.ftruncate(file, size)
 
 
@@ -124,7 +124,7 @@ def start_writeback(file: int, offset: int, nbytes: int) -> None:
 def sync(file: int, path: str) -> None:
     """Wait until what was written to a file is on the device."""
     _about_to("sync", path)
-    with _naming(path):
+    with _name_file(path):
         os.fsync(file)
 
 
@@ -133,7 +133,7 @@ def sync_directory(path: str) -> None:
     _about_to("sync directory", path)
     file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with _naming(path):
+        with _name_file(path):
             os.fsync(file)
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
@@ -210,5 +210,5 @@ def new_file(path: str) -> Iterator[int]:
         yield file
         sync(file, path)
     finally:
-        with _naming(path):
+        with _name_file(path):
             os.close(file)

@@ -87,7 +87,7 @@ def _agree_on_shared_reads(
 
     def propose() -> dict[bytes, bytes]:
         for target in targets:
-            wanted = _layout_of(target, comm)
+            wanted = _find_layout(target, comm)
             read = (
                 None
                 if wanted is None
@@ -111,7 +111,7 @@ def _agree_on_shared_reads(
     return alone, agreed
 
 
-def _layout_of(target: Target, comm: Communicator) -> Layout | None:
+def _find_layout(target: Target, comm: Communicator) -> Layout | None:
     """Return in which layout, over memory of the host, an array is wanted; None if not by one.
 
     An array that every rank wants all of is replicated over all of them.
@@ -317,20 +317,20 @@ def _plan_reads(
     nbytes = prod(shape) * itemsize
     if mesh.size == 1 or nbytes * (mesh.size - 1) < _LEAST_BYTES:
         return None
-    alone = _bytes_read(layout, held, itemsize, least, verify)
+    alone = _estimate_bytes(layout, held, itemsize, least, verify)
     most = alone - max(_LEAST_BYTES, nbytes // 4)
     best = None
     for axis, size in enumerate(shape):
         if size < mesh.size or most < nbytes:
             continue
         candidate = Layout(mesh, [Shard(axis)] * mesh.ndim, shape)
-        told = _bytes_read(candidate, held, itemsize, least, verify)
+        told = _estimate_bytes(candidate, held, itemsize, least, verify)
         if told < most:
             best, most = candidate, told
     return best
 
 
-def _bytes_read(
+def _estimate_bytes(
     layout: Layout, held: Sequence[Box], itemsize: int, least: int, verify: bool
 ) -> int:
     """Return about how many bytes all ranks read together, each its own box."""
@@ -344,7 +344,9 @@ def _bytes_read(
         assert box is not None  # a coordinate of the mesh has one
         if box not in known:
             known[box] = sum(
-                _bytes_of(boxes.shape(one), boxes.shift(common, one), itemsize, least, verify)
+                _estimate_box_bytes(
+                    boxes.shape(one), boxes.shift(common, one), itemsize, least, verify
+                )
                 for one in held
                 if (common := boxes.intersect(one, box)) is not None
             )
@@ -352,7 +354,7 @@ def _bytes_read(
     return total * mesh.size // len(sampled)
 
 
-def _bytes_of(shape: Shape, box: Box, itemsize: int, least: int, verify: bool) -> int:
+def _estimate_box_bytes(shape: Shape, box: Box, itemsize: int, least: int, verify: bool) -> int:
     """Return about how many bytes are read for a box of a C-contiguous chunk."""
     per = block_items(least, itemsize)
     axis = together_from(shape, box, per)

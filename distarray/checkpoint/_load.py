@@ -97,7 +97,7 @@ def load(
         return {"path": found, "step": step, "strict": strict, "cast": cast, "verify": verify}
 
     where = agree_on_options(base, options)["path"]
-    directory, text = _agreement.call_on_first(base, lambda: _chosen(where, step))
+    directory, text = _agreement.call_on_first(base, lambda: _find_manifest(where, step))
 
     def make_plan() -> tuple[LoadPlan, Finish, tuple[list[str], list[str]]]:
         plan = LoadPlan(Manifest(directory, text), state, base.rank, base.size, cast)
@@ -115,7 +115,7 @@ def load(
     return result
 
 
-def _chosen(path: str, step: int | None) -> tuple[str, bytes]:
+def _find_manifest(path: str, step: int | None) -> tuple[str, bytes]:
     """Return the directory to read, and its manifest."""
     if step is not None:
         return _read(Place(step_path(path, step)).found())
@@ -165,4 +165,4 @@ def read_manifest(path: str | os.PathLike[str], step: int | None = None) -> Mani
     path = check_path(path)
     if step is not None and latest(path) is None:
         raise ArgumentError(f"{path} has no steps, and step={step} was given")
-    return Manifest(*_chosen(path, step))
+    return Manifest(*_find_manifest(path, step))

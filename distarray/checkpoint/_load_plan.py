@@ -204,9 +204,9 @@ class LoadPlan:
         ]
         wrong = [*self._wrong, *(self._differing if strict else ())]
         if strict and not wrong:
-            wrong = self._differing_tied_names()
+            wrong = self._find_differing_ties()
         if not wrong:
-            wrong = self._clashes()
+            wrong = self._find_clashes()
         if strict and unexpected:
             wrong.insert(0, f"the checkpoint has and the state lacks {list_names(unexpected)}")
         if strict and missing:
@@ -221,7 +221,7 @@ class LoadPlan:
             )
         return missing, unexpected
 
-    def _differing_tied_names(self) -> list[str]:
+    def _find_differing_ties(self) -> list[str]:
         """Return in words which names stand for the same memory and for different values."""
         with Reader(self.manifest, verify=False) as reader:
             return [
@@ -232,7 +232,7 @@ class LoadPlan:
                 if any(values_differ(reader, one, other) for one, other in pairs)
             ]
 
-    def _clashes(self) -> list[str]:
+    def _find_clashes(self) -> list[str]:
         """Return in words which names share part of their memory, and cannot both be filled."""
         with Reader(self.manifest, verify=False) as reader:
             return [

@@ -75,7 +75,7 @@ class Entry:
     @cached_property
     def chunks(self) -> tuple[Chunk, ...]:
         """Where its items are; a CheckpointError where the chunks do not make up the array."""
-        with _naming(self._path):
+        with _name_file(self._path):
             found = tuple([self._chunk(row) for row in self._rows])
             held = [chunk.box for chunk in found]
             if prod(self.shape) and not (len(set(held)) == len(held) and tiles(self.shape, held)):
@@ -121,7 +121,7 @@ class Manifest:
         self.directory = directory
         self.path = os.path.join(directory, MANIFEST)
         told = _parse(text, self.path)
-        with _naming(self.path):
+        with _name_file(self.path):
             self.id: str = told["id"]
             self.saved: str = told["saved"]
             self.world_size: int = told["world_size"]
@@ -211,7 +211,7 @@ def _parse(text: bytes, path: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _naming(path: str) -> Iterator[None]:
+def _name_file(path: str) -> Iterator[None]:
     """Turn whatever the content of a manifest leads to into an error that names its file."""
     try:
         yield

@@ -16,7 +16,7 @@ import numpy as np
 from distarray.checkpoint import _agreement, _files
 from distarray.checkpoint._agreement import agree_on_options, check_flags, check_path
 from distarray.checkpoint._blocks import Block, span, together_from
-from distarray.checkpoint._chunks import pieces_of
+from distarray.checkpoint._chunks import iterate_pieces
 from distarray.checkpoint._dtypes import describe, dtype_of_spec, is_coded
 from distarray.checkpoint._manifest import BLOCK_BYTES
 from distarray.checkpoint._safetensors import compose_header
@@ -202,7 +202,7 @@ def _write_box(file: int, block: Block, box: Box, offset: int, path: str) -> Non
     itemsize = values.itemsize
     if last - first == values.size:
         at = offset + first * itemsize
-        for data in pieces_of(values, BLOCK_BYTES):
+        for data in iterate_pieces(values, BLOCK_BYTES):
             _files.write_at(file, data, at, path)
             at += len(data)
         return

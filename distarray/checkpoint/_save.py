@@ -15,7 +15,7 @@ from distarray.checkpoint._agreement import (
     compare,
     digest,
 )
-from distarray.checkpoint._chunks import Part, parts_of, write_parts
+from distarray.checkpoint._chunks import Part, plan_parts, write_parts
 from distarray.checkpoint._directory import (
     MANIFEST,
     Place,
@@ -126,7 +126,7 @@ def save(
     plan = SavePlan(state)
     tree = collect_tree(plan, lambda: plan.node(state, ""), base)
     writes = plan_writes(plan, check, base)
-    parts = _agreement.run_on_all(base, lambda: parts_of(plan.blocks, writes.mine, async_op))
+    parts = _agreement.run_on_all(base, lambda: plan_parts(plan.blocks, writes.mine, async_op))
 
     def remove_old() -> None:
         if step is not None:

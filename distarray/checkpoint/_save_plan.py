@@ -15,10 +15,10 @@ from distarray.checkpoint import _agreement
 from distarray.checkpoint._adapters import adapter_of
 from distarray.checkpoint._agreement import digest
 from distarray.checkpoint._blocks import Block, split_box, tiles
-from distarray.checkpoint._chunks import checksums, pieces_of
+from distarray.checkpoint._chunks import checksums, iterate_pieces
 from distarray.checkpoint._dtypes import Spec, describe, dtype_of_spec
 from distarray.checkpoint._manifest import BLOCK_BYTES
-from distarray.checkpoint._values import Node, encode, is_plain, join_name, unsupported
+from distarray.checkpoint._values import Node, encode, is_plain, join_name, unsupported_error
 from distarray.comm import Communicator
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError, MismatchError
 from distarray.layout import box as boxes
@@ -89,13 +89,13 @@ class SavePlan:
         if isinstance(value, (list, tuple)):
             kind = "tuple" if isinstance(value, tuple) else "list"
             return {kind: [self.node(item, join_name(name, i)) for i, item in enumerate(value)]}
-        raise unsupported(value, name)
+        raise unsupported_error(value, name)
 
     def mapping(self, value: Mapping[Any, Any], name: str) -> Node:
         """Return the node of a mapping."""
         return {
             "dict": [
-                [encode_key(key, name), self.node(one, _named(name, key))]
+                [encode_key(key, name), self.node(one, _name_child(name, key))]
                 for key, one in value.items()
             ]
         }
@@ -126,7 +126,7 @@ class SavePlan:
         self._taken.add(name)
 
 
-def _named(name: str, key: Any) -> str:
+def _name_child(name: str, key: Any) -> str:
     """Return the name of what a container has under a key."""
     found = join_name(name, key)
     if not found:
@@ -207,7 +207,7 @@ def _describe_held(block: Block, comm: Communicator, check: bool) -> HeldArray:
     elif block.is_same and comm.size > 1:
         checksum = 0  # one pass over what every rank has
         for piece in block.pieces:
-            for data in pieces_of(piece.part(piece.box), BLOCK_BYTES):
+            for data in iterate_pieces(piece.part(piece.box), BLOCK_BYTES):
                 checksum = crc32(checksums(data, BLOCK_BYTES).encode(), checksum)
     held = tuple(piece.box for piece in block.pieces)
     layout = "" if comm.rank or block.layout is None else str(block.layout)
@@ -242,10 +242,10 @@ def assign_writers(
         for other, one in held.items():
             if one[:2] != first[:2] or one.checksum != first.checksum:
                 reference = next(iter(held))
-                raise _differing(name, first, one, world_ranks[reference], world_ranks[other])
+                raise _mismatch(name, first, one, world_ranks[reference], world_ranks[other])
         alike = first.shape, tuple([(other, one.boxes) for other, one in held.items()])
         if alike not in known:
-            known[alike] = _holders(name, first.shape, held)
+            known[alike] = _find_holders(name, first.shape, held)
         itemsize = dtype_of_spec(first.spec).itemsize
         mine: list[Box] = []
         for box, ranks, volume in known[alike]:
@@ -262,7 +262,7 @@ def assign_writers(
     return WritePlan(arrays, found)
 
 
-def _holders(
+def _find_holders(
     name: str, shape: Shape, held: Mapping[int, HeldArray]
 ) -> list[tuple[Box, list[int], int]]:
     """Return the boxes of an array, the ranks that hold each, and how many items it has."""
@@ -279,7 +279,7 @@ def _holders(
     return [(box, ranks, boxes.volume(box)) for box, ranks in holders.items()]
 
 
-def _differing(
+def _mismatch(
     name: str, first: HeldArray, one: HeldArray, reference: int, rank: int
 ) -> MismatchError:
     remedy = "save the same everywhere"

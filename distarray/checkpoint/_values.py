@@ -46,7 +46,7 @@ def encode(value: Any, name: str) -> Node:
     if isinstance(value, (list, tuple)):
         kind = "tuple" if isinstance(value, tuple) else "list"
         return {kind: [encode(item, name) for item in value]}
-    raise unsupported(value, name)
+    raise unsupported_error(value, name)
 
 
 _SUBCLASSES = (np.ndarray, np.memmap, np.recarray)
@@ -69,7 +69,7 @@ def items_of(value: np.ndarray, name: str) -> np.ndarray:
     return np.asarray(value)
 
 
-def unsupported(value: Any, name: str) -> ArgumentTypeError:
+def unsupported_error(value: Any, name: str) -> ArgumentTypeError:
     """Return the error of a value that cannot be saved."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     hint = ""

@@ -150,11 +150,11 @@ class _Propagation:
 
     def required(self) -> Layout:
         """Return the layout that the input must have."""
-        return self._assembled(self.ins, self.layout.shape) if self.moved else self.layout
+        return self._assemble(self.ins, self.layout.shape) if self.moved else self.layout
 
     def result(self) -> Layout:
         """Return the layout of the result."""
-        return self._assembled(self.outs, self.out_shape)
+        return self._assemble(self.outs, self.out_shape)
 
     def _adopt(self, source: int, out: int) -> None:
         """Let an output axis be cut as the input axis is required to be."""
@@ -216,7 +216,7 @@ class _Propagation:
         """Return the sizes of mesh axes."""
         return tuple(self.counts[m] for m in mesh_axes)
 
-    def _assembled(self, axes: list[_Axis], shape: Shape) -> Layout:
+    def _assemble(self, axes: list[_Axis], shape: Shape) -> Layout:
         """Return the layout whose array axes are cut as described."""
         placements: list[Placement] = [
             Replicate() if type(p) is Shard else p for p in self.layout.placements

@@ -16,7 +16,7 @@ from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.layout import Placement
 from distarray.ops import build, checked_shape, target_layout
 from distarray.random._blocks import fill_floats, fill_integers
-from distarray.random._seeding import checked_seed, key_of
+from distarray.random._seeding import derive_key, normalize_seed
 from distarray.typing import Box, Buffer, Shape
 
 _Fill = Callable[[Buffer, tuple[int, int], int, Shape, Box], None]
@@ -76,7 +76,7 @@ class Generator:
     __slots__ = ("_calls", "_children", "_entropy", "_key", "_path")
 
     def __init__(self, seed: Any = None) -> None:
-        self._entropy = checked_seed(seed)
+        self._entropy = normalize_seed(seed)
         self._path: tuple[int, ...] = ()
         self._key: tuple[int, int] | None = None
         self._calls = 0
@@ -331,7 +331,7 @@ class Generator:
 
     def _known_key(self) -> tuple[int, int]:
         if self._key is None:
-            self._key = key_of(self._known_entropy(), self._path)
+            self._key = derive_key(self._known_entropy(), self._path)
         return self._key
 
     def _known_entropy(self) -> tuple[int, ...]:

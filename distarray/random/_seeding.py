@@ -15,7 +15,7 @@ from typing import Any
 from distarray.errors import ArgumentError, ArgumentTypeError
 
 
-def checked_seed(seed: Any) -> tuple[int, ...] | None:
+def normalize_seed(seed: Any) -> tuple[int, ...] | None:
     """Return a seed as integers, None for None."""
     if seed is None:
         return None
@@ -37,7 +37,7 @@ def checked_seed(seed: Any) -> tuple[int, ...] | None:
     return whole
 
 
-def key_of(entropy: Sequence[int], path: Sequence[int] = ()) -> tuple[int, int]:
+def derive_key(entropy: Sequence[int], path: Sequence[int] = ()) -> tuple[int, int]:
     """Return the two words of 32 bits that key the generator.
 
     Parameters

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from distarray.array._convert import tiled_layout
+from distarray.array._convert import infer_layout
 from distarray.comm import DeviceMesh, simulated_world, token, unrecorded
 from distarray.errors import ArgumentTypeError, LayoutError, MeshError
 from distarray.layout import Layout, Placement, suggest_for_torch
@@ -353,4 +353,4 @@ def _question(
 
 @lru_cache(maxsize=4096)
 def _tiled(mesh: Any, placements: tuple[Placement, ...], shapes: tuple[Shape, ...]) -> Layout:
-    return tiled_layout(mesh, placements, list(shapes), None)
+    return infer_layout(mesh, placements, list(shapes), None)

@@ -9,7 +9,7 @@ from distarray.comm import DeviceMesh
 from distarray.layout import Replicate, Shard
 from distarray.random import default_rng
 from distarray.random._blocks import fill_floats
-from distarray.random._seeding import key_of
+from distarray.random._seeding import derive_key
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
@@ -27,7 +27,7 @@ def test_block_is_its_part_of_what_one_process_makes(
 ) -> None:
     shape = (150, 203)  # large enough for a kernel on two ranks and on three not
     whole = np.empty(shape)
-    fill_floats(whole, "normal", key_of((2026,)), 1, shape, ((0, 150), (0, 203)))
+    fill_floats(whole, "normal", derive_key((2026,)), 1, shape, ((0, 150), (0, 203)))
     rng = default_rng(2026)
     rng.random()
     block = rng.standard_normal(shape, mesh=mesh, placements=[placement])

@@ -20,7 +20,7 @@ from distarray.errors import (
     ShapeError,
 )
 from distarray.random import Generator, default_rng
-from distarray.random._seeding import key_of
+from distarray.random._seeding import derive_key
 from tests.on_device import host
 
 LAYOUTS: list[tuple[tuple[int, ...], list[Any]]] = [
@@ -192,7 +192,7 @@ SEEDS: list[Any] = [
 
 
 def test_seeds_of_any_size_have_keys_of_their_own() -> None:
-    keys = {key_of((seed,) if isinstance(seed, int) else tuple(seed)) for seed in SEEDS}
+    keys = {derive_key((seed,) if isinstance(seed, int) else tuple(seed)) for seed in SEEDS}
     assert len(keys) == len(SEEDS)
     assert (
         default_rng((5,)).random() == default_rng(5).random() == default_rng(np.array([5])).random()
