@@ -14,9 +14,11 @@ from distarray.core import (
     checked_flag,
     into,
     normalised_axes,
+    plain_buffer,
     reduced_count,
     refused,
     register,
+    shown,
 )
 from distarray.errors import DTypeError
 from distarray.ops import _elementwise_logic as logic
@@ -60,7 +62,11 @@ def isrealobj(x: Any, /) -> bool:
 @register
 def result_type(*arrays_and_dtypes: Any) -> Any:
     """Return the dtype that NumPy promotes arrays, dtypes and Python numbers to."""
-    return np.result_type(*(x.dtype if isinstance(x, BaseArray) else x for x in arrays_and_dtypes))
+    given = [x.dtype if isinstance(x, BaseArray) else x for x in arrays_and_dtypes]
+    try:
+        return np.result_type(*given)
+    except (TypeError, ValueError) as error:
+        raise DTypeError(f"result_type of {', '.join(map(shown, given))}: {error}") from None
 
 
 @register
@@ -73,7 +79,7 @@ def can_cast(from_: Any, to: Any, /, casting: Any = "safe") -> bool:
 @register
 def common_type(*arrays: Any) -> Any:
     """Return the inexact dtype that all arrays have in common."""
-    known = [x if hasattr(x, "dtype") else np.asarray(x) for x in arrays]
+    known = [x if hasattr(x, "dtype") else plain_buffer(x, "common_type") for x in arrays]
     try:
         return np.common_type(*(np.empty(0, x.dtype) for x in known))
     except TypeError as error:
