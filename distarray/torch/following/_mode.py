@@ -159,6 +159,7 @@ class Following(Pausing):
             try:
                 result = call.function(*call.args, **call.kwargs)
             except (RuntimeError, ValueError, IndexError) as error:
+                worked = worked or _of_lost(call)
                 if worked is None:
                     raise
                 raise _refusal(*worked, where="") from error  # perhaps on this rank alone
@@ -387,6 +388,13 @@ def _number_of(call: Call, result: Any) -> tuple[str, Lost] | None:
     if all(one.x.ndim == 0 for one in call.operands):
         return None
     return _computed_from(lost, call.name)
+
+
+def _of_lost(call: Call) -> tuple[str, Lost] | None:
+    """Return of what a function that failed was to compute with something of this rank's alone."""
+    losts = (one.lost for one in call.operands if one.lost is not None)
+    lost = next((one for one in losts if one.function and is_sharded(one.layout)), None)
+    return None if lost is None else _computed_from(lost, call.name)
 
 
 def _computed_from(lost: Lost, name: str) -> tuple[str, Lost]:

@@ -282,3 +282,20 @@ def test_a_bias_that_its_group_has_let_go_is_an_error(width):
             model(torch.ones(2, 4) + mesh["dp"].coordinate[0])
 
     simulate(4, program, timeout=30)
+
+
+def test_a_residual_beside_what_was_computed_along_a_cut_axis_fails_with_a_remedy():
+    class Residual(Joined):
+        def forward(self, x):
+            x = self.a(x)
+            return x + self.function(self.b(x))
+
+    def program():
+        mesh = da.init_device_mesh((2,), ("tp",))
+        model = Residual(lambda y: y.cumsum(1), mesh.rank)
+        plan = {"a": dt.ColwiseParallel(output_layouts=S(2)), "b": dt.SequenceParallel()}
+        dt.parallelize_module(model, mesh, plan)
+        with pytest.raises(LayoutError, match=r"add would see .* computed from .*S\(1\)\]; take"):
+            model(_values(2, 6, 4))
+
+    simulate(2, program, timeout=30)
