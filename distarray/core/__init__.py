@@ -50,7 +50,6 @@ from distarray.core._operands import (
     checked,
     normalised,
     plain,
-    reduced,
 )
 from distarray.core._paths import inplace_path
 from distarray.core._policy import communication, permit
@@ -166,7 +165,6 @@ __all__ = [
     "real",
     "reduce",
     "reduce_block",
-    "reduced",
     "reduced_count",
     "reduced_shape",
     "reduction",

@@ -154,22 +154,24 @@ def reduced(name: str, array: Any) -> Any:
     return array._new(move(name, array._local, layout, whole), whole)
 
 
-def cast(name: str, array: Any, dtype: Any) -> Any:
+def cast(name: str, array: Any, dtype: Any, casting: Any = "unsafe") -> Any:
     """Return `array` with items of another dtype, its Partial mesh axes reduced first."""
     if array._local.dtype == dtype:
         return array
     if array._layout.has_partial:
         array = reduced(name, array)
-    block, mesh = array._local, array._layout.mesh
-    convert = functools.partial(block.astype, dtype)
-    return array._new(converted(mesh, name, block.dtype, dtype, convert), array._layout)
+    block = array._local
+    out = _memory.empty(block.shape, dtype, _backend.device_of(block))
+    copy = functools.partial(np.copyto, out, block, casting)
+    converted(array._layout.mesh, name, block.dtype, dtype, copy)
+    return array._new(out, array._layout)
 
 
 def assign(name: str, out: Any, result: Any, casting: Any = "same_kind") -> None:
     """Copy `result` into `out`, broadcast and redistributed to its layout."""
     if out._layout.has_partial and result.dtype != out.dtype:
         # What the other ranks hold then is nothing to a reduction in the dtype of `out`.
-        result = _cast(name, reduced(name, result), out.dtype, casting)
+        result = cast(name, result, out.dtype, casting)
     layouts = lifted_layouts(name, [out._layout, result._layout])
     src, dst = layouts[1], layouts[0]
     if src.shape == dst.shape:
@@ -186,11 +188,3 @@ def assign(name: str, out: Any, result: Any, casting: Any = "same_kind") -> None
         target, dtype = out._local, out._local.dtype
         copy = functools.partial(np.copyto, target, moved, casting)
         converted(dst.mesh, name, moved.dtype, dtype, copy)
-
-
-def _cast(name: str, x: Any, dtype: Any, casting: Any) -> Any:
-    block = x._local
-    cast = _memory.empty(block.shape, dtype, _backend.device_of(block))
-    copy = functools.partial(np.copyto, cast, block, casting)
-    converted(x._layout.mesh, name, block.dtype, dtype, copy)
-    return x._new(cast, x._layout)

@@ -11,18 +11,17 @@ from distarray.core import (
     LINEAR,
     POINTWISE,
     BaseArray,
+    cast,
     checked_casting,
     checked_device,
     checked_dtype,
     checked_flag,
     checked_index,
     checked_order,
-    converted,
     device_of,
     elementwise,
     into,
     plain_buffer,
-    reduced,
     register,
     run_row,
     unary,
@@ -230,14 +229,7 @@ def astype(
         x, copy = there.to_device(device), False
     if target == x.dtype:
         return x._new(_copy_block(x._local) if copy else x._local, x._layout)
-    if x._layout.has_partial:
-        x = reduced("astype", x)
-    block = x._local
-    out = _memory.empty(block.shape, target, _backend.device_of(block))
-    copyto = _backend.namespace_of(block).copyto
-    mesh = x._layout.mesh
-    converted(mesh, "astype", x.dtype, target, lambda: copyto(out, block, casting="unsafe"))
-    return x._new(out, x._layout)
+    return cast("astype", x, target)
 
 
 def _copy_block(block: Buffer, order: str = "K") -> Buffer:
