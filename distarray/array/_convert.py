@@ -17,10 +17,12 @@ from distarray.core import (
     chosen_mesh,
     chosen_placements,
     device_of,
+    empty_block,
     plain_buffer,
     plain_source,
     read_box,
     replicated,
+    separate,
 )
 from distarray.errors import (
     ArgumentError,
@@ -30,7 +32,7 @@ from distarray.errors import (
     PlacementError,
 )
 from distarray.layout import Layout, Placement, Shard
-from distarray.ops import asarray, checked_shape, empty_block, separate
+from distarray.ops import asarray, checked_shape
 from distarray.redistribute import check_dtype, redistribute_async, redistribute_local, scatter_from
 from distarray.typing import Box, Buffer, Shape
 

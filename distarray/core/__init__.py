@@ -24,7 +24,7 @@ from distarray.core._arguments import (
 from distarray.core._base import BaseArray, new_array, set_array_class
 from distarray.core._cache import cache, remember
 from distarray.core._cache import clear as clear_cache
-from distarray.core._dispatch import as_block, move
+from distarray.core._dispatch import as_block, copied, empty_block, move, separate
 from distarray.core._dtypes import (
     PLAIN_SCALARS,
     REFUSALS,
@@ -134,9 +134,11 @@ __all__ = [
     "common_mesh",
     "communication",
     "converted",
+    "copied",
     "device_of",
     "digest",
     "elementwise",
+    "empty_block",
     "equality",
     "floating",
     "functions",
@@ -180,6 +182,7 @@ __all__ = [
     "run_once",
     "run_one",
     "run_row",
+    "separate",
     "set_array_class",
     "shown",
     "state",

@@ -1,4 +1,4 @@
-"""Moving operands where an operation needs them, and its results as blocks."""
+"""Blocks: moved where an operation needs them, of its results, fresh, and copied."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend
+from distarray.comm import _backend, _memory
+from distarray.core._meshes import device_of
 from distarray.core._policy import permit
 from distarray.layout import Layout
 from distarray.layout import box as boxes
@@ -60,3 +61,20 @@ def as_block(result: Any) -> Buffer:
     block = np.empty((), object)
     block[()] = result
     return block
+
+
+def empty_block(layout: Layout, dtype: Any) -> Buffer:
+    """Return an uninitialised block for this process; an empty one outside the mesh."""
+    return _memory.empty(layout.local_shape(), dtype, device_of(layout))
+
+
+def copied(block: Buffer) -> Buffer:
+    """Return a C-contiguous copy of a block, in memory of its own."""
+    out = _memory.empty(block.shape, block.dtype, _backend.device_of(block))
+    out[...] = block
+    return out
+
+
+def separate(block: Buffer, source: Buffer) -> Buffer:
+    """Return `block`, copied where it may share memory with `source`."""
+    return copied(block) if _backend.may_share_memory(block, source) else block

@@ -21,10 +21,9 @@ from distarray.comm import Communicator, _backend, _memory, record, token, unrec
 from distarray.core import _on_device
 from distarray.core._base import BaseArray
 from distarray.core._cache import cache, remember
-from distarray.core._dispatch import as_block, move_all
+from distarray.core._dispatch import as_block, empty_block, move_all
 from distarray.core._dtypes import dtype_key, stand_in
 from distarray.core._float_errors import alike, strict, told
-from distarray.core._meshes import device_of
 from distarray.core._op import Call, Op, State, States
 from distarray.core._operands import lifted_layouts, local_blocks, normalised
 from distarray.core._policy import permit, permit_exchange
@@ -235,10 +234,9 @@ class Step:
             fixed = _backend.fixed if self._is_copied_view() else lambda block: block
 
             def nothing(*_: Any) -> Any:
-                shape, device = layout.local_shape(), device_of(layout)
                 if isinstance(result, tuple):
-                    return tuple([_memory.empty(shape, dtype, device) for dtype in result])
-                return fixed(_memory.empty(shape, result, device))
+                    return tuple([empty_block(layout, dtype) for dtype in result])
+                return fixed(empty_block(layout, result))
 
             return nothing
         local = op.bind(self)

@@ -11,6 +11,7 @@ from distarray.core import (
     cast,
     checked_device,
     converted,
+    copied,
     permit,
     plain_source,
     read_box,
@@ -18,7 +19,6 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError
 from distarray.layout import Layout, Placement
-from distarray.ops._blocks import copied
 from distarray.ops._creation import build, checked_dtype, target_layout
 from distarray.redistribute import redistribute_local
 from distarray.typing import Box, Buffer

@@ -16,6 +16,7 @@ from distarray.core import (
     checked_dtype,
     chosen_mesh,
     device_of,
+    empty_block,
     integers,
     new_array,
     plain_buffer,
@@ -31,7 +32,6 @@ from distarray.errors import (
     ShapeError,
 )
 from distarray.layout import Layout, Placement
-from distarray.ops._blocks import empty_block
 from distarray.redistribute import redistribute_local
 from distarray.typing import Box, Buffer, Shape
 

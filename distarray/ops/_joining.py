@@ -25,6 +25,8 @@ from distarray.core import (
     checked_dtype,
     common_mesh,
     converted,
+    copied,
+    empty_block,
     integers,
     normalised,
     plain_buffer,
@@ -37,7 +39,6 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Layout, dimmap
-from distarray.ops._blocks import copied, empty_block
 from distarray.ops._items import getitem, rows
 from distarray.ops._relabel import carry
 from distarray.ops._reshape import reshaped

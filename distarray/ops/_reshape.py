@@ -26,12 +26,12 @@ from distarray.core import (
     integers,
     register,
     run_one,
+    separate,
     shown,
     step_of,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, dimmap
-from distarray.ops._blocks import separate
 from distarray.ops._routes import Route, route
 from distarray.ops._shape import transpose
 from distarray.typing import Buffer

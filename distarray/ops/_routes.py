@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
+from distarray.core import empty_block
 from distarray.layout import DimMap, Layout, chunk, dimmap, propagate, stages
-from distarray.ops._blocks import empty_block
 from distarray.ops._relabel import Offsets, recut
 from distarray.ops._windows import from_flat, run, to_flat
 from distarray.redistribute import redistribute_local

@@ -17,10 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from distarray.comm import Purpose
-from distarray.core import BaseArray, Layouts, Op, Step, run_one
+from distarray.core import BaseArray, Layouts, Op, Step, copied, empty_block, run_one, separate
 from distarray.errors import IndexingError
 from distarray.layout import Layout, Shard
-from distarray.ops._blocks import copied, empty_block, separate
 from distarray.ops._relabel import carry, whole_along
 from distarray.ops._windows import mirror, mirrored, run
 from distarray.redistribute import redistribute_local

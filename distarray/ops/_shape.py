@@ -21,13 +21,13 @@ from distarray.core import (
     Op,
     Step,
     checked,
+    copied,
     register,
     run_one,
     shown,
 )
 from distarray.errors import ArgumentTypeError, AxisError, ShapeError
 from distarray.layout import DimMap, Layout, dimmap
-from distarray.ops._blocks import copied
 from distarray.ops._creation import checked_shape
 from distarray.ops._selection import flipped
 from distarray.typing import Axes, Buffer, Shape
