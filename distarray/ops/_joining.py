@@ -119,9 +119,13 @@ def concat(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: Any = None)
     if axis is None:
         given = [reshaped(x, (-1,)) if isinstance(x, BaseArray) else np.ravel(x) for x in given]
         axis = 0
-    common = _common_dtype([getattr(x, "dtype", x) for x in given])
-    dtype = with_length(checked_dtype(dtype, common), common)
     given = [x if hasattr(x, "ndim") else np.asarray(x) for x in given]
+    dtypes = [x.dtype for x in given]
+    if dtype is None:
+        dtype = checked_dtype(_common_dtype(dtypes))
+    else:
+        wanted = checked_dtype(dtype)
+        dtype = max((with_length(wanted, own) for own in dtypes), key=lambda one: one.itemsize)
     shapes = [x.shape for x in given]
     along = dimmap.checked_axis(axis, len(shapes[0]))
     joined_shape(shapes, along)  # which must fit before anything is sent
