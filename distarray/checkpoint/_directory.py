@@ -64,12 +64,11 @@ class Place:
     def publish(self, made: str) -> None:
         """Give a prepared directory, which is complete, the name."""
         _files.sync_directory(made)
+        old = None
         if not os.path.lexists(self.path):
             _files.rename(made, self.path)
         elif _files.exchange(made, self.path):
-            _files.sync_directory(self.parent)
-            _files.remove_tree(made)  # it has the old one now
-            return
+            old = made
         else:
             old = self._sibling("old", secrets.token_hex(4))
             _files.rename(self.path, old)
@@ -79,12 +78,11 @@ class Place:
             except OSError:
                 _files.rename(old, self.path)
                 raise
-            try:
-                _files.sync_directory(self.parent)
-            finally:
+        try:
+            _files.sync_directory(self.parent)
+        finally:
+            if old is not None:
                 _files.remove_tree(old)
-            return
-        _files.sync_directory(self.parent)
 
     def remove(self) -> None:
         """Remove the checkpoint: it is there whole, or not at all."""

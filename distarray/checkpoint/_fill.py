@@ -287,22 +287,11 @@ _SAMPLES = 16
 
 
 def choose_reading_layout(entry: Entry, layout: Layout, least: int, verify: bool) -> Layout | None:
-    """Return in which layout ranks read an array that they want in another one.
+    """Return in which layout, over its mesh, ranks read an array that they want in another one.
 
-    Parameters
-    ----------
-    layout
-        The one that is wanted, without Partial.
-    least
-        How many bytes are read at least: those of a block with a checksum, or a gap that is not
-        worth leaving out.
-    verify
-        Whether whole blocks are read.
-
-    Returns
-    -------
-    Layout or None
-        Over the same mesh; None where each rank may as well read what it wants.
+    None where each may as well read what it wants. At least so many bytes are read at a time:
+    those of a block with a checksum, all of which are read with ``verify``, or a gap that is not
+    worth leaving out.
     """
     held = tuple([chunk.box for chunk in entry.chunks])
     found = _plan_reads(layout.abstract, held, entry.dtype.itemsize, least, verify)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
@@ -13,7 +12,7 @@ from typing import Any, NoReturn, final
 from distarray.errors import LayoutError
 
 
-class Partition(ABC):
+class Partition:
     """A contiguous split of ``range(size)`` into `count` blocks, some of them perhaps empty.
 
     Attributes
@@ -29,26 +28,22 @@ class Partition(ABC):
     count: int
     _offsets: tuple[int, ...] | None
 
+    def __init__(self, offsets: tuple[int, ...]) -> None:
+        _fill(self, size=offsets[-1], count=len(offsets) - 1, _offsets=offsets)
+
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"{type(self).__name__} is immutable: cannot set {name!r}")
 
     @property
-    @abstractmethod
     def is_even(self) -> bool:
         """Whether all blocks have the same length."""
+        first = self.offsets[1]
+        return all(stop - start == first for start, stop in pairwise(self.offsets))
 
     @property
-    @abstractmethod
     def largest(self) -> int:
         """The length of the longest block."""
-
-    @abstractmethod
-    def bounds(self, index: int) -> tuple[int, int]:
-        """Return start and stop of block `index`, ``0 <= index < count``."""
-
-    @abstractmethod
-    def owners(self, start: int, stop: int) -> Sequence[int]:
-        """Return, in increasing order, the blocks that hold part of ``range(start, stop)``."""
+        return max(stop - start for start, stop in pairwise(self.offsets))
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -59,10 +54,25 @@ class Partition(ABC):
             return made
         return self._offsets
 
+    def bounds(self, index: int) -> tuple[int, int]:
+        """Return start and stop of block `index`, ``0 <= index < count``."""
+        offsets = self.offsets
+        return offsets[index], offsets[index + 1]
+
     def length(self, index: int) -> int:
         """Return the length of block `index`."""
         start, stop = self.bounds(index)
         return stop - start
+
+    def owners(self, start: int, stop: int) -> Sequence[int]:
+        """Return, in increasing order, the blocks that hold part of ``range(start, stop)``."""
+        offsets = self.offsets
+        start, stop = max(start, 0), min(stop, self.size)
+        if start >= stop:
+            return ()
+        first = bisect_right(offsets, start) - 1
+        last = bisect_left(offsets, stop)
+        return [i for i in range(first, last) if offsets[i] < offsets[i + 1]]
 
     def owner(self, position: int) -> int:
         """Return the block that holds `position`, ``0 <= position < size``."""
@@ -77,6 +87,12 @@ class Partition(ABC):
 
     def __hash__(self) -> int:
         return hash((self.size, self.count))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return explicit, (self.offsets,)
+
+    def __repr__(self) -> str:
+        return f"explicit({self.offsets})"
 
 
 @final
@@ -156,44 +172,6 @@ def _collect(
         )
 
 
-@final
-class _Explicit(Partition):
-    """Any contiguous split, given by its boundaries."""
-
-    __slots__ = ()
-
-    def __init__(self, offsets: tuple[int, ...]) -> None:
-        _fill(self, size=offsets[-1], count=len(offsets) - 1, _offsets=offsets)
-
-    @property
-    def is_even(self) -> bool:
-        first = self.offsets[1]
-        return all(stop - start == first for start, stop in pairwise(self.offsets))
-
-    @property
-    def largest(self) -> int:
-        return max(stop - start for start, stop in pairwise(self.offsets))
-
-    def bounds(self, index: int) -> tuple[int, int]:
-        offsets = self.offsets
-        return offsets[index], offsets[index + 1]
-
-    def owners(self, start: int, stop: int) -> Sequence[int]:
-        offsets = self.offsets
-        start, stop = max(start, 0), min(stop, self.size)
-        if start >= stop:
-            return ()
-        first = bisect_right(offsets, start) - 1
-        last = bisect_left(offsets, stop)
-        return [i for i in range(first, last) if offsets[i] < offsets[i + 1]]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return explicit, (self.offsets,)
-
-    def __repr__(self) -> str:
-        return f"explicit({self.offsets})"
-
-
 def _fill(partition: Partition, **values: object) -> None:
     """Set the slots of a partition under construction."""
     for name, value in values.items():
@@ -243,4 +221,4 @@ def explicit(offsets: Sequence[int]) -> Partition:
             f"boundaries {shown}: they must start with 0, never decrease and end with the length "
             "of the axis, with one entry more than there are blocks"
         )
-    return _Explicit(values)
+    return Partition(values)
