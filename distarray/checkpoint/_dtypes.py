@@ -87,14 +87,9 @@ def dtype_of_spec(spec: Any) -> np.dtype[Any]:
     raise CheckpointError(f"dtype {spec!r} is not known to this version")
 
 
-def code_of(spec: Spec) -> str:
-    """Return safetensors' code of a dtype; U8, that is bytes, where it has none."""
-    return _CODES.get(spec, "U8") if isinstance(spec, str) else "U8"
-
-
-def is_coded(spec: Spec) -> bool:
-    """Tell whether safetensors has a dtype."""
-    return isinstance(spec, str) and spec in _CODES
+def code_of(spec: Spec) -> str | None:
+    """Return safetensors' code of a dtype; None where it has none."""
+    return _CODES.get(spec) if isinstance(spec, str) else None
 
 
 def spec_of_code(code: Any) -> str | None:

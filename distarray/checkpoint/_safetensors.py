@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from distarray.checkpoint import _files
-from distarray.checkpoint._dtypes import Spec, code_of, dtype_of_spec, is_coded, spec_of_code
+from distarray.checkpoint._dtypes import Spec, code_of, dtype_of_spec, spec_of_code
 from distarray.errors import CheckpointError
 from distarray.typing import Shape
 
@@ -50,9 +50,10 @@ def compose_header(
     for name, spec, shape in items:
         itemsize = dtype_of_spec(spec).itemsize
         stop = offset + prod(shape) * itemsize
+        code = code_of(spec)
         told[name] = {
-            "dtype": code_of(spec),
-            "shape": list(shape) if is_coded(spec) else [*shape, itemsize],
+            "dtype": code or "U8",  # bytes
+            "shape": list(shape) if code else [*shape, itemsize],
             "data_offsets": [offset, stop],
         }
         offsets.append(offset)

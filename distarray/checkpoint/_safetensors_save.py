@@ -17,7 +17,7 @@ from distarray.checkpoint import _agreement, _files
 from distarray.checkpoint._agreement import agree_on_options, check_flags, check_path
 from distarray.checkpoint._blocks import Block, span, together_from
 from distarray.checkpoint._chunks import iterate_pieces
-from distarray.checkpoint._dtypes import describe, dtype_of_spec, is_coded
+from distarray.checkpoint._dtypes import code_of, describe, dtype_of_spec
 from distarray.checkpoint._manifest import BLOCK_BYTES
 from distarray.checkpoint._safetensors import compose_header
 from distarray.checkpoint._safetensors_load import INDEX, SINGLE
@@ -252,7 +252,7 @@ def _files_in_index(directory: str) -> set[str]:
 def _check(plan: SavePlan, tree: Any) -> None:
     """Raise unless there are arrays only, of dtypes that the format has."""
     for name, block in plan.blocks.items():
-        if not is_coded(block.spec):
+        if code_of(block.spec) is None:
             raise DTypeError(
                 f"{name} has dtype {describe(block.spec)}, which safetensors files lack; convert it"
             )

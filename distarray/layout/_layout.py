@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from math import prod
@@ -28,6 +29,7 @@ _KEEP: Final[Any] = object()
 
 
 @final
+@dataclass(slots=True, weakref_slot=True, init=False, eq=False, repr=False)
 class Layout:
     """Say which box of an array every rank of a mesh holds.
 
@@ -75,27 +77,6 @@ class Layout:
     ((256, 511), (0, 64))
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_abstract",
-        "_boundaries",
-        "_cuts",
-        "_fingerprint",
-        "_own_box",
-        "_own_shape",
-        "_partitions",
-        "has_partial",
-        "is_even",
-        "is_replicated",
-        "mesh",
-        "ndim",
-        "partial_axes",
-        "placements",
-        "replicated_axes",
-        "shape",
-        "shard_order",
-        "size",
-    )
     mesh: Mesh
     placements: tuple[Placement, ...]
     shape: Shape
