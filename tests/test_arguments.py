@@ -115,6 +115,14 @@ OTHER_VALUES = {"mean": "found in the same pass", "where": "items elsewhere are 
 """Arguments with which NumPy's result is another."""
 
 
+METHODS = {
+    name: method
+    for base in da.DistArray.__mro__[:-1]
+    for name, method in vars(base).items()
+    if inspect.isfunction(method) and not name.startswith("_")
+}
+
+
 def made(value: Any, mesh: Any, elsewhere: Any) -> Any:
     if isinstance(value, list):
         return [made(one, mesh, elsewhere) for one in value]
@@ -150,15 +158,16 @@ def calls(function: Any) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
     if function.__name__ == "where":
         right |= {"x1": On("x"), "x2": 0}
     for name, one in parameters.items():
-        for value in VALUES if one.kind is not kind.VAR_KEYWORD else ():
+        for value in VALUES if one.kind is not kind.VAR_KEYWORD and name != "self" else ():
             args: list[Any] = []
             options: dict[str, Any] = {}
             for key, given in (right | {name: value}).items():
-                if parameters[key].kind in (kind.POSITIONAL_ONLY, kind.VAR_POSITIONAL):
+                by_place = (kind.POSITIONAL_ONLY, kind.VAR_POSITIONAL)
+                if parameters[key].kind in by_place or key == "self":
                     args.append(given)
                 else:
                     options[key] = given
-            if one.kind is kind.VAR_POSITIONAL:
+            if one.kind is kind.VAR_POSITIONAL and "self" not in parameters:
                 args.append(On("x"))
             yield name, args, options
 
@@ -223,9 +232,9 @@ def without_seed(function: Any, end: Any) -> Any:
     return end[:1] if function.__name__.startswith("empty") and end[0] == "result" else end
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", [*FUNCTIONS, *(f"DistArray.{name}" for name in METHODS)])
 def test_wrong_arguments_end_alike_on_all_ranks_and_with_the_check(name):
-    function = getattr(da, name)
+    function = METHODS[name[10:]] if name.startswith("DistArray.") else getattr(da, name)
     for call, *on_ranks in zip(calls(function), *ends(function), strict=True):
         words = in_words(function, *call)
         given = distributed(*call)

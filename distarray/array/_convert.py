@@ -12,6 +12,7 @@ from distarray.core import (
     BaseArray,
     _replicas,
     check_device,
+    checked_device,
     checked_flag,
     checked_position,
     chosen_mesh,
@@ -325,7 +326,7 @@ def to_device(array: Any, device: str) -> Any:
     """Return `array` with its blocks on another device; itself where they are there."""
     src: Layout = array._layout
     here: Any = src.mesh
-    mesh = here.on(device)
+    mesh = here.on(checked_device(device))
     if mesh is src.mesh:
         return array
     return array._new(_backend.asarray(array._local, mesh.device), src.replace(mesh=mesh))

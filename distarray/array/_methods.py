@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,11 @@ def _method(function: Callable[..., Any]) -> Any:
     def method(self: Any, *args: Any, **options: Any) -> Any:
         return function(self, *args, **options)
 
+    array, *others = inspect.signature(function).parameters.values()
+    method.__signature__ = inspect.Signature([array.replace(name="self"), *others])  # type: ignore[attr-defined]
     method.__doc__ = function.__doc__
-    method.__name__ = getattr(function, "__name__", "method")
+    method.__name__ = function.__name__
+    method.__qualname__ = f"DistArray.{function.__name__}"
     return method
 
 
@@ -50,14 +54,23 @@ class Methods(BaseArray):
     swapaxes = _method(ops.swapaxes)
     dot = _method(ops.dot)
 
-    def astype(self, dtype: Any, order: str = "K", casting: Any = "unsafe", **options: Any) -> Any:
+    def astype(
+        self,
+        dtype: Any,
+        order: str = "K",
+        casting: Any = "unsafe",
+        subok: bool = True,
+        copy: bool = True,
+        *,
+        device: Any = None,
+    ) -> Any:
         """Return the array converted to another dtype; placements stay."""
-        del order
-        return ops.astype(self, dtype, casting=casting, **options)
+        del order, subok
+        return ops.astype(self, dtype, casting=casting, copy=copy, device=device)
 
-    def reshape(self, *shape: Any, **options: Any) -> Any:
+    def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> Any:
         """Return the items in another shape, given as integers or one tuple."""
-        return ops.reshape(self, _shape_argument(shape), **options)
+        return ops.reshape(self, _shape_argument(shape), order, copy=copy)
 
     def transpose(self, *axes: Any) -> Any:
         """Return the array with its axes in the order given, reversed without any."""
