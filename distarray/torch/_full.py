@@ -5,13 +5,13 @@ What one rank collects or scatters is held by no other rank: only the blocks tra
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from distarray.array._array import DistArray, _wrap
+from distarray.checkpoint import box_view
 from distarray.comm import DeviceMesh, _backend, all_gather_checked, by_answer
 from distarray.core import checked_position, chosen_placements, digest, lift
 from distarray.errors import (
@@ -23,11 +23,12 @@ from distarray.errors import (
     MismatchError,
 )
 from distarray.layout import Layout, Placement, Replicate, Shard
+from distarray.layout import box as boxes
 from distarray.redistribute import scatter_from as scatter_blocks
 from distarray.torch import _moves
 from distarray.torch._buffers import buffer_of, check_travels, tensor_of
-from distarray.torch._layouts import Placed, place, placed_of
-from distarray.torch._shards import in_full_order, in_order_of_ranks, is_sharded
+from distarray.torch._layouts import Placed, is_sharded, place, placed_of
+from distarray.torch._shards import block_of, in_full_order, in_order_of_ranks
 
 _R = Replicate()
 
@@ -127,7 +128,7 @@ def distribute_tensor(
     plain = layout.without_partial()
     whole = tensor.detach()
     if src_data_rank is None:
-        block = _cut(whole, plain.local_box()).clone(memory_format=torch.contiguous_format)
+        block = block_of(whole, Placed(plain)).clone(memory_format=torch.contiguous_format)
     else:
         source = mesh.flat_ranks[told[0][3]]
         block = scatter_from(whole if mesh.rank == source else None, Placed(plain), source, whole)
@@ -250,9 +251,9 @@ def gather_on_one(block: torch.Tensor, placed: Placed, rank: int) -> torch.Tenso
         return block if mesh.rank == rank else None
     comm = mesh.communicator()
     root = mesh.coordinate_of(rank)
-    boxes = {r: layout.local_box(mesh.coordinate_of(r)) or () for r in comm.ranks}
+    held = {r: layout.local_box(mesh.coordinate_of(r)) or () for r in comm.ranks}
     counts = [
-        _volume(boxes[r]) if _is_copy_of(mesh.coordinate_of(r), root, layout) else 0
+        boxes.volume(held[r]) if _is_copy_of(mesh.coordinate_of(r), root, layout) else 0
         for r in comm.ranks
     ]
     mine = block.detach().contiguous() if counts[comm.rank] else block.new_empty(0)
@@ -265,7 +266,7 @@ def gather_on_one(block: torch.Tensor, placed: Placed, rank: int) -> torch.Tenso
     whole = block.new_empty(layout.shape)
     for r, piece in zip(comm.ranks, arrived.split(counts), strict=True):
         if piece.numel():
-            cut = _cut(whole, boxes[r])
+            cut = box_view(whole, held[r])
             cut.copy_(piece.view(cut.shape))
     return in_full_order(whole, placed)
 
@@ -287,7 +288,7 @@ def scatter_from(
     block = like.new_empty(placed.layout.local_shape())
     if whole is not None:
         whole = in_order_of_ranks(whole.detach().to(like.device, like.dtype), placed)
-    read = None if whole is None else lambda box: _bits(_cut(whole, box))
+    read = None if whole is None else lambda box: _bits(box_view(whole, box))
     scatter_blocks(rank, _bits(block), placed.layout, read)
     return block
 
@@ -326,16 +327,6 @@ def _is_copy_of(coordinate: Any, root: Any, layout: Layout) -> bool:
         type(p) is Shard or a == b
         for p, a, b in zip(layout.placements, coordinate, root, strict=True)
     )
-
-
-def _cut(whole: torch.Tensor, box: Any) -> torch.Tensor:
-    for axis, (start, stop) in enumerate(box):
-        whole = whole.narrow(axis, start, stop - start)
-    return whole
-
-
-def _volume(box: Any) -> int:
-    return math.prod(stop - start for start, stop in box)
 
 
 def _flat(tensor: torch.Tensor) -> Any:

@@ -15,7 +15,7 @@ import torch
 from distarray.array._convert import infer_layout
 from distarray.comm import DeviceMesh, simulated_world, token, unrecorded
 from distarray.errors import ArgumentTypeError, LayoutError, MeshError
-from distarray.layout import Layout, Placement, suggest_for_torch
+from distarray.layout import Layout, Placement, Shard, suggest_for_torch
 from distarray.torch._opaque import untraced
 from distarray.typing import Shape
 
@@ -207,12 +207,18 @@ def place_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def own_placed(tensor: torch.Tensor) -> Placed | None:
-    """Return how a tensor itself is placed; None where nothing is known, also for a gradient."""
+def known_of(tensor: torch.Tensor) -> Placed | Lost | None:
+    """Return what is known of a tensor itself; None where nothing is, also for a gradient."""
     found = _beside.get(tensor)
-    if type(found) is not Placed or tuple(tensor.shape) != found.layout.local_shape():
-        return None  # it may have been resized since
+    if type(found) is Placed and tuple(tensor.shape) != found.layout.local_shape():
+        return None  # it has been resized since
     return found
+
+
+def own_placed(tensor: torch.Tensor) -> Placed | None:
+    """Return how a tensor itself is placed; None where that is not known."""
+    found = known_of(tensor)
+    return found if type(found) is Placed else None
 
 
 def lost_of(tensor: torch.Tensor) -> Lost | None:
@@ -307,7 +313,7 @@ def layout_from(
         check_block(local, layout)
         return layout
     draft = Layout(mesh, placements, local)
-    if not _is_cut(draft):
+    if not is_sharded(draft):  # a block's shape is the global one
         return draft
     return _tiled(mesh, draft.placements, _told_shapes(draft, tensor.dtype))
 
@@ -321,9 +327,13 @@ def check_block(local: Shape, layout: Layout) -> None:
         )
 
 
-def _is_cut(layout: Layout) -> bool:
-    """Tell whether a block's shape says less than the global one."""
-    return any(layout.partition(axis).count > 1 for axis in range(layout.ndim))
+@lru_cache(maxsize=4096)
+def is_sharded(layout: Layout) -> bool:
+    """Tell whether ranks hold different blocks."""
+    return any(
+        type(p) is Shard and size > 1
+        for p, size in zip(layout.placements, layout.mesh.shape, strict=True)
+    )
 
 
 def _told_shapes(draft: Layout, dtype: torch.dtype) -> tuple[Shape, ...]:

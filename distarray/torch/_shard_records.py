@@ -14,9 +14,9 @@ from torch import nn
 
 from distarray.errors import StateDictError
 from distarray.torch._compat import parameters_of, state_dict_hooks_of
-from distarray.torch._layouts import Beside, Placed
+from distarray.torch._layouts import Beside, Placed, is_sharded
 from distarray.torch._modules import state_of, watch_replacements
-from distarray.torch._shards import is_sharded, torn_among
+from distarray.torch._shards import torn_among
 
 KEY = "distarray_shares"
 """Under which metadata has a module's shards, by its parameters' names: saved files have it."""

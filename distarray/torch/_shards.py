@@ -17,7 +17,7 @@ import torch
 
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, LayoutError
-from distarray.layout import Layout, Placement, Shard, chunk
+from distarray.layout import Layout, Placement, chunk
 from distarray.torch._layouts import Beside, Placed
 
 
@@ -90,15 +90,6 @@ def torn_among(placed: Placed) -> int:
     layout = placed.layout
     sizes = (layout.mesh.shape[i] for i in layout.sharding_axes(placed.axis))
     return next((size for size in sizes if size > 1), 1)
-
-
-@lru_cache(maxsize=4096)
-def is_sharded(layout: Layout) -> bool:
-    """Tell whether ranks hold different blocks."""
-    return any(
-        type(p) is Shard and size > 1
-        for p, size in zip(layout.placements, layout.mesh.shape, strict=True)
-    )
 
 
 _shards: Beside[bool] = Beside()

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from distarray.layout import Layout, Shard
-from distarray.torch._layouts import Beside, Lost, Placed, lost_of, own_placed
-from distarray.torch._shards import is_sharded
+from distarray.torch._layouts import Beside, Lost, Placed, is_sharded, known_of, own_placed
 from distarray.torch.following._axes import Axes
 
 _of_weights: Beside[bool] = Beside()
@@ -27,7 +26,10 @@ class Operand(NamedTuple):
     @classmethod
     def of(cls, x: torch.Tensor) -> Operand:
         """Return a tensor with what is known of it now."""
-        return cls(x, own_placed(x), lost_of(x))
+        known = known_of(x)
+        if isinstance(known, Placed):
+            return cls(x, known, None)
+        return cls(x, None, known)
 
     @property
     def is_cut(self) -> bool:

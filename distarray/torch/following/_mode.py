@@ -20,9 +20,8 @@ import torch
 from distarray.errors import LayoutError
 from distarray.layout import Layout, Shard
 from distarray.torch._compat import is_in_function_forward
-from distarray.torch._layouts import Lost, is_known, is_placed, lose, lost_of, place
+from distarray.torch._layouts import Lost, is_known, is_placed, is_sharded, lose, lost_of, place
 from distarray.torch._opaque import Pausing, untraced, untraced_alone
-from distarray.torch._shards import is_sharded
 from distarray.torch.following._axes import PRODUCTS, cut_axes, single_axes
 from distarray.torch.following._known import (
     Operand,

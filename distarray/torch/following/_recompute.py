@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from distarray.torch._compat import function_modes, wrap_checkpointed
-from distarray.torch._layouts import Placed, is_placed, lose, lost_of, own_placed, place
+from distarray.torch._layouts import Placed, is_placed, known_of, lose, place
 from distarray.torch.following._mode import Following
 
 
@@ -46,7 +46,7 @@ class _Again:
         self._function = function
         self._modes = [(mode, mode.is_inside) for mode in modes]
         tensors = [x if isinstance(x, torch.Tensor) else None for x in args]
-        self.known = [None if x is None else own_placed(x) or lost_of(x) for x in tensors]
+        self.known = [None if x is None else known_of(x) for x in tensors]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for x, known in zip(reversed(args), reversed(self.known), strict=False):

@@ -27,10 +27,11 @@ from distarray.layout import Layout, Replicate, Shard
 from distarray.redistribute import redistribute_local
 from distarray.torch import _compat
 from distarray.torch._buffers import buffer_of, tensor_of
-from distarray.torch._layouts import check_mesh, is_placed, placed_of, watched
+from distarray.torch._layouts import Placed, check_mesh, is_placed, placed_of, watched
 from distarray.torch._modules import located, state_of
 from distarray.torch._opaque import untraced
 from distarray.torch._saved_tensors import Geometry, all_hooks_are_ours, enter_hooks
+from distarray.torch._shards import block_of
 from distarray.torch.parallel._style import one_axis
 
 _NAME = "_distarray_resharding"
@@ -147,11 +148,8 @@ class _Slice:
     """A rank's part of a replicated tensor, and the whole where it is needed again."""
 
     def __init__(self, whole: torch.Tensor, layout: Layout, purpose: Purpose) -> None:
-        box = layout.local_box()
-        assert box is not None  # this rank is in the mesh
-        for axis, (start, stop) in enumerate(box):
-            whole = whole.narrow(axis, start, stop - start)
-        self.part = whole.clone(memory_format=torch.contiguous_format)
+        block = block_of(whole, Placed(layout))
+        self.part = block.clone(memory_format=torch.contiguous_format)
         self.uses = 0
         self._layout = layout
         self._purpose = purpose

@@ -13,10 +13,10 @@ from torch import nn
 from distarray.comm import DeviceMesh, all_gather_checked, unrecorded
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Layout, chunk
-from distarray.torch._layouts import placed_of
+from distarray.torch._layouts import is_sharded, placed_of
 from distarray.torch._modules import check_described_alike, located, state_of, watch_replacements
 from distarray.torch._moves import check_mesh
-from distarray.torch._shards import checked_parts, is_shard, is_sharded
+from distarray.torch._shards import checked_parts, is_shard
 from distarray.torch.parallel._colwise import ColwiseParallel
 from distarray.torch.parallel._forward_wrapper import follow_layouts
 from distarray.torch.parallel._parameters import values_from

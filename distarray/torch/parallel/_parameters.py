@@ -11,12 +11,10 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from distarray.comm import DeviceMesh, by_answer, token
-from distarray.core import digest
 from distarray.errors import ArgumentError, LayoutError, MismatchError
 from distarray.layout import Layout, Placement
-from distarray.torch._buffers import buffer_of
 from distarray.torch._compat import buffers_of, parameters_of
-from distarray.torch._full import scatter_from
+from distarray.torch._full import digest_of, scatter_from
 from distarray.torch._layouts import Placed, place, placed_of
 from distarray.torch._modules import state_of
 from distarray.torch._moves import check_mesh
@@ -101,10 +99,7 @@ def distribute_parameter(
                 f"parameter {name!r} has a gradient already, of the full shape; parallelize before "
                 "the first backward pass, or after zero_grad()"
             )
-        if parameter.device.type == "meta":
-            block = torch.empty_like(block_of(parameter.detach(), placed).contiguous())
-        else:
-            block = _agreed_block(parameter, name, mesh, placed)
+        block = _agreed_block(parameter, name, mesh, placed)
         forget_graphs(parameter)
         parameter.data = block
         place(parameter, *placed)
@@ -132,10 +127,7 @@ def distribute_buffer(
             f"{type(module).__name__} has no buffer {name!r} that is not distributed yet"
         )
     placed = placed_as(mesh, placements, buffer.shape, parts, 0, unit)
-    if buffer.device.type == "meta":
-        block = torch.empty_like(block_of(buffer, placed).contiguous())
-    else:
-        block = _agreed_block(buffer, name, mesh, placed)
+    block = _agreed_block(buffer, name, mesh, placed)
     buffers_of(module)[name] = block
     place(block, *placed)
     note_placed(module, name, placed)
@@ -178,12 +170,14 @@ def _agreed_block(
     source = _source.get()
     comm = mesh.communicator()
     whole = parameter.detach()
+    if whole.is_meta:
+        return torch.empty_like(block_of(whole, placed).contiguous())
     parts = f" in parts {placed.parts}" if placed.parts else ""
     taken = "its own values" if source is None else f"those of position {source}"
     doing = f"parameter {name!r} of {whole.dtype} becomes {placed.layout}{parts} of {taken}"
     comm.agree(token(doing), doing)
     if source is None:
-        told = comm.all_gather_object(digest(buffer_of(whole.contiguous())))
+        told = comm.all_gather_object(digest_of(whole))
         if len(set(told)) > 1:
             raise MismatchError(
                 f"parameter {name!r} differs between the ranks of {mesh}: digests of it are "

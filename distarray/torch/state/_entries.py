@@ -18,8 +18,8 @@ from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError, St
 from distarray.layout import Layout, Replicate
 from distarray.torch import _modules
 from distarray.torch._full import gather_on_all, gather_on_one, lift_placed, rank_at, scatter_from
-from distarray.torch._layouts import Placed, own_placed
-from distarray.torch._shards import block_of, is_sharded
+from distarray.torch._layouts import Placed, is_sharded, own_placed
+from distarray.torch._shards import block_of
 
 T = TypeVar("T")
 

@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 
 from distarray.comm import DeviceMesh, all_gather_checked, by_answer
 from distarray.errors import MismatchError, StateDictError
-from distarray.torch._layouts import own_placed
-from distarray.torch._shards import is_sharded
+from distarray.torch._layouts import is_sharded, own_placed
 from distarray.torch.state._entries import ModuleState, OptimizerState, Receiver, Source
 
 

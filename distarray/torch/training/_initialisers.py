@@ -22,8 +22,8 @@ from torch import nn
 from distarray.comm import token
 from distarray.errors import ArgumentError
 from distarray.torch._compat import FANS, base_of, function_mode_depth, is_wrapped
-from distarray.torch._layouts import Placed, all_placed, own_placed
-from distarray.torch._shards import block_of, is_sharded
+from distarray.torch._layouts import Placed, all_placed, is_sharded, own_placed
+from distarray.torch._shards import block_of
 
 _RANDOM = (
     *("bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_"),

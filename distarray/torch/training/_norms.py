@@ -23,9 +23,8 @@ from distarray.errors import (
 from distarray.layout import Layout, Partial, Replicate, Shard
 from distarray.redistribute import redistribute_local
 from distarray.torch._compat import norms_of, scale_all
-from distarray.torch._layouts import layout_of
+from distarray.torch._layouts import is_sharded, layout_of
 from distarray.torch._shard_records import name_of as recorded_name
-from distarray.torch._shards import is_sharded
 
 _R = Replicate()
 _SHOWN = 8  # names that a message lists

@@ -21,9 +21,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from distarray.errors import ArgumentError
 from distarray.layout import Shard
 from distarray.torch._compat import leaves_of
-from distarray.torch._layouts import placed_of
+from distarray.torch._layouts import is_sharded, placed_of
 from distarray.torch._opaque import untraced
-from distarray.torch._shards import is_sharded
 
 _STEPS = 3
 """Some begin to mix items after their first step, with what they have gathered in it."""
