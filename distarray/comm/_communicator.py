@@ -104,14 +104,7 @@ class Communicator(ABC):
     ) -> Request:
         """Put every rank's ``send`` into every rank's ``recv``, in rank order.
 
-        Parameters
-        ----------
-        send
-            ``counts[rank]`` elements.
-        recv
-            ``sum(counts)`` elements.
-        counts
-            What each rank sends, the same on every rank; default: all as much.
+        ``counts`` are what each rank sends, the same on every rank; by default all as much.
         """
         check_pair(send, recv, "all_gather")
         counts = check_counts(counts, self.size, recv.size, "receive", "all_gather")
@@ -135,12 +128,8 @@ class Communicator(ABC):
     ) -> Request:
         """Send part ``i`` of ``send`` to rank ``i``, and put what rank ``i`` sends into part ``i``.
 
-        Parameters
-        ----------
-        send, recv
-            ``sum(send_counts)`` and ``sum(recv_counts)`` elements.
-        send_counts, recv_counts
-            What goes to and comes from each rank; default: all as much.
+        ``send_counts`` and ``recv_counts`` are what goes to and comes from each rank; by default
+        all as much.
         """
         check_pair(send, recv, "all_to_all")
         sends = check_counts(send_counts, self.size, send.size, "send", "all_to_all")
@@ -182,16 +171,9 @@ class Communicator(ABC):
         *,
         blocking: bool = True,
     ) -> Request:
-        """Put part ``rank`` of the root's ``send`` into ``recv``.
+        """Put part ``rank`` of the root's ``send``, which is None elsewhere, into ``recv``.
 
-        Parameters
-        ----------
-        send
-            ``sum(counts)`` elements on the root; None elsewhere.
-        recv
-            ``counts[rank]`` elements.
-        counts
-            What each rank receives, the same on every rank; default: all as much.
+        ``counts`` are what each rank receives, the same on every rank; by default all as much.
         """
         check_buffer(recv, "receive", "scatter")
         root = check_rank(root, self.size, "root")
@@ -221,16 +203,9 @@ class Communicator(ABC):
         *,
         blocking: bool = True,
     ) -> Request:
-        """Put every rank's ``send`` into the root's ``recv``, in rank order.
+        """Put every rank's ``send``, in rank order, into the root's ``recv``; None elsewhere.
 
-        Parameters
-        ----------
-        send
-            ``counts[rank]`` elements.
-        recv
-            ``sum(counts)`` elements on the root; None elsewhere.
-        counts
-            What each rank sends, the same on every rank; default: all as much.
+        ``counts`` are what each rank sends, the same on every rank; by default all as much.
         """
         check_buffer(send, "send", "gather")
         root = check_rank(root, self.size, "root")
@@ -327,17 +302,10 @@ class Communicator(ABC):
     ) -> Buffer | Request:
         """Return the reduction of every rank's array, bitwise the same on every rank.
 
-        Parameters
-        ----------
-        array
-            The same shape and dtype on every rank.
-        op
-            sum avg min max prod, any all (bool), band bor bxor (bool and integers).
-        out
-            Where the result goes, possibly ``array`` itself; default: a new array. Of dtype
-            float64 for the average of integers.
-        bfloat16
-            Whether the items are bfloat16 held as uint16.
+        The array has the same shape and dtype on every rank, ``op`` is one of sum avg min max prod,
+        any all (bool), band bor bxor (bool and integers). The result goes to ``out``, possibly
+        ``array`` itself, or to a new array; the average of integers is float64. ``bfloat16`` says
+        that the items are such, held as uint16.
         """
         small = array.nbytes <= SMALL_BYTES and _backend.is_numpy(array)
         if small and blocking and self.size > 1 and not bfloat16:
@@ -432,16 +400,7 @@ class Communicator(ABC):
     ) -> Request:
         """Reduce every rank's ``send``, and put part ``rank`` of it into ``recv``.
 
-        Parameters
-        ----------
-        send
-            ``sum(counts)`` elements.
-        recv
-            ``counts[rank]`` elements; float64 for the average of integers.
-        counts
-            What each rank receives, the same on every rank; default: all as much.
-        op, bfloat16
-            As for ``all_reduce``.
+        ``counts`` are what each rank receives; the rest is as for ``all_reduce``.
         """
         check_buffer(send, "send", "reduce_scatter")
         check_buffer(recv, "receive", "reduce_scatter")
@@ -528,26 +487,15 @@ class Communicator(ABC):
     ) -> Views:
         """Return a context that yields every rank's block, readable in place.
 
-        None stands for ranks whose memory this one cannot reach. The blocks may differ in shape
-        and strides, not in dtype. They stay as they are inside the context, and leaving it lets
-        their owners change them.
+        None stands for ranks whose memory this one cannot reach. The blocks may differ in shape and
+        strides, not in dtype. They stay as they are inside the context, and leaving it lets their
+        owners change them.
 
-        Parameters
-        ----------
-        block
-            This rank's block.
-        token
-            What this rank believes it is doing, as a number below 2**62; ``str(what)`` says it in
-            errors.
-        closing
-            Whether leaving waits until all have read. False where another round of the same
-            communicator follows at once, which then says so: until that has been entered the block
-            must neither change nor go away.
-
-        Raises
-        ------
-        MismatchError
-            On every rank, where they believe different things.
+        ``token`` is a number below 2**62 for what this rank believes it is doing, which
+        ``str(what)`` says in errors: where ranks believe different things it is a MismatchError on
+        every rank. ``closing`` says whether leaving waits until all have read: not where another
+        round of the same communicator follows at once, which then says so. Until that has been
+        entered the block must neither change nor go away.
         """
 
     def agree(self, token: int, what: object = "") -> None:
@@ -584,17 +532,10 @@ class Communicator(ABC):
 
     @abstractmethod
     def subgroup(self, ranks: Sequence[int], name: str | None = None) -> Communicator | None:
-        """Return the communicator of some ranks, in that order; None where this is not one.
+        """Return the communicator of some of ``self.ranks``; None where this is none of them.
 
-        Collective over these ranks alone. Calls with the same ranks return communicators that
-        share one transport.
-
-        Parameters
-        ----------
-        ranks
-            Numbers of ``self.ranks``.
-        name
-            What ``CommLog`` calls it; default: this one's name.
+        Collective over these ranks alone. Calls with the same ranks return communicators that share
+        one transport. ``name`` is what ``CommLog`` calls it; by default this one's name.
         """
 
     @abstractmethod
@@ -614,12 +555,8 @@ class Communicator(ABC):
     def export(self) -> Any:
         """Return an mpi4py communicator for the user, the same one every time.
 
-        The library sends nothing through it. The first call is collective.
-
-        Raises
-        ------
-        CommunicationError
-            There is no MPI behind this communicator.
+        The library sends nothing through it. The first call is collective. Without MPI behind it,
+        it is a CommunicationError.
         """
 
     @property

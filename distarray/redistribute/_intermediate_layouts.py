@@ -61,14 +61,8 @@ def cut_further(
 ) -> Layout:
     """Return a layout whose blocks are parts of the given one's, cut by more mesh axes.
 
-    Parameters
-    ----------
-    layout
-        Whose blocks are cut.
-    placements
-        Those of the layout, but for some mesh axes that now shard; they cut last.
-    like
-        Layout whose boundaries to take where it cuts an array axis by the same mesh axes.
+    ``placements`` are those of the layout, but for some mesh axes that now shard; they cut last.
+    The boundaries of ``like`` are taken where it cuts an array axis by the same mesh axes.
     """
     cuts = {axis: list(layout.sharding_axes(axis)) for axis in range(layout.ndim)}
     for i, (old, new) in enumerate(zip(layout.placements, placements, strict=True)):

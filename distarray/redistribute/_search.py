@@ -46,16 +46,9 @@ Steps = tuple[Step, ...]
 
 
 class Search:
-    """The cheapest steps from ``src`` to ``goal``, which creates no ``Partial``.
+    """The cheapest steps from ``src`` to ``goal``, abstract layouts of one shape.
 
-    Parameters
-    ----------
-    src, goal
-        Abstract layouts of one shape.
-    dtype
-        Of the source's values.
-    model
-        What steps cost.
+    The goal creates no ``Partial``; the dtype is that of the source's values.
     """
 
     def __init__(self, src: Layout, goal: Layout, dtype: np.dtype[Any], model: CostModel) -> None:

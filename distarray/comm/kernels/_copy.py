@@ -93,47 +93,31 @@ def _stream_fill(dst: int, line: int, nbytes: int) -> None:
 stream_fill = Kernel(_stream_fill, "void(int64, int64, int64)", _intrinsics)
 
 
-def _copy_short(
-    dst: int, src: int, run: int,
-    n0: int, d0: int, s0: int,
-    n1: int, d1: int, s1: int,
-    n2: int, d2: int, s2: int,
-) -> None:  # fmt: skip
-    """Copy rows of 8 to 128 contiguous bytes, each by two moves that may overlap."""
-    for i2 in range(n2):
-        for i1 in range(n1):
-            d, s = dst + i2 * d2 + i1 * d1, src + i2 * s2 + i1 * s1
-            if run <= 16:
-                end = run - 8
+def _copying(width: int) -> Kernel:
+    """Return the kernel for rows of ``width`` to ``2 * width`` contiguous bytes."""
+
+    def copy_short(
+        dst: int, src: int, run: int,
+        n0: int, d0: int, s0: int,
+        n1: int, d1: int, s1: int,
+        n2: int, d2: int, s2: int,
+    ) -> None:  # fmt: skip
+        """Copy rows, each by two moves that may overlap."""
+        end = run - width
+        for i2 in range(n2):
+            for i1 in range(n1):
+                d, s = dst + i2 * d2 + i1 * d1, src + i2 * s2 + i1 * s1
                 for _ in range(n0):
-                    move(d, s, 8, 0)
-                    move(d + end, s + end, 8, 0)
-                    d += d0
-                    s += s0
-            elif run <= 32:
-                end = run - 16
-                for _ in range(n0):
-                    move(d, s, 16, 0)
-                    move(d + end, s + end, 16, 0)
-                    d += d0
-                    s += s0
-            elif run <= 64:
-                end = run - 32
-                for _ in range(n0):
-                    move(d, s, 32, 0)
-                    move(d + end, s + end, 32, 0)
-                    d += d0
-                    s += s0
-            else:
-                end = run - 64
-                for _ in range(n0):
-                    move(d, s, 64, 0)
-                    move(d + end, s + end, 64, 0)
+                    move(d, s, width, 0)
+                    move(d + end, s + end, width, 0)
                     d += d0
                     s += s0
 
+    return Kernel(copy_short, f"void({', '.join(['int64'] * 12)})", _intrinsics)
 
-copy_short = Kernel(_copy_short, f"void({', '.join(['int64'] * 12)})", _intrinsics)
+
+COPY_SHORT: Final[dict[int, Kernel]] = {width: _copying(width) for width in (8, 16, 32, 64)}
+"""Copies of rows shorter than two lines, by the width of a move."""
 
 
 def _transposing(itemsize: int, width: int, streaming: int) -> Kernel:

@@ -68,7 +68,8 @@ def copy_by_kernel(dst: np.ndarray, src: np.ndarray, streaming: bool) -> bool:
                 lambda: np.copyto(dst, src),
             )
         elif run in _SHORT_RUN:
-            _copy_rows(kernels_cpu.copy_short.run, d, s, run, outer)
+            width = 1 << (run - 1).bit_length() - 1  # a move that reaches half of the row, or more
+            _copy_rows(kernels_cpu.COPY_SHORT[width].run, d, s, run, outer)
         else:
             return False
         return True

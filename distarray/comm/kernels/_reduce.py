@@ -42,15 +42,11 @@ ITEMSIZE: Final = {"bf16": 2} | {
 """Bytes of an item of each kind of source."""
 
 
-def _types(kind: str, op: str) -> tuple[Any, Any, Any]:
-    """Return the types of an item in the sources, in registers, and in the result."""
-    if kind == "bf16":
-        return ir.IntType(16), _FLOAT, ir.IntType(16)
+def _item_of(kind: str) -> Any:
+    """Return the type of an item in the sources."""
     if kind[0] == "f":
-        item = {2: _HALF, 4: _FLOAT, 8: _DOUBLE}[int(kind[1])]
-        return item, _FLOAT if item is _HALF else item, item
-    item = ir.IntType(8 * int(kind[1]))
-    return (item, _DOUBLE, _DOUBLE) if op == "avg" else (item, item, item)
+        return {2: _HALF, 4: _FLOAT, 8: _DOUBLE}[int(kind[1])]
+    return ir.IntType(8 * ITEMSIZE[kind])
 
 
 def result_itemsize(kind: str, op: str) -> int:
@@ -134,7 +130,7 @@ def _reduce_items(
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         what, how, n, times, past = (literal.literal_value for literal in literals)
-        item, _, _ = _types(what, how)
+        item = _item_of(what)
         size = ITEMSIZE[what]
         target, entries, sources, row, first = args[:5]
 
