@@ -1,4 +1,4 @@
-"""Ways in and out: adopting blocks, distributing a value, gathering, changing the layout."""
+"""Conversions: adopting blocks, distributing a value, gathering, changing the layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How NumPy and Python's own machinery meet a distributed array."""
+"""Protocols by which NumPy, DLPack and Python itself meet a distributed array."""
 
 from __future__ import annotations
 

@@ -31,6 +31,8 @@ from distarray.errors import (
 
 T = TypeVar("T")
 _LONGEST_PAUSE = 0.02
+"""Seconds between looks: little beside any write, and no load for the processor."""
+
 _WAIT = "da.checkpoint: other ranks read, write or compare"
 
 

@@ -110,11 +110,11 @@ class Block:
         Whether every rank passes a whole array of its own, which must be the same everywhere.
     is_outside
         Whether this rank is not in the mesh of the array, and need not know its dtype.
-    is_torn
-        Whether the pieces are not what the layout says, but parts of the array in another order.
+    is_fused
+        Whether the pieces are not what the layout says, but shares of each part of fused weights.
     """
 
-    __slots__ = ("is_outside", "is_same", "is_torn", "layout", "pieces", "shape", "spec")
+    __slots__ = ("is_fused", "is_outside", "is_same", "layout", "pieces", "shape", "spec")
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Block:
         layout: Layout | None = None,
         is_same: bool = False,
         is_outside: bool = False,
-        is_torn: bool = False,
+        is_fused: bool = False,
     ) -> None:
         self.spec = spec
         self.shape: Shape = tuple(shape)
@@ -132,7 +132,7 @@ class Block:
         self.layout = layout
         self.is_same = is_same
         self.is_outside = is_outside
-        self.is_torn = is_torn
+        self.is_fused = is_fused
 
     @classmethod
     def of_whole(cls, spec: Spec, array: Any) -> Block:

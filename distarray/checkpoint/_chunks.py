@@ -193,7 +193,11 @@ def _title(part: Part) -> str:
 
 
 _MOST_OPEN = 64
+"""Files at a time, of the 1,024 that systems mostly let a process have, with many ranks' files."""
+
 _READ_BYTES = 8 << 20
+"""How many bytes are read at once: the memory that loads are documented to take."""
+
 GAP_BYTES = 64 << 10
 """Bytes in between that are read as well, rather than reading twice."""
 
@@ -244,12 +248,10 @@ class Reader:
             if common is not None:
                 part = box_view(target, boxes.shift(common, box))
                 own = boxes.shift(common, chunk.box)
-                if self._verify:
-                    self._read(entry, chunk, own, part)
-                    continue
                 gap = block_items(GAP_BYTES, entry.dtype.itemsize)
-                for cluster in clusters(boxes.shape(chunk.box), own, gap):
-                    self._read(entry, chunk, cluster, box_view(part, boxes.shift(cluster, own)))
+                found = [own] if self._verify else clusters(boxes.shape(chunk.box), own, gap)
+                for one in found:
+                    self._read(entry, chunk, one, box_view(part, boxes.shift(one, own)))
         while self._checks:
             self._checks.pop()()
 

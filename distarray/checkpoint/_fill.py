@@ -117,7 +117,7 @@ def _find_layout(target: Target, comm: Communicator) -> Layout | None:
     An array that every rank wants all of is replicated over all of them.
     """
     entry, block = target
-    if entry.dtype.itemsize not in _BITS or block.is_torn:
+    if entry.dtype.itemsize not in _BITS or block.is_fused:
         return None
     if block.layout is None:
         return Layout(DeviceMesh(comm.ranks, comm=comm), [Replicate()], entry.shape)
@@ -145,8 +145,8 @@ class _Progress:
 
     Attributes
     ----------
-    is_over
-        Whether a rank that this one reads together with has failed.
+    has_failed
+        Whether this rank, or one that it reads together with, has failed.
     failure
         What went wrong on this rank.
     """

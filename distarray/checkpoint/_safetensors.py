@@ -21,6 +21,7 @@ METADATA = "__metadata__"
 _ALIGNMENT = 4096
 """Where the data starts: at a multiple of this."""
 _MOST_HEADER_BYTES = 1 << 30
+"""The format's own library takes 100 MB; headers of checkpoints with many chunks may be longer."""
 
 
 class Item(NamedTuple):

@@ -1,4 +1,4 @@
-"""From a counter to a random number, in integer and IEEE arithmetic that every platform has alike.
+"""Formulas of random numbers, in integer and IEEE arithmetic that every platform has alike.
 
 The functions are written once and run twice: by NumPy on arrays of at least one axis, and compiled
 by Numba for one element at a time (``_kernels``). They use nothing but integer operations, the

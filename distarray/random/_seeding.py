@@ -1,4 +1,4 @@
-"""From a seed of any size to the 64 bits of a key.
+"""Keys of generators: 64 bits from a seed of any size.
 
 A seed is spelled as bytes that no other seed shares: each integer as its length in bytes and its
 bytes, lowest first, then the path of ``spawn`` in the same way. BLAKE2b (RFC 7693), personalised

@@ -157,7 +157,7 @@ def block_of(tensor: torch.Tensor, placed: Placed | None, name: str) -> Block:
         )
     pieces = [TensorPiece(box, box_view(plain, own)) for box, own in held(placed)]
     layout = placed.layout
-    return Block(spec, layout.shape, pieces, layout, is_torn=bool(placed.parts))
+    return Block(spec, layout.shape, pieces, layout, is_fused=bool(placed.parts))
 
 
 def held(placed: Placed) -> list[tuple[Box, Box]]:
