@@ -35,7 +35,7 @@ from distarray.core._dtypes import (
     with_length,
 )
 from distarray.core._elementwise import elementwise, into, refused, run_row
-from distarray.core._engine import Step, run, run_once, run_one, step_for, step_of
+from distarray.core._engine import Step, run, run_once, run_one, step_for, steps
 from distarray.core._families import binary, equality, unary
 from distarray.core._float_errors import CALM, converted, state, strict
 from distarray.core._folding import in_unit, reduce_block
@@ -188,7 +188,7 @@ __all__ = [
     "state",
     "state_dtype",
     "step_for",
-    "step_of",
+    "steps",
     "strict",
     "ufuncs",
     "unary",

@@ -22,9 +22,9 @@ _dictionaries: list[dict[Any, Any]] = []
 _used = 0
 
 
-def cache() -> dict[Any, Any]:
+def cache(kind: type[dict[Any, Any]] = dict) -> dict[Any, Any]:
     """Return a dictionary whose entries `remember` puts in and `clear` drops."""
-    made: dict[Any, Any] = {}
+    made = kind()
     _dictionaries.append(made)
     return made
 

@@ -34,7 +34,17 @@ from distarray.layout import REDUCTIONS, DimMap, Layout, propagate
 from distarray.redistribute import redistribute_local
 from distarray.typing import Box, Buffer
 
-_steps = cache()
+
+class _Steps(dict[Any, "Step"]):
+    """Steps by (operation, static arguments, layout and dtype of each operand), made at need."""
+
+    def __missing__(self, key: tuple[Any, ...]) -> Step:
+        step = Step(key[0], key[2::2], key[3::2], key[1])
+        remember(self, key, step)
+        return step
+
+
+steps = cache(_Steps)
 
 
 def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) -> Any:
@@ -88,18 +98,14 @@ def step_for(op: Op, operands: Sequence[Any], static: Any = None) -> Step:
             parts += x.shape, x.dtype
         else:
             parts += None, dtype_key(x)
-    key = (op, static, *parts)
-    step = _steps.get(key)
-    if step is None:
-        step = Step(op, parts[::2], parts[1::2], static)
-        remember(_steps, key, step)
-    return step
+    found: Step = steps[(op, static, *parts)]
+    return found
 
 
 def run_one(op: Op, x: BaseArray, static: Any) -> Any:
     """Return `run(op, (x,), static)` of a distributed array, by the shortest way."""
-    step = step_of(op, x, static)
     block = x._local
+    step = steps[op, static, x._layout, block.dtype]
     block = step.run(block) if step.still else step.run(*step.move((block,)))
     return x._new(block, step.output if op.made is None else step.made(block))
 
@@ -108,16 +114,6 @@ def run_once(op: Op, x: BaseArray, static: Any) -> Any:
     """Return `run_one(op, x, static)`, which nothing remembers: `static` needs no hash."""
     step = Step(op, (x._layout,), (x._local.dtype,), static)
     return x._new(step.run(*step.move((x._local,))), step.output)
-
-
-def step_of(op: Op, x: BaseArray, static: Any) -> Step:
-    """Return the step of an operation on one distributed array."""
-    key = (op, static, x._layout, x._local.dtype)
-    step = _steps.get(key)
-    if step is None:
-        step = Step(op, (x._layout,), (x._local.dtype,), static)
-        remember(_steps, key, step)
-    return step
 
 
 class Step:

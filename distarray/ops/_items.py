@@ -28,7 +28,7 @@ from distarray.core import (
     plain_buffer,
     replicated,
     run_one,
-    step_of,
+    steps,
 )
 from distarray.errors import ArgumentError, DeviceError, DTypeError, FloatingError, ShapeError
 from distarray.layout import DimMap, dimmap
@@ -62,9 +62,9 @@ def getitem(x: Any, key: Any) -> Any:
     IndexingError
         If the key is out of range, too long, or of another kind.
     """
-    step = step_of(_index, x, checked_key(key))
-    found: Any = step.spec
     block = x._local
+    step = steps[_index, checked_key(key), x._layout, block.dtype]
+    found = step.spec
     block = step.run(block) if step.still else step.run(*step.move((block,)))
     result = x._new(block, found.output)
     if found.copies_view:
@@ -106,7 +106,7 @@ def setitem(x: Any, key: Any, value: Any) -> None:
     ReadOnlyError
         If the array is read-only.
     """
-    found: Any = step_of(_index, x, checked_key(key)).spec
+    found = steps[_index, checked_key(key), x._layout, x._local.dtype].spec
     if isinstance(value, PendingWrite):
         value = value.settle(x, found.purpose.text)
     check_writable("assignment", x)

@@ -28,7 +28,7 @@ from distarray.core import (
     run_one,
     separate,
     shown,
-    step_of,
+    steps,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, dimmap
@@ -147,7 +147,7 @@ def reshape(
     if checked_order("reshape", order, "CF") == "F":
         return transpose(reshape(transpose(x), _asked(shape)[::-1], copy=copy))
     asked = _asked(shape)
-    step = step_of(_reshape, x, asked)
+    step = steps[_reshape, asked, x._layout, x._local.dtype]
     program: Any = step.spec
     if copy is False and program.sends:
         raise ArgumentError(

@@ -165,7 +165,7 @@ def _bind(step: Step) -> Callable[[Buffer], Buffer]:
     key, output = found.key, found.output
     shape = output.local_shape()
     if not found.copies_view:
-        return lambda block: block[key]
+        return operator.itemgetter(key)
     if found.is_local:
         return lambda block: copied(block[key].reshape(shape))
     axes = _after(found.flipped, found.taken)
