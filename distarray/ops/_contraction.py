@@ -325,10 +325,7 @@ def dot(x1: Any, x2: Any, /) -> Any:
         If the shapes do not fit together.
     """
     x1, x2 = normalised("dot", (x1, x2))
-    ndims = (
-        np.ndim(x1) if not isinstance(x1, BaseArray) else x1.ndim,
-        (np.ndim(x2) if not isinstance(x2, BaseArray) else x2.ndim),
-    )
+    ndims = [getattr(x, "ndim", 0) for x in (x1, x2)]
     if 0 in ndims:
         return multiply(x1, x2)
     if max(ndims) <= 2 or ndims[1] == 1:
@@ -419,7 +416,7 @@ def outer(x1: Any, x2: Any, /) -> Any:
 def inner(x1: Any, x2: Any, /) -> Any:
     """Return the sum of products over the last axis of both operands."""
     x1, x2 = normalised("inner", (x1, x2))
-    if any((x.ndim if isinstance(x, BaseArray) else np.ndim(x)) == 0 for x in (x1, x2)):
+    if any(getattr(x, "ndim", 0) == 0 for x in (x1, x2)):
         return dot(x1, x2)
     return tensordot(x1, x2, axes=((-1,), (-1,)))
 
