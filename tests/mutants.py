@@ -568,7 +568,7 @@ MUTANTS = (
     Mutant(
         "gradients of parameters that work on shards of a sequence are not added up",
         "torch/parallel/_gradient_sums.py",
-        "        total = _moves.moved(packed, *ways)",
+        "        total = _moves.move(packed, *ways)",
         "        total = packed",
         ("torch/parallel/test_sequence.py",),
     ),

@@ -1,4 +1,4 @@
-"""Which kind of backward pass is under way: one for all leaves, or one that was asked for some."""
+"""Kinds of backward passes: for all leaves, or for those that were asked for."""
 
 from __future__ import annotations
 

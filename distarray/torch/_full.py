@@ -64,7 +64,7 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
         )
     src = placed.layout
     dst = Layout(src.mesh, [_R] * src.mesh.ndim, src.shape)
-    whole = _moves.moved(
+    whole = _moves.move(
         tensor, *_moves.routes_between(src, dst, requires_grad=tensor.requires_grad)
     )
     ordered = in_full_order(whole, placed)
@@ -132,7 +132,7 @@ def distribute_tensor(
     else:
         source = mesh.flat_ranks[told[0][3]]
         block = scatter_from(whole if mesh.rank == source else None, Placed(plain), source, whole)
-    block = _moves.moved(block, *_moves.routes_between(plain, layout, requires_grad=False))
+    block = _moves.move(block, *_moves.routes_between(plain, layout, requires_grad=False))
     place(block, layout)
     return block.requires_grad_(tensor.requires_grad)
 
@@ -231,7 +231,7 @@ def gather_on_all(block: torch.Tensor, placed: Placed) -> torch.Tensor:
     if not is_sharded(layout):
         return block
     whole = layout.replace(placements=[_R] * layout.mesh.ndim, boundaries=None, shard_order=None)
-    moved = _moves.moved(block, *_moves.routes_between(layout, whole, requires_grad=False))
+    moved = _moves.move(block, *_moves.routes_between(layout, whole, requires_grad=False))
     return in_full_order(moved, placed)
 
 

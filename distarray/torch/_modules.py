@@ -1,4 +1,4 @@
-"""What a parallelized module knows of itself, and which module an error is in."""
+"""State beside parallelized modules, and the paths that errors begin with."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ __all__ = [
     "check_mesh",
     "dual",
     "layout_from",
-    "moved",
+    "move",
     "redistribute",
     "routes",
     "routes_between",
@@ -131,8 +131,8 @@ class PendingTensor:
         if self._result is None:
             there, back = self._routes
             with torch.set_grad_enabled(self._differentiable):
-                if self._is_still:
-                    self._result = moved(self._tensor, there, back)
+                if there.is_still:
+                    self._result = move(self._tensor, there, back)
                 else:
                     self._result = _Move.apply(
                         self._tensor, there, back, self._origin, self._handle
@@ -146,10 +146,6 @@ class PendingTensor:
                     "first, or redistribute a clone"
                 )
         return self._result
-
-    @property
-    def _is_still(self) -> bool:
-        return self._routes[0].is_still
 
 
 @untraced  # a graph of torch.compile ends where it is called
@@ -211,13 +207,13 @@ def redistribute(
         place(tensor, there.dst)
     if async_op:
         return PendingTensor(tensor, there, back)
-    return moved(tensor, there, back)
+    return move(tensor, there, back)
 
 
-def moved(tensor: torch.Tensor, there: Route, back: Route) -> torch.Tensor:
+def move(tensor: torch.Tensor, there: Route, back: Route) -> torch.Tensor:
     """Return a tensor moved by one route, whose gradient moves by the other."""
     if torch.compiler.is_dynamo_compiling():
-        return _moved_apart(tensor, there, back)
+        return _move_apart(tensor, there, back)
     if there.is_still and (back.is_still or not _needs_gradient(tensor)):
         if not is_placed(tensor):
             place(tensor, there.dst)
@@ -263,7 +259,7 @@ def routes(
 
 
 # Outside of compiled code the check costs less than a wrapper.
-_moved_apart: Any = untraced(moved)
+_move_apart: Any = untraced(move)
 _routes_apart: Any = untraced(routes)
 
 

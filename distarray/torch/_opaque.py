@@ -73,7 +73,7 @@ class paused:  # noqa: N801 - reads as a phrase: with paused()
 
 
 @untraced_itself
-def resumed(pause: paused, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def resume(pause: paused, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function where the modes see it again that a pause has taken away."""
     pause.__exit__()
     try:

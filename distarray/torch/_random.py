@@ -6,7 +6,7 @@ which ranks differ; after it they go on from where that number was drawn. Hence
 
 - what a region draws follows from the state of the default generator before it: activation
   checkpointing, which restores that state before it computes again, gets the same numbers again,
-  and a training run is resumed by restoring it (`get_random_state`, `set_random_state`);
+  and a training run is resume by restoring it (`get_random_state`, `set_random_state`);
 - ranks whose generators were alike before a region are alike after it, whatever they drew inside.
 """
 

@@ -53,7 +53,7 @@ def test_values_gradients_and_second_derivatives_are_those_of_the_model(pair, se
         ]
         x = torch.from_numpy(np.array(block(src, given_x))).requires_grad_()
         ways = _moves.routes_between(src, dst, arriving)
-        y = _moves.moved(x, *ways)
+        y = _moves.move(x, *ways)
         whole = value(src, given_x)
         np.testing.assert_array_equal(summed(mesh, dst, y), whole)
         assert dt.layout_of(y) is dst

@@ -1,4 +1,4 @@
-"""Whether what several ranks hold in common is still the same: for debugging."""
+"""Comparison of what several ranks hold in common: for debugging."""
 
 from __future__ import annotations
 

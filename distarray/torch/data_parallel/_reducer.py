@@ -1,4 +1,4 @@
-"""Average gradients in buckets while the backward pass goes on.
+"""Buckets of gradients, averaged while the backward pass goes on.
 
 Hooks on the nodes that accumulate gradients tell which are there. A bucket whose gradients are
 complete starts on its way in the background, never before the ones that precede it, so that all
@@ -242,7 +242,7 @@ class _Pass:
         for position, view in zip(bucket.members, views, strict=True):
             member = replica.members[position]
             if used is None or used[position]:
-                _set(member.parameter, view)
+                member.parameter.grad = view.to(member.parameter.dtype)
             member.accumulated = False
 
 
@@ -263,10 +263,6 @@ def _hooks(reference: weakref.ref[Replica], position: int) -> tuple[Any, Any]:
 
 def _kind(parameter: nn.Parameter) -> tuple[Any, ...]:
     return parameter.dtype, parameter.device, parameter.shape, parameter.stride()
-
-
-def _set(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
-    parameter.grad = gradient.to(parameter.dtype)
 
 
 def _check_gradient(member: _Member) -> None:

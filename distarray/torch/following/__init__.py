@@ -1,8 +1,8 @@
 """Layouts followed through torch functions: one mode, and the rules that it applies."""
 
 from distarray.torch.following._axes import cut_axes
-from distarray.torch.following._known import known_layout, relabelled, tensors_in
 from distarray.torch.following._mode import Following, check_layouts
+from distarray.torch.following._operands import known_layout, relabel, tensors_in
 from distarray.torch.following._recompute import watch_checkpoints
 
 __all__ = [
@@ -10,7 +10,7 @@ __all__ = [
     "check_layouts",
     "cut_axes",
     "known_layout",
-    "relabelled",
+    "relabel",
     "tensors_in",
     "watch_checkpoints",
 ]

@@ -54,7 +54,7 @@ _NAMES = (
 )
 
 
-def labelled(
+def label_axes(
     name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[tuple[torch.Tensor, Labels]]:
     """Return the operands of a product with the labels of their axes; nothing if they are unknown.

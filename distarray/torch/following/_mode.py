@@ -23,10 +23,10 @@ from distarray.torch._compat import is_in_function_forward
 from distarray.torch._layouts import Lost, is_known, is_placed, is_sharded, lose, lost_of, place
 from distarray.torch._opaque import Pausing, untraced, untraced_alone
 from distarray.torch.following._axes import PRODUCTS, cut_axes, single_axes
-from distarray.torch.following._known import (
+from distarray.torch.following._operands import (
     Operand,
     known_layout,
-    relabelled,
+    relabel,
     take_for_weight,
     tensors_in,
 )
@@ -225,7 +225,7 @@ def _place(call: Call, result: Any, worked: Lost | None) -> None:
             if not found.parts or (follows is item_by_item and x.shape == source.shape):
                 axes = follows(Case(call, source, found.layout, x))
             if axes is not None:
-                place(x, relabelled(found.layout, axes, x.shape), *found[1:])
+                place(x, relabel(found.layout, axes, x.shape), *found[1:])
                 if all(weights):
                     take_for_weight(x)
         if axes is None and losing is not None:
@@ -263,7 +263,7 @@ def _are_cut_alike(call: Call, known: list[Operand]) -> bool:
         axes = {axis: i + ndim for axis in cut_axes(layout) if isinstance(i := of[axis], int)}
         if len(axes) < len(cut_axes(layout)):
             return False
-        aligned.add(relabelled(layout, axes, (1,) * ndim))
+        aligned.add(relabel(layout, axes, (1,) * ndim))
     return len(aligned) == 1
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from distarray.layout import Layout, Shard
 from distarray.torch._layouts import own_placed
 from distarray.torch._random import random_state, seeded_alike
-from distarray.torch.following._known import Operand
+from distarray.torch.following._operands import Operand
 from distarray.torch.following._rules import Call
 from distarray.torch.training import drop_as
 

@@ -20,13 +20,13 @@ from distarray.torch.following._axes import (
     Labels,
     cut_axes,
     kept_axes,
-    labelled,
+    label_axes,
     picked_axes,
     reshaped_axes,
     single_axes,
     squeezed_axes,
 )
-from distarray.torch.following._known import Operand
+from distarray.torch.following._operands import Operand
 
 Works = Callable[["Call", torch.Tensor], "frozenset[int] | None"]
 """Tells the axes of an argument along which a call works; None where that is not known."""
@@ -94,7 +94,7 @@ class Call:
         """Return operands with labels for their axes: those of one label meet, items by items."""
         if self.rule.name in PRODUCTS:
             known = {id(one.x): one for one in self.operands}
-            found = labelled(self.rule.name, self.args, self.kwargs)
+            found = label_axes(self.rule.name, self.args, self.kwargs)
             return [(known[id(x)], labels) for x, labels in found]
         return [(one, tuple(range(-one.x.ndim, 0))) for one in self.operands]
 

@@ -1,4 +1,4 @@
-"""What the groups of a model do one after another: whose turn is next, and what is on its way."""
+"""Order of a model's groups: whose turn is next, and what is on its way."""
 
 from __future__ import annotations
 

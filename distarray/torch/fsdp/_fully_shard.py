@@ -1,4 +1,4 @@
-"""Shard a module's parameters over a mesh, and gather them while it runs."""
+"""Sharding of a module's parameters over a mesh, to be gathered while it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a module can do that `fully_shard` was applied to."""
+"""Methods of modules that `fully_shard` was applied to."""
 
 from __future__ import annotations
 

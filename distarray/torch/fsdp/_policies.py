@@ -1,4 +1,4 @@
-"""In which dtypes sharded modules compute and reduce, and where their shards are kept."""
+"""Policies: in which dtypes sharded modules compute and reduce, and where shards are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens around the calls of a sharded module."""
+"""Calls of sharded modules, and what happens around them."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def _shard_of(target: torch.Tensor, classes: Layout, axis: int) -> torch.Tensor:
                 "could be full or a shard; detach it"
             )
         whole = Layout(classes.mesh, [Replicate()], classes.shape)
-        return _moves.moved(target, *_moves.routes_between(whole, classes))
+        return _moves.move(target, *_moves.routes_between(whole, classes))
     if given != stop - start:
         raise ShapeError(
             f"a target of shape {tuple(target.shape)} has probabilities of {given} classes on axis "

@@ -1,4 +1,4 @@
-"""How an input arrives: what is known of it, against what a style says."""
+"""Inputs as they arrive: what is known of them, against what a style says."""
 
 from __future__ import annotations
 

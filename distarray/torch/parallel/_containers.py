@@ -21,7 +21,7 @@ from distarray.layout import Placement, suggest_for_torch
 Apply = Callable[[torch.Tensor, Any, Any, str], Any]
 
 
-def mapped(value: Any, given: Any, wanted: Any, where: str, function: Apply) -> Any:
+def map_tensors(value: Any, given: Any, wanted: Any, where: str, function: Apply) -> Any:
     """Return a value with ``function(tensor, given, wanted, where)`` in the place of its tensors.
 
     Parameters
@@ -55,9 +55,9 @@ def mapped(value: Any, given: Any, wanted: Any, where: str, function: Apply) -> 
     for key, part in names.items():
         at = f"{where}[{key!r}]"
         if isinstance(given, Mapping):
-            parts[key] = mapped(part, given.get(key), wanted.get(key), at, function)
+            parts[key] = map_tensors(part, given.get(key), wanted.get(key), at, function)
         else:
-            parts[key] = mapped(part, given[key], wanted[key], at, function)
+            parts[key] = map_tensors(part, given[key], wanted[key], at, function)
     changed = {key: part for key, part in parts.items() if part is not names[key]}
     return _rebuilt(value, parts, changed) if changed else value
 

@@ -1,4 +1,4 @@
-"""How a call passes through a parallelized module: inputs, parameters, forward, outputs.
+"""Wrappers of forwards: what a call of a parallelized module passes through.
 
 All of it takes the place of the module's ``forward``. So the hooks that anybody registers on the
 module, before or after, find what arrives and what leaves, never what one rank computes of it; a
@@ -22,7 +22,7 @@ from distarray.errors import DistArrayError, LayoutError
 from distarray.torch._compat import function_mode_depth, function_modes, parameters_of
 from distarray.torch._layouts import lost_of
 from distarray.torch._modules import check_own, locate, state_of
-from distarray.torch._opaque import paused, resumed, untraced, untraced_itself
+from distarray.torch._opaque import paused, resume, untraced, untraced_itself
 from distarray.torch._routes import moving_for
 from distarray.torch.following import Following, tensors_in
 from distarray.torch.parallel._arrivals import check_summed, is_cut_short
@@ -173,7 +173,7 @@ def _seen_inside(
 ) -> Any:
     """Call a style's function where modes see only what it calls as forward."""
     with paused() as pause:
-        return function(module, partial(resumed, pause, forward), *args, **kwargs)
+        return function(module, partial(resume, pause, forward), *args, **kwargs)
 
 
 @untraced

@@ -73,11 +73,11 @@ class _Handle(torch.autograd.Function):
         back: Route,
     ) -> torch.Tensor:
         ctx.routes = back, there
-        return _hollow(source, shape)
+        return source.new_zeros(1).as_strided(shape, (0,) * len(shape))
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
-        return _moves.moved(gradient, *ctx.routes), None, None, None, None
+        return _moves.move(gradient, *ctx.routes), None, None, None, None
 
 
 class _Use(torch.autograd.Function):
@@ -95,7 +95,7 @@ class _Use(torch.autograd.Function):
             return None, gradient, None
         whole = joint.layout
         apart = whole.replace(placements=[Partial()])
-        return _moves.moved(gradient, *_moves.routes_between(apart, whole)), None, None
+        return _moves.move(gradient, *_moves.routes_between(apart, whole)), None, None
 
 
 def prepare_input(tensor: torch.Tensor, there: Route, back: Route) -> torch.Tensor:
@@ -103,14 +103,14 @@ def prepare_input(tensor: torch.Tensor, there: Route, back: Route) -> torch.Tens
 
     Column-parallel modules that use the result itself reduce their gradients together.
     """
-    result = _moves.moved(tensor, there, back)
+    result = _moves.move(tensor, there, back)
     if not result.requires_grad or not torch.is_grad_enabled():
         return result
     if result is tensor:
-        result = _moves.moved(tensor.view_as(tensor), there, back)
+        result = _moves.move(tensor.view_as(tensor), there, back)
     _, together = _moves.routes_between(there.src, there.dst, [Partial()])
     handle = _Handle.apply(tensor, ANCHOR, result.shape, there, together)
-    result.register_hook(_nothing).remove()  # so that there is a dictionary of hooks to watch
+    result.register_hook(lambda _: None).remove()  # so that there is a dictionary of hooks to watch
     hooks: Sized = hooks_of(result)
     joint = _Joint(there.dst, handle, weakref.ref(result), version(result), hooks)
     _joints.set(result, joint)
@@ -126,14 +126,6 @@ def use_apart(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor | None:
         return tensor
     result: torch.Tensor = _Use.apply(tensor, joint.handle, joint)
     return result
-
-
-def _hollow(like: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    return like.new_zeros(1).as_strided(shape, (0,) * len(shape))
-
-
-def _nothing(_: torch.Tensor) -> None:
-    return None
 
 
 # --- parameters -----------------------------------------------------------------------------------
@@ -165,7 +157,7 @@ def _totals(mesh: DeviceMesh, tensors: tuple[torch.Tensor, ...]) -> list[torch.T
         packed = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         summed = Layout(mesh, [_P], packed.shape)
         ways = _moves.routes_between(summed, summed.replace(placements=[_R]))
-        total = _moves.moved(packed, *ways)
+        total = _moves.move(packed, *ways)
         for i, piece in zip(chosen, total.split([piece.numel() for piece in pieces]), strict=True):
             totals[i] = piece.view(tensors[i].shape)
     return totals
@@ -180,7 +172,7 @@ def sum_gradients_of(module: nn.Module, mesh: DeviceMesh) -> dict[str, torch.Ten
     found = {
         name: parameter
         for name, parameter in parameters_of(module).items()
-        if parameter is not None and parameter.requires_grad and not _is_summed(parameter)
+        if parameter is not None and parameter.requires_grad and not _standing_in.get(parameter)
     }
     if not found or mesh.size == 1 or not torch.is_grad_enabled():
         return {}
@@ -192,8 +184,3 @@ def sum_gradients_of(module: nn.Module, mesh: DeviceMesh) -> dict[str, torch.Ten
     for tensor in summed.values():
         _standing_in.set(tensor, True)
     return summed
-
-
-def _is_summed(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor stands for a parameter already, in a call inside a call."""
-    return bool(_standing_in.get(tensor))

@@ -1,4 +1,4 @@
-"""Apply parallel styles to modules by the names they have in a model."""
+"""Plans: parallel styles for modules, by the names they have in a model."""
 
 from __future__ import annotations
 

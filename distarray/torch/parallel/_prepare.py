@@ -1,4 +1,4 @@
-"""Bring what goes into a module, and what comes out of it, to where it is needed."""
+"""Styles that bring what goes into a module, or comes out of it, to where it is needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distarray.errors import ArgumentError, DistArrayError
 from distarray.layout import Layout, Replicate
 from distarray.torch import _moves
 from distarray.torch.parallel._arrivals import check_arrival, find_placed
-from distarray.torch.parallel._containers import check_alike, entries, mapped, placements
+from distarray.torch.parallel._containers import check_alike, entries, map_tensors, placements
 from distarray.torch.parallel._gradient_sums import prepare_input
 from distarray.torch.parallel._style import ParallelStyle
 
@@ -109,11 +109,11 @@ class PrepareModuleInput(ParallelStyle):
                     "None for what is left alone, and input_kwarg_layouts for keyword arguments"
                 )
             args = tuple(
-                mapped(*values, f"input {i}", function)
+                map_tensors(*values, f"input {i}", function)
                 for i, values in enumerate(zip(args, given, wanted, strict=True))
             )
         kwargs = {
-            name: mapped(
+            name: map_tensors(
                 value,
                 self.input_kwarg_layouts.get(name),
                 self.desired_input_kwarg_layouts.get(name),
@@ -170,13 +170,13 @@ class PrepareModuleOutput(ParallelStyle):
         wanted = entries(self.desired_output_layouts, mesh)
         named = len(given) == 1 and isinstance(given[0], Mapping)
         if isinstance(output, tuple | list) and not named:
-            return mapped(output, given, wanted, "the output", function)
+            return map_tensors(output, given, wanted, "the output", function)
         if len(given) != 1:
             raise ArgumentError(
                 f"output_layouts={self.output_layouts!r} is for {len(given)} outputs, but forward "
                 f"returned one {type(output).__name__}; give one entry for each output"
             )
-        return mapped(output, given[0], wanted[0], "the output", function)
+        return map_tensors(output, given[0], wanted[0], "the output", function)
 
 
 class PrepareModuleInputOutput(ParallelStyle):
@@ -280,7 +280,7 @@ def _move(mesh: DeviceMesh, x: torch.Tensor, given: Any, wanted: Any, where: str
         there, back = _moves.routes_between(src, dst, None, x.requires_grad)
         if mesh.ndim == 1 and isinstance(dst.placements[0], Replicate):
             return prepare_input(x, there, back)
-        return _moves.moved(x, there, back)
+        return _moves.move(x, there, back)
 
 
 def _keyword(where: str) -> str:

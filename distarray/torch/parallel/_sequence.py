@@ -16,7 +16,7 @@ from distarray.torch import _moves
 from distarray.torch._layouts import hand_on, is_placed, place
 from distarray.torch._modules import state_of
 from distarray.torch._opaque import untraced
-from distarray.torch.following import cut_axes, relabelled
+from distarray.torch.following import cut_axes, relabel
 from distarray.torch.parallel._arrivals import find_placed
 from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._gradient_sums import sum_gradients_of
@@ -134,7 +134,7 @@ class SequenceParallel(ParallelStyle):
                 f"and cannot be cut along axis {axis} instead; pass "
                 f"output_layouts={Shard(axis)!r} to the style that it comes from"
             )
-        return _moves.moved(x, *_moves.routes_between(known, wanted))
+        return _moves.move(x, *_moves.routes_between(known, wanted))
 
     def _layout(self, x: torch.Tensor, mesh: DeviceMesh) -> Layout:
         """Return the layout of a shard; collective where it is not known."""
@@ -150,7 +150,7 @@ def _placed(output: torch.Tensor, x: torch.Tensor, layout: Layout) -> torch.Tens
     cut = cut_axes(layout)
     kept = all(output.shape[axis : axis + 1] == x.shape[axis : axis + 1] for axis in cut)
     if kept and not is_placed(output):
-        place(output, relabelled(layout, {axis: axis for axis in cut}, output.shape))
+        place(output, relabel(layout, {axis: axis for axis in cut}, output.shape))
     return output
 
 
@@ -231,7 +231,11 @@ def check_axis(module: nn.Module, axis: int, ndim: int) -> Merged | None:
     """
     found = _channels(module, ndim)
     if found is not None and axis > found.channels:
-        _check_stock(module, axis)
+        if own_method(module):
+            raise LayoutError(
+                f"its input is cut along axis {axis}, of which {type(module).__name__} takes "
+                "statistics in a forward of its own; gather the input by dt.PrepareModuleInput"
+            )
         return found
     kind = _kind(module)
     across = () if kind is None else _ACROSS[kind](module, ndim)
@@ -241,14 +245,6 @@ def check_axis(module: nn.Module, axis: int, ndim: int) -> Merged | None:
             "choose another sequence_dim, or gather the input by dt.PrepareModuleInput"
         )
     return None
-
-
-def _check_stock(module: Any, axis: int) -> None:
-    if own_method(module):
-        raise LayoutError(
-            f"its input is cut along axis {axis}, of which {type(module).__name__} takes "
-            "statistics in a forward of its own; gather the input by dt.PrepareModuleInput"
-        )
 
 
 def _channels(module: Any, ndim: int) -> Merged | None:

@@ -1,4 +1,4 @@
-"""What a parallel style is: it distributes a module's parameters and hooks what goes in and out."""
+"""The base of parallel styles, which distribute parameters and hook what goes in and out."""
 
 from __future__ import annotations
 

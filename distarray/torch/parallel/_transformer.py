@@ -84,7 +84,7 @@ class TransformerLayerParallel(ParallelStyle):
 
         def leave(_: nn.Module, y: torch.Tensor) -> torch.Tensor:
             whole = Layout(mesh, [Replicate()], y.shape)
-            return _moves.moved(y, *_moves.routes_between(whole, whole))
+            return _moves.move(y, *_moves.routes_between(whole, whole))
 
         extend(module.dropout, arounds=left_out)
         self.on_output(module, leave)

@@ -77,7 +77,7 @@ def _renormalise(module: Any, mesh: DeviceMesh, words: torch.Tensor, largest: fl
         part = sizes.pow(order).sum(1)
     layout = Layout(mesh, [Partial("max" if order == inf else "sum")], part.shape)
     ways = _moves.routes_between(layout, layout.replace(placements=[_R]), requires_grad=False)
-    norms = _moves.moved(part, *ways)
+    norms = _moves.move(part, *ways)
     if order != inf:
         norms = norms.pow(1 / order)
     long = norms > largest

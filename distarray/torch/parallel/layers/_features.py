@@ -103,7 +103,7 @@ class Features:
             )
         if self.parts:
             x = _shards.order_by_ranks(x, self.parts, self.units, self.mesh.size, axis)
-        return _moves.moved(x, *_moves.routes_between(src, self.layout(src.shape, axis)))
+        return _moves.move(x, *_moves.routes_between(src, self.layout(src.shape, axis)))
 
     @untraced
     def leave(self, y: torch.Tensor, target: Placement | None, axis: int) -> torch.Tensor:
@@ -116,7 +116,7 @@ class Features:
         if wanted.placements == computed.placements:
             place(y, computed, self.parts, axis, self.units)  # whatever its boundaries
             return y
-        y = _moves.moved(y, *_moves.routes_between(computed, wanted))
+        y = _moves.move(y, *_moves.routes_between(computed, wanted))
         if self.parts:
             y = _shards.order_by_parts(y, self.parts, self.units, self.mesh.size, axis)
             place(y, wanted)
@@ -204,8 +204,8 @@ def _gather(
         if placed is not None:
             src = placed.layout
             dst = _layout(mesh, _R, src.shape)
-            return _moves.moved(x, *_moves.routes_between(src, dst, gradients, x.requires_grad))
-    return _moves.moved(x, *_moves.routes(x, mesh, [given], [_R], grad_placements=gradients))
+            return _moves.move(x, *_moves.routes_between(src, dst, gradients, x.requires_grad))
+    return _moves.move(x, *_moves.routes(x, mesh, [given], [_R], grad_placements=gradients))
 
 
 @untraced
@@ -227,7 +227,7 @@ def sum_output(
     """
     shape = tuple(y.shape)
     ways = _moves.routes_between(_layout(mesh, _P, shape), _layout(mesh, target, shape))
-    y = _moves.moved(y, *ways)
+    y = _moves.move(y, *ways)
     return y if bias is None else hand_on(y, y + _bias_to_add(bias, mesh, target, axis, y))
 
 
@@ -247,7 +247,7 @@ def _bias_to_add(
     else:
         leaving = Shard(0) if type(leaving) is Shard else leaving
         ways = _moves.routes_between(whole, _layout(mesh, leaving, shape), None, bias.requires_grad)
-    bias = _moves.moved(bias, *ways)
+    bias = _moves.move(bias, *ways)
     return bias.to(y.dtype).reshape(-1, *[1] * (-1 - axis))  # another one under autocast
 
 

@@ -67,7 +67,7 @@ def _standardized(items: torch.Tensor, mesh: DeviceMesh, eps: float) -> torch.Te
     cut = Layout(mesh, [Shard(0)], (mesh.size, 3, rows))
     # Every rank uses them for its own items: the gradients of all are added.
     ways = _moves.routes_between(cut, cut.replace(placements=[Replicate()]), [Partial()])
-    counts, totals, squares = _moves.moved(told.unsqueeze(0), *ways).unbind(1)
+    counts, totals, squares = _moves.move(told.unsqueeze(0), *ways).unbind(1)
     whole = counts.sum(0)
     mean = totals.sum(0) / whole
     apart = counts * (totals / counts.clamp(min=1) - mean) ** 2

@@ -1,4 +1,4 @@
-"""What is known of tensors beside their layouts: of what shards they come, and of what weights."""
+"""Operands of torch functions: what is known of them, and layouts whose axes have moved."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def take_for_weight(x: torch.Tensor) -> None:
     _of_weights.set(x, True)
 
 
-def relabelled(layout: Layout, axes: Axes, local: Iterable[int]) -> Layout:
+def relabel(layout: Layout, axes: Axes, local: Iterable[int]) -> Layout:
     """Return a layout whose cut axes have moved, of blocks of another shape.
 
     Parameters
@@ -79,13 +79,11 @@ def relabelled(layout: Layout, axes: Axes, local: Iterable[int]) -> Layout:
     local
         Shape of this rank's block; its other axes are whole.
     """
-    return _relabelled(layout, tuple(axes.items()), tuple(local))
+    return _relabel(layout, tuple(axes.items()), tuple(local))
 
 
 @lru_cache(maxsize=4096)
-def _relabelled(
-    layout: Layout, pairs: tuple[tuple[int, int], ...], local: tuple[int, ...]
-) -> Layout:
+def _relabel(layout: Layout, pairs: tuple[tuple[int, int], ...], local: tuple[int, ...]) -> Layout:
     axes = dict(pairs)
     if local == layout.local_shape() and all(old == new for old, new in pairs):
         return layout
