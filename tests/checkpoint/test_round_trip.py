@@ -111,6 +111,8 @@ def test_parts_of_large_chunks_are_right_across_blocks(tmp_path, verify):
         simulate(3, load, axis)
     stored = da.checkpoint.open(path)["x"]
     assert (stored[7:200:3, -1, 5:] == value[7:200:3, -1, 5:]).all()
+    assert (stored[250:3:-7, None, 5] == value[250:3:-7, None, 5]).all()
+    assert stored[5:2].shape == value[5:2].shape
     assert (np.asarray(stored) == value).all()
     assert stored[..., 3].shape == (300, 11)
 
