@@ -22,7 +22,7 @@ from distarray.torch import _buffers  # noqa: E402
 from distarray.torch._random import keys_from  # noqa: E402
 from tests.on_device import host  # noqa: E402
 from tests.torch.fsdp.training import rows_of  # noqa: E402
-from tests.torch.replicas import share  # noqa: E402
+from tests.torch.replicas import shard  # noqa: E402
 
 STEPS = 4
 
@@ -148,7 +148,7 @@ def test_replicated_modules_in_low_precision():
     mesh = line()
     twin, x = perceptron(), values(12, 7)
     expected = expected_of(copy.deepcopy(twin), x)
-    part = share(x, mesh).to(gpu(mesh))
+    part = shard(x, mesh).to(gpu(mesh))
     same(trained(dt.replicate(twin.to(gpu(mesh)), mesh), part), expected)
     low = dt.replicate(perceptron().bfloat16().to(gpu(mesh)), mesh)
     low(part.bfloat16()).sum().backward()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from distarray.comm import _memory
-from distarray.comm.shared_memory import _connect
+from distarray.comm.shared_memory import _channel
 from distarray.errors import CommunicationError, MismatchError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -19,7 +19,7 @@ def channel():
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD.Dup()
-    made = _connect.attach(
+    made = _channel.attach(
         tuple(range(comm.size)), comm.rank, tuple(range(comm.size)), comm.allgather
     )
     if made is None:
@@ -158,6 +158,6 @@ def test_no_channel_where_shared_memory_is_switched_off(monkeypatch):
     comm = MPI.COMM_WORLD
     monkeypatch.setenv("DISTARRAY_SHARED_MEMORY", "0" if comm.rank == 0 else "1")
     assert (
-        _connect.attach(tuple(range(comm.size)), comm.rank, tuple(range(comm.size)), comm.allgather)
+        _channel.attach(tuple(range(comm.size)), comm.rank, tuple(range(comm.size)), comm.allgather)
         is None
     )

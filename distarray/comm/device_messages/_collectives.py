@@ -14,8 +14,14 @@ from typing import TYPE_CHECKING, Final
 
 from distarray.comm import _backend, _memory
 from distarray.comm._block_reduction import reduce_into
-from distarray.comm._collectives import OWN_TAG, Counts, parts
-from distarray.comm._pairwise import PairwiseCollectives, Ranges, ranges
+from distarray.comm._collectives import (
+    OWN_TAG,
+    Counts,
+    PairwiseCollectives,
+    Ranges,
+    parts,
+    ranges,
+)
 from distarray.comm._requests import DONE, Completed, Pending, Request
 from distarray.comm.device_messages._awareness import verdict
 from distarray.comm.device_messages._exchange import (

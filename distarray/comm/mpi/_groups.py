@@ -15,8 +15,7 @@ from distarray.comm._agreement import mismatch_error
 from distarray.comm._launcher import node_name
 from distarray.comm.failures._waits import Meeting, count_by, join_next, waiting
 from distarray.comm.mpi._start import import_mpi
-from distarray.comm.shared_memory import _connect
-from distarray.comm.shared_memory._channel import Channel
+from distarray.comm.shared_memory._channel import Channel, attach
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -197,7 +196,7 @@ class Group:
                 if len(set(colours)) == len(colours):
                     return None
                 members = tuple(i for i, colour in enumerate(colours) if colour == mine)
-                self.channel = _connect.attach(
+                self.channel = attach(
                     members, self.rank, self.world_ranks, lambda obj: all_gather_object(mpi, obj)
                 )
             if self.channel is not None and meeting is not None:

@@ -4,7 +4,7 @@ Reductions, broadcasts and messages go in pieces of at most ``LIMIT`` elements o
 it costs nothing, and a library may have large counts and still get them wrong (Intel MPI 2021.17
 claims MPI 4.1, and its all-reduce of 2**31 elements returns other values, without an error).
 The v-collectives need displacements as large, which MPI has from version 4 on; where the
-library has not, they are pairwise exchanges (`_pairwise`).
+library has not, they are pairwise exchanges (`_collectives`).
 """
 
 from __future__ import annotations

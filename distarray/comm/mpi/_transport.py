@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from distarray.comm import _agreement, _backend, _requests
-from distarray.comm._collectives import OWN_TAG, Counts
+from distarray.comm._collectives import OWN_TAG, Counts, PairwiseCollectives, Ranges
 from distarray.comm._communicator import SMALL_BYTES, Communicator
-from distarray.comm._pairwise import PairwiseCollectives, Ranges
 from distarray.comm._reductions import divide, plain_ufunc
 from distarray.comm._requests import DONE, Pending, Request
 from distarray.comm.failures import _abort
