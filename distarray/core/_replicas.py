@@ -222,10 +222,13 @@ def _arrays(values: Any) -> Iterator[BaseArray]:
 
 def compare_public_calls(namespace: dict[str, Any], *classes: type) -> None:
     """Let functions of a namespace and methods of classes compare their arguments."""
+    known: dict[int, Callable[..., Any]] = {}  # a function of two names stays one function
     for name, function in list(namespace.items()):
         home = getattr(function, "__module__", None) or ""
         if _HOMES.fullmatch(home) and not isinstance(function, type) and name not in _OWN:
-            namespace[name] = compared(function, name)
+            if id(function) not in known:
+                known[id(function)] = compared(function, name)
+            namespace[name] = known[id(function)]
     for cls in classes:
         for base in cls.__mro__[:-1]:
             for name, method in list(vars(base).items()):
