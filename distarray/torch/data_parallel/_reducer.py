@@ -27,6 +27,7 @@ from distarray.layout import Layout, Partial, Replicate
 from distarray.redistribute import Handle, redistribute_async
 from distarray.torch._buffers import empty, is_dense, tensor_of
 from distarray.torch._compat import call_after_backward
+from distarray.torch._gradient_hooks import call_hooks_after_accumulation, guard_hooks
 from distarray.typing import Buffer
 
 
@@ -37,7 +38,8 @@ class _Member:
     Attributes
     ----------
     node
-        What accumulates its gradient; held, because torch keeps no other reference.
+        What accumulates its gradient; held, because torch keeps no other reference. A parameter
+        whose data have had another dtype or device in between has a new one.
     accumulated
         Whether the gradient has changed since it was averaged.
     """
@@ -79,6 +81,8 @@ class Replica:
         self.buckets: tuple[Bucket, ...] = ()
         self.members: list[_Member] = []
         self.bucket_of: dict[int, int] = {}
+        self._late: set[int] = set()
+        """The ids of parameters to whose gradients autograd is adding what is not averaged yet."""
         self._current: weakref.ref[_Pass] | None = None
 
     def __deepcopy__(self, _: dict[int, Any]) -> Replica:
@@ -91,9 +95,12 @@ class Replica:
     def attach(self, module: nn.Module) -> None:
         """Put hooks on the parameters that require gradients, unless they have them."""
         found = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        if self.mesh.size == 1:
+            found = []
+        nodes = [_accumulator_of(p) for _, p in found]
         if len(found) == len(self.members) and all(
-            member.parameter is p and member.kind == _kind(p)
-            for member, (_, p) in zip(self.members, found, strict=True)
+            member.node is node and member.parameter is p and member.kind == _kind(p)
+            for member, node, (_, p) in zip(self.members, nodes, found, strict=True)
         ):
             return
         accumulated = {id(m.parameter) for m in self.members if m.accumulated}
@@ -101,10 +108,7 @@ class Replica:
             for handle in member.handles:
                 handle.remove()
         self.members = []
-        if self.mesh.size == 1:
-            found = []
-        for i, (name, p) in enumerate(found):
-            node = torch.autograd.graph.get_gradient_edge(p).node
+        for i, (node, (name, p)) in enumerate(zip(nodes, found, strict=True)):
             member = _Member(name, p, node, _kind(p), id(p) in accumulated)
             before, after = _hooks(weakref.ref(self), i)
             member.handles = [node.register_prehook(before), node.register_hook(after)]
@@ -137,6 +141,9 @@ class Replica:
 
     def before(self, position: int, gradients: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Make a gradient ready to be added to, and return what is added, if other."""
+        parameter = self.members[position].parameter
+        self._late.add(id(parameter))
+        guard_hooks(parameter, self._late)
         current = None if self._current is None else self._current()
         if current is not None:
             current.wait_for(self.bucket_of[position])
@@ -147,6 +154,7 @@ class Replica:
     def after(self, position: int) -> None:
         """Take note of a gradient that is there."""
         member = self.members[position]
+        self._late.discard(id(member.parameter))
         _check_gradient(member)
         member.accumulated = True
         if self.syncing:
@@ -167,6 +175,7 @@ class _Pass:
         self._started = 0
         self._pending: dict[int, Handle] = {}
         self._again: set[int] = set()
+        self._averaged: set[int] = set()
 
     def note_gradient(self, position: int) -> None:
         """Start the buckets that are complete, in order; the last waits for the end."""
@@ -210,6 +219,9 @@ class _Pass:
             for k in (k for k, repeated in enumerate(again) if repeated):
                 self._start(k)
                 self._take(k, self._pending.pop(k).wait(), used)
+            # All ranks' at once and in one order: what the hooks do may be collective.
+            for position in sorted(self._averaged, reverse=True):
+                call_hooks_after_accumulation(replica.members[position].parameter)
         finally:
             replica.end()
 
@@ -243,6 +255,7 @@ class _Pass:
             member = replica.members[position]
             if used is None or used[position]:
                 member.parameter.grad = view.to(member.parameter.dtype)
+                self._averaged.add(position)
             member.accumulated = False
 
 
@@ -259,6 +272,12 @@ def _hooks(reference: weakref.ref[Replica], position: int) -> tuple[Any, Any]:
             replica.after(position)
 
     return before, after
+
+
+@torch.enable_grad()
+def _accumulator_of(parameter: nn.Parameter) -> Any:
+    """Return the node that accumulates a gradient, in half the time of `get_gradient_edge`."""
+    return parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
 def _kind(parameter: nn.Parameter) -> tuple[Any, ...]:

@@ -73,6 +73,9 @@ def replicate(
     A parameter that a rank's backward pass does not reach counts as zero there; one that no rank
     reaches keeps ``grad`` as it is. Every rank's pass must reach one parameter at least.
     ``torch.autograd.grad`` averages nothing. Gradients are complete when ``backward`` returns.
+    Hooks of ``register_post_accumulate_grad_hook``, as of optimizers that step inside of backward,
+    are called at the end of the pass, with averages; those of ``register_hook`` see the gradient of
+    their own rank.
 
     A bucket is hidden behind what the backward pass still has to do once its gradients are there,
     so that the last large one is not: smaller buckets leave less of it, larger ones wait less often

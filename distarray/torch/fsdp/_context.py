@@ -109,12 +109,14 @@ class Context:
         return None
 
     def add_pending(self, reduction: PendingReduction) -> None:
-        """Add gradients that are on their way; take in those that are there, or too many."""
+        """Add gradients that are on their way; wait for the first where there are too many.
+
+        On all ranks at the same time, whenever they arrive: users' hooks see them then, and raise
+        or communicate.
+        """
         self._pending.append(reduction)
-        while len(self._pending) > _MOST_PENDING or self._pending[0].is_done:
+        if len(self._pending) > _MOST_PENDING:
             self._pending.pop(0).accumulate()
-            if not self._pending:
-                return
 
     def finish(self) -> None:
         """End a backward pass: wait for all gradients, unless it is not the last one."""
@@ -125,9 +127,10 @@ class Context:
             self.wait_for_gradients()
 
     def wait_for_gradients(self) -> None:
-        """Wait for the gradients of earlier passes."""
-        while self._earlier_pending:
-            self._earlier_pending.pop(0).accumulate()
+        """Wait for the gradients of earlier passes; the rest is lost where a hook raises."""
+        pending, self._earlier_pending = self._earlier_pending, []
+        for reduction in pending:
+            reduction.accumulate()
 
 
 class _Ending:

@@ -1,13 +1,12 @@
 """Gradients of unsharded parameters become gradients of shards: kept for later, or reduced.
 
-They are packed, reduced, and added to what is there. The user's hooks of shards see gradients when
-these are there, and see nothing before: gradients of shards come outside of autograd, later than it
-looks for them, and it calls hooks all the same, with nothing in their hands.
+They are packed, reduced, and added to what is there: outside of autograd, later than it looks for
+them. The user's hooks of shards see gradients when these are there, and see nothing before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,11 @@ from distarray.layout import Layout, Partial, Replicate
 from distarray.redistribute import Handle, Packed, redistribute_local, run_in_background
 from distarray.torch._anchor import is_for_all_leaves
 from distarray.torch._buffers import empty, follow, still_read, tensor_of
-from distarray.torch._compat import hooks_after_accumulation_of, hooks_of
+from distarray.torch._gradient_hooks import (
+    call_hooks,
+    call_hooks_after_accumulation,
+    guard_hooks,
+)
 from distarray.torch._layouts import place
 from distarray.torch.fsdp._parameter import ShardedParameter
 from distarray.torch.training import list_names
@@ -155,11 +158,6 @@ class PendingReduction:
         self._handle = handle
         self._how = how
 
-    @property
-    def is_done(self) -> bool:
-        """Whether `wait` would not wait."""
-        return self._handle.test()
-
     def wait(self) -> list[torch.Tensor | None]:
         """Return the gradients of the members' shards, None where there are none."""
         own = tensor_of(self._handle.wait())
@@ -177,13 +175,13 @@ class PendingReduction:
 
 def _accumulate(member: ShardedParameter, gradient: torch.Tensor) -> None:
     parameter: Any = member.parameter
-    gradient = _call_hooks(parameter, gradient)
+    gradient = call_hooks(parameter, gradient)
     if parameter.grad is None:
         parameter.grad = gradient
         place(gradient, *member.placed)
     else:
         parameter.grad.add_(gradient)
-    _call_post_hooks(parameter)
+    call_hooks_after_accumulation(parameter)
 
 
 _Buckets = list[tuple[GradientBucket, list[int]]]
@@ -239,7 +237,7 @@ class GradientReducer:
         assert context is not None  # it has been used in forward
         self._late.clear()
         for member in self._group.members:
-            _guard(member.parameter, self._late)
+            guard_hooks(member.parameter, self._late)
         if not is_for_all_leaves():
             return self.reduce_now(gradients)
         own = self._convert(gradients) if self._is_alone and self._group.syncing else nothing
@@ -376,45 +374,3 @@ class GradientReducer:
                 for dtype, at in kinds.items()
             ]
         return found
-
-
-class _Guarded:
-    """A hook that autograd's calls without a gradient do not reach."""
-
-    def __init__(self, hook: Callable[[Any], Any], late: set[int]) -> None:
-        self.hook = hook
-        self._late = late
-
-    def __call__(self, given: Any) -> Any:
-        if given is None or id(given) in self._late:
-            return None
-        return self.hook(given)
-
-
-def _guard(parameter: torch.Tensor, late: set[int]) -> None:
-    """Let hooks of a parameter be called with gradients only.
-
-    Parameters
-    ----------
-    late
-        The ids of parameters whose gradients will come later than autograd asks for them.
-    """
-    for hooks in (hooks_of(parameter), hooks_after_accumulation_of(parameter)):
-        for key, hook in (hooks or {}).items():
-            if not isinstance(hook, _Guarded):
-                hooks[key] = _Guarded(hook, late)
-
-
-def _call_hooks(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """Return what hooks of a parameter make of its gradient."""
-    for hook in list((hooks_of(parameter) or {}).values()):
-        found = getattr(hook, "hook", hook)(gradient)
-        if found is not None:
-            gradient = found
-    return gradient
-
-
-def _call_post_hooks(parameter: torch.Tensor) -> None:
-    """Call the hooks that wait for a parameter's gradient to have been added."""
-    for hook in list((hooks_after_accumulation_of(parameter) or {}).values()):
-        getattr(hook, "hook", hook)(parameter)

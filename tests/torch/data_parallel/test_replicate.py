@@ -203,6 +203,104 @@ def test_parameters_thawed_later_are_averaged_from_the_next_call_on():
     on_ranks(2, program)
 
 
+def convert_weights(module):
+    """Give weights data of another dtype, and those that they had."""
+    for parameter in module.parameters():
+        data = parameter.data
+        parameter.data = data.float()
+        parameter.data = data
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize(
+    ("convert", "tolerance"),
+    [
+        (lambda m: m.float().double(), 1e-6),
+        (lambda m: m.bfloat16().double(), 0.05),
+        (convert_weights, None),
+    ],
+    ids=["float", "bfloat16", "data"],
+)
+def test_gradients_are_averaged_after_another_dtype_in_between(convert, tolerance, called):
+    """Torch then accumulates gradients in other nodes of the graph, without hooks."""
+    model, x = mlp(), values(6, 5)
+    model(x).square().mean().backward()
+    wanted = gradients(model)
+    model.zero_grad()
+
+    def program(mesh):
+        mine = dt.replicate(copy.deepcopy(model), mesh)
+        if called:
+            mine(shard(x, mesh)).square().mean().backward()
+            mine.zero_grad()
+        convert(mine)
+        mine(shard(x, mesh)).square().mean().backward()
+        check_gradients(mine, wanted, tolerance)
+
+    on_ranks(2, program)
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 1 << 20])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_steps_inside_of_backward_are_those_of_one_process(ranks, bucket_bytes):
+    """An optimizer for each parameter steps by its average, where and as often as by its own."""
+    model, batches = mlp(), [values(6, 5, seed=seed) for seed in (1, 2, 3)]
+
+    def train(module, parts):
+        optimizers = {p: torch.optim.SGD([p], 0.1) for p in module[0].parameters()}
+
+        def step(p):
+            optimizers[p].step()
+            optimizers[p].zero_grad()
+
+        def step_by_hand(p):
+            p.sub_(p.grad, alpha=0.1)
+            p.grad = None
+
+        for p in module.parameters():
+            p.register_post_accumulate_grad_hook(step if p in optimizers else step_by_hand)
+        for part in parts:
+            module(part).square().mean().backward()
+        assert all(p.grad is None for p in module.parameters())
+
+    whole = copy.deepcopy(model)
+    train(whole, [batches[0], torch.cat(batches[1:])])
+
+    def program(mesh):
+        mine = dt.replicate(copy.deepcopy(model), mesh, bucket_bytes=bucket_bytes)
+        first, *rest = (shard(x, mesh) for x in batches)
+        train(mine, [first, torch.cat(rest)])
+        for p, q in zip(mine.parameters(), whole.parameters(), strict=True):
+            same(p.detach(), q.detach())
+
+    on_ranks(ranks, program)
+
+
+def test_hooks_after_accumulation_wait_for_the_average():
+    """Those of steps without synchronisation, and of parameters that other ranks have used."""
+    model, x = mlp(), values(6, 5)
+    extra = nn.Linear(5, 3).double()
+
+    def program(mesh):
+        mine = dt.replicate(nn.ModuleList([copy.deepcopy(model), copy.deepcopy(extra)]), mesh)
+        mine.forward = lambda x, both: mine[0](x) + (mine[1](x) if both else 0)
+        calls = []
+        weight = mine[1].weight
+        weight.register_post_accumulate_grad_hook(lambda p: calls.append(p.grad.clone()))
+        part, first = shard(x, mesh), mesh.coordinate[0] == 0
+        with dt.no_sync(mine):
+            mine(part, both=first).square().mean().backward()
+        assert not calls
+        mine(part, both=False).square().mean().backward()
+        (found,) = calls
+        same(found, weight.grad)
+        return found
+
+    first, second = on_ranks(2, program)
+    same(first, second)
+    assert first.any()
+
+
 def test_blocks_over_another_mesh_axis_are_averaged_over_this_one():
     model, x = mlp(), values(8, 5)
     twin = copy.deepcopy(model)

@@ -79,6 +79,36 @@ def test_a_failed_pass_and_no_sync(which):
     beside(program, 2)
 
 
+@pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
+@pytest.mark.parametrize(
+    ("which", "alone"), [(0, False), (1, False), (2, False), (3, False), (0, True), (2, True)]
+)
+def test_going_on_after_an_exception_in_a_hook_of_a_parameter(kind, which, alone):
+    """What other groups had on its way is not added to the gradients of the next pass."""
+
+    def fail(_):
+        raise ZeroDivisionError("in a hook")
+
+    def program(mesh):
+        start = layers()
+        mine = sharded(start, mesh)
+        if not alone or mesh.coordinate[0] == 0:
+            handle = getattr(list(mine[which].parameters())[-1], kind)(fail)
+            with pytest.raises(ZeroDivisionError):
+                (100 * mean_square(mine, X)).backward()
+            handle.remove()
+        else:
+            (100 * mean_square(mine, X)).backward()
+        for p in mine.parameters():
+            p.grad = None
+        for x in (X, Y):
+            mean_square(mine, x).backward()
+            mean_square(start, x).backward()
+        check_gradients(mine, gradients(start))
+
+    on_ranks(2, program)
+
+
 def test_second_derivatives_are_refused():
     def program(mesh):
         mine = sharded(layers(), mesh)
