@@ -15,6 +15,7 @@ from distarray.core import (
     checked_device,
     checked_flag,
     checked_position,
+    checked_shape,
     chosen_mesh,
     chosen_placements,
     device_of,
@@ -33,7 +34,7 @@ from distarray.errors import (
     PlacementError,
 )
 from distarray.layout import Layout, Placement, Shard
-from distarray.ops import asarray, checked_shape
+from distarray.ops import asarray
 from distarray.redistribute import check_dtype, redistribute_async, redistribute_local, scatter_from
 from distarray.typing import Box, Buffer, Shape
 

@@ -10,6 +10,7 @@ from distarray.comm import _memory, all_gather_checked
 from distarray.core import (
     BaseArray,
     check_device,
+    checked_shape,
     chosen_placements,
     common_mesh,
     lift,
@@ -19,7 +20,6 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentTypeError
 from distarray.layout import Layout, Placement
-from distarray.ops import checked_shape
 
 
 def map_blocks(

@@ -18,10 +18,11 @@ from distarray.errors import (
     DeviceError,
     DistArrayError,
     DTypeError,
+    ShapeError,
 )
 from distarray.layout import AbstractMesh, Placement
 from distarray.layout import box as boxes
-from distarray.typing import Box, Buffer
+from distarray.typing import Box, Buffer, Shape
 
 _ADDRESS = re.compile(" at 0x[0-9a-f]+", re.IGNORECASE)
 
@@ -73,12 +74,11 @@ def checked_order(name: str, order: Any, known: str) -> str:
     ArgumentError
         If it is another text.
     """
+    if isinstance(order, str) and len(order) == 1 and order in known:
+        return order
+    error = ArgumentError if isinstance(order, str) else ArgumentTypeError
     letters = " or ".join(map(repr, known))
-    if not isinstance(order, str):
-        raise ArgumentTypeError(f"{name} got order={shown(order)}; it takes {letters}")
-    if len(order) != 1 or order not in known:
-        raise ArgumentError(f"{name} got order={order!r}; it takes {letters}")
-    return order
+    raise error(f"{name} got order={shown(order)}; it takes {letters}")
 
 
 def checked_casting(name: str, casting: Any) -> Any:
@@ -119,10 +119,34 @@ def integers(value: Any) -> tuple[int, ...]:
     TypeError
         If it is something else.
     """
+    if not isinstance(value, tuple):
+        try:
+            return (operator.index(value),)
+        except TypeError:
+            pass
+    return tuple(map(operator.index, value))
+
+
+def checked_shape(shape: Any, inferred: bool = False) -> Shape:
+    """Return `shape` (an int or a sequence of ints) as a tuple; -1 only where one is `inferred`.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it holds something that is not an integer.
+    ShapeError
+        If a size is negative.
+    """
     try:
-        return (operator.index(value),)
+        sizes = integers(shape)
     except TypeError:
-        return tuple(map(operator.index, value))
+        raise ArgumentTypeError(
+            f"shape {shown(shape)} is not an integer or a sequence of integers; pass e.g. "
+            f"(512, {-1 if inferred else 64})"
+        ) from None
+    if not inferred and any(size < 0 for size in sizes):
+        raise ShapeError(f"shape {sizes} has a negative size; every size must be 0 or more")
+    return sizes
 
 
 def chosen_mesh(mesh: Any) -> DeviceMesh:

@@ -5,20 +5,11 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
+from distarray.core._dtypes import KINDS
 from distarray.core._spec import Rule
 
 if TYPE_CHECKING:
     from distarray.core._op import Op
-
-_KINDS = {
-    "b": "booleans",
-    "i": "integers",
-    "u": "unsigned integers",
-    "f": "floating point",
-    "c": "complex",
-    "m": "time spans",
-    "M": "dates",
-}
 
 ELEMENTWISE = """{sentence}
 
@@ -102,7 +93,7 @@ def operands(names: tuple[str, ...]) -> str:
 
 def kinds(accepted: str) -> str:
     """Return what the documentation says of the dtypes that a row computes with."""
-    told = "For " + ", ".join(_KINDS[kind] for kind in accepted if kind in _KINDS) + "."
+    told = "For " + ", ".join(KINDS[kind] for kind in accepted if kind in KINDS) + "."
     if "f" in accepted and not set(accepted) & set("biu"):
         told += " Integers and booleans are converted to floating point first, as in NumPy."
     return told

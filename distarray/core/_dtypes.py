@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,32 @@ DEFAULT_DTYPE = np.dtype(np.float64)
 
 PLAIN_SCALARS = (bool, int, float, complex)
 """Python's own numbers take the dtype of the array they meet (NEP 50)."""
+
+
+KINDS = {
+    "b": "booleans",
+    "i": "integers",
+    "u": "unsigned integers",
+    "f": "floating point",
+    "c": "complex",
+    "m": "time spans",
+    "M": "dates",
+}
+
+
+def check_kinds(name: str, dtypes: Sequence[Any], kinds: str) -> None:
+    """Refuse dtypes of other kinds than a function computes with.
+
+    Raises
+    ------
+    DTypeError
+        See above.
+    """
+    if any(dtype.kind not in kinds for dtype in dtypes):
+        raise DTypeError(
+            f"{name} of {', '.join(map(str, dtypes))}: takes "
+            f"{', '.join(KINDS[kind] for kind in kinds)}; convert with astype"
+        )
 
 
 def loop_kinds(ufunc: np.ufunc) -> str:

@@ -33,12 +33,12 @@ from distarray.core._operands import (
     allocate,
     assign,
     broadcast_shape,
+    check_target,
     lifted_layouts,
     local_blocks,
     normalised,
     reduced,
 )
-from distarray.core._read_only import check_writable
 from distarray.core._resolution import align
 from distarray.core._spec import POINTWISE, Rule, Spec, pointwise
 from distarray.errors import (
@@ -162,7 +162,7 @@ def _ufunc_options(op: Op, options: dict[str, Any]) -> tuple[Any, Any, dict[str,
     Raises
     ------
     ArgumentTypeError
-        For an `out` that is not distributed, a `signature` that is none, an `order` not kept.
+        For more or fewer of `out` than results, a `signature` that is none, an `order` not kept.
     ArgumentError
         For a `casting` that there is not.
     """
@@ -181,14 +181,8 @@ def _ufunc_options(op: Op, options: dict[str, Any]) -> tuple[Any, Any, dict[str,
     if out is not None:
         out = out if isinstance(out, tuple) else (out,)
         out = None if all(one is None for one in out) else out
-    if out is not None and (
-        len(out) != op.nout or not all(isinstance(one, BaseArray) for one in out)
-    ):
-        raise ArgumentTypeError(
-            f"{op.name}() with a distributed operand takes out= of {op.nout} DistArray, "
-            f"got {[type(one).__name__ for one in out]}; to fill a plain array, gather first: "
-            "x.full_array()"
-        )
+    if out is not None and len(out) != op.nout:
+        raise ArgumentTypeError(f"{op.name}(out=) takes {op.nout} DistArray, got {len(out)}")
     return out, where, extra
 
 
@@ -418,11 +412,7 @@ def into(
         If the result cannot be cast to the dtype of `out`.
     """
     for one in out:
-        if not isinstance(one, BaseArray):
-            raise ArgumentTypeError(
-                f"{op.name}() with a distributed operand writes into a DistArray, not into "
-                f"{type(one).__name__}; to fill a plain array, gather first: x.full_array()"
-            )
+        check_target(op.name, one)
     target = out[0]
     mesh = target._layout.mesh
     operands = normalised(op.name, operands)
@@ -493,8 +483,6 @@ def _check_out(
     op: Op, out: tuple[Any, ...], operands: Sequence[Any], static: Any, casting: Any
 ) -> bool:
     """Check shapes and dtypes; tell whether the result is text that may not convert."""
-    for one in out:
-        check_writable(op.name, one)
     shapes = [x.shape for x in operands if getattr(x, "ndim", 0)]
     of_text = False
     dtypes = _result_dtypes(op, [getattr(x, "dtype", x) for x in operands], static)

@@ -22,7 +22,7 @@ from distarray.core import _on_device
 from distarray.core._base import BaseArray
 from distarray.core._cache import cache, remember
 from distarray.core._dispatch import as_block, empty_block, move_all
-from distarray.core._dtypes import dtype_key, stand_in
+from distarray.core._dtypes import check_kinds, dtype_key, stand_in
 from distarray.core._float_errors import alike, strict, told
 from distarray.core._op import Call, Op, State, States
 from distarray.core._operands import lifted_layouts, local_blocks, normalised
@@ -164,6 +164,8 @@ class Step:
         layouts = lifted_layouts(op.name, [parts[i] for i in places])
         self.op = op
         self.call = Call(layouts, dtypes, static, places)
+        if op.plain is None and op.kinds:
+            check_kinds(op.name, dtypes, op.kinds)
         self.total, self.result = op.dtypes(op, self.call)
         self.adds = self.total
         self.spec = op.spec(op, self.call)

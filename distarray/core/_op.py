@@ -93,7 +93,8 @@ class Op:
     rules : tuple of Rule
         Which Partial inputs may stay.
     kinds : str
-        Kinds of dtype that it computes with.
+        Kinds of dtype that it computes with. The engine refuses others, but for functions item by
+        item, whose loops do.
     accepts : tuple of str
         NumPy's order of the arguments after the array.
     ufunc : ufunc, optional

@@ -15,6 +15,7 @@ from distarray.core._dispatch import move
 from distarray.core._dtypes import PLAIN_SCALARS
 from distarray.core._float_errors import converted
 from distarray.core._meshes import common_mesh, lift, replicated
+from distarray.core._read_only import check_writable
 from distarray.core._resolution import align
 from distarray.core._spec import pointwise
 from distarray.errors import ArgumentTypeError, DeviceError, ShapeError
@@ -137,6 +138,24 @@ def beside(name: str, value: Buffer, like: Buffer) -> Any:
         f"{name} got a plain array on {have!r} and a DistArray on {want!r}; make a DistArray of it "
         f"there with da.asarray(value, mesh=x.mesh), or use x.to_device({_backend.kind_of(have)!r})"
     )
+
+
+def check_target(name: str, out: Any) -> None:
+    """Refuse an `out` that cannot be written to.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is not distributed.
+    ReadOnlyError
+        If it is read-only.
+    """
+    if not isinstance(out, BaseArray):
+        raise ArgumentTypeError(
+            f"{name}(out=) with a distributed operand takes a DistArray, got "
+            f"{type(out).__name__}; to fill a plain array, gather first: x.full_array()"
+        )
+    check_writable(name, out)
 
 
 def allocate(shape: Shape, dtype: Any, device: str, blocks: Sequence[Any]) -> Buffer:

@@ -17,11 +17,17 @@ from distarray.core import _docstrings
 from distarray.core._arguments import check_travels, checked_flag, shown
 from distarray.core._base import BaseArray
 from distarray.core._dtypes import checked_dtype, stays_partial
-from distarray.core._engine import Step, run, run_one
+from distarray.core._engine import Step, run, run_one, step_for
 from distarray.core._float_errors import text_converts
 from distarray.core._op import Call, Op, State, States
-from distarray.core._operands import assign, broadcast_shape, lifted_layouts, normalised, plain
-from distarray.core._read_only import check_writable
+from distarray.core._operands import (
+    assign,
+    broadcast_shape,
+    check_target,
+    lifted_layouts,
+    normalised,
+    plain,
+)
 from distarray.core._registry import methods, register, ufuncs
 from distarray.core._spec import Rule, Spec, reduction_spec
 from distarray.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError, ShapeError
@@ -142,8 +148,8 @@ def reduce(
         initial = _checked_initial(op, initial, result_dtype(op, x.dtype, dtype))
     static = (axis, dtype, keepdims, initial is ABSENT and where is True)
     if out is not None:
-        (_, holds) = op.dtypes(op, Call((), (x.dtype,), static))
-        check_fits(op.name, out, reduced_shape(x, axis, keepdims), holds)
+        step = step_for(op, (x,), static)
+        check_fits(op.name, out, step.output.shape, step.result)
     if where is True:
         result = run_one(op, x, static)
     elif op.combine is None:
@@ -261,12 +267,7 @@ def check_out(name: str, x: Any, out: Any) -> None:
             f"{name}(out=) of a plain array, which every process reduces by itself; use NumPy's "
             "function with an out= of NumPy's, or make a DistArray first: distarray.asarray(x)"
         )
-    if not isinstance(out, BaseArray):
-        raise ArgumentTypeError(
-            f"{name}(out=) takes a DistArray, got {type(out).__name__}; to fill a plain "
-            "array, gather first: x.full_array()"
-        )
-    check_writable(name, out)
+    check_target(name, out)
     lifted_layouts(name, (out._layout, x._layout))
 
 
@@ -448,13 +449,6 @@ def normalised_axes(axis: Any, ndim: int) -> tuple[int, ...]:
     if len(set(axes)) != len(axes):
         raise AxisError(f"axis={axis!r} names an axis twice (of {ndim} axes)")
     return tuple(sorted(axes))
-
-
-def reduced_shape(x: BaseArray, axis: Any, keepdims: bool) -> Shape:
-    """Return the shape of a reduction of `x`."""
-    axes = normalised_axes(axis, x.ndim)
-    kept = [1 if i in axes else size for i, size in enumerate(x.shape) if keepdims or i not in axes]
-    return tuple(kept)
 
 
 def reduced_count(shape: Shape, axes: tuple[int, ...]) -> int:

@@ -32,6 +32,7 @@ from distarray.comm import (
     setting,
     unrecorded,
 )
+from distarray.core._arguments import shown
 from distarray.core._base import BaseArray
 from distarray.errors import ArgumentError, MismatchError
 from distarray.layout import Layout, Replicate
@@ -72,7 +73,6 @@ _OWN: Final = frozenset(
     ("__init__", "__deepcopy__", "distribute_array", "shape", "size", *_METADATA, *_PRINTING)
 )
 """Public calls that a rank may make alone, or with a value of its own."""
-_ADDRESS: Final = re.compile(" at 0x[0-9a-f]+", re.IGNORECASE)
 
 
 def digest(block: Buffer) -> str:
@@ -115,13 +115,13 @@ def said(value: Any) -> str:
             items = sorted(f"{said(key)}: {said(one)}" for key, one in value.items())
             return f"{name} {{{', '.join(items)}}}"
         if not _backend.is_buffer(value) and not isinstance(value, np.generic):
-            return _ADDRESS.sub("", repr(value))
+            return shown(value)
     except Exception:  # of a class of the user's own, or lists that hold themselves
         return f"{name} without a repr"
     array = np.asarray(value) if isinstance(value, np.generic) else value
     is_one = array.size == 1 and not array.dtype.hasobject  # these may show where they lie
-    shown = f" {_backend.to_host(array).reshape(-1)[0]}" if is_one else ""
-    return f"{array.dtype}{shown} of shape {tuple(array.shape)} with digest {digest(array)[:16]}"
+    item = f" {_backend.to_host(array).reshape(-1)[0]}" if is_one else ""
+    return f"{array.dtype}{item} of shape {tuple(array.shape)} with digest {digest(array)[:16]}"
 
 
 def exchanged(mesh: Any, call: str, say: Callable[[], Said]) -> list[Said]:
@@ -227,7 +227,7 @@ def compare_public_calls(namespace: dict[str, Any], *classes: type) -> None:
         home = getattr(function, "__module__", None) or ""
         if _HOMES.fullmatch(home) and not isinstance(function, type) and name not in _OWN:
             if id(function) not in known:
-                known[id(function)] = compared(function, name)
+                known[id(function)] = compared(function, function.__name__)
             namespace[name] = known[id(function)]
     for cls in classes:
         for base in cls.__mro__[:-1]:

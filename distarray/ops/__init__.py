@@ -6,7 +6,6 @@ What is imported under its own name is for those floors alone.
 from distarray.ops._asarray import array, asarray
 from distarray.ops._contraction import dot, inner, matmul, outer, tensordot, vecdot
 from distarray.ops._creation import build as build
-from distarray.ops._creation import checked_shape as checked_shape
 from distarray.ops._creation import (
     empty,
     empty_like,

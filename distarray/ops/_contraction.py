@@ -28,7 +28,7 @@ from distarray.core import (
     Step,
     cache,
     check_fits,
-    check_writable,
+    check_target,
     checked_index,
     normalised,
     numeric,
@@ -40,7 +40,7 @@ from distarray.core import (
     strict,
     ufuncs,
 )
-from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
+from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import Layout, dimmap
 from distarray.ops._elementwise_arithmetic import multiply
 from distarray.ops._items import setitem
@@ -100,16 +100,8 @@ def contraction(
     )
 
 
-def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
-    try:
-        dtype = np.result_type(*call.dtypes)
-    except TypeError:
-        dtype = None
-    if dtype is None or dtype.kind not in op.kinds:
-        raise DTypeError(
-            f"{op.name} got dtypes {', '.join(map(str, call.dtypes))}; it multiplies booleans, "
-            "integers, floating and complex numbers"
-        )
+def _dtypes(_: Op, call: Call) -> tuple[Any, Any]:
+    dtype = np.result_type(*call.dtypes)
     return dtype, dtype
 
 
@@ -155,12 +147,7 @@ def _call(op: Op, *operands: Any, out: Any = None, **options: Any) -> Any:
     target = out[0] if isinstance(out, tuple) else out
     if target is None:
         return run(op, operands, static)
-    if not isinstance(target, BaseArray):
-        raise ArgumentTypeError(
-            f"{op.name} with a distributed operand takes a DistArray as out=, got "
-            f"{type(target).__name__}; to fill a plain array, gather first: x.full_array()"
-        )
-    check_writable(op.name, target)
+    check_target(op.name, target)
     if not any(isinstance(x, BaseArray) for x in operands):
         result = op.local(*operands, *([] if static is None else [static]))
         check_fits(op.name, target, result.shape, result.dtype)

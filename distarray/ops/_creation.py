@@ -14,47 +14,23 @@ from distarray.core import (
     BaseArray,
     checked_device,
     checked_dtype,
+    checked_shape,
     chosen_mesh,
     device_of,
     empty_block,
-    integers,
     new_array,
     plain_buffer,
     register,
-    shown,
 )
 from distarray.errors import (
     ArgumentError,
-    ArgumentTypeError,
     DeviceError,
     OutOfMemoryError,
     OutOfRangeError,
-    ShapeError,
 )
 from distarray.layout import Layout, Placement
 from distarray.redistribute import redistribute_local
 from distarray.typing import Box, Buffer, Shape
-
-
-def checked_shape(shape: Any) -> Shape:
-    """Return `shape` (an int or a sequence of ints) as a tuple.
-
-    Raises
-    ------
-    ArgumentTypeError
-        If it holds something that is not an integer.
-    ShapeError
-        If a size is negative.
-    """
-    try:
-        sizes = integers(shape)
-    except TypeError:
-        raise ArgumentTypeError(
-            f"shape {shown(shape)} is not an integer or a sequence of integers; pass e.g. (512, 64)"
-        ) from None
-    if any(size < 0 for size in sizes):
-        raise ShapeError(f"shape {sizes} has a negative size; every size must be 0 or more")
-    return sizes
 
 
 def target_layout(

@@ -327,16 +327,14 @@ def repeat(x: Any, /, repeats: Any, axis: int | None = None) -> Any:
     layout = checked("repeat", x)._layout
     along = dimmap.checked_axis(axis, layout.ndim)
     size = layout.shape[along]
+    if repeats.__class__ is int:
+        return run_one(_repeat, x, (along, repeats))
     counts = plain_buffer(repeats, "repeat", objects=True)
     counts = counts if counts.size else counts.astype(np.int64)
     if counts.dtype.kind not in "iu" or counts.ndim > 1 or counts.size not in (1, size):
         raise ArgumentError(
             f"repeat got repeats={repeats!r}; pass an integer, or one for each of the {size} items "
             f"of axis {along}"
-        )
-    if (counts < 0).any() or (counts > sys.maxsize).any():
-        raise ArgumentError(
-            f"repeat got repeats={repeats!r}; numbers must be 0 or more, and fit into 64 bits"
         )
     if counts.size == 1:
         return run_one(_repeat, x, (along, int(counts.reshape(-1)[0])))
@@ -346,6 +344,10 @@ def repeat(x: Any, /, repeats: Any, axis: int | None = None) -> Any:
 def _repeat_spec(_: Op, call: Call) -> Layouts:
     axis, counts = call.static
     (layout,) = call.layouts
+    if np.any(np.less(counts, 0)) or np.any(np.greater(counts, sys.maxsize)):
+        raise ArgumentError(
+            f"repeat got repeats={counts!r}; numbers must be 0 or more, and fit into 64 bits"
+        )
     counts = np.broadcast_to(counts, layout.shape[axis])
     ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     shape = (*layout.shape[:axis], int(ends[-1]), *layout.shape[axis + 1 :])

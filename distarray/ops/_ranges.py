@@ -7,20 +7,16 @@ as NumPy, so that the values are bitwise NumPy's for every split.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from distarray.comm import _memory
-from distarray.core import (
-    BaseArray,
-    with_length,
-)
+from distarray.core import BaseArray, checked_dtype, checked_index, with_length
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Placement
-from distarray.ops._creation import box_shape, build, checked_dtype, target_layout
+from distarray.ops._creation import box_shape, build, target_layout
 from distarray.typing import Box, Buffer
 
 PIECE = 32 * 1024
@@ -193,10 +189,7 @@ def linspace(
         If `num` is negative.
     """
     ends = [_end("start", start), _end("stop", stop)]
-    try:
-        num = operator.index(num)
-    except TypeError:
-        raise ArgumentTypeError(f"linspace got num={num!r}; it must be an integer") from None
+    num = checked_index("linspace", "num", num)
     if num < 0:
         raise ArgumentError(f"linspace got num={num}; it must be 0 or more")
     divisions = num - 1 if endpoint else num
@@ -268,14 +261,9 @@ def eye(
     ShapeError
         If a size is negative.
     """
-    try:
-        rows = operator.index(n_rows)
-        columns = rows if n_cols is None else operator.index(n_cols)
-        diagonal = min(max(operator.index(k), -rows), columns)
-    except TypeError:
-        raise ArgumentTypeError(
-            f"eye({n_rows!r}, {n_cols!r}, k={k!r}): all three must be integers"
-        ) from None
+    rows = checked_index("eye", "n_rows", n_rows)
+    columns = rows if n_cols is None else checked_index("eye", "n_cols", n_cols)
+    diagonal = min(max(checked_index("eye", "k", k), -rows), columns)
     if rows < 0 or columns < 0:
         raise ShapeError(f"eye({rows}, {columns}) has a negative size; pass 0 or more")
     kind = checked_dtype(dtype)

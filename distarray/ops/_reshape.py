@@ -23,14 +23,13 @@ from distarray.core import (
     checked,
     checked_flag,
     checked_order,
-    integers,
+    checked_shape,
     register,
     run_one,
     separate,
-    shown,
     steps,
 )
-from distarray.errors import ArgumentError, ArgumentTypeError
+from distarray.errors import ArgumentError
 from distarray.layout import Layout, dimmap
 from distarray.ops._routes import Route, route
 from distarray.ops._shape import transpose
@@ -145,8 +144,8 @@ def reshape(
     checked("reshape", x)
     copy = None if copy is None else checked_flag("reshape", "copy", copy)
     if checked_order("reshape", order, "CF") == "F":
-        return transpose(reshape(transpose(x), _asked(shape)[::-1], copy=copy))
-    asked = _asked(shape)
+        return transpose(reshape(transpose(x), checked_shape(shape, True)[::-1], copy=copy))
+    asked = checked_shape(shape, True)
     step = steps[_reshape, asked, x._layout, x._local.dtype]
     program: Any = step.spec
     if copy is False and program.sends:
@@ -187,7 +186,7 @@ def flatten(x: Any, /, order: str = "C") -> Any:
 
 def reshaped(x: Any, shape: Sequence[int]) -> Any:
     """Return the same items under another shape, in memory that may be that of `x` or not."""
-    return run_one(_reshape, x, _asked(shape))
+    return run_one(_reshape, x, checked_shape(shape, True))
 
 
 def _are_unalike(layout: Layout) -> bool:
@@ -202,16 +201,6 @@ def _are_unalike(layout: Layout) -> bool:
         if len({min(stop - start, 2) for start, stop in pairwise(offsets)}) > 1:
             return True
     return False
-
-
-def _asked(shape: Any) -> tuple[int, ...]:
-    """Return the sizes that `shape` (an integer or several) asks for, -1 among them."""
-    try:
-        return integers(shape)
-    except TypeError:
-        raise ArgumentTypeError(
-            f"shape {shown(shape)} is not an integer or a sequence of integers; pass e.g. (512, -1)"
-        ) from None
 
 
 def _shares(block: Buffer, result: Buffer) -> bool:

@@ -25,9 +25,9 @@ from distarray.core import (
     Step,
     check_fits,
     check_out,
-    checked,
     checked_dtype,
     checked_flag,
+    checked_index,
     in_unit,
     local_dtype,
     loop_dtype,
@@ -275,17 +275,12 @@ def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = ABSENT, append: A
     if not isinstance(x, BaseArray):
         given = {"prepend": prepend, "append": append}
         return np.diff(x, n, axis, **{k: v for k, v in given.items() if v is not ABSENT})
-    try:
-        n, axis = operator.index(n), operator.index(axis)
-    except TypeError:
-        raise ArgumentTypeError(
-            f"diff got n={shown(n)} and axis={shown(axis)}; both must be integers"
-        ) from None
+    n, axis = checked_index("diff", "n", n), checked_index("diff", "axis", axis)
     if n < 0:
         raise ArgumentError(f"diff got n={n}; it must be 0 or more")
     if not x.ndim:
         raise AxisError("diff of a 0-d array: there is no axis, and there are no neighbours")
-    (along,) = normalised_axes(axis, checked("diff", x).ndim)
+    (along,) = normalised_axes(axis, x.ndim)
     if n == 0:
         return copy(x)
     one = (*x.shape[:along], 1, *x.shape[along + 1 :])

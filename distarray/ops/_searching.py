@@ -22,10 +22,10 @@ from distarray.core import (
     check_out,
     checked_flag,
     normalised_axes,
-    reduced_shape,
     reduction_spec,
     register,
     run_one,
+    step_for,
     written,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
@@ -47,11 +47,9 @@ def _place_spec(op: Op, call: Call) -> Spec:
     return reduction_spec(layout.ndim, axes, keepdims, exchanged=True)
 
 
-def _place_dtypes(op: Op, call: Call) -> tuple[Any, Any]:
+def _place_dtypes(_: Op, call: Call) -> tuple[Any, Any]:
     """Return the dtypes of value and index, and of the result."""
     (dtype,) = call.dtypes
-    if dtype.kind not in op.kinds:
-        raise DTypeError(f"{op.name} of {dtype}: items must be ordered numbers or times")
     return (dtype.newbyteorder("="), _INDEX), _INDEX
 
 
@@ -154,9 +152,9 @@ def _place(op: Op, x: Any, axis: Any, out: Any, keepdims: bool) -> Any:
         raise ArgumentTypeError(
             f"{op.name}(axis={axis!r}): takes one axis, or None for all; reshape first"
         )
-    axis = axis_key(axis, x.ndim)
+    static = (axis_key(axis, x.ndim), keepdims)
     if out is not None:
-        check_fits(op.name, out, reduced_shape(x, axis, keepdims), _INDEX)
+        check_fits(op.name, out, step_for(op, (x,), static).output.shape, _INDEX)
         if not np.can_cast(out.dtype, _INDEX):
             raise DTypeError(f"{op.name} gives integers, but out= has {out.dtype}")
-    return written(op.name, out, run_one(op, x, (axis, keepdims)))
+    return written(op.name, out, run_one(op, x, static))

@@ -21,6 +21,8 @@ from distarray.core import (
     Op,
     Step,
     checked,
+    checked_index,
+    checked_shape,
     copied,
     register,
     run_one,
@@ -28,7 +30,6 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentTypeError, AxisError, ShapeError
 from distarray.layout import DimMap, Layout, dimmap
-from distarray.ops._creation import checked_shape
 from distarray.ops._selection import flipped
 from distarray.typing import Axes, Buffer, Shape
 
@@ -58,10 +59,11 @@ def _as_key(axes: Any) -> Any:
     """
     if axes is None or type(axes) is int:
         return axes
-    try:
-        return operator.index(axes)
-    except TypeError:
-        pass
+    if type(axes) is not tuple:
+        try:
+            return operator.index(axes)
+        except TypeError:
+            pass
     try:
         return tuple(map(operator.index, axes))
     except TypeError:
@@ -285,11 +287,7 @@ def _triangle(op: Op, x: Any, k: int) -> Any:
     if layout.ndim < 2:
         raise AxisError(f"{name} got an array of shape {layout.shape}; it needs at least two axes")
     rows, columns = layout.shape[-2:]
-    try:
-        diagonal = min(max(operator.index(k), -rows), columns)
-    except TypeError:
-        raise ArgumentTypeError(f"{name} got k={shown(k)}; a diagonal is an integer") from None
-    return run_one(op, x, diagonal)
+    return run_one(op, x, min(max(checked_index(name, "k", k), -rows), columns))
 
 
 def _triangle_spec(_: Op, call: Call) -> Layouts:

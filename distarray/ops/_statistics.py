@@ -36,13 +36,13 @@ from distarray.core import (
     numeric,
     reduce,
     reduced_count,
-    reduced_shape,
     reduction,
     reduction_spec,
     register,
     result_dtype,
     run_one,
     state_dtype,
+    step_for,
     written,
 )
 from distarray.errors import ArgumentTypeError, DTypeError, ShapeError
@@ -65,7 +65,7 @@ def _mean_dtypes(op: Op, call: Call) -> tuple[Any, Any]:
     """
     dtype, wanted = call.dtypes[0], call.static[1]
     if wanted is None:
-        total = _mean_dtype(dtype)
+        total = state_dtype(dtype)
         result_dtype(op, dtype, total)  # refuses what does not add up
         return total, dtype.newbyteorder("=") if dtype.char == "e" else total
     total = result_dtype(op, dtype, wanted)
@@ -75,13 +75,6 @@ def _mean_dtypes(op: Op, call: Call) -> tuple[Any, Any]:
             "out, or convert with astype"
         )
     return wanted, wanted
-
-
-def _mean_dtype(dtype: Any) -> Any:
-    """Return the dtype in which items of a dtype add up to a mean."""
-    if dtype.kind in "biu":
-        return np.dtype(np.float64)
-    return np.dtype(np.float32) if dtype.char == "e" else dtype.newbyteorder("=")
 
 
 def _quotient(step: Step) -> Callable[[Buffer], Any]:
@@ -132,20 +125,23 @@ def mean(
     Distribution: where a mesh axis cuts a reduced axis, the sums of all blocks are reduced at once
     and divided by the count, and the result is replicated there. Kept axes stay cut.
     """
+    if out is None and where is True and isinstance(x, BaseArray):
+        return reduce(_mean, x, axis, dtype, out, keepdims)
     keepdims = checked_flag("mean", "keepdims", keepdims)
     check_out("mean", x, out)
     if not isinstance(x, BaseArray):
         return np.mean(x, axis, dtype, None, keepdims, where=where)
     sums_into = dtype is not None and out is not None  # which is divided in the dtype of `out`
     if dtype is None and out is not None:
-        dtype = loop_dtype("mean", np.add, _mean_dtype(x.dtype), out.dtype)
+        dtype = loop_dtype("mean", np.add, state_dtype(x.dtype), out.dtype)
     if where is True and not sums_into:
         return reduce(_mean, x, axis, dtype, out, keepdims)
     wanted = None if dtype is None else checked_dtype(dtype)
-    wide, result = _mean_dtypes(_mean, Call((), (x.dtype,), (axis, wanted, keepdims, False)))
+    step = step_for(_mean, (x,), (axis_key(axis, x.ndim), wanted, keepdims, False))
+    result = step.result
     if out is not None:
-        check_fits("mean", out, reduced_shape(x, axis, keepdims), result)
-    total = reductions.sum(x, axis=axis, dtype=wide, keepdims=keepdims, where=where)
+        check_fits("mean", out, step.output.shape, result)
+    total = reductions.sum(x, axis=axis, dtype=step.total, keepdims=keepdims, where=where)
     if sums_into:
         result = np.result_type(result, out.dtype)
         total = astype(total, result, copy=False)
@@ -175,11 +171,9 @@ def _varied_spec(_: Op, call: Call) -> Spec:
     return reduction_spec(layout.ndim, normalised_axes(axis, layout.ndim), keepdims, exchanged=True)
 
 
-def _variance_dtypes(op: Op, call: Call) -> tuple[Any, Any]:
+def _variance_dtypes(_: Op, call: Call) -> tuple[Any, Any]:
     """Return the dtypes of mean and sum of squared deviations, and of the result."""
     (dtype,) = call.dtypes
-    if dtype.kind not in op.kinds:
-        raise DTypeError(f"{op.name} of {dtype}: only numbers vary; convert with astype")
     mean = state_dtype(dtype)
     squares = np.empty(0, mean).real.dtype
     return (mean, squares), squares if dtype.char != "e" else np.dtype(np.float16)
@@ -290,7 +284,7 @@ def _varied(
     correction: Any,
 ) -> Any:
     """Return the variance as exact as `out` can hold it, which is not written."""
-    keepdims = checked_flag("var", "keepdims", keepdims)
+    keepdims = checked_flag(name, "keepdims", keepdims)
     if correction is not ABSENT:
         if ddof != 0:
             raise ArgumentTypeError(
@@ -333,9 +327,8 @@ def _varied(
     if out is not None and out.dtype.kind == "c":
         wanted = out.dtype
     if out is not None:
-        (_, narrowest) = _variance_dtypes(_variance, Call((), (x.dtype,), static))
-        holds = narrowest if wanted is None else wanted
-        check_fits(name, out, reduced_shape(x, axis, keepdims), holds)
+        step = step_for(_variance, (x,), static)
+        check_fits(name, out, step.output.shape, step.result if wanted is None else wanted)
     if where is True and centre is ABSENT:
         result = run_one(_variance, x, static)
     else:
@@ -355,7 +348,7 @@ def _variance_around(centre: Any, x: Any, axis: Any, ddof: float, keepdims: bool
     total = reductions.sum(
         arithmetic.square(deviation),
         axis=axis,
-        dtype=_mean_dtype(deviation.dtype),
+        dtype=state_dtype(deviation.dtype),
         keepdims=keepdims,
         where=mask,
     )
@@ -395,7 +388,8 @@ def ptp(x: Any, /, axis: Any = None, out: Any = None, keepdims: bool = False) ->
     if out is not None:
         loop = loop_dtype("ptp", np.maximum, x.dtype, out.dtype)
         holds = np.dtype("m8") if loop.kind == "M" else loop
-        check_fits("ptp", out, reduced_shape(x, axis, keepdims), holds)
+        static = (axis_key(axis, x.ndim), None, checked_flag("ptp", "keepdims", keepdims), True)
+        check_fits("ptp", out, step_for(reductions.max, (x,), static).output.shape, holds)
         wide = {} if loop.kind in "mM" else {"dtype": loop}
     top = reductions.max(x, axis=axis, keepdims=keepdims)
     bottom = reductions.min(x, axis=axis, keepdims=keepdims)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _memory, world
-from distarray.core import checked_dtype, device_of
+from distarray.core import checked_dtype, checked_shape, device_of
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.layout import Placement
-from distarray.ops import build, checked_shape, target_layout
+from distarray.ops import build, target_layout
 from distarray.random._blocks import fill_floats, fill_integers
 from distarray.random._seeding import derive_key, normalize_seed
 from distarray.typing import Box, Buffer, Shape
