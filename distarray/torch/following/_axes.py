@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -249,14 +249,55 @@ def _ones(shape: Sequence[int], lead: int, trail: int) -> int:
 _MASKS = (torch.bool, torch.uint8)
 
 
+class Picked(NamedTuple):
+    """Axes of what an index picks.
+
+    Attributes
+    ----------
+    kept
+        Where the axes are that stay whole.
+    start, depth
+        The first of those that tensors and lists make, and how many these are.
+    ndim
+        How many there are.
+    """
+
+    kept: Axes
+    start: int
+    depth: int
+    ndim: int
+
+
+def is_mask(index: Any) -> bool:
+    """Tell whether an index is a tensor that tells of each item whether it is picked."""
+    return isinstance(index, torch.Tensor) and index.dtype in _MASKS
+
+
 def picked_axes(index: Any, ndim: int) -> frozenset[int] | None:
     """Return the axes from which an index picks; None for one that is not followed."""
-    found = kept_axes(index, ndim)
-    return None if found is None else frozenset(range(ndim)) - found.keys()
+    found = _picked(index, ndim)
+    return None if found is None else frozenset(range(ndim)) - found.kept.keys()
 
 
-def kept_axes(index: Any, ndim: int) -> dict[int, int] | None:
-    """Return where the axes are in the result that an index keeps whole; None if not followed.
+def label_index(x: torch.Tensor, index: Any) -> list[tuple[torch.Tensor, Labels]]:
+    """Return a tensor and those of its index with the labels of their axes in what is picked."""
+    found = _picked(index, x.ndim)
+    if found is None:
+        return [(x, ("",) * x.ndim)]
+    kept, start, depth, ndim = found
+    labels: list[tuple[torch.Tensor, Labels]] = [
+        (x, tuple(kept[axis] - ndim if axis in kept else "" for axis in range(x.ndim)))
+    ]
+    for item in index if isinstance(index, tuple) else (index,):
+        if isinstance(item, torch.Tensor):
+            end = start + depth - ndim
+            own = ("",) * item.ndim if is_mask(item) else tuple(range(end - item.ndim, end))
+            labels.append((item, own))
+    return labels
+
+
+def _picked(index: Any, ndim: int) -> Picked | None:
+    """Return the axes of what an index picks; None if it is not followed.
 
     Numbers drop their axes first. Tensors and lists then make axes together, of the shape that they
     are broadcast to: in the place of theirs if these are side by side, else in front.
@@ -286,17 +327,19 @@ def kept_axes(index: Any, ndim: int) -> dict[int, int] | None:
             axes += [None] * width
             depth = max(depth, _depth(item))
         at += 0 if item is Ellipsis else _width(item) or 0
+    start = 0
     if picking:
         side_by_side = picking == list(range(picking[0], picking[-1] + 1))
         start = picking[0] if side_by_side else 0
         rest = [axis for place, axis in enumerate(axes) if place not in picking]
         axes = [*rest[:start], *[None] * depth, *rest[start:]]
-    return {axis: place for place, axis in enumerate(axes) if axis is not None}
+    kept = {axis: place for place, axis in enumerate(axes) if axis is not None}
+    return Picked(kept, start, depth, len(axes))
 
 
 def _is_number(item: Any) -> bool:
     """Tell whether torch takes a tensor as one number, which drops an axis."""
-    return isinstance(item, torch.Tensor) and item.ndim == 0 and item.dtype not in _MASKS
+    return isinstance(item, torch.Tensor) and item.ndim == 0 and not is_mask(item)
 
 
 def _is_list(item: Any) -> bool:
@@ -310,7 +353,7 @@ def _width(item: Any) -> int | None:
     if isinstance(item, slice) or (isinstance(item, int) and not isinstance(item, bool)):
         return 1
     if isinstance(item, torch.Tensor):
-        return item.ndim if item.dtype in _MASKS else 1
+        return item.ndim if is_mask(item) else 1
     if _is_list(item) and all(isinstance(one, int) for one in item):
         return 1  # of numbers, or of booleans for one axis
     return None
@@ -319,5 +362,5 @@ def _width(item: Any) -> int | None:
 def _depth(item: Any) -> int:
     """Return how many axes of the result a tensor or a list makes."""
     if isinstance(item, torch.Tensor):
-        return 1 if item.dtype in _MASKS else item.ndim
+        return 1 if is_mask(item) else item.ndim
     return 1

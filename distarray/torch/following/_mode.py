@@ -20,7 +20,16 @@ import torch
 from distarray.errors import LayoutError
 from distarray.layout import Layout, Shard
 from distarray.torch._compat import is_in_function_forward
-from distarray.torch._layouts import Lost, is_known, is_placed, is_sharded, lose, lost_of, place
+from distarray.torch._layouts import (
+    Lost,
+    Placed,
+    is_known,
+    is_placed,
+    is_sharded,
+    lose,
+    lost_of,
+    place,
+)
 from distarray.torch._opaque import Pausing, untraced, untraced_alone
 from distarray.torch.following._axes import PRODUCTS, cut_axes, single_axes
 from distarray.torch.following._operands import (
@@ -34,8 +43,10 @@ from distarray.torch.following._random import draw, draws
 from distarray.torch.following._rules import (
     Call,
     Case,
+    Follows,
     item_by_item,
     needs_items,
+    put,
     rule_of,
 )
 from distarray.torch.training import ORIGINALS
@@ -135,15 +146,14 @@ class Following(Pausing):
         rule = rule_of(func)
         if rule.tells_nothing:
             return func(*args, **kwargs)
-        tensors = tensors_in(args, kwargs)
         drawing = draws(rule.name, args, kwargs)
-        if drawing or any(map(is_known, tensors)):
-            return self._followed(Call(func, rule, args, kwargs), tensors, drawing)
+        if drawing or any(map(is_known, tensors_in(args, kwargs))):
+            return self._followed(Call(func, rule, args, kwargs), drawing)
         return func(*args, **kwargs)
 
     @untraced
-    def _followed(self, call: Call, tensors: list[torch.Tensor], drawing: bool) -> Any:
-        call.operands += map(Operand.of, tensors)
+    def _followed(self, call: Call, drawing: bool) -> Any:
+        call.operands += map(Operand.of, call.tensors)
         if not drawing and not _concerns(call):
             return call.function(*call.args, **call.kwargs)
         worked = _worked_over(call)
@@ -162,12 +172,11 @@ class Following(Pausing):
                 if worked is None:
                     raise
                 raise _refusal(*worked, where="") from error  # perhaps on this rank alone
-        _place(call, result, None if worked is None else worked[1])
-        number = _number_of(call, result)
-        if number is not None:
-            if self._strict:
-                raise _refusal(*number)
-            lose(result, number[1])
+        wrong = _place(call, result, None if worked is None else worked[1])
+        if wrong is None and (wrong := _number_of(call, result)) is not None:
+            lose(result, wrong[1])
+        if wrong is not None and self._strict:
+            raise _refusal(*wrong)
         return result
 
 
@@ -188,48 +197,79 @@ def _concerns(call: Call) -> bool:
 # --- results -------------------------------------------------------------------------------------
 
 
-def _place(call: Call, result: Any, worked: Lost | None) -> None:
+def _place(call: Call, result: Any, worked: Lost | None) -> tuple[str, Lost] | None:
     """Place what a call has returned, where that follows from how its operands are placed.
 
     A result of which it is not known how is remembered as something of this rank's alone, unless a
     parameter with a layout took part: then the module's style says what the result is. That the
     function, or one before it, has ``worked`` along a cut axis is remembered in any case.
+
+    Returns
+    -------
+    tuple of str and Lost
+        Where a tensor was written into whose layout does not hold what it has become: what was
+        written, in words, and of what layout.
     """
     if call.name == "__setitem__":
-        result = call.args[0]
+        result = call.first
     known = [one for one in call.operands if one.placed is not None]
     known = [one for one in known if one.is_cut] or known
     losing = worked or _losing(call)
     if losing is None and not known:
-        return
+        return None
     weights = [one.is_weight for one in known]
     follows = None if losing or call.is_of_weights else call.rule.follows
     if follows is not None and not _are_cut_alike(call, known):
         follows = None
+    is_certain = losing is None and call.rule.follows is not None and not call.is_of_weights
     if losing is None and known[0].is_cut:
         losing = Lost(_layout(known[0]))
     if call.name.startswith(_FRESH) and call.rule.follows is None:
-        return
-    if any(weights) and losing is not None and not losing.function:
-        losing = None
+        return None
+    wrong = None
     for x in result if isinstance(result, tuple | list) else (result,):
         if not isinstance(x, torch.Tensor):
             continue
-        changed = losing and losing.function and any(x is one.x for one in call.operands)
-        if is_placed(x) and not changed:
+        own = next((one.placed for one in call.operands if one.x is x), None)
+        if own is None and is_placed(x) and not _is_out(call, x):
             continue
-        axes = None
-        if follows is not None:
-            source, found, _ = known[0]
-            assert found is not None  # it is known
-            if not found.parts or (follows is item_by_item and x.shape == source.shape):
-                axes = follows(Case(call, source, found.layout, x))
-            if axes is not None:
-                place(x, relabel(found.layout, axes, x.shape), *found[1:])
-                if all(weights):
-                    take_for_weight(x)
-        if axes is None and losing is not None:
+        placed = None if follows is None else _followed_to(call, follows, known[0], x)
+        if placed is not None and own in (None, placed):
+            place(x, *placed)
+            if all(weights):
+                take_for_weight(x)
+        elif own is not None and losing is not None and is_certain and _others_cut(known, x):
+            layouts = f"{own.layout}, beside one placed as {losing.layout}"
+            wrong = (
+                f"a tensor placed as {layouts}, in place",
+                Lost(losing.layout, call.name, frozenset(cut_axes(losing.layout))),
+            )
+            lose(x, wrong[1])
+        elif losing is not None and (losing.function or not any(weights)):
             lose(x, losing)
+    return wrong
+
+
+def _followed_to(call: Call, follows: Follows, source: Operand, x: torch.Tensor) -> Placed | None:
+    """Return how a result is placed that follows from one operand; None where that is not known."""
+    found = source.placed
+    assert found is not None  # it is known
+    item = follows is item_by_item and x.shape == source.x.shape
+    if found.parts and not item and x is not source.x:
+        return None
+    axes = follows(Case(call, source.x, found.layout, x))
+    if axes is None or any(x.shape[new] != source.x.shape[old] for old, new in axes.items()):
+        return None
+    return Placed(relabel(found.layout, axes, x.shape), *found[1:])
+
+
+def _is_out(call: Call, x: torch.Tensor) -> bool:
+    """Tell whether a result was written into a tensor that was passed for it."""
+    return any(x is one for one in tensors_in((call.kwargs.get("out"),), {}))
+
+
+def _others_cut(known: list[Operand], x: torch.Tensor) -> bool:
+    return any(one.is_cut and one.x is not x for one in known)
 
 
 def _losing(call: Call) -> Lost | None:
@@ -342,7 +382,7 @@ def _check_beside(call: Call) -> None:
     known, as many items as there are on all ranks are all of them.
     """
     rule = call.rule
-    meet = rule.follows is item_by_item or rule.name in PRODUCTS or call.name in _JOINING
+    meet = rule.follows in (item_by_item, put) or rule.name in PRODUCTS or call.name in _JOINING
     if len(call.operands) < 2 or not meet or (rule.name in PRODUCTS and call.is_of_weights):
         return
     for (one, of_one), (other, of_other) in permutations(call.labels(), 2):

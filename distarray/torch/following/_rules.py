@@ -13,20 +13,20 @@ from typing import Any, NamedTuple
 import torch
 
 from distarray.layout import Layout
-from distarray.torch._layouts import is_placed
 from distarray.torch.following._axes import (
     PRODUCTS,
     Axes,
     Labels,
     cut_axes,
-    kept_axes,
+    is_mask,
     label_axes,
+    label_index,
     picked_axes,
     reshaped_axes,
     single_axes,
     squeezed_axes,
 )
-from distarray.torch.following._operands import Operand
+from distarray.torch.following._operands import Operand, tensors_in
 
 Works = Callable[["Call", torch.Tensor], "frozenset[int] | None"]
 """Tells the axes of an argument along which a call works; None where that is not known."""
@@ -56,6 +56,15 @@ class Rule(NamedTuple):
     tells_nothing: bool = False
 
 
+_SPELLINGS = {"axis": "dim", "keepdims": "keepdim", "x2": "other"} | dict.fromkeys(
+    ("x", "a", "x1", "self"), "input"
+)
+"""NumPy's names of arguments, which torch takes for its own."""
+INDEXING = ("__getitem__", "__setitem__", "index_put")
+_TEMPLATES = ("type_as", "to", "expand_as", "view_as", "reshape_as")
+"""Functions of one tensor, which of another read what the result is to be like."""
+
+
 class Call:
     """One call of a torch function.
 
@@ -63,11 +72,15 @@ class Call:
     ----------
     rule
         What is known of the function.
+    named
+        Arguments that are passed by name, by torch's own names.
+    tensors
+        Those among the arguments, and in sequences among them, but those to write into.
     operands
-        The tensors among the arguments, and in sequences among them.
+        The same, and what is known of them.
     """
 
-    __slots__ = ("args", "function", "kwargs", "name", "operands", "rule")
+    __slots__ = ("args", "function", "kwargs", "name", "named", "operands", "rule", "tensors")
 
     def __init__(
         self, function: Any, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -77,32 +90,69 @@ class Call:
         self.rule = rule
         self.args = args
         self.kwargs = kwargs
+        self.named = {_SPELLINGS.get(key, key): value for key, value in kwargs.items()}
+        read = {key: value for key, value in kwargs.items() if key != "out"} if kwargs else kwargs
+        if rule.name in _TEMPLATES:
+            args, read = args[:1], {}
+        self.tensors = tensors_in(args, read)
         self.operands: list[Operand] = []
 
     @property
     def first(self) -> Any:
         """The argument that most functions work on."""
-        return self.args[0] if self.args else self.kwargs.get("input")
+        return self.told(0, "input tensors tensor")
 
     def told(self, position: int, names: str, default: Any = None) -> Any:
         """Return an argument by its place, or by one of its names, which blanks separate."""
         if len(self.args) > position:
             return self.args[position]
-        return next((self.kwargs[key] for key in names.split() if key in self.kwargs), default)
+        return next((self.named[key] for key in names.split() if key in self.named), default)
+
+    def index(self) -> Any:
+        """Return what tells the items that are picked, of a function in `INDEXING`."""
+        index = self.told(1, "indices")
+        return tuple(index) if self.rule.name == "index_put" else index
 
     def labels(self) -> list[tuple[Operand, Labels]]:
         """Return operands with labels for their axes: those of one label meet, items by items."""
         if self.rule.name in PRODUCTS:
-            known = {id(one.x): one for one in self.operands}
-            found = label_axes(self.rule.name, self.args, self.kwargs)
-            return [(known[id(x)], labels) for x, labels in found]
-        return [(one, tuple(range(-one.x.ndim, 0))) for one in self.operands]
+            found = label_axes(self.rule.name, self.args, self.named)
+        elif self.rule.name in INDEXING:
+            found = self._picking()
+        else:
+            found = [(x, _from_end(x)) for x in self.tensors]
+        known = {id(one.x): one for one in self.operands}
+        return [(known[id(x)], labels) for x, labels in found]
+
+    def _picking(self) -> list[tuple[torch.Tensor, Labels]]:
+        """Return the labels of a tensor, of those of an index, and of what is put there."""
+        x, index, value = self.first, self.index(), self.told(2, "values")
+        has_value = isinstance(value, torch.Tensor)
+        if not self.picks_item_by_item:
+            return label_index(x, index) + ([(value, _from_end(value))] if has_value else [])
+        [mask] = self.tensors[1:2]
+        labels: list[tuple[torch.Tensor, Labels]] = [(x, _from_end(x)), (mask, _from_end(x))]
+        return labels + ([(value, ("",) * value.ndim)] if has_value else [])
+
+    @property
+    def picks_item_by_item(self) -> bool:
+        """Whether items are overwritten where a mask of the same shape tells, by one value."""
+        name, value = self.rule.name, self.told(2, "values")
+        if name == "__getitem__" or (isinstance(value, torch.Tensor) and value.numel() != 1):
+            return False
+        index = self.index()
+        mask = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+        return is_mask(mask) and mask.shape == self.first.shape
 
     @property
     def is_of_weights(self) -> bool:
         """Whether it is a product with parameters that a style has cut, which adds up products."""
         products = self.rule.name in PRODUCTS or self.rule.name in CONVOLUTIONS
         return products and any(one.is_weight for one in self.operands)
+
+
+def _from_end(x: torch.Tensor) -> Labels:
+    return tuple(range(-x.ndim, 0))
 
 
 class Case(NamedTuple):
@@ -127,19 +177,19 @@ _ALONG: dict[tuple[int, int | tuple[int, int] | None], str] = {
     # position of the argument that names the axes (99: none does), and what counts without it
     (1, _ALL): "sum mean prod nansum nanmean amax amin max min median nanmedian argmax argmin any "
     "all std var std_mean var_mean logsumexp softmax log_softmax softmin count_nonzero flip "
-    "unique_consecutive argwhere squeeze cumsum cumprod cummax cummin logcumsumexp gather "
+    "argwhere squeeze cumsum cumprod cummax cummin logcumsumexp gather "
     "index_select select narrow index_add index_copy index_fill index_reduce scatter scatter_add "
     "scatter_reduce fft_fftshift fft_ifftshift hash_tensor",
-    (1, 0): "cat concat concatenate unbind",
+    (1, 0): "cat concat concatenate unbind slice",
     (1, -1): "sort argsort mode glu",
-    (2, 0): "select_scatter slice_scatter chunk split tensor_split unsafe_chunk unsafe_split",
+    (2, 0): "select_scatter slice_scatter chunk split split_with_sizes tensor_split unsafe_chunk "
+    "unsafe_split unsafe_split_with_sizes",
     (2, 1): "normalize cosine_similarity",
     (2, -1): "topk kthvalue diff fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft",
     (2, (-2, -1)): "fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_hfft2 fft_ihfft2",
     # by default cross takes the first axis of length 3, which may be a rank's own
     (2, _ALL): "norm vector_norm quantile nanquantile take_along_dim roll repeat_interleave cross "
     "fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn",
-    (4, _ALL): "unique",
     (4, -1): "gumbel_softmax",
     (99, _ALL): "aminmax gradient",
     (99, 0): "vsplit flipud msort vstack",
@@ -149,7 +199,8 @@ _ALONG: dict[tuple[int, int | tuple[int, int] | None], str] = {
     "cumulative_trapezoid",
 }
 _WHOLE = (
-    "equal allclose bincount histc histogram unravel nonzero take masked_select masked_scatter "
+    "equal allclose unique unique_consecutive bincount histc histogram unravel nonzero take "
+    "masked_select masked_scatter "
     "dist cov corrcoef trace diag diagonal rot90 nll_loss linear_cross_entropy multi_margin_loss "
     "multilabel_margin_loss multilabel_soft_margin_loss cosine_embedding_loss triplet_margin_loss "
     "triplet_margin_with_distance_loss margin_ranking_loss hinge_embedding_loss ctc_loss "
@@ -167,8 +218,7 @@ _OF_MATRICES = (
     "tril triu inv inverse det logdet slogdet cholesky cholesky_inverse cholesky_solve cond qr svd "
     "svdvals eig eigvals eigh eigvalsh lu lu_factor lu_factor_ex lu_solve lu_unpack ldl_factor "
     "ldl_solve geqrf ormqr orgqr householder_product pinv pinverse matrix_exp matrix_power "
-    "matrix_rank lstsq solve solve_ex inv_ex cholesky_ex solve_triangular triangular_solve lobpcg "
-    "pixel_shuffle pixel_unshuffle"
+    "matrix_rank lstsq solve solve_ex inv_ex cholesky_ex solve_triangular triangular_solve lobpcg"
 )
 """Functions of the last two axes."""
 CONVOLUTIONS = tuple(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))
@@ -188,7 +238,7 @@ def _along(position: int, default: int | tuple[int, int] | None) -> Works:
     """Return what tells the axes that an argument names."""
 
     def works(call: Call, x: torch.Tensor) -> frozenset[int] | None:
-        along = call.told(position, "dim dims dimension axis other", default)
+        along = call.told(position, "dim dims dimension other", default)
         name = call.rule.name
         if name in ("max", "min") and isinstance(along, torch.Tensor):
             return frozenset()  # of two tensors, item by item
@@ -214,17 +264,14 @@ def _summed(call: Call, x: torch.Tensor) -> frozenset[int]:
 
 def _picked(call: Call, x: torch.Tensor) -> frozenset[int] | None:
     """Return the axes from which an index picks."""
-    if x is not call.args[0]:
+    if x is not call.first or call.picks_item_by_item:
         return None
-    index = call.args[1]
-    if call.name == "__setitem__" and isinstance(index, torch.Tensor) and index.shape == x.shape:
-        return None  # a mask, item by item
-    return picked_axes(index, x.ndim)
+    return picked_axes(call.index(), x.ndim)
 
 
 def _of_first(axes: Works) -> Works:
-    """Return what tells axes of the first argument, and none of others such as weights."""
-    return lambda call, x: axes(call, x) if x is call.first else frozenset()
+    """Return what tells axes of the first argument, and knows none of others such as weights."""
+    return lambda call, x: axes(call, x) if x is call.first else None
 
 
 def _last(count: int) -> Works:
@@ -266,9 +313,9 @@ def _repeated(call: Call, x: torch.Tensor) -> frozenset[int]:
 
 def _unfolded(call: Call, x: torch.Tensor) -> frozenset[int] | None:
     """Return the axes of windows: of the method the one that is named, of the function all."""
-    if call.function is torch.Tensor.unfold:
-        return _along(1, _ALL)(call, x)
-    return _from(2)(call, x)
+    if call.function is torch.nn.functional.unfold:
+        return _from(2)(call, x)
+    return _along(1, _ALL)(call, x)
 
 
 def _padded(call: Call, x: torch.Tensor) -> frozenset[int]:
@@ -290,8 +337,9 @@ _WORKS: dict[str, Works] = {
     **dict.fromkeys(_WHOLE.split(), _every),
     **dict.fromkeys(_LOSSES.split(), _every_if_reduced),
     **dict.fromkeys(PRODUCTS, _summed),
-    **dict.fromkeys(("__getitem__", "__setitem__"), _picked),
+    **dict.fromkeys(INDEXING, _picked),
     **dict.fromkeys(_OF_MATRICES.split(), _last(2)),
+    **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle"), _last(3)),
     **dict.fromkeys(("repeat", "tile"), _repeated),
     "unfold": _unfolded,
     **dict.fromkeys(("fold", "channel_shuffle"), _from(1)),
@@ -336,21 +384,18 @@ def needs_items(call: Call) -> bool:
 _ITEM_BY_ITEM = (
     "subtract multiply divide true_divide floor_divide negative absolute greater greater_equal "
     "less less_equal not_equal isclose fix dropout alpha_dropout bernoulli to type type_as float "
-    "double half bfloat16 int long bool cpu cuda contiguous detach alias requires_grad_ tanhshrink "
+    "double half bfloat16 int long bool cpu cuda contiguous detach alias requires_grad tanhshrink "
     "softsign logsigmoid softshrink rrelu arccos arccosh arcsin arcsinh arctan arctan2 arctanh "
     "isreal expit fill zero float_power conj real imag complex polar gammainc gammaincc gammaln "
     "multigammaln ndtr psi short char byte cfloat cdouble chalf log_sigmoid binomial zeros_like "
     "ones_like full_like empty_like rand_like randn_like expand expand_as broadcast_to __radd__ "
     "__rmul__ __rsub__ __rdiv__ __rtruediv__ __rpow__ __floordiv__ __rfloordiv__ __rmod__ "
-    "__invert__ __and__ __or__ __xor__ __rand__ __ror__ __rxor__ __ipow__ __ifloordiv__"
+    "__invert__ __and__ __or__ __xor__ __rand__ __ror__ __rxor__ __ipow__ __ifloordiv__ __iadd__ "
+    "__isub__ __imul__ __idiv__ __itruediv__ __imod__ __iand__ __ior__ __irshift__ copy "
+    "share_memory apply map map2 cauchy exponential geometric log_normal normal random uniform"
 )
 """Beside all that torch itself tags as such."""
-_TAKING = {
-    **dict.fromkeys(("narrow", "select", "index_select", "unbind"), 1),
-    **dict.fromkeys(("chunk", "split", "tensor_split"), 2),
-}
-"""Functions that take parts along one axis, and which argument names it."""
-_PAIRING = ("gather", "scatter")
+_PAIRING = ("gather", "scatter", "take_along_dim")
 """Beginnings of names: functions of a tensor and of indices with as many axes."""
 
 
@@ -372,26 +417,29 @@ def item_by_item(case: Case) -> Axes | None:
     if call.name == "where" and len(call.args) + len(call.kwargs) == 1:
         return None  # indices of a condition
     more = result.ndim - source.ndim
-    if more < 0 or any(result.shape[axis + more] != source.shape[axis] for axis in case.cut):
+    return None if more < 0 else {axis: axis + more for axis in case.cut}
+
+
+def _by_labels(case: Case) -> Axes | None:
+    """Follow the axes over which a product does not sum, and from which an index does not pick."""
+    uses = [labels for one, labels in case.call.labels() if one.x is case.source]
+    if not uses:
         return None
-    return {axis: axis + more for axis in case.cut}
+    axes = {i: label + case.result.ndim for i in case.cut if type(label := uses[0][i]) is int}
+    return axes if len(axes) == len(case.cut) else None
 
 
-def _multiplied(case: Case) -> Axes | None:
-    """Follow the axes over which a product does not sum."""
-    labels: Labels = next(
-        (labels for one, labels in case.call.labels() if one.x is case.source), ()
-    )
-    axes = {i: label + case.result.ndim for i in case.cut if type(label := labels[i]) is int}
-    kept = all(case.result.shape[new] == case.source.shape[old] for old, new in axes.items())
-    return axes if kept and len(axes) == len(case.cut) else None
+def put(case: Case) -> Axes | None:
+    """Follow the axes of a tensor some items of which are overwritten."""
+    is_kept = case.source is case.call.first and _by_labels(case) is not None
+    return {axis: axis for axis in case.cut} if is_kept else None
 
 
 def _beside_worked(case: Case) -> Axes | None:
     """Follow a function along other axes, which it may drop."""
     source, result, rule = case.source, case.result, case.call.rule
     worked = None if rule.works is None else rule.works(case.call, source)
-    if worked is None or worked & set(case.cut):
+    if worked is None or worked & set(case.cut) or not _is_first(case):
         return None
     if rule.name.startswith(_PAIRING) and not _paired(case):
         return None
@@ -400,23 +448,26 @@ def _beside_worked(case: Case) -> Axes | None:
         axes = {axis: axis - sum(one < axis for one in worked) for axis in case.cut}
     elif result.ndim != source.ndim:
         return None
-    kept = all(result.shape[new] == source.shape[old] for old, new in axes.items())
-    return axes if kept else None
+    return axes
+
+
+def _is_first(case: Case) -> bool:
+    """Tell whether a function works on an operand first of all, and others meet its axes."""
+    first = case.call.first
+    if not any(x is case.source for x in (first if isinstance(first, list | tuple) else (first,))):
+        return False
+    ndim = case.source.ndim
+    return all(
+        one.x.ndim == ndim if one.is_cut else one.x.ndim <= ndim for one in case.call.operands
+    )
 
 
 def _paired(case: Case) -> bool:
-    """Tell whether all operands of a function with indices are cut alike, in all that is known.
+    """Tell whether all operands of a function with indices are cut, which then are so alike.
 
     Along other axes than theirs, indices pick from where they are themselves.
     """
-    others = [one.x for one in case.call.operands if one.x is not case.source]
-    if single_axes(case.layout) and not all(map(is_placed, others)):
-        return False  # one item may be a shard, or all that is picked
-    return all(
-        x.ndim == case.source.ndim and x.shape[axis] == case.source.shape[axis]
-        for x in others
-        for axis in case.cut
-    )
+    return all(one.is_cut for one in case.call.operands) or not case.cut
 
 
 def _stacked(case: Case) -> Axes | None:
@@ -444,31 +495,15 @@ def _permuted(case: Case) -> Axes | None:
     return {axis: order.index(axis) for axis in case.cut}
 
 
-def _taken(case: Case) -> Axes | None:
-    along = case.call.told(_TAKING[case.call.name], "dim", 0)
-    if not isinstance(along, int) or along % case.source.ndim in case.cut:
-        return None
-    along %= case.source.ndim
-    dropped = case.result.ndim < case.source.ndim
-    return {axis: axis - (dropped and axis > along) for axis in case.cut}
-
-
-def _indexed(case: Case) -> Axes | None:
-    whole = kept_axes(case.call.args[1], case.source.ndim)
-    if whole is None or not whole.keys() >= set(case.cut):
-        return None
-    return {axis: whole[axis] for axis in case.cut}
-
-
 _RESHAPING = "view reshape flatten unflatten ravel view_as reshape_as"
 _PERMUTING = "transpose swapaxes swapdims permute movedim moveaxis t adjoint unsqueeze"
 _VIEWS: dict[str, Follows] = {
     **dict.fromkeys(_RESHAPING.split(), _reshaped),
     **dict.fromkeys(_PERMUTING.split(), _permuted),
-    **dict.fromkeys(_TAKING, _taken),
     "squeeze": _squeezed,
     "stack": _stacked,
-    "__getitem__": _indexed,
+    "__getitem__": _by_labels,
+    **dict.fromkeys(("__setitem__", "index_put"), put),
 }
 _PROPERTIES: dict[Any, Follows] = {
     getattr(torch.Tensor, name).__get__: follows
@@ -477,7 +512,7 @@ _PROPERTIES: dict[Any, Follows] = {
 }
 _MOVING_AXES = ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_")
 _PREFIXES = ("special_", "linalg_")
-_OTHERS = ("linalg_cross",)
+_OTHERS = ("linalg_cross", "index_copy", "index_copy_")
 """Functions that differ from those of the same bare name."""
 
 
@@ -487,11 +522,11 @@ def rule_of(function: Any) -> Rule:
     name = getattr(function, "__name__", "")
     plain = bare(name)
     works = _WORKS.get(plain)
-    follows = _VIEWS.get(name) or _PROPERTIES.get(function)
-    if follows is not None or name in CONVOLUTIONS or plain == "__setitem__":
+    follows = _VIEWS.get(plain) or _PROPERTIES.get(function)
+    if follows is not None or name in CONVOLUTIONS:
         pass
     elif works is not None and plain != "where":  # which of three works item by item
-        follows = _multiplied if plain in PRODUCTS else _beside_worked
+        follows = _by_labels if plain in PRODUCTS else _beside_worked
     elif plain in _ITEM_BY_ITEM.split() or is_pointwise(name) or is_pointwise(plain):
         follows = item_by_item
     getter = name == "__get__" and function not in _PROPERTIES
@@ -502,9 +537,9 @@ def rule_of(function: Any) -> Rule:
 def bare(name: str) -> str:
     """Return the name of a torch function without what says only how it is called."""
     if name in _OTHERS:
-        return name
+        return name.removesuffix("_")
     for prefix in _PREFIXES:
         name = name.removeprefix(prefix)
     if name.endswith("_") and not name.endswith("__"):
         name = name[:-1]
-    return name
+    return name.removesuffix("_copy")
