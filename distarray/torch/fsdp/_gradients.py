@@ -240,6 +240,11 @@ class GradientReducer:
             guard_hooks(member.parameter, self._late)
         if not is_for_all_leaves():
             return self.reduce_now(gradients)
+        # As autograd does with those that were frozen after the forward pass.
+        gradients = [
+            gradient if member.parameter.requires_grad else None
+            for member, gradient in zip(self._group.members, gradients, strict=True)
+        ]
         own = self._convert(gradients) if self._is_alone and self._group.syncing else nothing
         pairs = zip(self._group.members, own, strict=True)
         self._late.update(id(m.parameter) for m, gradient in pairs if gradient is None)

@@ -50,8 +50,13 @@ class FSDPModule:
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return this rank's shards; `distarray.torch.state_dict` returns whole parameters."""
+        whole = [(group, group.held) for group in self._groups(True) if group.held is not None]
         self._hide()
-        return super().state_dict(*args, **kwargs)  # type: ignore[misc]
+        try:
+            return super().state_dict(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            for group, held in whole:  # hooks may ask for it while modules compute
+                group.hold(held)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load this rank's shards; `distarray.torch.load_state_dict` takes whole parameters."""

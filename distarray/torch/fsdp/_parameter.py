@@ -135,6 +135,11 @@ class ShardedParameter:
 
     def refuse_held(self) -> NoReturn:
         """Raise for what modules hold in the place of the parameter."""
+        if self.held is None:
+            raise ArgumentError(
+                f"{self.path}: the module has no such parameter any more; parametrizations, "
+                "weight_norm and pruning, which put others in its place, come before fully_shard"
+            )
         raise ArgumentError(
             f"{self.path}: the parameter has been replaced by {type(self.held).__name__}; sharded "
             "parameters are replaced by parameters, between calls only. torch.func.functional_call "

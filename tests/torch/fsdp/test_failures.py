@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.nn.utils import prune  # noqa: E402
 
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
@@ -105,6 +106,49 @@ def test_going_on_after_an_exception_in_a_hook_of_a_parameter(kind, which, alone
             mean_square(mine, x).backward()
             mean_square(start, x).backward()
         check_gradients(mine, gradients(start))
+
+    on_ranks(2, program)
+
+
+@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
+def test_state_dicts_in_hooks_have_shards_and_forward_goes_on(kind):
+    def program(mesh):
+        start = layers()
+        mine = dt.fully_shard(copy.deepcopy(start), mesh)
+        found = []
+        getattr(mine[1], kind)(lambda *_: found.append(mine.state_dict()))
+        mean_square(mine, X).backward()
+        mean_square(start, X).backward()
+        check_gradients(mine, gradients(start))
+        for name, parameter in mine.named_parameters():
+            assert torch.equal(found[0][name], parameter)
+
+    on_ranks(2, program)
+
+
+def test_parameters_frozen_after_forward_have_no_gradient(after):
+    def program(m):
+        loss = mean_square(m, X)
+        m[1].requires_grad_(False)
+        loss.backward()
+
+    beside(program, 2, reshard_after_forward=after)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        nn.utils.parametrizations.weight_norm,
+        lambda linear: prune.l1_unstructured(linear, "weight", 5),
+        lambda linear: linear.register_parameter("weight", None),
+    ],
+)
+def test_parameters_that_are_gone_are_refused(change):
+    def program(mesh):
+        mine = sharded(layers(), mesh)
+        change(mine[1].linear)
+        with pytest.raises(da.errors.ArgumentError, match=r"no such parameter.*before fully_shard"):
+            mine(X)
 
     on_ranks(2, program)
 
