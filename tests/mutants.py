@@ -533,8 +533,8 @@ MUTANTS = (
     Mutant(
         "a bias is added once per rank",
         "torch/parallel/_rowwise.py",
-        "return sum_output(y, mesh, self.output_layouts, bias, cut.features)",
-        "return sum_output(y + bias if biased else y, mesh, self.output_layouts)",
+        "sum_output(y, mesh, target, bias_of(m), cut.features)",
+        "sum_output(y if bias_of(m) is None else y + bias_of(m), mesh, target)",
         ("torch/parallel/test_linear.py",),
     ),
     Mutant(

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import torch
 from torch import nn
 
 from distarray.comm import DeviceMesh
-from distarray.layout import Placement, Replicate, Shard
-from distarray.torch._modules import state_of
-from distarray.torch.parallel._partition_rules import COLUMNS, Cut, cut_of, map_arguments
+from distarray.layout import Placement, Replicate
+from distarray.torch.parallel._partition_rules import COLUMNS, Cut, cut_of, hook_arguments
 from distarray.torch.parallel._style import ParallelStyle, one_axis, placement
 from distarray.torch.parallel.layers import _empty_shards
 from distarray.torch.parallel.layers._attention import cut_heads
 from distarray.torch.parallel.layers._convolution import cut_groups, is_grouped
 from distarray.torch.parallel.layers._embedding import cut_vectors
-from distarray.torch.parallel.layers._features import Features, gather_input
+from distarray.torch.parallel.layers._features import Features, cut_parameters, gather_input
 from distarray.torch.parallel.layers._normalization import cut_channels, normalises_channels
 
 _R = Replicate()
@@ -97,23 +94,17 @@ class ColwiseParallel(ParallelStyle):
         elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
             cut_vectors(self, module, mesh)
         else:
-            self._cut(module, mesh, cut)
+            features = cut_parameters(self, module, mesh, cut.parameters)
+            hook_columns(self, module, mesh, features, cut)
 
-    def _cut(self, module: nn.Module, mesh: DeviceMesh, cut: Cut) -> None:
-        for name, axis in cut.parameters.items():
-            if getattr(module, name, None) is not None:
-                self.distribute(
-                    module, name, mesh, [Shard(axis)], parts=self.parts, unit=self.unit, axis=axis
-                )
-        features = Features.of(state_of(module).placed["weight"], mesh)
 
-        def gather(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            def whole(x: torch.Tensor) -> torch.Tensor:
-                return gather_input(x, mesh, self.input_layouts)
-
-            return map_arguments(args, kwargs, dict.fromkeys(cut.inputs, whole))
-
-        self.on_input(module, gather)
-        if cut.fills and features.own == 0:
-            _empty_shards.fill(self, module, cut.parameters, outputs=cut.features)
-        self.on_output(module, lambda _, y: features.leave(y, self.output_layouts, cut.features))
+def hook_columns(
+    style: ColwiseParallel, module: nn.Module, mesh: DeviceMesh, features: Features, cut: Cut
+) -> None:
+    """Bring a module's inputs to every rank, and its output to where it leaves."""
+    given, target = style.input_layouts, style.output_layouts
+    ways = dict.fromkeys(cut.inputs, lambda _, x: gather_input(x, mesh, given))
+    hook_arguments(module, ways)
+    if cut.fills and features.own == 0:
+        _empty_shards.fill(style, module, cut.parameters, outputs=cut.features)
+    style.on_output(module, lambda _, y: features.leave(y, target, cut.features))

@@ -9,6 +9,8 @@ up by rows) is used by each rank for something of its own: its small gradient is
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -17,19 +19,14 @@ from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
-from distarray.layout import Replicate, Shard
-from distarray.torch._modules import state_of
-from distarray.torch.parallel._colwise import ColwiseParallel
+from distarray.layout import Replicate
+from distarray.torch.parallel._colwise import ColwiseParallel, hook_columns
 from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._gradient_sums import sum_gradients_of
-from distarray.torch.parallel._partition_rules import check_stock, map_first
-from distarray.torch.parallel._rowwise import RowwiseParallel
+from distarray.torch.parallel._partition_rules import COLUMNS, ROWS, check_stock
+from distarray.torch.parallel._rowwise import RowwiseParallel, cut_rows, hook_rows
 from distarray.torch.parallel._style import ParallelStyle, one_axis, twin_of_style
-from distarray.torch.parallel.layers._features import (
-    Features,
-    gather_input,
-    sum_output,
-)
+from distarray.torch.parallel.layers._features import cut_parameters
 
 _R = Replicate()
 
@@ -86,10 +83,11 @@ class LowRankParallel(ParallelStyle):
         for layer in (base, *downs, *ups):
             check_stock(layer, nn.Linear, "LowRankParallel", remedy, self.style.own_forward)
             extend(layer)
+        first = list(inspect.signature(type(module).forward).parameters)[1]
         if isinstance(self.style, ColwiseParallel):
-            self._columns(self.style, module, mesh, base, downs, ups)
+            self._cut_columns(self.style, module, mesh, base, downs, ups, first)
         else:
-            self._rows(self.style, module, mesh, base, downs, ups)
+            self._cut_rows(self.style, module, mesh, base, downs, ups, first)
 
     def _layers(self, module: nn.Module, role: str) -> list[Any]:
         pattern = self.names[role]
@@ -103,11 +101,6 @@ class LowRankParallel(ParallelStyle):
             )
         return list(layers.values())
 
-    def _cut(self, layer: nn.Module, name: str, mesh: DeviceMesh, axis: int) -> None:
-        parts, unit = self.style.parts, self.style.unit
-        if getattr(layer, name) is not None:
-            self.distribute(layer, name, mesh, [Shard(axis)], parts=parts, unit=unit, axis=axis)
-
     def _keep(self, layer: nn.Module, mesh: DeviceMesh) -> None:
         """Leave a layer whole; the gradients of what each rank makes of it are added."""
         for name in ("weight", "bias"):
@@ -115,29 +108,23 @@ class LowRankParallel(ParallelStyle):
                 self.distribute(layer, name, mesh, [_R])
         self.substitute(layer, lambda layer: sum_gradients_of(layer, mesh))
 
-    def _columns(
+    def _cut_columns(
         self,
         style: ColwiseParallel,
         module: nn.Module,
         mesh: DeviceMesh,
-        base: Any,
+        base: nn.Module,
         downs: list[Any],
         ups: list[Any],
+        first: str,
     ) -> None:
-        for layer in (base, *ups):
-            self._cut(layer, "weight", mesh, 0)
-            self._cut(layer, "bias", mesh, 0)
+        cut = replace(COLUMNS[nn.Linear], inputs=(first,))
+        features, *_ = [cut_parameters(style, m, mesh, cut.parameters) for m in (base, *ups)]
         for layer in downs:
             self._keep(layer, mesh)
-        features = Features.of(state_of(base).placed["weight"], mesh)
+        hook_columns(style, module, mesh, features, cut)
 
-        def gather(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return map_first(args, kwargs, lambda x: gather_input(x, mesh, style.input_layouts))
-
-        self.on_input(module, gather)
-        self.on_output(module, lambda _, y: features.leave(y, style.output_layouts, -1))
-
-    def _rows(
+    def _cut_rows(
         self,
         style: RowwiseParallel,
         module: nn.Module,
@@ -145,6 +132,7 @@ class LowRankParallel(ParallelStyle):
         base: Any,
         downs: list[Any],
         ups: list[Any],
+        first: str,
     ) -> None:
         for layer in (*downs, *ups):
             if layer.bias is not None:
@@ -152,31 +140,23 @@ class LowRankParallel(ParallelStyle):
                     "a bias inside of a low-rank pair cannot be added once where rows are cut; "
                     "make the pair with bias=False"
                 )
-        for layer in (base, *downs):
-            self._cut(layer, "weight", mesh, 1)
+        cut = replace(ROWS[nn.Linear], inputs=(first,))
+        length = None if base.bias is None else len(base.bias)
+        features, *_ = [cut_rows(style, m, mesh, cut) for m in (base, *downs)]
         for layer in ups:
             self._keep(layer, mesh)
-        biased = base.bias is not None
-        if biased:
-            self.distribute(base, "bias", mesh, [_R])
-            self.substitute(base, lambda _: {"bias": None})
-        features = Features.of(state_of(base).placed["weight"], mesh)
         (name,) = (n for n, m in module.named_modules() if m is base)
-        length = len(base.bias) if biased else 0
 
-        def scatter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return map_first(args, kwargs, lambda x: features.take(x, style.input_layouts, -1))
-
-        def leave(module: nn.Module, y: torch.Tensor) -> torch.Tensor:
-            bias: Any = module.get_submodule(name).bias if biased else None
-            if biased and len(bias) != length:
+        def bias_of(module: nn.Module) -> torch.Tensor | None:
+            bias: Any = module.get_submodule(name).bias
+            if length is not None and len(bias) != length:
                 raise LayoutError(
                     f"the bias of {name!r}, of {length} items, is a shard of {len(bias)} here: "
                     "it is added when the layer and its updates have been, after the group of "
                     "the layer has gone; let fully_shard make one group of the "
                     f"{type(module).__name__}, not of layers in it"
                 )
-            return sum_output(y, mesh, style.output_layouts, bias)
+            found: torch.Tensor | None = bias
+            return found
 
-        self.on_input(module, scatter)
-        self.on_output(module, leave)
+        hook_rows(style, module, mesh, features, cut, bias_of)

@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.torch._compat import COMPUTING
-from distarray.torch.parallel._forward_wrapper import wrapping_of
+from distarray.torch.parallel._forward_wrapper import extend, wrapping_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,39 +104,34 @@ def cut_of(
     )
 
 
-def map_arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any], functions: Mapping[str, Callable[[Any], Any]]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments with a function of each of the first ones, however they are passed.
+def hook_arguments(
+    module: nn.Module, functions: Mapping[str, Callable[[Any, torch.Tensor], torch.Tensor]]
+) -> None:
+    """Let forward see ``function(module, argument)`` in the place of arguments.
 
     Parameters
     ----------
     functions
-        By the arguments' names, in the order of ``forward``. Arguments that are None, or not
-        there, are left alone; the first must be there.
+        By the arguments' names, in the order of ``forward``, from the first one on. Arguments that
+        are None, or not there, are left alone; the first must be there.
     """
     first = next(iter(functions))
-    if not args and first not in kwargs:
-        raise ArgumentError(
-            f"forward was called with {sorted(kwargs) or 'nothing'} and without {first!r}; pass "
-            "the input first, or by this name"
-        )
-    told = list(args)
-    for i, (name, function) in enumerate(functions.items()):
-        if i < len(told):
-            told[i] = None if told[i] is None else function(told[i])
-        elif kwargs.get(name) is not None:
-            kwargs = {**kwargs, name: function(kwargs[name])}
-    return tuple(told), kwargs
 
+    def bring(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not args and first not in kwargs:
+            raise ArgumentError(
+                f"forward was called with {sorted(kwargs) or 'nothing'} and without {first!r}; "
+                "pass the input first, or by this name"
+            )
+        told = list(args)
+        for i, (name, function) in enumerate(functions.items()):
+            if i < len(told):
+                told[i] = None if told[i] is None else function(module, told[i])
+            elif kwargs.get(name) is not None:
+                kwargs = {**kwargs, name: function(module, kwargs[name])}
+        return tuple(told), kwargs
 
-def map_first(
-    args: tuple[Any, ...], kwargs: dict[str, Any], function: Callable[[Any], Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments with a function of the first one, by whatever name it is passed."""
-    if args:
-        return (function(args[0]), *args[1:]), kwargs
-    return args, {key: function(x) if i == 0 else x for i, (key, x) in enumerate(kwargs.items())}
+    extend(module, inputs=bring)
 
 
 # --- forwards -------------------------------------------------------------------------------------

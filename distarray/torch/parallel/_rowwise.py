@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
 
@@ -12,15 +12,15 @@ from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError
-from distarray.layout import Placement, Replicate, Shard
-from distarray.torch._modules import state_of
-from distarray.torch.parallel._partition_rules import ROWS, Cut, cut_of, map_arguments
+from distarray.layout import Placement, Replicate
+from distarray.torch.parallel._partition_rules import ROWS, Cut, cut_of, hook_arguments
 from distarray.torch.parallel._style import ParallelStyle, one_axis, placement
 from distarray.torch.parallel.layers import _empty_shards
 from distarray.torch.parallel.layers._convolution import cut_groups, is_grouped
 from distarray.torch.parallel.layers._embedding import cut_bags, cut_vocabulary
 from distarray.torch.parallel.layers._features import (
     Features,
+    cut_parameters,
     gather_input,
     sum_output,
 )
@@ -88,41 +88,38 @@ class RowwiseParallel(ParallelStyle):
         elif is_grouped(module):
             cut_groups(self, module, mesh, self.input_layouts, self.output_layouts, rows=True)
         else:
-            self._cut(module, mesh, cut)
+            features = cut_rows(self, module, mesh, cut)
+            if getattr(type(module), "reset_parameters", None) is nn.Bilinear.reset_parameters:
+                module.__dict__["reset_parameters"] = MethodType(_reset_bilinear, module)
+            biased = getattr(module, "bias", None) is not None
+            hook_rows(self, module, mesh, features, cut, lambda m: m.bias if biased else None)
 
-    def _cut(self, module: nn.Module, mesh: DeviceMesh, cut: Cut) -> None:
-        for name, axis in cut.parameters.items():
-            self.distribute(
-                module, name, mesh, [Shard(axis)], parts=self.parts, unit=self.unit, axis=axis
-            )
-        if getattr(type(module), "reset_parameters", None) is nn.Bilinear.reset_parameters:
-            module.__dict__["reset_parameters"] = MethodType(_reset_bilinear, module)
-        features = Features.of(state_of(module).placed["weight"], mesh)
-        biased = getattr(module, "bias", None) is not None
-        if biased:
-            self.distribute(module, "bias", mesh, [_R])
-            self.substitute(module, lambda _: {"bias": None})
 
-        def scatter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            def own(x: torch.Tensor) -> torch.Tensor:
-                return features.take(x, self.input_layouts, cut.features)
+def cut_rows(style: RowwiseParallel, module: nn.Module, mesh: DeviceMesh, cut: Cut) -> Features:
+    """Cut a module's weight, and leave its bias to those who add it once."""
+    features = cut_parameters(style, module, mesh, cut.parameters)
+    if getattr(module, "bias", None) is not None:
+        style.distribute(module, "bias", mesh, [_R])
+        style.substitute(module, lambda _: {"bias": None})
+    return features
 
-            def whole(x: torch.Tensor) -> torch.Tensor:
-                return gather_input(x, mesh)
 
-            ways = (own, *[whole] * (len(cut.inputs) - 1))
-            return map_arguments(args, kwargs, dict(zip(cut.inputs, ways, strict=True)))
-
-        def leave(module: Any, y: torch.Tensor) -> torch.Tensor:
-            bias = module.bias if biased else None
-            return sum_output(y, mesh, self.output_layouts, bias, cut.features)
-
-        self.on_input(module, scatter)
-        if cut.fills and features.own == 0:
-            _empty_shards.fill(
-                self, module, cut.parameters, inputs=cut.features, name=cut.inputs[0]
-            )
-        self.on_output(module, leave)
+def hook_rows(
+    style: RowwiseParallel,
+    module: nn.Module,
+    mesh: DeviceMesh,
+    features: Features,
+    cut: Cut,
+    bias_of: Callable[[Any], torch.Tensor | None],
+) -> None:
+    """Bring a module's inputs to where they are needed, and add up the ranks' outputs."""
+    given, target = style.input_layouts, style.output_layouts
+    ways = dict.fromkeys(cut.inputs, lambda _, x: gather_input(x, mesh))
+    ways[cut.inputs[0]] = lambda _, x: features.take(x, given, cut.features)
+    hook_arguments(module, ways)
+    if cut.fills and features.own == 0:
+        _empty_shards.fill(style, module, cut.parameters, inputs=cut.features, name=cut.inputs[0])
+    style.on_output(module, lambda m, y: sum_output(y, mesh, target, bias_of(m), cut.features))
 
 
 def _reset_bilinear(module: Any) -> None:

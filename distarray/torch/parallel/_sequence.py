@@ -20,7 +20,7 @@ from distarray.torch.following import cut_axes, relabel
 from distarray.torch.parallel._arrivals import find_placed
 from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._gradient_sums import sum_gradients_of
-from distarray.torch.parallel._partition_rules import map_first, own_method
+from distarray.torch.parallel._partition_rules import own_method
 from distarray.torch.parallel._style import ParallelStyle, one_axis
 from distarray.torch.parallel.layers._normalization import (
     INSTANCE_NORMS,
@@ -100,7 +100,10 @@ class SequenceParallel(ParallelStyle):
             elif isinstance(module, DROPOUTS) and module.training and module.p > 0:
                 output = drop(module, x, layout)
             else:
-                args, kwargs = map_first(args, kwargs, lambda _: x)
+                if args:
+                    args = (x, *args[1:])
+                else:
+                    kwargs[next(iter(kwargs))] = x
                 output = forward(*args, **kwargs)
             return _placed(output, x, layout) if isinstance(output, torch.Tensor) else output
 

@@ -118,6 +118,25 @@ def test_fused_parts_are_cut_alike_in_layer_and_pair():
     compare(2, model, (_values(3, 5),), parallel)
 
 
+class Scaled(Adapted):
+    """With a second argument."""
+
+    def forward(self, x, scale=2.0):
+        return super().forward(x) * scale
+
+
+@pytest.mark.parametrize("style", [dt.ColwiseParallel, dt.RowwiseParallel])
+def test_the_input_is_the_first_argument_of_forward_in_whatever_order_names_are_passed(style):
+    model = Scaled(5, 4, bias=False).double()
+
+    def parallel(twin, mesh):
+        whole = {"input_layouts": da.Replicate(), "output_layouts": da.Replicate()}
+        dt.parallelize_module(twin, mesh, dt.LowRankParallel(style(**whole)))
+        return lambda x: twin(scale=2.0, x=x)
+
+    compare(2, model, (_values(3, 5),), parallel)
+
+
 def test_errors_say_what_to_do():
     def program():
         mesh = da.init_device_mesh((2,), ("tp",))

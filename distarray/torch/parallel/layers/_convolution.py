@@ -14,7 +14,7 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError
 from distarray.layout import Placement, Shard
-from distarray.torch.parallel._partition_rules import map_arguments
+from distarray.torch.parallel._partition_rules import hook_arguments
 from distarray.torch.parallel.layers import _empty_shards
 from distarray.torch.parallel.layers._features import Features
 
@@ -58,14 +58,7 @@ def cut_groups(
         style.distribute(module, "bias", mesh, [Shard(0)], unit=per_output * together)
     own = entering.own // per_input
     module.groups = max(own, 1)
-
-    def gather(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        def channels(x: torch.Tensor) -> torch.Tensor:
-            return entering.take(x, given, axis)
-
-        return map_arguments(args, kwargs, {"input": channels})
-
-    style.on_input(module, gather)
+    hook_arguments(module, {"input": lambda _, x: entering.take(x, given, axis)})
     if own == 0:
         width = 1 if transposed else per_input
         empty = {"weight": 0} if transposed else {"weight": 0, "bias": 0}

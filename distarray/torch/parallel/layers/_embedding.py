@@ -17,12 +17,11 @@ from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, IndexingError, LayoutError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.torch import _moves
-from distarray.torch._modules import state_of
 from distarray.torch._opaque import refuse_transforms, untraced
 from distarray.torch.parallel._forward_wrapper import extend
-from distarray.torch.parallel._partition_rules import map_arguments
+from distarray.torch.parallel._partition_rules import hook_arguments
 from distarray.torch.parallel.layers._features import (
-    Features,
+    cut_parameters,
     gather_input,
     gather_whole,
     sum_output,
@@ -40,26 +39,22 @@ def cut_vectors(style: Any, module: nn.Embedding | nn.EmbeddingBag, mesh: Device
             "are renormalised by norms of positive order only"
         )
     given = style.input_layouts
-    style.distribute(module, "weight", mesh, [Shard(1)], parts=style.parts, unit=style.unit, axis=1)
-    features = Features.of(state_of(module).placed["weight"], mesh)
+    features = cut_parameters(style, module, mesh, {"weight": 1})
     module.max_norm = None  # the lookup would go by the norms of shards
 
-    def gather(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        def words(x: torch.Tensor) -> torch.Tensor:
-            if isinstance(module, nn.EmbeddingBag):
-                _check_not_torn(x, given)
-            x = gather_whole(x, mesh, given)
-            if largest is not None:
-                _renormalise(module, mesh, x, largest)
-            return x
-
-        functions: dict[str, Any] = {"input": words}
+    def gather_words(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
         if isinstance(module, nn.EmbeddingBag):
-            functions["offsets"] = lambda x: x
-            functions["per_sample_weights"] = lambda x: gather_input(x, mesh, given)
-        return map_arguments(args, kwargs, functions)
+            _check_not_torn(x, given)
+        x = gather_whole(x, mesh, given)
+        if largest is not None:
+            _renormalise(module, mesh, x, largest)
+        return x
 
-    style.on_input(module, gather)
+    functions: dict[str, Any] = {"input": gather_words}
+    if isinstance(module, nn.EmbeddingBag):
+        functions["offsets"] = lambda _, x: x
+        functions["per_sample_weights"] = lambda _, x: gather_input(x, mesh, given)
+    hook_arguments(module, functions)
     style.on_output(module, lambda _, y: features.leave(y, style.output_layouts, -1))
 
 

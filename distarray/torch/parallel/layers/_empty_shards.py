@@ -7,13 +7,12 @@ comes out. The parameter stays empty, and its gradient is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from distarray.torch.parallel._partition_rules import map_arguments
+from distarray.torch.parallel._partition_rules import hook_arguments
 from distarray.torch.parallel._style import ParallelStyle
 
 
@@ -53,13 +52,9 @@ def fill(
                 found[key] = _one_more(parameter, axis, 1)
         return found
 
-    def widen(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        assert inputs is not None
-        return map_arguments(args, kwargs, {name: lambda x: _one_more(x, inputs, width)})
-
     style.substitute(module, padded)
     if inputs is not None:
-        style.on_input(module, widen)
+        hook_arguments(module, {name: lambda _, x: _one_more(x, inputs, width)})
     if outputs is not None:
         axis = outputs
         style.on_output(module, lambda _, y: y.narrow(axis, 0, 0))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.errors import LayoutError
@@ -16,6 +18,7 @@ from distarray.redistribute import refuse
 from distarray.torch import _moves, _shards
 from distarray.torch._buffers import wire_dtype
 from distarray.torch._layouts import Placed, hand_on, own_placed, place
+from distarray.torch._modules import state_of
 from distarray.torch._opaque import untraced
 from distarray.torch.parallel._arrivals import check_arrival
 from distarray.torch.parallel._gradient_sums import use_apart
@@ -162,6 +165,18 @@ class Features:
         offsets = self.layout((self.size,), 0).partition(0).offsets
         lengths = [stop - start for start, stop in pairwise(offsets)]
         return f"{self.size} ({', '.join(map(str, lengths))} by rank)"
+
+
+def cut_parameters(
+    style: Any, module: nn.Module, mesh: DeviceMesh, axes: Mapping[str, int]
+) -> Features:
+    """Cut parameters along their axes, those that are there; return how the weight's is cut."""
+    for name, axis in axes.items():
+        if getattr(module, name, None) is not None:
+            style.distribute(
+                module, name, mesh, [Shard(axis)], parts=style.parts, unit=style.unit, axis=axis
+            )
+    return Features.of(state_of(module).placed["weight"], mesh)
 
 
 @untraced

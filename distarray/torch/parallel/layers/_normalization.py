@@ -27,7 +27,7 @@ from distarray.torch._opaque import untraced
 from distarray.torch._shards import placed_as
 from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._parameters import distribute_buffer
-from distarray.torch.parallel._partition_rules import REMEDY, check_stock, map_arguments
+from distarray.torch.parallel._partition_rules import REMEDY, check_stock, hook_arguments
 from distarray.torch.parallel.layers._features import Features
 
 
@@ -132,14 +132,7 @@ def cut_channels(
         module.num_groups = features.own // unit
     else:
         module.num_features = features.own
-
-    def gather(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        def channels(x: torch.Tensor) -> torch.Tensor:
-            return features.take(x, given, _axis(module, x))
-
-        return map_arguments(args, kwargs, {"input": channels})
-
-    style.on_input(module, gather)
+    hook_arguments(module, {"input": lambda m, x: features.take(x, given, _axis(m, x))})
     if features.own == 0:
         extend(module, arounds=_without_channels)
     style.on_output(module, lambda module, y: features.leave(y, target, _axis(module, y)))
