@@ -64,15 +64,15 @@ def prepare() -> None:
         _ipc.allocation_of = lambda pointer: _ipc.Allocation(*allocation_of(pointer))
     _device_mesh.DEFAULT_DEVICE = DEVICE
 
-    def beside(name: str, value: Any, like: Any) -> Any:
+    def match_device(name: str, value: Any, like: Any) -> Any:
         return _backend.asarray(value, _backend.device_of(like))
 
     def plain_buffer(value: Any, call: str, device: str = "cpu", **options: Any) -> Any:
         return _backend.asarray(taken(value, call, device, **options), device)
 
-    BESIDE.append(_operands.beside)
+    BESIDE.append(_operands.match_device)
     taken = _convert.plain_buffer
-    _operands.beside = _items.beside = beside
+    _operands.match_device = _items.match_device = match_device
     _convert.plain_buffer = plain_buffer
     for name in ("shares_memory", "may_share_memory"):
         setattr(np, name, _on_one_device(getattr(np, name)))

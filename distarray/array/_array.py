@@ -11,7 +11,7 @@ from distarray.array._operators import Operators
 from distarray.array._protocols import Protocols
 from distarray.array._repr import Printing
 from distarray.array._scalars import Scalars
-from distarray.core import checked, set_array_class
+from distarray.core import check_distributed, set_array_class
 from distarray.errors import ArgumentTypeError
 from distarray.layout import Layout, Placement
 from distarray.typing import AxisName, Buffer
@@ -238,7 +238,7 @@ def redistribute(
     >>> da.redistribute(da.ones((4, 6)), [da.Shard(1)]).placements
     (Shard(1),)
     """
-    checked("redistribute", x)
+    check_distributed("redistribute", x)
     cuts = (shard_order, boundaries)
     return _convert.redistribute(x, placements, mesh, cuts, async_op, max_bytes)
 

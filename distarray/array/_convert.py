@@ -12,19 +12,19 @@ from distarray.core import (
     BaseArray,
     _replicas,
     check_device,
-    checked_device,
-    checked_flag,
-    checked_position,
-    checked_shape,
-    chosen_mesh,
-    chosen_placements,
+    check_device_name,
+    check_flag,
+    check_position,
+    choose_mesh,
+    choose_placements,
     device_of,
     empty_block,
+    normalize_shape,
     plain_buffer,
     plain_source,
     read_box,
     replicated,
-    separate,
+    unshare,
 )
 from distarray.errors import (
     ArgumentError,
@@ -56,16 +56,16 @@ def adopt(
     local: Any, mesh: Any, placements: Any, shape: Sequence[int] | None, check: bool
 ) -> tuple[Buffer, Layout]:
     """Return (block, layout) for the public `from_local`."""
-    mesh = chosen_mesh(mesh)
+    mesh = choose_mesh(mesh)
 
     def checked() -> _Given:
         block = plain_buffer(local, "from_local", mesh.device)
         check_device(block, mesh, "from_local")
-        placed = chosen_placements(mesh, placements, block.ndim)
+        placed = choose_placements(mesh, placements, block.ndim)
         draft = Layout(mesh, placed, block.shape)  # settles negative axes, and refuses bad ones
         whole = replicated(mesh, block.shape)
         check_dtype(draft, whole, block.dtype)  # whether its Partial can be reduced
-        return _Given(block, draft, None if shape is None else checked_shape(shape))
+        return _Given(block, draft, None if shape is None else normalize_shape(shape))
 
     if mesh.coordinate is None:
         given = checked()
@@ -207,11 +207,11 @@ def infer_layout(
 
 def distribute(value: Any, mesh: Any, placements: Any, src: Any) -> tuple[Buffer, Layout]:
     """Return (block, layout) for the public `distribute_array`."""
-    mesh = chosen_mesh(mesh)
+    mesh = choose_mesh(mesh)
     if src is None:
         return _take_part(value, mesh, placements)
     if mesh.coordinate is None:
-        checked_position(src, mesh)
+        check_position(src, mesh)
         return _distribute_outside(value, mesh, placements)
     return _scatter(value, mesh, placements, src)
 
@@ -220,7 +220,7 @@ def _take_part(value: Any, mesh: Any, placements: Any) -> tuple[Buffer, Layout]:
     source = plain_source(value, "distribute_array")
     if _replicas.checked:
         _replicas.compare(mesh, "distribute_array", {"value": source})
-    layout = Layout(mesh, chosen_placements(mesh, placements, len(source.shape)), source.shape)
+    layout = Layout(mesh, choose_placements(mesh, placements, len(source.shape)), source.shape)
     dtype = convert_averaged(np.empty(0, source.dtype), layout).dtype
     array = asarray(source, dtype=dtype, mesh=mesh, placements=layout.placements)
     return array._local, layout
@@ -236,7 +236,7 @@ def _distribute_outside(value: Any, mesh: Any, placements: Any) -> tuple[Buffer,
     if array.dtype.hasobject:
         axes = [p.axis for p in placements or () if type(p) is Shard]
         array = np.empty((0,) * (1 + max((*axes, 0))))
-    layout = Layout(mesh, chosen_placements(mesh, placements, array.ndim), array.shape)
+    layout = Layout(mesh, choose_placements(mesh, placements, array.ndim), array.shape)
     return convert_averaged(empty_block(layout, array.dtype), layout), layout
 
 
@@ -247,8 +247,8 @@ def _scatter(value: Any, mesh: Any, placements: Any, src: Any) -> tuple[Buffer, 
 
     def say() -> tuple[Any, ...]:
         nonlocal source
-        position = checked_position(src, mesh)
-        asked = None if placements is None else chosen_placements(mesh, placements, 0)
+        position = check_position(src, mesh)
+        asked = None if placements is None else choose_placements(mesh, placements, 0)
         if comm.rank != position:
             return position, asked, None
         source = plain_source(value, "distribute_array")
@@ -258,7 +258,7 @@ def _scatter(value: Any, mesh: Any, placements: Any, src: Any) -> tuple[Buffer, 
     check_alike(ArgumentError, mesh, "src= differs between ranks:", positions)
     check_alike(PlacementError, mesh, "placements differ between ranks:", asked)
     shape, dtype = told[positions[0]]
-    layout = Layout(mesh, chosen_placements(mesh, placements, len(shape)), shape)
+    layout = Layout(mesh, choose_placements(mesh, placements, len(shape)), shape)
     # A Partial result is made from replicated blocks, by each process for itself.
     plain = layout.without_partial()
     check_dtype(plain, layout, dtype)
@@ -282,7 +282,7 @@ def gather(array: BaseArray) -> Buffer:
     if layout.mesh.coordinate is None:
         return block.copy()
     whole = replicated(layout.mesh, layout.shape)
-    return separate(redistribute_local(block, layout, whole), block)
+    return unshare(redistribute_local(block, layout, whole), block)
 
 
 def redistribute(
@@ -294,7 +294,7 @@ def redistribute(
     max_bytes: int | None,
 ) -> Any:
     """Return `array` under other placements or on another mesh; see the public method."""
-    async_op = checked_flag("redistribute", "async_op", async_op)
+    async_op = check_flag("redistribute", "async_op", async_op)
     src = array._layout
     dst = resolve_target(src, placements, mesh, cuts)
     if dst.mesh is not src.mesh and device_of(src) != device_of(dst):
@@ -305,7 +305,7 @@ def redistribute(
     # A slice of a replicated block, or the block itself where nothing changes, would let in-place
     # operations on the result change this array, and replicas on every rank in another part.
     result = redistribute_local(block, src, dst, max_bytes=max_bytes)
-    return array._new(separate(result, array._local), dst)
+    return array._new(unshare(result, array._local), dst)
 
 
 def _to_another_device(array: Any, dst: Layout, async_op: bool, max_bytes: int | None) -> Any:
@@ -327,7 +327,7 @@ def to_device(array: Any, device: str) -> Any:
     """Return `array` with its blocks on another device; itself where they are there."""
     src: Layout = array._layout
     here: Any = src.mesh
-    mesh = here.on(checked_device(device))
+    mesh = here.on(check_device_name(device))
     if mesh is src.mesh:
         return array
     return array._new(_backend.asarray(array._local, mesh.device), src.replace(mesh=mesh))
@@ -343,8 +343,8 @@ def resolve_target(src: Layout, placements: Any, mesh: Any, cuts: tuple[Any, Any
                 return src
             placements = src.placements
     else:
-        mesh = chosen_mesh(mesh)
-        placements = chosen_placements(mesh, placements, src.ndim)
+        mesh = choose_mesh(mesh)
+        placements = choose_placements(mesh, placements, src.ndim)
     return Layout(mesh, placements, src.shape, shard_order=order, boundaries=boundaries)
 
 
@@ -366,7 +366,7 @@ class PendingArray:
     def wait(self) -> Any:
         """Return the array, after all of it has arrived."""
         if self._result is None:
-            block = separate(self._handle.wait(), self._array._local)
+            block = unshare(self._handle.wait(), self._array._local)
             self._result = self._array._new(block, self._layout)
             self._handle = None
         return self._result

@@ -10,12 +10,12 @@ from distarray.comm import _memory, all_gather_checked
 from distarray.core import (
     BaseArray,
     check_device,
-    checked_shape,
-    chosen_placements,
+    choose_placements,
     common_mesh,
     lift,
     move,
     new_array,
+    normalize_shape,
     plain_buffer,
 )
 from distarray.errors import ArgumentTypeError
@@ -79,9 +79,9 @@ def map_blocks(
         )
     mesh = common_mesh("map_blocks", [x._layout.mesh for x in distributed])
     first = lift(distributed[0]._layout, mesh)
-    told = None if out_shape is None else checked_shape(out_shape)
+    told = None if out_shape is None else normalize_shape(out_shape)
     whole = first.without_partial().placements
-    placed = whole if out_placements is None else chosen_placements(mesh, out_placements, 0)
+    placed = whole if out_placements is None else choose_placements(mesh, out_placements, 0)
     blocks = [_reduce_block(x) if isinstance(x, BaseArray) else x for x in arrays]
     if mesh.coordinate is None:
         layout = (

@@ -14,7 +14,7 @@ from distarray.checkpoint._load import read_manifest
 from distarray.checkpoint._load_plan import LoadPlan
 from distarray.checkpoint._manifest import Entry, Manifest
 from distarray.layout import box as boxes
-from distarray.ops import checked_key, expand
+from distarray.ops import expand, normalize_key
 
 _BASIC = (int, np.integer, slice, type(...), type(None))
 
@@ -57,7 +57,7 @@ class StoredArray:
             return self[...][index]
         box: list[tuple[int, int]] = []
         rest: list[Any] = []  # is left to do with the items of the box
-        for item in expand(checked_key(index), self.shape):
+        for item in expand(normalize_key(index), self.shape):
             if isinstance(item, int):
                 box.append((item, item + 1))
                 rest.append(0)

@@ -27,14 +27,14 @@ from distarray.typing import Box, Buffer, Shape
 _ADDRESS = re.compile(" at 0x[0-9a-f]+", re.IGNORECASE)
 
 
-def shown(value: Any) -> str:
+def describe(value: Any) -> str:
     """Return what a message says of an argument: alike on all ranks, and without communication."""
     if isinstance(value, BaseArray):
         return f"a DistArray of shape {tuple(value.layout.shape)}"
     return _ADDRESS.sub("", repr(value))
 
 
-def checked_flag(name: str, key: str, value: Any) -> bool:
+def check_flag(name: str, key: str, value: Any) -> bool:
     """Return an argument that is true or false: a boolean, or an integer as NumPy takes it.
 
     Raises
@@ -47,10 +47,10 @@ def checked_flag(name: str, key: str, value: Any) -> bool:
     try:
         return bool(value) if isinstance(value, np.bool_) else operator.index(value) != 0
     except TypeError:
-        raise ArgumentTypeError(f"{name}({key}={shown(value)}): must be True or False") from None
+        raise ArgumentTypeError(f"{name}({key}={describe(value)}): must be True or False") from None
 
 
-def checked_index(name: str, key: str, value: Any) -> int:
+def check_integer(name: str, key: str, value: Any) -> int:
     """Return an argument that is one integer.
 
     Raises
@@ -61,10 +61,10 @@ def checked_index(name: str, key: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise ArgumentTypeError(f"{name}({key}={shown(value)}): must be an integer") from None
+        raise ArgumentTypeError(f"{name}({key}={describe(value)}): must be an integer") from None
 
 
-def checked_order(name: str, order: Any, known: str) -> str:
+def check_order(name: str, order: Any, known: str) -> str:
     """Return an order of items in memory, one of the letters `known`.
 
     Raises
@@ -78,10 +78,10 @@ def checked_order(name: str, order: Any, known: str) -> str:
         return order
     error = ArgumentError if isinstance(order, str) else ArgumentTypeError
     letters = " or ".join(map(repr, known))
-    raise error(f"{name} got order={shown(order)}; it takes {letters}")
+    raise error(f"{name} got order={describe(order)}; it takes {letters}")
 
 
-def checked_casting(name: str, casting: Any) -> Any:
+def check_casting(name: str, casting: Any) -> Any:
     """Return a rule of NumPy's for conversions.
 
     Raises
@@ -91,14 +91,14 @@ def checked_casting(name: str, casting: Any) -> Any:
     """
     if not isinstance(casting, str) or casting not in _CASTING:
         known = ", ".join(map(repr, _CASTING))
-        raise ArgumentError(f"{name}(casting={shown(casting)}): one of {known}")
+        raise ArgumentError(f"{name}(casting={describe(casting)}): one of {known}")
     return casting
 
 
 _CASTING = ("no", "equiv", "safe", "same_kind", "unsafe")
 
 
-def checked_device(device: Any) -> Any:
+def check_device_name(device: Any) -> Any:
     """Return the name of a device, or None.
 
     Raises
@@ -107,11 +107,11 @@ def checked_device(device: Any) -> Any:
         If it is no text.
     """
     if device is not None and not isinstance(device, str):
-        raise ArgumentTypeError(f"device={shown(device)}: one of 'cpu', 'cuda', 'cuda:<number>'")
+        raise ArgumentTypeError(f"device={describe(device)}: one of 'cpu', 'cuda', 'cuda:<number>'")
     return device
 
 
-def integers(value: Any) -> tuple[int, ...]:
+def as_integers(value: Any) -> tuple[int, ...]:
     """Return an integer, or several, as a tuple, as NumPy reads them.
 
     Raises
@@ -127,7 +127,7 @@ def integers(value: Any) -> tuple[int, ...]:
     return tuple(map(operator.index, value))
 
 
-def checked_shape(shape: Any, inferred: bool = False) -> Shape:
+def normalize_shape(shape: Any, inferred: bool = False) -> Shape:
     """Return `shape` (an int or a sequence of ints) as a tuple; -1 only where one is `inferred`.
 
     Raises
@@ -138,10 +138,10 @@ def checked_shape(shape: Any, inferred: bool = False) -> Shape:
         If a size is negative.
     """
     try:
-        sizes = integers(shape)
+        sizes = as_integers(shape)
     except TypeError:
         raise ArgumentTypeError(
-            f"shape {shown(shape)} is not an integer or a sequence of integers; pass e.g. "
+            f"shape {describe(shape)} is not an integer or a sequence of integers; pass e.g. "
             f"(512, {-1 if inferred else 64})"
         ) from None
     if not inferred and any(size < 0 for size in sizes):
@@ -149,7 +149,7 @@ def checked_shape(shape: Any, inferred: bool = False) -> Shape:
     return sizes
 
 
-def chosen_mesh(mesh: Any) -> DeviceMesh:
+def choose_mesh(mesh: Any) -> DeviceMesh:
     """Return `mesh`, or the default mesh for None.
 
     Raises
@@ -167,12 +167,12 @@ def chosen_mesh(mesh: Any) -> DeviceMesh:
             f"same shape with init_device_mesh({mesh.shape}, {mesh.axis_names})"
         )
     raise ArgumentTypeError(
-        f"mesh={shown(mesh)} is not a mesh; pass a DeviceMesh, made for instance by "
+        f"mesh={describe(mesh)} is not a mesh; pass a DeviceMesh, made for instance by "
         "init_device_mesh((4,)), or None for the default one"
     )
 
 
-def chosen_placements(mesh: DeviceMesh, placements: Any, ndim: int) -> tuple[Placement, ...]:
+def choose_placements(mesh: DeviceMesh, placements: Any, ndim: int) -> tuple[Placement, ...]:
     """Return `placements` as a tuple, or the default ones for None.
 
     Whether they fit the mesh and an array, the layout that they make finds out.
@@ -186,13 +186,13 @@ def chosen_placements(mesh: DeviceMesh, placements: Any, ndim: int) -> tuple[Pla
         return default_placements(mesh, ndim)
     if isinstance(placements, (Placement, str)) or not isinstance(placements, Sequence):
         raise ArgumentTypeError(
-            f"placements={shown(placements)}: must be a sequence with one placement for each of "
+            f"placements={describe(placements)}: must be a sequence with one placement for each of "
             f"the {mesh.ndim} axes of {mesh}, for instance {[*default_placements(mesh, 1)]}"
         )
     return tuple(placements)
 
 
-def checked_position(src: Any, mesh: DeviceMesh) -> int:
+def check_position(src: Any, mesh: DeviceMesh) -> int:
     """Return `src` as a position in the mesh.
 
     Raises
@@ -204,7 +204,7 @@ def checked_position(src: Any, mesh: DeviceMesh) -> int:
         position = operator.index(src)
     except TypeError:
         raise ArgumentTypeError(
-            f"src={shown(src)}: must be the position in the mesh of the process that has the "
+            f"src={describe(src)}: must be the position in the mesh of the process that has the "
             "value, an integer, or None where all have it"
         ) from None
     if not 0 <= position < mesh.size:

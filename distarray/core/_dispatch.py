@@ -68,13 +68,13 @@ def empty_block(layout: Layout, dtype: Any) -> Buffer:
     return _memory.empty(layout.local_shape(), dtype, device_of(layout))
 
 
-def copied(block: Buffer) -> Buffer:
+def copy_block(block: Buffer) -> Buffer:
     """Return a C-contiguous copy of a block, in memory of its own."""
     out = _memory.empty(block.shape, block.dtype, _backend.device_of(block))
     out[...] = block
     return out
 
 
-def separate(block: Buffer, source: Buffer) -> Buffer:
+def unshare(block: Buffer, source: Buffer) -> Buffer:
     """Return `block`, copied where it may share memory with `source`."""
-    return copied(block) if _backend.may_share_memory(block, source) else block
+    return copy_block(block) if _backend.may_share_memory(block, source) else block

@@ -56,7 +56,7 @@ def loop_kinds(ufunc: np.ufunc) -> str:
     return "".join(kind for kind in "biufcmM" if kind in kinds)
 
 
-def checked_dtype(dtype: Any, default: Any = DEFAULT_DTYPE) -> np.dtype[Any]:
+def normalize_dtype(dtype: Any, default: Any = DEFAULT_DTYPE) -> np.dtype[Any]:
     """Return `dtype` as a NumPy dtype, `default` for None.
 
     Raises

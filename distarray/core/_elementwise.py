@@ -11,21 +11,21 @@ import numpy as np
 
 from distarray.comm import _backend
 from distarray.core import _on_device
-from distarray.core._arguments import checked_casting, shown
+from distarray.core._arguments import check_casting, describe
 from distarray.core._base import BaseArray
 from distarray.core._cache import cache, remember
 from distarray.core._dispatch import as_block, move_all
 from distarray.core._dtypes import (
     REFUSALS,
-    checked_dtype,
     dtype_key,
     loop_kinds,
+    normalize_dtype,
     numeric,
     stand_in,
     stays_partial,
 )
 from distarray.core._engine import Step, run
-from distarray.core._float_errors import strict, text_converts, told
+from distarray.core._float_errors import call_on_all, strict, text_converts
 from distarray.core._meshes import device_of
 from distarray.core._op import Call, Op
 from distarray.core._operands import (
@@ -34,10 +34,10 @@ from distarray.core._operands import (
     assign,
     broadcast_shape,
     check_target,
-    lifted_layouts,
+    lift_layouts,
     local_blocks,
-    normalised,
-    reduced,
+    normalize_operands,
+    reduce_partial,
 )
 from distarray.core._resolution import align
 from distarray.core._spec import POINTWISE, Rule, Spec, pointwise
@@ -170,14 +170,14 @@ def _ufunc_options(op: Op, options: dict[str, Any]) -> tuple[Any, Any, dict[str,
     where = options.get("where", True)
     extra: dict[str, Any] = {}
     if options.get("dtype") is not None:
-        extra["dtype"] = checked_dtype(options["dtype"])
+        extra["dtype"] = normalize_dtype(options["dtype"])
     if options.get("signature") is not None:
         extra["signature"] = _checked_signature(op, options["signature"])
     if "casting" in options:
-        extra["casting"] = checked_casting(op.name, options["casting"])
+        extra["casting"] = check_casting(op.name, options["casting"])
     order = options.get("order", "K")
     if not isinstance(order, str) or order not in ("K", "A", "C"):
-        raise ArgumentTypeError(f"{op.name}() got order={shown(order)}; it takes order='K'")
+        raise ArgumentTypeError(f"{op.name}() got order={describe(order)}; it takes order='K'")
     if out is not None:
         out = out if isinstance(out, tuple) else (out,)
         out = None if all(one is None for one in out) else out
@@ -191,9 +191,10 @@ def _checked_signature(op: Op, signature: Any) -> Any:
     if isinstance(signature, str):
         return signature
     if isinstance(signature, tuple):
-        return tuple([None if one is None else checked_dtype(one) for one in signature])
+        return tuple([None if one is None else normalize_dtype(one) for one in signature])
     raise ArgumentTypeError(
-        f"{op.name}(signature={shown(signature)}): a text as 'dd->d', or a tuple of dtypes and None"
+        f"{op.name}(signature={describe(signature)}): a text as 'dd->d', or a tuple of dtypes and "
+        "None"
     )
 
 
@@ -236,7 +237,7 @@ def _checked_option(op: Op, key: str, value: Any) -> Any:
     except TypeError:
         several = True
     if several:
-        raise ArgumentTypeError(f"{op.name}({key}={shown(value)}): must be one value")
+        raise ArgumentTypeError(f"{op.name}({key}={describe(value)}): must be one value")
     return value
 
 
@@ -282,7 +283,7 @@ def _result_dtypes(op: Op, dtypes: Sequence[Any], static: Any) -> tuple[Any, ...
         try:
             results = op.local(*map(stand_in, inputs), **dict(options))
         except REFUSALS as error:
-            raise refused(op.name, error, dtypes) from error
+            raise refusal(op.name, error, dtypes) from error
         results = results if op.nout > 1 else (results,)
         found = tuple([as_block(one).dtype for one in results])
         if all(isinstance(dtype, (np.dtype, type)) for dtype in dtypes):  # a number's value matters
@@ -301,7 +302,7 @@ def _bind(step: Step) -> Callable[..., Any]:
     def function(*blocks: Any) -> Any:
         try:
             if on_device and _on_device.is_on_device(blocks):
-                results = _on_device.called(local, blocks, dtypes)
+                results = _on_device.call_on_device(local, blocks, dtypes)
                 return results if op.nout > 1 else results[0]
             if writes and max([getattr(block, "nbytes", 0) for block in blocks]) >= LARGE:
                 device = _backend.device_of(next(b for b in blocks if _size(b) >= LARGE))
@@ -313,7 +314,7 @@ def _bind(step: Step) -> Callable[..., Any]:
                 results = np.asarray(results, dtypes[0])
             return results
         except REFUSALS as error:
-            raise refused(op.name, error, blocks) from error
+            raise refusal(op.name, error, blocks) from error
 
     return function
 
@@ -357,7 +358,7 @@ def _masked(
         results = _on_device.substitute(local)(*inputs, **keywords)
         results = results if isinstance(results, tuple) else (results,)
         for target, result in zip(targets, results, strict=True):
-            _on_device.copied_where(target, result, mask, casting)
+            _on_device.copy_where(target, result, mask, casting)
     return targets if len(targets) > 1 else targets[0]
 
 
@@ -365,10 +366,10 @@ def _of_plain(op: Op, operands: Sequence[Any], static: Any) -> Any:
     try:
         return _local(op, static)(*operands)
     except (*REFUSALS, AttributeError) as error:  # the last of NumPy, where items are objects
-        raise refused(op.name, error, operands) from error
+        raise refusal(op.name, error, operands) from error
 
 
-def refused(name: str, error: Exception, operands: Sequence[Any]) -> DistArrayError:
+def refusal(name: str, error: Exception, operands: Sequence[Any]) -> DistArrayError:
     """Return the error for operands, or their dtypes, that the local function refused."""
     if isinstance(error, DistArrayError):
         return error
@@ -384,7 +385,7 @@ def refused(name: str, error: Exception, operands: Sequence[Any]) -> DistArrayEr
     if isinstance(error, (ValueError, RuntimeError)):
         return ArgumentError(f"{name} of {kinds}: {error}")
     if any(words in str(error) for words in _on_device.LACKING):
-        return _on_device.lacking(f"{name} of {kinds}")
+        return _on_device.lacking_error(f"{name} of {kinds}")
     return DTypeError(f"{name} of {kinds}: {error}; convert the operands with astype")
 
 
@@ -415,8 +416,8 @@ def into(
         check_target(op.name, one)
     target = out[0]
     mesh = target._layout.mesh
-    operands = normalised(op.name, operands)
-    if checked_casting(op.name, casting) != "same_kind" and op.ufunc is not None:
+    operands = normalize_operands(op.name, operands)
+    if check_casting(op.name, casting) != "same_kind" and op.ufunc is not None:
         options["casting"] = casting
     static = _static(op, masked, options)
     uncertain = op.check is not None and op.check(operands)
@@ -427,7 +428,7 @@ def into(
                 f"{op.name}() takes where= with out= for one result only; compute the results "
                 "and combine each with da.where"
             )
-        whole = reduced(op.name, target)  # reduce it, write, split it again
+        whole = reduce_partial(op.name, target)  # reduce it, write, split it again
         into(op, (whole,), operands, masked, **{**options, "casting": casting})
         assign(op.name, target, whole)
         return target
@@ -442,7 +443,7 @@ def into(
     moves = _moves.get((target._layout, *key))
     if moves is None:
         places = [i for i, part in enumerate(key) if part is not None]
-        layouts = lifted_layouts(op.name, [target._layout, *[key[i] for i in places]])
+        layouts = lift_layouts(op.name, [target._layout, *[key[i] for i in places]])
         spec = pointwise(tuple(layout.shape for layout in layouts), target.shape)
         moves = [None] * len(key)
         for place, move in zip(places, align(spec, layouts)[1:], strict=True):
@@ -452,7 +453,7 @@ def into(
     if mesh.coordinate is not None:
         write = functools.partial(_write, op, target._local, blocks, static, casting)
         if uncertain or strict():
-            told(mesh, op.name, write)
+            call_on_all(mesh, op.name, write)
         else:
             write()
     return target
@@ -471,12 +472,12 @@ def _write(op: Op, target: Buffer, blocks: Sequence[Any], static: Any, casting: 
         local = _local(op, (False, *static[1:]))
         if on_device:
             dtypes = _result_dtypes(op, [dtype_key(x) for x in inputs], (False, *static[1:]))
-            (result,) = _on_device.called(local, inputs, dtypes)
-            _on_device.copied_where(target, result, mask, casting)
+            (result,) = _on_device.call_on_device(local, inputs, dtypes)
+            _on_device.copy_where(target, result, mask, casting)
         else:
             np.copyto(target, local(*inputs), casting=casting, where=mask)
     except (*REFUSALS, RuntimeError) as error:  # the last where text is too short for dates
-        raise refused(op.name, error, blocks) from error
+        raise refusal(op.name, error, blocks) from error
 
 
 def _check_out(

@@ -23,9 +23,9 @@ from distarray.core._base import BaseArray
 from distarray.core._cache import cache, remember
 from distarray.core._dispatch import as_block, empty_block, move_all
 from distarray.core._dtypes import check_kinds, dtype_key, stand_in
-from distarray.core._float_errors import alike, strict, told
+from distarray.core._float_errors import call_alike, call_on_all, strict
 from distarray.core._op import Call, Op, State, States
-from distarray.core._operands import lifted_layouts, local_blocks, normalised
+from distarray.core._operands import lift_layouts, local_blocks, normalize_operands
 from distarray.core._policy import permit, permit_exchange
 from distarray.core._resolution import resolve
 from distarray.core._spec import Layouts, Spec
@@ -60,7 +60,7 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
     *functions
         Passed to the local step before the blocks: what has no hash.
     """
-    operands = normalised(op.name, operands, op.takes_objects)
+    operands = normalize_operands(op.name, operands, op.takes_objects)
     uncertain = op.check is not None and op.check(operands)
     first = next((x for x in operands if isinstance(x, BaseArray)), None)
     if first is None:
@@ -80,7 +80,7 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
             stand_ins = [stand_in(getattr(x, "dtype", x)) for x in operands]
             op.plain(op, stand_ins, static)
     if uncertain:
-        block = told(step.output.mesh, op.name, lambda: step.run(*functions, *blocks))
+        block = call_on_all(step.output.mesh, op.name, lambda: step.run(*functions, *blocks))
     else:
         block = step.run(*functions, *blocks)
     if block.__class__ is tuple:
@@ -161,7 +161,7 @@ class Step:
 
     def __init__(self, op: Op, parts: Sequence[Any], dtypes: Sequence[Any], static: Any) -> None:
         places = [i for i, part in enumerate(parts) if part is not None]
-        layouts = lifted_layouts(op.name, [parts[i] for i in places])
+        layouts = lift_layouts(op.name, [parts[i] for i in places])
         self.op = op
         self.call = Call(layouts, dtypes, static, places)
         if op.plain is None and op.kinds:
@@ -249,7 +249,7 @@ class Step:
 
             def simple(*blocks: Any) -> Any:
                 if strict():
-                    return told(mesh, op.name, lambda: _fitted(local(*blocks), total))
+                    return call_on_all(mesh, op.name, lambda: _fitted(local(*blocks), total))
                 block = local(*blocks)
                 return block if block.__class__ is np.ndarray else _fitted(block, total)
 
@@ -263,9 +263,9 @@ class Step:
 
         def settled(*blocks: Any) -> Buffer:
             if strict():
-                block = told(mesh, op.name, lambda: _fitted(local(*blocks), adds))
+                block = call_on_all(mesh, op.name, lambda: _fitted(local(*blocks), adds))
                 sums = redistribute_local(block, partial, output)
-                return told(mesh, op.name, lambda: finished(sums))
+                return call_on_all(mesh, op.name, lambda: finished(sums))
             return finished(redistribute_local(_fitted(local(*blocks), adds), partial, output))
 
         return settled
@@ -291,8 +291,8 @@ class Step:
             return exchange.nothing
 
         def exchanged(*blocks: Any) -> Buffer:
-            states = exchange(alike(mesh, op.name, lambda: first(*blocks)))
-            block = alike(mesh, op.name, lambda: as_block(finish(states, *blocks)))
+            states = exchange(call_alike(mesh, op.name, lambda: first(*blocks)))
+            block = call_alike(mesh, op.name, lambda: as_block(finish(states, *blocks)))
             return _fitted(_backend.asarray(block, _backend.device_of(blocks[0])), result)
 
         return exchanged
@@ -308,9 +308,7 @@ def _fitted(result: Any, dtype: Any) -> Any:
     if result.__class__ is tuple:
         return tuple(map(as_block, result))
     block = as_block(result)
-    return (
-        block if dtype is None or _backend.is_numpy(block) else _on_device.conformed(block, dtype)
-    )
+    return block if dtype is None or _backend.is_numpy(block) else _on_device.as_dtype(block, dtype)
 
 
 def _has_empty_block(source: Layout, spec: Spec) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from distarray.core import _docstrings
 from distarray.core._base import BaseArray
 from distarray.core._dtypes import REFUSALS
-from distarray.core._elementwise import elementwise, refused
+from distarray.core._elementwise import elementwise, refusal
 from distarray.core._op import Op
 from distarray.core._paths import binary_path, unary_path
 from distarray.core._registry import register
@@ -76,7 +76,7 @@ def equality(
             try:
                 compare(*items)
             except REFUSALS as error:
-                raise refused(name, error, operands) from error
+                raise refusal(name, error, operands) from error
         return False
 
     general = elementwise(name, compare, 2, check=comparable, takes_objects=True)

@@ -42,7 +42,7 @@ def strict() -> bool:
     return answer
 
 
-def told(mesh: Any, name: str, call: Callable[[], T]) -> T:
+def call_on_all(mesh: Any, name: str, call: Callable[[], T]) -> T:
     """Return `call()`, or raise on every process of the mesh what it raises on one.
 
     Collective over the mesh; a process outside of it calls by itself.
@@ -66,9 +66,9 @@ def told(mesh: Any, name: str, call: Callable[[], T]) -> T:
     return results[0]
 
 
-def alike(mesh: Any, name: str, call: Callable[[], T]) -> T:
+def call_alike(mesh: Any, name: str, call: Callable[[], T]) -> T:
     """Return `call()`; where floating-point errors raise, they do so on every rank."""
-    return told(mesh, name, call) if strict() else call()
+    return call_on_all(mesh, name, call) if strict() else call()
 
 
 def text_converts(before: Any, after: Any) -> bool:
@@ -76,7 +76,7 @@ def text_converts(before: Any, after: Any) -> bool:
     return before.kind != after.kind and not {before.kind, after.kind}.isdisjoint("USV")
 
 
-def converted(mesh: Any, name: str, before: Any, after: Any, call: Callable[[], T]) -> T:
+def convert_on_all(mesh: Any, name: str, before: Any, after: Any, call: Callable[[], T]) -> T:
     """Return `call()`, which converts items of one dtype to another; errors reach every rank.
 
     Raises
@@ -101,4 +101,4 @@ def converted(mesh: Any, name: str, before: Any, after: Any, call: Callable[[], 
         except TypeError as error:
             raise DTypeError(f"{name} from {before} to {after}: {error}") from error
 
-    return (told if text_converts(before, after) else alike)(mesh, name, convert)
+    return (call_on_all if text_converts(before, after) else call_alike)(mesh, name, convert)

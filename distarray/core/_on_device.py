@@ -25,7 +25,7 @@ def is_on_device(blocks: Sequence[Any]) -> bool:
     return any(_backend.is_cupy(block) for block in blocks)
 
 
-def called(local: Callable[..., Any], blocks: Sequence[Any], dtypes: Sequence[Any]) -> Any:
+def call_on_device(local: Callable[..., Any], blocks: Sequence[Any], dtypes: Sequence[Any]) -> Any:
     """Return the results of a local call as a tuple, each of the dtype that it should have."""
     on = next(block for block in blocks if _backend.is_cupy(block))
     _backend.use(on)
@@ -37,19 +37,19 @@ def called(local: Callable[..., Any], blocks: Sequence[Any], dtypes: Sequence[An
         wide = np.result_type(*dtypes)
         results = function(*(b.astype(wide) if _backend.is_cupy(b) else b for b in blocks))
         results = results if isinstance(results, tuple) else (results,)
-    return tuple(conformed(one, dtype) for one, dtype in zip(results, dtypes, strict=True))
+    return tuple(as_dtype(one, dtype) for one, dtype in zip(results, dtypes, strict=True))
 
 
 def _is_narrower(found: Any, promised: Any) -> bool:
     return promised.kind in "fc" and found.kind in "fc" and not np.can_cast(promised, found)
 
 
-def conformed(result: Buffer, dtype: Any) -> Buffer:
+def as_dtype(result: Buffer, dtype: Any) -> Buffer:
     """Return a block in the dtype that NumPy gives it."""
     return result if result.dtype == dtype else result.astype(dtype)
 
 
-def lacking(name: str) -> DeviceError:
+def lacking_error(name: str) -> DeviceError:
     """Return the error for a function that CuPy lacks."""
     return DeviceError(
         f"{name} has no function in CuPy for these blocks on a GPU; compute it on the host: "
@@ -57,7 +57,7 @@ def lacking(name: str) -> DeviceError:
     )
 
 
-def copied_where(target: Buffer, values: Any, mask: Any, casting: Any = "same_kind") -> None:
+def copy_where(target: Buffer, values: Any, mask: Any, casting: Any = "same_kind") -> None:
     """Copy values into a block on a GPU where a mask is true."""
     library = _backend.namespace_of(target)
     if isinstance(mask, (bool, np.bool_)):

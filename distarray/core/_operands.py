@@ -1,4 +1,4 @@
-"""Operands of the engine: normalised, brought to one mesh, and results written into arrays."""
+"""Operands of the engine: normalized, brought to one mesh, and results written into arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distarray.core._arguments import check_travels, plain_buffer
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import move
 from distarray.core._dtypes import PLAIN_SCALARS
-from distarray.core._float_errors import converted
+from distarray.core._float_errors import convert_on_all
 from distarray.core._meshes import common_mesh, lift, replicated
 from distarray.core._read_only import check_writable
 from distarray.core._resolution import align
@@ -30,7 +30,7 @@ _SCALARS = (*PLAIN_SCALARS, np.generic)
 _R = Replicate()
 
 
-def checked(name: str, x: Any) -> Any:
+def check_distributed(name: str, x: Any) -> Any:
     """Return `x` if it is distributed.
 
     Raises
@@ -46,7 +46,7 @@ def checked(name: str, x: Any) -> Any:
     return x
 
 
-def plain(name: str, value: Any, objects: bool = False) -> Any:
+def normalize_operand(name: str, value: Any, objects: bool = False) -> Any:
     """Return `value` as an operand that every rank has: a number, or a NumPy or CuPy array.
 
     `objects` lets arrays of Python objects pass, as operands of functions that make none.
@@ -73,12 +73,14 @@ def plain(name: str, value: Any, objects: bool = False) -> Any:
     return array
 
 
-def normalised(name: str, operands: Sequence[Any], objects: bool = False) -> list[Any]:
-    """Return operands, the plain ones as `plain` does."""
-    return [x if isinstance(x, BaseArray) else plain(name, x, objects) for x in operands]
+def normalize_operands(name: str, operands: Sequence[Any], objects: bool = False) -> list[Any]:
+    """Return operands, the plain ones as `normalize_operand` does."""
+    return [
+        x if isinstance(x, BaseArray) else normalize_operand(name, x, objects) for x in operands
+    ]
 
 
-def lifted_layouts(name: str, parts: Sequence[Any]) -> list[Layout]:
+def lift_layouts(name: str, parts: Sequence[Any]) -> list[Layout]:
     """Return layouts on one mesh for layouts and shapes of plain arrays."""
     mesh = common_mesh(name, [part.mesh for part in parts if not isinstance(part, tuple)])
     return [
@@ -116,12 +118,12 @@ def local_blocks(name: str, first: BaseArray, operands: Sequence[Any]) -> list[A
     return [
         x._local
         if isinstance(x, BaseArray)
-        else (beside(name, x, like) if _backend.is_buffer(x) else x)
+        else (match_device(name, x, like) if _backend.is_buffer(x) else x)
         for x in operands
     ]
 
 
-def beside(name: str, value: Buffer, like: Buffer) -> Any:
+def match_device(name: str, value: Buffer, like: Buffer) -> Any:
     """Return a plain array that is on the device of a block; one without axes as a number.
 
     Raises
@@ -166,7 +168,7 @@ def allocate(shape: Shape, dtype: Any, device: str, blocks: Sequence[Any]) -> Bu
     return _memory.empty(shape, dtype, device)
 
 
-def reduced(name: str, array: Any) -> Any:
+def reduce_partial(name: str, array: Any) -> Any:
     """Return `array` with its Partial mesh axes replicated, in memory of its own."""
     layout = array._layout
     whole = layout.without_partial()
@@ -178,11 +180,11 @@ def cast(name: str, array: Any, dtype: Any, casting: Any = "unsafe") -> Any:
     if array._local.dtype == dtype:
         return array
     if array._layout.has_partial:
-        array = reduced(name, array)
+        array = reduce_partial(name, array)
     block = array._local
     out = _memory.empty(block.shape, dtype, _backend.device_of(block))
     copy = functools.partial(np.copyto, out, block, casting)
-    converted(array._layout.mesh, name, block.dtype, dtype, copy)
+    convert_on_all(array._layout.mesh, name, block.dtype, dtype, copy)
     return array._new(out, array._layout)
 
 
@@ -191,7 +193,7 @@ def assign(name: str, out: Any, result: Any, casting: Any = "same_kind") -> None
     if out._layout.has_partial and result.dtype != out.dtype:
         # What the other ranks hold then is nothing to a reduction in the dtype of `out`.
         result = cast(name, result, out.dtype, casting)
-    layouts = lifted_layouts(name, [out._layout, result._layout])
+    layouts = lift_layouts(name, [out._layout, result._layout])
     src, dst = layouts[1], layouts[0]
     if src.shape == dst.shape:
         moved = result._local if src == dst else move(name, result._local, src, dst)
@@ -206,4 +208,4 @@ def assign(name: str, out: Any, result: Any, casting: Any = "same_kind") -> None
     if dst.mesh.coordinate is not None:
         target, dtype = out._local, out._local.dtype
         copy = functools.partial(np.copyto, target, moved, casting)
-        converted(dst.mesh, name, moved.dtype, dtype, copy)
+        convert_on_all(dst.mesh, name, moved.dtype, dtype, copy)

@@ -14,7 +14,7 @@ import numpy as np
 from distarray.core._base import BaseArray
 from distarray.core._dispatch import as_block
 from distarray.core._dtypes import REFUSALS
-from distarray.core._elementwise import into, refused, run_row
+from distarray.core._elementwise import into, refusal, run_row
 from distarray.core._float_errors import CALM, state, strict
 from distarray.core._op import Op
 from distarray.core._operands import LARGE
@@ -46,7 +46,7 @@ def unary_path(row: Op) -> Callable[[Any], Any]:
         try:
             result = local(block)
         except REFUSALS as error:
-            raise refused(row.name, error, (x,)) from error
+            raise refusal(row.name, error, (x,)) from error
         if result.__class__ is not _ndarray:
             result = as_block(result)
         array = _new(x.__class__)

@@ -14,9 +14,9 @@ import numpy as np
 
 from distarray.comm import _backend, _memory
 from distarray.core import _docstrings
-from distarray.core._arguments import check_travels, checked_flag, shown
+from distarray.core._arguments import check_flag, check_travels, describe
 from distarray.core._base import BaseArray
-from distarray.core._dtypes import checked_dtype, stays_partial
+from distarray.core._dtypes import normalize_dtype, stays_partial
 from distarray.core._engine import Step, run, run_one, step_for
 from distarray.core._float_errors import text_converts
 from distarray.core._op import Call, Op, State, States
@@ -24,9 +24,9 @@ from distarray.core._operands import (
     assign,
     broadcast_shape,
     check_target,
-    lifted_layouts,
-    normalised,
-    plain,
+    lift_layouts,
+    normalize_operand,
+    normalize_operands,
 )
 from distarray.core._registry import methods, register, ufuncs
 from distarray.core._spec import Rule, Spec, reduction_spec
@@ -130,16 +130,16 @@ def reduce(
 ) -> Any:
     """Return a reduction of `x` over `axis`, with NumPy's arguments."""
     check_out(op.name, x, out)
-    keepdims = checked_flag(op.name, "keepdims", keepdims)
+    keepdims = check_flag(op.name, "keepdims", keepdims)
     if not isinstance(x, BaseArray):
-        x = plain(op.name, x)
+        x = normalize_operand(op.name, x)
         rest = {} if initial is ABSENT else {"initial": initial}
         if where is not True:
             rest["where"] = where
         block = x if _backend.is_buffer(x) else np.asarray(x)
-        return op.local(block, normalised_axes(axis, np.ndim(x)), dtype, keepdims, **rest)
+        return op.local(block, normalize_axes(axis, np.ndim(x)), dtype, keepdims, **rest)
     axis = axis_key(axis, x.ndim)
-    dtype = None if dtype is None else checked_dtype(dtype)
+    dtype = None if dtype is None else normalize_dtype(dtype)
     if dtype is None and out is not None and op.ufunc is not None:
         dtype = loop_dtype(op.name, op.ufunc, x.dtype, out.dtype)
     if initial is None:
@@ -161,7 +161,7 @@ def reduce(
     if initial is not ABSENT:
         assert op.ufunc is not None  # as of all that accept initial=
         result = ufuncs[op.ufunc](result, initial)
-    return written(op.name, out, result)
+    return write_out(op.name, out, result)
 
 
 def loop_dtype(name: str, ufunc: np.ufunc, dtype: Any, out: Any) -> Any:
@@ -200,7 +200,7 @@ def _checked_initial(op: Op, initial: Any, dtype: Any) -> Any:
         item[...] = initial
     except (TypeError, ValueError, OverflowError) as error:
         raise ArgumentError(
-            f"{op.name}(initial={shown(initial)}) of items of {dtype}: {error}; pass one number "
+            f"{op.name}(initial={describe(initial)}) of items of {dtype}: {error}; pass one number "
             "that the result's dtype holds"
         ) from error
     return item[()]
@@ -216,7 +216,7 @@ def _mask(name: str, x: BaseArray, where: Any) -> Any:
     ShapeError
         If it does not broadcast to the array.
     """
-    (mask,) = normalised(f"{name}(where=)", [where])
+    (mask,) = normalize_operands(f"{name}(where=)", [where])
     if not isinstance(mask, BaseArray) and not _backend.is_buffer(mask):
         mask = np.asarray(mask)
     if np.dtype(mask.dtype) != np.bool_:
@@ -240,7 +240,7 @@ def check_fits(name: str, out: Any, shape: Shape, dtype: Any) -> None:
         raise DTypeError(f"{name} gives {dtype}, but out= has {out.dtype}")
 
 
-def written(name: str, out: Any, result: Any) -> Any:
+def write_out(name: str, out: Any, result: Any) -> Any:
     """Return `out` with `result`, which fits into it; `result` where there is no `out`."""
     if out is None:
         return result
@@ -268,7 +268,7 @@ def check_out(name: str, x: Any, out: Any) -> None:
             "function with an out= of NumPy's, or make a DistArray first: distarray.asarray(x)"
         )
     check_target(name, out)
-    lifted_layouts(name, (out._layout, x._layout))
+    lift_layouts(name, (out._layout, x._layout))
 
 
 def _signature(accepts: tuple[str, ...]) -> inspect.Signature:
@@ -290,7 +290,7 @@ def _spec(op: Op, call: Call) -> Spec:
     """Return the spec of an array, and perhaps of a mask that broadcasts to it."""
     axis, _, keepdims, checks_empty = call.static
     layout = call.layouts[0]
-    axes = normalised_axes(axis, layout.ndim)
+    axes = normalize_axes(axis, layout.ndim)
     if checks_empty and layout.size == 0:
         _check_empty(op, layout.shape, call.dtypes[0], axes)
     total = op.dtypes(op, call)[0]
@@ -354,7 +354,7 @@ def _bind(step: Step) -> Callable[..., Any]:
     op, adds = step.op, step.adds
     axis, wanted, keepdims, _ = step.call.static
     source = step.sources[0]
-    axes = normalised_axes(axis, source.ndim)
+    axes = normalize_axes(axis, source.ndim)
     nothing = _identity(op, adds)
     if 0 in source.local_shape():
         # Nothing here to reduce: what changes nothing when it is combined with the others.
@@ -387,7 +387,7 @@ def _bind(step: Step) -> Callable[..., Any]:
 
 def _bind_state(step: Step) -> Callable[[Buffer], State]:
     axis, wanted, _, _ = step.call.static
-    local, axes = step.op.local, normalised_axes(axis, step.sources[0].ndim)
+    local, axes = step.op.local, normalize_axes(axis, step.sources[0].ndim)
     return lambda block: (local(block, axes, wanted, True),)
 
 
@@ -419,10 +419,10 @@ def _check_empty(op: Op, shape: Shape, dtype: Any, axes: tuple[int, ...]) -> Non
 
 def axis_key(axis: Any, ndim: int) -> Any:
     """Return an axis argument as a part of a key: what equals an integer and is none is refused."""
-    return axis if axis is None or axis.__class__ is int else normalised_axes(axis, ndim)
+    return axis if axis is None or axis.__class__ is int else normalize_axes(axis, ndim)
 
 
-def normalised_axes(axis: Any, ndim: int) -> tuple[int, ...]:
+def normalize_axes(axis: Any, ndim: int) -> tuple[int, ...]:
     """Return the reduced axes in ascending order.
 
     Raises
@@ -442,7 +442,7 @@ def normalised_axes(axis: Any, ndim: int) -> tuple[int, ...]:
         except TypeError:
             index = None
         if index is None or isinstance(one, bool):
-            raise ArgumentTypeError(f"axis={shown(axis)}: must be an integer, a tuple or None")
+            raise ArgumentTypeError(f"axis={describe(axis)}: must be an integer, a tuple or None")
         if not -ndim <= index < ndim:
             raise AxisError(f"axis {index} of an array with {ndim} axes; use {-ndim} to {ndim - 1}")
         axes.append(index % ndim)

@@ -32,7 +32,7 @@ from distarray.comm import (
     setting,
     unrecorded,
 )
-from distarray.core._arguments import shown
+from distarray.core._arguments import describe
 from distarray.core._base import BaseArray
 from distarray.errors import ArgumentError, MismatchError
 from distarray.layout import Layout, Replicate
@@ -115,7 +115,7 @@ def said(value: Any) -> str:
             items = sorted(f"{said(key)}: {said(one)}" for key, one in value.items())
             return f"{name} {{{', '.join(items)}}}"
         if not _backend.is_buffer(value) and not isinstance(value, np.generic):
-            return shown(value)
+            return describe(value)
     except Exception:  # of a class of the user's own, or lists that hold themselves
         return f"{name} without a repr"
     array = np.asarray(value) if isinstance(value, np.generic) else value

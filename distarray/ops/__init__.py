@@ -170,8 +170,8 @@ from distarray.ops._reductions import all, amax, amin, any, count_nonzero, max, 
 from distarray.ops._reshape import flatten, ravel, reshape
 from distarray.ops._scans import cumprod, cumsum, cumulative_prod, cumulative_sum, diff
 from distarray.ops._searching import argmax, argmin
-from distarray.ops._selection import checked_key as checked_key
 from distarray.ops._selection import expand as expand
+from distarray.ops._selection import normalize_key as normalize_key
 from distarray.ops._shape import (
     broadcast_arrays,
     broadcast_to,

@@ -9,10 +9,10 @@ from distarray.comm import _backend, _memory
 from distarray.core import (
     BaseArray,
     cast,
-    checked_device,
-    checked_dtype,
-    converted,
-    copied,
+    check_device_name,
+    convert_on_all,
+    copy_block,
+    normalize_dtype,
     permit,
     plain_source,
     read_box,
@@ -64,7 +64,7 @@ def asarray(
     if isinstance(obj, BaseArray):
         return _converted(obj, dtype, device, copy, mesh, placements)
     # NumPy decides what a list of numbers is; the wanted dtype decides how large ones fit.
-    wanted = None if dtype is None else checked_dtype(dtype)
+    wanted = None if dtype is None else normalize_dtype(dtype)
     source = plain_source(obj, "asarray", wanted)
     kind = source.dtype if wanted is None else with_length(wanted, source.dtype)
     layout = target_layout(tuple(source.shape), mesh, placements, device)
@@ -81,7 +81,7 @@ def asarray(
         if copy is False:
             return block
         own = _memory.empty(block.shape, kind, _backend.device_of(block))
-        converted(there, "asarray", block.dtype, kind, lambda: own.__setitem__(..., block))
+        convert_on_all(there, "asarray", block.dtype, kind, lambda: own.__setitem__(..., block))
         return own
 
     return build(layout, kind, make)
@@ -126,7 +126,7 @@ def _converted(
     placements: Sequence[Placement] | None,
 ) -> Any:
     """Return a DistArray with the dtype and layout asked for."""
-    if checked_device(device) is not None and device != x.device and mesh is None:
+    if check_device_name(device) is not None and device != x.device and mesh is None:
         if copy is False:
             raise ArgumentError(
                 f"asarray(device={device!r}, copy=False) of an array on {x.device!r}: it must be "
@@ -140,9 +140,9 @@ def _converted(
         if placements is None and same_mesh:
             placements = layout.placements
         target = target_layout(x.shape, layout.mesh if mesh is None else mesh, placements, device)
-    kind = with_length(checked_dtype(dtype, x.dtype), x.dtype)
+    kind = with_length(normalize_dtype(dtype, x.dtype), x.dtype)
     if kind == x.dtype and target is layout:
-        return x._new(copied(x._local), layout) if copy else x
+        return x._new(copy_block(x._local), layout) if copy else x
     if copy is False:
         raise ArgumentError(
             f"asarray of an array of {x.dtype}, {layout}, as {kind}, {target} with copy=False; "

@@ -28,9 +28,9 @@ from distarray.core import (
     Step,
     cache,
     check_fits,
+    check_integer,
     check_target,
-    checked_index,
-    normalised,
+    normalize_operands,
     numeric,
     register,
     remember,
@@ -140,7 +140,7 @@ def _call(op: Op, *operands: Any, out: Any = None, **options: Any) -> Any:
     options = {k: v for k, v in options.items() if v is not None}
     static = None
     if "axis" in op.accepts:
-        static = checked_index(op.name, "axis", options.pop("axis", -1))
+        static = check_integer(op.name, "axis", options.pop("axis", -1))
     if options:
         taken = " and ".join(f"{name}=" for name in ("out", *op.accepts))
         raise ArgumentTypeError(f"{op.name} takes {taken}, got {', '.join(options)}")
@@ -311,7 +311,7 @@ def dot(x1: Any, x2: Any, /) -> Any:
     ShapeError
         If the shapes do not fit together.
     """
-    x1, x2 = normalised("dot", (x1, x2))
+    x1, x2 = normalize_operands("dot", (x1, x2))
     ndims = [getattr(x, "ndim", 0) for x in (x1, x2)]
     if 0 in ndims:
         return multiply(x1, x2)
@@ -338,7 +338,7 @@ def vecdot(x1: Any, x2: Any, /, axis: int = -1) -> Any:
     AxisError
         If an operand has no such axis.
     """
-    return run(_vecdot, (x1, x2), checked_index("vecdot", "axis", axis))
+    return run(_vecdot, (x1, x2), check_integer("vecdot", "axis", axis))
 
 
 @register
@@ -360,7 +360,7 @@ def tensordot(x1: Any, x2: Any, /, axes: int | Sequence[Sequence[int]] = 2) -> A
     ArgumentError
         If the two sequences do not name equally many.
     """
-    x1, x2 = normalised("tensordot", (x1, x2))
+    x1, x2 = normalize_operands("tensordot", (x1, x2))
     left, right = (x.ndim if isinstance(x, BaseArray) else np.ndim(x) for x in (x1, x2))
     try:
         count: int | None = operator.index(axes)  # type: ignore[arg-type]
@@ -392,7 +392,7 @@ def tensordot(x1: Any, x2: Any, /, axes: int | Sequence[Sequence[int]] = 2) -> A
 @register
 def outer(x1: Any, x2: Any, /) -> Any:
     """Return the products of every item of `x1` with every item of `x2`, both taken as flat."""
-    x1, x2 = normalised("outer", (x1, x2))
+    x1, x2 = normalize_operands("outer", (x1, x2))
     flat = [
         reshape(x, (-1,)) if isinstance(x, BaseArray) else np.reshape(x, (-1,)) for x in (x1, x2)
     ]
@@ -402,7 +402,7 @@ def outer(x1: Any, x2: Any, /) -> Any:
 @register
 def inner(x1: Any, x2: Any, /) -> Any:
     """Return the sum of products over the last axis of both operands."""
-    x1, x2 = normalised("inner", (x1, x2))
+    x1, x2 = normalize_operands("inner", (x1, x2))
     if any(getattr(x, "ndim", 0) == 0 for x in (x1, x2)):
         return dot(x1, x2)
     return tensordot(x1, x2, axes=((-1,), (-1,)))

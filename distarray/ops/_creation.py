@@ -12,13 +12,13 @@ import numpy as np
 from distarray.comm import _backend, _memory, default_placements, fill
 from distarray.core import (
     BaseArray,
-    checked_device,
-    checked_dtype,
-    checked_shape,
-    chosen_mesh,
+    check_device_name,
+    choose_mesh,
     device_of,
     empty_block,
     new_array,
+    normalize_dtype,
+    normalize_shape,
     plain_buffer,
     register,
 )
@@ -37,8 +37,8 @@ def target_layout(
     shape: Shape, mesh: Any, placements: Sequence[Placement] | None, device: Any
 ) -> Layout:
     """Return the layout that creation arguments ask for, with the defaults filled in."""
-    given = chosen_mesh(mesh)
-    checked_device(device)
+    given = choose_mesh(mesh)
+    check_device_name(device)
     if placements is None:
         placements = default_placements(given, len(shape))
     if device is not None and device != given.device:
@@ -108,8 +108,8 @@ def empty(
     PlacementError
         If the placements do not fit the mesh or the shape.
     """
-    layout = target_layout(checked_shape(shape), mesh, placements, device)
-    return _empty(layout, checked_dtype(dtype))
+    layout = target_layout(normalize_shape(shape), mesh, placements, device)
+    return _empty(layout, normalize_dtype(dtype))
 
 
 def check_bytes(layout: Layout, dtype: np.dtype[Any]) -> None:
@@ -143,8 +143,8 @@ def zeros(
     placements: Sequence[Placement] | None = None,
 ) -> Any:
     """Return an array of zeros; the parameters are those of `empty`."""
-    layout = target_layout(checked_shape(shape), mesh, placements, device)
-    return _zeros(layout, checked_dtype(dtype))
+    layout = target_layout(normalize_shape(shape), mesh, placements, device)
+    return _zeros(layout, normalize_dtype(dtype))
 
 
 def _zeros(layout: Layout, dtype: np.dtype[Any]) -> Any:
@@ -161,8 +161,8 @@ def ones(
     placements: Sequence[Placement] | None = None,
 ) -> Any:
     """Return an array of ones; the parameters are those of `empty`."""
-    layout = target_layout(checked_shape(shape), mesh, placements, device)
-    return _filled(layout, checked_dtype(dtype), 1)
+    layout = target_layout(normalize_shape(shape), mesh, placements, device)
+    return _filled(layout, normalize_dtype(dtype), 1)
 
 
 def full(
@@ -194,9 +194,9 @@ def full(
     OutOfRangeError
         If the data type cannot hold it.
     """
-    sizes = checked_shape(shape)
+    sizes = normalize_shape(shape)
     value = as_scalar(fill_value)
-    kind = checked_dtype(dtype, value.dtype)
+    kind = normalize_dtype(dtype, value.dtype)
     layout = target_layout(sizes, mesh, placements, device)
     return _filled(layout, kind, fill_value)
 
@@ -247,10 +247,10 @@ def _like(
 ) -> Layout:
     """Return the layout of a `*_like` result: the model's own where nothing else is asked."""
     if not isinstance(x, BaseArray):
-        sizes = tuple(np.shape(x)) if shape is None else checked_shape(shape)
+        sizes = tuple(np.shape(x)) if shape is None else normalize_shape(shape)
         return target_layout(sizes, mesh, placements, device)
-    sizes = x.shape if shape is None else checked_shape(shape)
-    checked_device(device)
+    sizes = x.shape if shape is None else normalize_shape(shape)
+    check_device_name(device)
     if mesh is None and device is not None:
         own: Any = x.layout.mesh
         mesh = own.on(device)
@@ -265,7 +265,7 @@ def _like(
 
 def _dtype_like(x: Any, dtype: Any) -> np.dtype[Any]:
     own = x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
-    return checked_dtype(dtype, own)
+    return normalize_dtype(dtype, own)
 
 
 def empty_like(

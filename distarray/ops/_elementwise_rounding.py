@@ -12,15 +12,15 @@ from distarray.core import (
     POINTWISE,
     BaseArray,
     cast,
-    checked_casting,
-    checked_device,
-    checked_dtype,
-    checked_flag,
-    checked_index,
-    checked_order,
+    check_casting,
+    check_device_name,
+    check_flag,
+    check_integer,
+    check_order,
     device_of,
     elementwise,
     into,
+    normalize_dtype,
     plain_buffer,
     register,
     run_row,
@@ -48,13 +48,13 @@ _chosen = elementwise("where", np.where, 3)
 _angle = elementwise("angle", np.angle, 1)
 _filled = elementwise("nan_to_num", np.nan_to_num, 1)
 _close = elementwise("isclose", np.isclose, 2)
-copied = elementwise("copyto", lambda block: block, 1)
+copied_row = elementwise("copyto", lambda block: block, 1)
 
 
 @register
 def round(x: Any, /, decimals: int = 0, out: Any = None) -> Any:
     """Round to a number of decimals, half to even; see NumPy's `round`."""
-    places = checked_index("round", "decimals", decimals)
+    places = check_integer("round", "decimals", decimals)
     options: dict[str, Any] = {"decimals": places} if places else {}
     if out is None:
         return run_row(_rounded, (x,), **options)
@@ -124,7 +124,7 @@ def where(condition: Any, x1: Any = None, x2: Any = None, /) -> Any:
 @register
 def angle(x: Any, /, deg: bool = False) -> Any:
     """Return the angle of complex numbers, in radians or degrees."""
-    return run_row(_angle, (x,), deg=checked_flag("angle", "deg", deg))
+    return run_row(_angle, (x,), deg=check_flag("angle", "deg", deg))
 
 
 @register
@@ -132,7 +132,7 @@ def nan_to_num(
     x: Any, /, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
 ) -> Any:
     """Replace NaN by `nan` and infinities by the given or the largest finite numbers."""
-    copy = checked_flag("nan_to_num", "copy", copy)
+    copy = check_flag("nan_to_num", "copy", copy)
     result = run_row(_filled, (x,), nan=nan, posinf=posinf, neginf=neginf)
     if copy or not isinstance(x, BaseArray):
         return result
@@ -144,7 +144,7 @@ def isclose(
     x1: Any, x2: Any, /, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> Any:
     """Tell where items agree within `atol + rtol * abs(x2)`."""
-    equal_nan = checked_flag("isclose", "equal_nan", equal_nan)
+    equal_nan = check_flag("isclose", "equal_nan", equal_nan)
     return run_row(_close, (x1, x2), rtol=rtol, atol=atol, equal_nan=equal_nan)
 
 
@@ -170,7 +170,7 @@ def _part(row: Any, x: Any) -> Any:
 @register
 def copy(x: Any, /, order: str = "K", subok: bool = True) -> Any:  # noqa: ARG001 (NumPy's)
     """Return an array of the same layout and values in memory of its own."""
-    checked_order("copy", order, "CFAK")
+    check_order("copy", order, "CFAK")
     if not isinstance(x, BaseArray):
         return np.array(plain_buffer(x, "copy", objects=True), copy=True)
     return x._new(_copy_block(x._local, order), x._layout)
@@ -210,9 +210,9 @@ def astype(
     DTypeError
         If `dtype` holds Python objects.
     """
-    target = checked_dtype(dtype)
-    checked_casting("astype", casting)
-    copy = checked_flag("astype", "copy", copy)
+    target = normalize_dtype(dtype)
+    check_casting("astype", casting)
+    copy = check_flag("astype", "copy", copy)
     if not isinstance(x, BaseArray):
         block = x if _backend.is_buffer(x) else np.asarray(x)
         return block.astype(
@@ -224,7 +224,7 @@ def astype(
             f"astype from {x.dtype} to {target} with casting={casting!r} is not allowed; choose "
             "another dtype, or casting='unsafe'"
         )
-    if checked_device(device) is not None and device != device_of(x._layout):
+    if check_device_name(device) is not None and device != device_of(x._layout):
         there: Any = x
         x, copy = there.to_device(device), False
     if target == x.dtype:
@@ -247,4 +247,4 @@ def assign_or_return(out: Any, result: Any) -> Any:
     """Copy `result` into `out` where there is one; return what holds the result."""
     if out is None:
         return result
-    return into(copied, (out,), (result,))
+    return into(copied_row, (out,), (result,))

@@ -10,20 +10,20 @@ from distarray.core import (
     PLAIN_SCALARS,
     REFUSALS,
     BaseArray,
-    checked_casting,
-    checked_flag,
+    check_casting,
+    check_flag,
+    describe,
     into,
-    normalised_axes,
+    normalize_axes,
     plain_buffer,
     reduced_count,
-    refused,
+    refusal,
     register,
-    shown,
 )
 from distarray.errors import DTypeError
 from distarray.ops import _elementwise_logic as logic
 from distarray.ops import _reductions as reductions
-from distarray.ops._elementwise_rounding import copied, isclose
+from distarray.ops._elementwise_rounding import copied_row, isclose
 
 
 @register
@@ -43,7 +43,7 @@ def size(x: Any, /, axis: Any = None) -> int:
     """Return the number of items, of the whole or along axes."""
     if axis is None:
         return int(np.prod(shape(x), dtype=np.int64))
-    axes = normalised_axes(axis, ndim(x))
+    axes = normalize_axes(axis, ndim(x))
     return reduced_count(shape(x), axes)
 
 
@@ -66,13 +66,13 @@ def result_type(*arrays_and_dtypes: Any) -> Any:
     try:
         return np.result_type(*given)
     except (TypeError, ValueError) as error:
-        raise DTypeError(f"result_type of {', '.join(map(shown, given))}: {error}") from None
+        raise DTypeError(f"result_type of {', '.join(map(describe, given))}: {error}") from None
 
 
 @register
 def can_cast(from_: Any, to: Any, /, casting: Any = "safe") -> bool:
     """Tell whether a dtype, or that of an array, may be cast to another."""
-    checked_casting("can_cast", casting)
+    check_casting("can_cast", casting)
     return np.can_cast(from_.dtype if isinstance(from_, BaseArray) else from_, to, casting)
 
 
@@ -97,7 +97,7 @@ def allclose(
 @register
 def array_equal(x1: Any, x2: Any, /, equal_nan: bool = False) -> bool:
     """Tell whether shapes and all items are equal; collective over the mesh."""
-    equal_nan = checked_flag("array_equal", "equal_nan", equal_nan)
+    equal_nan = check_flag("array_equal", "equal_nan", equal_nan)
     try:
         if shape(x1) != shape(x2):
             return False
@@ -125,14 +125,14 @@ def copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) ->
     if isinstance(src, PLAIN_SCALARS) and isinstance(dst, BaseArray):
         item = np.zeros((), dst.dtype)
         try:
-            np.copyto(item, src, checked_casting("copyto", casting))
+            np.copyto(item, src, check_casting("copyto", casting))
         except REFUSALS as error:
-            raise refused("copyto", error, (src,)) from error
+            raise refusal("copyto", error, (src,)) from error
         src = item
     if where is True:
-        into(copied, (dst,), (src,), casting=casting)
+        into(copied_row, (dst,), (src,), casting=casting)
     else:
-        into(copied, (dst,), (src, where), masked=True, casting=casting)
+        into(copied_row, (dst,), (src, where), masked=True, casting=casting)
 
 
 @register

@@ -20,10 +20,10 @@ from distarray.core import (
     ITEM,
     BaseArray,
     PendingWrite,
-    beside,
     cast,
     check_writable,
-    converted,
+    convert_on_all,
+    match_device,
     move,
     plain_buffer,
     replicated,
@@ -33,8 +33,8 @@ from distarray.core import (
 from distarray.errors import ArgumentError, DeviceError, DTypeError, FloatingError, ShapeError
 from distarray.layout import DimMap, dimmap
 from distarray.layout import box as boxes
-from distarray.ops._selection import Selection, checked_key, flipped, selection
-from distarray.ops._shape import relabelled, shape_function
+from distarray.ops._selection import Selection, flip_axes, normalize_key, selection
+from distarray.ops._shape import relabel, shape_function
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer, Shape
 
@@ -43,7 +43,7 @@ _NUMERIC = "biufc"
 
 _index = selection("indexing")
 # A value with its axes at the places of those of a selection's view; None: a new axis of length 1.
-_align = shape_function("assignment", lambda shape, axes: relabelled(_placed(shape, axes)))
+_align = shape_function("assignment", lambda shape, axes: relabel(_placed(shape, axes)))
 
 
 def getitem(x: Any, key: Any) -> Any:
@@ -63,7 +63,7 @@ def getitem(x: Any, key: Any) -> Any:
         If the key is out of range, too long, or of another kind.
     """
     block = x._local
-    step = steps[_index, checked_key(key), x._layout, block.dtype]
+    step = steps[_index, normalize_key(key), x._layout, block.dtype]
     found = step.spec
     block = step.run(block) if step.still else step.run(*step.move((block,)))
     result = x._new(block, found.output)
@@ -106,7 +106,7 @@ def setitem(x: Any, key: Any, value: Any) -> None:
     ReadOnlyError
         If the array is read-only.
     """
-    found = steps[_index, checked_key(key), x._layout, x._local.dtype].spec
+    found = steps[_index, normalize_key(key), x._layout, x._local.dtype].spec
     if isinstance(value, PendingWrite):
         value = value.settle(x, found.purpose.text)
     check_writable("assignment", x)
@@ -115,7 +115,9 @@ def setitem(x: Any, key: Any, value: Any) -> None:
         _write_distributed(x, found, value)
         return
     if _backend.is_buffer(value):
-        value = beside("assignment", plain_buffer(value, "assignment", objects=True), x._local)
+        value = match_device(
+            "assignment", plain_buffer(value, "assignment", objects=True), x._local
+        )
     array = _converted(value, x._local.dtype)
     if array.ndim == 0 and not x._layout.has_partial:
         if x._layout.mesh.coordinate is not None:
@@ -246,7 +248,7 @@ def _write_distributed(x: Any, found: Selection, value: Any) -> None:
     value = run_one(_align, value, _axes_of(value.shape, found))
     flips = _backwards(found, value.shape)
     if flips:
-        value = flipped(value, flips)
+        value = flip_axes(value, flips)
     target = found.value_layout(value.shape)
     if value._layout.has_partial or target.has_partial:
         value = cast("assignment", value, x._local.dtype)
@@ -261,7 +263,7 @@ def _write(x: Any, key: Any, block: Buffer) -> None:
     """Write a block where a key selects items of the local one; what fails, fails on all ranks."""
     local = x._local
     write = functools.partial(local.__setitem__, key, block)
-    converted(x._layout.mesh, "assignment", block.dtype, local.dtype, write)
+    convert_on_all(x._layout.mesh, "assignment", block.dtype, local.dtype, write)
 
 
 def _same_memory(a: Buffer, b: Buffer) -> bool:

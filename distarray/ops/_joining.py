@@ -20,21 +20,21 @@ from distarray.core import (
     Layouts,
     Op,
     Step,
+    as_integers,
     cast,
-    checked,
-    checked_dtype,
+    check_distributed,
     common_mesh,
-    converted,
-    copied,
+    convert_on_all,
+    copy_block,
+    describe,
     empty_block,
-    integers,
-    normalised,
+    normalize_dtype,
+    normalize_operands,
     plain_buffer,
     register,
     run,
     run_once,
     run_one,
-    shown,
     with_length,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
@@ -112,19 +112,19 @@ def concat(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: Any = None)
     ArgumentTypeError
         If none of them is distributed.
     """
-    given = normalised("concat", _listed("concat", arrays))
+    given = normalize_operands("concat", _listed("concat", arrays))
     if not given:
         raise ShapeError("concat got no arrays; pass at least one")
-    checked("concat", next((x for x in given if isinstance(x, BaseArray)), given[0]))
+    check_distributed("concat", next((x for x in given if isinstance(x, BaseArray)), given[0]))
     if axis is None:
         given = [reshaped(x, (-1,)) if isinstance(x, BaseArray) else np.ravel(x) for x in given]
         axis = 0
     given = [x if hasattr(x, "ndim") else np.asarray(x) for x in given]
     dtypes = [x.dtype for x in given]
     if dtype is None:
-        dtype = checked_dtype(_common_dtype(dtypes))
+        dtype = normalize_dtype(_common_dtype(dtypes))
     else:
-        wanted = checked_dtype(dtype)
+        wanted = normalize_dtype(dtype)
         dtype = max((with_length(wanted, own) for own in dtypes), key=lambda one: one.itemsize)
     shapes = [x.shape for x in given]
     along = dimmap.checked_axis(axis, len(shapes[0]))
@@ -135,7 +135,7 @@ def concat(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: Any = None)
         [
             cast("concat", x, dtype)
             if isinstance(x, BaseArray)
-            else converted(mesh, "concat", x.dtype, dtype, functools.partial(x.astype, dtype))
+            else convert_on_all(mesh, "concat", x.dtype, dtype, functools.partial(x.astype, dtype))
             for x in given
         ],
         (along, None),
@@ -240,7 +240,7 @@ def unstack(x: Any, /, axis: int = 0) -> tuple[Any, ...]:
     AxisError
         If there is no such axis.
     """
-    along = dimmap.checked_axis(axis, checked("unstack", x).ndim)
+    along = dimmap.checked_axis(axis, check_distributed("unstack", x).ndim)
     before = (slice(None),) * along
     return tuple(rows(x, ((*before, i) for i in range(x.shape[along]))))
 
@@ -269,12 +269,12 @@ def roll(x: Any, /, shift: int | Sequence[int], axis: Axes = None) -> Any:
     AxisError
         If there is no such axis.
     """
-    checked("roll", x)
+    check_distributed("roll", x)
     try:
         several = [operator.index(by) for by in np.atleast_1d(shift)]
     except (TypeError, ValueError):
         raise ArgumentTypeError(
-            f"roll got shift={shown(shift)}; pass an integer, or one for each axis"
+            f"roll got shift={describe(shift)}; pass an integer, or one for each axis"
         ) from None
     if axis is None:
         return reshaped(roll(reshaped(x, (-1,)), sum(several), 0), x.shape)
@@ -323,8 +323,8 @@ def repeat(x: Any, /, repeats: Any, axis: int | None = None) -> Any:
         If there is no such axis.
     """
     if axis is None:
-        return repeat(reshaped(checked("repeat", x), (-1,)), repeats, axis=0)
-    layout = checked("repeat", x)._layout
+        return repeat(reshaped(check_distributed("repeat", x), (-1,)), repeats, axis=0)
+    layout = check_distributed("repeat", x)._layout
     along = dimmap.checked_axis(axis, layout.ndim)
     size = layout.shape[along]
     if repeats.__class__ is int:
@@ -385,18 +385,18 @@ def tile(x: Any, /, reps: int | Sequence[int]) -> Any:
     ArgumentError
         If a number is negative.
     """
-    checked("tile", x)
+    check_distributed("tile", x)
     try:
-        times = integers(reps)
+        times = as_integers(reps)
     except TypeError:
-        raise ArgumentTypeError(f"tile got {shown(reps)}; pass integers") from None
+        raise ArgumentTypeError(f"tile got {describe(reps)}; pass integers") from None
     if any(not 0 <= n <= sys.maxsize for n in times):
         raise ArgumentError(f"tile got {times}; numbers must be 0 or more, and fit into 64 bits")
     if len(times) > x.ndim:
         x = expand_dims(x, tuple(range(len(times) - x.ndim)))
     times = (1,) * (x.ndim - len(times)) + times
     if all(n == 1 for n in times):
-        return x._new(copied(x._local), x._layout)
+        return x._new(copy_block(x._local), x._layout)
     for axis, n in enumerate(times):
         if n == 0:
             x = getitem(x, (*(slice(None),) * axis, slice(0)))

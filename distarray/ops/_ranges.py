@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _memory
-from distarray.core import BaseArray, checked_dtype, checked_index, with_length
+from distarray.core import BaseArray, check_integer, normalize_dtype, with_length
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Placement
 from distarray.ops._creation import box_shape, build, target_layout
@@ -81,7 +81,7 @@ def arange(
     first = _number("arange", "start", start)
     last = _number("arange", "stop", stop)
     by = _number("arange", "step", step)
-    kind = checked_dtype(dtype, _range_dtype(first, last, by))
+    kind = normalize_dtype(dtype, _range_dtype(first, last, by))
     if kind.kind not in "iufc" and not (kind.kind == "b" and _length(first, last, by) <= 2):
         raise DTypeError(f"arange cannot count in dtype {kind}; use an integer or floating dtype")
     length = _length(first, last, by)
@@ -189,13 +189,13 @@ def linspace(
         If `num` is negative.
     """
     ends = [_end("start", start), _end("stop", stop)]
-    num = checked_index("linspace", "num", num)
+    num = check_integer("linspace", "num", num)
     if num < 0:
         raise ArgumentError(f"linspace got num={num}; it must be 0 or more")
     divisions = num - 1 if endpoint else num
     # Two values at the same ends: NumPy's own choice of dtype, and checks of the arguments.
     own = np.linspace(ends[0], ends[1], 2).dtype
-    kind = with_length(checked_dtype(dtype, own), own)
+    kind = with_length(normalize_dtype(dtype, own), own)
     if own.kind == "c" and np.issubdtype(kind, np.integer):
         raise DTypeError(
             f"linspace({start}, {stop}) is complex and cannot be rounded down to {kind}; use a "
@@ -261,12 +261,12 @@ def eye(
     ShapeError
         If a size is negative.
     """
-    rows = checked_index("eye", "n_rows", n_rows)
-    columns = rows if n_cols is None else checked_index("eye", "n_cols", n_cols)
-    diagonal = min(max(checked_index("eye", "k", k), -rows), columns)
+    rows = check_integer("eye", "n_rows", n_rows)
+    columns = rows if n_cols is None else check_integer("eye", "n_cols", n_cols)
+    diagonal = min(max(check_integer("eye", "k", k), -rows), columns)
     if rows < 0 or columns < 0:
         raise ShapeError(f"eye({rows}, {columns}) has a negative size; pass 0 or more")
-    kind = checked_dtype(dtype)
+    kind = normalize_dtype(dtype)
     layout = target_layout((rows, columns), mesh, placements, device)
 
     def make(box: Box) -> Buffer:

@@ -20,14 +20,14 @@ from distarray.core import (
     Layouts,
     Op,
     Step,
-    checked,
-    checked_flag,
-    checked_order,
-    checked_shape,
+    check_distributed,
+    check_flag,
+    check_order,
+    normalize_shape,
     register,
     run_one,
-    separate,
     steps,
+    unshare,
 )
 from distarray.errors import ArgumentError
 from distarray.layout import Layout, dimmap
@@ -141,11 +141,11 @@ def reshape(
     divided at block boundaries; `Partial` stays as it is. Otherwise the axes concerned take one
     exchange, in which each process receives its part of the flat order.
     """
-    checked("reshape", x)
-    copy = None if copy is None else checked_flag("reshape", "copy", copy)
-    if checked_order("reshape", order, "CF") == "F":
-        return transpose(reshape(transpose(x), checked_shape(shape, True)[::-1], copy=copy))
-    asked = checked_shape(shape, True)
+    check_distributed("reshape", x)
+    copy = None if copy is None else check_flag("reshape", "copy", copy)
+    if check_order("reshape", order, "CF") == "F":
+        return transpose(reshape(transpose(x), normalize_shape(shape, True)[::-1], copy=copy))
+    asked = normalize_shape(shape, True)
     step = steps[_reshape, asked, x._layout, x._local.dtype]
     program: Any = step.spec
     if copy is False and program.sends:
@@ -166,27 +166,27 @@ def reshape(
             f"whose strides are {x._local.strides}; leave copy out"
         )
     if copy is None and (program.sends or program.varied or program.is_unclear(x._local)):
-        block = _backend.fixed(separate(block, x._local))
+        block = _backend.fixed(unshare(block, x._local))
     elif copy or (copy is None and not program.fits(x._local)):
-        block = separate(block, x._local)
+        block = unshare(block, x._local)
     return x._new(block, program.output)
 
 
 @register
 def ravel(x: Any, /, order: str = "C") -> Any:
     """Return the items in row-major order as one axis; see `reshape`."""
-    return reshape(checked("ravel", x), (-1,), order)
+    return reshape(check_distributed("ravel", x), (-1,), order)
 
 
 @register
 def flatten(x: Any, /, order: str = "C") -> Any:
     """Return a copy of the items in row-major order as one axis; see `reshape`."""
-    return reshape(checked("flatten", x), (-1,), order, copy=True)
+    return reshape(check_distributed("flatten", x), (-1,), order, copy=True)
 
 
 def reshaped(x: Any, shape: Sequence[int]) -> Any:
     """Return the same items under another shape, in memory that may be that of `x` or not."""
-    return run_one(_reshape, x, checked_shape(shape, True))
+    return run_one(_reshape, x, normalize_shape(shape, True))
 
 
 def _are_unalike(layout: Layout) -> bool:

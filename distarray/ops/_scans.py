@@ -24,22 +24,22 @@ from distarray.core import (
     States,
     Step,
     check_fits,
+    check_flag,
+    check_integer,
     check_out,
-    checked_dtype,
-    checked_flag,
-    checked_index,
+    describe,
     in_unit,
     local_dtype,
     loop_dtype,
     methods,
-    normalised_axes,
-    plain,
+    normalize_axes,
+    normalize_dtype,
+    normalize_operand,
     reduce_block,
     register,
     run_one,
-    shown,
     step_for,
-    written,
+    write_out,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, AxisError
 from distarray.layout import Layout
@@ -136,7 +136,7 @@ def _call(
     flat: bool,
 ) -> Any:
     check_out(op.name, x, out)
-    include_initial = checked_flag(op.name, "include_initial", include_initial)
+    include_initial = check_flag(op.name, "include_initial", include_initial)
     if not isinstance(x, BaseArray):
         extra = {"include_initial": True} if include_initial else {}
         return getattr(np, op.name)(x, axis=axis, dtype=dtype, **extra)
@@ -147,9 +147,9 @@ def _call(
             f"{op.name} of an array of shape {x.shape} needs axis=, which it adds along"
         )
     if isinstance(axis, (tuple, list)):
-        raise ArgumentTypeError(f"{op.name}(axis={shown(axis)}): takes one axis")
-    (axis,) = (0,) if axis is None else normalised_axes(axis, x.ndim)
-    wanted = None if dtype is None else checked_dtype(dtype)
+        raise ArgumentTypeError(f"{op.name}(axis={describe(axis)}): takes one axis")
+    (axis,) = (0,) if axis is None else normalize_axes(axis, x.ndim)
+    wanted = None if dtype is None else normalize_dtype(dtype)
     if wanted is None and out is not None:
         assert op.ufunc is not None  # as of all scans
         wanted = loop_dtype(op.name, op.ufunc, x.dtype, out.dtype)
@@ -157,14 +157,14 @@ def _call(
     if out is not None:
         step = step_for(op, (x,), static)
         check_fits(op.name, out, step.made(None).shape, step.result)
-    return written(op.name, out, run_one(op, x, static))
+    return write_out(op.name, out, run_one(op, x, static))
 
 
 # --- hooks of the engine: static is (axis, dtype, include_initial) -------------------------------
 
 
 def _axis(step: Step) -> int:
-    return normalised_axes(step.call.static[0], step.sources[0].ndim)[0]
+    return normalize_axes(step.call.static[0], step.sources[0].ndim)[0]
 
 
 def _spec(op: Op, call: Call) -> Spec:
@@ -275,12 +275,12 @@ def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = ABSENT, append: A
     if not isinstance(x, BaseArray):
         given = {"prepend": prepend, "append": append}
         return np.diff(x, n, axis, **{k: v for k, v in given.items() if v is not ABSENT})
-    n, axis = checked_index("diff", "n", n), checked_index("diff", "axis", axis)
+    n, axis = check_integer("diff", "n", n), check_integer("diff", "axis", axis)
     if n < 0:
         raise ArgumentError(f"diff got n={n}; it must be 0 or more")
     if not x.ndim:
         raise AxisError("diff of a 0-d array: there is no axis, and there are no neighbours")
-    (along,) = normalised_axes(axis, x.ndim)
+    (along,) = normalize_axes(axis, x.ndim)
     if n == 0:
         return copy(x)
     one = (*x.shape[:along], 1, *x.shape[along + 1 :])
@@ -297,5 +297,5 @@ def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = ABSENT, append: A
 def _as_part(part: Any, one: tuple[int, ...]) -> Any:
     if isinstance(part, BaseArray):
         return part if part.ndim else broadcast_to(part, one)
-    array = np.asarray(plain("diff", part))
+    array = np.asarray(normalize_operand("diff", part))
     return array if array.ndim else np.broadcast_to(array, one)

@@ -19,14 +19,14 @@ from distarray.core import (
     as_block,
     axis_key,
     check_fits,
+    check_flag,
     check_out,
-    checked_flag,
-    normalised_axes,
+    normalize_axes,
     reduction_spec,
     register,
     run_one,
     step_for,
-    written,
+    write_out,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.typing import Buffer
@@ -38,7 +38,7 @@ _LAST = np.iinfo(_INDEX).max
 def _place_spec(op: Op, call: Call) -> Spec:
     axis, keepdims = call.static
     layout = call.layouts[0]
-    axes = normalised_axes(axis, layout.ndim)
+    axes = normalize_axes(axis, layout.ndim)
     if any(layout.shape[axis] == 0 for axis in axes):
         raise ArgumentError(
             f"{op.name} over axes {axes} of an array of shape {layout.shape}: there is no "
@@ -56,7 +56,7 @@ def _place_dtypes(_: Op, call: Call) -> tuple[Any, Any]:
 def _first(step: Step) -> Callable[[Buffer], State]:
     """Return the function that gives value and global index of a block's first extreme."""
     source, place = step.sources[0], step.op.local
-    axes = normalised_axes(step.call.static[0], source.ndim)
+    axes = normalize_axes(step.call.static[0], source.ndim)
     box = source.local_box()
     assert box is not None  # only processes of the mesh have items
 
@@ -144,7 +144,7 @@ def argmax(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: bool = Fal
 
 def _place(op: Op, x: Any, axis: Any, out: Any, keepdims: bool) -> Any:
     check_out(op.name, x, out)
-    keepdims = checked_flag(op.name, "keepdims", keepdims)
+    keepdims = check_flag(op.name, "keepdims", keepdims)
     if not isinstance(x, BaseArray):
         block = x if _backend.is_buffer(x) else np.asarray(x)
         return op.local(block, axis=axis, keepdims=keepdims)
@@ -157,4 +157,4 @@ def _place(op: Op, x: Any, axis: Any, out: Any, keepdims: bool) -> Any:
         check_fits(op.name, out, step_for(op, (x,), static).output.shape, _INDEX)
         if not np.can_cast(out.dtype, _INDEX):
             raise DTypeError(f"{op.name} gives integers, but out= has {out.dtype}")
-    return written(op.name, out, run_one(op, x, static))
+    return write_out(op.name, out, run_one(op, x, static))

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from distarray.comm import Purpose
-from distarray.core import BaseArray, Layouts, Op, Step, copied, empty_block, run_one, separate
+from distarray.core import BaseArray, Layouts, Op, Step, copy_block, empty_block, run_one, unshare
 from distarray.errors import IndexingError
 from distarray.layout import Layout, Shard
 from distarray.ops._relabel import carry, whole_along
@@ -167,7 +167,7 @@ def _bind(step: Step) -> Callable[[Buffer], Buffer]:
     if not found.copies_view:
         return operator.itemgetter(key)
     if found.is_local:
-        return lambda block: copied(block[key].reshape(shape))
+        return lambda block: copy_block(block[key].reshape(shape))
     axes = _after(found.flipped, found.taken)
     before = mirrored(output, axes)
     shape, exchange = before.local_shape(), None
@@ -181,7 +181,7 @@ def _bind(step: Step) -> Callable[[Buffer], Buffer]:
             block = block.reshape(shape)
         if exchange is not None:
             block = run(exchange, block, empty_block(output, block.dtype))
-        return separate(block, source)
+        return unshare(block, source)
 
     return moved
 
@@ -189,7 +189,7 @@ def _bind(step: Step) -> Callable[[Buffer], Buffer]:
 _flip = selection("flip")
 
 
-def flipped(x: Any, axes: Collection[int]) -> Any:
+def flip_axes(x: Any, axes: Collection[int]) -> Any:
     """Return an array with the order of its items reversed along some axes."""
     key = [REVERSED_AXIS if axis in axes else WHOLE_AXIS for axis in range(x.ndim)]
     return run_one(_flip, x, (*key, Ellipsis))
@@ -198,7 +198,7 @@ def flipped(x: Any, axes: Collection[int]) -> Any:
 # --- keys ----------------------------------------------------------------------------------------
 
 
-def checked_key(key: Any) -> Key:
+def normalize_key(key: Any) -> Key:
     """Return a key such that what means the same is equal.
 
     Raises

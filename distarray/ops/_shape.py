@@ -20,17 +20,17 @@ from distarray.core import (
     Layouts,
     Op,
     Step,
-    checked,
-    checked_index,
-    checked_shape,
-    copied,
+    check_distributed,
+    check_integer,
+    copy_block,
+    describe,
+    normalize_shape,
     register,
     run_one,
-    shown,
 )
 from distarray.errors import ArgumentTypeError, AxisError, ShapeError
 from distarray.layout import DimMap, Layout, dimmap
-from distarray.ops._selection import flipped
+from distarray.ops._selection import flip_axes
 from distarray.typing import Axes, Buffer, Shape
 
 Local = Callable[[Buffer], Buffer]
@@ -67,7 +67,7 @@ def _as_key(axes: Any) -> Any:
     try:
         return tuple(map(operator.index, axes))
     except TypeError:
-        raise ArgumentTypeError(f"axis {shown(axes)}: axes are integers") from None
+        raise ArgumentTypeError(f"axis {describe(axes)}: axes are integers") from None
 
 
 # --- the order of the axes -----------------------------------------------------------------------
@@ -101,7 +101,7 @@ def permute_dims(x: Any, /, axes: Sequence[int]) -> Any:
     AxisError
         If `axes` is not a permutation of the axes.
     """
-    return run_one(_transpose, checked("transpose", x), _as_key(axes))
+    return run_one(_transpose, check_distributed("transpose", x), _as_key(axes))
 
 
 @register
@@ -113,7 +113,7 @@ def transpose(x: Any, /, axes: Sequence[int] | None = None) -> Any:
     AxisError
         If `axes` is not a permutation of the axes.
     """
-    return run_one(_transpose, checked("transpose", x), _as_key(axes))
+    return run_one(_transpose, check_distributed("transpose", x), _as_key(axes))
 
 
 @register
@@ -125,11 +125,11 @@ def matrix_transpose(x: Any, /) -> Any:
     AxisError
         If it has fewer than two axes.
     """
-    if checked("matrix_transpose", x)._layout.ndim < 2:
+    if check_distributed("matrix_transpose", x)._layout.ndim < 2:
         raise AxisError(
             f"matrix_transpose got an array of shape {x.shape}; it needs at least two axes"
         )
-    return run_one(_swapaxes, checked("swapaxes", x), (-1, -2))
+    return run_one(_swapaxes, check_distributed("swapaxes", x), (-1, -2))
 
 
 @register
@@ -141,7 +141,7 @@ def swapaxes(x: Any, /, axis1: int, axis2: int) -> Any:
     AxisError
         If there is no such axis.
     """
-    return run_one(_swapaxes, checked("swapaxes", x), (_as_key(axis1), _as_key(axis2)))
+    return run_one(_swapaxes, check_distributed("swapaxes", x), (_as_key(axis1), _as_key(axis2)))
 
 
 @register
@@ -153,13 +153,15 @@ def moveaxis(x: Any, /, source: Axes, destination: Axes) -> Any:
     AxisError
         If an axis does not exist, is named twice, or the two do not name equally many.
     """
-    return run_one(_moveaxis, checked("moveaxis", x), (_as_key(source), _as_key(destination)))
+    return run_one(
+        _moveaxis, check_distributed("moveaxis", x), (_as_key(source), _as_key(destination))
+    )
 
 
 # --- axes of length 1 ----------------------------------------------------------------------------
 
 
-def relabelled(change: DimMap) -> tuple[DimMap, Any]:
+def relabel(change: DimMap) -> tuple[DimMap, Any]:
     def local(layout: Layout) -> Local:
         shape = layout.local_shape()
         return lambda block: block.reshape(shape)
@@ -167,9 +169,9 @@ def relabelled(change: DimMap) -> tuple[DimMap, Any]:
     return change, local
 
 
-_squeeze = shape_function("squeeze", lambda shape, axes: relabelled(dimmap.squeeze(shape, axes)))
+_squeeze = shape_function("squeeze", lambda shape, axes: relabel(dimmap.squeeze(shape, axes)))
 _expand_dims = shape_function(
-    "expand_dims", lambda shape, axes: relabelled(dimmap.expand_dims(shape, axes))
+    "expand_dims", lambda shape, axes: relabel(dimmap.expand_dims(shape, axes))
 )
 
 
@@ -184,7 +186,7 @@ def squeeze(x: Any, /, axis: Axes = None) -> Any:
     AxisError
         If there is no such axis.
     """
-    return run_one(_squeeze, checked("squeeze", x), _as_key(axis))
+    return run_one(_squeeze, check_distributed("squeeze", x), _as_key(axis))
 
 
 @register
@@ -196,7 +198,7 @@ def expand_dims(x: Any, /, axis: int | Sequence[int] = 0) -> Any:
     AxisError
         If the result has no such place.
     """
-    return run_one(_expand_dims, checked("expand_dims", x), _as_key(axis))
+    return run_one(_expand_dims, check_distributed("expand_dims", x), _as_key(axis))
 
 
 # --- broadcasting --------------------------------------------------------------------------------
@@ -209,7 +211,7 @@ def _widened(before: Shape, after: Shape) -> tuple[DimMap, Any]:
         def widened(block: Buffer) -> Buffer:
             wide = np.broadcast_to(block, shape)
             # Nothing protects a view in CuPy from being written to, all its items at once.
-            return wide if _backend.is_numpy(wide) else copied(wide)
+            return wide if _backend.is_numpy(wide) else copy_block(wide)
 
         return widened
 
@@ -230,7 +232,7 @@ def broadcast_to(x: Any, /, shape: int | Sequence[int]) -> Any:
     ShapeError
         If the array does not broadcast to `shape`.
     """
-    result = run_one(_broadcast_to, checked("broadcast_to", x), checked_shape(shape))
+    result = run_one(_broadcast_to, check_distributed("broadcast_to", x), normalize_shape(shape))
     return result._new(_backend.fixed(result._local), result._layout)
 
 
@@ -243,7 +245,7 @@ def broadcast_arrays(*arrays: Any) -> tuple[Any, ...]:
     ShapeError
         If their shapes do not fit together.
     """
-    shapes = [checked("broadcast_arrays", x)._layout.shape for x in arrays]
+    shapes = [check_distributed("broadcast_arrays", x)._layout.shape for x in arrays]
     try:
         shape = np.broadcast_shapes(*shapes)
     except ValueError:
@@ -265,9 +267,9 @@ def flip(x: Any, /, axis: Axes = None) -> Any:
     mirror images are exchanged: the result is a read-only copy, whose boundaries are the mirror
     image of those of `x`.
     """
-    layout = checked("flip", x)._layout
+    layout = check_distributed("flip", x)._layout
     axes = range(layout.ndim) if axis is None else dimmap.checked_axes(axis, layout.ndim)
-    return flipped(x, axes)
+    return flip_axes(x, axes)
 
 
 @register
@@ -283,11 +285,11 @@ def triu(x: Any, /, k: int = 0) -> Any:
 
 
 def _triangle(op: Op, x: Any, k: int) -> Any:
-    name, layout = op.name, checked(op.name, x)._layout
+    name, layout = op.name, check_distributed(op.name, x)._layout
     if layout.ndim < 2:
         raise AxisError(f"{name} got an array of shape {layout.shape}; it needs at least two axes")
     rows, columns = layout.shape[-2:]
-    return run_one(op, x, min(max(checked_index(name, "k", k), -rows), columns))
+    return run_one(op, x, min(max(check_integer(name, "k", k), -rows), columns))
 
 
 def _triangle_spec(_: Op, call: Call) -> Layouts:
@@ -302,7 +304,7 @@ def _triangle_bind(step: Step) -> Callable[[Buffer], Buffer]:
 
     def triangle(block: Buffer) -> Buffer:
         kept = local(block, shift)
-        return copied(block) if kept is block else kept
+        return copy_block(block) if kept is block else kept
 
     return triangle
 

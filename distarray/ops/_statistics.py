@@ -24,15 +24,15 @@ from distarray.core import (
     axis_key,
     broadcast_shape,
     check_fits,
+    check_flag,
     check_out,
-    checked_dtype,
-    checked_flag,
     floating,
     loop_dtype,
     merge,
     moments,
-    normalised,
-    normalised_axes,
+    normalize_axes,
+    normalize_dtype,
+    normalize_operands,
     numeric,
     reduce,
     reduced_count,
@@ -43,7 +43,7 @@ from distarray.core import (
     run_one,
     state_dtype,
     step_for,
-    written,
+    write_out,
 )
 from distarray.errors import ArgumentTypeError, DTypeError, ShapeError
 from distarray.ops import _elementwise_arithmetic as arithmetic
@@ -83,7 +83,7 @@ def _quotient(step: Step) -> Callable[[Buffer], Any]:
     The total may be overwritten.
     """
     source = step.sources[0]
-    count = reduced_count(source.shape, normalised_axes(step.call.static[0], source.ndim))
+    count = reduced_count(source.shape, normalize_axes(step.call.static[0], source.ndim))
     divisor, result = np.intp(count), step.result
 
     def quotient(total: Buffer) -> Any:
@@ -127,7 +127,7 @@ def mean(
     """
     if out is None and where is True and isinstance(x, BaseArray):
         return reduce(_mean, x, axis, dtype, out, keepdims)
-    keepdims = checked_flag("mean", "keepdims", keepdims)
+    keepdims = check_flag("mean", "keepdims", keepdims)
     check_out("mean", x, out)
     if not isinstance(x, BaseArray):
         return np.mean(x, axis, dtype, None, keepdims, where=where)
@@ -136,7 +136,7 @@ def mean(
         dtype = loop_dtype("mean", np.add, state_dtype(x.dtype), out.dtype)
     if where is True and not sums_into:
         return reduce(_mean, x, axis, dtype, out, keepdims)
-    wanted = None if dtype is None else checked_dtype(dtype)
+    wanted = None if dtype is None else normalize_dtype(dtype)
     step = step_for(_mean, (x,), (axis_key(axis, x.ndim), wanted, keepdims, False))
     result = step.result
     if out is not None:
@@ -148,7 +148,7 @@ def mean(
     quotient = arithmetic.divide(total, _selected(x, axis, keepdims, where))
     if total.ndim:
         quotient = astype(quotient, total.dtype, copy=False)
-    return written("mean", out, astype(quotient, result, copy=False))
+    return write_out("mean", out, astype(quotient, result, copy=False))
 
 
 def _selected(x: Any, axis: Any, keepdims: bool, mask: Any) -> Any:
@@ -168,7 +168,7 @@ def _selected(x: Any, axis: Any, keepdims: bool, mask: Any) -> Any:
 def _varied_spec(_: Op, call: Call) -> Spec:
     axis, keepdims, _ = call.static
     layout = call.layouts[0]
-    return reduction_spec(layout.ndim, normalised_axes(axis, layout.ndim), keepdims, exchanged=True)
+    return reduction_spec(layout.ndim, normalize_axes(axis, layout.ndim), keepdims, exchanged=True)
 
 
 def _variance_dtypes(_: Op, call: Call) -> tuple[Any, Any]:
@@ -181,7 +181,7 @@ def _variance_dtypes(_: Op, call: Call) -> tuple[Any, Any]:
 
 def _deviations(step: Step) -> Callable[[Buffer], State]:
     """Return the function that gives mean and sum of squared deviations of a block."""
-    axes = normalised_axes(step.call.static[0], step.sources[0].ndim)
+    axes = normalize_axes(step.call.static[0], step.sources[0].ndim)
 
     def state(block: Buffer) -> State:
         if not axes:
@@ -195,7 +195,7 @@ def _deviations(step: Step) -> Callable[[Buffer], State]:
 
 def _variance_of_all(step: Step) -> Callable[..., Any]:
     axis, _, correction = step.call.static
-    axes = normalised_axes(axis, step.sources[0].ndim)
+    axes = normalize_axes(axis, step.sources[0].ndim)
     count = reduced_count(step.sources[0].shape, axes)
     divisor = max(count - correction, 0)
     shape, result = step.output.local_shape(), step.result
@@ -268,7 +268,7 @@ def var(
     """
     check_out("var", x, out)
     result = _varied("var", x, axis, dtype, out, ddof, keepdims, where, mean, correction)
-    return written("var", out, result)
+    return write_out("var", out, result)
 
 
 def _varied(
@@ -284,7 +284,7 @@ def _varied(
     correction: Any,
 ) -> Any:
     """Return the variance as exact as `out` can hold it, which is not written."""
-    keepdims = checked_flag(name, "keepdims", keepdims)
+    keepdims = check_flag(name, "keepdims", keepdims)
     if correction is not ABSENT:
         if ddof != 0:
             raise ArgumentTypeError(
@@ -303,11 +303,11 @@ def _varied(
     if centre is None:
         centre = ABSENT
     elif centre is not ABSENT:
-        (centre,) = normalised(f"{name}(mean=)", [centre])
+        (centre,) = normalize_operands(f"{name}(mean=)", [centre])
         shape = getattr(centre, "shape", ())
         if broadcast_shape(name, (x.shape, shape)) != x.shape:
             raise ShapeError(f"{name}(mean=) of shape {shape} does not broadcast to {x.shape}")
-    wanted = None if dtype is None else checked_dtype(dtype)
+    wanted = None if dtype is None else normalize_dtype(dtype)
     if wanted is not None and (
         x.dtype.kind not in numeric
         or wanted.kind not in floating
@@ -377,7 +377,7 @@ def std(
     if not isinstance(result, BaseArray):
         return np.sqrt(result)
     root = result._new(as_block(np.sqrt(result._local)), result._layout)
-    return written("std", out, root)
+    return write_out("std", out, root)
 
 
 @register
@@ -388,9 +388,9 @@ def ptp(x: Any, /, axis: Any = None, out: Any = None, keepdims: bool = False) ->
     if out is not None:
         loop = loop_dtype("ptp", np.maximum, x.dtype, out.dtype)
         holds = np.dtype("m8") if loop.kind == "M" else loop
-        static = (axis_key(axis, x.ndim), None, checked_flag("ptp", "keepdims", keepdims), True)
+        static = (axis_key(axis, x.ndim), None, check_flag("ptp", "keepdims", keepdims), True)
         check_fits("ptp", out, step_for(reductions.max, (x,), static).output.shape, holds)
         wide = {} if loop.kind in "mM" else {"dtype": loop}
     top = reductions.max(x, axis=axis, keepdims=keepdims)
     bottom = reductions.min(x, axis=axis, keepdims=keepdims)
-    return written("ptp", out, arithmetic.subtract(top, bottom, **wide))
+    return write_out("ptp", out, arithmetic.subtract(top, bottom, **wide))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _memory, world
-from distarray.core import checked_dtype, checked_shape, device_of
+from distarray.core import device_of, normalize_dtype, normalize_shape
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.layout import Placement
 from distarray.ops import build, target_layout
@@ -234,7 +234,7 @@ class Generator:
             else (_integer("low", low), _integer("high", high))
         )
         last -= not endpoint
-        kind = checked_dtype(dtype, np.int64)
+        kind = normalize_dtype(dtype, np.int64)
         if kind.kind not in "biu" or not kind.isnative:
             raise DTypeError(f"dtype={kind} holds no integers; use an integer type or bool")
         if first > last:
@@ -292,7 +292,7 @@ class Generator:
         mesh: Any,
         placements: Sequence[Placement] | None,
     ) -> Any:
-        found = checked_dtype(dtype)
+        found = normalize_dtype(dtype)
         if found not in (np.float64, np.float32):
             raise DTypeError(f"dtype={found} cannot be drawn; use float64 or float32 and astype")
 
@@ -313,7 +313,7 @@ class Generator:
 
         What can be wrong was found before: only a draw that succeeds counts, on every process.
         """
-        shape = () if size is None else checked_shape(size)
+        shape = () if size is None else normalize_shape(size)
         plain = size is None and mesh is None and placements is None
         layout = None if plain else target_layout(shape, mesh, placements, None)
         key = self._known_key()

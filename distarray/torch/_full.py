@@ -13,7 +13,7 @@ import torch
 from distarray.array._array import DistArray, _wrap
 from distarray.checkpoint import box_view
 from distarray.comm import DeviceMesh, _backend, all_gather_checked, by_answer
-from distarray.core import checked_position, chosen_placements, digest, lift
+from distarray.core import check_position, choose_placements, digest, lift
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -108,8 +108,8 @@ def distribute_tensor(
 
     def say() -> tuple[Any, ...]:
         check_travels(tensor)
-        source = None if src_data_rank is None else checked_position(src_data_rank, mesh)
-        layout = Layout(mesh, chosen_placements(mesh, placements, tensor.ndim), tensor.shape)
+        source = None if src_data_rank is None else check_position(src_data_rank, mesh)
+        layout = Layout(mesh, choose_placements(mesh, placements, tensor.ndim), tensor.shape)
         return (
             layout.shape,
             str(tensor.dtype),

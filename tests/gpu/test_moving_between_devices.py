@@ -26,8 +26,8 @@ R, S0, S1 = da.Replicate(), da.Shard(0), da.Shard(1)
 @pytest.fixture(autouse=True)
 def as_users_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refuse NumPy operands, as the library does outside of these suites."""
-    monkeypatch.setattr(_operands, "beside", BESIDE[0])
-    monkeypatch.setattr(_items, "beside", BESIDE[0])
+    monkeypatch.setattr(_operands, "match_device", BESIDE[0])
+    monkeypatch.setattr(_items, "match_device", BESIDE[0])
     monkeypatch.setattr(_convert, "plain_buffer", plain_buffer)
 
 
