@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from distarray import ops
+import distarray.ops as ops
 from distarray.core import BaseArray
 
 

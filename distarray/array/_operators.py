@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray import ops
+import distarray.ops as ops
 from distarray.comm import _backend
 from distarray.core import BaseArray, Op, in_place, inplace_path, into, run_row
 from distarray.errors import DTypeError, ReadOnlyError
