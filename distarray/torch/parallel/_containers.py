@@ -7,22 +7,23 @@ what is in its place, of whatever form.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from distarray.comm import DeviceMesh
-from distarray.errors import ArgumentError, ArgumentTypeError
+from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError
 from distarray.layout import Placement, suggest_for_torch
 
-Apply = Callable[[torch.Tensor, Any, Any, str], Any]
+Apply = Callable[[torch.Tensor, Any, Any], Any]
 
 
 def map_tensors(value: Any, given: Any, wanted: Any, where: str, function: Apply) -> Any:
-    """Return a value with ``function(tensor, given, wanted, where)`` in the place of its tensors.
+    """Return a value with ``function(tensor, given, wanted)`` in the place of its tensors.
 
     Parameters
     ----------
@@ -31,7 +32,7 @@ def map_tensors(value: Any, given: Any, wanted: Any, where: str, function: Apply
     given, wanted
         Of the same form.
     where
-        What the value is, for errors.
+        What the value is: errors, also those of the function, begin with it.
 
     Raises
     ------
@@ -43,23 +44,22 @@ def map_tensors(value: Any, given: Any, wanted: Any, where: str, function: Apply
     if value is None or given is None or wanted is None:
         return value
     if isinstance(value, torch.Tensor):
-        return function(value, given, wanted, where)
-    names = _names(value, given)
-    if names is None:
+        with _name_errors(where):
+            return function(value, given, wanted)
+    parts = _parts_of(value, given)
+    if parts is None:
         raise ArgumentTypeError(
             f"{where} is of type {type(value).__name__}, where a layout {given!r} is declared; it "
             "must be a tensor or a container of tensors; None as its layout leaves it alone"
         )
-    _check_form(names, given, where)
-    parts = {}
-    for key, part in names.items():
-        at = f"{where}[{key!r}]"
-        if isinstance(given, Mapping):
-            parts[key] = map_tensors(part, given.get(key), wanted.get(key), at, function)
-        else:
-            parts[key] = map_tensors(part, given[key], wanted[key], at, function)
-    changed = {key: part for key, part in parts.items() if part is not names[key]}
-    return _rebuilt(value, parts, changed) if changed else value
+    _check_form(parts, given, where)
+    given, wanted = _layouts_of_parts(given), _layouts_of_parts(wanted)
+    mapped = {
+        key: map_tensors(part, given.get(key), wanted.get(key), f"{where}[{key!r}]", function)
+        for key, part in parts.items()
+    }
+    changed = {key: part for key, part in mapped.items() if part is not parts[key]}
+    return _rebuild(value, mapped, changed) if changed else value
 
 
 def check_alike(given: Any, wanted: Any, names: tuple[str, str], where: str = "") -> None:
@@ -77,18 +77,14 @@ def check_alike(given: Any, wanted: Any, names: tuple[str, str], where: str = ""
             f"{names[1]}{where} is {wanted!r}, but {names[0]}{where} is None: say how the tensor "
             "arrives, too"
         )
-    forms = [_form(given), _form(wanted)]
-    if forms[0] != forms[1]:
+    parts, others = _layouts_of_parts(given), _layouts_of_parts(wanted)
+    if isinstance(given, Placement) != isinstance(wanted, Placement) or set(parts) != set(others):
         raise ArgumentError(
             f"{names[0]}{where} and {names[1]}{where} must have the same form, with one entry for "
             f"each tensor or None; they are {given!r} and {wanted!r}"
         )
-    if isinstance(given, Mapping):
-        for key in given:
-            check_alike(given[key], wanted[key], names, f"{where}[{key!r}]")
-    elif not isinstance(given, Placement):
-        for i, (one, other) in enumerate(zip(given, wanted, strict=True)):
-            check_alike(one, other, names, f"{where}[{i}]")
+    for key, part in parts.items():
+        check_alike(part, others[key], names, f"{where}[{key!r}]")
 
 
 def entries(layouts: Any, mesh: DeviceMesh) -> tuple[Any, ...]:
@@ -122,7 +118,7 @@ def placements(layout: Any, mesh: DeviceMesh) -> tuple[Placement, ...]:
 # --- containers ----------------------------------------------------------------------------------
 
 
-def _names(value: Any, given: Any) -> dict[Any, Any] | None:
+def _parts_of(value: Any, given: Any) -> dict[Any, Any] | None:
     """Return the parts of a container by their names or positions; None for what is none."""
     if isinstance(value, Mapping):
         return dict(value)
@@ -135,16 +131,16 @@ def _names(value: Any, given: Any) -> dict[Any, Any] | None:
     return None
 
 
-def _check_form(names: Mapping[Any, Any], given: Any, where: str) -> None:
+def _check_form(parts: Mapping[Any, Any], given: Any, where: str) -> None:
     if isinstance(given, Mapping):
-        unknown = [key for key in given if key not in names]
+        unknown = [key for key in given if key not in parts]
         if not unknown:
             return
-        found = f"{where} has no {', '.join(map(repr, unknown))}; it has {list(names)}"
+        found = f"{where} has no {', '.join(map(repr, unknown))}; it has {list(parts)}"
     elif isinstance(given, Placement):
-        found = f"{where} has {len(names)} parts, but one layout {given!r} is declared"
-    elif len(given) != len(names) or any(isinstance(key, str) for key in names):
-        found = f"{where} has the parts {list(names)}, but {len(given)} layouts are declared"
+        found = f"{where} has {len(parts)} parts, but one layout {given!r} is declared"
+    elif len(given) != len(parts) or any(isinstance(key, str) for key in parts):
+        found = f"{where} has the parts {list(parts)}, but {len(given)} layouts are declared"
     else:
         return
     raise ArgumentError(
@@ -153,20 +149,21 @@ def _check_form(names: Mapping[Any, Any], given: Any, where: str) -> None:
     )
 
 
-def _form(layout: Any) -> Any:
+def _layouts_of_parts(layout: Any) -> Mapping[Any, Any]:
+    """Return the layouts in a container by the names or positions of its parts."""
     if isinstance(layout, Mapping):
-        return set(layout)
+        return layout
     if isinstance(layout, Placement):
-        return None
+        return {}
     if not isinstance(layout, Sequence):
         raise ArgumentTypeError(
             f"a layout is a placement, such as da.Shard(1), or a container of such, not {layout!r}"
             f"{suggest_for_torch(layout)}"
         )
-    return len(layout)
+    return dict(enumerate(layout))
 
 
-def _rebuilt(value: Any, parts: Mapping[Any, Any], changed: Mapping[Any, Any]) -> Any:
+def _rebuild(value: Any, parts: Mapping[Any, Any], changed: Mapping[Any, Any]) -> Any:
     """Return a container of the same kind with other parts, some of which have changed."""
     if isinstance(value, tuple):
         items = list(parts.values())
@@ -178,3 +175,14 @@ def _rebuilt(value: Any, parts: Mapping[Any, Any], changed: Mapping[Any, Any]) -
         else:
             object.__setattr__(result, key, part)  # also where the dataclass is frozen
     return result
+
+
+@contextlib.contextmanager
+def _name_errors(where: str) -> Iterator[None]:
+    """Begin the message of an error with which tensor it is about."""
+    try:
+        yield
+    except DistArrayError as error:
+        if error.args:
+            error.args = (f"{where}: {error.args[0]}", *error.args[1:])
+        raise

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -12,9 +11,12 @@ import torch
 from torch import nn
 
 from distarray.comm import DeviceMesh
-from distarray.errors import ArgumentError, DistArrayError
+from distarray.errors import ArgumentError
 from distarray.layout import Layout, Replicate
-from distarray.torch import _moves
+from distarray.torch._buffers import check_travels
+from distarray.torch._layouts import check_mesh, layout_from
+from distarray.torch._moves import move
+from distarray.torch._routes import routes_between
 from distarray.torch.parallel._arrivals import check_arrival, find_placed
 from distarray.torch.parallel._containers import check_alike, entries, map_tensors, placements
 from distarray.torch.parallel._gradient_sums import prepare_input
@@ -86,17 +88,17 @@ class PrepareModuleInput(ParallelStyle):
         self.desired_input_kwarg_layouts = dict(desired_input_kwarg_layouts or {})
 
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
-        """Let the module's arguments or outputs be moved."""
-        _moves.check_mesh(mesh)
+        """Let the module's arguments be moved."""
+        check_mesh(mesh)
         _check_names(module, self.input_kwarg_layouts)
 
         def prepare(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            self._prepared(args, kwargs, mesh, partial(_check, mesh))
-            return self._prepared(args, kwargs, mesh, partial(_move, mesh))
+            self._map(args, kwargs, mesh, _check)
+            return self._map(args, kwargs, mesh, _move)
 
         self.on_input(module, prepare)
 
-    def _prepared(
+    def _map(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: DeviceMesh, function: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if self.input_layouts is not None:
@@ -108,21 +110,17 @@ class PrepareModuleInput(ParallelStyle):
                     f"arguments, but forward was called with {len(args)}; give one entry for each, "
                     "None for what is left alone, and input_kwarg_layouts for keyword arguments"
                 )
+            on_position = partial(function, mesh, "input_layouts")
             args = tuple(
-                map_tensors(*values, f"input {i}", function)
+                map_tensors(*values, f"input {i}", on_position)
                 for i, values in enumerate(zip(args, given, wanted, strict=True))
             )
-        kwargs = {
-            name: map_tensors(
-                value,
-                self.input_kwarg_layouts.get(name),
-                self.desired_input_kwarg_layouts.get(name),
-                f"input {name!r}",
-                function,
-            )
+        on_name = partial(function, mesh, "input_kwarg_layouts")
+        given, wanted = self.input_kwarg_layouts, self.desired_input_kwarg_layouts
+        return args, {
+            name: map_tensors(value, given.get(name), wanted.get(name), f"input {name!r}", on_name)
             for name, value in kwargs.items()
         }
-        return args, kwargs
 
 
 class PrepareModuleOutput(ParallelStyle):
@@ -154,16 +152,16 @@ class PrepareModuleOutput(ParallelStyle):
         self.desired_output_layouts = desired_output_layouts
 
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
-        """Let the module's arguments or outputs be moved."""
-        _moves.check_mesh(mesh)
+        """Let the module's outputs be moved."""
+        check_mesh(mesh)
 
         def prepare(_: nn.Module, output: Any) -> Any:
-            self._prepared(output, mesh, partial(_check, mesh))
-            return self._prepared(output, mesh, partial(_move, mesh))
+            self._map(output, mesh, partial(_check, mesh, "output_layouts"))
+            return self._map(output, mesh, partial(_move, mesh, "output_layouts"))
 
         self.on_output(module, prepare)
 
-    def _prepared(self, output: Any, mesh: DeviceMesh, function: Any) -> Any:
+    def _map(self, output: Any, mesh: DeviceMesh, function: Any) -> Any:
         if self.output_layouts is None:
             return output
         given = entries(self.output_layouts, mesh)
@@ -218,7 +216,7 @@ class PrepareModuleInputOutput(ParallelStyle):
         )
 
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
-        """Let the module's arguments or outputs be moved."""
+        """Let the module's arguments and outputs be moved."""
         self.prepare_module_input.apply(module, mesh)
         self.prepare_module_output.apply(module, mesh)
 
@@ -254,48 +252,28 @@ def _check_names(module: nn.Module, layouts: Mapping[str, Any]) -> None:
 # --- tensors --------------------------------------------------------------------------------------
 
 
-def _check(mesh: DeviceMesh, x: torch.Tensor, given: Any, wanted: Any, where: str) -> torch.Tensor:
-    """Raise what is wrong with a tensor, before any is moved."""
-    with _named(where):
-        _moves.check_travels(x)
-        declared = Layout(mesh, placements(given, mesh), x.shape)
-        target = Layout(mesh, placements(wanted, mesh), x.shape)
-        moves = target.placements != declared.placements
-        keyword = _keyword(where)
-        check_arrival(x, mesh, declared.placements, moves=moves, name="", keyword=keyword)
+def _check(
+    mesh: DeviceMesh, keyword: str, x: torch.Tensor, given: Any, wanted: Any
+) -> torch.Tensor:
+    """Raise what is wrong with a tensor, which a keyword argument declares, before any is moved."""
+    check_travels(x)
+    declared = Layout(mesh, placements(given, mesh), x.shape).placements
+    moves = Layout(mesh, placements(wanted, mesh), x.shape).placements != declared
+    check_arrival(x, mesh, declared, moves=moves, name="", keyword=keyword)
     return x
 
 
-def _move(mesh: DeviceMesh, x: torch.Tensor, given: Any, wanted: Any, where: str) -> torch.Tensor:
+def _move(mesh: DeviceMesh, _: str, x: torch.Tensor, given: Any, wanted: Any) -> torch.Tensor:
     """Bring a tensor from where it is declared to arrive to where it is needed."""
-    with _named(where):
-        placed = find_placed(x, mesh, declared=placements(given, mesh))
-        if placed is not None and placed.layout.mesh is mesh:
-            src = placed.layout
-        else:
-            src = _moves.layout_from(x, mesh, placements(given, mesh))
-        dst = Layout(mesh, placements(wanted, mesh), src.shape)
-        if dst.placements == src.placements:
-            dst = src  # whatever its boundaries
-        there, back = _moves.routes_between(src, dst, None, x.requires_grad)
-        if mesh.ndim == 1 and isinstance(dst.placements[0], Replicate):
-            return prepare_input(x, there, back)
-        return _moves.move(x, there, back)
-
-
-def _keyword(where: str) -> str:
-    """Return the keyword argument that declares a tensor."""
-    if where.startswith("input '"):
-        return "input_kwarg_layouts"
-    return "input_layouts" if where.startswith("input") else "output_layouts"
-
-
-@contextlib.contextmanager
-def _named(where: str) -> Iterator[None]:
-    """Begin the message of an error with which tensor it is about."""
-    try:
-        yield
-    except DistArrayError as error:
-        if error.args:
-            error.args = (f"{where}: {error.args[0]}", *error.args[1:])
-        raise
+    placed = find_placed(x, mesh, declared=placements(given, mesh))
+    if placed is not None and placed.layout.mesh is mesh:
+        src = placed.layout
+    else:
+        src = layout_from(x, mesh, placements(given, mesh))
+    dst = Layout(mesh, placements(wanted, mesh), src.shape)
+    if dst.placements == src.placements:
+        dst = src  # whatever its boundaries
+    there, back = routes_between(src, dst, None, x.requires_grad)
+    if mesh.ndim == 1 and isinstance(dst.placements[0], Replicate):
+        return prepare_input(x, there, back)
+    return move(x, there, back)
