@@ -540,8 +540,8 @@ MUTANTS = (
     Mutant(
         "outputs of row-parallel layers are not added up",
         "torch/parallel/layers/_features.py",
-        "ways = _moves.routes_between(_layout(mesh, _P, shape), _layout(mesh, target, shape))",
-        "ways = _moves.routes_between(_layout(mesh, _R, shape), _layout(mesh, target, shape))",
+        "ways = routes_between(_layout(mesh, _P, shape), _layout(mesh, target, shape))",
+        "ways = routes_between(_layout(mesh, _R, shape), _layout(mesh, target, shape))",
         ("torch/parallel/test_linear.py",),
     ),
     Mutant(
@@ -568,7 +568,7 @@ MUTANTS = (
     Mutant(
         "gradients of parameters that work on shards of a sequence are not added up",
         "torch/parallel/_gradient_sums.py",
-        "        total = _moves.move(packed, *ways)",
+        "        total = move(packed, *ways)",
         "        total = packed",
         ("torch/parallel/test_sequence.py",),
     ),

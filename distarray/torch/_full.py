@@ -25,9 +25,10 @@ from distarray.errors import (
 from distarray.layout import Layout, Placement, Replicate, Shard
 from distarray.layout import box as boxes
 from distarray.redistribute import scatter_from as scatter_blocks
-from distarray.torch import _moves
 from distarray.torch._buffers import buffer_of, check_travels, tensor_of
-from distarray.torch._layouts import Placed, is_sharded, place, placed_of
+from distarray.torch._layouts import Placed, check_mesh, is_sharded, place, placed_of
+from distarray.torch._moves import move
+from distarray.torch._routes import routes_between
 from distarray.torch._shards import block_of, in_full_order, in_order_of_ranks
 
 _R = Replicate()
@@ -64,9 +65,7 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
         )
     src = placed.layout
     dst = Layout(src.mesh, [_R] * src.mesh.ndim, src.shape)
-    whole = _moves.move(
-        tensor, *_moves.routes_between(src, dst, requires_grad=tensor.requires_grad)
-    )
+    whole = move(tensor, *routes_between(src, dst, requires_grad=tensor.requires_grad))
     ordered = in_full_order(whole, placed)
     if ordered is not whole:
         place(ordered, dst)
@@ -104,7 +103,7 @@ def distribute_tensor(
     MismatchError
         The ranks pass other shapes, dtypes, placements, sources or, without a source, values.
     """
-    _moves.check_mesh(mesh)
+    check_mesh(mesh)
 
     def say() -> tuple[Any, ...]:
         check_travels(tensor)
@@ -132,7 +131,7 @@ def distribute_tensor(
     else:
         source = mesh.flat_ranks[told[0][3]]
         block = scatter_from(whole if mesh.rank == source else None, Placed(plain), source, whole)
-    block = _moves.move(block, *_moves.routes_between(plain, layout, requires_grad=False))
+    block = move(block, *routes_between(plain, layout, requires_grad=False))
     place(block, layout)
     return block.requires_grad_(tensor.requires_grad)
 
@@ -231,7 +230,7 @@ def gather_on_all(block: torch.Tensor, placed: Placed) -> torch.Tensor:
     if not is_sharded(layout):
         return block
     whole = layout.replace(placements=[_R] * layout.mesh.ndim, boundaries=None, shard_order=None)
-    moved = _moves.move(block, *_moves.routes_between(layout, whole, requires_grad=False))
+    moved = move(block, *routes_between(layout, whole, requires_grad=False))
     return in_full_order(moved, placed)
 
 

@@ -41,20 +41,7 @@ from distarray.torch._layouts import (
     place,
 )
 from distarray.torch._opaque import refuse_transforms, untraced
-from distarray.torch._routes import Origin, Route, current, dual, joined, routes_between
-
-__all__ = [
-    "PendingTensor",
-    "Route",
-    "check_mesh",
-    "dual",
-    "layout_from",
-    "move",
-    "redistribute",
-    "routes",
-    "routes_between",
-]
-
+from distarray.torch._routes import Origin, Route, current, join_purposes, routes_between
 
 _BETWEEN_RANKS = (
     "what ranks send each other (dt.redistribute, parallelized modules); call a copy of the module "
@@ -277,7 +264,7 @@ def _reversed(origin: Origin | None) -> Origin | None:
 def _purpose(route: Route, requires_grad: bool, origin: Origin | None) -> Purpose | None:
     """Return what the ranks must agree on before values leave."""
     purpose = route.purpose if requires_grad and route.purpose is not None else _OF_A_TENSOR
-    return purpose if origin is None else joined(origin.there, purpose)
+    return purpose if origin is None else join_purposes(origin.there, purpose)
 
 
 def _run(

@@ -180,7 +180,7 @@ def _origin(path: str) -> Origin:
 
 
 @lru_cache(maxsize=4096)
-def joined(first: Purpose | None, second: Purpose | None) -> Purpose | None:
+def join_purposes(first: Purpose | None, second: Purpose | None) -> Purpose | None:
     """Return one purpose for two."""
     if first is None or second is None:
         return first or second

@@ -34,7 +34,7 @@ def placed_as(
     if not parts and unit == 1:
         return Placed(layout)
     axis %= layout.ndim
-    sizes, units = checked_parts(layout.shape[axis], parts, unit)
+    sizes, units = check_parts(layout.shape[axis], parts, unit)
     cutting = layout.sharding_axes(axis)
     if len(cutting) > 1:
         raise LayoutError(
@@ -111,7 +111,7 @@ def is_shard(parameter: torch.Tensor) -> bool:
 Units = int | Sequence[int]
 
 
-def checked_parts(
+def check_parts(
     size: int, parts: Sequence[int], unit: Units
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the parts of an axis and the unit of each; one part where none are given.

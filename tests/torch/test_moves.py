@@ -16,7 +16,8 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.layout import AbstractMesh, Layout  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from distarray.torch import _moves  # noqa: E402
+from distarray.torch._moves import move  # noqa: E402
+from distarray.torch._routes import dual, routes_between  # noqa: E402
 from tests.torch.moves_model import (  # noqa: E402
     AVG,
     EXACT,
@@ -41,7 +42,7 @@ def test_values_gradients_and_second_derivatives_are_those_of_the_model(pair, se
     shape = pair[0].mesh.shape
     uses = [data.draw(st.booleans()) for _ in shape]  # does each rank use replicas differently?
     given_x = contributions(pair[0], seed)
-    weights = contributions(_moves.dual(pair[1]), seed + 1)[0]
+    weights = contributions(dual(pair[1]), seed + 1)[0]
     direction = contributions(pair[0], seed + 2)
 
     def program():
@@ -52,8 +53,8 @@ def test_values_gradients_and_second_derivatives_are_those_of_the_model(pair, se
             for use, p in zip(uses, dst.placements, strict=True)
         ]
         x = torch.from_numpy(np.array(block(src, given_x))).requires_grad_()
-        ways = _moves.routes_between(src, dst, arriving)
-        y = _moves.move(x, *ways)
+        ways = routes_between(src, dst, arriving)
+        y = move(x, *ways)
         whole = value(src, given_x)
         np.testing.assert_array_equal(summed(mesh, dst, y), whole)
         assert dt.layout_of(y) is dst

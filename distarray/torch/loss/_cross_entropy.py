@@ -23,10 +23,11 @@ from distarray.errors import (
     ShapeError,
 )
 from distarray.layout import Layout, Replicate, Shard
-from distarray.torch import _moves
 from distarray.torch._buffers import check_travels
-from distarray.torch._layouts import is_placed, layout_of, placed_of
+from distarray.torch._layouts import check_mesh, is_placed, layout_from, layout_of, placed_of
+from distarray.torch._moves import move
 from distarray.torch._opaque import refuse_transforms, untraced
+from distarray.torch._routes import routes_between
 from distarray.torch.loss._row_losses import INSTEAD, Terms, row_losses
 from distarray.torch.parallel import one_axis
 
@@ -92,7 +93,7 @@ def vocab_parallel_cross_entropy(
 
     No copy of the logits is made, and backward makes their gradient only.
     """
-    _moves.check_mesh(mesh)
+    check_mesh(mesh)
     one_axis(mesh, "vocab_parallel_cross_entropy")
     check_travels(logits)
     refuse_transforms(INSTEAD)
@@ -213,7 +214,7 @@ def _shard_of(target: torch.Tensor, classes: Layout, axis: int) -> torch.Tensor:
                 "could be full or a shard; detach it"
             )
         whole = Layout(classes.mesh, [Replicate()], classes.shape)
-        return _moves.move(target, *_moves.routes_between(whole, classes))
+        return move(target, *routes_between(whole, classes))
     if given != stop - start:
         raise ShapeError(
             f"a target of shape {tuple(target.shape)} has probabilities of {given} classes on axis "
@@ -310,7 +311,7 @@ def layout_of_classes(
         if vocab_size is not None:
             shape = list(logits.shape)
             shape[axis] = vocab_size
-        return _moves.layout_from(logits, mesh, [Shard(axis)], shape)
+        return layout_from(logits, mesh, [Shard(axis)], shape)
     known = placed.layout
     if placed.parts:
         raise LayoutError(

@@ -27,12 +27,12 @@ from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.layout import Layout, Partial, Replicate
-from distarray.torch import _moves
 from distarray.torch._anchor import ANCHOR, is_for_all_leaves
 from distarray.torch._compat import hooks_of, parameters_of, version
 from distarray.torch._layouts import Beside
+from distarray.torch._moves import move
 from distarray.torch._opaque import refuse_transforms
-from distarray.torch._routes import Route
+from distarray.torch._routes import Route, routes_between
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class _Handle(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
-        return _moves.move(gradient, *ctx.routes), None, None, None, None
+        return move(gradient, *ctx.routes), None, None, None, None
 
 
 class _Use(torch.autograd.Function):
@@ -95,7 +95,7 @@ class _Use(torch.autograd.Function):
             return None, gradient, None
         whole = joint.layout
         apart = whole.replace(placements=[Partial()])
-        return _moves.move(gradient, *_moves.routes_between(apart, whole)), None, None
+        return move(gradient, *routes_between(apart, whole)), None, None
 
 
 def prepare_input(tensor: torch.Tensor, there: Route, back: Route) -> torch.Tensor:
@@ -103,12 +103,12 @@ def prepare_input(tensor: torch.Tensor, there: Route, back: Route) -> torch.Tens
 
     Column-parallel modules that use the result itself reduce their gradients together.
     """
-    result = _moves.move(tensor, there, back)
+    result = move(tensor, there, back)
     if not result.requires_grad or not torch.is_grad_enabled():
         return result
     if result is tensor:
-        result = _moves.move(tensor.view_as(tensor), there, back)
-    _, together = _moves.routes_between(there.src, there.dst, [Partial()])
+        result = move(tensor.view_as(tensor), there, back)
+    _, together = routes_between(there.src, there.dst, [Partial()])
     handle = _Handle.apply(tensor, ANCHOR, result.shape, there, together)
     result.register_hook(lambda _: None).remove()  # so that there is a dictionary of hooks to watch
     hooks: Sized = hooks_of(result)
@@ -156,8 +156,8 @@ def _totals(mesh: DeviceMesh, tensors: tuple[torch.Tensor, ...]) -> list[torch.T
         pieces = [tensors[i].reshape(-1) for i in chosen]
         packed = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         summed = Layout(mesh, [_P], packed.shape)
-        ways = _moves.routes_between(summed, summed.replace(placements=[_R]))
-        total = _moves.move(packed, *ways)
+        ways = routes_between(summed, summed.replace(placements=[_R]))
+        total = move(packed, *ways)
         for i, piece in zip(chosen, total.split([piece.numel() for piece in pieces]), strict=True):
             totals[i] = piece.view(tensors[i].shape)
     return totals

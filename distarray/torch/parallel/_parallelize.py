@@ -13,10 +13,9 @@ from torch import nn
 from distarray.comm import DeviceMesh, all_gather_checked, unrecorded
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Layout, chunk
-from distarray.torch._layouts import is_sharded, placed_of
+from distarray.torch._layouts import check_mesh, is_sharded, placed_of
 from distarray.torch._modules import check_described_alike, located, state_of, watch_replacements
-from distarray.torch._moves import check_mesh
-from distarray.torch._shards import checked_parts, is_shard
+from distarray.torch._shards import check_parts, is_shard
 from distarray.torch.parallel._colwise import ColwiseParallel
 from distarray.torch.parallel._forward_wrapper import follow_layouts
 from distarray.torch.parallel._parameters import values_from
@@ -178,7 +177,7 @@ def _check_heads(matched: Sequence[tuple[str, nn.Module, ParallelStyle]], mesh: 
         placed = placed_of(child.weight)
         size = child.out_features if placed is None else placed.layout.shape[0]
         with located(child):
-            parts, units = checked_parts(size, style.parts, style.unit)
+            parts, units = check_parts(size, style.parts, style.unit)
         for i, (part, unit) in enumerate(zip(parts, units, strict=True)):
             if unit == 1 or not part:
                 continue

@@ -15,9 +15,8 @@ from distarray.errors import ArgumentError, LayoutError, MismatchError
 from distarray.layout import Layout, Placement
 from distarray.torch._compat import buffers_of, parameters_of
 from distarray.torch._full import digest_of, scatter_from
-from distarray.torch._layouts import Placed, place, placed_of
+from distarray.torch._layouts import Placed, check_mesh, place, placed_of
 from distarray.torch._modules import state_of
-from distarray.torch._moves import check_mesh
 from distarray.torch._shard_records import note_placed
 from distarray.torch._shards import block_of, placed_as
 

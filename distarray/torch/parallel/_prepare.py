@@ -116,9 +116,11 @@ class PrepareModuleInput(ParallelStyle):
                 for i, values in enumerate(zip(args, given, wanted, strict=True))
             )
         on_name = partial(function, mesh, "input_kwarg_layouts")
-        given, wanted = self.input_kwarg_layouts, self.desired_input_kwarg_layouts
+        arriving, desired = self.input_kwarg_layouts, self.desired_input_kwarg_layouts
         return args, {
-            name: map_tensors(value, given.get(name), wanted.get(name), f"input {name!r}", on_name)
+            name: map_tensors(
+                value, arriving.get(name), desired.get(name), f"input {name!r}", on_name
+            )
             for name, value in kwargs.items()
         }
 

@@ -12,10 +12,11 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentTypeError, AxisError, LayoutError
 from distarray.layout import Layout, Replicate, Shard
-from distarray.torch import _moves
-from distarray.torch._layouts import hand_on, is_placed, place
+from distarray.torch._layouts import hand_on, is_placed, layout_from, place
 from distarray.torch._modules import state_of
+from distarray.torch._moves import move
 from distarray.torch._opaque import untraced
+from distarray.torch._routes import routes_between
 from distarray.torch.following import cut_axes, relabel
 from distarray.torch.parallel._arrivals import find_placed
 from distarray.torch.parallel._forward_wrapper import extend
@@ -137,14 +138,14 @@ class SequenceParallel(ParallelStyle):
                 f"and cannot be cut along axis {axis} instead; pass "
                 f"output_layouts={Shard(axis)!r} to the style that it comes from"
             )
-        return _moves.move(x, *_moves.routes_between(known, wanted))
+        return move(x, *routes_between(known, wanted))
 
     def _layout(self, x: torch.Tensor, mesh: DeviceMesh) -> Layout:
         """Return the layout of a shard; collective where it is not known."""
         placed = find_placed(x, mesh)
         if placed is not None and _axis_of(placed.layout, mesh) is not None:
             return placed.layout
-        return _moves.layout_from(x, mesh, [Shard(self.sequence_dim % x.ndim)])
+        return layout_from(x, mesh, [Shard(self.sequence_dim % x.ndim)])
 
 
 def _placed(output: torch.Tensor, x: torch.Tensor, layout: Layout) -> torch.Tensor:

@@ -11,10 +11,11 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentTypeError
 from distarray.layout import Layout, Replicate
-from distarray.torch import _moves
 from distarray.torch._compat import parameters_of
 from distarray.torch._modules import state_of
+from distarray.torch._moves import move
 from distarray.torch._opaque import untraced
+from distarray.torch._routes import routes_between
 from distarray.torch.parallel._colwise import ColwiseParallel
 from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._partition_rules import check_stock
@@ -84,7 +85,7 @@ class TransformerLayerParallel(ParallelStyle):
 
         def leave(_: nn.Module, y: torch.Tensor) -> torch.Tensor:
             whole = Layout(mesh, [Replicate()], y.shape)
-            return _moves.move(y, *_moves.routes_between(whole, whole))
+            return move(y, *routes_between(whole, whole))
 
         extend(module.dropout, arounds=left_out)
         self.on_output(module, leave)

@@ -180,9 +180,9 @@ def test_a_layout_that_is_known_needs_no_exchange_of_shapes(monkeypatch):
 
     model = _linear(nn.LayerNorm(5), nn.Linear(5, 6))
     exchanged: list[object] = []
-    exchange = _features._moves.layout_from
+    exchange = _features.layout_from
     monkeypatch.setattr(
-        _features._moves, "layout_from", lambda *args: exchanged.append(args) or exchange(*args)
+        _features, "layout_from", lambda *args: exchanged.append(args) or exchange(*args)
     )
 
     def parallel(twin, mesh):

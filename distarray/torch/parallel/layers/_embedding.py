@@ -16,8 +16,9 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, IndexingError, LayoutError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
-from distarray.torch import _moves
+from distarray.torch._moves import move
 from distarray.torch._opaque import refuse_transforms, untraced
+from distarray.torch._routes import routes_between
 from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._partition_rules import hook_arguments
 from distarray.torch.parallel.layers._features import (
@@ -71,8 +72,8 @@ def _renormalise(module: Any, mesh: DeviceMesh, words: torch.Tensor, largest: fl
     else:
         part = sizes.pow(order).sum(1)
     layout = Layout(mesh, [Partial("max" if order == inf else "sum")], part.shape)
-    ways = _moves.routes_between(layout, layout.replace(placements=[_R]), requires_grad=False)
-    norms = _moves.move(part, *ways)
+    ways = routes_between(layout, layout.replace(placements=[_R]), requires_grad=False)
+    norms = move(part, *ways)
     if order != inf:
         norms = norms.pow(1 / order)
     long = norms > largest

@@ -15,11 +15,13 @@ from distarray.comm import DeviceMesh
 from distarray.errors import LayoutError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.redistribute import refuse
-from distarray.torch import _moves, _shards
-from distarray.torch._buffers import wire_dtype
-from distarray.torch._layouts import Placed, hand_on, own_placed, place
+from distarray.torch import _shards
+from distarray.torch._buffers import check_travels, wire_dtype
+from distarray.torch._layouts import Placed, hand_on, layout_from, own_placed, place
 from distarray.torch._modules import state_of
+from distarray.torch._moves import move, routes
 from distarray.torch._opaque import untraced
+from distarray.torch._routes import routes_between
 from distarray.torch.parallel._arrivals import check_arrival
 from distarray.torch.parallel._gradient_sums import use_apart
 
@@ -80,7 +82,7 @@ class Features:
         LayoutError
             It is known to arrive otherwise, or cut where the weight is not.
         """
-        _moves.check_travels(x)
+        check_travels(x)
         axis %= x.ndim
         wanted = Shard(axis)
         arriving = wanted if given is None else _resolved(given, x.ndim)
@@ -98,7 +100,7 @@ class Features:
                 self._refuse(x, message)
                 raise LayoutError(message)
             return x
-        src = _moves.layout_from(x, self.mesh, [arriving]) if placed is None else placed.layout
+        src = layout_from(x, self.mesh, [arriving]) if placed is None else placed.layout
         if src.shape[axis] != self.size:
             raise LayoutError(
                 f"the input {src} has {src.shape[axis]} features, where the weight takes "
@@ -106,7 +108,7 @@ class Features:
             )
         if self.parts:
             x = _shards.order_by_ranks(x, self.parts, self.units, self.mesh.size, axis)
-        return _moves.move(x, *_moves.routes_between(src, self.layout(src.shape, axis)))
+        return move(x, *routes_between(src, self.layout(src.shape, axis)))
 
     @untraced
     def leave(self, y: torch.Tensor, target: Placement | None, axis: int) -> torch.Tensor:
@@ -119,7 +121,7 @@ class Features:
         if wanted.placements == computed.placements:
             place(y, computed, self.parts, axis, self.units)  # whatever its boundaries
             return y
-        y = _moves.move(y, *_moves.routes_between(computed, wanted))
+        y = move(y, *routes_between(computed, wanted))
         if self.parts:
             y = _shards.order_by_parts(y, self.parts, self.units, self.mesh.size, axis)
             place(y, wanted)
@@ -211,16 +213,16 @@ def _gather(
         if prepared is not None:
             return prepared
         if not x.requires_grad and own_placed(x) is None:
-            _moves.check_travels(x)
+            check_travels(x)
             x = x.view_as(x)  # what is declared of it holds for this use alone
     else:
-        _moves.check_travels(x)
+        check_travels(x)
         placed = check_arrival(x, mesh, (_resolved(given, x.ndim),), name=name)
         if placed is not None:
             src = placed.layout
             dst = _layout(mesh, _R, src.shape)
-            return _moves.move(x, *_moves.routes_between(src, dst, gradients, x.requires_grad))
-    return _moves.move(x, *_moves.routes(x, mesh, [given], [_R], grad_placements=gradients))
+            return move(x, *routes_between(src, dst, gradients, x.requires_grad))
+    return move(x, *routes(x, mesh, [given], [_R], grad_placements=gradients))
 
 
 @untraced
@@ -241,8 +243,8 @@ def sum_output(
         That of the output's features, counted from its end.
     """
     shape = tuple(y.shape)
-    ways = _moves.routes_between(_layout(mesh, _P, shape), _layout(mesh, target, shape))
-    y = _moves.move(y, *ways)
+    ways = routes_between(_layout(mesh, _P, shape), _layout(mesh, target, shape))
+    y = move(y, *ways)
     return y if bias is None else hand_on(y, y + _bias_to_add(bias, mesh, target, axis, y))
 
 
@@ -258,11 +260,11 @@ def _bias_to_add(
     leaving = _resolved(target, y.ndim)
     if type(leaving) is Shard and leaving.axis != axis % y.ndim:
         # Each rank adds it to other items: the gradients of all of them are added.
-        ways = _moves.routes_between(whole, whole, [_P])
+        ways = routes_between(whole, whole, [_P])
     else:
         leaving = Shard(0) if type(leaving) is Shard else leaving
-        ways = _moves.routes_between(whole, _layout(mesh, leaving, shape), None, bias.requires_grad)
-    bias = _moves.move(bias, *ways)
+        ways = routes_between(whole, _layout(mesh, leaving, shape), None, bias.requires_grad)
+    bias = move(bias, *ways)
     return bias.to(y.dtype).reshape(-1, *[1] * (-1 - axis))  # another one under autocast
 
 

@@ -21,9 +21,10 @@ from torch.nn import functional
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
-from distarray.torch import _moves
 from distarray.torch._compat import buffers_of, check_input_dim
+from distarray.torch._moves import move
 from distarray.torch._opaque import untraced
+from distarray.torch._routes import routes_between
 from distarray.torch._shards import placed_as
 from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._parameters import distribute_buffer
@@ -66,8 +67,8 @@ def _standardized(items: torch.Tensor, mesh: DeviceMesh, eps: float) -> torch.Te
     told = torch.stack([torch.full_like(total, count), total, (deviations**2).sum(1)])
     cut = Layout(mesh, [Shard(0)], (mesh.size, 3, rows))
     # Every rank uses them for its own items: the gradients of all are added.
-    ways = _moves.routes_between(cut, cut.replace(placements=[Replicate()]), [Partial()])
-    counts, totals, squares = _moves.move(told.unsqueeze(0), *ways).unbind(1)
+    ways = routes_between(cut, cut.replace(placements=[Replicate()]), [Partial()])
+    counts, totals, squares = move(told.unsqueeze(0), *ways).unbind(1)
     whole = counts.sum(0)
     mean = totals.sum(0) / whole
     apart = counts * (totals / counts.clamp(min=1) - mean) ** 2
