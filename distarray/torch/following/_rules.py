@@ -61,8 +61,8 @@ _SPELLINGS = {"axis": "dim", "keepdims": "keepdim", "x2": "other"} | dict.fromke
 )
 """NumPy's names of arguments, which torch takes for its own."""
 INDEXING = ("__getitem__", "__setitem__", "index_put")
-_TEMPLATES = ("type_as", "to", "expand_as", "view_as", "reshape_as")
-"""Functions of one tensor, which of another read what the result is to be like."""
+_TEMPLATES = ("type_as", "to")
+"""Functions of one tensor, which of another read the dtype and the device alone."""
 
 
 class Call:
@@ -453,13 +453,22 @@ def _beside_worked(case: Case) -> Axes | None:
 
 def _is_first(case: Case) -> bool:
     """Tell whether a function works on an operand first of all, and others meet its axes."""
-    first = case.call.first
-    if not any(x is case.source for x in (first if isinstance(first, list | tuple) else (first,))):
+    call, ndim = case.call, case.source.ndim
+    firsts = call.first if isinstance(call.first, list | tuple) else (call.first,)
+    if call.rule.works is None or not any(x is case.source for x in firsts):
         return False
-    ndim = case.source.ndim
     return all(
-        one.x.ndim == ndim if one.is_cut else one.x.ndim <= ndim for one in case.call.operands
+        one.x.ndim == ndim and call.rule.works(call, one.x) is not None
+        if one.is_cut
+        else one.x.ndim <= ndim
+        for one in call.operands
     )
+
+
+def _of_levels(case: Case) -> Axes | None:
+    """Follow a function beside an axis in front for each level, where there are several."""
+    levels = case.call.told(1, "q")
+    return None if isinstance(levels, torch.Tensor) and levels.ndim else _beside_worked(case)
 
 
 def _paired(case: Case) -> bool:
@@ -481,6 +490,8 @@ def _squeezed(case: Case) -> Axes | None:
 
 
 def _reshaped(case: Case) -> Axes | None:
+    if case.source is not case.call.first:
+        return None  # it has told a shape
     single = single_axes(case.layout)
     return reshaped_axes(tuple(case.source.shape), tuple(case.result.shape), case.cut, single)
 
@@ -502,6 +513,7 @@ _VIEWS: dict[str, Follows] = {
     **dict.fromkeys(_PERMUTING.split(), _permuted),
     "squeeze": _squeezed,
     "stack": _stacked,
+    **dict.fromkeys(("quantile", "nanquantile"), _of_levels),
     "__getitem__": _by_labels,
     **dict.fromkeys(("__setitem__", "index_put"), put),
 }

@@ -193,6 +193,20 @@ FOLLOWED = {
         ),
         None,
     ),
+    "sampled in three": (
+        lambda c: torch.nn.functional.grid_sample(
+            c(_items(1, 4, 4, 4, 4), S(1)), c(_items(1, 4, 3, 3, 3), S(1)), align_corners=False
+        ),
+        None,
+    ),
+    "levels": (
+        lambda c: c(_items(4, 3), S(0)).quantile(torch.tensor([0.2, 0.7]).double(), 1),
+        None,
+    ),
+    "reshaped as a share": (
+        lambda c: c(_items(2, 3), R).reshape_as(c(_items(4, 3), S(0))),
+        None,
+    ),
     "like a share": (lambda c: c(_items(2, 3), R).type_as(c(_items(4, 3), S(0))), "2x3 [tp:R]"),
 }
 
