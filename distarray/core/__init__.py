@@ -24,9 +24,9 @@ from distarray.core._arguments import (
     read_box,
 )
 from distarray.core._base import BaseArray, new_array, set_array_class
+from distarray.core._blocks import as_block, copy_block, empty_block, move, unshare
 from distarray.core._cache import cache, remember
 from distarray.core._cache import clear as clear_cache
-from distarray.core._dispatch import as_block, copy_block, empty_block, move, unshare
 from distarray.core._dtypes import (
     PLAIN_SCALARS,
     REFUSALS,
@@ -61,6 +61,7 @@ from distarray.core._reduce import (
     ABSENT,
     axis_key,
     check_fits,
+    check_one_axis,
     check_out,
     local_dtype,
     loop_dtype,

@@ -13,8 +13,8 @@ from distarray.comm import _backend
 from distarray.core import _on_device
 from distarray.core._arguments import check_casting, describe
 from distarray.core._base import BaseArray
+from distarray.core._blocks import as_block, move_all
 from distarray.core._cache import cache, remember
-from distarray.core._dispatch import as_block, move_all
 from distarray.core._dtypes import (
     REFUSALS,
     dtype_key,
@@ -304,8 +304,8 @@ def _bind(step: Step) -> Callable[..., Any]:
             if on_device and _on_device.is_on_device(blocks):
                 results = _on_device.call_on_device(local, blocks, dtypes)
                 return results if op.nout > 1 else results[0]
-            if writes and max([getattr(block, "nbytes", 0) for block in blocks]) >= LARGE:
-                device = _backend.device_of(next(b for b in blocks if _size(b) >= LARGE))
+            if writes and max(sizes := [getattr(block, "nbytes", 0) for block in blocks]) >= LARGE:
+                device = _backend.device_of(blocks[sizes.index(max(sizes))])
                 outs = tuple(allocate(shape, dtype, device, blocks) for dtype in dtypes)
                 local(*blocks, out=outs)
                 return outs if op.nout > 1 else outs[0]
@@ -317,10 +317,6 @@ def _bind(step: Step) -> Callable[..., Any]:
             raise refusal(op.name, error, blocks) from error
 
     return function
-
-
-def _size(block: Any) -> int:
-    return getattr(block, "nbytes", 0)
 
 
 def _local(op: Op, static: Any) -> Callable[..., Any]:

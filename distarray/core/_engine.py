@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import prod
 from time import perf_counter
 from typing import Any
 
@@ -20,8 +19,8 @@ import numpy as np
 from distarray.comm import Communicator, _backend, _memory, record, token, unrecorded
 from distarray.core import _on_device
 from distarray.core._base import BaseArray
+from distarray.core._blocks import as_block, empty_block, move_all
 from distarray.core._cache import cache, remember
-from distarray.core._dispatch import as_block, empty_block, move_all
 from distarray.core._dtypes import check_kinds, dtype_key, stand_in
 from distarray.core._float_errors import call_alike, call_on_all, strict
 from distarray.core._op import Call, Op, State, States
@@ -31,6 +30,7 @@ from distarray.core._resolution import resolve
 from distarray.core._spec import Layouts, Spec
 from distarray.errors import ArgumentTypeError
 from distarray.layout import REDUCTIONS, DimMap, Layout, propagate
+from distarray.layout import box as boxes
 from distarray.redistribute import redistribute_local
 from distarray.typing import Box, Buffer
 
@@ -335,11 +335,11 @@ class _Exchange:
         if cutting and mesh.communicator(cutting).size > 1:
             self._communicator = mesh.communicator(cutting)
         self._boxes = _boxes_along(source, cutting)
-        self._filled = [i for i, box in enumerate(self._boxes) if _volume(box)]
+        self._filled = [i for i, box in enumerate(self._boxes) if boxes.volume(box)]
         own = source.local_box()
         assert own is not None  # only processes of the mesh exchange
         self.box: Box = own
-        self.has_items = _volume(own) > 0
+        self.has_items = boxes.volume(own) > 0
         shape = tuple(1 if i in axes else n for i, n in enumerate(source.local_shape()))
         self.nothing: State = tuple(np.zeros(shape, dtype) for dtype in step.total)
         """What a block without items sends."""
@@ -379,16 +379,12 @@ class _Exchange:
 def _boxes_along(layout: Layout, mesh_axes: Sequence[int]) -> list[Box]:
     """Return the boxes of the ranks that differ from this one along `mesh_axes`, in rank order."""
     mesh: Any = layout.mesh
-    boxes = []
+    found = []
     for index in np.ndindex(*(mesh.shape[axis] for axis in mesh_axes)):
         coordinate = list(mesh.coordinate)
         for axis, i in zip(mesh_axes, index, strict=True):
             coordinate[axis] = i
         box = layout.local_box(tuple(coordinate))
         assert box is not None  # the coordinate is in the mesh
-        boxes.append(box)
-    return boxes
-
-
-def _volume(box: Box) -> int:
-    return prod(stop - start for start, stop in box)
+        found.append(box)
+    return found

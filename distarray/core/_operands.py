@@ -11,7 +11,7 @@ import numpy as np
 from distarray.comm import _backend, _memory
 from distarray.core._arguments import check_travels, plain_buffer
 from distarray.core._base import BaseArray
-from distarray.core._dispatch import move
+from distarray.core._blocks import move
 from distarray.core._dtypes import PLAIN_SCALARS
 from distarray.core._float_errors import convert_on_all
 from distarray.core._meshes import common_mesh, lift, replicated

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from distarray.core._base import BaseArray
-from distarray.core._dispatch import as_block
+from distarray.core._blocks import as_block
 from distarray.core._dtypes import REFUSALS
 from distarray.core._elementwise import into, refusal, run_row
 from distarray.core._float_errors import CALM, state, strict

@@ -422,6 +422,20 @@ def axis_key(axis: Any, ndim: int) -> Any:
     return axis if axis is None or axis.__class__ is int else normalize_axes(axis, ndim)
 
 
+def check_one_axis(name: str, axis: Any) -> None:
+    """Refuse several axes.
+
+    Raises
+    ------
+    ArgumentTypeError
+        See above.
+    """
+    if isinstance(axis, (tuple, list)):
+        raise ArgumentTypeError(
+            f"{name}(axis={describe(axis)}): takes one axis; for all items reshape to (-1,) first"
+        )
+
+
 def normalize_axes(axis: Any, ndim: int) -> tuple[int, ...]:
     """Return the reduced axes in ascending order.
 

@@ -29,6 +29,7 @@ from distarray.errors import (
     OutOfRangeError,
 )
 from distarray.layout import Layout, Placement
+from distarray.layout import box as boxes
 from distarray.redistribute import redistribute_local
 from distarray.typing import Box, Buffer, Shape
 
@@ -67,11 +68,6 @@ def build(layout: Layout, dtype: np.dtype[Any], make: Callable[[Box], Buffer]) -
     if whole is not layout:
         block = redistribute_local(block, whole, layout)
     return new_array(block, layout)
-
-
-def box_shape(box: Box) -> Shape:
-    """Return the sizes of a box."""
-    return tuple(stop - start for start, stop in box)
 
 
 def empty(
@@ -149,7 +145,7 @@ def zeros(
 
 def _zeros(layout: Layout, dtype: np.dtype[Any]) -> Any:
     device = device_of(layout)
-    return build(layout, dtype, lambda box: _memory.zeros(box_shape(box), dtype, device))
+    return build(layout, dtype, lambda box: _memory.zeros(boxes.shape(box), dtype, device))
 
 
 def ones(
@@ -232,7 +228,7 @@ def _filled(layout: Layout, dtype: np.dtype[Any], value: Any) -> Any:
         ) from None
 
     def make(box: Box) -> Buffer:
-        block = _memory.empty(box_shape(box), dtype, device_of(layout))
+        block = _memory.empty(boxes.shape(box), dtype, device_of(layout))
         if _backend.is_numpy(block):
             fill(block, item)
         else:

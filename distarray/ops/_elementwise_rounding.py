@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend, _memory
+from distarray.comm import _backend
 from distarray.core import (
     LINEAR,
     POINTWISE,
@@ -17,6 +17,7 @@ from distarray.core import (
     check_flag,
     check_integer,
     check_order,
+    copy_block,
     device_of,
     elementwise,
     into,
@@ -28,7 +29,6 @@ from distarray.core import (
     with_length,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError
-from distarray.typing import Buffer
 
 ceil = unary("ceil", POINTWISE, np.ceil, "Round up.")
 floor = unary("floor", POINTWISE, np.floor, "Round down.")
@@ -173,7 +173,7 @@ def copy(x: Any, /, order: str = "K", subok: bool = True) -> Any:  # noqa: ARG00
     check_order("copy", order, "CFAK")
     if not isinstance(x, BaseArray):
         return np.array(plain_buffer(x, "copy", objects=True), copy=True)
-    return x._new(_copy_block(x._local, order), x._layout)
+    return x._new(copy_block(x._local, order), x._layout)
 
 
 @register
@@ -228,19 +228,8 @@ def astype(
         there: Any = x
         x, copy = there.to_device(device), False
     if target == x.dtype:
-        return x._new(_copy_block(x._local) if copy else x._local, x._layout)
+        return x._new(copy_block(x._local, "K") if copy else x._local, x._layout)
     return cast("astype", x, target)
-
-
-def _copy_block(block: Buffer, order: str = "K") -> Buffer:
-    device = _backend.device_of(block)
-    fortran = block.ndim > 1 and block.flags.f_contiguous and not block.flags.c_contiguous
-    if order == "F" or (order in "KA" and fortran):
-        out = _memory.empty(block.shape[::-1], block.dtype, device).T
-    else:
-        out = _memory.empty(block.shape, block.dtype, device)
-    out[...] = block
-    return out
 
 
 def assign_or_return(out: Any, result: Any) -> Any:

@@ -16,7 +16,8 @@ from distarray.comm import _memory
 from distarray.core import BaseArray, check_integer, normalize_dtype, with_length
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Placement
-from distarray.ops._creation import box_shape, build, target_layout
+from distarray.layout import box as boxes
+from distarray.ops._creation import build, target_layout
 from distarray.typing import Box, Buffer
 
 PIECE = 32 * 1024
@@ -270,7 +271,7 @@ def eye(
     layout = target_layout((rows, columns), mesh, placements, device)
 
     def make(box: Box) -> Buffer:
-        block = _memory.zeros(box_shape(box), kind)
+        block = _memory.zeros(boxes.shape(box), kind)
         (top, bottom), (left, right) = box
         i = np.arange(max(top, left - diagonal), min(bottom, right - diagonal))
         block[i - top, i + diagonal - left] = 1

@@ -26,8 +26,8 @@ from distarray.core import (
     check_fits,
     check_flag,
     check_integer,
+    check_one_axis,
     check_out,
-    describe,
     in_unit,
     local_dtype,
     loop_dtype,
@@ -41,7 +41,7 @@ from distarray.core import (
     step_for,
     write_out,
 )
-from distarray.errors import ArgumentError, ArgumentTypeError, AxisError
+from distarray.errors import ArgumentError, AxisError
 from distarray.layout import Layout
 from distarray.ops._elementwise_arithmetic import subtract
 from distarray.ops._elementwise_logic import not_equal
@@ -146,8 +146,7 @@ def _call(
         raise AxisError(
             f"{op.name} of an array of shape {x.shape} needs axis=, which it adds along"
         )
-    if isinstance(axis, (tuple, list)):
-        raise ArgumentTypeError(f"{op.name}(axis={describe(axis)}): takes one axis")
+    check_one_axis(op.name, axis)
     (axis,) = (0,) if axis is None else normalize_axes(axis, x.ndim)
     wanted = None if dtype is None else normalize_dtype(dtype)
     if wanted is None and out is not None:

@@ -20,6 +20,7 @@ from distarray.core import (
     axis_key,
     check_fits,
     check_flag,
+    check_one_axis,
     check_out,
     normalize_axes,
     reduction_spec,
@@ -28,7 +29,7 @@ from distarray.core import (
     step_for,
     write_out,
 )
-from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
+from distarray.errors import ArgumentError, DTypeError
 from distarray.typing import Buffer
 
 _INDEX = np.dtype(np.int64)
@@ -148,10 +149,7 @@ def _place(op: Op, x: Any, axis: Any, out: Any, keepdims: bool) -> Any:
     if not isinstance(x, BaseArray):
         block = x if _backend.is_buffer(x) else np.asarray(x)
         return op.local(block, axis=axis, keepdims=keepdims)
-    if isinstance(axis, (tuple, list)):
-        raise ArgumentTypeError(
-            f"{op.name}(axis={axis!r}): takes one axis, or None for all; reshape first"
-        )
+    check_one_axis(op.name, axis)
     static = (axis_key(axis, x.ndim), keepdims)
     if out is not None:
         check_fits(op.name, out, step_for(op, (x,), static).output.shape, _INDEX)

@@ -46,6 +46,7 @@ from distarray.core import (
     write_out,
 )
 from distarray.errors import ArgumentTypeError, DTypeError, ShapeError
+from distarray.layout import box as boxes
 from distarray.ops import _elementwise_arithmetic as arithmetic
 from distarray.ops import _elementwise_logic as logic
 from distarray.ops import _reductions as reductions
@@ -203,7 +204,7 @@ def _variance_of_all(step: Step) -> Callable[..., Any]:
     def variance(states: States, _: Buffer) -> Any:
         total = Moments(0, None, None)
         for (mean, m2), box in states:
-            size = reduced_count(tuple(stop - start for start, stop in box), axes)
+            size = reduced_count(boxes.shape(box), axes)
             total = merge(total, Moments(size, mean, m2))
         if not divisor:
             warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=6)

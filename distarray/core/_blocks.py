@@ -1,4 +1,4 @@
-"""Blocks: moved where an operation needs them, of its results, fresh, and copied."""
+"""Blocks: moved to where an operation needs them, made of its results, fresh, copied."""
 
 from __future__ import annotations
 
@@ -68,9 +68,14 @@ def empty_block(layout: Layout, dtype: Any) -> Buffer:
     return _memory.empty(layout.local_shape(), dtype, device_of(layout))
 
 
-def copy_block(block: Buffer) -> Buffer:
-    """Return a C-contiguous copy of a block, in memory of its own."""
-    out = _memory.empty(block.shape, block.dtype, _backend.device_of(block))
+def copy_block(block: Buffer, order: str = "C") -> Buffer:
+    """Return a copy of a block in memory of its own, in one of NumPy's orders."""
+    device = _backend.device_of(block)
+    fortran = block.ndim > 1 and block.flags.f_contiguous and not block.flags.c_contiguous
+    if order == "F" or (order in "KA" and fortran):
+        out = _memory.empty(block.shape[::-1], block.dtype, device).T
+    else:
+        out = _memory.empty(block.shape, block.dtype, device)
     out[...] = block
     return out
 
