@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -319,7 +319,6 @@ class Optimizers(Adapter):
                 one = _fill_state(value, parameter, what, plan, full)
                 if one is not None:
                     made.setdefault(parameter, {})[what] = one
-        wrong = ""
         if saved_groups is not None:
             names = [plan.value(join_name(group, "params")) for _, group in plan.children(start)]
             wrong = own.differing_groups(names)
@@ -333,11 +332,8 @@ class Optimizers(Adapter):
                     plan.refuse(f"{name}: {error}")
 
         def finish() -> Any:
-            groups: Sequence[Mapping[str, Any]] = value.param_groups
-            if saved_groups is not None:
-                groups = own.match_groups(saved_groups()) if wrong else saved_groups()
             states = {p: {k: m() for k, m in one.items()} for p, one in made.items()}
-            own.load({**value.state, **states}, groups)
+            own.load(states, None if saved_groups is None else saved_groups())
             return value
 
         return finish

@@ -6,7 +6,7 @@ State dicts, states of optimizers and checkpoints see modules and optimizers thr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from distarray.torch._layouts import Placed, is_sharded, own_placed
 from distarray.torch._shards import block_of
 
 T = TypeVar("T")
+SHOWN = 8  # names that a message lists
 
 
 class Entry(NamedTuple):
@@ -182,25 +183,40 @@ class OptimizerState:
         return found
 
     def load(
-        self, states: Mapping[torch.Tensor, dict[Any, Any]], groups: Sequence[Mapping[str, Any]]
+        self,
+        states: Mapping[torch.Tensor, dict[Any, Any]],
+        saved: Sequence[Mapping[str, Any]] | None,
     ) -> None:
-        """Give the optimizer states, and a saved group in the place of each of its own."""
+        """Load states and groups as torch does; parameters of no saved group keep their states.
+
+        Parameters
+        ----------
+        states
+            Of parameters that had one; the others of the saved groups lose theirs.
+        saved
+            The saved groups, with names for parameters. None leaves those of the optimizer.
+        """
+        groups = self.groups if saved is None else list(saved)
+        names = {name for group in saved or () for name in group["params"]}
+        if self.differing_groups([group["params"] for group in groups]):
+            groups = self.match_groups(groups)
         index = {parameter: i for i, parameter in enumerate(self.names)}
-        own = [
-            {**saved, "params": [index[p] for p in group["params"]]}
-            for saved, group in zip(groups, self.optimizer.param_groups, strict=True)
-        ]
-        loaded = {index[p]: dict(one) for p, one in states.items()}
+        own = []
+        for group, here in zip(groups, self.optimizer.param_groups, strict=True):
+            one = {key: value for key, value in group.items() if key != "param_names"}
+            own.append({**one, "params": [index[p] for p in here["params"]]})
+        kept = {p: one for p, one in self.optimizer.state.items() if self.names.get(p) not in names}
+        loaded = {index.get(p, p): dict(one) for p, one in {**kept, **states}.items()}
         self.optimizer.load_state_dict({"state": loaded, "param_groups": own})
-        for parameter, one in states.items():
-            for key, value in one.items():
-                taken = self.optimizer.state[parameter].get(key)
-                # torch converts states to the dtype of the parameter, which loses what was saved.
-                if isinstance(taken, torch.Tensor) and taken.dtype != value.dtype:
-                    self.optimizer.state[parameter][key] = value.to(taken.device)
 
 
 # --- between blocks and whole tensors ------------------------------------------------------------
+
+
+def listed(names: list[str]) -> str:
+    """Return the first of some names, and how many more there are."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(map(repr, names[:SHOWN])) + more
 
 
 class Receiver:
@@ -264,8 +280,20 @@ class Source:
         self._meshes = state.meshes if self._mesh is None else [self._mesh]
         self.is_one = self._rank is not None
 
-    def agree(self, what: str, options: dict[str, Any], describe: Callable[[], T]) -> T:
-        """Return what the source says of its state (collective); raise on all ranks if one does."""
+    def agree(
+        self,
+        what: str,
+        options: dict[str, Any],
+        describe: Callable[[], T],
+        names: Callable[[T], list[str]],
+    ) -> T:
+        """Return what the source says of its state (collective); raise on all ranks if one does.
+
+        Parameters
+        ----------
+        names
+            What must be in the state of every rank, of parameters that are placed.
+        """
         options = {**options, "source": self._rank}
 
         def say() -> tuple[Any, T | None]:
@@ -282,6 +310,16 @@ class Source:
                 )
             at = mesh.flat_ranks.index(mesh.rank if self._rank is None else self._rank)
             told = said[at][1]
+            if self._rank is None:
+                has = [set(names(cast(T, one))) for _, one in said]
+                lack = [sorted(set().union(*has) - one) for one in has]
+                if any(lack):
+                    rank = next(i for i, one in enumerate(lack) if one)
+                    raise MismatchError(
+                        f"{what} got different states on different ranks: that of rank "
+                        f"{mesh.communicator().world_ranks[rank]} lacks {listed(lack[rank])}; "
+                        "pass the same everywhere, or that of one rank with src_data_rank="
+                    )
         assert told is not None
         return told
 

@@ -111,7 +111,12 @@ def load_optimizer_state_dict(
     StateDictError
         Groups, names or shapes do not fit; on every rank, and nothing has been loaded.
     MismatchError
-        The ranks pass other values of ``strict``.
+        The ranks pass other values of ``strict``, or have different states where each has its own.
+
+    Notes
+    -----
+    As by torch's ``Optimizer.load_state_dict`` states are converted to the dtype of the parameter,
+    and parameters of which none were saved have none. ``param_names`` stay the optimizer's own.
     """
     source = Source(ModuleState(module), src_data_rank, mesh)
     own = OptimizerState(optimizer, [("", module)])
@@ -121,20 +126,20 @@ def load_optimizer_state_dict(
         _compare(told, own, strict)
         return told
 
-    told = source.agree("load_optimizer_state_dict", {"strict": strict}, describe)
-    saved = {name for group in told["param_groups"] for name in group["params"]}
+    def names(told: dict[str, Any]) -> list[str]:
+        held = [name for parameter, name in own.names.items() if own_placed(parameter) is not None]
+        return [f"{name}.{key}" for name in held for key in told["state"].get(name, ())]
+
+    told = source.agree("load_optimizer_state_dict", {"strict": strict}, describe, names)
     states: dict[torch.Tensor, dict[str, Any]] = {}
     for parameter, name in own.names.items():
-        if not strict and name not in saved:
-            states[parameter] = dict(optimizer.state.get(parameter, {}))
         for key, value in told["state"].get(name, {}).items():
             taken = value
             if isinstance(value, _Tensor):
                 given = state["state"][name][key] if state and source.is_here else None
                 taken = _take(given, value, parameter, source)
             states.setdefault(parameter, {})[key] = taken
-    groups = told["param_groups"]
-    own.load(states, groups if strict else own.match_groups(groups))
+    own.load(states, told["param_groups"])
 
 
 def _describe(state: Any) -> dict[str, Any]:

@@ -15,9 +15,7 @@ from distarray.torch import _compat, _modules
 from distarray.torch._buffers import check_travels
 from distarray.torch._layouts import place
 from distarray.torch._shard_records import drop_records, find_difference, list_records, record_of
-from distarray.torch.state._entries import Entry, ModuleState, Receiver, Source
-
-_SHOWN = 8  # names that a message lists
+from distarray.torch.state._entries import SHOWN, Entry, ModuleState, Receiver, Source, listed
 
 
 def state_dict(
@@ -148,7 +146,10 @@ def load_state_dict(
         _compare(own, told, strict, whole=source.is_one)
         return told
 
-    told = source.agree("load_state_dict", {"strict": strict, "assign": assign}, describe)
+    def names(told: _Told) -> list[str]:
+        return [name for name in told.tensors if name in own.entries and own.entries[name].placed]
+
+    told = source.agree("load_state_dict", {"strict": strict, "assign": assign}, describe, names)
     keys = _compare(own, told, strict, whole=source.is_one)
     tied = _tied(module)
     for prefix, child in module.named_modules():
@@ -191,9 +192,9 @@ def _compare(own: ModuleState, told: _Told, strict: bool, whole: bool) -> Incomp
     unexpected = [name for name in told.tensors if name not in own.entries]
     wrong = []
     if strict and missing:
-        wrong.append(f"missing keys: {_listed(missing)}")
+        wrong.append(f"missing keys: {listed(missing)}")
     if strict and unexpected:
-        wrong.append(f"unexpected keys: {_listed(unexpected)}")
+        wrong.append(f"unexpected keys: {listed(unexpected)}")
     for name, (value, placed) in own.entries.items():
         given = told.tensors.get(name)
         if given is None or not isinstance(value, torch.Tensor):
@@ -216,22 +217,15 @@ def _compare(own: ModuleState, told: _Told, strict: bool, whole: bool) -> Incomp
         for name in _names_of(child, f"{prefix}." if prefix else "")
     }
     if odd := [name for name in own.entries if name not in known]:
-        wrong.append(
-            f"hooks of the module rename {_listed(odd)}; load it before it is parallelized"
-        )
+        wrong.append(f"hooks of the module rename {listed(odd)}; load it before it is parallelized")
     if wrong:
         raise StateDictError(
-            f"the state dict does not fit the {type(module).__name__}: {'; '.join(wrong[:_SHOWN])}"
-            + (f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else "")
+            f"the state dict does not fit the {type(module).__name__}: {'; '.join(wrong[:SHOWN])}"
+            + (f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else "")
             + ". Pass the state of this module, whole or as blocks"
             + (", or strict=False for names that differ" if missing or unexpected else "")
         )
     return IncompatibleKeys(missing, unexpected)
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(map(repr, names[:_SHOWN])) + more
 
 
 def _names_of(module: nn.Module, start: str) -> Iterator[str]:
