@@ -51,8 +51,7 @@ Parameters
 x : array
 axis : int or tuple of int, optional
     Axes to reduce; default: all.
-{options}
-out : DistArray, optional
+{options}out : DistArray, optional
     Where the result goes.
 keepdims : bool
     Keep reduced axes with size 1.
@@ -114,14 +113,15 @@ _EXCHANGED = (
 
 def reduction(op: Op, sentence: str) -> str:
     """Return the documentation of a reduction."""
+    dtype = "dtype : optional\n    Of the result and its sums.\n" if "dtype" in op.accepts else ""
     if op.combine is None:
-        return REDUCTION.format(sentence=sentence, options="", distribution=paragraph(_EXCHANGED))
+        shown = _EXCHANGED
+        return REDUCTION.format(sentence=sentence, options=dtype, distribution=paragraph(shown))
     inputs = "Partial inputs are"
     if op.rules:
         exact = " where they are integers" if op.combine in ("sum", "prod") else ""
         inputs = f"Partial inputs of this kind stay so{exact}, others are"
     half = ", but for half precision, which adds up in float32" if op.combine == "sum" else ""
-    dtype = "dtype : optional\n    Of the result and its sums." if "dtype" in op.accepts else ""
     shown = _LAZY.format(op=op.combine, half=half, inputs=inputs)
     return REDUCTION.format(sentence=sentence, options=dtype, distribution=paragraph(shown))
 

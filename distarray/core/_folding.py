@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
+from distarray.core._on_device import lacking_error
 from distarray.typing import Buffer
 
 _NARROW = 256  # items of a row from which NumPy's own loop is as fast
@@ -81,6 +82,8 @@ def reduce_block(
     if dtype is not None:
         block, dtype = in_unit(block, dtype)
     if not _backend.is_numpy(block):
+        if ufunc not in _ON_DEVICE:
+            raise lacking_error(f"{ufunc.__name__}.reduce")
         function = getattr(_backend.namespace_of(block), _ON_DEVICE[ufunc])
         options = {"dtype": dtype} if ufunc in (np.add, np.multiply) else {}
         return function(block, axis=axes, keepdims=keepdims, **options)

@@ -48,8 +48,10 @@ def reduction(
     accepts: tuple[str, ...],
     *,
     ufunc: np.ufunc | None = None,
+    answers_reduce: bool = True,
     rules: tuple[Rule, ...] | None = None,
     dtypes: Dtypes | None = None,
+    identity: Callable[[Op, Any], Any] | None = None,
     finish: Callable[[Step], Callable[[Buffer], Any]] | None = None,
 ) -> Op:
     """Return a reduction over axes.
@@ -62,46 +64,60 @@ def reduction(
         `local(block, axes, dtype, keepdims, **where)` with the reduced axes as a tuple.
     combine : str or callable
         The Partial reduction of blocks' results. Where there is none, the function of two of them:
-        the ranks then exchange their results at once, and `where` is not taken.
+        the ranks then exchange their results at once.
     accepts : tuple of str
         NumPy's order of the arguments after the array.
     ufunc : ufunc, optional
-        The reduction's own ufunc: it answers for `ufunc.reduce`, and `initial` goes through it.
+        Combines the result with `initial`; its loops tell in which dtype `out` is reduced.
+    answers_reduce : bool
+        Whether the reduction answers for `ufunc.reduce`, which one of each ufunc may.
     rules : tuple of Rule, optional
-        Which Partial inputs may stay; default: those of `combine`.
-    dtypes, finish : callable, optional
-        As of an `Op`; the ranks then reduce at once.
+        Which Partial inputs may stay; default: those of a `combine` that is a name.
+    dtypes : callable, optional
+        As of an `Op`, with a `combine` that is a name.
+    identity : callable, optional
+        `identity(op, dtype)` gives the item that leaves all others as they are; default: that of a
+        `combine` that is a name. Without one neither `initial` nor `where` is taken.
+    finish : callable, optional
+        `finish(step)` gives a function of the combined result; the ranks then reduce at once.
+
+    Raises
+    ------
+    ValueError
+        If an argument would have no effect, or another one is needed for it.
     """
-    if not isinstance(combine, str):
-        exchange = Op(
-            name,
-            local,
-            _spec,
-            call=_call,
-            dtypes=lambda op, call: ((dtype := _dtypes(op, call)[0],), dtype),
-            bind=_bind_state,
-            finish=_merged(combine),
-            accepts=accepts,
+    if "initial" in accepts and ufunc is None:
+        raise ValueError(f"{name} accepts initial=, and needs ufunc= to combine it with the result")
+    if ufunc is not None and answers_reduce and (ufunc, "reduce") in methods:
+        taken = methods[ufunc, "reduce"].__name__
+        raise ValueError(
+            f"{taken} answers for {ufunc.__name__}.reduce; pass answers_reduce=False for {name}"
         )
-        doc = _docstrings.reduction(exchange, sentence)
-        return register(exchange.describe(__doc__=doc, __signature__=_signature(accepts)))
-    op = Op(
-        name,
-        local,
-        _spec,
-        call=_call,
-        dtypes=_dtypes if dtypes is None else dtypes,
-        bind=_bind,
-        combine=combine,
-        identity=_identity,
-        finish=finish,
-        rules=((Partial(combine), Partial(combine)),) if rules is None else rules,
-        accepts=accepts,
-        ufunc=ufunc,
-    )
+    options: dict[str, Any]
+    if isinstance(combine, str):
+        options = {
+            "dtypes": _dtypes if dtypes is None else dtypes,
+            "bind": _bind,
+            "combine": combine,
+            "identity": identity or _identity,
+            "finish": finish,
+            "rules": ((Partial(combine), Partial(combine)),) if rules is None else rules,
+        }
+    else:
+        if rules or dtypes is not None:
+            raise ValueError(f"{name} has a combine= that is called: rules= and dtypes= do nothing")
+        if "initial" in accepts and identity is None:
+            raise ValueError(f"{name} accepts initial=, and needs identity= where nothing is left")
+        options = {
+            "dtypes": lambda op, call: ((dtype := _dtypes(op, call)[0],), dtype),
+            "bind": _bind_state,
+            "identity": identity,
+            "finish": _merged(combine, finish),
+        }
+    op = Op(name, local, _spec, call=_call, accepts=accepts, ufunc=ufunc, **options)
     op.describe(__doc__=_docstrings.reduction(op, sentence), __signature__=_signature(accepts))
     register(op)
-    if ufunc is not None:
+    if ufunc is not None and answers_reduce:
         methods[ufunc, "reduce"] = op
     return op
 
@@ -152,7 +168,7 @@ def reduce(
         check_fits(op.name, out, step.output.shape, step.result)
     if where is True:
         result = run_one(op, x, static)
-    elif op.combine is None:
+    elif op.identity is None:
         raise ArgumentTypeError(f"{op.name}() takes no where=; use da.where first")
     else:
         if op.ufunc is not None and op.ufunc.identity is None and initial is ABSENT:
@@ -306,7 +322,7 @@ def _spec(op: Op, call: Call) -> Spec:
         return reduction_spec(
             layout.ndim, axes, keepdims, combine, rules, exchanged=op.combine is None
         )
-    spec = reduction_spec(layout.ndim, axes, keepdims, combine)
+    spec = reduction_spec(layout.ndim, axes, keepdims, combine, exchanged=op.combine is None)
     mask = call.shapes[1]
     shift = layout.ndim - len(mask)
     letters = tuple(
@@ -385,24 +401,43 @@ def _bind(step: Step) -> Callable[..., Any]:
     return reduced if narrow else (lambda block: local(block, axes, wanted, keepdims))
 
 
-def _bind_state(step: Step) -> Callable[[Buffer], State]:
-    axis, wanted, _, _ = step.call.static
-    local, axes = step.op.local, normalize_axes(axis, step.sources[0].ndim)
-    return lambda block: (local(block, axes, wanted, True),)
+def _bind_state(step: Step) -> Callable[..., State]:
+    op, (axis, wanted, *_) = step.op, step.call.static
+    local, axes = op.local, normalize_axes(axis, step.sources[0].ndim)
+    if len(step.sources) == 1:
+        return lambda block: (local(block, axes, wanted, True),)
+    assert op.identity is not None  # as of all that take where=
+    nothing = op.identity(op, step.call.dtypes[0])
+
+    def masked(block: Buffer, mask: Any) -> State:
+        library = _backend.namespace_of(block)
+        kept = library.where(library.asarray(mask), block, _backend.scalar(nothing, block))
+        return (local(kept, axes, wanted, True),)
+
+    return masked
 
 
-def _merged(combine: Callable[[Any, Any], Any]) -> Callable[[Step], Callable[..., Any]]:
+def _merged(
+    combine: Callable[[Any, Any], Any], finish: Callable[[Step], Callable[[Buffer], Any]] | None
+) -> Callable[[Step], Callable[..., Any]]:
     """Return the second local step that combines the results of all blocks, in rank order."""
 
-    def finish(step: Step) -> Callable[..., Any]:
-        shape = step.output.local_shape()
+    def bind(step: Step) -> Callable[..., Any]:
+        shape, source, op = step.output.local_shape(), step.sources[0], step.op
+        last = None if finish is None else finish(step)
+        nothing = None
+        if source.size == 0 and op.identity is not None:
+            nothing = np.full(shape, op.identity(op, step.result), step.result)
 
-        def merged(states: States, _: Buffer) -> Any:
-            return functools.reduce(combine, [part for (part,), _ in states]).reshape(shape)
+        def merged(states: States, *_: Buffer) -> Any:
+            result = nothing
+            if result is None:
+                result = functools.reduce(combine, [part for (part,), _ in states]).reshape(shape)
+            return result if last is None else last(result)
 
         return merged
 
-    return finish
+    return bind
 
 
 def _check_empty(op: Op, shape: Shape, dtype: Any, axes: tuple[int, ...]) -> None:

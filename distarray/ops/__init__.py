@@ -166,7 +166,20 @@ from distarray.ops._items import setitem as setitem
 from distarray.ops._joining import concat, repeat, roll, stack, tile, unstack
 from distarray.ops._joining import concat as concatenate
 from distarray.ops._ranges import arange, eye, linspace
-from distarray.ops._reductions import all, amax, amin, any, count_nonzero, max, min, prod, sum
+from distarray.ops._reductions import (
+    all,
+    amax,
+    amin,
+    any,
+    count_nonzero,
+    max,
+    min,
+    nanmax,
+    nanmin,
+    nanprod,
+    prod,
+    sum,
+)
 from distarray.ops._reshape import flatten, ravel, reshape
 from distarray.ops._scans import cumprod, cumsum, cumulative_prod, cumulative_sum, diff
 from distarray.ops._searching import argmax, argmin
@@ -326,6 +339,9 @@ __all__ = [
     "moveaxis",
     "multiply",
     "nan_to_num",
+    "nanmax",
+    "nanmin",
+    "nanprod",
     "ndim",
     "negative",
     "nextafter",

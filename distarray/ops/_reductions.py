@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core import in_unit, reduce_block, reduction
+from distarray.core import Op, Step, in_unit, reduce_block, reduction
+from distarray.layout import REDUCTIONS
 from distarray.typing import Buffer
 
 _SUMS = ("axis", "dtype", "out", "keepdims", "initial")
 _EXTREMES = ("axis", "out", "keepdims", "initial")
 _TRUTHS = ("axis", "out", "keepdims")
+_BESIDE_NAN = {np.fmax: np.maximum, np.fmin: np.minimum}
 
 
 def by(ufunc: Any, always: Any = None) -> Any:
@@ -39,6 +42,58 @@ def _nonzero(
     if not _backend.is_numpy(block):
         return (block != 0).sum(axis=axes, dtype=np.intp, keepdims=keepdims)
     return np.asarray(np.count_nonzero(block, axis=axes, keepdims=keepdims), np.intp)
+
+
+def _beside_nan(ufunc: Any) -> Any:
+    """Return the local call of `fmax.reduce` or `fmin.reduce`, which CuPy lacks."""
+    on_host, on_device = by(ufunc), by(_BESIDE_NAN[ufunc])
+
+    def local(block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool) -> Any:
+        if _backend.is_numpy(block):
+            return on_host(block, axes, dtype, keepdims)
+        if block.dtype.kind in "fc":
+            library, missing = _backend.namespace_of(block), np.isnan(block)
+            nan, bound = block.dtype.type(np.nan), _bound(ufunc, block.dtype)
+            found = on_device(library.where(missing, bound, block), axes, dtype, keepdims)
+            return library.where(missing.all(axis=axes, keepdims=keepdims), nan, found)
+        return on_device(block, axes, dtype, keepdims)
+
+    return local
+
+
+def _bound(ufunc: Any, dtype: Any) -> Any:
+    """Return the item that is least of all to `fmax`, or greatest of all to `fmin`, but NaN."""
+    identity = REDUCTIONS["max" if ufunc is np.fmax else "min"].identity
+    return dtype.type(identity(dtype.kind, dtype.itemsize))
+
+
+def _missing(op: Op, dtype: Any) -> Any:
+    """Return the item that `fmax` and `fmin` leave out; of integers and truths the extreme one."""
+    if dtype.kind in "mM":
+        return np.array("NaT", dtype)[()]
+    return dtype.type(np.nan) if dtype.kind in "fc" else _bound(op.ufunc, dtype)
+
+
+def _warn_of_nan(step: Step) -> Any:
+    """Return the check of a result for NaN, of which NumPy warns unless there is an `initial`."""
+    warns = step.call.static[3] and step.result.kind in "fcmM"
+
+    def checked(result: Buffer) -> Buffer:
+        if warns and np.isnan(result).any():
+            warnings.warn("All-NaN slice encountered", RuntimeWarning, stacklevel=9)
+        return result
+
+    return checked
+
+
+def _without_nan(
+    block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool, **extra: Any
+) -> Buffer:
+    if block.dtype.kind in "fc":
+        one = _backend.scalar(block.dtype.type(1), block)
+        block = _backend.namespace_of(block).where(np.isnan(block), one, block)
+    result: Buffer = by(np.multiply)(block, axes, dtype, keepdims, **extra)
+    return result
 
 
 sum = reduction(
@@ -72,6 +127,38 @@ max = reduction(
     "max",
     _EXTREMES,
     ufunc=np.maximum,
+)
+nanmax = reduction(
+    "nanmax",
+    "Return the largest item over axes that is not NaN; NaN, with a warning, where none is.",
+    _beside_nan(np.fmax),
+    np.fmax,
+    _EXTREMES,
+    ufunc=np.fmax,
+    answers_reduce=False,  # which does not warn
+    identity=_missing,
+    finish=_warn_of_nan,
+)
+nanmin = reduction(
+    "nanmin",
+    "Return the smallest item over axes that is not NaN; NaN, with a warning, where none is.",
+    _beside_nan(np.fmin),
+    np.fmin,
+    _EXTREMES,
+    ufunc=np.fmin,
+    answers_reduce=False,
+    identity=_missing,
+    finish=_warn_of_nan,
+)
+nanprod = reduction(
+    "nanprod",
+    "Multiply items over axes that are not NaN; integers are multiplied at least in int64.",
+    _without_nan,
+    "prod",
+    _SUMS,
+    ufunc=np.multiply,
+    answers_reduce=False,
+    rules=(),  # a part that is NaN would be left out
 )
 any = reduction(
     "any",

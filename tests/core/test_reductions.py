@@ -620,30 +620,97 @@ def test_sum_of_nothing_is_positive_zero() -> None:
     on_ranks(program)
 
 
-@pytest.mark.host_only  # its local function is one of NumPy's ufuncs
-def test_results_that_no_partial_combines_are_exchanged_at_once() -> None:
-    kept = registry.public.copy(), registry.functions.copy()
-    try:
-        nanmax = reduction("nanmax", "", by(np.fmax), np.fmax, ("axis", "out", "keepdims"))
-    finally:
-        registry.public.clear(), registry.functions.clear()
-        registry.public.update(kept[0]), registry.functions.update(kept[1])
+@pytest.mark.filterwarnings("ignore:All-NaN")
+@pytest.mark.parametrize("name", ["nanmax", "nanmin"])
+def test_results_that_no_partial_combines_are_exchanged_at_once(name: str) -> None:
     value = np.array([[1, np.nan, 3], [np.nan, np.nan, np.nan], [2, 5, np.nan]]).repeat(2, 1)
+    given: tuple[Any, ...] = ({}, {"initial": 2}, {"initial": 4, "where": value != 5})
+    function, numpys = getattr(ours, name), getattr(np, name)
 
     def program() -> None:
         mesh = init_device_mesh((4,))
         for placement in (Shard(0), Shard(1), Replicate()):
             x = distribute_array(value, mesh, [placement])
             for axis in (None, 0, 1, (0, 1)):
-                for keepdims in (False, True):
+                for options in ({"keepdims": keeps} | one for one in given for keeps in (0, 1)):
                     with CommLog() as log:
-                        result = nanmax(x, axis=axis, keepdims=keepdims)
+                        result = function(x, axis=axis, **options)
                     assert log.count() <= 1
-                    agrees(result, np.fmax.reduce(value, axis=axis, keepdims=keepdims))
-            with pytest.raises(ArgumentTypeError, match="where"):
-                nanmax(x, where=value > 0)
+                    agrees(result, np.asarray(numpys(value, axis, **options)))
+            with pytest.raises(ArgumentError, match="initial"):
+                function(x, where=value > 0)
 
     on_ranks(program)
+
+
+@pytest.mark.parametrize("name", ["nanmax", "nanmin"])
+@pytest.mark.parametrize("dtype", ["f8", "f2", "c16", "i4", "u1", "?"])
+def test_extremes_beside_nan_of_nothing_are_initial(name: str, dtype: str) -> None:
+    function = getattr(ours, name)
+
+    def program() -> None:
+        x = ours.zeros((0, 3), dtype=dtype, mesh=init_device_mesh((4,)), placements=[Shard(0)])
+        agrees(function(x, 0, initial=1), np.ones(3, dtype))
+        agrees(function(x, 1, initial=1), np.ones(0, dtype))
+        with pytest.raises(ArgumentError):
+            function(x)
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("name", ["nanmax", "nanmin"])
+def test_nothing_but_nan_is_warned_of_as_by_numpy(name: str) -> None:
+    x = distribute_array(np.full((2, 2), np.nan))
+    function = getattr(ours, name)
+    with pytest.warns(RuntimeWarning, match="All-NaN slice") as caught:
+        function(x, 0)
+    assert [one.filename for one in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        agrees(function(x, 0, initial=1), np.ones(2))
+
+
+def test_products_beside_nan_take_no_part_for_nan() -> None:
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        value = np.array([[2, np.nan, 3, 5], [np.nan] * 4])
+        for placements in ([Shard(0)], [Shard(1)], [Partial("prod")], [Partial("max")]):
+            x = distribute_array(value, mesh, placements)
+            for axis in (None, 0, 1):
+                agrees(ours.nanprod(x, axis), np.asarray(np.nanprod(value, axis)))
+                found = ours.nanprod(x, axis, initial=7, where=value != 3)
+                agrees(found, np.asarray(np.nanprod(value, axis, initial=7, where=value != 3)))
+
+    on_ranks(program)
+
+
+def test_only_one_reduction_answers_for_the_method_of_a_ufunc() -> None:
+    assert registry.methods[np.multiply, "reduce"] is ours.prod
+    x = distribute_array(np.array([2.0, np.nan]))
+    assert np.isnan(float(np.multiply.reduce(x)))
+
+
+@pytest.mark.parametrize(
+    ("match", "options"),
+    [
+        ("prod answers for multiply.reduce", {"combine": "prod", "ufunc": np.multiply}),
+        ("rules= and dtypes= do nothing", {"combine": np.fmax, "rules": ((Partial(),) * 2,)}),
+        ("rules= and dtypes= do nothing", {"combine": np.fmax, "dtypes": lambda *_: None}),
+        ("needs ufunc=", {"combine": np.fmax, "accepts": ("axis", "initial")}),
+        ("needs identity=", {"combine": np.fmax, "accepts": ("initial",), "ufunc": np.fmax}),
+    ],
+)
+def test_rows_whose_arguments_do_not_go_together_are_refused(match: str, options: Any) -> None:
+    before = registry.public.copy(), registry.functions.copy(), registry.methods.copy()
+    with pytest.raises(ValueError, match=match):
+        reduction("nansum", "", by(np.add), **({"accepts": ("axis",)} | options))
+    assert (registry.public, registry.functions, registry.methods) == before
+
+
+@pytest.mark.parametrize("function", [ours.sum, ours.max, ours.any, ours.nanmax, ours.nanprod])
+def test_parameters_of_reductions_are_documented_without_gaps(function: Any) -> None:
+    parameters, _, _ = function.__doc__.partition("Returns\n")
+    assert parameters.count("\n\n") == 2
 
 
 @pytest.mark.host_only  # GPUs have native byte order alone

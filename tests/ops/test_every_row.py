@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
+import distarray as da
 from distarray.array._array import DistArray
 from distarray.core._op import Op
 from distarray.core._registry import public
@@ -82,6 +84,8 @@ CHOICES: dict[str, Use] = {
     "count_nonzero": _over,
     "max": _over,
     "min": _over,
+    "nanmax": _over,
+    "nanmin": _over,
     "array_equal": lambda f, x, i: f(x, x[..., ::-1] if x.ndim and i % 2 else x),
     "array_equiv": lambda f, x, i: f(x, x[:1] if x.ndim and i % 2 else x),
     "broadcast_arrays": lambda f, x, _: f(x, x[..., :1] if x.ndim else x),
@@ -123,6 +127,7 @@ COMPUTED: dict[str, Use] = {
     "cumulative_prod": lambda f, x, i: f(x, axis=_axis(x, i), include_initial=i % 2),
     "cumulative_sum": lambda f, x, i: f(x, axis=_axis(x, i), include_initial=i % 2),
     "mean": _over,
+    "nanprod": _over,
     "prod": _over,
     "ptp": _over,
     "std": _over,
@@ -153,10 +158,11 @@ COMPUTED: dict[str, Use] = {
     "vecdot": lambda f, x, i: f(x, x) if i % 2 else f(x, x, axis=_axis(x, i)),
     "zeros_like": _like,
 }
-"""Functions that compute with items: small integers, with which all are exact but moments."""
+"""Functions that compute with items: small integers, with which all are exact but moments. Where
+they are named after NaN some items are NaN."""
 
-ONE_AXIS = ("cumulative_prod", "cumulative_sum", "diff", "repeat", "size", "vecdot")
-LEAST_AXES = {**dict.fromkeys(ONE_AXIS, 1), "cumprod": 1, "cumsum": 1, "tril": 2, "triu": 2}
+SCANS = [name for name in COMPUTED if name.startswith("cum")]
+LEAST_AXES = dict.fromkeys((*SCANS, "diff", "repeat", "size", "vecdot"), 1) | {"tril": 2, "triu": 2}
 """Where NumPy takes arrays of fewer axes, as if these had one more, and we refuse them."""
 
 
@@ -190,6 +196,10 @@ TOLD = {"array_repr", "array_str"}
 
 BY_ITEM = {name: row for name, row in public.items() if isinstance(row, Op) and row.plain}
 NUMPYS = {"flatten": np.ravel, "permute_dims": np.transpose}
+
+
+def test_every_row_is_a_public_name() -> None:
+    assert public.keys() - set(da.__all__) == TOLD
 
 
 def test_every_row_is_proven_here() -> None:
@@ -349,6 +359,8 @@ def test_row_that_computes_with_items(name: str, data: st.DataObject, i: int) ->
     assume(len(x.shape) >= LEAST_AXES.get(name, 0))
     if "prod" in name:  # products of many items overflow, and where depends on their order
         x.values[...] = np.sign(x.values.real.astype(np.float64))
+    if name.startswith("nan") and x.values.dtype.kind in "fc":
+        x.values[data.draw(arrays(np.bool_, x.values.shape))] = np.nan
     theirs = NUMPYS.get(name) or getattr(np, name)
     use = COMPUTED[name]
     moments = {"mean", "var", "std", "angle"}
