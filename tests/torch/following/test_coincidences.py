@@ -203,10 +203,6 @@ FOLLOWED = {
         lambda c: c(_items(4, 3), S(0)).quantile(torch.tensor([0.2, 0.7]).double(), 1),
         None,
     ),
-    "reshaped as a share": (
-        lambda c: c(_items(2, 3), R).reshape_as(c(_items(4, 3), S(0))),
-        None,
-    ),
     "like a share": (lambda c: c(_items(2, 3), R).type_as(c(_items(4, 3), S(0))), "2x3 [tp:R]"),
 }
 
