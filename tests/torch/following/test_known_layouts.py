@@ -176,14 +176,17 @@ def test_attention_and_embeddings_check_what_they_get():
 
 
 def test_a_layout_that_is_known_needs_no_exchange_of_shapes(monkeypatch):
+    from distarray.torch import _layouts, _moves
+    from distarray.torch.parallel import _sequence
     from distarray.torch.parallel.layers import _features
 
     model = _linear(nn.LayerNorm(5), nn.Linear(5, 6))
     exchanged: list[object] = []
-    exchange = _features.layout_from
-    monkeypatch.setattr(
-        _features, "layout_from", lambda *args: exchanged.append(args) or exchange(*args)
-    )
+    exchange = _layouts.layout_from
+    for user in (_moves, _sequence, _features):
+        monkeypatch.setattr(
+            user, "layout_from", lambda *args: exchanged.append(args) or exchange(*args)
+        )
 
     def parallel(twin, mesh):
         plan = {
