@@ -112,18 +112,37 @@ def vocab_parallel_cross_entropy(
     count = classes.shape[axis]
     check_weight(weight, count)
     asked = f"cross entropy, {reduction=}, {ignore_index=}, {label_smoothing=}, "
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    keep, smoothed = 1 - label_smoothing, 0.0
+    start, stop = _own_bounds(classes, axis)
     if chosen:
         ignored = target == ignore_index
         numbers = target.masked_fill(ignored, 0).long()
         check_numbers(numbers, ignored, count)
         asked += f"target and weights {_digest(target, weight)}"
-        losses, total = _of_classes(logits, numbers, weight, label_smoothing, classes, axis, asked)
-        losses = losses.masked_fill(ignored, 0)
-        total = total.masked_fill(ignored, 0).sum()
+        if weight is None or not count:
+            weights, smoothed = torch.ones_like(numbers, dtype=dtype), label_smoothing
+        else:
+            weights = weight.detach().to(dtype)[numbers]
+            smoothed = label_smoothing * float(weight.mean(dtype=torch.float64))
+        goal, own = numbers - start, weights * keep
     else:
         target = _shard_of(target, classes, axis)
         asked += f"probabilities, weights {_digest(weight)}"
-        losses = _of_probabilities(logits, target, weight, label_smoothing, classes, axis, asked)
+        dtype = torch.promote_types(dtype, target.dtype)
+        goal, own = target.movedim(axis, -1), None
+    terms = Terms(mesh, Purpose.of(asked), dtype, keep, label_smoothing / max(count, 1), smoothed)
+    of_shard = None if weight is None else weight.detach()[start:stop].to(dtype)
+    x = logits.movedim(axis, -1)
+    if logits.ndim == 1:
+        own = None if own is None else own.unsqueeze(0)
+        losses = row_losses(x.unsqueeze(0), goal.unsqueeze(0), own, of_shard, terms).squeeze(0)
+    else:
+        losses = row_losses(x, goal, own, of_shard, terms)
+    if chosen:
+        losses = losses.masked_fill(ignored, 0)
+        total = weights.masked_fill(ignored, 0).sum()
+    else:
         total = losses.new_tensor(losses.numel())
     if reduction != "none":
         losses = losses.sum()
@@ -132,72 +151,10 @@ def vocab_parallel_cross_entropy(
     return losses.to(_dtype_of_result(logits, None if chosen else target))
 
 
-def _of_classes(
-    logits: torch.Tensor,
-    numbers: torch.Tensor,
-    weight: torch.Tensor | None,
-    smoothing: float,
-    classes: Layout,
-    axis: int,
-    asked: str,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the losses of rows with class numbers, and what these classes weigh."""
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    count = classes.shape[axis]
-    if weight is None or not count:
-        own = torch.ones_like(numbers, dtype=dtype)
-        smoothed = smoothing
-    else:
-        own = weight.detach().to(dtype)[numbers]
-        smoothed = smoothing * float(weight.mean(dtype=torch.float64))
-    terms = _terms(classes, smoothing, axis, asked, dtype)._replace(smoothed=smoothed)
-    start, _ = _own_bounds(classes, axis)
-    x, y, w = _rows(logits, axis), numbers - start, own * (1 - smoothing)
-    if logits.ndim == 1:
-        y, w = y.unsqueeze(0), w.unsqueeze(0)
-    losses = row_losses(x, y, w, _own_weight(weight, classes, axis, dtype), terms)
-    return losses.reshape(numbers.shape), own
-
-
-def _of_probabilities(
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None,
-    smoothing: float,
-    classes: Layout,
-    axis: int,
-    asked: str,
-) -> torch.Tensor:
-    """Return the losses of rows with probabilities, of this rank's shard."""
-    dtype = torch.promote_types(logits.dtype, target.dtype)
-    dtype = torch.promote_types(dtype, torch.float32)
-    terms = _terms(classes, smoothing, axis, asked, dtype)
-    w = _own_weight(weight, classes, axis, dtype)
-    losses = row_losses(_rows(logits, axis), _rows(target, axis), None, w, terms)
-    return losses.squeeze(0) if logits.ndim == 1 else losses
-
-
-def _terms(classes: Layout, smoothing: float, axis: int, asked: str, dtype: torch.dtype) -> Terms:
-    spread = smoothing / max(classes.shape[axis], 1)
-    mesh: Any = classes.mesh
-    return Terms(mesh, Purpose.of(asked), dtype, 1 - smoothing, spread, 0.0)
-
-
-def _rows(values: torch.Tensor, axis: int) -> torch.Tensor:
-    """Return a view with the classes last, and at least one axis of rows."""
-    return values.unsqueeze(0) if values.ndim == 1 else values.movedim(axis, -1)
-
-
 def _own_bounds(classes: Layout, axis: int) -> tuple[int, int]:
     box = classes.local_box()
     assert box is not None  # this rank is in the mesh
     return box[axis]
-
-
-def _own_weight(
-    weight: torch.Tensor | None, classes: Layout, axis: int, dtype: torch.dtype
-) -> torch.Tensor | None:
-    return None if weight is None else weight.detach()[slice(*_own_bounds(classes, axis))].to(dtype)
 
 
 def _shard_of(target: torch.Tensor, classes: Layout, axis: int) -> torch.Tensor:
