@@ -45,13 +45,13 @@ def untraced_alone(function: F) -> F:
     return _compat.skip_frame(function)
 
 
-class paused:  # noqa: N801 - reads as a phrase: with paused()
+class pause_modes:  # noqa: N801 - reads as a phrase: with pause_modes()
     """Pause the modes of this thread that can inside."""
 
     __slots__ = ("_beneath", "_taken")
 
     @untraced_itself
-    def __enter__(self) -> paused:
+    def __enter__(self) -> pause_modes:
         self._taken: list[Any] = []
         self._beneath: list[Pausing] = []
         depth = _compat.function_mode_depth()
@@ -73,7 +73,7 @@ class paused:  # noqa: N801 - reads as a phrase: with paused()
 
 
 @untraced_itself
-def resume(pause: paused, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def resume(pause: pause_modes, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function where the modes see it again that a pause has taken away."""
     pause.__exit__()
     try:
@@ -98,7 +98,7 @@ def untraced(function: F) -> F:
             apart = torch.compiler.disable(function)
         if not _compat.function_mode_depth():
             return (apart or function)(*args, **kwargs)
-        with paused():
+        with pause_modes():
             return (apart or function)(*args, **kwargs)
 
     return untraced_itself(cast("F", call))

@@ -22,7 +22,7 @@ from distarray.errors import DistArrayError, LayoutError
 from distarray.torch._compat import function_mode_depth, function_modes, parameters_of
 from distarray.torch._layouts import lost_of
 from distarray.torch._modules import check_own, locate, state_of
-from distarray.torch._opaque import paused, resume, untraced, untraced_itself
+from distarray.torch._opaque import pause_modes, resume, untraced, untraced_itself
 from distarray.torch._routes import moving_for
 from distarray.torch.following import Following, tensors_in
 from distarray.torch.parallel._arrivals import check_summed, is_cut_short
@@ -120,7 +120,7 @@ def _wrap_forward(wrapping: Wrapping, stock: bool) -> Any:
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if hidden and function_mode_depth():
-            with paused():
+            with pause_modes():
                 return _call(module, wrapping, args, kwargs)
         return _call(module, wrapping, args, kwargs)
 
@@ -172,7 +172,7 @@ def _seen_inside(
     **kwargs: Any,
 ) -> Any:
     """Call a style's function where modes see only what it calls as forward."""
-    with paused() as pause:
+    with pause_modes() as pause:
         return function(module, partial(resume, pause, forward), *args, **kwargs)
 
 

@@ -174,7 +174,7 @@ DROPOUTS = (
 
 
 class Merged(NamedTuple):
-    """A normalisation whose statistics are those of all ranks; see `_statistics.normalized`."""
+    """A normalisation whose statistics are those of all ranks; see `normalize`."""
 
     channels: int
     groups: int
