@@ -287,7 +287,7 @@ def _mismatch(
         remedy = (
             "if it is a copy of a sharded parameter, say so by dt.place_like(copy, parameter); of "
             "a module pass itself, not its state_dict(); else make it the same everywhere, "
-            "distribute it, or wrap it in da.checkpoint.PerRank"
+            "distribute it, or wrap it, as a NumPy array, in da.checkpoint.PerRank"
         )
     if one[:2] != first[:2]:
         return MismatchError(

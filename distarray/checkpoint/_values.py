@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -46,6 +47,11 @@ def encode(value: Any, name: str) -> Node:
     if isinstance(value, (list, tuple)):
         kind = "tuple" if isinstance(value, tuple) else "list"
         return {kind: [encode(item, name) for item in value]}
+    if "distarray.torch" in sys.modules and type(value).__module__.partition(".")[0] == "torch":
+        raise ArgumentTypeError(
+            f"{name or 'the state'} has a {type(value).__name__} in a da.checkpoint.PerRank, which "
+            "takes plain values and NumPy arrays; pass tensor.numpy(), or its numbers"
+        )
     raise unsupported_error(value, name)
 
 
@@ -73,7 +79,8 @@ def unsupported_error(value: Any, name: str) -> ArgumentTypeError:
     """Return the error of a value that cannot be saved."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     hint = ""
-    if type(value).__module__.partition(".")[0] == "torch":
+    is_of_torch = type(value).__module__.partition(".")[0] == "torch"
+    if is_of_torch and "distarray.torch" not in sys.modules:
         hint = "; import distarray.torch, which knows modules, optimizers and tensors"
     return ArgumentTypeError(
         f"{name or 'the state'} is a {kind}, which a checkpoint cannot hold: it takes arrays, "

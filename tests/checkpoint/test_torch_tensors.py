@@ -177,3 +177,9 @@ def test_tied_parameters_take_arrays_that_are_the_same(tmp_path):
     da.checkpoint.load_safetensors(tmp_path / "y.safetensors", {"m": tied})
     with pytest.raises(da.errors.StateDictError, match="items that share memory"):
         da.checkpoint.load(tmp_path / "y", {"m": {"first.weight": torch.zeros(1, 5).expand(5, 5)}})
+
+
+def test_a_tensor_in_per_rank_is_an_error_that_says_what_to_pass(tmp_path):
+    with pytest.raises(da.errors.ArgumentTypeError, match=r"NumPy arrays; pass tensor\.numpy\(\)"):
+        da.checkpoint.save(tmp_path / "x", {"own": da.checkpoint.PerRank(torch.ones(2))})
+    da.checkpoint.save(tmp_path / "x", {"own": da.checkpoint.PerRank(torch.ones(2).numpy())})
