@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
-from distarray.torch._opaque import paused, resumed, untraced  # noqa: E402
+from distarray.torch._opaque import pause_modes, resume, untraced  # noqa: E402
 from distarray.torch.following import Following  # noqa: E402
 
 
@@ -64,8 +64,8 @@ def test_pauses_all_that_are_open():
 
 def test_resumes_what_a_style_calls():
     with Following():
-        with paused() as pause:
+        with pause_modes() as pause:
             assert depth() == 0
-            assert resumed(pause, depth) == 1
+            assert resume(pause, depth) == 1
             assert depth() == 0
         assert depth() == 1
