@@ -29,8 +29,10 @@ class ParallelStyle(ABC):
     >>> class GatheredOutput(dt.ParallelStyle):
     ...     def apply(self, module, mesh):
     ...         self.distribute(module, "weight", mesh, [da.Shard(0)])
-    ...         self.on_output(module, lambda module, y: dt.redistribute(
-    ...             y, mesh, [da.Shard(-1)], [da.Replicate()]))
+    ...         whole, features, added = [da.Replicate()], [da.Shard(-1)], [da.Partial()]
+    ...         self.on_input(module, lambda module, args, kwargs: ((dt.redistribute(
+    ...             args[0], mesh, whole, whole, grad_placements=added),), kwargs))
+    ...         self.on_output(module, lambda module, y: dt.redistribute(y, mesh, features, whole))
     """
 
     @abstractmethod

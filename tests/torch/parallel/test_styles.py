@@ -54,6 +54,57 @@ def test_a_style_of_ones_own(ranks, width):
         assert log.count() == log.count("all_gather") == 2  # outputs, and gradients of inputs
 
 
+class ColumnStyle(dt.ParallelStyle):
+    """Cut a linear layer by its features: an input and an output that all ranks have."""
+
+    def apply(self, module, mesh):
+        self.distribute(module, "weight", mesh, [S(0)])
+        self.on_input(
+            module,
+            lambda _, args, kwargs: (
+                (dt.redistribute(args[0], mesh, [R], [R], grad_placements=[P]),),
+                kwargs,
+            ),
+        )
+        self.on_output(module, lambda _, y: self.leave(y, mesh))
+
+    def leave(self, y, mesh):
+        return dt.redistribute(y, mesh, [S(-1)], [R])
+
+
+class LargestFeature(ColumnStyle):
+    """Let only the largest feature leave."""
+
+    def leave(self, y, mesh):
+        own = nn.functional.pad(y, (0, 1), value=-torch.inf).amax(-1, keepdim=True)
+        largest = super().leave(own, mesh).amax(-1, keepdim=True)
+        assert dt.layout_of(largest) is None
+        known = dt.redistribute(largest, mesh, [R], [R])
+        assert dt.layout_of(known).placements == (R,)
+        return known
+
+
+class Largest(nn.Module):
+    """Return the largest feature."""
+
+    def forward(self, y):
+        return y.amax(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("width", [5, 1])
+@pytest.mark.parametrize("style", [ColumnStyle, LargestFeature])
+def test_gradient_of_an_input_that_all_ranks_have_is_added(style, width, ranks):
+    torch.manual_seed(3)
+    last = Largest() if style is LargestFeature else nn.Identity()
+    module = nn.Sequential(nn.Linear(4, width, bias=False), last).double()
+
+    def parallel(twin, mesh):
+        return dt.parallelize_module(twin, mesh, {"0": style()})
+
+    compare(ranks, module, (torch.randn(3, 4, dtype=torch.float64),), parallel)
+
+
 class Odd(dt.ParallelStyle):
     """Does not use the rank's block as its layout has it."""
 
