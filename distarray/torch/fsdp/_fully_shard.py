@@ -133,7 +133,7 @@ def fully_shard(
     if members:
         group = Group(members, mesh, policy, offload, reshard_after_forward, compute, name)
     for one in modules:
-        one.__dict__[NAME] = State(group, one is modules[-1])
+        one.__dict__[NAME] = State(group, one is modules[-1], one)
         mix_in(one)
     return module
 

@@ -10,10 +10,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from distarray.errors import LayoutError
 from distarray.torch._compat import is_going_backward, parameters_of
@@ -37,6 +42,23 @@ def watch_modules(group: Group) -> None:
         if type(parameters) is not _Parameters:
             parameters = module.__dict__["_parameters"] = _Parameters(parameters)
         parameters.groups[name] = weakref.ref(group)
+
+
+class Registrations:
+    """How often modules and parameters have been put into modules, anywhere in this process."""
+
+    count = 0
+
+    @classmethod
+    @lru_cache(maxsize=1)
+    def watch(cls) -> None:
+        """Begin to count."""
+        register_module_module_registration_hook(cls._note)
+        register_module_parameter_registration_hook(cls._note)
+
+    @classmethod
+    def _note(cls, *_: Any) -> None:
+        cls.count += 1
 
 
 class _Refuse:

@@ -149,7 +149,8 @@ class ShardedParameter:
 
     def check_form(self, found: torch.Tensor) -> None:
         """Raise unless it is known of what replaces the parameter that it is this rank's block."""
-        if own_placed(found) is None:
+        placed = own_placed(found)
+        if placed is None or placed.layout != self.placed.layout:
             raise ArgumentError(
                 f"{self.path}: the parameter has been replaced by one of shape "
                 f"{tuple(found.shape)}, where this rank's block is {self.layout.local_shape()}; "

@@ -9,13 +9,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from distarray.torch._compat import is_going_backward, leaves_of, map_leaves
+from distarray.errors import ArgumentError
+from distarray.torch._compat import is_going_backward, leaves_of, map_leaves, parameters_of
 from distarray.torch._modules import located
 from distarray.torch._opaque import refuse_transforms, untraced
 from distarray.torch._saved_tensors import enter_hooks
+from distarray.torch._shards import is_shard
+from distarray.torch.data_parallel import REPLICA
 from distarray.torch.fsdp._autograd import view_of_unsharded
 from distarray.torch.fsdp._context import Context
 from distarray.torch.fsdp._group import Group
+from distarray.torch.fsdp._hooks import Registrations
 
 NAME = "_distarray_fsdp"
 """Under which a module's ``__dict__`` has its state."""
@@ -68,6 +72,8 @@ class Call:
         if self._outermost:
             context.begin()
         try:
+            if self._outermost and torch.is_grad_enabled():
+                state.check_parameters(module)
             if group is not None:
                 with located(module):
                     self._unshard(group)
@@ -126,12 +132,44 @@ class State:
         Whether the group is done with after this module, of those that share it.
     own
         The context of the calls where this module is the outermost one.
+    known
+        Which modules inside have had parameters since `fully_shard`, of which names.
     """
 
-    def __init__(self, group: Group | None, is_last: bool) -> None:
+    def __init__(self, group: Group | None, is_last: bool, module: nn.Module) -> None:
         self.group = group
         self.is_last = is_last
         self.own = Context()
+        self.known = {
+            (child, name)
+            for child in module.modules()
+            for name, parameter in dict.items(parameters_of(child))
+            if parameter is not None
+        }
+        Registrations.watch()
+        self._checked = Registrations.count
+
+    def check_parameters(self, module: nn.Module) -> None:
+        """Raise where parameters have been put in whose gradients nothing averages."""
+        if self._checked == Registrations.count:
+            return
+        inside = dict(module.named_modules())
+        states = (state_beside(child) for child in inside.values())
+        known = set().union(*(state.known for state in states if state is not None))
+        replicas = [child for child in inside.values() if REPLICA in child.__dict__]
+        averaged = {id(p) for child in replicas for p in child.parameters()}
+        for path, child in inside.items():
+            for name, p in dict.items(parameters_of(child)):
+                if p is None or (child, name) in known or id(p) in averaged:
+                    continue
+                if p.requires_grad or is_shard(p):
+                    raise ArgumentError(
+                        f"parameter {name!r} of {path or 'the module'!r} has been put in after "
+                        "fully_shard, so that nothing shards it or averages its gradients; put "
+                        "modules, parametrizations and shared parameters in before fully_shard, or "
+                        "apply fully_shard or replicate to the new module first"
+                    )
+        self._checked = Registrations.count
 
     @untraced
     def pre_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -18,7 +18,14 @@ from torch.nn.utils import prune  # noqa: E402
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from tests.torch.fsdp.failing_layers import X, Y, beside, layers, sharded  # noqa: E402
-from tests.torch.fsdp.training import check_gradients, gradients, mean_square, on_ranks  # noqa: E402
+from tests.torch.fsdp.training import (  # noqa: E402
+    check_gradients,
+    filled,
+    gradients,
+    mean_square,
+    on_ranks,
+    same,
+)
 
 
 def test_step_between_forward_and_backward(after):
@@ -135,19 +142,76 @@ def test_parameters_frozen_after_forward_have_no_gradient(after):
     beside(program, 2, reshard_after_forward=after)
 
 
+def test_parameters_that_are_gone_are_refused():
+    def program(mesh):
+        mine = sharded(layers(), mesh)
+        mine[1].linear.weight = None
+        with pytest.raises(da.errors.ArgumentError, match=r"no such parameter.*before fully_shard"):
+            mine(X)
+
+    on_ranks(2, program)
+
+
+def share(m):
+    m.append(nn.Linear(2, 5, bias=False).double().requires_grad_(False))
+    m[-1].bias = m[0].linear.bias
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        nn.utils.parametrizations.weight_norm,
-        lambda linear: prune.l1_unstructured(linear, "weight", 5),
-        lambda linear: linear.register_parameter("weight", None),
+        lambda m: nn.utils.parametrizations.weight_norm(m[1].linear),
+        lambda m: prune.l1_unstructured(m[1].linear, "weight", 5),
+        lambda m: m.append(nn.Linear(2, 2).double()),
+        lambda m: setattr(m[1], "linear", nn.Linear(5, 5).double()),
+        lambda m: setattr(m[1], "linear", copy.deepcopy(m[1].linear)),
+        share,
     ],
+    ids=["weight_norm", "prune", "append", "replace", "copy", "share"],
 )
-def test_parameters_that_are_gone_are_refused(change):
+def test_parameters_put_in_later_are_refused(change, after):
+    """Nothing would average their gradients, or gather them."""
+
+    def program(mesh):
+        mine = sharded(layers(), mesh, reshard_after_forward=after)
+        mean_square(mine, X).backward()
+        change(mine)
+        with da.CommLog() as log, pytest.raises(da.errors.ArgumentError, match="put in after"):
+            mine(X)
+        assert not log.count()
+
+    on_ranks(2, program)
+
+
+@pytest.mark.parametrize("apply", [dt.fully_shard, dt.replicate])
+def test_modules_put_in_later_that_average_by_themselves(apply):
+    more = filled(nn.Linear(2, 3))
+
+    def program(mesh):
+        start = layers()
+        mine = sharded(start, mesh)
+        mean_square(mine, X).backward()
+        mine.zero_grad()
+        mine.append(apply(copy.deepcopy(more), mesh))
+        whole = copy.deepcopy(start).append(copy.deepcopy(more))
+        for _ in range(2):
+            mean_square(mine, X).backward()
+            mean_square(whole, X).backward()
+        found = {
+            n: p.grad if dt.layout_of(p) is None else dt.full_tensor(p.grad)
+            for n, p in mine.named_parameters()
+        }
+        for name, wanted in gradients(whole).items():
+            same(found[name], wanted, name)
+
+    on_ranks(2, program)
+
+
+def test_shards_of_other_parameters_are_no_replacement():
     def program(mesh):
         mine = sharded(layers(), mesh)
-        change(mine[1].linear)
-        with pytest.raises(da.errors.ArgumentError, match=r"no such parameter.*before fully_shard"):
+        mine[3].bias = mine[2].linear.bias
+        with pytest.raises(da.errors.ArgumentError, match="has been replaced"):
             mine(X)
 
     on_ranks(2, program)
