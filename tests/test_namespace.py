@@ -27,6 +27,19 @@ def test_other_names_of_a_numpy_function_are_there_as_well(name: str) -> None:
     assert [other for other in ALIASES[name] if other not in da.__all__] == []
 
 
+def test_methods_are_those_functions_that_are_methods_of_numpys_arrays() -> None:
+    methods = [name for name in da.__all__ if callable(getattr(np.ndarray, name, None))]
+    assert [name for name in methods if not callable(getattr(da.DistArray, name, None))] == []
+
+    def program() -> None:
+        value = np.arange(6).reshape(2, 3)
+        x = da.asarray(value)
+        assert np.array_equal(x.repeat(2, axis=1).full_array(), value.repeat(2, axis=1))
+        assert np.array_equal(x.repeat(2).full_array(), value.repeat(2))
+
+    simulate(2, program)
+
+
 def test_array_is_the_function_and_always_copies() -> None:
     def program() -> None:
         x = da.array([[1, 2], [3, 4]], np.float32)

@@ -47,6 +47,7 @@ class Methods(BaseArray):
     round = _method(ops.round)
     clip = _method(ops.clip)
     copy = _method(ops.copy)
+    repeat = _method(ops.repeat)
     conj = conjugate = _method(ops.conj)
     ravel = _method(ops.ravel)
     flatten = _method(ops.flatten)
