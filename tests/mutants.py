@@ -411,6 +411,27 @@ MUTANTS = (
         ("core/test_reductions.py::test_byte_order_is_that_of_no_rank_where_some_have_no_item",),
     ),
     Mutant(
+        "a product beside NaN leaves none out",
+        "ops/_reductions.py",
+        'if block.dtype.kind in "fc":\n        one',
+        'if block.dtype.kind in "":\n        one',
+        ("ops/test_every_row.py::test_row_that_computes_with_items",),
+    ),
+    Mutant(
+        "a result that the ranks exchange is that of the first block",
+        "core/_reduce.py",
+        "result = functools.reduce(combine, [part for (part,), _ in states]).reshape(shape)",
+        "result = states[0][0][0].reshape(shape)",
+        ("core/test_reductions.py::test_results_that_no_partial_combines_are_exchanged_at_once",),
+    ),
+    Mutant(
+        "an extreme beside NaN of nothing is 0",
+        "core/_reduce.py",
+        "if source.size == 0 and op.identity is not None:",
+        "if False:",
+        ("core/test_reductions.py::test_extremes_beside_nan_of_nothing_are_initial",),
+    ),
+    Mutant(
         "out= of another shape than the result is written",
         "core/_reduce.py",
         "if out.shape != shape:",

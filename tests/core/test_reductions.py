@@ -21,6 +21,7 @@ from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,
     AxisError,
+    DeviceError,
     DTypeError,
     ReadOnlyError,
     ShapeError,
@@ -28,7 +29,7 @@ from distarray.errors import (
 from distarray.layout import Partial, Replicate, Shard
 from distarray.ops._reductions import by
 from distarray.ops._shape import broadcast_to
-from tests.array.strategies import Case, agrees, cases, on_ranks, values_of
+from tests.array.strategies import KIND, Case, agrees, cases, on_ranks, values_of
 
 NUMBERS = (np.float64, np.int32, np.uint8, np.bool_, np.float32, np.complex128, np.float16)
 LAZY = {"sum": "sum", "prod": "prod", "min": "min", "max": "max", "any": "any", "all": "all"}
@@ -682,6 +683,13 @@ def test_products_beside_nan_take_no_part_for_nan() -> None:
                 agrees(found, np.asarray(np.nanprod(value, axis, initial=7, where=value != 3)))
 
     on_ranks(program)
+
+
+@pytest.mark.skipif(KIND == "cpu", reason="NumPy reduces by any ufunc")
+def test_ufuncs_whose_reduction_cupy_lacks_are_named() -> None:
+    x = distribute_array(np.ones(3))
+    with pytest.raises(DeviceError, match=r"fmax\.reduce has no function in CuPy"):
+        by(np.fmax)(x.to_local(), (0,), None, False)
 
 
 def test_only_one_reduction_answers_for_the_method_of_a_ufunc() -> None:
