@@ -32,8 +32,8 @@ from distarray.core import (
 from distarray.errors import ArgumentError
 from distarray.layout import Layout, dimmap
 from distarray.ops._routes import Route, route
-from distarray.ops._shape import transpose
-from distarray.typing import Buffer
+from distarray.ops._shape import relabel, transpose
+from distarray.typing import Buffer, Shape
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -47,12 +47,18 @@ class Program(Layouts):
     """The blocks of some processes might be views where those of others must be copies."""
     hidden: list[int]
     """Axes of which no block has two items."""
+    inner: int | None
+    """The last axis of a length other than 1."""
 
-    def fits(self, block: Buffer) -> bool:
+    def fits(self, block: Buffer, contiguous: bool) -> bool:
         """Tell whether blocks can be seen in the new shape: whether NumPy's result is a view, too.
 
-        Strides decide; also those of axes of length 1 here, for which any would do.
+        Strides decide; also those of axes of length 1 here, for which any would do. The innermost
+        axis of contiguous items has theirs.
         """
+        if contiguous and self.inner is not None:
+            if block.strides[self.inner] != block.itemsize:
+                return False
         return all(
             block.strides[axis] == block.shape[after] * block.strides[after]
             for axis, after in self.joined
@@ -81,14 +87,16 @@ def _program(_: Op, call: Call) -> Program:
     groups = dimmap.reshape(layout.shape, shape).groups if layout.size else ()
     joined = [pair for group in groups for pair in pairwise(group.inputs)]
     local = layout.local_shape()
+    long = [axis for axis, size in enumerate(layout.shape) if size != 1]
     return Program(
         (layout,),
         found.reached,
         tuple(found.moves),
         route=found,
         joined=joined,
-        varied=bool(joined) and not found.moves and _are_unalike(layout),
+        varied=bool(joined) and not found.moves and _are_unalike(layout, joined),
         hidden=[axis for axis, size in enumerate(layout.shape) if local[axis] < 2 <= size],
+        inner=long[-1] if long else None,
     )
 
 
@@ -96,6 +104,10 @@ def _bind(step: Step) -> Callable[[Buffer], Buffer]:
     program: Any = step.spec
     shape = program.output.local_shape()
     if not program.sends:  # in place, one relabelling does
+        change = dimmap.reshape(program.inputs[0].shape, program.output.shape)
+        kept = [source.axis for source in change.axes if isinstance(source, dimmap.InputAxis)]
+        if len(kept) + change.axes.count(dimmap.Singleton()) == len(change.axes):
+            return relabel(change)[1](program.output)
         return lambda block: block.reshape(shape)
     steps = program.route.bind()
 
@@ -145,7 +157,10 @@ def reshape(
     copy = None if copy is None else check_flag("reshape", "copy", copy)
     if check_order("reshape", order, "CF") == "F":
         return transpose(reshape(transpose(x), normalize_shape(shape, True)[::-1], copy=copy))
-    asked = normalize_shape(shape, True)
+    return _change(x, normalize_shape(shape, True), copy)
+
+
+def _change(x: Any, asked: Shape, copy: bool | None, contiguous: bool = False) -> Any:
     step = steps[_reshape, asked, x._layout, x._local.dtype]
     program: Any = step.spec
     if copy is False and program.sends:
@@ -165,17 +180,25 @@ def reshape(
             f"reshape of {x._layout} to {asked} with copy=False needs a copy of the block, "
             f"whose strides are {x._local.strides}; leave copy out"
         )
-    if copy is None and (program.sends or program.varied or program.is_unclear(x._local)):
+    read_only = not _backend.is_writeable(x._local)  # so is a copy: some blocks might be views
+    if copy is None and (program.sends or program.varied or read_only):
         block = _backend.fixed(unshare(block, x._local))
-    elif copy or (copy is None and not program.fits(x._local)):
+    elif copy is None and not step.outside:  # where no strides tell, writing is not refused
+        if program.is_unclear(x._local):
+            block = _backend.fixed(unshare(block, x._local))
+        elif not program.fits(x._local, contiguous):
+            block = unshare(block, x._local)
+    elif copy:
         block = unshare(block, x._local)
     return x._new(block, program.output)
 
 
 @register
 def ravel(x: Any, /, order: str = "C") -> Any:
-    """Return the items in row-major order as one axis; see `reshape`."""
-    return reshape(check_distributed("ravel", x), (-1,), order)
+    """Return the items in row-major order as one axis, contiguous in each block; see `reshape`."""
+    check_distributed("ravel", x)
+    first = transpose(x) if check_order("ravel", order, "CF") == "F" else x
+    return _change(first, (-1,), None, contiguous=True)
 
 
 @register
@@ -189,13 +212,16 @@ def reshaped(x: Any, shape: Sequence[int]) -> Any:
     return run_one(_reshape, x, normalize_shape(shape, True))
 
 
-def _are_unalike(layout: Layout) -> bool:
+def _are_unalike(layout: Layout, joined: Sequence[tuple[int, int]]) -> bool:
     """Tell whether some processes could merge axes in place where others must copy.
 
     Axes merge in place where their strides fit. What the strides are depends on all axes that lie
     between them in memory, and along an axis with fewer than two items any stride fits. Where that
     is so on some processes only, writing into the result would change `x` there and nowhere else.
+    So it would where a slice takes all of some blocks and part of others, along an inner axis.
     """
+    if any(layout.partition(after).count > 1 for _, after in joined):
+        return True
     for axis in range(layout.ndim):
         offsets = layout.partition(axis).offsets
         if len({min(stop - start, 2) for start, stop in pairwise(offsets)}) > 1:

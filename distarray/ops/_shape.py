@@ -162,11 +162,18 @@ def moveaxis(x: Any, /, source: Axes, destination: Axes) -> Any:
 
 
 def relabel(change: DimMap) -> tuple[DimMap, Any]:
-    def local(layout: Layout) -> Local:
-        shape = layout.local_shape()
-        return lambda block: block.reshape(shape)
-
-    return change, local
+    """Return what drops and adds axes of length 1, and keeps the strides of all others."""
+    key: list[Any] = []
+    done = 0
+    for source in change.axes:
+        if isinstance(source, dimmap.InputAxis):
+            key += [0] * (source.axis - done) + [slice(None)]
+            done = source.axis + 1
+        else:
+            key.append(None)
+    key += [0] * (len(change.in_shape) - done)
+    whole = (*key, ...)  # of no axes an array, not a scalar
+    return change, lambda _: lambda block: block[whole]
 
 
 _squeeze = shape_function("squeeze", lambda shape, axes: relabel(dimmap.squeeze(shape, axes)))
@@ -269,7 +276,7 @@ def flip(x: Any, /, axis: Axes = None) -> Any:
     """
     layout = check_distributed("flip", x)._layout
     axes = range(layout.ndim) if axis is None else dimmap.checked_axes(axis, layout.ndim)
-    return flip_axes(x, axes)
+    return flip_axes(x, axes) if layout.ndim else x[()]
 
 
 @register

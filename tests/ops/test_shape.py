@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import distarray as da
 from distarray.array._array import distribute_array
 from distarray.comm import CommLog, DeviceMesh, init_device_mesh
 from distarray.core._policy import communication
@@ -116,7 +117,11 @@ def test_reshape_stays_in_place_where_blocks_stay_whole(
             y = reshape(x, after)
         assert y.placements == placed
         assert y.layout.boundaries == boundaries
-        assert np.shares_memory(y.to_local(), x.to_local())
+        if len(after) == 1 and Shard(1) in placements:
+            # A slice might take all of some blocks and part of others, along the inner axis.
+            assert not y.to_local().flags.writeable
+        else:
+            assert np.shares_memory(y.to_local(), x.to_local())
         agrees(y, whole.reshape(after))
 
     on_ranks(program)
@@ -162,6 +167,69 @@ def test_writing_into_a_reshape_changes_all_of_the_array_or_raises(rows: int) ->
         agrees(x, whole)
         flat -= 100
         agrees(x, whole - 100)
+
+    on_ranks(program)
+
+
+VIEWS = {
+    "slice": lambda f, x, k: x[tuple(slice(k % 2, None, 1 + k % 3) for _ in range(x.ndim))],
+    "slice last": lambda f, x, k: x[..., k % 2 :] if x.ndim else x[...],
+    "transpose": lambda f, x, k: f.transpose(x, np.random.default_rng(k).permutation(x.ndim)),
+    "expand": lambda f, x, k: f.expand_dims(x, k % (x.ndim + 1)),
+    "squeeze": lambda f, x, k: f.squeeze(x),
+    "flip": lambda f, x, k: f.flip(x, k % x.ndim) if x.ndim else f.flip(x),
+    "split": lambda f, x, k: f.reshape(x, (*x.shape[:-1], 1, x.shape[-1])) if x.ndim else x[...],
+}
+
+
+@settings(max_examples=300)
+@given(
+    shape=st.lists(st.integers(1, 6), max_size=3),
+    cuts=st.lists(st.sampled_from((None, 0, 1, 2)), min_size=2, max_size=2),
+    ranks=st.sampled_from(((2, 2), (1, 4), (4, 1), (2, 1))),
+    views=st.lists(st.tuples(st.sampled_from(tuple(VIEWS)), st.integers(0, 9)), max_size=3),
+    flat=st.sampled_from(("ravel C", "ravel F", "reshape", "rows", "columns")),
+)
+def test_flat_order_of_views_is_written_through_alike_on_all_ranks_and_as_numpys(
+    shape: list[int], cuts: list[Any], ranks: tuple[int, int], views: list[Any], flat: str
+) -> None:
+    whole = np.arange(math.prod(shape), dtype=float).reshape(shape)
+    placements = [Replicate() if c is None or c >= whole.ndim else Shard(c) for c in cuts]
+
+    def changed(f: Any, x: Any) -> Any:
+        for name, k in views:
+            x = VIEWS[name](f, x, k)
+        if flat.startswith("ravel"):
+            return x, f.ravel(x, order=flat[-1])
+        if flat == "reshape" or not x.ndim or 0 in x.shape:
+            return x, f.reshape(x, (-1,))
+        return x, f.reshape(x, (x.shape[0], -1) if flat == "rows" else (-1, x.shape[-1]))
+
+    def program() -> tuple[bool, Any, bool]:
+        mesh = DeviceMesh(np.arange(math.prod(ranks)).reshape(ranks))
+        base = distribute_array(whole, mesh, placements, src=None)
+        x, y = changed(da, base)
+        agrees(y, changed(np, whole)[1])
+        block = y.to_local()
+        shared = np.shares_memory(block, base.to_local()) if block.size else None
+        return block.flags.writeable, shared, x.to_local().flags.writeable
+
+    found = on_ranks(program)
+    inside = found[: math.prod(ranks)]
+    assert len({writeable for writeable, _, _ in inside}) == 1
+    if inside[0][0]:
+        assert all(writeable for writeable, _, _ in found)
+        theirs = changed(np, whole)[1]
+        shared = {one for _, one, _ in inside} - {None}
+        assert shared <= {np.shares_memory(theirs, whole)}
+
+
+def test_flip_of_no_axes_is_no_view() -> None:
+    def program() -> None:
+        x = distribute_array(np.array(1.0), init_device_mesh((2,)), [Replicate()], src=None)
+        y = da.flip(x)
+        y += 10
+        agrees(x, np.array(1.0))
 
     on_ranks(program)
 
