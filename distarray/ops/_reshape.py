@@ -56,10 +56,8 @@ class Program(Layouts):
         Strides decide; also those of axes of length 1 here, for which any would do. The innermost
         axis of contiguous items has theirs.
         """
-        if contiguous and self.inner is not None:
-            if block.strides[self.inner] != block.itemsize:
-                return False
-        return all(
+        inner = self.inner if contiguous else None
+        return (inner is None or block.strides[inner] == block.itemsize) and all(
             block.strides[axis] == block.shape[after] * block.strides[after]
             for axis, after in self.joined
         )
