@@ -154,7 +154,7 @@ def _timed(
         "size": size,
         "seconds": {name: measure.summary(found) for name, found in samples.items()},
         "ratios": measure.ratios(samples, BASELINE),
-        "shards": {"hidden": measure.summary(hidden(samples))},
+        "shares": {"hidden": measure.summary(hidden(samples))},
     }
 
 

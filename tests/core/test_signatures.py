@@ -152,6 +152,7 @@ def test_axis_and_keepdims_are_taken_as_integers_are():
     simulate(2, program)
 
 
+@pytest.mark.host_only  # CuPy's take none
 def test_ufuncs_signature_is_a_text_or_a_tuple():
     def program() -> None:
         x = da.ones(4, np.float32)
