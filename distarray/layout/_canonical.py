@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import NamedTuple, TypeAlias
 
 from distarray.errors import (
@@ -77,7 +79,7 @@ def describe(
 
 
 def _checked_shape(shape: Sequence[int]) -> Shape:
-    """Return the shape as a tuple of Python ints, none negative."""
+    """Return the shape as a tuple of Python ints, none negative, of items that can be counted."""
     try:
         extents = tuple(map(operator.index, shape))
     except TypeError:
@@ -86,6 +88,8 @@ def _checked_shape(shape: Sequence[int]) -> Shape:
         ) from None
     if any(size < 0 for size in extents):
         raise ShapeError(f"shape {extents}: no axis can have a negative length")
+    if prod(extents) > sys.maxsize:
+        raise ShapeError(f"shape {extents}: the number of items must fit into 64 bits")
     return extents
 
 

@@ -10,6 +10,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -344,9 +345,10 @@ def repeat(x: Any, /, repeats: Any, axis: int | None = None) -> Any:
 def _repeat_spec(_: Op, call: Call) -> Layouts:
     axis, counts = call.static
     (layout,) = call.layouts
-    if np.any(np.less(counts, 0)) or np.any(np.greater(counts, sys.maxsize)):
+    most = sys.maxsize // max(layout.size, 1)
+    if np.any(np.less(counts, 0)) or np.any(np.greater(counts, most)):
         raise ArgumentError(
-            f"repeat got repeats={counts!r}; numbers must be 0 or more, and fit into 64 bits"
+            f"repeat got repeats={counts!r}; numbers must be 0 or more, and items countable"
         )
     counts = np.broadcast_to(counts, layout.shape[axis])
     ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
@@ -390,8 +392,8 @@ def tile(x: Any, /, reps: int | Sequence[int]) -> Any:
         times = as_integers(reps)
     except TypeError:
         raise ArgumentTypeError(f"tile got {describe(reps)}; pass integers") from None
-    if any(not 0 <= n <= sys.maxsize for n in times):
-        raise ArgumentError(f"tile got {times}; numbers must be 0 or more, and fit into 64 bits")
+    if min(times, default=0) < 0 or prod(times) * max(x.size, 1) > sys.maxsize:
+        raise ArgumentError(f"tile got {times}; numbers must be 0 or more, and items countable")
     if len(times) > x.ndim:
         x = expand_dims(x, tuple(range(len(times) - x.ndim)))
     times = (1,) * (x.ndim - len(times)) + times
@@ -401,5 +403,5 @@ def tile(x: Any, /, reps: int | Sequence[int]) -> Any:
         if n == 0:
             x = getitem(x, (*(slice(None),) * axis, slice(0)))
         elif n > 1:
-            x = concat([x] * n, axis=axis)
+            x = concat([x] * n, axis=axis, dtype=x.dtype)
     return x

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import distarray as da
 from distarray.array._array import distribute_array
 from distarray.comm import CommLog, DeviceMesh, init_device_mesh
 from distarray.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
@@ -188,5 +189,33 @@ def test_roll_takes_arrays_of_shifts_and_axes() -> None:
         agrees(joining.roll(x, by, axis=(0, 1)), np.roll(whole, by, axis=(0, 1)))
         agrees(joining.roll(x, by, axis=0), np.roll(whole, by, axis=0))
         agrees(joining.roll(x, 2, axis=np.array([0, 1])), np.roll(whole, 2, axis=(0, 1)))
+
+    on_ranks(program)
+
+
+@pytest.mark.host_only  # GPUs have one byte order
+def test_tile_keeps_the_byte_order_as_in_numpy() -> None:
+    def program() -> None:
+        value = np.arange(5, dtype=">f8")
+        x = distribute_array(value, init_device_mesh((4,)), [Shard(0)], src=None)
+        agrees(da.tile(x, 2), np.tile(value, 2))
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda x: da.repeat(x, 2**61), ArgumentError),
+        (lambda x: da.repeat(x, [0, 0, 0, 0, 0, 0, 2**62]), ArgumentError),
+        (lambda x: da.tile(x, 2**62), ArgumentError),
+        (lambda x: da.broadcast_to(x, (2**62, 7)), ShapeError),
+    ],
+)
+def test_more_items_than_can_be_counted_are_refused_on_every_rank(call: Any, error: Any) -> None:
+    def program() -> None:
+        x = distribute_array(np.ones(7), init_device_mesh((4,)), [Shard(0)], src=None)
+        with pytest.raises(error):
+            call(x)
 
     on_ranks(program)
