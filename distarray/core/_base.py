@@ -1,4 +1,4 @@
-"""What every distributed array is made of: one local block and one layout, nothing else."""
+"""The base of every distributed array: one local block and one layout, nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where operands on different meshes meet: on the mesh that the others are sub-meshes of."""
+"""Meshes of operands, and the one on which different ones meet: of which others are sub-meshes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the rules of one mesh axis to what operands of given layouts must become.
+"""Resolution: from the rules of one mesh axis to what operands of given layouts must become.
 
 The rules are expanded to all mesh axes, and of all ways to meet them the cheapest redistribution
 of the inputs is chosen. Nothing here communicates, and the outcome depends on layouts alone, so

@@ -30,16 +30,20 @@ from distarray.core import (
     unshare,
 )
 from distarray.errors import ArgumentError
-from distarray.layout import Layout, dimmap
+from distarray.layout import DimMap, Layout, dimmap
 from distarray.ops._routes import Route, route
 from distarray.ops._shape import relabel, transpose
 from distarray.typing import Buffer, Shape
+
+_OF_LENGTH_1 = (dimmap.InputAxis, dimmap.Singleton)
+"""Sources of axes where a change drops and adds axes of length 1 alone."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Program(Layouts):
     """How arrays of one layout become arrays of one shape on this process."""
 
+    change: DimMap
     route: Route
     joined: list[tuple[int, int]]
     """Axes that become one with the next."""
@@ -80,9 +84,9 @@ class Program(Layouts):
 
 def _program(_: Op, call: Call) -> Program:
     (layout,) = call.layouts
-    shape = dimmap.reshape(layout.shape, call.static).out_shape
-    found = route(layout, shape)
-    groups = dimmap.reshape(layout.shape, shape).groups if layout.size else ()
+    change = dimmap.reshape(layout.shape, call.static)
+    found = route(layout, change.out_shape)
+    groups = change.groups if layout.size else ()
     joined = [pair for group in groups for pair in pairwise(group.inputs)]
     local = layout.local_shape()
     long = [axis for axis, size in enumerate(layout.shape) if size != 1]
@@ -90,6 +94,7 @@ def _program(_: Op, call: Call) -> Program:
         (layout,),
         found.reached,
         tuple(found.moves),
+        change=change,
         route=found,
         joined=joined,
         varied=bool(joined) and not found.moves and _are_unalike(layout, joined),
@@ -102,10 +107,8 @@ def _bind(step: Step) -> Callable[[Buffer], Buffer]:
     program: Any = step.spec
     shape = program.output.local_shape()
     if not program.sends:  # in place, one relabelling does
-        change = dimmap.reshape(program.inputs[0].shape, program.output.shape)
-        kept = [source.axis for source in change.axes if isinstance(source, dimmap.InputAxis)]
-        if len(kept) + change.axes.count(dimmap.Singleton()) == len(change.axes):
-            return relabel(change)[1](program.output)
+        if all(isinstance(one, _OF_LENGTH_1) for one in program.change.axes):
+            return relabel(program.change)[1](program.output)
         return lambda block: block.reshape(shape)
     steps = program.route.bind()
 
@@ -155,10 +158,11 @@ def reshape(
     copy = None if copy is None else check_flag("reshape", "copy", copy)
     if check_order("reshape", order, "CF") == "F":
         return transpose(reshape(transpose(x), normalize_shape(shape, True)[::-1], copy=copy))
-    return _change(x, normalize_shape(shape, True), copy)
+    return _reshape_as(x, normalize_shape(shape, True), copy)
 
 
-def _change(x: Any, asked: Shape, copy: bool | None, contiguous: bool = False) -> Any:
+def _reshape_as(x: Any, asked: Shape, copy: bool | None, contiguous: bool = False) -> Any:
+    """Return `reshape(x, asked, copy=copy)`; a view only if its items are `contiguous`."""
     step = steps[_reshape, asked, x._layout, x._local.dtype]
     program: Any = step.spec
     if copy is False and program.sends:
@@ -196,7 +200,7 @@ def ravel(x: Any, /, order: str = "C") -> Any:
     """Return the items in row-major order as one axis, contiguous in each block; see `reshape`."""
     check_distributed("ravel", x)
     first = transpose(x) if check_order("ravel", order, "CF") == "F" else x
-    return _change(first, (-1,), None, contiguous=True)
+    return _reshape_as(first, (-1,), None, contiguous=True)
 
 
 @register

@@ -1,4 +1,4 @@
-"""What programs that use the library can test themselves with."""
+"""Tools with which programs that use the library test themselves."""
 
 from distarray.comm import simulate
 from distarray.core import clear_cache
