@@ -55,7 +55,7 @@ def prepare() -> None:
     from distarray.array import _convert
     from distarray.comm import _backend, _device_mesh
     from distarray.comm.cuda import _ipc
-    from distarray.core import _operands
+    from distarray.core.engine import _operands
     from distarray.ops import _items
 
     cupy = stand_in()

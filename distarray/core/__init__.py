@@ -24,9 +24,6 @@ from distarray.core._arguments import (
     read_box,
 )
 from distarray.core._base import BaseArray, new_array, set_array_class
-from distarray.core._blocks import as_block, copy_block, empty_block, move, unshare
-from distarray.core._cache import cache, remember
-from distarray.core._cache import clear as clear_cache
 from distarray.core._dtypes import (
     PLAIN_SCALARS,
     REFUSALS,
@@ -36,15 +33,26 @@ from distarray.core._dtypes import (
     real,
     with_length,
 )
-from distarray.core._elementwise import elementwise, into, refusal, run_row
-from distarray.core._engine import Step, run, run_once, run_one, step_for, steps
-from distarray.core._families import binary, equality, unary
-from distarray.core._float_errors import CALM, convert_on_all, state, strict
-from distarray.core._folding import in_unit, reduce_block
-from distarray.core._meshes import common_mesh, device_of, lift, replicated
-from distarray.core._moments import Moments, merge, moments, state_dtype
 from distarray.core._op import Call, Op, State, States
-from distarray.core._operands import (
+from distarray.core._read_only import ITEM, PendingWrite, check_writable, in_place
+from distarray.core._replicas import apart, digest
+from distarray.core._spec import (
+    ADDITIVE,
+    LINEAR,
+    MULTIPLICATIVE,
+    POINTWISE,
+    Layouts,
+    Letters,
+    Spec,
+    joining,
+    reduction_spec,
+)
+from distarray.core.engine._blocks import as_block, copy_block, empty_block, move, unshare
+from distarray.core.engine._cache import cache, remember
+from distarray.core.engine._cache import clear as clear_cache
+from distarray.core.engine._float_errors import CALM, convert_on_all, state, strict
+from distarray.core.engine._meshes import common_mesh, device_of, lift, replicated
+from distarray.core.engine._operands import (
     LARGE,
     broadcast_shape,
     cast,
@@ -54,10 +62,13 @@ from distarray.core._operands import (
     normalize_operand,
     normalize_operands,
 )
-from distarray.core._paths import inplace_path
-from distarray.core._policy import communication, permit
-from distarray.core._read_only import ITEM, PendingWrite, check_writable, in_place
-from distarray.core._reduce import (
+from distarray.core.engine._pipeline import Step, run, run_once, run_one, step_for, steps
+from distarray.core.engine._policy import communication, permit
+from distarray.core.families._elementwise import elementwise, into, refusal, run_row
+from distarray.core.families._fast_paths import inplace_path
+from distarray.core.families._folding import in_unit, reduce_block
+from distarray.core.families._moments import Moments, merge, moments, state_dtype
+from distarray.core.families._reductions import (
     ABSENT,
     axis_key,
     check_fits,
@@ -72,17 +83,6 @@ from distarray.core._reduce import (
     result_dtype,
     write_out,
 )
-from distarray.core._registry import functions, methods, register, row_of, ufuncs
-from distarray.core._replicas import apart, digest
-from distarray.core._ruled import register_rule
-from distarray.core._spec import (
-    ADDITIVE,
-    LINEAR,
-    MULTIPLICATIVE,
-    POINTWISE,
-    Layouts,
-    Letters,
-    Spec,
-    joining,
-    reduction_spec,
-)
+from distarray.core.families._registry import functions, methods, register, row_of, ufuncs
+from distarray.core.families._unary_binary import binary, equality, unary
+from distarray.core.families._user_rules import register_rule

@@ -16,7 +16,7 @@ from distarray.layout import DimMap, Layout
 from distarray.typing import Box, Buffer, Shape
 
 if TYPE_CHECKING:
-    from distarray.core._engine import Step
+    from distarray.core.engine._pipeline import Step
 
 State = tuple[Buffer, ...]
 """What one block contributes to an exchange: arrays with its exchanged axes of length 1."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from distarray.array._array import distribute_array
 from distarray.comm import CommLog, DeviceMesh, init_device_mesh
-from distarray.core._policy import communication
+from distarray.core.engine._policy import communication
 from distarray.errors import ArgumentTypeError, ImplicitCommunicationError, IndexingError
 from distarray.layout import Partial, Replicate, Shard
 from distarray.ops import _selection

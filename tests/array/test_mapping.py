@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from distarray.array._array import distribute_array
 from distarray.array._mapping import map_blocks
 from distarray.comm import CommLog, DeviceMesh, init_device_mesh
-from distarray.core._policy import communication
-from distarray.core._registry import functions
-from distarray.core._ruled import register_rule
+from distarray.core.engine._policy import communication
+from distarray.core.families._registry import functions
+from distarray.core.families._user_rules import register_rule
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,

@@ -10,7 +10,7 @@ import pytest
 
 from distarray.array._array import DistArray, distribute_array
 from distarray.comm import CommLog, DeviceMesh, _backend, init_device_mesh
-from distarray.core._policy import communication
+from distarray.core.engine._policy import communication
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,

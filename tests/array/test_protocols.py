@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from distarray.array._array import DistArray, distribute_array
 from distarray.comm import CommLog, DeviceMesh, init_device_mesh
-from distarray.core._registry import functions
+from distarray.core.families._registry import functions
 from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError, MeshError
 from distarray.layout import Partial, Replicate, Shard
 from tests.array.strategies import agrees, cases, on_ranks, pairs

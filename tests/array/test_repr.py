@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from distarray.array._array import DistArray, distribute_array
 from distarray.comm import CommLog, DeviceMesh, init_device_mesh
-from distarray.core._policy import communication
+from distarray.core.engine._policy import communication
 from distarray.layout import Partial, Replicate, Shard
 from tests.array.strategies import cases, on_ranks
 

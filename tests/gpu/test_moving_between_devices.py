@@ -13,8 +13,8 @@ import distarray as da
 from distarray.array import _convert
 from distarray.comm import CommLog
 from distarray.comm.simulated._ranks import simulate
-from distarray.core import _operands
 from distarray.core._arguments import plain_buffer
+from distarray.core.engine import _operands
 from distarray.errors import ArgumentError, ArgumentTypeError, DeviceError
 from distarray.ops import _items
 from tests.array.strategies import Case, cases, on_ranks

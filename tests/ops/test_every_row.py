@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 import distarray as da
 from distarray.array._array import DistArray
 from distarray.core._op import Op
-from distarray.core._registry import public
+from distarray.core.families._registry import public
 from distarray.errors import DistArrayError
 from tests.array.index_keys import keys
 from tests.array.strategies import (

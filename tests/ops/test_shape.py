@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import distarray as da
 from distarray.array._array import distribute_array
 from distarray.comm import CommLog, DeviceMesh, _backend, init_device_mesh
-from distarray.core._policy import communication
+from distarray.core.engine._policy import communication
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import distarray as ours
 from distarray.array._array import distribute_array
 from distarray.comm import CommLog, init_device_mesh
-from distarray.core import _registry as registry
-from distarray.core._policy import communication
-from distarray.core._reduce import reduction
+from distarray.core.engine._policy import communication
+from distarray.core.families import _registry as registry
+from distarray.core.families._reductions import reduction
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core._folding import folded
+from distarray.core.families._folding import folded
 from distarray.typing import Buffer, Shape
 
 PIECE_BYTES = 256 * 1024

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from distarray.core._base import BaseArray
-from distarray.core._blocks import as_block
 from distarray.core._dtypes import REFUSALS
-from distarray.core._elementwise import into, refusal, run_row
-from distarray.core._float_errors import CALM, state, strict
 from distarray.core._op import Op
-from distarray.core._operands import LARGE
+from distarray.core.engine._blocks import as_block
+from distarray.core.engine._float_errors import CALM, state, strict
+from distarray.core.engine._operands import LARGE
+from distarray.core.families._elementwise import into, refusal, run_row
 
 _new = object.__new__
 _ndarray = np.ndarray

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from distarray.core import _docstrings
 from distarray.core._base import BaseArray
 from distarray.core._dtypes import REFUSALS
-from distarray.core._elementwise import elementwise, refusal
 from distarray.core._op import Op
-from distarray.core._paths import binary_path, unary_path
-from distarray.core._registry import register
 from distarray.core._spec import POINTWISE, Rule
+from distarray.core.families import _docstrings
+from distarray.core.families._elementwise import elementwise, refusal
+from distarray.core.families._fast_paths import binary_path, unary_path
+from distarray.core.families._registry import register
 
 
 def unary(

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend, _memory
-from distarray.core._meshes import device_of
-from distarray.core._policy import permit
+from distarray.core.engine._meshes import device_of
+from distarray.core.engine._policy import permit
 from distarray.layout import Layout
 from distarray.layout import box as boxes
 from distarray.redistribute import redistribute_local

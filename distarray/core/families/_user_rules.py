@@ -12,10 +12,10 @@ import numpy as np
 from distarray.core import _replicas
 from distarray.core._arguments import plain_buffer
 from distarray.core._base import BaseArray
-from distarray.core._engine import Step, run
 from distarray.core._op import Call, Op
-from distarray.core._registry import functions, ufuncs
 from distarray.core._spec import Letters, Spec
+from distarray.core.engine._pipeline import Step, run
+from distarray.core.families._registry import functions, ufuncs
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import REDUCTIONS, Layout
 from distarray.typing import Shape

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import distarray as da
-from distarray.core import _cache
+from distarray.core.engine import _cache
 from distarray.testing import reset, simulate
 
 

@@ -10,11 +10,8 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core import _on_device
 from distarray.core._arguments import check_casting, describe
 from distarray.core._base import BaseArray
-from distarray.core._blocks import as_block, move_all
-from distarray.core._cache import cache, remember
 from distarray.core._dtypes import (
     REFUSALS,
     dtype_key,
@@ -24,11 +21,14 @@ from distarray.core._dtypes import (
     stand_in,
     stays_partial,
 )
-from distarray.core._engine import Step, run
-from distarray.core._float_errors import call_on_all, strict, text_converts
-from distarray.core._meshes import device_of
 from distarray.core._op import Call, Op
-from distarray.core._operands import (
+from distarray.core._spec import POINTWISE, Rule, Spec, pointwise
+from distarray.core.engine import _on_device
+from distarray.core.engine._blocks import as_block, move_all
+from distarray.core.engine._cache import cache, remember
+from distarray.core.engine._float_errors import call_on_all, strict, text_converts
+from distarray.core.engine._meshes import device_of
+from distarray.core.engine._operands import (
     LARGE,
     allocate,
     assign,
@@ -39,8 +39,8 @@ from distarray.core._operands import (
     normalize_operands,
     reduce_partial,
 )
-from distarray.core._resolution import align
-from distarray.core._spec import POINTWISE, Rule, Spec, pointwise
+from distarray.core.engine._pipeline import Step, run
+from distarray.core.engine._resolution import align
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from distarray.core._elementwise import elementwise
+from distarray.core.families._elementwise import elementwise
 from distarray.errors import ArgumentTypeError
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import Communicator, _backend, _memory, record, token, unrecorded
-from distarray.core import _on_device
 from distarray.core._base import BaseArray
-from distarray.core._blocks import as_block, empty_block, move_all
-from distarray.core._cache import cache, remember
 from distarray.core._dtypes import check_kinds, dtype_key, stand_in
-from distarray.core._float_errors import call_alike, call_on_all, strict
 from distarray.core._op import Call, Op, State, States
-from distarray.core._operands import lift_layouts, local_blocks, normalize_operands
-from distarray.core._policy import permit, permit_exchange
-from distarray.core._resolution import resolve
 from distarray.core._spec import Layouts, Spec
+from distarray.core.engine import _on_device
+from distarray.core.engine._blocks import as_block, empty_block, move_all
+from distarray.core.engine._cache import cache, remember
+from distarray.core.engine._float_errors import call_alike, call_on_all, strict
+from distarray.core.engine._operands import lift_layouts, local_blocks, normalize_operands
+from distarray.core.engine._policy import permit, permit_exchange
+from distarray.core.engine._resolution import resolve
 from distarray.errors import ArgumentTypeError
 from distarray.layout import REDUCTIONS, DimMap, Layout, propagate
 from distarray.layout import box as boxes

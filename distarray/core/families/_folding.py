@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core._on_device import lacking_error
+from distarray.core.engine._on_device import lacking_error
 from distarray.typing import Buffer
 
 _NARROW = 256  # items of a row from which NumPy's own loop is as fast

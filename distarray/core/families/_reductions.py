@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend, _memory
-from distarray.core import _docstrings
 from distarray.core._arguments import check_flag, check_travels, describe
 from distarray.core._base import BaseArray
 from distarray.core._dtypes import normalize_dtype, stays_partial
-from distarray.core._engine import Step, run, run_one, step_for
-from distarray.core._float_errors import text_converts
 from distarray.core._op import Call, Op, State, States
-from distarray.core._operands import (
+from distarray.core._spec import Rule, Spec, reduction_spec
+from distarray.core.engine._float_errors import text_converts
+from distarray.core.engine._operands import (
     assign,
     broadcast_shape,
     check_target,
@@ -28,8 +27,9 @@ from distarray.core._operands import (
     normalize_operand,
     normalize_operands,
 )
-from distarray.core._registry import methods, register, ufuncs
-from distarray.core._spec import Rule, Spec, reduction_spec
+from distarray.core.engine._pipeline import Step, run, run_one, step_for
+from distarray.core.families import _docstrings
+from distarray.core.families._registry import methods, register, ufuncs
 from distarray.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError, ShapeError
 from distarray.layout import REDUCTIONS, Partial
 from distarray.typing import Buffer, Shape

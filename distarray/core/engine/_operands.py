@@ -11,13 +11,13 @@ import numpy as np
 from distarray.comm import _backend, _memory
 from distarray.core._arguments import check_travels, plain_buffer
 from distarray.core._base import BaseArray
-from distarray.core._blocks import move
 from distarray.core._dtypes import PLAIN_SCALARS
-from distarray.core._float_errors import convert_on_all
-from distarray.core._meshes import common_mesh, lift, replicated
 from distarray.core._read_only import check_writable
-from distarray.core._resolution import align
 from distarray.core._spec import pointwise
+from distarray.core.engine._blocks import move
+from distarray.core.engine._float_errors import convert_on_all
+from distarray.core.engine._meshes import common_mesh, lift, replicated
+from distarray.core.engine._resolution import align
 from distarray.errors import ArgumentTypeError, DeviceError, ShapeError
 from distarray.layout import Layout, Replicate
 from distarray.redistribute import redistribute_local

@@ -1,0 +1,1 @@
+"""The engine that runs operations: blocks, meshes, operands, rules resolved, the pipeline."""

@@ -1,0 +1,1 @@
+"""Families: functions that make rows, their docstrings, and the registry of all functions."""
