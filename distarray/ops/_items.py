@@ -34,7 +34,7 @@ from distarray.errors import ArgumentError, DeviceError, DTypeError, FloatingErr
 from distarray.layout import DimMap, dimmap
 from distarray.layout import box as boxes
 from distarray.ops._selection import Selection, flip_axes, normalize_key, selection
-from distarray.ops._shape import relabel, shape_function
+from distarray.ops._shape_function import relabel, shape_function
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer, Shape
 

@@ -32,7 +32,8 @@ from distarray.core import (
 from distarray.errors import ArgumentError
 from distarray.layout import DimMap, Layout, dimmap
 from distarray.ops._routes import Route, route
-from distarray.ops._shape import relabel, transpose
+from distarray.ops._shape import transpose
+from distarray.ops._shape_function import relabel
 from distarray.typing import Buffer, Shape
 
 _OF_LENGTH_1 = (dimmap.InputAxis, dimmap.Singleton)

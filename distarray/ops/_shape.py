@@ -1,9 +1,7 @@
-"""Functions that rename, add, drop or widen axes: each process does it to its own block.
+"""Axes renamed, added, dropped, widened and reversed, and triangles of matrices.
 
-What every function does to the axes is a `DimMap`; the layout of the result follows from it. Only
-a cut axis that the result cannot have any more (one of length 1 that is dropped or widened) takes
-communication; the result is then a read-only copy, else a view. `Partial` arrays stay so: no item
-changes.
+A result that needed communication is a read-only copy, else a view. `Partial` arrays stay so where
+no item changes.
 """
 
 from __future__ import annotations
@@ -31,22 +29,8 @@ from distarray.core import (
 from distarray.errors import ArgumentTypeError, AxisError, ShapeError
 from distarray.layout import DimMap, Layout, dimmap
 from distarray.ops._selection import flip_axes
+from distarray.ops._shape_function import Local, relabel, shape_function
 from distarray.typing import Axes, Buffer, Shape
-
-Local = Callable[[Buffer], Buffer]
-Change = Callable[[Shape, Any], tuple[DimMap, Callable[[Layout], Local]]]
-"""`change(shape, arguments) -> (DimMap, local)`, which checks the arguments; `local(layout of the
-result)` is the function of a block."""
-
-
-def shape_function(name: str, change: Change) -> Op:
-    """Return an operation that renames, adds, drops or widens axes."""
-    return Op(
-        name,
-        change,
-        lambda _, call: change(call.layouts[0].shape, call.static)[0],
-        bind=lambda step: change(step.call.layouts[0].shape, step.call.static)[1](step.output),
-    )
 
 
 def _as_key(axes: Any) -> Any:
@@ -159,21 +143,6 @@ def moveaxis(x: Any, /, source: Axes, destination: Axes) -> Any:
 
 
 # --- axes of length 1 ----------------------------------------------------------------------------
-
-
-def relabel(change: DimMap) -> tuple[DimMap, Any]:
-    """Return what drops and adds axes of length 1, and keeps the strides of all others."""
-    key: list[Any] = []
-    done = 0
-    for source in change.axes:
-        if isinstance(source, dimmap.InputAxis):
-            key += [0] * (source.axis - done) + [slice(None)]
-            done = source.axis + 1
-        else:
-            key.append(None)
-    key += [0] * (len(change.in_shape) - done)
-    whole = (*key, ...)  # of no axes an array, not a scalar
-    return change, lambda _: lambda block: block[whole]
 
 
 _squeeze = shape_function("squeeze", lambda shape, axes: relabel(dimmap.squeeze(shape, axes)))
