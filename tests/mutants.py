@@ -416,7 +416,7 @@ MUTANTS = (
     ),
     Mutant(
         "a product beside NaN leaves none out",
-        "ops/_reductions.py",
+        "ops/statistical/_reductions.py",
         'if block.dtype.kind in "fc":\n        one',
         'if block.dtype.kind in "":\n        one',
         ("ops/test_every_row.py::test_row_that_computes_with_items",),
@@ -444,22 +444,22 @@ MUTANTS = (
         "if False:",
         (
             "core/families/test_reductions.py::test_out_of_another_shape_or_kind_is_refused_before_anything_is_sent",
-            "ops/test_scans.py::test_out_that_no_scan_fits_into_is_refused_before_anything_is_sent",
+            "ops/statistical/test_scans.py::test_out_that_no_scan_fits_into_is_refused_before_anything_is_sent",
         ),
     ),
     Mutant(
         "a scan leaves out what the block before its own has come to",
-        "ops/_scans.py",
+        "ops/statistical/_scans.py",
         "start = functools.reduce(ufunc, [state for _, state in before])",
         "start = before[0][1]",
-        ("ops/test_scans.py::test_scan_agrees_with_numpy_on_random_layouts",),
+        ("ops/statistical/test_scans.py::test_scan_agrees_with_numpy_on_random_layouts",),
     ),
     Mutant(
         "the initial item of a scan comes before every block",
-        "ops/_scans.py",
+        "ops/statistical/_scans.py",
         "leads = all(mesh.coordinate[m] == 0 for m in source.sharding_axes(axis))",
         "leads = True",
-        ("ops/test_scans.py::test_scan_agrees_with_numpy_on_random_layouts",),
+        ("ops/statistical/test_scans.py::test_scan_agrees_with_numpy_on_random_layouts",),
     ),
     Mutant(
         "an empty block takes part in a reduction without an identity",
@@ -486,24 +486,24 @@ MUTANTS = (
     ),
     Mutant(
         "means are not divided by the number of items",
-        "ops/_statistics.py",
+        "ops/statistical/_moments.py",
         'np.true_divide(total, divisor, out=total, casting="unsafe")',
         "pass",
         ("core/families/test_reductions.py::test_mean_of_an_integer_dtype_divides_the_whole_sum",),
     ),
     Mutant(
         "the mirror image of a block comes from the rank itself",
-        "ops/_windows.py",
+        "ops/families/_windows.py",
         "size - 1 - c if m in cutting else c",
         "c if m in cutting else c",
-        ("ops/test_shape.py::test_flip_and_triangles_agree_with_numpy",),
+        ("ops/manipulation/test_shape.py::test_flip_and_triangles_agree_with_numpy",),
     ),
     Mutant(
         "a stretch of the flat order is shifted by one",
-        "ops/_windows.py",
+        "ops/families/_windows.py",
         "slice(at, end),",
         "slice(max(at - 1, 0), max(at - 1, 0) + end - at),",
-        ("ops/test_shape.py::test_reshape_agrees_with_numpy",),
+        ("ops/manipulation/test_shape.py::test_reshape_agrees_with_numpy",),
     ),
     # --- random ----------------------------------------------------------------------------------
     Mutant(

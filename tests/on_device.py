@@ -56,7 +56,7 @@ def prepare() -> None:
     from distarray.comm import _backend, _device_mesh
     from distarray.comm.cuda import _ipc
     from distarray.core.engine import _operands
-    from distarray.ops import _items
+    from distarray.ops.indexing import _items
 
     cupy = stand_in()
     if hasattr(cupy, "operations"):  # it has no driver

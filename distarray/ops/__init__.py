@@ -3,10 +3,24 @@
 What is imported under its own name is for those floors alone.
 """
 
-from distarray.ops._asarray import array, asarray
-from distarray.ops._contraction import dot, inner, matmul, outer, tensordot, vecdot
-from distarray.ops._creation import build as build
-from distarray.ops._creation import (
+from distarray.ops._inspection import (
+    allclose,
+    array_equal,
+    array_equiv,
+    can_cast,
+    common_type,
+    copyto,
+    iscomplexobj,
+    isrealobj,
+    ndim,
+    result_type,
+    shape,
+    size,
+)
+from distarray.ops._searching import argmax, argmin
+from distarray.ops.creation._asarray import array, asarray
+from distarray.ops.creation._filled import build as build
+from distarray.ops.creation._filled import (
     empty,
     empty_like,
     full,
@@ -16,9 +30,9 @@ from distarray.ops._creation import (
     zeros,
     zeros_like,
 )
-from distarray.ops._creation import target_layout as target_layout
-from distarray.ops._einsum import einsum
-from distarray.ops._elementwise_arithmetic import (
+from distarray.ops.creation._filled import target_layout as target_layout
+from distarray.ops.creation._ranges import arange, eye, linspace
+from distarray.ops.elementwise._arithmetic import (
     abs,
     absolute,
     add,
@@ -58,7 +72,7 @@ from distarray.ops._elementwise_arithmetic import (
     subtract,
     true_divide,
 )
-from distarray.ops._elementwise_logic import (
+from distarray.ops.elementwise._logic import (
     bitwise_and,
     bitwise_count,
     bitwise_invert,
@@ -89,7 +103,7 @@ from distarray.ops._elementwise_logic import (
     not_equal,
     right_shift,
 )
-from distarray.ops._elementwise_rounding import (
+from distarray.ops.elementwise._rounding import (
     angle,
     around,
     astype,
@@ -109,7 +123,7 @@ from distarray.ops._elementwise_rounding import (
     trunc,
     where,
 )
-from distarray.ops._elementwise_transcendental import (
+from distarray.ops.elementwise._transcendental import (
     acos,
     acosh,
     arccos,
@@ -146,46 +160,17 @@ from distarray.ops._elementwise_transcendental import (
     tan,
     tanh,
 )
-from distarray.ops._inspection import (
-    allclose,
-    array_equal,
-    array_equiv,
-    can_cast,
-    common_type,
-    copyto,
-    iscomplexobj,
-    isrealobj,
-    ndim,
-    result_type,
-    shape,
-    size,
-)
-from distarray.ops._items import getitem as getitem
-from distarray.ops._items import rows as rows
-from distarray.ops._items import setitem as setitem
-from distarray.ops._joining import concat, repeat, roll, stack, tile, unstack
-from distarray.ops._joining import concat as concatenate
-from distarray.ops._ranges import arange, eye, linspace
-from distarray.ops._reductions import (
-    all,
-    amax,
-    amin,
-    any,
-    count_nonzero,
-    max,
-    min,
-    nanmax,
-    nanmin,
-    nanprod,
-    prod,
-    sum,
-)
-from distarray.ops._reshape import flatten, ravel, reshape
-from distarray.ops._scans import cumprod, cumsum, cumulative_prod, cumulative_sum, diff
-from distarray.ops._searching import argmax, argmin
-from distarray.ops._selection import expand as expand
-from distarray.ops._selection import normalize_key as normalize_key
-from distarray.ops._shape import (
+from distarray.ops.families._selection import expand as expand
+from distarray.ops.families._selection import normalize_key as normalize_key
+from distarray.ops.indexing._items import getitem as getitem
+from distarray.ops.indexing._items import rows as rows
+from distarray.ops.indexing._items import setitem as setitem
+from distarray.ops.linear_algebra._contraction import dot, inner, matmul, outer, tensordot, vecdot
+from distarray.ops.linear_algebra._einsum import einsum
+from distarray.ops.manipulation._joining import concat, repeat, roll, stack, tile, unstack
+from distarray.ops.manipulation._joining import concat as concatenate
+from distarray.ops.manipulation._reshape import flatten, ravel, reshape
+from distarray.ops.manipulation._shape import (
     broadcast_arrays,
     broadcast_to,
     expand_dims,
@@ -199,7 +184,22 @@ from distarray.ops._shape import (
     tril,
     triu,
 )
-from distarray.ops._statistics import mean, ptp, std, var
+from distarray.ops.statistical._moments import mean, ptp, std, var
+from distarray.ops.statistical._reductions import (
+    all,
+    amax,
+    amin,
+    any,
+    count_nonzero,
+    max,
+    min,
+    nanmax,
+    nanmin,
+    nanprod,
+    prod,
+    sum,
+)
+from distarray.ops.statistical._scans import cumprod, cumsum, cumulative_prod, cumulative_sum, diff
 
 __all__ = [
     "abs",

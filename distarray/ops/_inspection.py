@@ -21,9 +21,9 @@ from distarray.core import (
     register,
 )
 from distarray.errors import DTypeError
-from distarray.ops import _elementwise_logic as logic
-from distarray.ops import _reductions as reductions
-from distarray.ops._elementwise_rounding import copied_row, isclose
+from distarray.ops.elementwise import _logic as logic
+from distarray.ops.elementwise._rounding import copied_row, isclose
+from distarray.ops.statistical import _reductions as reductions
 
 
 @register

@@ -14,7 +14,7 @@ from distarray.comm import CommLog, DeviceMesh, init_device_mesh
 from distarray.core.engine._policy import communication
 from distarray.errors import ArgumentTypeError, ImplicitCommunicationError, IndexingError
 from distarray.layout import Partial, Replicate, Shard
-from distarray.ops import _selection
+from distarray.ops.families import _selection
 from tests.array.index_keys import keys
 from tests.array.strategies import Case, agrees, cases, on_ranks
 

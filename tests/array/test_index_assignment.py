@@ -13,7 +13,7 @@ from distarray.array._array import distribute_array
 from distarray.comm import CommLog, DeviceMesh, init_device_mesh
 from distarray.errors import ArgumentError, DTypeError, ShapeError
 from distarray.layout import Partial, Replicate, Shard
-from distarray.ops._shape import broadcast_to
+from distarray.ops.manipulation._shape import broadcast_to
 from tests.array.index_keys import fitting, keys
 from tests.array.strategies import Case, agrees, cases, on_ranks, values_of
 

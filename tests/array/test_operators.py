@@ -14,8 +14,8 @@ from distarray.array._array import distribute_array
 from distarray.comm import init_device_mesh
 from distarray.errors import ArgumentError, DTypeError, OutOfRangeError, ShapeError
 from distarray.layout import Replicate, Shard
-from distarray.ops import _elementwise_arithmetic as arithmetic
-from distarray.ops import _elementwise_rounding as rounding
+from distarray.ops.elementwise import _arithmetic as arithmetic
+from distarray.ops.elementwise import _rounding as rounding
 from tests.array.strategies import KIND, agrees, cases, on_ranks, pairs
 
 R = Replicate()

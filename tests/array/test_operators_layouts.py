@@ -20,7 +20,7 @@ from distarray.errors import (
     ShapeError,
 )
 from distarray.layout import Layout, Partial, Replicate, Shard
-from distarray.ops import _elementwise_arithmetic as arithmetic
+from distarray.ops.elementwise import _arithmetic as arithmetic
 from tests.array.strategies import agrees, on_ranks
 from tests.on_device import host
 

@@ -16,7 +16,7 @@ from distarray.comm.simulated._ranks import simulate
 from distarray.core._arguments import plain_buffer
 from distarray.core.engine import _operands
 from distarray.errors import ArgumentError, ArgumentTypeError, DeviceError
-from distarray.ops import _items
+from distarray.ops.indexing import _items
 from tests.array.strategies import Case, cases, on_ranks
 from tests.on_device import BESIDE, host, stand_in
 

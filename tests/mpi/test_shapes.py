@@ -12,8 +12,8 @@ from distarray.array._array import DistArray, distribute_array
 from distarray.comm import DeviceMesh
 from distarray.errors import IndexingError
 from distarray.layout import Replicate, Shard
-from distarray.ops import _joining as joining
-from distarray.ops import _shape as shaping
+from distarray.ops.manipulation import _joining as joining
+from distarray.ops.manipulation import _shape as shaping
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(30)]
 

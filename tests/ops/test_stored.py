@@ -14,7 +14,7 @@ from distarray.comm import DeviceMesh, default_mesh
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.layout import Replicate, Shard
 from distarray.layout import box as boxes
-from distarray.ops._asarray import asarray
+from distarray.ops.creation._asarray import asarray
 from distarray.testing import simulate
 from tests.array.strategies import Case, agrees, cases, on_ranks
 

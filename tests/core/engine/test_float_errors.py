@@ -13,11 +13,11 @@ from distarray.array._array import DistArray, distribute_array
 from distarray.comm import CommLog, init_device_mesh
 from distarray.errors import ArgumentError, DTypeError, FloatingError
 from distarray.layout import Partial, Replicate, Shard
-from distarray.ops import _joining as joining
-from distarray.ops import _reductions as reductions
-from distarray.ops import _scans as scans
-from distarray.ops import _statistics as statistics
-from distarray.ops._asarray import asarray
+from distarray.ops.creation._asarray import asarray
+from distarray.ops.manipulation import _joining as joining
+from distarray.ops.statistical import _moments as statistics
+from distarray.ops.statistical import _reductions as reductions
+from distarray.ops.statistical import _scans as scans
 from tests.array.strategies import agrees, on_ranks
 
 pytestmark = pytest.mark.host_only

@@ -18,9 +18,9 @@ from distarray.comm import default_mesh
 from distarray.core._dtypes import REFUSALS
 from distarray.errors import ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Replicate, Shard
-from distarray.ops._asarray import asarray
-from distarray.ops._creation import full
-from distarray.ops._elementwise_rounding import where
+from distarray.ops.creation._asarray import asarray
+from distarray.ops.creation._filled import full
+from distarray.ops.elementwise._rounding import where
 from distarray.testing import simulate
 
 pytestmark = pytest.mark.host_only  # CuPy holds numbers only

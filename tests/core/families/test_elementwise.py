@@ -12,8 +12,8 @@ from distarray.array._array import distribute_array
 from distarray.comm import init_device_mesh
 from distarray.core._op import Op
 from distarray.layout import Partial, Replicate, Shard
-from distarray.ops import _elementwise_arithmetic as arithmetic
-from distarray.ops import _elementwise_logic as logic
+from distarray.ops.elementwise import _arithmetic as arithmetic
+from distarray.ops.elementwise import _logic as logic
 from tests.array.strategies import Case, agrees, cases, on_ranks, pairs
 
 DTYPES = {

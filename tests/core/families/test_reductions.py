@@ -27,8 +27,8 @@ from distarray.errors import (
     ShapeError,
 )
 from distarray.layout import Partial, Replicate, Shard
-from distarray.ops._reductions import by
-from distarray.ops._shape import broadcast_to
+from distarray.ops.manipulation._shape import broadcast_to
+from distarray.ops.statistical._reductions import by
 from tests.array.strategies import KIND, Case, agrees, cases, on_ranks, values_of
 
 NUMBERS = (np.float64, np.int32, np.uint8, np.bool_, np.float32, np.complex128, np.float16)

@@ -33,8 +33,8 @@ from distarray.core import (
 from distarray.errors import ArgumentError, DeviceError, DTypeError, FloatingError, ShapeError
 from distarray.layout import DimMap, dimmap
 from distarray.layout import box as boxes
-from distarray.ops._selection import Selection, flip_axes, normalize_key, selection
-from distarray.ops._shape_function import relabel, shape_function
+from distarray.ops.families._selection import Selection, flip_axes, normalize_key, selection
+from distarray.ops.families._shape_function import relabel, shape_function
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer, Shape
 

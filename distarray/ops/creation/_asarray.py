@@ -20,7 +20,7 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError
 from distarray.layout import Layout, Placement
-from distarray.ops._creation import build, target_layout
+from distarray.ops.creation._filled import build, target_layout
 from distarray.redistribute import redistribute_local
 from distarray.typing import Box, Buffer
 

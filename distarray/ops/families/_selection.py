@@ -20,8 +20,8 @@ from distarray.comm import Purpose
 from distarray.core import BaseArray, Layouts, Op, Step, copy_block, empty_block, run_one, unshare
 from distarray.errors import IndexingError
 from distarray.layout import Layout, Shard
-from distarray.ops._relabel import carry, whole_along
-from distarray.ops._windows import mirror, mirrored, run
+from distarray.ops.families._relabel import carry, whole_along
+from distarray.ops.families._windows import mirror, mirrored, run
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer, Shape
 

@@ -47,10 +47,10 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import box as boxes
-from distarray.ops import _elementwise_arithmetic as arithmetic
-from distarray.ops import _elementwise_logic as logic
-from distarray.ops import _reductions as reductions
-from distarray.ops._elementwise_rounding import astype, where
+from distarray.ops.elementwise import _arithmetic as arithmetic
+from distarray.ops.elementwise import _logic as logic
+from distarray.ops.elementwise._rounding import astype, where
+from distarray.ops.statistical import _reductions as reductions
 from distarray.typing import Buffer
 
 # --- the mean: the sum of all ranks' items, divided once -----------------------------------------

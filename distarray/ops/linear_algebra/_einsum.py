@@ -10,7 +10,7 @@ import numpy as np
 
 from distarray.core import Letters, register, run
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
-from distarray.ops._contraction import Subscripts, contraction
+from distarray.ops.linear_algebra._contraction import Subscripts, contraction
 from distarray.typing import Shape
 
 

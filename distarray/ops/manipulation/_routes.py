@@ -12,8 +12,8 @@ from typing import Any
 
 from distarray.core import empty_block
 from distarray.layout import DimMap, Layout, chunk, dimmap, propagate, stages
-from distarray.ops._relabel import Offsets, recut
-from distarray.ops._windows import from_flat, run, to_flat
+from distarray.ops.families._relabel import Offsets, recut
+from distarray.ops.families._windows import from_flat, run, to_flat
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer, Shape
 

@@ -23,9 +23,9 @@ from distarray.errors import (
     ShapeError,
 )
 from distarray.layout import Partial, Replicate, Shard
-from distarray.ops import _shape as shaping
 from distarray.ops import flatten, ravel, reshape
-from distarray.ops._routes import TOLERATED, largest_block
+from distarray.ops.manipulation import _shape as shaping
+from distarray.ops.manipulation._routes import TOLERATED, largest_block
 from tests.array.strategies import Case, agrees, cases, on_ranks
 
 OPS = ("sum", "max")

@@ -21,9 +21,9 @@ from distarray.errors import (
     ShapeError,
 )
 from distarray.layout import Partial, Replicate, Shard
-from distarray.ops import _creation as creation
-from distarray.ops._asarray import asarray
-from distarray.ops._ranges import arange, eye, linspace
+from distarray.ops.creation import _filled as creation
+from distarray.ops.creation._asarray import asarray
+from distarray.ops.creation._ranges import arange, eye, linspace
 from tests.array.strategies import KIND, Case, agrees, cases, on_ranks
 
 FILLED = {"zeros": np.zeros, "ones": np.ones}

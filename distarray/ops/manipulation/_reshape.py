@@ -31,9 +31,9 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError
 from distarray.layout import DimMap, Layout, dimmap
-from distarray.ops._routes import Route, route
-from distarray.ops._shape import transpose
-from distarray.ops._shape_function import relabel
+from distarray.ops.families._shape_function import relabel
+from distarray.ops.manipulation._routes import Route, route
+from distarray.ops.manipulation._shape import transpose
 from distarray.typing import Buffer, Shape
 
 _OF_LENGTH_1 = (dimmap.InputAxis, dimmap.Singleton)

@@ -17,7 +17,7 @@ from distarray.core import BaseArray, check_integer, normalize_dtype, with_lengt
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Placement
 from distarray.layout import box as boxes
-from distarray.ops._creation import build, target_layout
+from distarray.ops.creation._filled import build, target_layout
 from distarray.typing import Box, Buffer
 
 PIECE = 32 * 1024

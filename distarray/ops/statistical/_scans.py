@@ -43,13 +43,13 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError, AxisError
 from distarray.layout import Layout
-from distarray.ops._elementwise_arithmetic import subtract
-from distarray.ops._elementwise_logic import not_equal
-from distarray.ops._elementwise_rounding import copy
-from distarray.ops._items import getitem
-from distarray.ops._joining import concat
-from distarray.ops._reshape import reshape
-from distarray.ops._shape import broadcast_to
+from distarray.ops.elementwise._arithmetic import subtract
+from distarray.ops.elementwise._logic import not_equal
+from distarray.ops.elementwise._rounding import copy
+from distarray.ops.indexing._items import getitem
+from distarray.ops.manipulation._joining import concat
+from distarray.ops.manipulation._reshape import reshape
+from distarray.ops.manipulation._shape import broadcast_to
 from distarray.typing import Buffer
 
 _DOCUMENTATION = """Return {what} up to each item along an axis.

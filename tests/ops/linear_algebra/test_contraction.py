@@ -22,8 +22,8 @@ from distarray.errors import (
     ShapeError,
 )
 from distarray.layout import Partial, Replicate, Shard
-from distarray.ops import _contraction as contraction
-from distarray.ops._einsum import einsum
+from distarray.ops.linear_algebra import _contraction as contraction
+from distarray.ops.linear_algebra._einsum import einsum
 from tests.array.strategies import MESH_SHAPES, Case, agrees, cases, on_ranks
 
 DTYPES = (np.float64, np.float64, np.int32, np.uint8, np.bool_, np.complex128, np.float32)

@@ -40,11 +40,11 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Layout, dimmap
-from distarray.ops._items import getitem, rows
-from distarray.ops._relabel import carry
-from distarray.ops._reshape import reshaped
-from distarray.ops._selection import WHOLE_AXIS, select
-from distarray.ops._shape import expand_dims
+from distarray.ops.families._relabel import carry
+from distarray.ops.families._selection import WHOLE_AXIS, select
+from distarray.ops.indexing._items import getitem, rows
+from distarray.ops.manipulation._reshape import reshaped
+from distarray.ops.manipulation._shape import expand_dims
 from distarray.redistribute import estimate
 from distarray.typing import Axes, Buffer, Shape
 

@@ -14,7 +14,7 @@ from distarray.array._array import distribute_array
 from distarray.comm import CommLog, DeviceMesh, init_device_mesh
 from distarray.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
 from distarray.layout import Partial, Replicate, Shard
-from distarray.ops import _joining as joining
+from distarray.ops.manipulation import _joining as joining
 from tests.array.strategies import Case, agrees, cases, on_ranks
 
 OPS = ("sum", "max")

@@ -42,9 +42,9 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import Layout, dimmap
-from distarray.ops._elementwise_arithmetic import multiply
-from distarray.ops._items import setitem
-from distarray.ops._reshape import reshape
+from distarray.ops.elementwise._arithmetic import multiply
+from distarray.ops.indexing._items import setitem
+from distarray.ops.manipulation._reshape import reshape
 from distarray.typing import Shape
 
 PRODUCTS_PER_SECOND = 1e10

@@ -28,8 +28,8 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentTypeError, AxisError, ShapeError
 from distarray.layout import DimMap, Layout, dimmap
-from distarray.ops._selection import flip_axes
-from distarray.ops._shape_function import Local, relabel, shape_function
+from distarray.ops.families._selection import flip_axes
+from distarray.ops.families._shape_function import Local, relabel, shape_function
 from distarray.typing import Axes, Buffer, Shape
 
 

@@ -1,0 +1,1 @@
+"""Reading and writing of items by an index."""

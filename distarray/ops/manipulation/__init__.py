@@ -1,0 +1,1 @@
+"""Changes of shape: axes, reshape, joining and repeating."""

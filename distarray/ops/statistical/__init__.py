@@ -1,0 +1,1 @@
+"""Statistics: reductions, moments, scans."""
