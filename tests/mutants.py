@@ -530,17 +530,17 @@ MUTANTS = (
     # --- checkpoint ------------------------------------------------------------------------------
     Mutant(
         "checksums are not compared",
-        "checkpoint/_chunks.py",
+        "checkpoint/storage/_chunks.py",
         "    if told.startswith(found):",
         "    if True:",
-        ("checkpoint/test_damage.py",),
+        ("checkpoint/storage/test_damage.py",),
     ),
     Mutant(
         "values that differ between ranks are saved as one",
         "checkpoint/_save_plan.py",
         "if one[:2] != first[:2] or one.checksum != first.checksum:",
         "if one[:2] != first[:2]:",
-        ("checkpoint/test_torch_tensors.py",),
+        ("checkpoint/torch/test_tensors.py",),
     ),
     Mutant(
         "the end of a stretch of a file is taken for its beginning",

@@ -69,9 +69,9 @@ ON_DEVICE = (
     "torch/data_parallel/test_replicate_errors.py",
     "torch/fsdp/test_extensions.py",
     "torch/fsdp/test_precision.py",
-    "checkpoint/test_torch.py",
-    "checkpoint/test_torch_fused.py",
-    "checkpoint/test_torch_tensors.py",
+    "checkpoint/torch/test_modules.py",
+    "checkpoint/torch/test_fused_weights.py",
+    "checkpoint/torch/test_tensors.py",
 )
 """Files and folders that run once more with blocks, or tensors, on a device."""
 EXAMPLES_ON_DEVICE = 4

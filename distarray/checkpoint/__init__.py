@@ -10,23 +10,23 @@ from distarray.checkpoint._adapters import StateAdapter as StateAdapter
 from distarray.checkpoint._adapters import register as register
 from distarray.checkpoint._adapters import register_maker as register_maker
 from distarray.checkpoint._background import Handle
-from distarray.checkpoint._blocks import Block as Block
-from distarray.checkpoint._blocks import Piece as Piece
-from distarray.checkpoint._blocks import box_view as box_view
-from distarray.checkpoint._directory import latest, steps
-from distarray.checkpoint._dtypes import dtype_of_spec as dtype_of_spec
 from distarray.checkpoint._inspect import open
 from distarray.checkpoint._load import load
 from distarray.checkpoint._load_plan import LoadPlan as LoadPlan
-from distarray.checkpoint._manifest import Entry as Entry
-from distarray.checkpoint._safetensors_load import load_safetensors
-from distarray.checkpoint._safetensors_save import save_safetensors
 from distarray.checkpoint._save import save
 from distarray.checkpoint._save_plan import PerRank
 from distarray.checkpoint._save_plan import SavePlan as SavePlan
 from distarray.checkpoint._save_plan import encode_key as encode_key
-from distarray.checkpoint._values import Node as Node
-from distarray.checkpoint._values import join_name as join_name
+from distarray.checkpoint.safetensors._load import load_safetensors
+from distarray.checkpoint.safetensors._save import save_safetensors
+from distarray.checkpoint.storage._blocks import Block as Block
+from distarray.checkpoint.storage._blocks import Piece as Piece
+from distarray.checkpoint.storage._blocks import box_view as box_view
+from distarray.checkpoint.storage._directory import latest, steps
+from distarray.checkpoint.storage._dtypes import dtype_of_spec as dtype_of_spec
+from distarray.checkpoint.storage._manifest import Entry as Entry
+from distarray.checkpoint.storage._values import Node as Node
+from distarray.checkpoint.storage._values import join_name as join_name
 
 __all__ = [
     "Handle",

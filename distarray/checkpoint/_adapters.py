@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distarray.array._array import DistArray
-from distarray.checkpoint._blocks import Block, Piece
-from distarray.checkpoint._dtypes import spec_of_dtype
-from distarray.checkpoint._values import Node, items_of
+from distarray.checkpoint.storage._blocks import Block, Piece
+from distarray.checkpoint.storage._dtypes import spec_of_dtype
+from distarray.checkpoint.storage._values import Node, items_of
 from distarray.comm import DeviceMesh, _backend, _memory, default_mesh, default_placements
 from distarray.core import new_array
 from distarray.errors import ArgumentTypeError
@@ -25,8 +25,8 @@ from distarray.redistribute import redistribute_local
 
 if TYPE_CHECKING:
     from distarray.checkpoint._load_plan import LoadPlan
-    from distarray.checkpoint._manifest import Entry
     from distarray.checkpoint._save_plan import SavePlan
+    from distarray.checkpoint.storage._manifest import Entry
 
 
 Finish = Callable[[], Any]

@@ -20,10 +20,10 @@ import numpy as np
 
 from distarray.checkpoint import _agreement
 from distarray.checkpoint._agreement import digest
-from distarray.checkpoint._blocks import Block, box_view, row_ranges, span, together_from
-from distarray.checkpoint._chunks import GAP_BYTES, Reader
-from distarray.checkpoint._dtypes import Spec, cast, dtype_of_spec
-from distarray.checkpoint._manifest import Entry, Manifest, block_items
+from distarray.checkpoint.storage._blocks import Block, box_view, row_ranges, span, together_from
+from distarray.checkpoint.storage._chunks import GAP_BYTES, Reader
+from distarray.checkpoint.storage._dtypes import Spec, cast, dtype_of_spec
+from distarray.checkpoint.storage._manifest import Entry, Manifest, block_items
 from distarray.comm import Communicator, DeviceMesh, _memory
 from distarray.layout import Layout, Replicate, Shard
 from distarray.layout import box as boxes

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from distarray.checkpoint._chunks import Reader
-from distarray.checkpoint._dtypes import describe
 from distarray.checkpoint._load import read_manifest
 from distarray.checkpoint._load_plan import LoadPlan
-from distarray.checkpoint._manifest import Entry, Manifest
+from distarray.checkpoint.storage._chunks import Reader
+from distarray.checkpoint.storage._dtypes import describe
+from distarray.checkpoint.storage._manifest import Entry, Manifest
 from distarray.layout import box as boxes
 from distarray.ops import expand, normalize_key
 

@@ -10,11 +10,11 @@ from distarray.checkpoint import _agreement
 from distarray.checkpoint._adapters import Finish
 from distarray.checkpoint._agreement import agree_on_options, check_flags, check_path, check_step
 from distarray.checkpoint._background import finish
-from distarray.checkpoint._chunks import check_size
-from distarray.checkpoint._directory import MANIFEST, Place, latest, step_path, steps
 from distarray.checkpoint._fill import fill
 from distarray.checkpoint._load_plan import LoadPlan, list_names
-from distarray.checkpoint._manifest import Manifest
+from distarray.checkpoint.storage._chunks import check_size
+from distarray.checkpoint.storage._directory import MANIFEST, Place, latest, step_path, steps
+from distarray.checkpoint.storage._manifest import Manifest
 from distarray.comm import as_communicator
 from distarray.errors import ArgumentError, CheckpointError
 

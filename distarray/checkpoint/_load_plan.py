@@ -6,11 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from distarray.checkpoint._adapters import Finish, adapter_of, maker_of
-from distarray.checkpoint._blocks import Block, overlaps_itself
-from distarray.checkpoint._chunks import Reader
-from distarray.checkpoint._dtypes import can_cast, describe
 from distarray.checkpoint._fill import Target
-from distarray.checkpoint._manifest import Entry, Manifest
 from distarray.checkpoint._save_plan import PerRank
 from distarray.checkpoint._tied_memory import (
     MemoryPiece,
@@ -18,7 +14,11 @@ from distarray.checkpoint._tied_memory import (
     memory_of,
     values_differ,
 )
-from distarray.checkpoint._values import (
+from distarray.checkpoint.storage._blocks import Block, overlaps_itself
+from distarray.checkpoint.storage._chunks import Reader
+from distarray.checkpoint.storage._dtypes import can_cast, describe
+from distarray.checkpoint.storage._manifest import Entry, Manifest
+from distarray.checkpoint.storage._values import (
     Node,
     children_of,
     decode,

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from distarray.checkpoint import _agreement, _background, _files
+from distarray.checkpoint import _agreement, _background
 from distarray.checkpoint._agreement import (
     agree_on_options,
     check_flags,
@@ -15,8 +15,10 @@ from distarray.checkpoint._agreement import (
     compare,
     digest,
 )
-from distarray.checkpoint._chunks import Part, plan_parts, write_parts
-from distarray.checkpoint._directory import (
+from distarray.checkpoint._save_plan import HeldArray, SavePlan, plan_writes
+from distarray.checkpoint.storage import _files
+from distarray.checkpoint.storage._chunks import Part, plan_parts, write_parts
+from distarray.checkpoint.storage._directory import (
     MANIFEST,
     Place,
     check_newest,
@@ -24,9 +26,8 @@ from distarray.checkpoint._directory import (
     remove_steps,
     step_path,
 )
-from distarray.checkpoint._manifest import chunk_row, compose_manifest, header
-from distarray.checkpoint._save_plan import HeldArray, SavePlan, plan_writes
-from distarray.checkpoint._values import Node, children_of, join_name
+from distarray.checkpoint.storage._manifest import chunk_row, compose_manifest, header
+from distarray.checkpoint.storage._values import Node, children_of, join_name
 from distarray.comm import Communicator, as_communicator
 
 _HINT = ", and wrap values that differ in da.checkpoint.PerRank"

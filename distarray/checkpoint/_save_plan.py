@@ -14,11 +14,17 @@ from zlib import crc32
 from distarray.checkpoint import _agreement
 from distarray.checkpoint._adapters import adapter_of
 from distarray.checkpoint._agreement import digest
-from distarray.checkpoint._blocks import Block, split_box, tiles
-from distarray.checkpoint._chunks import checksums, iterate_pieces
-from distarray.checkpoint._dtypes import Spec, describe, dtype_of_spec
-from distarray.checkpoint._manifest import BLOCK_BYTES
-from distarray.checkpoint._values import Node, encode, is_plain, join_name, unsupported_error
+from distarray.checkpoint.storage._blocks import Block, split_box, tiles
+from distarray.checkpoint.storage._chunks import checksums, iterate_pieces
+from distarray.checkpoint.storage._dtypes import Spec, describe, dtype_of_spec
+from distarray.checkpoint.storage._manifest import BLOCK_BYTES
+from distarray.checkpoint.storage._values import (
+    Node,
+    encode,
+    is_plain,
+    join_name,
+    unsupported_error,
+)
 from distarray.comm import Communicator
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError, MismatchError
 from distarray.layout import box as boxes

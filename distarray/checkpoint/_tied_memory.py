@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distarray.checkpoint._blocks import Block, row_ranges
-from distarray.checkpoint._chunks import Reader
-from distarray.checkpoint._dtypes import Spec, dtype_of_spec
-from distarray.checkpoint._manifest import Entry
+from distarray.checkpoint.storage._blocks import Block, row_ranges
+from distarray.checkpoint.storage._chunks import Reader
+from distarray.checkpoint.storage._dtypes import Spec, dtype_of_spec
+from distarray.checkpoint.storage._manifest import Entry
 from distarray.layout import box as boxes
 from distarray.typing import Box, Shape
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import distarray as da
-from distarray.checkpoint import _files
+from distarray.checkpoint.storage import _files
 from distarray.testing import simulate
 
 

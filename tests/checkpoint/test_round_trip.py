@@ -229,8 +229,8 @@ def test_every_byte_is_written_once_and_copies_are_shared_out(tmp_path):
 
 
 def test_each_rank_reads_what_it_needs_alone(tmp_path):
-    from distarray.checkpoint._chunks import Reader
     from distarray.checkpoint._load import read_manifest
+    from distarray.checkpoint.storage._chunks import Reader
 
     value = np.arange(1 << 21, dtype=np.float64).reshape(-1, 512)
     simulate(4, lambda: da.checkpoint.save(tmp_path / "x", {"x": da.distribute_array(value)}))

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distarray as da
-from distarray.checkpoint import _files, _fill
+from distarray.checkpoint import _fill
+from distarray.checkpoint.storage import _files
 from distarray.errors import CheckpointError
 from distarray.testing import simulate
 

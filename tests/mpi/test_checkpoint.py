@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import distarray as da
-from distarray.checkpoint import _files
+from distarray.checkpoint.storage import _files
 from distarray.comm import world
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]

@@ -15,8 +15,8 @@ import re
 import secrets
 from contextlib import suppress
 
-from distarray.checkpoint import _files
 from distarray.checkpoint._agreement import check_path, check_step
+from distarray.checkpoint.storage import _files
 from distarray.errors import ArgumentError, CheckpointError
 
 MANIFEST = "manifest.json"

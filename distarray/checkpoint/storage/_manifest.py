@@ -28,10 +28,10 @@ from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
-from distarray.checkpoint._blocks import tiles
-from distarray.checkpoint._directory import MANIFEST
-from distarray.checkpoint._dtypes import Spec, dtype_of_spec
-from distarray.checkpoint._values import Node, children_of, decode, kind_of
+from distarray.checkpoint.storage._blocks import tiles
+from distarray.checkpoint.storage._directory import MANIFEST
+from distarray.checkpoint.storage._dtypes import Spec, dtype_of_spec
+from distarray.checkpoint.storage._values import Node, children_of, decode, kind_of
 from distarray.errors import CheckpointError
 from distarray.typing import Box, Shape
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.checkpoint._dtypes import dtype_of_spec, spec_of_dtype
+from distarray.checkpoint.storage._dtypes import dtype_of_spec, spec_of_dtype
 from distarray.errors import ArgumentTypeError, CheckpointError
 
 Node = Any

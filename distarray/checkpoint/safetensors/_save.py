@@ -13,17 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from distarray.checkpoint import _agreement, _files
+from distarray.checkpoint import _agreement
 from distarray.checkpoint._agreement import agree_on_options, check_flags, check_path
-from distarray.checkpoint._blocks import Block, span, together_from
-from distarray.checkpoint._chunks import iterate_pieces
-from distarray.checkpoint._dtypes import code_of, describe, dtype_of_spec
-from distarray.checkpoint._manifest import BLOCK_BYTES
-from distarray.checkpoint._safetensors import compose_header
-from distarray.checkpoint._safetensors_load import INDEX, SINGLE
 from distarray.checkpoint._save import collect_tree
 from distarray.checkpoint._save_plan import SavePlan, WritePlan, plan_writes
-from distarray.checkpoint._values import is_array, is_container, walk
+from distarray.checkpoint.safetensors._load import INDEX, SINGLE
+from distarray.checkpoint.storage import _files
+from distarray.checkpoint.storage._blocks import Block, span, together_from
+from distarray.checkpoint.storage._chunks import iterate_pieces
+from distarray.checkpoint.storage._dtypes import code_of, describe, dtype_of_spec
+from distarray.checkpoint.storage._manifest import BLOCK_BYTES
+from distarray.checkpoint.storage._safetensors import compose_header
+from distarray.checkpoint.storage._values import is_array, is_container, walk
 from distarray.comm import Communicator, as_communicator
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.layout import box as boxes

@@ -14,8 +14,8 @@ from distarray.checkpoint._adapters import Placing
 from distarray.checkpoint._agreement import agree_on_options, check_flags, check_path, compare
 from distarray.checkpoint._fill import fill
 from distarray.checkpoint._load_plan import LoadPlan
-from distarray.checkpoint._manifest import Entry, Manifest, bare_manifest, chunk_row
-from distarray.checkpoint._safetensors import Item, read_header
+from distarray.checkpoint.storage._manifest import Entry, Manifest, bare_manifest, chunk_row
+from distarray.checkpoint.storage._safetensors import Item, read_header
 from distarray.comm import Communicator, DeviceMesh, as_communicator
 from distarray.errors import ArgumentError, CheckpointError
 from distarray.layout import Layout, Placement

@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from tests.checkpoint.test_torch import generator  # noqa: E402
+from tests.checkpoint.torch.test_modules import generator  # noqa: E402
 from tests.on_device import host  # noqa: E402
 
 DTYPES = [

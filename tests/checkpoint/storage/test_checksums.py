@@ -7,7 +7,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-from distarray.checkpoint import _chunks
+from distarray.checkpoint.storage import _chunks
 
 
 @pytest.mark.parametrize("step", [1 << 20, (1 << 20) - 1, 1000, 5 << 20])

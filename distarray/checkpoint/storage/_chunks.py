@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from distarray.checkpoint import _files
-from distarray.checkpoint._blocks import Block, Piece, box_view, clusters, span
-from distarray.checkpoint._dtypes import Spec, dtype_of_spec
-from distarray.checkpoint._manifest import BLOCK_BYTES, Chunk, Entry, Manifest, block_items
-from distarray.checkpoint._safetensors import METADATA, compose_header
+from distarray.checkpoint.storage import _files
+from distarray.checkpoint.storage._blocks import Block, Piece, box_view, clusters, span
+from distarray.checkpoint.storage._dtypes import Spec, dtype_of_spec
+from distarray.checkpoint.storage._manifest import BLOCK_BYTES, Chunk, Entry, Manifest, block_items
+from distarray.checkpoint.storage._safetensors import METADATA, compose_header
 from distarray.errors import CheckpointError
 from distarray.layout import box as boxes
 from distarray.typing import Box, Shape

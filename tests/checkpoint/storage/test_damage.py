@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distarray as da
-from distarray.checkpoint._manifest import compose_manifest
+from distarray.checkpoint.storage._manifest import compose_manifest
 from distarray.errors import CheckpointError
 from distarray.testing import simulate
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.checkpoint._dtypes import Spec
+from distarray.checkpoint.storage._dtypes import Spec
 from distarray.comm import _backend, _memory, copy_box
 from distarray.layout import Layout, chunk
 from distarray.layout import box as boxes

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from distarray.checkpoint import _files
-from distarray.checkpoint._dtypes import Spec, code_of, dtype_of_spec, spec_of_code
+from distarray.checkpoint.storage import _files
+from distarray.checkpoint.storage._dtypes import Spec, code_of, dtype_of_spec, spec_of_code
 from distarray.errors import CheckpointError
 from distarray.typing import Shape
 

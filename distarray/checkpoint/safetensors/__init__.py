@@ -1,0 +1,1 @@
+"""Files of the safetensors format, written and read by all ranks."""
