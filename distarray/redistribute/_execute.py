@@ -331,16 +331,16 @@ class _Exchange(_Collective):
                 return _backend.asarray(reduced, device)
         out = _memory.empty(self._shape, self._dtype, device)
         with communicator.views(local, number, what) as views:
-            if any(view is None for view in views):
+            reached = [view is not None for view in views]
+            if all(reached):
+                self._take(views, out)
+            else:
                 kind = _backend.kind_of(device)
                 messages = self._messages.get(kind)
                 if messages is None:
-                    reached = [view is not None for view in views]
                     messages = Messages(self._step, communicator, reached, kind)
                     self._messages[kind] = messages
                 messages.exchange(local, views, out)
-            else:
-                self._take(views, out)
         return out
 
     def _take(self, blocks: Sequence[Buffer], out: Buffer) -> None:

@@ -158,7 +158,7 @@ class MPICommunicator(Communicator):
     def all_reduce_small(
         self, array: Buffer, op: str, token: int | None = None, what: object = ""
     ) -> np.ndarray | None:
-        if not _backend.is_numpy(array):
+        if not isinstance(array, np.ndarray):
             return None
         exchange = self._exchange
         if exchange is None:

@@ -77,7 +77,7 @@ class Channel:
     ``members`` are those on this node, ascending, of which this process is ``me``; ``world_ranks``
     has the number in the MPI world of every rank of the communicator. ``own`` is this rank's two
     slots, as writable memory; ``peers`` has, for each other member, its memory and the offset of
-    its slots.
+    its slots. ``is_complete`` says whether every rank of the communicator is on this node.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class Channel:
         self.members = members
         self.me = me
         self.size = len(world_ranks)
+        self.is_complete = len(members) == len(world_ranks)
         self._world_ranks = world_ranks
         self._round = 0
         self._place = ""
@@ -99,6 +100,7 @@ class Channel:
         self._unread: Buffer | None = None
         """A copy that others may read until the next round has begun."""
         self._process = os.getpid()
+        self._fence = _memory_fence()
         self._memory = {rank: memory for rank, (memory, _) in peers.items()}
         self._on_device: tuple[frozenset[int], ...] | None = None
         mine = own.data
@@ -107,11 +109,6 @@ class Channel:
             [(rank, memory.slot(offset, i)) for rank, (memory, offset) in peers.items()]
             for i in range(2)
         ]
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every rank of the communicator is on this node."""
-        return len(self.members) == self.size
 
     @property
     def is_own(self) -> bool:
@@ -242,13 +239,16 @@ class Channel:
         self._round += 1
         number = self._round
         words[TOKEN] = token
-        _fence()
+        fence = self._fence
+        if fence is not None:
+            fence()
         words[ROUND] = number
         for _, other in others:
             theirs = other.words
             if theirs[ROUND] != number:
                 self._wait(theirs, number, what)
-        _fence()
+        if fence is not None:
+            fence()
         for _, other in others:
             if other.words[TOKEN] != token:
                 self._raise_mismatch(what)
@@ -270,7 +270,8 @@ class Channel:
 
     def _raise_gone(self, number: int, what: object) -> None:
         """Raise if ranks that have not joined a round will not join it."""
-        _fence()  # a rank that is gone has joined every round that it will join
+        if self._fence is not None:
+            self._fence()  # a rank that is gone has joined every round that it will join
         others = self._others[(number - 1) & 1]
         gone = [r for r, slot in others if slot.words[GONE] and slot.words[ROUND] != number]
         if gone:
@@ -381,20 +382,16 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
-def _no_fence() -> None:
-    """Nothing: x86 processors make stores visible in order (Intel SDM 3A, 9.2)."""
+def _memory_fence() -> Callable[[], None] | None:
+    """Return what orders this process's memory accesses; None where the processor does.
 
-
-def _fence() -> None:
-    """Order this process's memory accesses; replaced on first use by what the processor needs."""
-    global _fence
+    x86 makes stores visible in order (Intel SDM 3A, 9.2).
+    """
     if platform.machine() in ("x86_64", "AMD64", "i686"):
-        _fence = _no_fence
-    else:
-        from distarray.comm.kernels._copy import memory_fence
+        return None
+    from distarray.comm.kernels._copy import memory_fence
 
-        _fence = memory_fence
-    _fence()
+    return memory_fence
 
 
 # --- making a channel ----------------------------------------------------------------------------

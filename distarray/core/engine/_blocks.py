@@ -54,10 +54,10 @@ def _moved(block: Buffer, src: Layout, dst: Layout) -> Buffer:
 
 def as_block(result: Any) -> Buffer:
     """Return `result` as an array: NumPy gives a scalar, or an object, where operands are 0-d."""
-    if isinstance(result, np.ndarray) or _backend.is_buffer(result):
-        return result
     if isinstance(result, np.generic):
         return np.asarray(result)
+    if _backend.is_buffer(result):
+        return result
     block = np.empty((), object)
     block[()] = result
     return block
@@ -71,8 +71,10 @@ def empty_block(layout: Layout, dtype: Any) -> Buffer:
 def copy_block(block: Buffer, order: str = "C") -> Buffer:
     """Return a copy of a block in memory of its own, in one of NumPy's orders."""
     device = _backend.device_of(block)
-    fortran = block.ndim > 1 and block.flags.f_contiguous and not block.flags.c_contiguous
-    if order == "F" or (order in "KA" and fortran):
+    if order in "KA":  # not looked at otherwise: flags of an array take a while to make
+        fortran = block.flags.f_contiguous and not block.flags.c_contiguous
+        order = "F" if fortran else "C"
+    if order == "F":
         out = _memory.empty(block.shape[::-1], block.dtype, device).T
     else:
         out = _memory.empty(block.shape, block.dtype, device)
@@ -82,4 +84,5 @@ def copy_block(block: Buffer, order: str = "C") -> Buffer:
 
 def unshare(block: Buffer, source: Buffer) -> Buffer:
     """Return `block`, copied where it may share memory with `source`."""
-    return copy_block(block) if _backend.may_share_memory(block, source) else block
+    shares = block is source or _backend.may_share_memory(block, source)
+    return copy_block(block) if shares else block
