@@ -26,7 +26,7 @@ PROGRAM = """
 import os, sys, time
 import numpy as np
 import distarray as da
-from distarray.checkpoint import _files
+from distarray.checkpoint.storage import _files
 
 path, folder, first, way = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 if "renames" in way:

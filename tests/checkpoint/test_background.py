@@ -71,7 +71,7 @@ PROGRAM = """
 import sys, time
 import numpy as np
 import distarray as da
-from distarray.checkpoint import _files
+from distarray.checkpoint.storage import _files
 
 def hook(operation, where):
     time.sleep(0.02)
