@@ -88,6 +88,12 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor.detach()))
 
 
+def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return in which strides a tensor's values lie without gaps: its own, or those of C order."""
+    like = tensor if is_dense(tensor) else torch.empty(tensor.shape, device="meta")
+    return like.stride()
+
+
 def wire_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     """Return the dtype of the buffers of tensors that can travel."""
     return _DTYPES[dtype]

@@ -24,10 +24,14 @@ from torch import nn
 from distarray.comm import DeviceMesh, Purpose
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, Partial, Replicate
-from distarray.redistribute import Handle, redistribute_async
-from distarray.torch._buffers import empty, is_dense, tensor_of
-from distarray.torch._compat import call_after_backward
-from distarray.torch._gradient_hooks import call_hooks_after_accumulation, guard_hooks
+from distarray.redistribute import Handle, Packed, redistribute_async
+from distarray.torch._backward import (
+    BackwardPass,
+    call_hooks_after_accumulation,
+    guard_hooks,
+    pack_gradients,
+)
+from distarray.torch._buffers import dense_strides, empty, tensor_of
 from distarray.typing import Buffer
 
 
@@ -78,12 +82,12 @@ class Replica:
         self.broadcast_buffers = broadcast_buffers
         self.syncing = True
         self.calls = 0
-        self.buckets: tuple[Bucket, ...] = ()
+        self.buckets: list[Bucket] = []
         self.members: list[_Member] = []
         self.bucket_of: dict[int, int] = {}
         self._late: set[int] = set()
         """The ids of parameters to whose gradients autograd is adding what is not averaged yet."""
-        self._current: weakref.ref[_Pass] | None = None
+        self._current: _Pass | None = None
 
     def __deepcopy__(self, _: dict[int, Any]) -> Replica:
         # A copied module has other parameters: hooked by its first call.
@@ -113,17 +117,18 @@ class Replica:
             before, after = _hooks(weakref.ref(self), i)
             member.handles = [node.register_prehook(before), node.register_hook(after)]
             self.members.append(member)
-        self.buckets = make_buckets([p for _, p in found], self.bucket_bytes)
+        parameters = [p for _, p in found]
+        self.buckets = [
+            Bucket(self.mesh, parameters, members)
+            for members in choose_buckets(parameters, self.bucket_bytes)
+        ]
         self.bucket_of = {i: k for k, bucket in enumerate(self.buckets) for i in bucket.members}
 
     def current_pass(self) -> _Pass:
-        """Return the backward pass under way; one that failed is gone with its graph task."""
-        current = None if self._current is None else self._current()
-        if current is None:
-            current = _Pass(self)
-            call_after_backward(current)
-            self._current = weakref.ref(current)
-        return current
+        """Return the backward pass under way."""
+        if self._current is None or not self._current.is_running:
+            self._current = _Pass(self)
+        return self._current
 
     def begin_pass_at(self, output: torch.Tensor) -> None:
         """Let the pass that meets this output be the one that averages at its end.
@@ -144,9 +149,8 @@ class Replica:
         parameter = self.members[position].parameter
         self._late.add(id(parameter))
         guard_hooks(parameter, self._late)
-        current = None if self._current is None else self._current()
-        if current is not None:
-            current.wait_for(self.bucket_of[position])
+        if self._current is not None and self._current.is_running:
+            self._current.wait_for(self.bucket_of[position])
         if self.op == "sum":
             return tuple(g if g is None else g * self.mesh.size for g in gradients)
         return None
@@ -165,8 +169,8 @@ class Replica:
         self._current = None
 
 
-class _Pass:
-    """One backward pass; the engine calls it at the end, and alone holds it."""
+class _Pass(BackwardPass):
+    """One backward pass, in which buckets travel."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -176,6 +180,7 @@ class _Pass:
         self._pending: dict[int, Handle] = {}
         self._again: set[int] = set()
         self._averaged: set[int] = set()
+        super().__init__()
 
     def note_gradient(self, position: int) -> None:
         """Start the buckets that are complete, in order; the last waits for the end."""
@@ -198,8 +203,8 @@ class _Pass:
         if k in self._pending:
             self._take(k, self._pending.pop(k).wait(), None)
 
-    def __call__(self) -> None:
-        """Finish the backward pass."""
+    def finish(self) -> None:
+        """Send what is left, and take all that is on its way."""
         replica = self._replica
         try:
             if not self._seen:
@@ -211,7 +216,7 @@ class _Pass:
             again = [k in self._again for k in range(len(replica.buckets))]
             self._start(last, [*has, *again])
             final = self._pending.pop(last).wait()
-            flags = read_flags(replica.buckets[last], final)
+            flags = replica.buckets[last].read_flags(final)
             used, again = flags[: len(has)], flags[len(has) :]
             for k in sorted(self._pending):
                 self._take(k, self._pending.pop(k).wait(), used)
@@ -225,18 +230,22 @@ class _Pass:
         finally:
             replica.end()
 
+    def abandon(self) -> None:
+        """Let go what is on its way."""
+        self._pending.clear()
+
     def _start(self, k: int, flags: list[bool] | None = None) -> None:
         """Send a bucket on its way."""
         replica = self._replica
         bucket = replica.buckets[k]
         self._started = max(self._started, k + 1)
-        parameters = [m.parameter for m in replica.members]
-        buffer, fill = make_packing(bucket, parameters, flags or ())
-        here = parameters[bucket.members[0]].device.type != "cpu"
+        gradients = [replica.members[i].parameter.grad for i in bucket.members]
+        buffer, fill = bucket.pack(gradients, flags or ())
+        here = bucket.device.type != "cpu"
         if here:
             fill()  # in this thread's stream
         src = Layout(replica.mesh, [Partial("avg")] * replica.mesh.ndim, buffer.shape)
-        dst = src.replace(placements=[Replicate()] * replica.mesh.ndim)
+        dst = src.without_partial()
         first, last = (replica.members[bucket.members[i]].name for i in (0, -1))
         purpose = Purpose.of(
             f"gradients {k + 1} of {len(replica.buckets)}, {first!r} to {last!r}, after forward "
@@ -250,8 +259,7 @@ class _Pass:
         """Let averaged gradients be those of their parameters, where any rank has some."""
         replica = self._replica
         bucket = replica.buckets[k]
-        views = unpack(bucket, [m.parameter for m in replica.members], buffer)
-        for position, view in zip(bucket.members, views, strict=True):
+        for position, view in zip(bucket.members, bucket.unpack(buffer), strict=True):
             member = replica.members[position]
             if used is None or used[position]:
                 member.parameter.grad = view.to(member.parameter.dtype)
@@ -313,32 +321,57 @@ END_BYTES = 1 << 20
 """Most bytes of the first bucket, which starts early, and of the last, which nothing hides."""
 
 
-@dataclass(frozen=True, slots=True)
 class Bucket:
-    """Parameters of one dtype and device.
+    """Parameters of one dtype and device, whose gradients travel one after another in one buffer.
+
+    Gradients lie there as the parameters do where these are dense, as optimizers like it.
 
     Attributes
     ----------
     members
-        Their positions among all parameters, in the order in which they are packed.
-    starts
-        Where each is packed, in elements, and where the last one ends.
-    dtype
-        In which the gradients are packed.
+        Positions of the parameters among all, in the order in which gradients are packed.
     """
 
-    members: tuple[int, ...]
-    starts: tuple[int, ...]
-    dtype: torch.dtype
+    def __init__(
+        self, mesh: DeviceMesh, parameters: Sequence[nn.Parameter], members: Sequence[int]
+    ) -> None:
+        self.members = tuple(members)
+        own = [parameters[i] for i in members]
+        whole = [Replicate()] * mesh.ndim
+        layouts = [Layout(mesh, whole, p.shape) for p in own]
+        self._packed = Packed(mesh, layouts, [dense_strides(p) for p in own])
+        self._like = torch.empty(0, dtype=own[0].dtype, device=own[0].device)
+        self.device = own[0].device
 
-    @property
-    def size(self) -> int:
-        """Number of elements of all members."""
-        return self.starts[-1]
+    def pack(
+        self, gradients: Sequence[torch.Tensor | None], flags: Sequence[bool]
+    ) -> tuple[Buffer, Callable[[], None]]:
+        """Return a new buffer for gradients and flags, and what fills it.
+
+        Until it is filled gradients must stay as they are.
+        """
+        total = self._packed.total
+        buffer = empty(total + len(flags), self._like)
+
+        def fill() -> None:
+            pack_gradients(gradients, self._packed.wholes(buffer))
+            if flags:
+                tensor_of(buffer[total:]).copy_(torch.tensor(flags))
+
+        return buffer, fill
+
+    def unpack(self, buffer: Buffer) -> list[torch.Tensor]:
+        """Return the gradients in a reduced buffer, in its memory."""
+        return list(map(tensor_of, self._packed.wholes(buffer)))
+
+    def read_flags(self, buffer: Buffer) -> list[bool]:
+        """Return the flags behind reduced gradients: whether any rank has set them."""
+        found: list[bool] = (tensor_of(buffer[self._packed.total :]) != 0).tolist()
+        return found
 
 
-def make_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> tuple[Bucket, ...]:
-    """Return the buckets of some parameters, in the order in which they are likely to be complete.
+def choose_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[int]]:
+    """Return the members of buckets, in the order in which these are likely to be complete.
 
     The backward pass meets the last parameters first, so that the buckets are filled from the end.
 
@@ -369,60 +402,4 @@ def make_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> tuple
         last = found.pop()
         kept = max(1, sum(total <= end_bytes for total in accumulate(sizes[i] for i in last[::-1])))
         found += [part for part in (last[:-kept], last[-kept:]) if part]
-    return tuple(
-        Bucket(
-            tuple(members),
-            (0, *accumulate(parameters[i].numel() for i in members)),
-            parameters[members[0]].dtype,
-        )
-        for members in found
-    )
-
-
-def make_packing(
-    bucket: Bucket, parameters: Sequence[nn.Parameter], flags: Sequence[bool] = ()
-) -> tuple[Buffer, Callable[[], None]]:
-    """Return a new buffer for the gradients of a bucket and flags, and what fills it.
-
-    Where there is no gradient it is filled with zeros. Until then gradients must stay as they are.
-    """
-    like = torch.empty(0, dtype=bucket.dtype, device=parameters[bucket.members[0]].device)
-    buffer = empty(bucket.size + len(flags), like)
-    gradients = [parameters[position].grad for position in bucket.members]
-    views = unpack(bucket, parameters, buffer)
-
-    def fill() -> None:
-        for gradient, view in zip(gradients, views, strict=True):
-            if gradient is None:
-                view.zero_()
-            else:
-                view.copy_(gradient.detach())
-        if flags:
-            tensor_of(buffer[bucket.size :]).copy_(torch.tensor(flags))
-
-    return buffer, fill
-
-
-def unpack(
-    bucket: Bucket, parameters: Sequence[nn.Parameter], buffer: Buffer
-) -> list[torch.Tensor]:
-    """Return the members' parts of a packed buffer: shaped as the parameters, in its memory.
-
-    They lie as the parameters do where these are dense, as optimizers like it.
-    """
-    found = []
-    for position, start in zip(bucket.members, bucket.starts[:-1], strict=True):
-        parameter = parameters[position]
-        part = buffer[start : start + parameter.numel()]
-        if parameter.is_contiguous() or not is_dense(parameter):
-            view = tensor_of(part.reshape(parameter.shape))
-        else:
-            view = tensor_of(part).as_strided(parameter.shape, parameter.stride())
-        found.append(view)
-    return found
-
-
-def read_flags(bucket: Bucket, buffer: Buffer) -> list[bool]:
-    """Return the flags behind a reduced bucket: whether any rank has set them."""
-    found: list[bool] = (tensor_of(buffer[bucket.size :]) != 0).tolist()
     return found

@@ -15,7 +15,7 @@ import torch
 
 from distarray.errors import ModifiedError
 from distarray.torch import _compat
-from distarray.torch._anchor import ANCHOR
+from distarray.torch._backward import ANCHOR
 from distarray.torch._saved_tensors import Geometry
 from distarray.torch.fsdp._bucket import Bucket
 from distarray.torch.fsdp._parameter import ShardedParameter

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from distarray.torch import _compat
+from distarray.torch._backward import BackwardPass
 from distarray.torch.fsdp._gradients import PendingReduction
 
 if TYPE_CHECKING:
@@ -78,12 +78,11 @@ class Context:
     # --- backward --------------------------------------------------------------------------------
 
     def current_backward(self) -> Backward:
-        """Return the backward pass under way; one that failed is gone with its graph task."""
+        """Return the backward pass under way."""
         current = self._backward
         if current is None or not current.is_running:
             self._pending = []  # those of a pass that failed
             current = self._backward = Backward(self)
-            _compat.call_after_backward(current.end_later())
         return current
 
     def defer(self, group: Group) -> None:
@@ -133,39 +132,15 @@ class Context:
             reduction.accumulate()
 
 
-class _Ending:
-    """What the engine calls at the end of a pass; it alone holds it, also where the pass fails."""
-
-    def __init__(self, backward: Backward) -> None:
-        self._backward = backward
-
-    def __call__(self) -> None:
-        self._backward.finish()
-
-    def __del__(self) -> None:
-        self._backward.abandon()
-
-
-class Backward:
-    """One backward pass."""
+class Backward(BackwardPass):
+    """One backward pass, in which groups take part."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._ending: weakref.ref[_Ending] | None = None
         self._task = _compat.current_backward_pass()
         self._joined: dict[int, Group] = {}
         self._done: set[int] = set()
-
-    def end_later(self) -> _Ending:
-        """Return what is to be called at the end."""
-        found = _Ending(self)
-        self._ending = weakref.ref(found)
-        return found
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the end is still to come, and will."""
-        return self._ending is not None and self._ending() is not None
+        super().__init__()
 
     @property
     def is_nested(self) -> bool:

@@ -15,15 +15,16 @@ import torch
 
 from distarray.comm import DeviceMesh, Purpose
 from distarray.errors import ArgumentError
-from distarray.layout import Layout, Partial, Replicate
+from distarray.layout import Layout, Partial
 from distarray.redistribute import Handle, Packed, redistribute_local, run_in_background
-from distarray.torch._anchor import is_for_all_leaves
-from distarray.torch._buffers import empty, follow, still_read, tensor_of
-from distarray.torch._gradient_hooks import (
+from distarray.torch._backward import (
     call_hooks,
     call_hooks_after_accumulation,
     guard_hooks,
+    is_for_all_leaves,
+    pack_gradients,
 )
+from distarray.torch._buffers import empty, follow, tensor_of
 from distarray.torch._layouts import place
 from distarray.torch.fsdp._parameter import ShardedParameter
 from distarray.torch.training import list_names
@@ -86,15 +87,7 @@ class GradientBucket:
 
         def work(behind: bool) -> Buffer:
             full = empty(self._packed.total, self._like)
-            for gradient, target in zip(held, self._packed.wholes(full), strict=True):
-                if target.size == 0:
-                    continue
-                into = tensor_of(target)
-                if gradient is None:
-                    into.zero_()
-                else:
-                    into.copy_(gradient.detach())
-                    still_read(gradient)
+            pack_gradients(held, self._packed.wholes(full))
             held.clear()
             own = self._packed.reduce(full, op, purpose, background=behind)
             del full
@@ -143,7 +136,7 @@ class GradientBucket:
             return own
         across = mesh[mesh.axis_names[:-1]]
         src = Layout(across, [Partial(op)] * across.ndim, own.shape)
-        dst = src.replace(placements=[Replicate()] * across.ndim)
+        dst = src.without_partial()
         return redistribute_local(own, src, dst, purpose=purpose, background=background)
 
 

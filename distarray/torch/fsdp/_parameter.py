@@ -16,7 +16,7 @@ from distarray.comm import DeviceMesh
 from distarray.core import common_mesh, lift
 from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError, LayoutError
 from distarray.layout import Layout, Replicate, Shard, chunk
-from distarray.torch._buffers import is_dense
+from distarray.torch._buffers import dense_strides
 from distarray.torch._compat import hold_rnn_weights, parameters_of, version
 from distarray.torch._full import scatter_from
 from distarray.torch._layouts import (
@@ -78,8 +78,7 @@ class ShardedParameter:
         self.inner = placed_of(parameter) if is_placed(parameter) else None
         shape = tuple(parameter.shape)
         self.layout = _layout(shape, mesh, wanted, path)
-        like = parameter if is_dense(parameter) else torch.empty(shape, device="meta")
-        self.stride = like.stride()
+        self.stride = dense_strides(parameter)
         self.placed = _nested_placement(self.inner, self.layout)
         self.extension: Any = None
         self.unreduced: torch.Tensor | None = None

@@ -27,7 +27,7 @@ from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.layout import Layout, Partial, Replicate
-from distarray.torch._anchor import ANCHOR, is_for_all_leaves
+from distarray.torch._backward import ANCHOR, is_for_all_leaves
 from distarray.torch._compat import hooks_of, parameters_of, version
 from distarray.torch._layouts import Beside
 from distarray.torch._moves import move

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 
 import pytest
 
@@ -13,7 +14,16 @@ from torch import nn  # noqa: E402
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from tests.torch.replicas import filled, mlp, on_ranks, values  # noqa: E402
+from distarray.torch.data_parallel import _reducer  # noqa: E402
+from tests.torch.replicas import (  # noqa: E402
+    check_gradients,
+    filled,
+    gradients,
+    mlp,
+    on_ranks,
+    shard,
+    values,
+)
 
 
 @pytest.mark.parametrize(
@@ -86,5 +96,36 @@ def test_ranks_out_of_step_hear_of_it():
             mine(x)  # one call more than the other
         with pytest.raises(da.errors.MismatchError, match="forward call"):
             mine(x).sum().backward()
+
+    on_ranks(2, program)
+
+
+def test_a_pass_that_failed_does_not_keep_the_next_from_averaging(monkeypatch):
+    model, x = mlp(), values(4, 5)
+    model(x).square().mean().backward()
+    wanted = gradients(model)
+    model.zero_grad()
+    failing = True
+    make = _reducer.empty
+
+    def empty(*arguments):
+        if failing:
+            raise MemoryError("no memory for a bucket")
+        return make(*arguments)
+
+    monkeypatch.setattr(_reducer, "empty", empty)
+
+    def program(mesh):
+        nonlocal failing
+        mine = dt.replicate(copy.deepcopy(model), mesh, bucket_bytes=1)
+        # Its traceback keeps alive what was under way.
+        with pytest.raises(MemoryError) as kept:
+            mine(shard(x, mesh)).square().mean().backward()
+        mesh.communicator().barrier()
+        failing = False
+        mine.zero_grad()
+        mine(shard(x, mesh)).square().mean().backward()
+        check_gradients(mine, wanted)
+        assert kept.value.args == ("no memory for a bucket",)
 
     on_ranks(2, program)
