@@ -1,24 +1,31 @@
-"""Styles that bring what goes into a module, or comes out of it, to where it is needed."""
+"""Styles that bring what goes into a module, or comes out of it, to where it is needed.
+
+Tensors may come inside of tuples, lists, dictionaries, named tuples and dataclasses. A layout for
+each comes in containers of the same form: sequences for tuples and lists, mappings of names for
+dictionaries, dataclasses and (if one likes) named tuples. None leaves alone what is in its place,
+of whatever form.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import dataclasses
 import inspect
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from distarray.comm import DeviceMesh
-from distarray.errors import ArgumentError
-from distarray.layout import Layout, Replicate
+from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError
+from distarray.layout import Layout, Placement, Replicate, suggest_for_torch
 from distarray.torch._buffers import check_travels
 from distarray.torch._layouts import check_mesh, layout_from
 from distarray.torch._moves import move
 from distarray.torch._routes import routes_between
-from distarray.torch.parallel._arrivals import check_arrival, find_placed
-from distarray.torch.parallel._containers import check_alike, entries, map_tensors, placements
+from distarray.torch.parallel._arrivals import check_arrival
 from distarray.torch.parallel._gradient_sums import prepare_input
 from distarray.torch.parallel._style import ParallelStyle
 
@@ -93,36 +100,37 @@ class PrepareModuleInput(ParallelStyle):
         _check_names(module, self.input_kwarg_layouts)
 
         def prepare(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            self._map(args, kwargs, mesh, _check)
-            return self._map(args, kwargs, mesh, _move)
-
-        self.on_input(module, prepare)
-
-    def _map(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: DeviceMesh, function: Any
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if self.input_layouts is not None:
-            given = entries(self.input_layouts, mesh)
-            wanted = entries(self.desired_input_layouts, mesh)
+            given: Sequence[Any] = [None] * len(args)
+            wanted = given
+            if self.input_layouts is not None:
+                given = _list_entries(self.input_layouts, mesh)
+                wanted = _list_entries(self.desired_input_layouts, mesh)
             if len(given) != len(args):
                 raise ArgumentError(
                     f"input_layouts={self.input_layouts!r} is for {len(given)} positional "
                     f"arguments, but forward was called with {len(args)}; give one entry for each, "
                     "None for what is left alone, and input_kwarg_layouts for keyword arguments"
                 )
-            on_position = partial(function, mesh, "input_layouts")
-            args = tuple(
-                map_tensors(*values, f"input {i}", on_position)
+            by_position = [
+                _check_tensors(*values, f"input {i}", mesh, "input_layouts")
                 for i, values in enumerate(zip(args, given, wanted, strict=True))
-            )
-        on_name = partial(function, mesh, "input_kwarg_layouts")
-        arriving, desired = self.input_kwarg_layouts, self.desired_input_kwarg_layouts
-        return args, {
-            name: map_tensors(
-                value, arriving.get(name), desired.get(name), f"input {name!r}", on_name
-            )
-            for name, value in kwargs.items()
-        }
+            ]
+            arriving, desired = self.input_kwarg_layouts, self.desired_input_kwarg_layouts
+            by_name = {
+                name: _check_tensors(
+                    value,
+                    arriving.get(name),
+                    desired.get(name),
+                    f"input {name!r}",
+                    mesh,
+                    "input_kwarg_layouts",
+                )
+                for name, value in kwargs.items()
+            }
+            moved = {name: bring() for name, bring in by_name.items()}
+            return tuple(bring() for bring in by_position), moved
+
+        self.on_input(module, prepare)
 
 
 class PrepareModuleOutput(ParallelStyle):
@@ -157,26 +165,25 @@ class PrepareModuleOutput(ParallelStyle):
         """Let the module's outputs be moved."""
         check_mesh(mesh)
 
+        if self.output_layouts is None:
+            return
+        given = _list_entries(self.output_layouts, mesh)
+        wanted = _list_entries(self.desired_output_layouts, mesh)
+        named = len(given) == 1 and isinstance(given[0], Mapping)
+
         def prepare(_: nn.Module, output: Any) -> Any:
-            self._map(output, mesh, partial(_check, mesh, "output_layouts"))
-            return self._map(output, mesh, partial(_move, mesh, "output_layouts"))
+            layouts: tuple[Any, Any] = given, wanted
+            if named or not isinstance(output, tuple | list):
+                if len(given) != 1:
+                    raise ArgumentError(
+                        f"output_layouts={self.output_layouts!r} is for {len(given)} outputs, but "
+                        f"forward returned one {type(output).__name__}; give one entry for each "
+                        "output"
+                    )
+                layouts = given[0], wanted[0]
+            return _check_tensors(output, *layouts, "the output", mesh, "output_layouts")()
 
         self.on_output(module, prepare)
-
-    def _map(self, output: Any, mesh: DeviceMesh, function: Any) -> Any:
-        if self.output_layouts is None:
-            return output
-        given = entries(self.output_layouts, mesh)
-        wanted = entries(self.desired_output_layouts, mesh)
-        named = len(given) == 1 and isinstance(given[0], Mapping)
-        if isinstance(output, tuple | list) and not named:
-            return map_tensors(output, given, wanted, "the output", function)
-        if len(given) != 1:
-            raise ArgumentError(
-                f"output_layouts={self.output_layouts!r} is for {len(given)} outputs, but forward "
-                f"returned one {type(output).__name__}; give one entry for each output"
-            )
-        return map_tensors(output, given[0], wanted[0], "the output", function)
 
 
 class PrepareModuleInputOutput(ParallelStyle):
@@ -223,7 +230,7 @@ class PrepareModuleInputOutput(ParallelStyle):
         self.prepare_module_output.apply(module, mesh)
 
 
-# --- arguments -----------------------------------------------------------------------------------
+# --- layouts -------------------------------------------------------------------------------------
 
 
 def _check_both(given: Any, wanted: Any, names: tuple[str, str]) -> None:
@@ -234,7 +241,7 @@ def _check_both(given: Any, wanted: Any, names: tuple[str, str]) -> None:
         raise ArgumentError(
             f"{names[0]}={given!r} and {names[1]}={wanted!r}: pass both, or neither"
         )
-    check_alike(given, wanted, names)
+    _check_alike(given, wanted, names)
 
 
 def _check_names(module: nn.Module, layouts: Mapping[str, Any]) -> None:
@@ -251,31 +258,179 @@ def _check_names(module: nn.Module, layouts: Mapping[str, Any]) -> None:
             )
 
 
+def _check_alike(given: Any, wanted: Any, names: tuple[str, str], where: str = "") -> None:
+    """Raise unless layouts and the desired ones have the same form."""
+    if wanted is None:
+        return
+    if given is None:
+        raise ArgumentError(
+            f"{names[1]}{where} is {wanted!r}, but {names[0]}{where} is None: say how the tensor "
+            "arrives, too"
+        )
+    parts, others = _layouts_of_parts(given), _layouts_of_parts(wanted)
+    if isinstance(given, Placement) != isinstance(wanted, Placement) or set(parts) != set(others):
+        raise ArgumentError(
+            f"{names[0]}{where} and {names[1]}{where} must have the same form, with one entry for "
+            f"each tensor or None; they are {given!r} and {wanted!r}"
+        )
+    for key, part in parts.items():
+        _check_alike(part, others[key], names, f"{where}[{key!r}]")
+
+
+def _list_entries(layouts: Any, mesh: DeviceMesh) -> tuple[Any, ...]:
+    """Return one entry for each value of several layouts, of which a single one may stand alone."""
+    alone = isinstance(layouts, Placement | Mapping) or (mesh.ndim > 1 and _is_one(layouts, mesh))
+    return (layouts,) if alone else tuple(layouts)
+
+
+def _is_one(layout: Any, mesh: DeviceMesh) -> bool:
+    """Tell whether this is the layout of one tensor, a placement for each mesh axis."""
+    if isinstance(layout, Placement):
+        return mesh.ndim == 1
+    return (
+        isinstance(layout, Sequence)
+        and len(layout) == mesh.ndim
+        and all(isinstance(p, Placement) for p in layout)
+    )
+
+
+def _placements_of(layout: Any, mesh: DeviceMesh) -> tuple[Placement, ...]:
+    """Return the placements of one tensor, one for each mesh axis, or raise."""
+    if not _is_one(layout, mesh):
+        raise ArgumentTypeError(
+            f"its layout {layout!r} must be "
+            + ("one placement" if mesh.ndim == 1 else f"a sequence of {mesh.ndim} placements")
+            + f", as {mesh} has {mesh.ndim} mesh ax{'is' if mesh.ndim == 1 else 'es'}"
+        )
+    return (layout,) if isinstance(layout, Placement) else tuple(layout)
+
+
 # --- tensors --------------------------------------------------------------------------------------
 
 
-def _check(
-    mesh: DeviceMesh, keyword: str, x: torch.Tensor, given: Any, wanted: Any
-) -> torch.Tensor:
-    """Raise what is wrong with a tensor, which a keyword argument declares, before any is moved."""
-    check_travels(x)
-    declared = Layout(mesh, placements(given, mesh), x.shape).placements
-    moves = Layout(mesh, placements(wanted, mesh), x.shape).placements != declared
-    check_arrival(x, mesh, declared, moves=moves, name="", keyword=keyword)
-    return x
+def _check_tensors(
+    value: Any, given: Any, wanted: Any, where: str, mesh: DeviceMesh, keyword: str
+) -> Callable[[], Any]:
+    """Raise what is wrong with the tensors in a value, before any is moved; return what moves them.
+
+    Errors begin with ``where``; ``given``, which the style takes by ``keyword``, and ``wanted`` are
+    layouts of the same form.
+    """
+    if value is None or given is None or wanted is None:
+        return lambda: value
+    if isinstance(value, torch.Tensor):
+        return _check_tensor(value, given, wanted, where, mesh, keyword)
+    parts = _parts_of(value, given)
+    if parts is None:
+        raise ArgumentTypeError(
+            f"{where} is of type {type(value).__name__}, where a layout {given!r} is declared; it "
+            "must be a tensor or a container of tensors; None as its layout leaves it alone"
+        )
+    _check_form(parts, given, where)
+    given, wanted = _layouts_of_parts(given), _layouts_of_parts(wanted)
+    checked = {
+        key: _check_tensors(
+            part, given.get(key), wanted.get(key), f"{where}[{key!r}]", mesh, keyword
+        )
+        for key, part in parts.items()
+    }
+
+    def bring() -> Any:
+        moved = {key: bring_part() for key, bring_part in checked.items()}
+        changed = {key: part for key, part in moved.items() if part is not parts[key]}
+        return _rebuild(value, moved, changed) if changed else value
+
+    return bring
 
 
-def _move(mesh: DeviceMesh, _: str, x: torch.Tensor, given: Any, wanted: Any) -> torch.Tensor:
-    """Bring a tensor from where it is declared to arrive to where it is needed."""
-    placed = find_placed(x, mesh, declared=placements(given, mesh))
-    if placed is not None and placed.layout.mesh is mesh:
-        src = placed.layout
+def _check_tensor(
+    x: torch.Tensor, given: Any, wanted: Any, where: str, mesh: DeviceMesh, keyword: str
+) -> Callable[[], torch.Tensor]:
+    """Raise what is wrong with a tensor; return what brings it to where it is needed."""
+    with _name_errors(where):
+        check_travels(x)
+        declared = Layout(mesh, _placements_of(given, mesh), x.shape).placements
+        desired = Layout(mesh, _placements_of(wanted, mesh), x.shape).placements
+        moves = desired != declared
+        placed = check_arrival(x, mesh, declared, moves=moves, name="", keyword=keyword)
+
+    def bring() -> torch.Tensor:
+        with _name_errors(where):
+            src = layout_from(x, mesh, declared) if placed is None else placed.layout
+            dst = Layout(mesh, desired, src.shape) if moves else src
+            there, back = routes_between(src, dst, None, x.requires_grad)
+            if mesh.ndim == 1 and isinstance(dst.placements[0], Replicate):
+                return prepare_input(x, there, back)
+            return move(x, there, back)
+
+    return bring
+
+
+def _parts_of(value: Any, given: Any) -> dict[Any, Any] | None:
+    """Return the parts of a container by their names or positions; None for what is none."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple | list):
+        if isinstance(given, Mapping) and hasattr(value, "_fields"):
+            return dict(zip(value._fields, value, strict=True))
+        return dict(enumerate(value))
+    return None
+
+
+def _check_form(parts: Mapping[Any, Any], given: Any, where: str) -> None:
+    if isinstance(given, Mapping):
+        unknown = [key for key in given if key not in parts]
+        if not unknown:
+            return
+        found = f"{where} has no {', '.join(map(repr, unknown))}; it has {list(parts)}"
+    elif isinstance(given, Placement):
+        found = f"{where} has {len(parts)} parts, but one layout {given!r} is declared"
+    elif len(given) != len(parts) or any(isinstance(key, str) for key in parts):
+        found = f"{where} has the parts {list(parts)}, but {len(given)} layouts are declared"
     else:
-        src = layout_from(x, mesh, placements(given, mesh))
-    dst = Layout(mesh, placements(wanted, mesh), src.shape)
-    if dst.placements == src.placements:
-        dst = src  # whatever its boundaries
-    there, back = routes_between(src, dst, None, x.requires_grad)
-    if mesh.ndim == 1 and isinstance(dst.placements[0], Replicate):
-        return prepare_input(x, there, back)
-    return move(x, there, back)
+        return
+    raise ArgumentError(
+        f"{found}; declare one for each part, in a container of the same form (a dictionary for "
+        "parts with names), with None for a part to be left alone"
+    )
+
+
+def _layouts_of_parts(layout: Any) -> Mapping[Any, Any]:
+    """Return the layouts in a container by the names or positions of its parts."""
+    if isinstance(layout, Mapping):
+        return layout
+    if isinstance(layout, Placement):
+        return {}
+    if not isinstance(layout, Sequence):
+        raise ArgumentTypeError(
+            f"a layout is a placement, such as da.Shard(1), or a container of such, not {layout!r}"
+            f"{suggest_for_torch(layout)}"
+        )
+    return dict(enumerate(layout))
+
+
+def _rebuild(value: Any, parts: Mapping[Any, Any], changed: Mapping[Any, Any]) -> Any:
+    """Return a container of the same kind with other parts, some of which have changed."""
+    if isinstance(value, tuple):
+        items = list(parts.values())
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    result = copy.copy(value)
+    for key, part in changed.items():
+        if isinstance(value, Mapping | list):
+            result[key] = part
+        else:
+            object.__setattr__(result, key, part)  # also where the dataclass is frozen
+    return result
+
+
+@contextlib.contextmanager
+def _name_errors(where: str) -> Iterator[None]:
+    """Begin the message of an error with which tensor it is about."""
+    try:
+        yield
+    except DistArrayError as error:
+        if error.args:
+            error.args = (f"{where}: {error.args[0]}", *error.args[1:])
+        raise
