@@ -14,9 +14,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -26,12 +25,13 @@ from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, Replicate, Shard
 from distarray.redistribute import redistribute_local
 from distarray.torch import _compat
-from distarray.torch._buffers import buffer_of, tensor_of
-from distarray.torch._layouts import Placed, check_mesh, is_placed, placed_of, watched
-from distarray.torch._modules import located, state_of
+from distarray.torch._buffers import buffer_of, is_dense, tensor_of
+from distarray.torch._layouts import Placed, check_mesh, is_placed, own_placed, watched
+from distarray.torch._modules import state_of
 from distarray.torch._opaque import untraced
 from distarray.torch._saved_tensors import Geometry, all_hooks_are_ours, enter_hooks
 from distarray.torch._shards import block_of
+from distarray.torch.parallel._arrivals import placements_over
 from distarray.torch.parallel._style import one_axis
 
 _NAME = "_distarray_resharding"
@@ -118,19 +118,17 @@ def input_reshard(module: nn.Module, mesh: DeviceMesh, dim: int) -> nn.Module:
 
 @untraced
 def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    resharding_of: _Resharding = module.__dict__[_NAME]
+    own: _Resharding = module.__dict__[_NAME]
     context = contextlib.ExitStack()
-    resharding_of.under_way.append(context)
-    if resharding_of.mesh.size == 1 or not _may_decide():
+    own.under_way.append(context)
+    if own.mesh.size == 1 or not _may_decide():
         return
-    resharding_of.calls += 1
+    own.calls += 1
     path = state_of(module).path or type(module).__name__
-    name = f"call {resharding_of.calls} of {path}"
-    call = _Call(module, resharding_of.mesh, resharding_of.dim, name)
-    with located(module):
-        for value in _compat.leaves_of((args, kwargs)):
-            if isinstance(value, torch.Tensor):
-                call.note(value)
+    call = _Call(module, own.mesh, own.dim, f"call {own.calls} of {path}")
+    for value in _compat.leaves_of((args, kwargs)):
+        if isinstance(value, torch.Tensor):
+            call.note(value)
     context.enter_context(_resharding(call))
 
 
@@ -144,72 +142,78 @@ def _after(module: nn.Module, _: Any, __: Any) -> None:
 # --- slices --------------------------------------------------------------------------------------
 
 
-class _Slice:
-    """A rank's part of a replicated tensor, and the whole where it is needed again."""
+class _Replicated:
+    """A tensor that all ranks have alike, and this rank's slice of it, once a view is saved.
 
-    def __init__(self, whole: torch.Tensor, layout: Layout, purpose: Purpose) -> None:
-        block = block_of(whole, Placed(layout))
-        self.part = block.clone(memory_format=torch.contiguous_format)
-        self.uses = 0
-        self._layout = layout
-        self._purpose = purpose
-        self._whole: torch.Tensor | None = None
-        self._left = 0
+    Attributes
+    ----------
+    memory, geometry
+        Where the whole is.
+    part
+        The slice.
+    """
 
-    def gathered(self, geometry: Geometry) -> torch.Tensor:
-        """Return the tensor, laid out as it was; kept until each of its uses has had it."""
-        if self._whole is None:
-            whole = self._layout.replace(placements=[Replicate()])
-            local = buffer_of(self.part)
-            buffer = redistribute_local(local, self._layout, whole, purpose=self._purpose)
-            found = tensor_of(buffer)
-            if found.stride() != geometry.stride and found.numel():
-                laid = torch.empty_strided(
-                    geometry.size, geometry.stride, dtype=found.dtype, device=found.device
-                )
-                found = laid.copy_(found)
-            self._whole = found
-            self._left = self.uses
-        result = self._whole
-        self._left -= 1
-        if self._left <= 0:
-            self._whole = None
-        return result
-
-
-@dataclass(slots=True)
-class _Known:
-    """A tensor that all ranks have alike."""
-
-    memory: _compat.StorageWeakRef
-    version: int
-    dtype: torch.dtype
-    geometry: Geometry
-    dense: bool
-    slice: _Slice | None = None
+    def __init__(self, whole: torch.Tensor, geometry: Geometry) -> None:
+        self.memory = _compat.StorageWeakRef(whole.untyped_storage())
+        self.geometry = geometry
+        self.part: torch.Tensor | None = None
+        self._dtype = whole.dtype
+        self._version = _compat.version(whole)
+        self._is_dense = is_dense(whole)
+        self._views = 0
+        self._gathered: torch.Tensor | None = None
+        self._given_out = 0
 
     def covers(self, tensor: torch.Tensor, geometry: Geometry) -> bool:
         """Tell whether all items of a tensor in the same memory are items of this one."""
-        if tensor.dtype is not self.dtype or _compat.version(tensor) != self.version:
+        if tensor.dtype is not self._dtype or _compat.version(tensor) != self._version:
             return False
         if geometry == self.geometry:
             return True
         own = self.geometry
-        return self.dense and own.offset <= geometry.offset and geometry.end <= own.end
+        return self._is_dense and own.offset <= geometry.offset and geometry.end <= own.end
+
+    def cut(self, tensor: torch.Tensor, layout: Layout, purpose: Purpose) -> None:
+        """Keep the slice that a layout gives this rank, given any tensor in the same memory."""
+        whole = tensor.detach().as_strided(*self.geometry)
+        self.part = block_of(whole, Placed(layout)).clone(memory_format=torch.contiguous_format)
+        self._layout = layout
+        self._purpose = purpose
+
+    def save_view(self, geometry: Geometry) -> _View:
+        """Return what is saved in the place of a view."""
+        self._views += 1
+        return _View(self, geometry)
+
+    def gather(self) -> torch.Tensor:
+        """Return the whole, laid out as it was; kept until each view has had it."""
+        if self._gathered is None:
+            whole = self._layout.replace(placements=[Replicate()])
+            local = buffer_of(cast("torch.Tensor", self.part))
+            found = tensor_of(redistribute_local(local, self._layout, whole, purpose=self._purpose))
+            size, stride, _ = self.geometry
+            if found.stride() != stride and found.numel():
+                laid = torch.empty_strided(size, stride, dtype=found.dtype, device=found.device)
+                found = laid.copy_(found)
+            self._gathered = found
+        result = self._gathered
+        self._given_out += 1
+        if self._given_out % self._views == 0:
+            self._gathered = None
+        return result
 
 
-class _Cut(NamedTuple):
+class _View(NamedTuple):
     """A saved view of a replicated tensor."""
 
-    slice: _Slice
-    source: Geometry
+    source: _Replicated
     geometry: Geometry
 
     def restored(self) -> torch.Tensor:
-        whole = self.slice.gathered(self.source)
-        if self.geometry == self.source:
+        whole, source = self.source.gather(), self.source.geometry
+        if self.geometry == source:
             return whole
-        start = self.geometry.offset - self.source.offset
+        start = self.geometry.offset - source.offset
         return whole.as_strided(self.geometry.size, self.geometry.stride, start)
 
 
@@ -219,14 +223,8 @@ class _Cut(NamedTuple):
 class _Call:
     """One call of a module, during which what torch saves is looked at.
 
-    Parameters
-    ----------
-    module
-        Its parameters and buffers stay whole: they are there anyway.
-    mesh, dim
-        Among whose ranks replicated tensors are cut, and along which axis.
-    name
-        What the ranks must agree on when they gather.
+    What it is named ranks must agree on when they gather. The module's parameters and buffers stay
+    whole: they are there anyway.
     """
 
     def __init__(self, module: nn.Module, mesh: DeviceMesh, dim: int, name: str) -> None:
@@ -234,37 +232,30 @@ class _Call:
         self._mesh = mesh
         self._dim = dim
         self._name = name
-        self._known: dict[int, list[_Known]] = {}
+        self._known: dict[int, list[_Replicated]] = {}
         self._cuts = 0
 
-    def note(self, tensor: torch.Tensor) -> None:
-        """Take a tensor to be replicated, unless it is known to be placed otherwise."""
+    def note(self, tensor: torch.Tensor) -> bool:
+        """Take a tensor to be replicated, unless it is known to be placed otherwise.
+
+        Return whether it is replicated.
+        """
+        if is_placed(tensor) and not self._is_replicated(tensor):
+            return False
         if isinstance(tensor, nn.Parameter) or not _has_memory(tensor):
-            return
-        if is_placed(tensor) and not self._replicated(tensor):
-            return
+            return True
         geometry = Geometry.of(tensor)
         if not -len(geometry.size) <= self._dim < len(geometry.size) or geometry.repeats:
-            return
-        storage = tensor.untyped_storage()
+            return True
         entries = self._known.setdefault(_compat.memory_key(tensor), [])
         if entries and entries[0].memory.expired():
             entries.clear()
-        if any(entry.covers(tensor, geometry) for entry in entries):
-            return
-        dense = bool(torch.ops.aten.is_non_overlapping_and_dense(tensor.detach()))
-        memory = entries[0].memory if entries else _compat.StorageWeakRef(storage)
-        entries.append(_Known(memory, _compat.version(tensor), tensor.dtype, geometry, dense))
-
-    def note_placed(self, tensor: torch.Tensor) -> bool:
-        """Take note of a tensor that is known to be replicated on this mesh; tell whether it is."""
-        if not self._replicated(tensor):
-            return False
-        self.note(tensor)
+        if not any(entry.covers(tensor, geometry) for entry in entries):
+            entries.append(_Replicated(tensor, geometry))
         return True
 
-    def cut(self, tensor: torch.Tensor) -> _Cut | None:
-        """Return a tensor as a view of a slice; None where it is not known to be replicated."""
+    def save(self, tensor: torch.Tensor) -> _View | None:
+        """Return what is saved of a tensor; None where it is not known to be replicated."""
         if not _has_memory(tensor):
             return None
         entries = self._known.get(_compat.memory_key(tensor))
@@ -274,10 +265,12 @@ class _Call:
         known = next((entry for entry in entries if entry.covers(tensor, geometry)), None)
         if known is None or known.memory.cdata in self._own_memory:
             return None
-        if known.slice is None:
-            known.slice = self._slice(tensor.detach().as_strided(*known.geometry))
-        known.slice.uses += 1
-        return _Cut(known.slice, known.geometry, geometry)
+        if known.part is None:
+            self._cuts += 1
+            size = known.geometry.size
+            layout = Layout(self._mesh, [Shard(self._dim % len(size))], size)
+            known.cut(tensor, layout, Purpose.of(f"tensor {self._cuts} saved in {self._name}"))
+        return known.save_view(geometry)
 
     @cached_property
     def _own_memory(self) -> dict[int, _compat.StorageWeakRef]:
@@ -289,21 +282,11 @@ class _Call:
         references = (_compat.StorageWeakRef(tensor.untyped_storage()) for tensor in tensors)
         return {reference.cdata: reference for reference in references}
 
-    def _slice(self, whole: torch.Tensor) -> _Slice:
-        self._cuts += 1
-        axis = self._dim % whole.ndim
-        purpose = Purpose.of(f"tensor {self._cuts} saved in {self._name}")
-        return _Slice(whole, Layout(self._mesh, [Shard(axis)], whole.shape), purpose)
-
-    def _replicated(self, tensor: torch.Tensor) -> bool:
+    def _is_replicated(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor's layout says that it is the same on all ranks of the mesh."""
-        placed = placed_of(tensor) if is_placed(tensor) else None
-        if placed is None or not isinstance(placed.layout.mesh, DeviceMesh):
-            return False
-        axes = placed.layout.mesh.axes_of(self._mesh)
-        if axes is None:
-            return False
-        return all(type(placed.layout.placements[axis]) is Replicate for axis in axes)
+        placed = own_placed(tensor)
+        over = None if placed is None else placements_over(placed.layout, self._mesh)
+        return over is not None and all(type(p) is Replicate for p in over)
 
 
 _calls: ContextVar[tuple[_Call, ...]] = ContextVar("calls that reshard", default=())
@@ -314,7 +297,7 @@ def _resharding(call: _Call) -> Iterator[None]:
     """Let torch hand over what it saves, to this call and those around it."""
     token = _calls.set((*_calls.get(), call))
     watching = watched.set(_note_placed)
-    entered = enter_hooks(_slice_of)
+    entered = enter_hooks(_save)
     try:
         yield
     finally:
@@ -333,15 +316,13 @@ def _may_decide() -> bool:
     return not _compat.is_going_backward() and all_hooks_are_ours()
 
 
-def _slice_of(tensor: torch.Tensor) -> _Cut | None:
-    """Return a view of a slice, of the outermost call that knows the tensor: one for all."""
-    return next((cut for call in _calls.get() if (cut := call.cut(tensor)) is not None), None)
+def _save(tensor: torch.Tensor) -> _View | None:
+    """Return what the outermost call that knows a tensor saves of it: one slice for all calls."""
+    return next((view for call in _calls.get() if (view := call.save(tensor)) is not None), None)
 
 
 def _note_placed(tensor: torch.Tensor) -> None:
-    for call in _calls.get():
-        if call.note_placed(tensor):
-            return
+    any(call.note(tensor) for call in _calls.get())
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:

@@ -122,7 +122,7 @@ def test_addresses_of_parameters_that_go_are_not_taken_by_activations():
         for i in range(200):
             x = values(4, 3, seed=mesh.rank)
             call.note(x)
-            assert call.cut(x) is not None  # what is a parameter is known from the first time on
+            assert call.save(x) is not None  # what is a parameter is known from the first time on
             if not i:
                 mine.double()  # and none is where it was
 

@@ -78,8 +78,8 @@ def held_bytes(model, x):
                     held = one.data
                     if isinstance(held, _saved_tensors.Kept):
                         held = held.tensor
-                    elif isinstance(held, _input_reshard._Cut):
-                        held = held.slice.part
+                    elif isinstance(held, _input_reshard._View):
+                        held = held.source.part
                     if held is not None:
                         found[held.untyped_storage()._cdata] = held
     return sum(t.untyped_storage().nbytes() for key, t in found.items() if key not in own)
