@@ -60,18 +60,6 @@ class ModuleState:
         placed = (entry.placed for entry in self.entries.values())
         return list(dict.fromkeys(one.layout.mesh for one in placed if one is not None))
 
-    def choose_mesh(self, mesh: DeviceMesh | None, asked: str) -> Any:
-        """Return the mesh in which positions are meant, or raise."""
-        if mesh is not None:
-            return mesh
-        candidates = self.meshes
-        if len(candidates) == 1:
-            return candidates[0]
-        on = ", ".join(map(str, candidates)) or "no mesh"
-        raise ArgumentError(
-            f"{asked} is a position in a mesh, but the module's parameters are on {on}; pass mesh="
-        )
-
     def names_by_value(self) -> dict[int, list[str]]:
         """Return the names of each value, several for a tied one, by its id."""
         found: dict[int, list[str]] = {}
@@ -219,66 +207,48 @@ def listed(names: list[str]) -> str:
     return ", ".join(map(repr, names[:SHOWN])) + more
 
 
-class Receiver:
-    """Who gets whole tensors: all ranks, or the one at a position in a mesh.
+class Holder:
+    """Who has whole tensors, of a state that is saved or loaded: all ranks, or one of a mesh.
 
-    Attributes
+    Parameters
     ----------
-    is_here
-        Whether this rank does.
-    """
-
-    def __init__(
-        self, state: ModuleState, ranks: str | int, mesh: DeviceMesh | None, *, cpu: bool
-    ) -> None:
-        if ranks != "all" and not isinstance(ranks, int):
-            raise ArgumentTypeError(
-                f"ranks={ranks!r}: 'all', or the position of one rank in the mesh"
-            )
-        self._rank: int | None = None
-        self.is_here = True
-        self._cpu = cpu
-        if isinstance(ranks, int):
-            chosen = state.choose_mesh(mesh, f"ranks={ranks}")
-            self._rank = rank_at(chosen, ranks)
-            self.is_here = chosen.rank == self._rank
-
-    def gather(self, entry: Entry) -> Any:
-        """Return a value as one process has it (collective); anything where it is not received."""
-        value, placed = entry
-        if not isinstance(value, torch.Tensor):
-            return value
-        whole: torch.Tensor | None = value.detach()
-        if placed is not None:
-            block, rank = value.detach(), self._rank
-            if rank is None:
-                whole = gather_on_all(block, placed)
-            else:
-                whole = gather_on_one(block, placed, rank)
-        return whole.cpu() if self._cpu and whole is not None else whole
-
-
-class Source:
-    """Whose state is loaded: that of every rank, or of the one at a position in a mesh.
+    state
+        Whose meshes are meant where ``mesh`` is None.
+    position
+        Of the one in the mesh, as the user's argument ``keyword`` names it; None for all ranks.
 
     Attributes
     ----------
     is_one
-        Whether it is that of one rank.
+        Whether it is one rank.
     is_here
-        Whether this rank's state counts.
+        Whether this rank has them.
     """
 
-    def __init__(self, state: ModuleState, position: int | None, mesh: DeviceMesh | None) -> None:
-        self._rank: int | None = None
+    def __init__(
+        self, state: ModuleState, position: int | None, mesh: DeviceMesh | None, keyword: str
+    ) -> None:
         self._mesh: Any = mesh
+        self._rank: int | None = None
         self.is_here = True
         if position is not None:
-            self._mesh = state.choose_mesh(mesh, f"src_data_rank={position}")
+            self._mesh = _only_mesh(state, f"{keyword}={position}") if mesh is None else mesh
             self._rank = rank_at(self._mesh, position)
             self.is_here = self._mesh.rank == self._rank
         self._meshes = state.meshes if self._mesh is None else [self._mesh]
         self.is_one = self._rank is not None
+
+    def gather(self, entry: Entry, *, cpu: bool) -> Any:
+        """Return a value as one process has it (collective); anything where it is not had."""
+        value, placed = entry
+        if not isinstance(value, torch.Tensor):
+            return value
+        whole: torch.Tensor | None = value.detach()
+        if placed is not None and self._rank is None:
+            whole = gather_on_all(value.detach(), placed)
+        elif placed is not None and self._rank is not None:
+            whole = gather_on_one(value.detach(), placed, self._rank)
+        return whole.cpu() if cpu and whole is not None else whole
 
     def agree(
         self,
@@ -348,3 +318,20 @@ class Source:
         return self._mesh.communicator().broadcast_object(
             value if self.is_here else None, self._mesh.flat_ranks.index(self._rank)
         )
+
+
+def _only_mesh(state: ModuleState, asked: str) -> Any:
+    candidates = state.meshes
+    if len(candidates) == 1:
+        return candidates[0]
+    on = ", ".join(map(str, candidates)) or "no mesh"
+    raise ArgumentError(
+        f"{asked} is a position in a mesh, but the module's parameters are on {on}; pass mesh="
+    )
+
+
+def receiver_of(state: ModuleState, ranks: str | int, mesh: DeviceMesh | None) -> Holder:
+    """Return who gets whole tensors."""
+    if ranks != "all" and not isinstance(ranks, int):
+        raise ArgumentTypeError(f"ranks={ranks!r}: 'all', or the position of one rank in the mesh")
+    return Holder(state, ranks if isinstance(ranks, int) else None, mesh, "ranks")

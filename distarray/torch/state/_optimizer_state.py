@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from distarray.comm import DeviceMesh, all_gather_checked, by_answer
 from distarray.errors import MismatchError, StateDictError
 from distarray.torch._layouts import is_sharded, own_placed
-from distarray.torch.state._entries import ModuleState, OptimizerState, Receiver, Source
+from distarray.torch.state._entries import Holder, ModuleState, OptimizerState, receiver_of
 
 
 class _Tensor(NamedTuple):
@@ -56,7 +56,7 @@ def optimizer_state_dict(
         The ranks keep different things.
     """
     own = ModuleState(module)
-    receiver = Receiver(own, ranks, mesh, cpu=cpu)
+    receiver = receiver_of(own, ranks, mesh)
     kept = OptimizerState(optimizer, [("", module)])
 
     def describe() -> Any:
@@ -75,7 +75,7 @@ def optimizer_state_dict(
             )
     state: dict[str, Any] = {}
     for _, name, key, entry in kept.entries():
-        whole = receiver.gather(entry)
+        whole = receiver.gather(entry, cpu=cpu)
         if receiver.is_here:
             state.setdefault(name, {})[key] = whole
     return {"state": state, "param_groups": kept.groups} if receiver.is_here else {}
@@ -118,7 +118,7 @@ def load_optimizer_state_dict(
     As by torch's ``Optimizer.load_state_dict`` states are converted to the dtype of the parameter,
     and parameters of which none were saved have none. ``param_names`` stay the optimizer's own.
     """
-    source = Source(ModuleState(module), src_data_rank, mesh)
+    source = Holder(ModuleState(module), src_data_rank, mesh, "src_data_rank")
     own = OptimizerState(optimizer, [("", module)])
 
     def describe() -> dict[str, Any]:
@@ -182,7 +182,7 @@ def _compare(told: Mapping[str, Any], own: OptimizerState, strict: bool) -> None
 
 
 def _take(
-    given: torch.Tensor | None, told: _Tensor, parameter: torch.Tensor, source: Source
+    given: torch.Tensor | None, told: _Tensor, parameter: torch.Tensor, source: Holder
 ) -> torch.Tensor:
     """Return this rank's part of a tensor of the state, in memory of its own."""
     placed = own_placed(parameter)

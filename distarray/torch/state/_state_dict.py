@@ -15,7 +15,7 @@ from distarray.torch import _compat, _modules
 from distarray.torch._buffers import check_travels
 from distarray.torch._layouts import place
 from distarray.torch._shard_records import drop_records, find_difference, list_records, record_of
-from distarray.torch.state._entries import SHOWN, Entry, ModuleState, Receiver, Source, listed
+from distarray.torch.state._entries import SHOWN, Entry, Holder, ModuleState, listed, receiver_of
 
 
 def state_dict(
@@ -59,12 +59,12 @@ def state_dict(
         for name, entry in state.entries.items():
             result[name] = _block(entry, cpu)
         return result
-    receiver = Receiver(state, ranks, mesh, cpu=cpu)
+    receiver = receiver_of(state, ranks, mesh)
     seen: dict[int, Any] = {}
     for name, entry in state.entries.items():
         key = id(entry.value)
         if key not in seen:
-            seen[key] = receiver.gather(entry)
+            seen[key] = receiver.gather(entry, cpu=cpu)
         if receiver.is_here:
             result[name] = seen[key]
         else:
@@ -139,7 +139,7 @@ def load_state_dict(
         rank, and nothing has been loaded.
     """
     own = ModuleState(module)
-    source = Source(own, src_data_rank, mesh)
+    source = Holder(own, src_data_rank, mesh, "src_data_rank")
 
     def describe() -> _Told:
         told = _describe(state)
@@ -238,7 +238,7 @@ def _take(
     entry: Entry,
     state: Mapping[str, Any] | None,
     told: tuple[tuple[int, ...], torch.dtype] | None,
-    source: Source,
+    source: Holder,
     name: str,
     *,
     copied: bool,
