@@ -2,6 +2,7 @@
 
 from distarray.layout import _box as box
 from distarray.layout import _dimmap as dimmap
+from distarray.layout._axes import normalize_axes, normalize_axis, read_axes
 from distarray.layout._dimmap import DimMap
 from distarray.layout._format import bytes_text, seconds_text, table
 from distarray.layout._layout import Layout
@@ -29,7 +30,10 @@ __all__ = [
     "dimmap",
     "explicit",
     "mesh_description",
+    "normalize_axes",
+    "normalize_axis",
     "propagate",
+    "read_axes",
     "seconds_text",
     "stages",
     "suggest_for_torch",

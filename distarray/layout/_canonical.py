@@ -16,7 +16,7 @@ from distarray.errors import (
     PlacementError,
     ShapeError,
 )
-from distarray.layout._dimmap import checked_axes
+from distarray.layout._axes import normalize_axes
 from distarray.layout._mesh import Mesh
 from distarray.layout._partition import Partition, chunk, explicit
 from distarray.layout._placements import Partial, Placement, Shard, suggest_for_torch
@@ -185,7 +185,7 @@ def _apply_boundaries(
         )
     kept: dict[int, tuple[int, ...]] = {}
     try:
-        axes = checked_axes(boundaries, len(shape))
+        axes = normalize_axes(tuple(boundaries), len(shape))
     except (ArgumentTypeError, AxisError) as error:
         raise type(error)(f"boundaries {dict(boundaries)}: {error}") from None
     for axis, offsets in zip(axes, boundaries.values(), strict=True):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from distarray.errors import ArgumentTypeError, AxisError, ShapeError
+from distarray.layout._axes import normalize_axes
 from distarray.typing import Shape
 
 
@@ -113,41 +114,9 @@ class DimMap:
                 return 1
 
 
-def checked_axes(axes: int | Iterable[int], ndim: int) -> tuple[int, ...]:
-    """Return one or several distinct array axes, counted from the first."""
-    listed = _listed(axes)
-    found: list[int] = []
-    for given in listed:
-        try:
-            axis = operator.index(given)
-        except TypeError:
-            raise ArgumentTypeError(f"axis {given!r}: an array axis is an integer") from None
-        if not -ndim <= axis < ndim:
-            raise AxisError(f"axis {axis} is out of range for an array with {ndim} axes")
-        if axis % ndim in found:
-            raise AxisError(f"axes {listed} name axis {axis % ndim} twice")
-        found.append(axis % ndim)
-    return tuple(found)
-
-
-def _listed(axes: Any) -> tuple[Any, ...]:
-    """Return one or several axes as a tuple; an array without axes of its own is an integer."""
-    if not isinstance(axes, Iterable) or getattr(axes, "ndim", 1) == 0:
-        return (axes,)
-    return tuple(axes)
-
-
-def checked_axis(axis: Any, ndim: int) -> int:
-    """Return one array axis, counted from the first; see `checked_axes`."""
-    listed = _listed(axis)
-    if len(listed) != 1 or listed[0] is not axis:
-        raise ArgumentTypeError("one axis is needed, an integer, not several")
-    return checked_axes(axis, ndim)[0]
-
-
 def transpose(shape: Shape, axes: Sequence[int] | None = None) -> DimMap:
     """Return the map that reorders axes; reverses their order by default."""
-    order = tuple(reversed(range(len(shape)))) if axes is None else checked_axes(axes, len(shape))
+    order = normalize_axes(axes, len(shape)) if axes is not None else tuple(range(len(shape)))[::-1]
     if len(order) != len(shape):
         raise AxisError(
             f"axes {order} for a transpose of shape {shape}: name all {len(shape)} axes once"
@@ -158,7 +127,7 @@ def transpose(shape: Shape, axes: Sequence[int] | None = None) -> DimMap:
 def moveaxis(shape: Shape, source: int | Sequence[int], destination: int | Sequence[int]) -> DimMap:
     """Return the map that puts some axes elsewhere and keeps the order of the others."""
     ndim = len(shape)
-    moved, places = checked_axes(source, ndim), checked_axes(destination, ndim)
+    moved, places = normalize_axes(source, ndim), normalize_axes(destination, ndim)
     if len(moved) != len(places):
         raise AxisError(
             f"moveaxis from {source} to {destination}: as many destinations as sources are needed"
@@ -174,7 +143,7 @@ def squeeze(shape: Shape, axes: int | Sequence[int] | None = None) -> DimMap:
     if axes is None:
         dropped = tuple(axis for axis, size in enumerate(shape) if size == 1)
     else:
-        dropped = checked_axes(axes, len(shape))
+        dropped = normalize_axes(axes, len(shape))
     for axis in dropped:
         if shape[axis] != 1:
             raise ShapeError(
@@ -188,7 +157,7 @@ def expand_dims(shape: Shape, axes: int | Sequence[int]) -> DimMap:
     """Return the map that puts new axes of length 1 at the given places of the result."""
     count = len(axes) if isinstance(axes, Sequence) else 1
     ndim = len(shape) + count
-    new = checked_axes(axes, ndim)
+    new = normalize_axes(axes, ndim)
     rest = iter(range(len(shape)))
     return DimMap(
         shape, tuple(Singleton() if out in new else InputAxis(next(rest)) for out in range(ndim))

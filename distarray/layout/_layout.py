@@ -11,7 +11,7 @@ from math import prod
 from typing import Any, Final, NoReturn, cast, final
 from weakref import WeakValueDictionary
 
-from distarray.errors import AxisError
+from distarray.layout._axes import normalize_axis
 from distarray.layout._canonical import Boundaries, Description, describe
 from distarray.layout._format import layout_text
 from distarray.layout._mesh import Mesh
@@ -158,15 +158,15 @@ class Layout:
 
     def partition(self, axis: int) -> Partition:
         """Return how an array axis is cut; one block where no mesh axis shards it."""
-        return self._partitions[self._checked_axis(axis)]
+        return self._partitions[normalize_axis(axis, self.ndim)]
 
     def sharding_axes(self, axis: int) -> tuple[int, ...]:
         """Return the mesh axes that shard an array axis, the one that cuts first first."""
-        return self._cuts[self._checked_axis(axis)]
+        return self._cuts[normalize_axis(axis, self.ndim)]
 
     def block_index(self, axis: int, coordinate: Sequence[int]) -> int:
         """Return which block of `partition(axis)` a mesh coordinate holds."""
-        axis = self._checked_axis(axis)
+        axis = normalize_axis(axis, self.ndim)
         self.mesh.check_coordinate(coordinate)
         return self._block_index(axis, coordinate)
 
@@ -240,12 +240,6 @@ class Layout:
         return self.replace(
             placements=[Replicate() if type(p) is Partial else p for p in self.placements]
         )
-
-    def _checked_axis(self, axis: int) -> int:
-        """Return the array axis as a non-negative index."""
-        if not -self.ndim <= axis < self.ndim:
-            raise AxisError(f"axis {axis} of an array with {self.ndim} axes, shape {self.shape}")
-        return axis % self.ndim
 
     def _block_index(self, axis: int, coordinate: Sequence[int]) -> int:
         """Return the block of an axis at a coordinate, both known to be valid."""

@@ -14,13 +14,13 @@ from distarray.core import (
     check_flag,
     describe,
     into,
-    normalize_axes,
     plain_buffer,
     reduced_count,
     refusal,
     register,
 )
 from distarray.errors import DTypeError
+from distarray.layout import normalize_axes
 from distarray.ops.elementwise import _logic as logic
 from distarray.ops.elementwise._rounding import copied_row, isclose
 from distarray.ops.statistical import _reductions as reductions

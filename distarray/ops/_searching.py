@@ -17,12 +17,9 @@ from distarray.core import (
     States,
     Step,
     as_block,
-    axis_key,
     check_fits,
     check_flag,
-    check_one_axis,
     check_out,
-    normalize_axes,
     reduction_spec,
     register,
     run_one,
@@ -30,6 +27,7 @@ from distarray.core import (
     write_out,
 )
 from distarray.errors import ArgumentError, DTypeError
+from distarray.layout import normalize_axes, normalize_axis
 from distarray.typing import Buffer
 
 _INDEX = np.dtype(np.int64)
@@ -149,8 +147,7 @@ def _place(op: Op, x: Any, axis: Any, out: Any, keepdims: bool) -> Any:
     if not isinstance(x, BaseArray):
         block = x if _backend.is_buffer(x) else np.asarray(x)
         return op.local(block, axis=axis, keepdims=keepdims)
-    check_one_axis(op.name, axis)
-    static = (axis_key(axis, x.ndim), keepdims)
+    static = (None if axis is None else normalize_axis(axis, x.ndim), keepdims)
     if out is not None:
         check_fits(op.name, out, step_for(op, (x,), static).output.shape, _INDEX)
         if not np.can_cast(out.dtype, _INDEX):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -30,8 +29,8 @@ from distarray.core.engine._operands import (
 from distarray.core.engine._pipeline import Step, run, run_one, step_for
 from distarray.core.families import _docstrings
 from distarray.core.families._registry import methods, register, ufuncs
-from distarray.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError, ShapeError
-from distarray.layout import REDUCTIONS, Partial
+from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
+from distarray.layout import REDUCTIONS, Partial, normalize_axes
 from distarray.typing import Buffer, Shape
 
 ABSENT: Any = type("Absent", (), {"__repr__": lambda _: "<no value>"})()
@@ -453,51 +452,10 @@ def _check_empty(op: Op, shape: Shape, dtype: Any, axes: tuple[int, ...]) -> Non
 
 
 def axis_key(axis: Any, ndim: int) -> Any:
-    """Return an axis argument as a part of a key: what equals an integer and is none is refused."""
-    return axis if axis is None or axis.__class__ is int else normalize_axes(axis, ndim)
-
-
-def check_one_axis(name: str, axis: Any) -> None:
-    """Refuse several axes.
-
-    Raises
-    ------
-    ArgumentTypeError
-        See above.
-    """
-    if isinstance(axis, (tuple, list)):
-        raise ArgumentTypeError(
-            f"{name}(axis={describe(axis)}): takes one axis; for all items reshape to (-1,) first"
-        )
-
-
-def normalize_axes(axis: Any, ndim: int) -> tuple[int, ...]:
-    """Return the reduced axes in ascending order.
-
-    Raises
-    ------
-    AxisError
-        If one is out of range or named twice.
-    ArgumentTypeError
-        If one is no integer.
-    """
-    if axis is None:
-        return tuple(range(ndim))
-    named: Sequence[Any] = axis if isinstance(axis, (tuple, list)) else (axis,)
-    axes = []
-    for one in named:
-        try:
-            index = operator.index(one)
-        except TypeError:
-            index = None
-        if index is None or isinstance(one, bool):
-            raise ArgumentTypeError(f"axis={describe(axis)}: must be an integer, a tuple or None")
-        if not -ndim <= index < ndim:
-            raise AxisError(f"axis {index} of an array with {ndim} axes; use {-ndim} to {ndim - 1}")
-        axes.append(index % ndim)
-    if len(set(axes)) != len(axes):
-        raise AxisError(f"axis={axis!r} names an axis twice (of {ndim} axes)")
-    return tuple(sorted(axes))
+    """Return an axis argument as a part of a key: None, an integer, or several in their order."""
+    if axis is None or axis.__class__ is int:
+        return axis
+    return tuple(sorted(normalize_axes(axis, ndim)))
 
 
 def reduced_count(shape: Shape, axes: tuple[int, ...]) -> int:

@@ -41,7 +41,7 @@ from distarray.core import (
     ufuncs,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
-from distarray.layout import Layout, dimmap
+from distarray.layout import Layout, normalize_axes, normalize_axis
 from distarray.ops.elementwise._arithmetic import multiply
 from distarray.ops.indexing._items import setitem
 from distarray.ops.manipulation._reshape import reshape
@@ -205,7 +205,7 @@ def _matmul_letters(shapes: Sequence[Shape], _: None) -> Subscripts:
 
 
 def _vecdot_letters(shapes: Sequence[Shape], axis: int) -> Subscripts:
-    places = [dimmap.checked_axis(axis, len(shape)) for shape in shapes]
+    places = [normalize_axis(axis, len(shape)) for shape in shapes]
     lengths = [shape[place] for shape, place in zip(shapes, places, strict=True)]
     if lengths[0] != lengths[1]:
         raise ShapeError(
@@ -380,7 +380,7 @@ def tensordot(x1: Any, x2: Any, /, axes: int | Sequence[Sequence[int]] = 2) -> A
             raise ArgumentTypeError(
                 f"tensordot got axes={axes!r}; pass an integer, or two sequences of axes"
             ) from None
-        pair = (dimmap.checked_axes(first, left), dimmap.checked_axes(second, right))
+        pair = (normalize_axes(first, left), normalize_axes(second, right))
     if len(pair[0]) != len(pair[1]):
         raise ArgumentError(
             f"tensordot got {len(pair[0])} axes of the first operand and {len(pair[1])} of the "

@@ -39,7 +39,7 @@ from distarray.core import (
     with_length,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
-from distarray.layout import Layout, dimmap
+from distarray.layout import Layout, normalize_axis
 from distarray.ops.families._relabel import carry
 from distarray.ops.families._selection import WHOLE_AXIS, select
 from distarray.ops.indexing._items import getitem, rows
@@ -128,7 +128,7 @@ def concat(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: Any = None)
         wanted = normalize_dtype(dtype)
         dtype = max((with_length(wanted, own) for own in dtypes), key=lambda one: one.itemsize)
     shapes = [x.shape for x in given]
-    along = dimmap.checked_axis(axis, len(shapes[0]))
+    along = normalize_axis(axis, len(shapes[0]))
     joined_shape(shapes, along)  # which must fit before anything is sent
     mesh = common_mesh("concat", [x._layout.mesh for x in given if isinstance(x, BaseArray)])
     return run(
@@ -241,7 +241,7 @@ def unstack(x: Any, /, axis: int = 0) -> tuple[Any, ...]:
     AxisError
         If there is no such axis.
     """
-    along = dimmap.checked_axis(axis, check_distributed("unstack", x).ndim)
+    along = normalize_axis(axis, check_distributed("unstack", x).ndim)
     before = (slice(None),) * along
     return tuple(rows(x, ((*before, i) for i in range(x.shape[along]))))
 
@@ -288,7 +288,7 @@ def roll(x: Any, /, shift: int | Sequence[int], axis: Axes = None) -> Any:
             f"roll got {len(shifts)} shifts for {len(axes)} axes; pass as many, or one"
         )
     for by, one in zip(shifts, axes, strict=True):
-        x = _rolled(x, by, dimmap.checked_axis(one, x.ndim))
+        x = _rolled(x, by, normalize_axis(one, x.ndim))
     return x
 
 
@@ -326,7 +326,7 @@ def repeat(x: Any, /, repeats: Any, axis: int | None = None) -> Any:
     if axis is None:
         return repeat(reshaped(check_distributed("repeat", x), (-1,)), repeats, axis=0)
     layout = check_distributed("repeat", x)._layout
-    along = dimmap.checked_axis(axis, layout.ndim)
+    along = normalize_axis(axis, layout.ndim)
     size = layout.shape[along]
     if repeats.__class__ is int:
         return run_one(_repeat, x, (along, repeats))

@@ -6,7 +6,6 @@ no item changes.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,37 +20,20 @@ from distarray.core import (
     check_distributed,
     check_integer,
     copy_block,
-    describe,
     normalize_shape,
     register,
     run_one,
 )
-from distarray.errors import ArgumentTypeError, AxisError, ShapeError
-from distarray.layout import DimMap, Layout, dimmap
+from distarray.errors import AxisError, ShapeError
+from distarray.layout import DimMap, Layout, dimmap, normalize_axes, normalize_axis, read_axes
 from distarray.ops.families._selection import flip_axes
 from distarray.ops.families._shape_function import Local, relabel, shape_function
 from distarray.typing import Axes, Buffer, Shape
 
 
 def _as_key(axes: Any) -> Any:
-    """Return an argument that names axes (None, one or several) as integers.
-
-    Raises
-    ------
-    ArgumentTypeError
-        If it names something else.
-    """
-    if axes is None or type(axes) is int:
-        return axes
-    if type(axes) is not tuple:
-        try:
-            return operator.index(axes)
-        except TypeError:
-            pass
-    try:
-        return tuple(map(operator.index, axes))
-    except TypeError:
-        raise ArgumentTypeError(f"axis {describe(axes)}: axes are integers") from None
+    """Return an argument that names axes (None, one or several) as a part of a key."""
+    return axes if axes is None or type(axes) is int else read_axes(axes)
 
 
 # --- the order of the axes -----------------------------------------------------------------------
@@ -63,7 +45,7 @@ def _ordered(change: DimMap) -> tuple[DimMap, Any]:
 
 
 def _exchanged(shape: Shape, pair: tuple[int, int]) -> tuple[DimMap, Any]:
-    a, b = (dimmap.checked_axis(axis, len(shape)) for axis in pair)
+    a, b = (normalize_axis(axis, len(shape)) for axis in pair)
     order = list(range(len(shape)))
     order[a], order[b] = b, a
     return _ordered(dimmap.transpose(shape, order))
@@ -244,7 +226,7 @@ def flip(x: Any, /, axis: Axes = None) -> Any:
     image of those of `x`.
     """
     layout = check_distributed("flip", x)._layout
-    axes = range(layout.ndim) if axis is None else dimmap.checked_axes(axis, layout.ndim)
+    axes = normalize_axes(axis, layout.ndim)
     return flip_axes(x, axes) if layout.ndim else x[()]
 
 

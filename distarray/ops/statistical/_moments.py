@@ -30,7 +30,6 @@ from distarray.core import (
     loop_dtype,
     merge,
     moments,
-    normalize_axes,
     normalize_dtype,
     normalize_operands,
     numeric,
@@ -47,6 +46,7 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import box as boxes
+from distarray.layout import normalize_axes
 from distarray.ops.elementwise import _arithmetic as arithmetic
 from distarray.ops.elementwise import _logic as logic
 from distarray.ops.elementwise._rounding import astype, where

@@ -26,13 +26,11 @@ from distarray.core import (
     check_fits,
     check_flag,
     check_integer,
-    check_one_axis,
     check_out,
     in_unit,
     local_dtype,
     loop_dtype,
     methods,
-    normalize_axes,
     normalize_dtype,
     normalize_operand,
     reduce_block,
@@ -42,7 +40,7 @@ from distarray.core import (
     write_out,
 )
 from distarray.errors import ArgumentError, AxisError
-from distarray.layout import Layout
+from distarray.layout import Layout, normalize_axis
 from distarray.ops.elementwise._arithmetic import subtract
 from distarray.ops.elementwise._logic import not_equal
 from distarray.ops.elementwise._rounding import copy
@@ -146,8 +144,7 @@ def _call(
         raise AxisError(
             f"{op.name} of an array of shape {x.shape} needs axis=, which it adds along"
         )
-    check_one_axis(op.name, axis)
-    (axis,) = (0,) if axis is None else normalize_axes(axis, x.ndim)
+    axis = 0 if axis is None else normalize_axis(axis, x.ndim)
     wanted = None if dtype is None else normalize_dtype(dtype)
     if wanted is None and out is not None:
         assert op.ufunc is not None  # as of all scans
@@ -160,10 +157,6 @@ def _call(
 
 
 # --- hooks of the engine: static is (axis, dtype, include_initial) -------------------------------
-
-
-def _axis(step: Step) -> int:
-    return normalize_axes(step.call.static[0], step.sources[0].ndim)[0]
 
 
 def _spec(op: Op, call: Call) -> Spec:
@@ -181,7 +174,7 @@ def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
 
 
 def _reduced_block(step: Step) -> Callable[[Buffer], State]:
-    (total,), result, axes = step.total, step.result, (_axis(step),)
+    (total,), result, axes = step.total, step.result, (step.call.static[0],)
     ufunc = step.op.ufunc
 
     def reduced(block: Buffer) -> State:
@@ -193,7 +186,7 @@ def _reduced_block(step: Step) -> Callable[[Buffer], State]:
 
 def _scanned_block(step: Step) -> Callable[..., Any]:
     """Return the function that scans a block, beginning with the states of the blocks before it."""
-    axis, result, ufunc, local = _axis(step), step.result, step.op.ufunc, step.op.local
+    axis, result, ufunc, local = step.call.static[0], step.result, step.op.ufunc, step.op.local
     source = step.sources[0]
     box = source.local_box()
     assert box is not None  # only processes of the mesh scan
@@ -232,7 +225,7 @@ def _longer(step: Step, _: Buffer | None) -> Layout:
     layout = step.output
     if not step.call.static[2]:
         return layout
-    axis = _axis(step)
+    axis = step.call.static[0]
     shape = (*layout.shape[:axis], layout.shape[axis] + 1, *layout.shape[axis + 1 :])
     boundaries = dict(layout.boundaries or {})
     if layout.sharding_axes(axis):
@@ -279,7 +272,7 @@ def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = ABSENT, append: A
         raise ArgumentError(f"diff got n={n}; it must be 0 or more")
     if not x.ndim:
         raise AxisError("diff of a 0-d array: there is no axis, and there are no neighbours")
-    (along,) = normalize_axes(axis, x.ndim)
+    along = normalize_axis(axis, x.ndim)
     if n == 0:
         return copy(x)
     one = (*x.shape[:along], 1, *x.shape[along + 1 :])
