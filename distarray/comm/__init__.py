@@ -16,7 +16,7 @@ from distarray.comm._agreement import (
     raise_alike,
     token,
 )
-from distarray.comm._collectives import on_host
+from distarray.comm._collectives import on_host, split_parts
 from distarray.comm._communicator import SMALL_BYTES, Communicator
 from distarray.comm._device_mesh import (
     DeviceMesh,
@@ -87,6 +87,7 @@ __all__ = [
     "setting",
     "simulate",
     "simulated_world",
+    "split_parts",
     "token",
     "unrecorded",
     "use_mesh",

@@ -30,7 +30,7 @@ def offsets(counts: Counts) -> list[int]:
     return [0, *accumulate(counts)]
 
 
-def parts(array: np.ndarray, counts: Counts) -> list[np.ndarray]:
+def split_parts(array: np.ndarray, counts: Counts) -> list[np.ndarray]:
     """Return views of the parts of a flat array."""
     starts = offsets(counts)
     return [array[starts[i] : starts[i + 1]] for i in range(len(counts))]

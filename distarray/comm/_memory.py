@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.comm import _backend
+from distarray.comm._packing import copy_box
 from distarray.comm.cuda import _device
 from distarray.comm.kernels._loop_nest import fill
 from distarray.comm.shared_memory import _arena
@@ -20,6 +21,7 @@ __all__ = [
     "empty",
     "full",
     "is_shared",
+    "make_contiguous",
     "set_limit",
     "stats",
     "trim",
@@ -77,3 +79,12 @@ def is_shared(array: Buffer) -> bool:
     Of memory on GPUs CUDA finds out, and what it cannot lend is copied where it is lent.
     """
     return not _backend.is_numpy(array) or _arena.holds(array)
+
+
+def make_contiguous(block: Buffer) -> Buffer:
+    """Return a block's values in C order, copied only where they lie otherwise."""
+    if block.flags.c_contiguous:
+        return block
+    copy = empty(block.shape, block.dtype, _backend.device_of(block))
+    copy_box(copy, block)
+    return copy

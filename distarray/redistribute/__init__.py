@@ -12,7 +12,7 @@ from distarray.redistribute._cost import DEFAULT_MODEL, CostModel
 from distarray.redistribute._execute import clear_plans, redistribute_local, refuse
 from distarray.redistribute._packed import Packed
 from distarray.redistribute._plan import Plan, check_dtype, estimate, plan
-from distarray.redistribute._root import scatter_from
+from distarray.redistribute._root import gather_to, scatter_from
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -23,6 +23,7 @@ __all__ = [
     "check_dtype",
     "clear_plans",
     "estimate",
+    "gather_to",
     "kept_partial",
     "plan",
     "redistribute_async",

@@ -379,7 +379,7 @@ class _AllReduce(_Collective):
         number, what = _describe_call(self._token, self, purpose, device)
         if not communicator.reaches_all(device):
             communicator.agree(number, what)
-            source, target = _contiguous(local).reshape(-1), out.reshape(-1)
+            source, target = _memory.make_contiguous(local).reshape(-1), out.reshape(-1)
             for start, stop in pairwise(chunk(source.size, (self._step.rounds,)).offsets):
                 communicator.all_reduce(source[start:stop], self._op, out=target[start:stop])
             return out
@@ -391,7 +391,7 @@ class _AllReduce(_Collective):
             with communicator.views(local, number, what) as views:
                 reduce_into(out, views, self._op)
             return out
-        source = _contiguous(local).reshape(-1)
+        source = _memory.make_contiguous(local).reshape(-1)
         target = out.reshape(-1)
         parts = chunk(source.size, (communicator.size,))
         start, stop = parts.bounds(communicator.rank)
@@ -411,12 +411,3 @@ class _AllReduce(_Collective):
                     start, stop = parts.bounds(peer)
                     copy_box(target[start:stop], view[start:stop], total=out.nbytes)
         return out
-
-
-def _contiguous(block: Buffer) -> Buffer:
-    """Return the block's values in C order, copied only where they lie otherwise."""
-    if block.flags.c_contiguous:
-        return block
-    copy = _memory.empty(block.shape, block.dtype, _backend.device_of(block))
-    copy_box(copy, block)
-    return copy

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from distarray.comm import Communicator, _backend, _memory, copy_box, copy_boxes, pack, reduce_boxes
+from distarray.comm import (
+    Communicator,
+    _backend,
+    _memory,
+    copy_boxes,
+    pack,
+    reduce_boxes,
+)
 from distarray.layout import box as boxes
 from distarray.redistribute._schedule import receives, sends
 from distarray.redistribute._steps import AllGatherStep, ExchangeStep
@@ -133,11 +140,7 @@ class Messages:
         direct = rows and order == sorted(order) and out.ndim > 0
         device = _backend.device_of(local)
         recv = out.reshape(-1) if direct else _memory.empty((sum(counts),), local.dtype, device)
-        send = local
-        if not local.flags.c_contiguous:
-            send = _memory.empty(local.shape, local.dtype, device)
-            copy_box(send, local)
-        self._communicator.all_gather(send.reshape(-1), recv, counts)
+        self._communicator.all_gather(_memory.make_contiguous(local).reshape(-1), recv, counts)
         if direct:
             return
         pieces = []

@@ -22,8 +22,8 @@ from distarray.errors import (
     MeshError,
     MismatchError,
 )
-from distarray.layout import Layout, Placement, Replicate, Shard
-from distarray.layout import box as boxes
+from distarray.layout import Layout, Placement, Replicate
+from distarray.redistribute import gather_to
 from distarray.redistribute import scatter_from as scatter_blocks
 from distarray.torch._buffers import buffer_of, check_travels, tensor_of
 from distarray.torch._layouts import Placed, check_mesh, is_sharded, place, placed_of
@@ -248,26 +248,8 @@ def gather_on_one(block: torch.Tensor, placed: Placed, rank: int) -> torch.Tenso
         return None
     if not is_sharded(layout):
         return block if mesh.rank == rank else None
-    comm = mesh.communicator()
-    root = mesh.coordinate_of(rank)
-    held = {r: layout.local_box(mesh.coordinate_of(r)) or () for r in comm.ranks}
-    counts = [
-        boxes.volume(held[r]) if _is_copy_of(mesh.coordinate_of(r), root, layout) else 0
-        for r in comm.ranks
-    ]
-    mine = block.detach().contiguous() if counts[comm.rank] else block.new_empty(0)
-    here = comm.ranks.index(rank)
-    arrived = block.new_empty(sum(counts) if comm.rank == here else 0)
-    target = _flat(arrived) if comm.rank == here else None
-    comm.gather(_flat(mine), target, counts, here)
-    if comm.rank != here:
-        return None
-    whole = block.new_empty(layout.shape)
-    for r, piece in zip(comm.ranks, arrived.split(counts), strict=True):
-        if piece.numel():
-            cut = box_view(whole, held[r])
-            cut.copy_(piece.view(cut.shape))
-    return in_full_order(whole, placed)
+    whole = gather_to(rank, _bits(block), layout)
+    return None if whole is None else in_full_order(tensor_of(whole).view(block.dtype), placed)
 
 
 def scatter_from(
@@ -318,19 +300,6 @@ def rank_at(mesh: Any, position: Any) -> int:
             f"rank {position!r}: {mesh} has the positions 0 to {mesh.size - 1}; pass one of these"
         )
     return int(mesh.flat_ranks[position])
-
-
-def _is_copy_of(coordinate: Any, root: Any, layout: Layout) -> bool:
-    """Tell whether a rank differs from the root along mesh axes that shard alone."""
-    return all(
-        type(p) is Shard or a == b
-        for p, a, b in zip(layout.placements, coordinate, root, strict=True)
-    )
-
-
-def _flat(tensor: torch.Tensor) -> Any:
-    """Return a contiguous tensor's memory, of a dtype that MPI knows."""
-    return _bits(tensor.view(-1))
 
 
 def _bits(tensor: torch.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""What one rank has is scattered to all: each item leaves it once, copies are made further on."""
+"""One rank to all and all to one: each item travels once, copies are made further on."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ import pytest
 
 import distarray as da
 from distarray.layout import box as boxes
-from distarray.redistribute import scatter_from
+from distarray.redistribute import gather_to, scatter_from
 from distarray.testing import simulate
 
 S, R = da.Shard, da.Replicate()
 
 
-@pytest.mark.parametrize("ranks", [None, [5, 1, 0, 3, 2, 4]])
-@pytest.mark.parametrize(
+RANKS = pytest.mark.parametrize("ranks", [None, [5, 1, 0, 3, 2, 4]])
+PLACEMENTS = pytest.mark.parametrize(
     "placements",
     [(S(0), S(0)), (S(0), S(1)), (S(0), R), (R, S(1)), (R, R), (S(1), S(1))],
 )
+
+
+@RANKS
+@PLACEMENTS
 def test_every_rank_gets_its_block_of_what_one_has(placements: Any, ranks: Any) -> None:
     value = np.arange(35.0).reshape(7, 5)
 
@@ -42,6 +46,31 @@ def test_every_rank_gets_its_block_of_what_one_has(placements: Any, ranks: Any) 
         assert scattered == (row if any(p is not R for p in placements) else 0)
         copies = any(p is R for p in placements)
         assert [count["broadcast"] for count in counts] == [int(copies)] * 6
+
+
+@RANKS
+@PLACEMENTS
+def test_one_rank_gets_what_all_have(placements: Any, ranks: Any) -> None:
+    value = np.arange(35.0).reshape(7, 5)
+
+    def program(root: int) -> int:
+        mesh = da.DeviceMesh(np.reshape(ranks or range(6), (2, 3)).tolist())
+        layout = da.Layout(mesh, placements, value.shape)
+        block = np.asfortranarray(value[boxes.slices(layout.local_box())])
+        with da.CommLog() as log:
+            whole = gather_to(root, block, layout)
+        if mesh.rank == root:
+            assert whole is not None
+            assert np.array_equal(whole, value)
+            assert not np.may_share_memory(whole, block)
+        else:
+            assert whole is None
+        return log.count("gather")
+
+    row = 6 // np.prod([n for n, p in zip((2, 3), placements, strict=True) if p is R])
+    for root in (0, 4):
+        gathered = sum(simulate(6, program, root))
+        assert gathered == (row if any(p is not R for p in placements) else 0)
 
 
 def test_rows_that_lie_one_after_another_are_not_packed(monkeypatch: Any) -> None:

@@ -19,8 +19,8 @@ from distarray.comm._collectives import (
     Counts,
     PairwiseCollectives,
     Ranges,
-    parts,
     ranges,
+    split_parts,
 )
 from distarray.comm._requests import DONE, Completed, Pending, Request
 from distarray.comm.device_messages._awareness import verdict
@@ -109,7 +109,7 @@ class DeviceCollectives(PairwiseCollectives):
         """
         flat = send.reshape(-1)
         n, rank = counts[self._rank], self._rank
-        own = parts(flat, counts)[rank]
+        own = split_parts(flat, counts)[rank]
         device = _backend.device_of(send)
         if in_place:
             copy = _memory.empty((n,), flat.dtype, device)
@@ -118,7 +118,7 @@ class DeviceCollectives(PairwiseCollectives):
         received = [n] * self._size
         received[rank] = 0
         others = _memory.empty((n * (self._size - 1),), flat.dtype, device)
-        sources = parts(others, received)
+        sources = split_parts(others, received)
         sources[rank] = own
 
         def reduce() -> None:

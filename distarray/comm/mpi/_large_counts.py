@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.comm._collectives import Counts, parts
+from distarray.comm._collectives import Counts, split_parts
 from distarray.comm.mpi._datatypes import carrier, moving_type, reducing_type
 from distarray.typing import Buffer
 
@@ -115,7 +115,7 @@ def reduce_scatter(
     kind, how = reducing_type(recv.dtype, op)
     largest = LIMIT
     requests = []
-    for root, part in enumerate(parts(send, counts)):
+    for root, part in enumerate(split_parts(send, counts)):
         for start in range(0, part.size, largest):
             source = part[start : start + largest]
             target = None

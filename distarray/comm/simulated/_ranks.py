@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from distarray.comm import _backend, _log
-from distarray.comm._collectives import Counts, offsets, parts
+from distarray.comm._collectives import Counts, offsets, split_parts
 from distarray.comm._communicator import Communicator
 from distarray.comm._reductions import reduce_in_order
 from distarray.comm._requests import DONE, Pending, Request
@@ -70,7 +70,7 @@ class SimulatedCommunicator(Communicator):
         self, send: np.ndarray, recv: np.ndarray, counts: Counts, blocking: bool
     ) -> Request:
         def take(brought: list[Any]) -> None:
-            for part, values in zip(parts(recv, counts), brought, strict=True):
+            for part, values in zip(split_parts(recv, counts), brought, strict=True):
                 _backend.assign(part, values)
 
         doing = f"all_gather of {send.dtype} counts {tuple(counts)}"
@@ -104,7 +104,7 @@ class SimulatedCommunicator(Communicator):
         blocking: bool,
     ) -> Request:
         def take(brought: list[Any]) -> None:
-            targets = parts(recv, recv_counts)
+            targets = split_parts(recv, recv_counts)
             for source, values in enumerate(brought):
                 if values[self.rank].size != targets[source].size:
                     raise MismatchError(
@@ -115,7 +115,7 @@ class SimulatedCommunicator(Communicator):
                 _backend.assign(targets[source], values[self.rank])
 
         return self._round(
-            f"all_to_all of {send.dtype}", parts(send.copy(), send_counts), take, blocking
+            f"all_to_all of {send.dtype}", split_parts(send.copy(), send_counts), take, blocking
         )
 
     def _broadcast(self, array: np.ndarray, root: int, blocking: bool) -> Request:
@@ -133,7 +133,7 @@ class SimulatedCommunicator(Communicator):
             _backend.assign(recv, brought[root][self.rank])
 
         doing = f"scatter of {recv.dtype} counts {tuple(counts)} from rank {root}"
-        bringing = None if send is None else parts(send.copy(), counts)
+        bringing = None if send is None else split_parts(send.copy(), counts)
         return self._round(doing, bringing, take, blocking)
 
     def _gather(
@@ -141,7 +141,7 @@ class SimulatedCommunicator(Communicator):
     ) -> Request:
         def take(brought: list[Any]) -> None:
             if recv is not None:
-                for part, values in zip(parts(recv, counts), brought, strict=True):
+                for part, values in zip(split_parts(recv, counts), brought, strict=True):
                     _backend.assign(part, values)
 
         doing = f"gather of {send.dtype} counts {tuple(counts)} to rank {root}"

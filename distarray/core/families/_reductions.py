@@ -126,8 +126,8 @@ def reduction(
 
 def _call(op: Op, x: Any, /, *args: Any, **options: Any) -> Any:
     if not options and len(args) <= 1 and isinstance(x, BaseArray):
-        axis = args[0] if args else None
-        return run_one(op, x, (axis_key(axis, x._local.ndim), None, False, True))
+        axis = axis_key(args[0], x._local.ndim) if args else None
+        return run_one(op, x, (axis, None, False, True))
     if len(args) > len(op.accepts) or not {*op.accepts, "where"}.issuperset(options):
         op.check_arguments((x, *args), options)
     return reduce(op, x, **dict(zip(op.accepts, args, strict=False)), **options)
