@@ -70,44 +70,6 @@ def build(layout: Layout, dtype: np.dtype[Any], make: Callable[[Box], Buffer]) -
     return new_array(block, layout)
 
 
-def empty(
-    shape: Any,
-    dtype: Any = None,
-    *,
-    device: Any = None,
-    mesh: Any = None,
-    placements: Sequence[Placement] | None = None,
-) -> Any:
-    """Return an array whose values are arbitrary.
-
-    Parameters
-    ----------
-    shape : int or sequence of int
-        Global shape.
-    dtype : data type, optional
-        Default: float64.
-    device : str, optional
-        "cpu", "cuda" or "cuda:<number>": the default mesh there; with `mesh`, that mesh's own.
-    mesh : DeviceMesh, optional
-        Default: the default mesh.
-    placements : sequence of Placement, optional
-        One per mesh axis. Default: the first mesh axis shards axis 0, the others replicate.
-
-    Returns
-    -------
-    DistArray
-
-    Raises
-    ------
-    ShapeError
-        If a size is negative.
-    PlacementError
-        If the placements do not fit the mesh or the shape.
-    """
-    layout = target_layout(normalize_shape(shape), mesh, placements, device)
-    return _empty(layout, normalize_dtype(dtype))
-
-
 def check_bytes(layout: Layout, dtype: np.dtype[Any]) -> None:
     """Refuse blocks larger than any memory on all ranks, also those whose own block is small.
 
@@ -130,71 +92,9 @@ def _empty(layout: Layout, dtype: np.dtype[Any]) -> Any:
     return new_array(empty_block(layout, dtype), layout)
 
 
-def zeros(
-    shape: Any,
-    dtype: Any = None,
-    *,
-    device: Any = None,
-    mesh: Any = None,
-    placements: Sequence[Placement] | None = None,
-) -> Any:
-    """Return an array of zeros; the parameters are those of `empty`."""
-    layout = target_layout(normalize_shape(shape), mesh, placements, device)
-    return _zeros(layout, normalize_dtype(dtype))
-
-
 def _zeros(layout: Layout, dtype: np.dtype[Any]) -> Any:
     device = device_of(layout)
     return build(layout, dtype, lambda box: _memory.zeros(boxes.shape(box), dtype, device))
-
-
-def ones(
-    shape: Any,
-    dtype: Any = None,
-    *,
-    device: Any = None,
-    mesh: Any = None,
-    placements: Sequence[Placement] | None = None,
-) -> Any:
-    """Return an array of ones; the parameters are those of `empty`."""
-    layout = target_layout(normalize_shape(shape), mesh, placements, device)
-    return _filled(layout, normalize_dtype(dtype), 1)
-
-
-def full(
-    shape: Any,
-    fill_value: Any,
-    dtype: Any = None,
-    *,
-    device: Any = None,
-    mesh: Any = None,
-    placements: Sequence[Placement] | None = None,
-) -> Any:
-    """Return an array filled with one value.
-
-    Parameters
-    ----------
-    shape : int or sequence of int
-        Global shape.
-    fill_value : scalar
-        The same on every process.
-    dtype : data type, optional
-        Default: the value's own, as NumPy finds it.
-    device, mesh, placements
-        As for `empty`.
-
-    Raises
-    ------
-    ArgumentError
-        If `fill_value` is not a scalar, or does not convert to the data type.
-    OutOfRangeError
-        If the data type cannot hold it.
-    """
-    sizes = normalize_shape(shape)
-    value = as_scalar(fill_value)
-    kind = normalize_dtype(dtype, value.dtype)
-    layout = target_layout(sizes, mesh, placements, device)
-    return _filled(layout, kind, fill_value)
 
 
 def as_scalar(value: Any) -> Any:
@@ -214,7 +114,7 @@ def as_scalar(value: Any) -> Any:
     return array
 
 
-def _filled(layout: Layout, dtype: np.dtype[Any], value: Any) -> Any:
+def _full(layout: Layout, dtype: np.dtype[Any], value: Any) -> Any:
     # Converted once, before any block exists: a value out of range fails on every rank alike.
     item = np.zeros((), dtype)
     scalar = as_scalar(value)
@@ -238,7 +138,11 @@ def _filled(layout: Layout, dtype: np.dtype[Any], value: Any) -> Any:
     return build(layout, dtype, make)
 
 
-def _like(
+def _ones(layout: Layout, dtype: np.dtype[Any]) -> Any:
+    return _full(layout, dtype, 1)
+
+
+def _layout_like(
     x: BaseArray, shape: Any, mesh: Any, placements: Sequence[Placement] | None, device: Any
 ) -> Layout:
     """Return the layout of a `*_like` result: the model's own where nothing else is asked."""
@@ -264,58 +168,125 @@ def _dtype_like(x: Any, dtype: Any) -> np.dtype[Any]:
     return normalize_dtype(dtype, own)
 
 
-def empty_like(
-    x: Any,
-    /,
+# --- the public functions ------------------------------------------------------------------------
+
+_DOCUMENTATION = """{sentence}
+
+Parameters
+----------
+{first}{value}dtype : data type, optional
+    Default: {dtype}.
+device : str, optional
+    "cpu", "cuda" or "cuda:<number>": the {mesh} there; with `mesh`, that mesh's own.
+{shape}mesh : DeviceMesh, optional
+    Default: the {mesh}.
+placements : sequence of Placement, optional
+    One per mesh axis. Default: {placements}.
+
+Returns
+-------
+DistArray
+
+Raises
+------
+ShapeError
+    If a size is negative.
+PlacementError
+    If the placements do not fit the mesh or the shape.
+DeviceError
+    If `device` is not that of `mesh`.
+{errors}"""
+_OF_SHAPE = {
+    "first": "shape : int or sequence of int\n    Global shape.\n",
+    "shape": "",
+    "dtype": "float64",
+    "mesh": "default mesh",
+    "placements": "the first mesh axis shards axis 0, the others replicate",
+}
+_LIKE = {
+    "first": "x : DistArray\n    The model. Where it is `Partial`, the result is `Replicate`.\n",
+    "shape": "shape : int or sequence of int, optional\n    Default: the model's.\n",
+    "dtype": "the model's",
+    "mesh": "model's mesh",
+    "placements": "the model's",
+}
+_NO_VALUE = {"value": "", "errors": ""}
+_VALUE = {
+    "value": "fill_value : scalar\n    The same on every process.\n",
+    "errors": """ArgumentError
+    If `fill_value` is not a scalar, or does not convert to the data type.
+OutOfRangeError
+    If the data type cannot hold it.
+""",
+}
+
+
+def _of_shape(name: str, sentence: str, make: Callable[[Layout, Any], Any]) -> Callable[..., Any]:
+    """Return a public function that makes an array of a shape."""
+
+    def create(
+        shape: Any,
+        dtype: Any = None,
+        *,
+        device: Any = None,
+        mesh: Any = None,
+        placements: Sequence[Placement] | None = None,
+    ) -> Any:
+        layout = target_layout(normalize_shape(shape), mesh, placements, device)
+        return make(layout, normalize_dtype(dtype))
+
+    create.__doc__ = _DOCUMENTATION.format(sentence=sentence, **_OF_SHAPE, **_NO_VALUE)
+    create.__name__ = create.__qualname__ = name
+    return create
+
+
+def _like(name: str, sentence: str, make: Callable[[Layout, Any], Any]) -> Callable[..., Any]:
+    """Return a public function that makes an array like another."""
+
+    def create(
+        x: Any,
+        /,
+        dtype: Any = None,
+        *,
+        device: Any = None,
+        shape: Any = None,
+        mesh: Any = None,
+        placements: Sequence[Placement] | None = None,
+    ) -> Any:
+        layout = _layout_like(x, shape, mesh, placements, device)
+        return make(layout, _dtype_like(x, dtype))
+
+    create.__doc__ = _DOCUMENTATION.format(sentence=sentence, **_LIKE, **_NO_VALUE)
+    create.__name__ = create.__qualname__ = name
+    return create
+
+
+empty = _of_shape("empty", "Return an array whose values are arbitrary.", _empty)
+zeros = _of_shape("zeros", "Return an array of zeros.", _zeros)
+ones = _of_shape("ones", "Return an array of ones.", _ones)
+empty_like = _like(
+    "empty_like", "Return any values, with the shape, dtype and layout of another.", _empty
+)
+zeros_like = _like(
+    "zeros_like", "Return zeros, with the shape, dtype and layout of another.", _zeros
+)
+ones_like = _like("ones_like", "Return ones, with the shape, dtype and layout of another.", _ones)
+
+
+def full(
+    shape: Any,
+    fill_value: Any,
     dtype: Any = None,
     *,
     device: Any = None,
-    shape: Any = None,
     mesh: Any = None,
     placements: Sequence[Placement] | None = None,
 ) -> Any:
-    """Return an array of arbitrary values with the shape, dtype and layout of another.
-
-    Parameters
-    ----------
-    x : DistArray
-        The model. Where it is `Partial`, the result is `Replicate`.
-    dtype : data type, optional
-        Default: the model's.
-    shape : int or sequence of int, optional
-        Default: the model's.
-    device, mesh, placements
-        As for `empty`; default: the model's.
-    """
-    return _empty(_like(x, shape, mesh, placements, device), _dtype_like(x, dtype))
-
-
-def zeros_like(
-    x: Any,
-    /,
-    dtype: Any = None,
-    *,
-    device: Any = None,
-    shape: Any = None,
-    mesh: Any = None,
-    placements: Sequence[Placement] | None = None,
-) -> Any:
-    """Return zeros with the shape, dtype and layout of another array; see `empty_like`."""
-    return _zeros(_like(x, shape, mesh, placements, device), _dtype_like(x, dtype))
-
-
-def ones_like(
-    x: Any,
-    /,
-    dtype: Any = None,
-    *,
-    device: Any = None,
-    shape: Any = None,
-    mesh: Any = None,
-    placements: Sequence[Placement] | None = None,
-) -> Any:
-    """Return ones with the shape, dtype and layout of another array; see `empty_like`."""
-    return _filled(_like(x, shape, mesh, placements, device), _dtype_like(x, dtype), 1)
+    sizes = normalize_shape(shape)
+    value = as_scalar(fill_value)
+    kind = normalize_dtype(dtype, value.dtype)
+    layout = target_layout(sizes, mesh, placements, device)
+    return _full(layout, kind, fill_value)
 
 
 def full_like(
@@ -329,9 +300,20 @@ def full_like(
     mesh: Any = None,
     placements: Sequence[Placement] | None = None,
 ) -> Any:
-    """Return one value everywhere, with the shape, dtype and layout of another array."""
-    layout = _like(x, shape, mesh, placements, device)
-    return _filled(layout, _dtype_like(x, dtype), fill_value)
+    layout = _layout_like(x, shape, mesh, placements, device)
+    return _full(layout, _dtype_like(x, dtype), fill_value)
+
+
+full.__doc__ = _DOCUMENTATION.format(
+    sentence="Return an array filled with one value.",
+    **{**_OF_SHAPE, "dtype": "the value's own, as NumPy finds it"},
+    **_VALUE,
+)
+full_like.__doc__ = _DOCUMENTATION.format(
+    sentence="Return one value everywhere, with the shape, dtype and layout of another.",
+    **_LIKE,
+    **_VALUE,
+)
 
 
 def _as_numpy(like: Callable[..., Any]) -> Callable[..., Any]:
@@ -349,7 +331,5 @@ def _as_numpy(like: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-register(empty_like, _as_numpy(empty_like))
-register(zeros_like, _as_numpy(zeros_like))
-register(ones_like, _as_numpy(ones_like))
-register(full_like, _as_numpy(full_like))
+for _function in (empty_like, zeros_like, ones_like, full_like):
+    register(_function, _as_numpy(_function))
