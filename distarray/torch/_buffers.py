@@ -94,6 +94,11 @@ def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     return like.stride()
 
 
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor's items, in C order, where it is."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
 def wire_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     """Return the dtype of the buffers of tensors that can travel."""
     return _DTYPES[dtype]

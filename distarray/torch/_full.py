@@ -25,7 +25,7 @@ from distarray.errors import (
 from distarray.layout import Layout, Placement, Replicate
 from distarray.redistribute import gather_to
 from distarray.redistribute import scatter_from as scatter_blocks
-from distarray.torch._buffers import buffer_of, check_travels, tensor_of
+from distarray.torch._buffers import buffer_of, bytes_of, check_travels, tensor_of
 from distarray.torch._layouts import Placed, check_mesh, is_sharded, place, placed_of
 from distarray.torch._moves import move
 from distarray.torch._routes import routes_between
@@ -218,7 +218,7 @@ def to_torch(array: DistArray) -> torch.Tensor:
 
 def digest_of(tensor: torch.Tensor) -> str:
     """Return what tells a tensor's values, by their bits, from all others."""
-    return digest(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest(bytes_of(tensor).cpu().numpy())
 
 
 # --- between the ranks of a mesh -----------------------------------------------------------------

@@ -55,11 +55,7 @@ class State:
     def __deepcopy__(self, memo: dict[int, Any]) -> State:
         owner = None if self.owner is None else self.owner()
         for name, placed in self.placed.items():
-            own = (
-                None
-                if owner is None
-                else parameters_of(owner).get(name, buffers_of(owner).get(name))
-            )
+            own = None if owner is None else _own_tensor(owner, name)
             if own is not None:
                 place(copy.deepcopy(own, memo), *placed)
         return State(self.path, dict(self.placed), list(self.styles))  # layouts are values
@@ -81,6 +77,12 @@ def state_of(module: nn.Module) -> State:
     if found.owner is None:
         found.owner = weakref.ref(module)
     return found
+
+
+def _own_tensor(module: nn.Module, name: str) -> torch.Tensor | None:
+    """Return a parameter or buffer of a module itself."""
+    own: torch.Tensor | None = parameters_of(module).get(name)
+    return buffers_of(module).get(name) if own is None else own
 
 
 def watch_replacements(module: nn.Module) -> None:
@@ -120,9 +122,7 @@ def _watched(method: str) -> Callable[..., Any]:
 def place_parameters(module: nn.Module) -> None:
     """Say again how the module's parameters and buffers are placed, should they be new tensors."""
     for name, placed in state_of(module).placed.items():
-        own: torch.Tensor | None = parameters_of(module).get(name)
-        if own is None:
-            own = buffers_of(module).get(name)
+        own = _own_tensor(module, name)
         if own is None or is_placed(own):
             continue
         if tuple(own.shape) == placed.layout.local_shape():
@@ -134,11 +134,8 @@ def check_own(module: nn.Module) -> None:
 
     Tensors of a block's shape that ``torch.func.functional_call`` puts there are taken for blocks.
     """
-    parameters = parameters_of(module)
     for name, placed in state_of(module).placed.items():
-        own: torch.Tensor | None = parameters.get(name)
-        if own is None:
-            own = buffers_of(module).get(name)
+        own = _own_tensor(module, name)
         if own is None:
             _check_computed(module, name)
         elif own_placed(own) is None:

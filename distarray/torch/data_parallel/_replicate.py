@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from distarray.comm import DeviceMesh, all_gather_checked, token
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Shard
-from distarray.torch._buffers import buffer_of, check_travels
+from distarray.torch._buffers import buffer_of, bytes_of, check_travels
 from distarray.torch._compat import BatchNormBase, buffers_of, is_going_backward, leaves_of
 from distarray.torch._layouts import placed_of
 from distarray.torch._modules import check_described_alike, located
@@ -255,7 +255,7 @@ def _broadcast_buffers(module: nn.Module, replica: Replica) -> None:
     # In an order in which all lie at multiples of their items' sizes.
     owned.sort(key=lambda one: -one[0].element_size())
     device = owned[0][0].device
-    parts = [_bytes_of(buffer).to(device) for buffer, _ in owned]
+    parts = [bytes_of(buffer).to(device) for buffer, _ in owned]
     whole = torch.cat(parts)
     communicator.agree(
         token("buffers", whole.numel(), replica.calls),
@@ -272,7 +272,3 @@ def _broadcast_buffers(module: nn.Module, replica: Replica) -> None:
         # changes them unnoticed by what earlier calls saved, and so does this.
         target = buffer.data if statistics else buffer.detach()
         target.copy_(now.view(buffer.dtype).reshape(buffer.shape))
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -19,9 +19,9 @@ from distarray.errors import ArgumentTypeError
 from distarray.layout import Layout, Replicate, Shard
 from distarray.redistribute import Handle, Packed, redistribute_local, run_in_background, run_now
 from distarray.torch import _compat
-from distarray.torch._buffers import buffer_of, empty, follow, tensor_of
+from distarray.torch._buffers import buffer_of, bytes_of, empty, follow, tensor_of
 from distarray.torch._saved_tensors import Geometry
-from distarray.torch.fsdp._parameter import ShardedParameter
+from distarray.torch.fsdp._parameter import ShardedParameter, cut_blocks
 from distarray.typing import Buffer
 
 Tensors = tuple[torch.Tensor, ...]
@@ -67,7 +67,7 @@ class Bucket:
         self._kind = first.dtype, first.device
         with torch.inference_mode(False):  # parameters, brought there, count their changes
             self._home = _flat(self.packed.count, first, pinned=pinned)
-        self._blocks = self._cut(self._home)
+            self._blocks = cut_blocks(self._home, self.members)
         self._like = torch.empty(0, dtype=dtype, device=device)
         self.full: torch.Tensor | None = None
         self._piece: torch.Tensor | None = None
@@ -151,14 +151,6 @@ class Bucket:
         like = torch.empty(0, dtype=dtype, device=self._device)
         return like.set_(storage, geometry.offset, geometry.size, geometry.stride)  # type: ignore[call-overload, no-any-return]
 
-    def _cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        blocks = self.packed.blocks(buffer_of(flat))
-        at, found = 0, []
-        for block in blocks:
-            found.append(flat[at : at + block.size].view(block.shape))
-            at += block.size
-        return found
-
     def _repack(self) -> None:
         """Bring parameters home whose memory was replaced."""
         for member, block in zip(self.members, self._blocks, strict=True):
@@ -231,7 +223,7 @@ class ExtendedBucket(Bucket):
         self._repack()
         travelling = self._checked(member.extension.pre(member.parameter.detach()))
         form: _Form = tuple((tuple(t.shape), t.dtype) for t in travelling)
-        sent = [_bytes(t) for t in travelling]
+        sent = [bytes_of(t).cpu().numpy() for t in travelling]
         known = self._forms is not None and self._forms[self.packed.rank] == form
         shape = "the shape that it had" if known else "a new shape"
         purpose = Purpose.of(f"unshard {what}: {member.path} extended, of {shape}")
@@ -297,12 +289,6 @@ class ExtendedBucket(Bucket):
                     f"{type(one).__name__}; it must return a tensor or a tuple of tensors"
                 )
         return found
-
-
-def _bytes(tensor: torch.Tensor) -> np.ndarray:
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    found: np.ndarray = flat.cpu().numpy()
-    return found
 
 
 def _nbytes(one: tuple[tuple[int, ...], torch.dtype]) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +25,7 @@ from distarray.torch._backward import (
 )
 from distarray.torch._buffers import empty, follow, tensor_of
 from distarray.torch._layouts import place
-from distarray.torch.fsdp._parameter import ShardedParameter
+from distarray.torch.fsdp._parameter import ShardedParameter, cut_blocks
 from distarray.torch.training import list_names
 from distarray.typing import Buffer
 
@@ -92,7 +91,9 @@ class GradientBucket:
             own = self._packed.reduce(full, op, purpose, background=behind)
             del full
             if not how.alone:
-                blocks = zip(self.members, self._blocks(tensor_of(own)), brings, strict=True)
+                blocks = zip(
+                    self.members, cut_blocks(tensor_of(own), self.members), brings, strict=True
+                )
                 for member, block, is_there in blocks:
                     left, member.deferred = member.deferred, None
                     if left is not None:
@@ -112,22 +113,8 @@ class GradientBucket:
             own = own.mul_(1 / how.factor)
         if all(m.parameter.is_cpu for m in self.members):
             own = own.cpu()  # by one copy
-        found = []
-        for member, block in zip(self.members, self._blocks(own), strict=True):
-            parameter = member.parameter
-            found.append(block.to(parameter.device, parameter.dtype))
-        return found
-
-    def _blocks(self, own: torch.Tensor) -> list[torch.Tensor]:
-        """Return the parts of a reduced buffer, of each member."""
-        at, found = 0, []
-        for member in self.members:
-            shape = member.layout.local_shape()
-            size = prod(shape)
-            # An empty one has the strides of its own shape, which autograd looks at.
-            found.append(own[at : at + size].view(shape) if size else own.new_empty(shape))
-            at += size
-        return found
+        blocks = zip(self.members, cut_blocks(own, self.members), strict=True)
+        return [block.to(m.parameter.device, m.parameter.dtype) for m, block in blocks]
 
     def _among_replicas(self, own: Buffer, op: str, purpose: Purpose, background: bool) -> Buffer:
         """Reduce among the ranks that have the same shards."""

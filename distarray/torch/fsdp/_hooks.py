@@ -97,11 +97,8 @@ class _Load:
         if group is not None:
             group.hold_shards()
 
-    def __deepcopy__(self, _: Any) -> _Load:
-        return _Load(None)  # copies of a part are not sharded
-
     def __reduce__(self) -> Any:
-        return _Load, (None,)
+        return _Load, (None,)  # copies of a part are not sharded
 
 
 _OTHER_SHAPE = (

@@ -7,6 +7,8 @@ instead of the parameter meanwhile. Blocks are of any size, so that none is padd
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any, NoReturn
 
 import torch
@@ -193,6 +195,18 @@ class ShardedParameter:
         note_shard(self.parameter)
         for module, name in self.slots:
             note_placed(module, name, self.placed)
+
+
+def cut_blocks(flat: torch.Tensor, members: Sequence[ShardedParameter]) -> list[torch.Tensor]:
+    """Return this rank's blocks of parameters, one after another in a flat tensor."""
+    at, found = 0, []
+    for member in members:
+        shape = member.layout.local_shape()
+        size = prod(shape)
+        # An empty one has the strides of its own shape, which autograd looks at.
+        found.append(flat[at : at + size].view(shape) if size else flat.new_empty(shape))
+        at += size
+    return found
 
 
 def _layout(shape: tuple[int, ...], mesh: DeviceMesh, wanted: Any, path: str) -> Layout:

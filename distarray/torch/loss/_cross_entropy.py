@@ -23,7 +23,7 @@ from distarray.errors import (
     ShapeError,
 )
 from distarray.layout import Layout, Replicate, Shard
-from distarray.torch._buffers import check_travels
+from distarray.torch._buffers import bytes_of, check_travels
 from distarray.torch._layouts import check_mesh, is_placed, layout_from, layout_of, placed_of
 from distarray.torch._moves import move
 from distarray.torch._opaque import refuse_transforms, untraced
@@ -185,8 +185,7 @@ def _digest(*tensors: torch.Tensor | None) -> str:
     number = 0
     for tensor in tensors:
         if tensor is not None:
-            plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            number = zlib.crc32(plain.numpy().data, number)
+            number = zlib.crc32(bytes_of(tensor).cpu().numpy().data, number)
     return f"{number:08x}"
 
 

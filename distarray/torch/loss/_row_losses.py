@@ -16,7 +16,7 @@ import torch
 
 from distarray.comm import DeviceMesh, Purpose
 from distarray.errors import ArgumentError
-from distarray.layout import Layout, Partial, Replicate
+from distarray.layout import Layout, Partial
 from distarray.redistribute import redistribute_local
 from distarray.torch._buffers import buffer_of, tensor_of
 from distarray.torch._opaque import refuse_transforms
@@ -182,9 +182,8 @@ def _goal(
 def _reduced(values: torch.Tensor, op: str, terms: Terms) -> torch.Tensor:
     """Return the reduction of all ranks' numbers."""
     src = Layout(terms.mesh, [Partial(op)], values.shape)
-    dst = src.replace(placements=[Replicate()])
-    reduced = redistribute_local(buffer_of(values), src, dst, purpose=terms.purpose)
-    return tensor_of(reduced)
+    dst = src.without_partial()
+    return tensor_of(redistribute_local(buffer_of(values), src, dst, purpose=terms.purpose))
 
 
 # --- class shards ---------------------------------------------------------------------------------

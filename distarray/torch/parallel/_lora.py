@@ -85,9 +85,27 @@ class LowRankParallel(ParallelStyle):
             extend(layer)
         first = list(inspect.signature(type(module).forward).parameters)[1]
         if isinstance(self.style, ColwiseParallel):
-            self._cut_columns(self.style, module, mesh, base, downs, ups, first)
-        else:
-            self._cut_rows(self.style, module, mesh, base, downs, ups, first)
+            columns = replace(COLUMNS[nn.Linear], inputs=(first,))
+            features, *_ = [
+                cut_parameters(self.style, m, mesh, columns.parameters) for m in (base, *ups)
+            ]
+            for layer in downs:
+                self._keep(layer, mesh)
+            hook_columns(self.style, module, mesh, features, columns)
+            return
+        for layer in (*downs, *ups):
+            if layer.bias is not None:
+                raise ArgumentError(
+                    "a bias inside of a low-rank pair cannot be added once where rows are cut; "
+                    "make the pair with bias=False"
+                )
+        rows = replace(ROWS[nn.Linear], inputs=(first,))
+        (name,) = (n for n, m in module.named_modules() if m is base)
+        length = None if base.bias is None else len(base.bias)
+        features, *_ = [cut_rows(self.style, m, mesh, rows) for m in (base, *downs)]
+        for layer in ups:
+            self._keep(layer, mesh)
+        hook_rows(self.style, module, mesh, features, rows, lambda m: _bias_of(m, name, length))
 
     def _layers(self, module: nn.Module, role: str) -> list[Any]:
         pattern = self.names[role]
@@ -108,55 +126,15 @@ class LowRankParallel(ParallelStyle):
                 self.distribute(layer, name, mesh, [_R])
         self.substitute(layer, lambda layer: sum_gradients_of(layer, mesh))
 
-    def _cut_columns(
-        self,
-        style: ColwiseParallel,
-        module: nn.Module,
-        mesh: DeviceMesh,
-        base: nn.Module,
-        downs: list[Any],
-        ups: list[Any],
-        first: str,
-    ) -> None:
-        cut = replace(COLUMNS[nn.Linear], inputs=(first,))
-        features, *_ = [cut_parameters(style, m, mesh, cut.parameters) for m in (base, *ups)]
-        for layer in downs:
-            self._keep(layer, mesh)
-        hook_columns(style, module, mesh, features, cut)
 
-    def _cut_rows(
-        self,
-        style: RowwiseParallel,
-        module: nn.Module,
-        mesh: DeviceMesh,
-        base: Any,
-        downs: list[Any],
-        ups: list[Any],
-        first: str,
-    ) -> None:
-        for layer in (*downs, *ups):
-            if layer.bias is not None:
-                raise ArgumentError(
-                    "a bias inside of a low-rank pair cannot be added once where rows are cut; "
-                    "make the pair with bias=False"
-                )
-        cut = replace(ROWS[nn.Linear], inputs=(first,))
-        length = None if base.bias is None else len(base.bias)
-        features, *_ = [cut_rows(style, m, mesh, cut) for m in (base, *downs)]
-        for layer in ups:
-            self._keep(layer, mesh)
-        (name,) = (n for n, m in module.named_modules() if m is base)
-
-        def bias_of(module: nn.Module) -> torch.Tensor | None:
-            bias: Any = module.get_submodule(name).bias
-            if length is not None and len(bias) != length:
-                raise LayoutError(
-                    f"the bias of {name!r}, of {length} items, is a shard of {len(bias)} here: "
-                    "it is added when the layer and its updates have been, after the group of "
-                    "the layer has gone; let fully_shard make one group of the "
-                    f"{type(module).__name__}, not of layers in it"
-                )
-            found: torch.Tensor | None = bias
-            return found
-
-        hook_rows(style, module, mesh, features, cut, bias_of)
+def _bias_of(module: nn.Module, name: str, length: int | None) -> torch.Tensor | None:
+    """Return the bias of a layer in a module, of a length that it had when it was cut."""
+    bias: torch.Tensor | None = module.get_submodule(name).bias
+    if bias is not None and len(bias) != length:
+        raise LayoutError(
+            f"the bias of {name!r}, of {length} items, is a shard of {len(bias)} here: "
+            "it is added when the layer and its updates have been, after the group of the layer "
+            "has gone; let fully_shard make one group of the "
+            f"{type(module).__name__}, not of layers in it"
+        )
+    return bias

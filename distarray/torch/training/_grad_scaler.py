@@ -9,7 +9,7 @@ import torch
 
 from distarray.comm import DeviceMesh, Purpose
 from distarray.errors import CommunicationError
-from distarray.layout import Layout, Partial, Replicate
+from distarray.layout import Layout, Partial
 from distarray.redistribute import redistribute_local
 from distarray.torch._layouts import check_mesh
 
@@ -95,13 +95,13 @@ class GradScaler(torch.amp.GradScaler):
 
     def _largest(self, told: list[bool], optimizer: torch.optim.Optimizer) -> list[float]:
         """Return which of some statements hold on any rank (collective)."""
-        ndim = self._mesh.ndim
-        src = Layout(self._mesh, [Partial("max")] * ndim, (len(told),))
-        dst = src.replace(placements=[Replicate()] * ndim)
+        src = Layout(self._mesh, [Partial("max")] * self._mesh.ndim, (len(told),))
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         name = type(optimizer).__name__
         purpose = Purpose.of(
             f"GradScaler, {name} of {count} parameters, scale {self.get_scale():g}"
         )
-        result = redistribute_local(np.array(told, np.float64), src, dst, purpose=purpose)
+        result = redistribute_local(
+            np.array(told, np.float64), src, src.without_partial(), purpose=purpose
+        )
         return [float(one) for one in result]

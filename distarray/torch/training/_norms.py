@@ -212,8 +212,7 @@ def _reduce_over(mesh: Any, blocks: Sequence[Block], p: float, asked: str) -> fl
     )
     op = "sum" if math.isfinite(p) else "max" if p > 0 else "min"
     src = Layout(mesh, [Partial(op) if i in axes else _R for i in range(mesh.ndim)], ())
-    dst = src.replace(placements=[_R] * mesh.ndim)
-    return float(redistribute_local(value, src, dst, purpose=purpose))
+    return float(redistribute_local(value, src, src.without_partial(), purpose=purpose))
 
 
 def list_names(names: Sequence[str]) -> str:
