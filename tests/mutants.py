@@ -609,7 +609,7 @@ MUTANTS = (
     Mutant(
         "the largest logit is that of this rank",
         "torch/loss/_row_losses.py",
-        'largest = _reduced(found.largest, "max", terms)',
+        'largest = _reduce(found.largest, "max", terms)',
         "largest = found.largest",
         ("torch/loss/test_cross_entropy.py", "torch/loss/test_loss_parallel.py"),
     ),

@@ -102,12 +102,9 @@ class _Guarded:
 
 
 def guard_hooks(parameter: torch.Tensor, late: set[int]) -> None:
-    """Let hooks of a parameter be called by autograd with complete gradients only.
+    """Let autograd call hooks of a parameter with complete gradients only.
 
-    Parameters
-    ----------
-    late
-        The ids of parameters whose gradients will come later than autograd asks for them.
+    ``late`` has the ids of parameters whose gradients will come later than it asks for them.
     """
     for hooks in (hooks_of(parameter), hooks_after_accumulation_of(parameter)):
         for key, hook in (hooks or {}).items():

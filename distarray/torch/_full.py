@@ -235,12 +235,9 @@ def gather_on_all(block: torch.Tensor, placed: Placed) -> torch.Tensor:
 
 
 def gather_on_one(block: torch.Tensor, placed: Placed, rank: int) -> torch.Tensor | None:
-    """Return the whole of a tensor on one rank, None on the others (collective).
+    """Return the whole of a tensor on one rank, by its number in the program, None on the others.
 
-    Parameters
-    ----------
-    rank
-        Its number in the program. Where the tensor's mesh lacks it, nothing happens.
+    Collective over the tensor's mesh; where that lacks the rank, nothing happens.
     """
     layout = placed.layout
     mesh: Any = layout.mesh
@@ -257,14 +254,8 @@ def scatter_from(
 ) -> torch.Tensor:
     """Return this rank's block of a tensor that one rank of its mesh has (collective).
 
-    Parameters
-    ----------
-    whole
-        In the order of one process; None but on that rank.
-    rank
-        Its number in the program.
-    like
-        Of the dtype that is sent, on the device where the block goes.
+    ``whole`` is in the order of one process, and None but on that rank, whose number in the program
+    is ``rank``; ``like`` is of the dtype that is sent, on the device where the block goes.
     """
     block = like.new_empty(placed.layout.local_shape())
     if whole is not None:
@@ -275,13 +266,7 @@ def scatter_from(
 
 
 def lift_placed(placed: Placed, mesh: DeviceMesh) -> Placed:
-    """Return how a tensor is placed on a larger mesh: replicated along its further axes.
-
-    Raises
-    ------
-    MeshError
-        The tensor's mesh is no sub-mesh of it.
-    """
+    """Return how a tensor is placed on a larger mesh: replicated along its further axes."""
     layout: Any = placed.layout
     if layout.mesh is mesh:
         return placed

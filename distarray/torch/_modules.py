@@ -88,7 +88,7 @@ def _own_tensor(module: nn.Module, name: str) -> torch.Tensor | None:
 def watch_replacements(module: nn.Module) -> None:
     """Know the tensors that ``to``, ``to_empty`` and loading put in the place of a module's own."""
     for name in REPLACING:
-        module.__dict__.setdefault(name, MethodType(_watched(name), module))
+        module.__dict__.setdefault(name, MethodType(_watch(name), module))
 
 
 _successors: Beside[tuple[weakref.ref[nn.Module], str]] = Beside()
@@ -96,7 +96,7 @@ _successors: Beside[tuple[weakref.ref[nn.Module], str]] = Beside()
 
 
 @cache
-def _watched(method: str) -> Callable[..., Any]:
+def _watch(method: str) -> Callable[..., Any]:
     def replace(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         before = {name: own for name, own in parameters_of(module).items() if own is not None}
         with ExitStack() as stack:
@@ -178,7 +178,7 @@ def check_described_alike(what: str, told: Sequence[Sequence[str]], mesh: Device
 
 
 @contextmanager
-def located(module: nn.Module) -> Iterator[None]:
+def locate_errors(module: nn.Module) -> Iterator[None]:
     """Begin the message of an error from inside with the module's path and class."""
     try:
         yield

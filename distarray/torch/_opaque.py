@@ -108,13 +108,7 @@ def untraced(function: F) -> F:
 
 
 def refuse_transforms(what: str) -> None:
-    """Raise inside of a transform of torch.func.
-
-    Parameters
-    ----------
-    what
-        What the transforms cannot follow, and what to do instead.
-    """
+    """Raise inside of a transform of torch.func, which cannot look into ``what``."""
     if is_transforming():
         raise ArgumentError(
             f"torch.func (grad, vjp, jvp, vmap, ...) cannot look into {what}; or take gradients by "

@@ -90,19 +90,19 @@ def random_state(mesh: DeviceMesh, *, differ: Sequence[str] | str) -> Iterator[N
     ...     weights = F.dropout(weights, 0.1)
     """
     names = _check_axes(mesh, differ)
-    with _seeded(_seed_here(_join_words(draw_key()), mesh, names)):
+    with _seed_inside(_seed_here(_join_words(draw_key()), mesh, names)):
         yield
 
 
 @contextlib.contextmanager
 def seeded_alike() -> Iterator[None]:
     """Draw alike on ranks whose generators were alike, and leave them so, however much is drawn."""
-    with _seeded(_join_words(draw_key()) >> 1):
+    with _seed_inside(_join_words(draw_key()) >> 1):
         yield
 
 
 @contextlib.contextmanager
-def _seeded(own: int) -> Iterator[None]:
+def _seed_inside(own: int) -> Iterator[None]:
     """Seed torch's generators inside; after it they go on from where they were."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):

@@ -45,7 +45,7 @@ class Geometry(NamedTuple):
 class Saved(Protocol):
     """What is saved in the place of a tensor."""
 
-    def restored(self) -> torch.Tensor:
+    def restore(self) -> torch.Tensor:
         """Return the tensor."""
 
 
@@ -59,7 +59,7 @@ class Kept(NamedTuple):
     tensor: torch.Tensor
     version: int
 
-    def restored(self) -> torch.Tensor:
+    def restore(self) -> torch.Tensor:
         """Return the tensor, unless it has been changed."""
         now = _compat.version(self.tensor)
         if now != self.version:
@@ -71,26 +71,18 @@ class Kept(NamedTuple):
         return self.tensor
 
 
-class _Handed(NamedTuple):
+class _PackedOutside(NamedTuple):
     """What the hooks outside have made of a tensor."""
 
     packed: Any
     unpack: Callable[[Any], torch.Tensor]
 
-    def restored(self) -> torch.Tensor:
+    def restore(self) -> torch.Tensor:
         return self.unpack(self.packed)
 
 
 class Hooks:
-    """One pair of hooks for saved tensors.
-
-    Parameters
-    ----------
-    take
-        What is asked first.
-    outer
-        The pair outside of it, None where there is none.
-    """
+    """One pair of hooks for saved tensors, and the pair outside of it, if there is one."""
 
     def __init__(self, take: Take, outer: tuple[Any, Any] | None) -> None:
         self.take = take
@@ -103,13 +95,13 @@ class Hooks:
         if found is not None:
             return found
         if self.outer is not None:
-            return _Handed(self.outer[0](tensor), self.outer[1])
+            return _PackedOutside(self.outer[0](tensor), self.outer[1])
         return Kept(tensor, _compat.version(tensor))
 
     @untraced
     def unpack(self, saved: Any) -> torch.Tensor:
         """Return a saved tensor."""
-        found: torch.Tensor = saved.restored()
+        found: torch.Tensor = saved.restore()
         return found
 
 

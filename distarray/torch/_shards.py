@@ -114,13 +114,7 @@ Units = int | Sequence[int]
 def check_parts(
     size: int, parts: Sequence[int], unit: Units
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the parts of an axis and the unit of each; one part where none are given.
-
-    Raises
-    ------
-    LayoutError
-        The parts do not add up to the axis, or a unit does not divide its part.
-    """
+    """Return the parts of an axis and the unit of each, or raise; one part where none are given."""
     parts = tuple(parts) or (size,)
     if sum(parts) != size or min(parts) < 0:
         raise LayoutError(

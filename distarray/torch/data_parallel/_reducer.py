@@ -137,12 +137,12 @@ class Replica:
         """
         reference = weakref.ref(self)
 
-        def reached(_: torch.Tensor) -> None:
+        def reach(_: torch.Tensor) -> None:
             replica = reference()
             if replica is not None and replica.syncing and replica.members:
                 replica.current_pass()
 
-        output.register_hook(reached)
+        output.register_hook(reach)
 
     def before(self, position: int, gradients: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Make a gradient ready to be added to, and return what is added, if other."""
@@ -374,14 +374,8 @@ def choose_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> lis
     """Return the members of buckets, in the order in which these are likely to be complete.
 
     The backward pass meets the last parameters first, so that the buckets are filled from the end.
-
-    Parameters
-    ----------
-    parameters
-        In the order of their registration.
-    bucket_bytes
-        A bucket is closed before it would exceed this, the first and the last one at 1 MiB
-        already; a larger parameter has its own.
+    A bucket is closed before it would exceed ``bucket_bytes``, the first and the last one at 1 MiB
+    already; a larger parameter has its own.
     """
     sizes = [p.numel() * p.dtype.itemsize for p in parameters]
     end_bytes = min(END_BYTES, bucket_bytes)

@@ -16,7 +16,7 @@ from distarray.layout import Shard
 from distarray.torch._buffers import buffer_of, bytes_of, check_travels
 from distarray.torch._compat import BatchNormBase, buffers_of, is_going_backward, leaves_of
 from distarray.torch._layouts import placed_of
-from distarray.torch._modules import check_described_alike, located
+from distarray.torch._modules import check_described_alike, locate_errors
 from distarray.torch._moves import check_mesh
 from distarray.torch._opaque import untraced
 from distarray.torch._shards import is_shard
@@ -223,7 +223,7 @@ def _check_same(what: str, tensor: torch.Tensor, mesh: DeviceMesh) -> None:
 @untraced
 def _before(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any]) -> None:
     replica: Replica = module.__dict__[NAME]
-    with located(module):
+    with locate_errors(module):
         if is_going_backward():
             return  # recomputed inside a backward pass
         if torch.is_grad_enabled():

@@ -31,7 +31,7 @@ class _Unshard(torch.autograd.Function):
     def forward(ctx: Any, group: Group, *_: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.group = group
         ctx.set_materialize_grads(False)
-        unsharded = tuple(group.unsharded())
+        unsharded = tuple(group.view_unsharded())
         needed = ctx.needs_input_grad[2:]
         ctx.mark_non_differentiable(
             *(w for w, need in zip(unsharded, needed, strict=True) if not need)
@@ -47,7 +47,7 @@ def trace_unsharded(group: Group, shards: Sequence[torch.Tensor]) -> list[torch.
     """Return the unsharded parameters of a group, as autograd knows them."""
     if torch.is_grad_enabled() and any(shard.requires_grad for shard in shards):
         return list(_Unshard.apply(group, ANCHOR, *shards))
-    return group.unsharded()
+    return group.view_unsharded()
 
 
 _gathered: dict[int, tuple[weakref.ref[Group], weakref.ref[Bucket]]] = {}
@@ -64,7 +64,7 @@ def forget_memory(bucket: Bucket) -> None:
     _gathered.pop(_memory_of(bucket), None)
 
 
-def _found(tensor: torch.Tensor) -> tuple[Group, Bucket] | None:
+def _find(tensor: torch.Tensor) -> tuple[Group, Bucket] | None:
     """Return which unsharded parameters a tensor is a view of; None for other tensors."""
     key = _compat.memory_key(tensor)
     references = _gathered.get(key)
@@ -92,7 +92,7 @@ class _Saved(NamedTuple):
     member: ShardedParameter
     version: tuple[int, int]
 
-    def restored(self) -> torch.Tensor:
+    def restore(self) -> torch.Tensor:
         self.group.ensure_unsharded()
         if self.member.version != self.version or self.bucket.full is None:
             raise ModifiedError(
@@ -106,7 +106,7 @@ def view_of_unsharded(tensor: torch.Tensor) -> _Saved | None:
     """Return where a view of a whole is; None for other tensors."""
     if tensor.layout is not torch.strided:
         return None
-    found = _found(tensor)
+    found = _find(tensor)
     if found is None:
         return None
     group, bucket = found

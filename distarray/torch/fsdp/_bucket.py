@@ -121,14 +121,13 @@ class Bucket:
         self.full = tensor_of(buffer)
         self._piece = None
 
-    def unsharded(self) -> list[torch.Tensor]:
+    def view_unsharded(self) -> list[torch.Tensor]:
         """Return the unsharded parameters, anew."""
         assert self.full is not None  # it has been gathered
         storage = self.full.untyped_storage()
         starts = self.packed.starts
         return [
-            m.unsharded_in(storage, at, self._like)
-            for m, at in zip(self.members, starts, strict=True)
+            m.view_in(storage, at, self._like) for m, at in zip(self.members, starts, strict=True)
         ]
 
     def keep_pieces_among(self, smaller: DeviceMesh | None) -> None:
@@ -221,7 +220,7 @@ class ExtendedBucket(Bucket):
         self._versions = tuple(m.version for m in self.members)
         (member,) = self.members
         self._repack()
-        travelling = self._checked(member.extension.pre(member.parameter.detach()))
+        travelling = self._check_travelling(member.extension.pre(member.parameter.detach()))
         form: _Form = tuple((tuple(t.shape), t.dtype) for t in travelling)
         sent = [bytes_of(t).cpu().numpy() for t in travelling]
         known = self._forms is not None and self._forms[self.packed.rank] == form
@@ -265,22 +264,22 @@ class ExtendedBucket(Bucket):
             for form in self._forms
         ]
         self.full = tensor_of(empty(self.packed.total, self._like))
-        (whole,) = super().unsharded()
+        (whole,) = super().view_unsharded()
         with torch.no_grad():
             self._instead = member.extension.post(parts, member.layout, whole)
         if self._instead is not None:
             self.full = self._like.clone()
 
-    def unsharded(self) -> list[torch.Tensor]:
+    def view_unsharded(self) -> list[torch.Tensor]:
         """Return what modules use in the place of the parameter."""
-        return super().unsharded() if self._instead is None else [self._instead.detach()]
+        return super().view_unsharded() if self._instead is None else [self._instead.detach()]
 
     def drop(self, *, keep_piece: bool) -> None:
         """Let go of the whole."""
         super().drop(keep_piece=keep_piece and self._instead is None)
         self._instead = None
 
-    def _checked(self, travelling: Any) -> Tensors:
+    def _check_travelling(self, travelling: Any) -> Tensors:
         found = travelling if isinstance(travelling, tuple) else (travelling,)
         for one in found:
             if not isinstance(one, torch.Tensor):

@@ -18,7 +18,7 @@ from distarray.layout import Shard
 from distarray.torch import _buffers
 from distarray.torch._buffers import check_travels
 from distarray.torch._compat import parameters_of
-from distarray.torch._modules import check_described_alike, located, state_of
+from distarray.torch._modules import check_described_alike, locate_errors, state_of
 from distarray.torch._moves import check_mesh
 from distarray.torch._opaque import untraced_itself
 from distarray.torch.data_parallel import REPLICA
@@ -109,7 +109,7 @@ def fully_shard(
     def say() -> tuple[int, list[str]]:
         _check_arguments(policy, offload, reshard_after_forward)
         modules.extend(_check_modules(module))
-        with located(modules[0]):
+        with locate_errors(modules[0]):
             ignored = {id(p) for p in ignored_params or ()}
             for path, parameter, slots in _find_parameters(modules, ignored):
                 wanted = None if shard_placement_fn is None else shard_placement_fn(parameter)
@@ -123,7 +123,7 @@ def fully_shard(
     number = max(one for one, _ in told)
     name = f"{state_of(root).path or type(root).__name__} (group {number})"
     compute = _find_device(mesh, members)
-    with located(root):
+    with locate_errors(root):
         described = [one for _, one in told]
         check_described_alike("fully_shard needs the same module and arguments", described, mesh)
         kept = torch.device("cpu") if isinstance(offload, CPUOffloadPolicy) else compute
@@ -217,12 +217,12 @@ def _check_modules(given: Any) -> list[nn.Module]:
         if not isinstance(one, nn.Module):
             raise ArgumentTypeError(f"expected torch modules, not {type(one).__name__}")
         if state_beside(one) is not None:
-            with located(one):
+            with locate_errors(one):
                 raise LayoutError("fully_shard was applied to it before; apply it once")
         if type(one) is nn.Module or (
             isinstance(one, _CONTAINERS) and type(one).forward is nn.Module.forward
         ):
-            with located(one):
+            with locate_errors(one):
                 raise ArgumentError(
                     "it has no forward, so that no call of it would gather the parameters: "
                     "fully_shard each module in it, or all of them as a list, or the module that "

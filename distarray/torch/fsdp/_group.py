@@ -156,7 +156,7 @@ class Group:
             note_memory(self, bucket)
         self.is_unsharded = True
         if self._traced is not None and self._emptied:
-            for traced, whole in zip(self._traced, self.unsharded(), strict=True):
+            for traced, whole in zip(self._traced, self.view_unsharded(), strict=True):
                 traced.data = whole
             self._emptied = False
         if self.context is not None:
@@ -247,7 +247,7 @@ class Group:
 
     def hold_unsharded(self) -> None:
         """Let modules hold the unsharded parameters, as autograd is to know them."""
-        self.hold(self._traced_unsharded() if torch.is_grad_enabled() else self.unsharded())
+        self.hold(self._trace_unsharded() if torch.is_grad_enabled() else self.view_unsharded())
 
     def hold(self, tensors: list[torch.Tensor]) -> None:
         """Let modules hold tensors in the place of the parameters."""
@@ -304,11 +304,11 @@ class Group:
                 member.hold(member.parameter)
             self.held = None
 
-    def unsharded(self) -> list[torch.Tensor]:
+    def view_unsharded(self) -> list[torch.Tensor]:
         """Return the unsharded parameters, anew."""
-        return [whole for bucket in self._buckets for whole in bucket.unsharded()]
+        return [whole for bucket in self._buckets for whole in bucket.view_unsharded()]
 
-    def _traced_unsharded(self) -> list[torch.Tensor]:
+    def _trace_unsharded(self) -> list[torch.Tensor]:
         needed = tuple((id(m.parameter), m.parameter.requires_grad) for m in self.members)
         if self._traced is None or self._traced_for != needed:
             self._traced = trace_unsharded(self, [m.parameter for m in self.members])

@@ -22,7 +22,7 @@ from torch.nn.modules.module import (
 
 from distarray.errors import LayoutError
 from distarray.torch._compat import is_going_backward, parameters_of
-from distarray.torch._modules import located
+from distarray.torch._modules import locate_errors
 from distarray.torch._shards import is_shard
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class _Refuse:
             return
         if is_going_backward():
             return
-        with located(module):
+        with locate_errors(module):
             raise LayoutError(
                 f"it is called outside of the call of {self._group}, which fully_shard was applied "
                 "to: its parameters are this rank's shards there. Call it inside of that module's "

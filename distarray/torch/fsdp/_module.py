@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import nn
 
 from distarray.errors import ArgumentError, ArgumentTypeError
-from distarray.torch._modules import located, place_parameters
+from distarray.torch._modules import locate_errors, place_parameters
 from distarray.torch._opaque import untraced_itself
 from distarray.torch.fsdp._bucket import Extension, PostAllGather, PreAllGather
 from distarray.torch.fsdp._group import Group
@@ -108,7 +108,7 @@ class FSDPModule:
         state = self._state
         group = state.group
         handle = UnshardHandle(group)
-        with located(cast("nn.Module", self)):
+        with locate_errors(cast("nn.Module", self)):
             if group is not None:
                 group.context = group.context or self._state.own
                 group.start_unshard() if async_op else group.unshard()
@@ -205,7 +205,7 @@ class FSDPModule:
         group = self._state.group
         if group is None:
             raise ArgumentError(f"{name!r}: this module has no parameters of its own to gather")
-        with located(module):
+        with locate_errors(module):
             group.set_extension(module.get_submodule(path), last, Extension(pre, post))
 
     def set_gradient_divide_factor(self, factor: float | None, *, recurse: bool = True) -> None:

@@ -183,7 +183,7 @@ class ShardedParameter:
             for module, padding in self._paddings:
                 module.padding_idx = local_padding(padding, start, stop) if is_cut else padding
 
-    def unsharded_in(self, storage: torch.UntypedStorage, start: int, like: torch.Tensor) -> Any:
+    def view_in(self, storage: torch.UntypedStorage, start: int, like: torch.Tensor) -> Any:
         """Return the unsharded form: a view of gathered memory, from an element on."""
         whole = like.new_empty(0).set_(storage, start, self.layout.shape, self.stride)  # type: ignore[call-overload]
         if self.inner is not None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from distarray.errors import ArgumentError
 from distarray.torch._compat import is_going_backward, leaves_of, map_leaves, parameters_of
-from distarray.torch._modules import located
+from distarray.torch._modules import locate_errors
 from distarray.torch._opaque import refuse_transforms, untraced
 from distarray.torch._saved_tensors import enter_hooks
 from distarray.torch._shards import is_shard
@@ -35,15 +35,7 @@ _COME_AND_GO = (
 
 
 class Call:
-    """One call of a sharded module, for as long as its parameters are whole.
-
-    Parameters
-    ----------
-    state
-        Beside the module.
-    module
-        Which.
-    """
+    """One call of a sharded module, for as long as its parameters are whole."""
 
     __slots__ = (
         "_before",
@@ -75,7 +67,7 @@ class Call:
             if self._outermost and torch.is_grad_enabled():
                 state.check_parameters(module)
             if group is not None:
-                with located(module):
+                with locate_errors(module):
                     self._unshard(group)
             if torch.is_grad_enabled():
                 self._hooks = enter_hooks(view_of_unsharded)

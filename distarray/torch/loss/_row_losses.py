@@ -56,16 +56,10 @@ def row_losses(
 ) -> torch.Tensor:
     """Return the loss of every row (collective, differentiable).
 
-    Parameters
-    ----------
-    x
-        This rank's shard of the logits, with the classes on the last axis.
-    target
-        Class numbers from the first of the shard; or the probabilities of the shard.
-    own
-        What the class of each row weighs; None with probabilities.
-    weight
-        Of the classes of the shard, where they do not all weigh 1.
+    x is this rank's shard of the logits, with the classes on the last axis. The target has class
+    numbers, from the first of the shard, of which each row's weighs ``own``; or, where that is
+    None, the probabilities of the shard. ``weight`` is that of the classes of the shard, None for
+    all 1.
     """
     refuse_transforms(INSTEAD)
     losses: torch.Tensor = _Losses.apply(x, target, own, weight, terms)
@@ -93,16 +87,16 @@ class _Losses(torch.autograd.Function):
         goal = _goal(x, target, own, weight, terms)
         weighs = own is None or terms.spread != 0
         found = survey(x, goal, terms.dtype, weighs)
-        largest = _reduced(found.largest, "max", terms)
+        largest = _reduce(found.largest, "max", terms)
         sums, *asked = found.relative_to(largest)
         if own is None:
-            sums, against, weights = _reduced(torch.stack([sums, *asked]), "sum", terms)
+            sums, against, weights = _reduce(torch.stack([sums, *asked]), "sum", terms)
         else:
             assert isinstance(goal, Classes)
-            picked = goal.picked(x, largest)
+            picked = goal.pick(x, largest)
             if asked:
                 picked += asked[0]
-            sums, against = _reduced(torch.stack([sums, picked]), "sum", terms)
+            sums, against = _reduce(torch.stack([sums, picked]), "sum", terms)
             weights = own + terms.smoothed
         ctx.save_for_backward(x, target, own, weight, largest, sums, weights)
         ctx.terms = terms
@@ -158,7 +152,7 @@ class _Gradient(torch.autograd.Function):
         by_k = gradient(torch.ones_like(k), x, goal, largest, weights / sums)
         s = (x - largest.unsqueeze(-1)).exp_().div_(sums.unsqueeze(-1))
         told = torch.stack([(s * v).sum(-1), (by_k * v).sum(-1)])
-        mean, of_k = _reduced(told, "sum", terms)
+        mean, of_k = _reduce(told, "sum", terms)
         of_x = s.mul_(v - mean.unsqueeze(-1)).mul_((k * weights).unsqueeze(-1)).to(v.dtype)
         return (of_k, of_x, *(None,) * 7)
 
@@ -179,7 +173,7 @@ def _goal(
     return Classes(target, own, weight * terms.spread)
 
 
-def _reduced(values: torch.Tensor, op: str, terms: Terms) -> torch.Tensor:
+def _reduce(values: torch.Tensor, op: str, terms: Terms) -> torch.Tensor:
     """Return the reduction of all ranks' numbers."""
     src = Layout(terms.mesh, [Partial(op)], values.shape)
     dst = src.without_partial()
@@ -223,14 +217,14 @@ class Classes(NamedTuple):
     own: torch.Tensor
     smooth: torch.Tensor | None
 
-    def against(self, x: torch.Tensor, block: Block) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def weigh_rows(self, x: torch.Tensor, block: Block) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return the row sums of q x and of q, of what smoothing gives."""
         del block
         if self.smooth is None:
             return None
         return x @ self.smooth, self.smooth.sum()
 
-    def picked(self, x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    def pick(self, x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
         """Return q (x - largest) of the rows' classes, 0 where another rank has the class."""
         here = (self.numbers >= 0) & (self.numbers < x.shape[-1])
         if x.shape[-1] == 0:
@@ -268,21 +262,21 @@ class Probabilities(NamedTuple):
     keep: float
     spread: float
 
-    def asked(self, block: Block, dtype: torch.dtype) -> torch.Tensor:
+    def weigh(self, block: Block, dtype: torch.dtype) -> torch.Tensor:
         """Return q of a block."""
         q = self.values.narrow(*block).to(dtype)
         if self.keep != 1:
             q = q * self.keep + self.spread
         return q if self.weight is None else q * self.weight
 
-    def against(self, x: torch.Tensor, block: Block) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def weigh_rows(self, x: torch.Tensor, block: Block) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return the row sums of q x and of q."""
-        q = self.asked(block, x.dtype)
+        q = self.weigh(block, x.dtype)
         return (x * q).sum(-1), q.sum(-1)
 
     def subtract(self, k: torch.Tensor, out: torch.Tensor, block: Block) -> None:
         """Subtract k q from a block in place."""
-        out.sub_(self.asked(block, out.dtype) * k.unsqueeze(-1))
+        out.sub_(self.weigh(block, out.dtype) * k.unsqueeze(-1))
 
     def gradient(
         self, k: torch.Tensor, x: torch.Tensor, largest: torch.Tensor, sums: torch.Tensor
@@ -327,13 +321,7 @@ class Survey(NamedTuple):
 
 
 def survey(x: torch.Tensor, goal: Goal, dtype: torch.dtype, weighs: bool) -> Survey:
-    """Return what is to be told of a shard of logits, computed in ``dtype``.
-
-    Parameters
-    ----------
-    weighs
-        Whether q is needed.
-    """
+    """Return what is to be told of a shard of logits, with sums of q where it ``weighs``."""
     rows = x.shape[:-1]
     largest = x.new_full(rows, -torch.inf, dtype=dtype)
     sums = x.new_zeros(rows, dtype=dtype)
@@ -344,7 +332,7 @@ def survey(x: torch.Tensor, goal: Goal, dtype: torch.dtype, weighs: bool) -> Sur
         peak = torch.amax(part, -1, out=largest.narrow(*block))
         part = part - _finite(peak).unsqueeze(-1)
         if weighted is not None and weights is not None:
-            found = goal.against(part, block)
+            found = goal.weigh_rows(part, block)
             assert found is not None
             weighted.narrow(*block).copy_(found[0])
             weights.narrow(*block).copy_(found[1])

@@ -20,14 +20,7 @@ def find_placed(
     subject: str = "the input",
     declared: Placements | None = None,
 ) -> Placed | None:
-    """Return how a tensor is placed; None if unknown.
-
-    Raises
-    ------
-    LayoutError
-        On the way to it a function has worked along an axis that the mesh cuts. Or on contributions
-        of the ranks that are still to be added up, and it is not declared to consist of such.
-    """
+    """Return how a tensor is placed, None if unknown, or raise where that was lost on the way."""
     lost = lost_of(x)
     if lost is not None:
         check_summed(lost, mesh, subject, declared)
@@ -82,30 +75,12 @@ def check_arrival(
     name: str = "the input",
     keyword: str = "input_layouts",
 ) -> Placed | None:
-    """Return how an input is known to be placed over a mesh; None where nothing is known.
+    """Return how an input is placed over this very mesh; None where that is not known.
 
-    All ranks know the same: where one raises, all do, and nothing has been sent.
-
-    Parameters
-    ----------
-    declared
-        How it is said to arrive, with axes from the first.
-    moves
-        Whether it goes on placed otherwise.
-    name
-        Which input, for the message; "" where that is said already.
-    keyword
-        By which the style takes what is declared.
-
-    Returns
-    -------
-    Placed or None
-        Over this very mesh; None as well for a tensor over a larger one.
-
-    Raises
-    ------
-    LayoutError
-        It is placed otherwise than declared, or consists of parts and cannot move.
+    Raise where it is placed otherwise than ``declared``, or consists of parts and ``moves``. All
+    ranks know the same: where one raises, all do, and nothing has been sent. For messages ``name``
+    says which input it is, "" where that is said already, and ``keyword`` by which argument of the
+    style it is declared.
     """
     placed = find_placed(x, mesh, name or "it", declared)
     known = None if placed is None else placements_over(placed.layout, mesh)
@@ -113,7 +88,7 @@ def check_arrival(
         return None
     subject = f"{name} is" if name else "it is"
     if known != declared:
-        there, wanted = _spelled(known), _spelled(declared)
+        there, wanted = _spell(known), _spell(declared)
         by_hand = ""
         if all(type(p) is Replicate for p in known):
             said = list(declared)
@@ -135,5 +110,5 @@ def check_arrival(
     return placed if placed.layout.mesh is mesh else None
 
 
-def _spelled(placements: Placements) -> str:
+def _spell(placements: Placements) -> str:
     return repr(placements[0] if len(placements) == 1 else placements)

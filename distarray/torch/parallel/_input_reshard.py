@@ -209,7 +209,7 @@ class _View(NamedTuple):
     source: _Replicated
     geometry: Geometry
 
-    def restored(self) -> torch.Tensor:
+    def restore(self) -> torch.Tensor:
         whole, source = self.source.gather(), self.source.geometry
         if self.geometry == source:
             return whole

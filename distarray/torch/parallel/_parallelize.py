@@ -14,7 +14,12 @@ from distarray.comm import DeviceMesh, all_gather_checked, unrecorded
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Layout, chunk
 from distarray.torch._layouts import check_mesh, is_sharded, placed_of
-from distarray.torch._modules import check_described_alike, located, state_of, watch_replacements
+from distarray.torch._modules import (
+    check_described_alike,
+    locate_errors,
+    state_of,
+    watch_replacements,
+)
 from distarray.torch._shards import check_parts, is_shard
 from distarray.torch.parallel._colwise import ColwiseParallel
 from distarray.torch.parallel._forward_wrapper import follow_layouts
@@ -96,7 +101,7 @@ def parallelize_module(
         warnings.warn("parallelize_module was given an empty plan", stacklevel=2)
     with values_from(src_data_rank):
         for _, child, style in chosen:
-            with located(child):
+            with locate_errors(child):
                 _check_new(child, style, mesh)
                 style.apply(child, mesh)
                 state_of(child).styles.append((style, mesh))
@@ -176,7 +181,7 @@ def _check_heads(matched: Sequence[tuple[str, nn.Module, ParallelStyle]], mesh: 
             continue
         placed = placed_of(child.weight)
         size = child.out_features if placed is None else placed.layout.shape[0]
-        with located(child):
+        with locate_errors(child):
             parts, units = check_parts(size, style.parts, style.unit)
         for i, (part, unit) in enumerate(zip(parts, units, strict=True)):
             if unit == 1 or not part:
@@ -254,26 +259,14 @@ def agree_on_plan(
 ) -> Chosen:
     """Return what ``choose()`` returns, once all ranks have chosen the same (collective).
 
-    Parameters
-    ----------
-    mesh
-        Over whose ranks.
-    src_data_rank
-        From where parameters come, which must be the same as well.
-    choose
-        Checks this rank's arguments. What it raises on any rank is raised on all.
-
-    Raises
-    ------
-    MismatchError
-        Modules, the shapes and dtypes of their own parameters, styles or what these are made with
-        differ between ranks.
+    What it raises on any rank is raised on all. Modules, shapes and dtypes of their own parameters,
+    styles and what these are made with are compared.
     """
     chosen: list[tuple[str, nn.Module, ParallelStyle]] = []
 
     def say() -> list[str]:
         chosen.extend(choose())
-        return [f"src_data_rank={src_data_rank}", *_described(chosen)]
+        return [f"src_data_rank={src_data_rank}", *_describe(chosen)]
 
     with unrecorded():
         told = all_gather_checked(mesh, "parallelize_module", say)
@@ -281,7 +274,7 @@ def agree_on_plan(
     return chosen
 
 
-def _described(chosen: Chosen) -> list[str]:
+def _describe(chosen: Chosen) -> list[str]:
     return [
         f"{name or 'the module'} ({type(module).__name__} of {_parameters(module)}) by "
         f"{_style(style)}"
@@ -322,15 +315,15 @@ def _value(value: Any) -> str:
     if isinstance(value, Layout):
         return f"{value.placements} of {value.shape}"
     if isinstance(value, Mapping):
-        return _joined(f"{_value(k)}: {_value(v)}" for k, v in value.items())
+        return _join(f"{_value(k)}: {_value(v)}" for k, v in value.items())
     if isinstance(value, set | frozenset):
-        return _joined(sorted(map(_value, value)))
+        return _join(sorted(map(_value, value)))
     if isinstance(value, list | tuple):
-        return _joined(map(_value, value))
+        return _join(map(_value, value))
     # The default of object, and what functions have, would name an address.
     plain = type(value).__repr__ is not object.__repr__ and " at 0x" not in (told := repr(value))
     return told if plain else getattr(value, "__qualname__", type(value).__qualname__)
 
 
-def _joined(items: Iterable[str]) -> str:
+def _join(items: Iterable[str]) -> str:
     return f"({', '.join(items)})"

@@ -82,13 +82,7 @@ REMEDY = (
 def cut_of(
     table: Mapping[type[nn.Module], Cut], module: nn.Module, style: str, own_forward: bool = False
 ) -> Cut:
-    """Return the entry of a module's class, or of the nearest class that it derives from.
-
-    Raises
-    ------
-    ArgumentTypeError
-        There is none, or the module has a forward of its own without the user's consent.
-    """
+    """Return the entry of a module's class, or of the nearest class that it derives from."""
     for kind in type(module).__mro__:
         if kind in table:
             check_stock(module, kind, style, REMEDY, own_forward)
@@ -109,11 +103,8 @@ def hook_arguments(
 ) -> None:
     """Let forward see ``function(module, argument)`` in the place of arguments.
 
-    Parameters
-    ----------
-    functions
-        By the arguments' names, in the order of ``forward``, from the first one on. Arguments that
-        are None, or not there, are left alone; the first must be there.
+    The functions are by the arguments' names, in the order of ``forward``, from the first one on.
+    Arguments that are None, or not there, are left alone; the first must be there.
     """
     first = next(iter(functions))
 
@@ -140,10 +131,7 @@ def hook_arguments(
 def own_method(module: nn.Module, base: type[nn.Module] | None = None) -> str | None:
     """Return which method of a module computes something else than torch's class; None if none.
 
-    Parameters
-    ----------
-    base
-        That class; default: the nearest of torch's that the module derives from.
+    Without ``base`` it is the nearest class of torch's that the module derives from.
     """
     if wrapping_of(module).forward is not None:
         return "forward"
@@ -159,17 +147,7 @@ def own_method(module: nn.Module, base: type[nn.Module] | None = None) -> str | 
 def check_stock(
     module: nn.Module, base: type[nn.Module], style: str, remedy: str, consent: bool = False
 ) -> None:
-    """Raise unless a module computes what torch's class does, or the user vouches for it.
-
-    Parameters
-    ----------
-    style
-        What would cut it.
-    remedy
-        What the user can do.
-    consent
-        Whether the user says that what the module computes is right on a shard.
-    """
+    """Raise unless a module computes what torch's class does, or the user gives their consent."""
     own = None if consent else own_method(module, base)
     if own is not None:
         raise ArgumentTypeError(

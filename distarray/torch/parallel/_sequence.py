@@ -93,7 +93,7 @@ class SequenceParallel(ParallelStyle):
             x: Any = next(iter((*args, *kwargs.values())), None)
             if not isinstance(x, torch.Tensor):
                 return forward(*args, **kwargs)
-            merged = self._merged(module, x)
+            merged = self._check_input(module, x)
             x = self._shard(mesh, x)
             layout = self._layout(x, mesh)
             if merged is not None:
@@ -106,11 +106,11 @@ class SequenceParallel(ParallelStyle):
                 else:
                     kwargs[next(iter(kwargs))] = x
                 output = forward(*args, **kwargs)
-            return _placed(output, x, layout) if isinstance(output, torch.Tensor) else output
+            return _place_output(output, x, layout) if isinstance(output, torch.Tensor) else output
 
         extend(module, values=lambda module: sum_gradients_of(module, mesh), arounds=run)
 
-    def _merged(self, module: nn.Module, x: torch.Tensor) -> Merged | None:
+    def _check_input(self, module: nn.Module, x: torch.Tensor) -> Merged | None:
         """Return how the module's statistics must be merged, or raise what is wrong."""
         if not -x.ndim <= self.sequence_dim < x.ndim:
             raise AxisError(
@@ -148,7 +148,7 @@ class SequenceParallel(ParallelStyle):
         return layout_from(x, mesh, [Shard(self.sequence_dim % x.ndim)])
 
 
-def _placed(output: torch.Tensor, x: torch.Tensor, layout: Layout) -> torch.Tensor:
+def _place_output(output: torch.Tensor, x: torch.Tensor, layout: Layout) -> torch.Tensor:
     """Return an output, placed as the shard that it was computed from, whatever its features."""
     hand_on(x, output)
     cut = cut_axes(layout)
@@ -221,17 +221,7 @@ def check_module(module: nn.Module) -> None:
 def check_axis(module: nn.Module, axis: int, ndim: int) -> Merged | None:
     """Return how statistics must be merged if the input is cut along an axis, None if not at all.
 
-    Parameters
-    ----------
-    axis
-        0 or more.
-    ndim
-        Of the input.
-
-    Raises
-    ------
-    LayoutError
-        The module works across the axis, and cannot do so if it is cut.
+    Raise where the module works across the axis, and cannot do so if it is cut.
     """
     found = _channels(module, ndim)
     if found is not None and axis > found.channels:

@@ -54,7 +54,7 @@ class ParallelStyle(ABC):
         axis: int = 0,
     ) -> Layout:
         """Turn a parameter into this rank's block of it; see `distribute_parameter`."""
-        with _modules.located(module):
+        with _modules.locate_errors(module):
             return _parameters.distribute_parameter(
                 module, name, mesh, placements, parts=parts, unit=unit, axis=axis
             )

@@ -75,7 +75,7 @@ class TransformerLayerParallel(ParallelStyle):
         hidden = Features.of(state_of(module.linear1).placed["weight"], mesh)
 
         @untraced
-        def left_out(
+        def leave_out(
             module: nn.Module, forward: Callable[[torch.Tensor], Any], input: torch.Tensor
         ) -> Any:
             if not module.training or module.p == 0:
@@ -87,5 +87,5 @@ class TransformerLayerParallel(ParallelStyle):
             whole = Layout(mesh, [Replicate()], y.shape)
             return move(y, *routes_between(whole, whole))
 
-        extend(module.dropout, arounds=left_out)
+        extend(module.dropout, arounds=leave_out)
         self.on_output(module, leave)

@@ -86,13 +86,7 @@ class TensorPiece(Piece):
 
 
 def spec_of(dtype: torch.dtype) -> str:
-    """Return the name of a dtype in a checkpoint.
-
-    Raises
-    ------
-    DTypeError
-        Checkpoints do not know it.
-    """
+    """Return the name of a dtype in a checkpoint."""
     name = str(dtype).removeprefix("torch.")
     try:
         dtype_of_spec(name)
@@ -104,13 +98,7 @@ def spec_of(dtype: torch.dtype) -> str:
 
 
 def torch_dtype(entry: Entry) -> torch.dtype:
-    """Return the dtype of a tensor for an array of a checkpoint.
-
-    Raises
-    ------
-    DTypeError
-        torch has none.
-    """
+    """Return the dtype of a tensor for an array of a checkpoint."""
     found = getattr(torch, entry.spec, None) if isinstance(entry.spec, str) else None
     if not isinstance(found, torch.dtype):
         raise DTypeError(f"torch has no dtype for {entry.name} of {entry.spec!r}")
@@ -133,13 +121,7 @@ def check_tensor(tensor: torch.Tensor, name: str) -> None:
 
 
 def block_of(tensor: torch.Tensor, placed: Placed | None, name: str) -> Block:
-    """Return what this rank holds of a tensor.
-
-    Parameters
-    ----------
-    placed
-        How it is a block of the whole; None for a tensor that every rank has.
-    """
+    """Return what this rank holds of a tensor; all of it where that is not placed."""
     check_tensor(tensor, name)
     spec = spec_of(tensor.dtype)
     plain = tensor.detach()
@@ -155,18 +137,15 @@ def block_of(tensor: torch.Tensor, placed: Placed | None, name: str) -> Block:
             f"{name} is placed as {placed.layout}: reduce it before it is saved or filled, by "
             "dt.redistribute"
         )
-    pieces = [TensorPiece(box, box_view(plain, own)) for box, own in held(placed)]
+    pieces = [TensorPiece(box, box_view(plain, own)) for box, own in list_boxes(placed)]
     layout = placed.layout
     return Block(spec, layout.shape, pieces, layout, is_fused=bool(placed.parts))
 
 
-def held(placed: Placed) -> list[tuple[Box, Box]]:
-    """Return which boxes of the whole tensor, in the order of one process, this rank holds.
+def list_boxes(placed: Placed) -> list[tuple[Box, Box]]:
+    """Return which boxes of the whole tensor this rank holds, and where each is in its block.
 
-    Returns
-    -------
-    list of (box, box)
-        In the whole, and where in this rank's block; several where the axis consists of parts.
+    They are several where the axis consists of parts: the whole is in the order of one process.
     """
     layout, parts, axis, units = placed
     box = layout.local_box()

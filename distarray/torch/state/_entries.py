@@ -150,13 +150,7 @@ class OptimizerState:
         return f"parameter groups {[list(one) for one in saved]}, where the optimizer has {here}"
 
     def match_groups(self, saved: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Return for each group the saved one with its parameters, or itself.
-
-        Raises
-        ------
-        StateDictError
-            A group has parameters of several.
-        """
+        """Return for each group the saved one with its parameters, or itself."""
         found: list[Mapping[str, Any]] = []
         for i, group in enumerate(self.groups):
             sharing = [one for one in saved if not set(group["params"]).isdisjoint(one["params"])]
@@ -177,12 +171,8 @@ class OptimizerState:
     ) -> None:
         """Load states and groups as torch does; parameters of no saved group keep their states.
 
-        Parameters
-        ----------
-        states
-            Of parameters that had one; the others of the saved groups lose theirs.
-        saved
-            The saved groups, with names for parameters. None leaves those of the optimizer.
+        Others of which ``states`` has none lose theirs. Saved groups have names for parameters;
+        None leaves those of the optimizer.
         """
         groups = self.groups if saved is None else list(saved)
         names = {name for group in saved or () for name in group["params"]}
@@ -201,7 +191,7 @@ class OptimizerState:
 # --- between blocks and whole tensors ------------------------------------------------------------
 
 
-def listed(names: list[str]) -> str:
+def quote(names: list[str]) -> str:
     """Return the first of some names, and how many more there are."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(map(repr, names[:SHOWN])) + more
@@ -259,10 +249,7 @@ class Holder:
     ) -> T:
         """Return what the source says of its state (collective); raise on all ranks if one does.
 
-        Parameters
-        ----------
-        names
-            What must be in the state of every rank, of parameters that are placed.
+        ``names`` tells what must be in the state of every rank, of parameters that are placed.
         """
         options = {**options, "source": self._rank}
 
@@ -287,7 +274,7 @@ class Holder:
                     rank = next(i for i, one in enumerate(lack) if one)
                     raise MismatchError(
                         f"{what} got different states on different ranks: that of rank "
-                        f"{mesh.communicator().world_ranks[rank]} lacks {listed(lack[rank])}; "
+                        f"{mesh.communicator().world_ranks[rank]} lacks {quote(lack[rank])}; "
                         "pass the same everywhere, or that of one rank with src_data_rank="
                     )
         assert told is not None

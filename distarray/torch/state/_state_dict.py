@@ -15,7 +15,7 @@ from distarray.torch import _compat, _modules
 from distarray.torch._buffers import check_travels
 from distarray.torch._layouts import place
 from distarray.torch._shard_records import drop_records, find_difference, list_records, record_of
-from distarray.torch.state._entries import SHOWN, Entry, Holder, ModuleState, listed, receiver_of
+from distarray.torch.state._entries import SHOWN, Entry, Holder, ModuleState, quote, receiver_of
 
 
 def state_dict(
@@ -151,7 +151,7 @@ def load_state_dict(
 
     told = source.agree("load_state_dict", {"strict": strict, "assign": assign}, describe, names)
     keys = _compare(own, told, strict, whole=source.is_one)
-    tied = _tied(module)
+    tied = _find_tied(module)
     for prefix, child in module.named_modules():
         start = f"{prefix}." if prefix else ""
         values = {
@@ -192,9 +192,9 @@ def _compare(own: ModuleState, told: _Told, strict: bool, whole: bool) -> Incomp
     unexpected = [name for name in told.tensors if name not in own.entries]
     wrong = []
     if strict and missing:
-        wrong.append(f"missing keys: {listed(missing)}")
+        wrong.append(f"missing keys: {quote(missing)}")
     if strict and unexpected:
-        wrong.append(f"unexpected keys: {listed(unexpected)}")
+        wrong.append(f"unexpected keys: {quote(unexpected)}")
     for name, (value, placed) in own.entries.items():
         given = told.tensors.get(name)
         if given is None or not isinstance(value, torch.Tensor):
@@ -217,7 +217,7 @@ def _compare(own: ModuleState, told: _Told, strict: bool, whole: bool) -> Incomp
         for name in _names_of(child, f"{prefix}." if prefix else "")
     }
     if odd := [name for name in own.entries if name not in known]:
-        wrong.append(f"hooks of the module rename {listed(odd)}; load it before it is parallelized")
+        wrong.append(f"hooks of the module rename {quote(odd)}; load it before it is parallelized")
     if wrong:
         raise StateDictError(
             f"the state dict does not fit the {type(module).__name__}: {'; '.join(wrong[:SHOWN])}"
@@ -258,7 +258,7 @@ def _take(
     return part
 
 
-def _tied(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+def _find_tied(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
     """Return under which names each parameter is, where these are several."""
     groups: dict[int, list[tuple[nn.Module, str]]] = {}
     for child in module.modules():

@@ -75,13 +75,7 @@ def dropout(
 
 
 def drop(module: Any, x: torch.Tensor, layout: Layout | None) -> torch.Tensor:
-    """Return what a dropout module makes of a block in training.
-
-    Raises
-    ------
-    MismatchError
-        Ranks hold shards of the same channels, which are zeroed as a whole, but drew other keys.
-    """
+    """Return what a dropout module makes of a block in training."""
     return x if module.p == 0 else drop_as(type(module), x, module.p, module.inplace, layout)
 
 
@@ -98,19 +92,7 @@ def drop_as(
 
 
 def keep_mask(shape: Shape, box: Box, key: Key, p: float, like: torch.Tensor) -> torch.Tensor:
-    """Return which items of a box of the global tensor are kept.
-
-    Parameters
-    ----------
-    shape, box
-        Of the global tensor, and the part of it.
-    key
-        Two words of 32 bits.
-    p
-        Probability of an item to be zeroed.
-    like
-        A tensor on the device of the result.
-    """
+    """Return which items of a box of the global tensor are kept, on the device of ``like``."""
     follow(like)
     sizes = tuple(stop - start for start, stop in box)
     drawn = _memory.empty(sizes, np.float32, device_of(like))

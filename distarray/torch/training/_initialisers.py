@@ -53,10 +53,7 @@ def watch_initialisers() -> None:
 def _make_aware(function: Callable[..., Any], *, records: bool) -> Callable[..., Any]:
     """Return a function of a tensor that works on the whole of a shard.
 
-    Parameters
-    ----------
-    records
-        Whether autograd is to know of it, which refuses parameters.
+    ``records`` tells whether autograd is to know of it, which refuses parameters.
     """
     name = function.__name__
 
@@ -79,13 +76,7 @@ def _make_aware(function: Callable[..., Any], *, records: bool) -> Callable[...,
 
 
 def _find_shard(tensor: Any, name: str) -> Placed | None:
-    """Return how a tensor is placed if it is a shard, or ``data`` of one; None if it is neither.
-
-    Raises
-    ------
-    ArgumentError
-        It is a view of a part of a shard.
-    """
+    """Return how a tensor is placed if it is a shard, or ``data`` of one; None if it is neither."""
     if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.is_meta:
         return None
     placed = own_placed(tensor)

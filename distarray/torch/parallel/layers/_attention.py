@@ -34,14 +34,7 @@ def cut_heads(
 
     The projections of query, key and value are cut by columns and that of the output by rows, so
     that one all-reduce is needed each way (for self-attention); one more forward where weights are
-    asked for.
-
-    Parameters
-    ----------
-    given
-        How query, key and value arrive. Masks are whole on every rank.
-    target
-        How the output leaves. Attention weights are whole on every rank.
+    asked for. Masks and weights are whole on every rank.
     """
     if style.parts or style.unit != 1:
         raise ArgumentError(
@@ -73,13 +66,13 @@ def cut_heads(
             )
         query, key, value = _whole(query, key, value, mesh, given)
         batched = query.ndim == 3
-        q, k, v = _projected(module, *(_batch_first(module, x) for x in (query, key, value)))
+        q, k, v = _project(module, *(_batch_first(module, x) for x in (query, key, value)))
         q, k, v = (_by_heads(x, module.head_dim) for x in (q, k, v))
         mask = None
         only_causal = is_causal and key_padding_mask is None and not need_weights
         if not only_causal:
             mask = _mask(attn_mask, key_padding_mask, heads, (len(q), q.shape[2], k.shape[2]), q)
-        k, v, mask = _extended(module, k, v, mask)
+        k, v, mask = _extend(module, k, v, mask)
         y, weights = attend(
             q,
             k,
@@ -150,7 +143,7 @@ def _batch_first(module: nn.MultiheadAttention, x: torch.Tensor) -> torch.Tensor
     )
 
 
-def _projected(
+def _project(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """Return this rank's features of query, key and value; equal inputs are projected at once."""
@@ -170,7 +163,7 @@ def _by_heads(x: torch.Tensor, size: int) -> torch.Tensor:
     return x.unflatten(2, (x.shape[2] // size, size)).transpose(1, 2)
 
 
-def _extended(
+def _extend(
     module: Any, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Append the learnt key and value, and those of zeros; no mask applies to them."""
@@ -199,7 +192,7 @@ def _mask(
     found = []
     if over_pairs is not None:
         _check_mask("attn_mask", over_pairs, [(queries, keys), (batch * heads.size, queries, keys)])
-        mask = _added(over_pairs, like)
+        mask = _to_scores(over_pairs, like)
         if mask.ndim == 2:
             mask = gather_input(mask, heads.mesh) if mask.requires_grad else mask
         else:
@@ -207,7 +200,7 @@ def _mask(
         found.append(mask if mask.ndim == 4 else mask[None, None])
     if over_keys is not None:
         _check_mask("key_padding_mask", over_keys, [(batch, keys)] + [(keys,)] * (batch == 1))
-        mask = _added(over_keys, like)
+        mask = _to_scores(over_keys, like)
         mask = gather_input(mask, heads.mesh) if mask.requires_grad else mask
         found.append(mask.reshape(batch, 1, 1, keys))
     if not found:
@@ -225,7 +218,7 @@ def _check_mask(name: str, mask: torch.Tensor, shapes: list[tuple[int, ...]]) ->
         raise ArgumentTypeError(f"{name} is of {mask.dtype}; masks are bool or floating point")
 
 
-def _added(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _to_scores(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return a mask as what is added to scores."""
     if mask.dtype is not torch.bool:
         return mask
@@ -246,22 +239,10 @@ def attend(
     heads: Features,
     need_weights: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the output of each head, and its weights where they are needed.
+    """Return the output of each head, and its weights, after dropout, where they are needed.
 
-    Parameters
-    ----------
-    q, k, v
-        (batch, heads, items, features).
-    mask
-        To be added to the scores.
-    causal
-        Whether each query sees the keys up to its own position alone; then there is no mask.
-    p
-        Probability of a weight to be left out.
-    heads
-        Which of all heads these are.
-    need_weights
-        Whether weights are returned, with dropout applied.
+    q, k and v are of shape (batch, heads, items, features). The mask is added to the scores; there
+    is none where each query sees the keys up to its own position alone (``causal``).
     """
     if not need_weights and p == 0:
         out = functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
@@ -277,11 +258,11 @@ def attend(
         # Queries that see nothing get zeros from fused kernels, not NaN.
         weights = weights.masked_fill((scores == float("-inf")).all(-1, keepdim=True), 0)
     if p > 0:
-        weights = _thinned(weights, p, heads)
+        weights = _drop_weights(weights, p, heads)
     return weights @ v, weights if need_weights else None
 
 
 @untraced
-def _thinned(weights: torch.Tensor, p: float, heads: Features) -> torch.Tensor:
+def _drop_weights(weights: torch.Tensor, p: float, heads: Features) -> torch.Tensor:
     batch, _, *pairs = weights.shape
     return dropout(weights, p, layout=heads.layout((batch, heads.size, *pairs), 1))

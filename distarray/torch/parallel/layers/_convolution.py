@@ -38,12 +38,9 @@ def cut_groups(
 ) -> None:
     """Cut a convolution by groups and hook it.
 
-    Parameters
-    ----------
-    given, target
-        How the input arrives and the output leaves; None: cut along the channels, by whole groups.
-    rows
-        Whether the style's unit counts input channels; it makes several groups stay together.
+    ``given`` and ``target``, of the input and the output, may be None: cut along the channels, by
+    whole groups. With ``rows`` the style's unit, which makes several groups stay together, counts
+    input channels.
     """
     per_input = module.in_channels // module.groups
     per_output = module.out_channels // module.groups

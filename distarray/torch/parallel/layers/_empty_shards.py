@@ -26,25 +26,15 @@ def fill(
     name: str = "input",
     width: int = 1,
 ) -> None:
-    """Let a module run whose parameters are empty along an axis.
+    """Let a module run whose parameters are empty along an axis: ``parameters`` says which of each.
 
-    It is hooked: call this after the hooks that bring inputs here, and before those that take
-    outputs away.
-
-    Parameters
-    ----------
-    parameters
-        The axis along which each of them is empty.
-    inputs, outputs
-        The axis, from the end, of the features of the first input and of the output, where these
-        are empty as well.
-    name
-        Of the first input.
-    width
-        How many features of the input one channel of zeros takes.
+    ``inputs`` and ``outputs`` are the axes, from the end, of the features of the first input (of
+    this ``name``) and of the output, where these are empty as well; one channel of zeros takes
+    ``width`` features of the input. Call this after the hooks that bring inputs here, and before
+    those that take outputs away.
     """
 
-    def padded(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    def pad(module: nn.Module) -> dict[str, torch.Tensor | None]:
         found: dict[str, torch.Tensor | None] = {}
         for key, axis in parameters.items():
             parameter = getattr(module, key)
@@ -52,7 +42,7 @@ def fill(
                 found[key] = _one_more(parameter, axis, 1)
         return found
 
-    style.substitute(module, padded)
+    style.substitute(module, pad)
     if inputs is not None:
         hook_arguments(module, {name: lambda _, x: _one_more(x, inputs, width)})
     if outputs is not None:

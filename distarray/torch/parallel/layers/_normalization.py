@@ -37,20 +37,13 @@ def normalize(
 ) -> torch.Tensor:
     """Return a `GroupNorm` or `InstanceNorm` of a block that is cut along axes after the channels.
 
-    Parameters
-    ----------
-    x
-        This rank's block, of shape (..., channels, *).
-    channels
-        Which axis they are.
-    groups
-        How many groups of channels are normalised, each by itself.
+    ``channels`` is which axis these are, and ``groups`` how many groups of them are normalised.
     """
     rows = x.shape[:channels].numel() * groups
     items = x.reshape(rows, x.numel() // rows if rows else 0)
     if x.dtype in (torch.float16, torch.bfloat16):
         items = items.float()
-    result = _standardized(items, mesh, module.eps).reshape(x.shape)
+    result = _standardize(items, mesh, module.eps).reshape(x.shape)
     shape = (-1, *[1] * (x.ndim - channels - 1))
     if module.weight is not None:
         result = result * module.weight.reshape(shape)
@@ -59,7 +52,7 @@ def normalize(
     return result if torch.is_autocast_enabled(x.device.type) else result.to(x.dtype)
 
 
-def _standardized(items: torch.Tensor, mesh: DeviceMesh, eps: float) -> torch.Tensor:
+def _standardize(items: torch.Tensor, mesh: DeviceMesh, eps: float) -> torch.Tensor:
     """Return rows less their mean, over their standard deviation; all ranks have items of them."""
     rows, count = items.shape
     total = items.sum(1)
@@ -99,10 +92,7 @@ def cut_channels(
 ) -> None:
     """Cut a normalisation by its channels, running statistics as well, and hook it.
 
-    Parameters
-    ----------
-    given, target
-        How the input arrives and the output leaves; None: cut along the channels.
+    ``given`` and ``target``, of the input and the output, may be None: cut along the channels.
     """
     kind = next(kind for kind in _KINDS if isinstance(module, kind))
     check_stock(module, kind, "ColwiseParallel", REMEDY, style.own_forward)
