@@ -129,7 +129,8 @@ class LowRankParallel(ParallelStyle):
 
 def _bias_of(module: nn.Module, name: str, length: int | None) -> torch.Tensor | None:
     """Return the bias of a layer in a module, of a length that it had when it was cut."""
-    bias: torch.Tensor | None = module.get_submodule(name).bias
+    layer: Any = module.get_submodule(name)
+    bias: torch.Tensor | None = layer.bias
     if bias is not None and len(bias) != length:
         raise LayoutError(
             f"the bias of {name!r}, of {length} items, is a shard of {len(bias)} here: "
