@@ -16,6 +16,7 @@ complex prod, min, max; long double  NumPy
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -56,9 +57,7 @@ _ON_BYTES: Final = {"any": "bor", "all": "band"}
 """What a reduction of truth values, each a byte 0 or 1, is among bytes."""
 
 
-def reduce_into(
-    dst: Buffer, sources: Sequence[Buffer], op: str, *, bfloat16: bool = False, total: int = 0
-) -> None:
+def reduce_into(dst: Buffer, sources: Sequence[Buffer], op: str, *, total: int = 0) -> None:
     """Set ``dst`` to ``sources[0] op sources[1] op ...``, evaluated in that order.
 
     Values combine as in NumPy: NaN propagates through min and max, integers wrap, sum and prod of
@@ -66,9 +65,8 @@ def reduce_into(
     `avg` divides the sum by the number of sources.
 
     ``dst`` is of the sources' shape and dtype, or float64 for `avg` of integers and truth values.
-    It may be the first source, and shares no memory with others. ``bfloat16`` says that the arrays
-    are uint16 and hold such values; ``total`` is as for ``copy_box``. An ArgumentError says that
-    there is no source, or no such reduction.
+    It may be the first source, and shares no memory with others. ``total`` is as for ``copy_box``.
+    An ArgumentError says that there is no source, or no such reduction.
     """
     if op not in UFUNCS or not sources:
         raise ArgumentError(
@@ -77,7 +75,7 @@ def reduce_into(
         )
     dtype = dst.dtype
     few = type(dst) is np.ndarray and dst.size <= _FEW and len(sources) > 1
-    if few and dtype in _PLAIN and op != "avg" and not bfloat16:
+    if few and dtype in _PLAIN and op != "avg":
         # A number or a few: what is decided below would take longer than the sum.
         combine = COMBINE[op]
         with np.errstate(all="ignore"):
@@ -85,21 +83,17 @@ def reduce_into(
             for source in sources[2:]:
                 combine(dst, source, out=dst)
         return
-    if dst.dtype.kind == "V" and is_bfloat16(dst.dtype):
-        dst, sources = _as_bits(dst, sources)
-        bfloat16 = True
     nbytes = dst.nbytes
     if nbytes < _KERNEL_BYTES or not isinstance(dst, np.ndarray):
-        boxes = [(dst, sources)]
-        if isinstance(dst, np.ndarray) or not _by_device_kernel(boxes, op, bfloat16):
-            _by_numpy(dst, sources, op, bfloat16)
+        if isinstance(dst, np.ndarray) or not _by_device_kernel([(dst, sources)], op):
+            _by_numpy(dst, sources, op)
         return
     streaming = max(total, nbytes) >= STREAMING_BYTES
 
     def reduce(part: Any) -> None:
         target, parts = dst[part], [source[part] for source in sources]
-        if not _by_kernel(target, parts, op, bfloat16, streaming):
-            _by_numpy(target, parts, op, bfloat16)
+        if not _by_kernel(target, parts, op, streaming):
+            _by_numpy(target, parts, op)
 
     run_on_parts(reduce, dst.shape, nbytes)
 
@@ -112,15 +106,10 @@ def reduce_boxes(
     In device memory this is one launch for all pairs with as many sources and words as wide. All
     arrays have one dtype, but for the results of `avg`; no result shares memory with sources.
     """
-    bfloat16 = False
-    if len(boxes) > 1 and not isinstance(boxes[0][0], np.ndarray):
-        bfloat16 = is_bfloat16(boxes[0][0].dtype)
-        if bfloat16:
-            boxes = [_as_bits(*box) for box in boxes]
-        if _by_device_kernel(boxes, op, bfloat16):
-            return
+    if len(boxes) > 1 and not isinstance(boxes[0][0], np.ndarray) and _by_device_kernel(boxes, op):
+        return
     for dst, sources in boxes:
-        reduce_into(dst, sources, op, bfloat16=bfloat16, total=total)
+        reduce_into(dst, sources, op, total=total)
 
 
 def _as_bits(dst: Buffer, sources: Sequence[Buffer]) -> tuple[Buffer, list[Buffer]]:
@@ -128,13 +117,14 @@ def _as_bits(dst: Buffer, sources: Sequence[Buffer]) -> tuple[Buffer, list[Buffe
     return dst.view("u2"), [source.view("u2") for source in sources]
 
 
-def _by_kernel(
-    dst: np.ndarray, sources: Sequence[np.ndarray], op: str, bfloat16: bool, streaming: bool
-) -> bool:
+def _by_kernel(dst: np.ndarray, sources: Sequence[np.ndarray], op: str, streaming: bool) -> bool:
     """Reduce by a fused kernel if there is one for these arrays, and tell whether there was."""
+    kind, way, parts = _kernel_of(sources[0].dtype, op)
+    by_numpy = partial(_by_numpy, dst, sources, op)
+    if kind == "bf16":
+        dst, sources = _as_bits(dst, sources)
     dtype = sources[0].dtype
-    kind, way, parts = _kernel_of(dtype, op, bfloat16)
-    float64 = op == "avg" and dtype.kind in "biu" and not bfloat16
+    float64 = op == "avg" and kind[:1] in ("u", "i")
     expected = np.dtype(np.float64) if float64 else dtype
     if not kind or dst.dtype != expected or not dtype.isnative or not dst.flags.aligned:
         return False
@@ -165,30 +155,24 @@ def _by_kernel(
             run(addresses[0] + offset[0], where, len(sources), rows[0], rows[1], n * parts)
 
     if streaming:
-        run_faster(
-            ("reduce", kind, way, len(sources)),
-            dst.nbytes,
-            by_kernel,
-            lambda: _by_numpy(dst, sources, op, bfloat16),
-        )
+        run_faster(("reduce", kind, way, len(sources)), dst.nbytes, by_kernel, by_numpy)
     else:
         by_kernel()
     return True
 
 
-def _by_device_kernel(
-    boxes: Sequence[tuple[Buffer, Sequence[Buffer]]], op: str, bfloat16: bool
-) -> bool:
+def _by_device_kernel(boxes: Sequence[tuple[Buffer, Sequence[Buffer]]], op: str) -> bool:
     """Reduce arrays in device memory by launches where kernels serve; tell whether they did."""
-    dtype = boxes[0][1][0].dtype
-    kind, way, number = _kernel_of(dtype, op, bfloat16)
+    kind, way, number = _kernel_of(boxes[0][1][0].dtype, op)
+    if kind == "bf16":
+        boxes = [_as_bits(*box) for box in boxes]
     return bool(kind) and launch_reductions(boxes, kind, way, number)
 
 
-def _kernel_of(dtype: np.dtype[Any], op: str, bfloat16: bool) -> tuple[str, str, int]:
+def _kernel_of(dtype: np.dtype[Any], op: str) -> tuple[str, str, int]:
     """Return the kernel's kind of item and operation, and how many of its items an element has."""
     kind, size = dtype.kind, dtype.itemsize
-    if bfloat16:
+    if is_bfloat16(dtype):
         return ("bf16", op, 1) if op in ("sum", "avg", "prod", "min", "max") else ("", "", 1)
     if kind == "b":
         op = ON_BOOL.get(op, op)
@@ -204,7 +188,10 @@ def _kernel_of(dtype: np.dtype[Any], op: str, bfloat16: bool) -> tuple[str, str,
     return f"{kind}{size}", op, 1
 
 
-def _by_numpy(dst: Buffer, sources: Sequence[Buffer], op: str, bfloat16: bool) -> None:
+def _by_numpy(dst: Buffer, sources: Sequence[Buffer], op: str) -> None:
+    bfloat16 = is_bfloat16(dst.dtype)
+    if bfloat16:
+        dst, sources = _as_bits(dst, sources)
     xp = _backend.namespace_of(dst)
     combine = getattr(xp, UFUNCS[op])
     wide = bfloat16 or dst.dtype.char == "e"

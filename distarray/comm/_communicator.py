@@ -276,102 +276,40 @@ class Communicator(ABC):
         op: str = ...,
         out: Buffer | None = ...,
         *,
-        bfloat16: bool = ...,
         blocking: Literal[True] = ...,
     ) -> Buffer: ...
 
     @overload
     def all_reduce(
-        self,
-        array: Buffer,
-        op: str = ...,
-        out: Buffer | None = ...,
-        *,
-        bfloat16: bool = ...,
-        blocking: Literal[False],
+        self, array: Buffer, op: str = ..., out: Buffer | None = ..., *, blocking: Literal[False]
     ) -> Request: ...
 
     def all_reduce(
-        self,
-        array: Buffer,
-        op: str = "sum",
-        out: Buffer | None = None,
-        *,
-        bfloat16: bool = False,
-        blocking: bool = True,
+        self, array: Buffer, op: str = "sum", out: Buffer | None = None, *, blocking: bool = True
     ) -> Buffer | Request:
         """Return the reduction of every rank's array, bitwise the same on every rank.
 
         The array has the same shape and dtype on every rank, ``op`` is one of sum avg min max prod,
         any all (bool), band bor bxor (bool and integers). The result goes to ``out``, possibly
-        ``array`` itself, or to a new array; the average of integers is float64. ``bfloat16`` says
-        that the items are such, held as uint16.
+        ``array`` itself, or to a new array; the average of integers is float64.
         """
         small = array.nbytes <= SMALL_BYTES and _backend.is_numpy(array)
-        if small and blocking and self.size > 1 and not bfloat16:
+        if small and blocking and self.size > 1:
             started = perf_counter()
             value = self.all_reduce_small(array, op)
             if value is not None:
                 if _log.recording():
-                    seconds = perf_counter() - started
-                    _log.record(
-                        "all_reduce", self.name, self._all_reduce_bytes(array.nbytes), seconds
-                    )
+                    nbytes = self._bytes_reduced(array, None)
+                    _log.record("all_reduce", self.name, nbytes, perf_counter() - started)
                 if out is None:
                     return value
                 _result_buffer(array, array.shape, value.dtype, out, "all_reduce")[...] = value
                 return out
-        return self._all_reduce_any(array, op, out, bfloat16, blocking)
-
-    def _all_reduce_any(
-        self, array: Buffer, op: str, out: Buffer | None, bfloat16: bool, blocking: bool
-    ) -> Buffer | Request:
         check_buffer(array, "send", "all_reduce")
-        if blocking and array.nbytes > ON_HOST_BYTES and not _backend.is_numpy(array):
-            return self._all_reduce_on_device(array, op, out, bfloat16)
-        source = on_host(array)
-        reduction = prepare_reduction(source, op, self.size, bfloat16)
-        into = _result_buffer(array, array.shape, reduction.dtype, out, "all_reduce")
-        started = perf_counter()
-        finish = reduction.finish
-        send = reduction.wire
-        if finish is None:
-            target = source if into is array else host_target(into)
-        elif np.may_share_memory(send, source):
-            target = np.empty_like(send)
-        else:
-            target = send  # a copy of our own: reduced in place
-        if finish is None and into is array:
-            send = target
-
-        def complete() -> Buffer:
-            return from_host(target if finish is None else finish(target), into)
-
-        if self.size == 1:
-            if send is not target:
-                target[...] = send
-            value = complete()
-            return value if blocking else Completed(value)
-        request = self._all_reduce(send, target, reduction.op, blocking)
-        tracked = self._track(
-            "all_reduce", self._all_reduce_bytes(send.nbytes), started, request, complete
-        )
-        return tracked.wait() if blocking else tracked
-
-    def _all_reduce_on_device(
-        self, array: Buffer, op: str, out: Buffer | None, bfloat16: bool
-    ) -> Buffer:
-        dtype = _reduced_dtype(array, op, self.size, bfloat16)
+        dtype = _reduced_dtype(array, op, self.size)
         into = _result_buffer(array, array.shape, dtype, out, "all_reduce")
-        started = perf_counter()
-        if self.size > 1:
-            self._device.all_reduce(array, into, op, bfloat16)
-        elif into is not array:
-            reduce_into(into, [array], op, bfloat16=bfloat16)
-        if self.size > 1 and _log.recording():
-            seconds = perf_counter() - started
-            _log.record("all_reduce", self.name, self._all_reduce_bytes(array.nbytes), seconds)
-        return into
+        request = self._reduce("all_reduce", self._all_reduce, array, into, op, None, blocking)
+        return request.wait() if blocking else request
 
     def all_reduce_small(
         self, array: Buffer, op: str, token: int | None = None, what: object = ""
@@ -384,10 +322,6 @@ class Communicator(ABC):
         del array, op, token, what
         return None
 
-    def _all_reduce_bytes(self, nbytes: int) -> int:
-        """Return the bytes that an all-reduce takes from others."""
-        return 2 * (self.size - 1) * nbytes // self.size
-
     def reduce_scatter(
         self,
         send: Buffer,
@@ -395,7 +329,6 @@ class Communicator(ABC):
         counts: Counts | None = None,
         op: str = "sum",
         *,
-        bfloat16: bool = False,
         blocking: bool = True,
     ) -> Request:
         """Reduce every rank's ``send``, and put part ``rank`` of it into ``recv``.
@@ -404,32 +337,59 @@ class Communicator(ABC):
         """
         check_buffer(send, "send", "reduce_scatter")
         check_buffer(recv, "receive", "reduce_scatter")
-        counts = check_counts(counts, self.size, send.size, "receive", "reduce_scatter")
-        check_size(recv, counts[self.rank], "receive", "reduce_scatter")
-        if send.nbytes > ON_HOST_BYTES and self.size > 1 and not _backend.is_numpy(send):
-            dtype = _reduced_dtype(send, op, self.size, bfloat16)
-            _result_buffer(send, recv.shape, dtype, recv, "reduce_scatter")
-            started = perf_counter()
-            request = self._device.reduce_scatter(send, recv, counts, op, bfloat16, blocking)
-            nbytes = (self.size - 1) * counts[self.rank] * send.itemsize
-            return self._track("reduce_scatter", nbytes, started, request, lambda: recv)
-        source = on_host(send)
-        reduction = prepare_reduction(source, op, self.size, bfloat16)
-        _result_buffer(send, recv.shape, reduction.dtype, recv, "reduce_scatter")
-        started = perf_counter()
-        finish = reduction.finish
-        wire = reduction.wire
-        target = host_target(recv) if finish is None else np.empty(recv.size, wire.dtype)
+        parts = check_counts(counts, self.size, send.size, "receive", "reduce_scatter")
+        check_size(recv, parts[self.rank], "receive", "reduce_scatter")
+        dtype = _reduced_dtype(send, op, self.size)
+        into = _result_buffer(send, recv.shape, dtype, recv, "reduce_scatter")
+        return self._reduce("reduce_scatter", self._reduce_scatter, send, into, op, parts, blocking)
 
-        def complete() -> Buffer:
-            return from_host(target if finish is None else finish(target), recv)
+    def _reduce(
+        self,
+        name: str,
+        on_host_memory: Callable[..., Request],
+        send: Buffer,
+        recv: Buffer,
+        op: str,
+        counts: Counts | None,
+        blocking: bool,
+    ) -> Request:
+        """Carry out a reduction whose arguments are checked, and record it.
 
+        Without ``counts`` every rank gets all of the result, in ``recv`` that may be ``send``.
+        """
         if self.size == 1:
-            target[...] = wire
-            return Completed(complete())
-        request = self._reduce_scatter(wire, target, counts, reduction.op, blocking)
-        nbytes = (self.size - 1) * target.nbytes
-        return self._track("reduce_scatter", nbytes, started, request, complete)
+            reduce_into(recv.reshape(-1), [send.reshape(-1)], op)
+            return Completed(recv)
+        started = perf_counter()
+        parts = () if counts is None else (counts,)
+        # On GPUs an all-reduce is two exchanges, the second after the first: it cannot go on alone.
+        if _moves_on_device(send, send.nbytes) and (blocking or parts):
+            request = getattr(self._device, name)(send, recv, *parts, op, blocking)
+            nbytes = self._bytes_reduced(send, counts)
+            return self._track(name, nbytes, started, request, lambda: recv)
+        reduction = prepare_reduction(on_host(send), op, self.size)
+        wire, finish = reduction.wire, reduction.finish
+        if not parts and (recv is send or not _backend.may_share_memory(wire, send)):
+            target = wire  # reduced in place
+        elif finish is None:
+            target = host_target(recv)
+        else:
+            target = np.empty(recv.size, wire.dtype)
+        request = on_host_memory(wire, target, *parts, reduction.op, blocking)
+        nbytes = self._bytes_reduced(wire, counts)
+        return self._track(
+            name,
+            nbytes,
+            started,
+            request,
+            lambda: from_host(target if finish is None else finish(target), recv),
+        )
+
+    def _bytes_reduced(self, send: Buffer, counts: Counts | None) -> int:
+        """Return the bytes that a reduction takes from others; see `_log`."""
+        if counts is None:
+            return 2 * (self.size - 1) * send.nbytes // self.size
+        return (self.size - 1) * counts[self.rank] * send.itemsize
 
     # --- point to point --------------------------------------------------------------------------
 
@@ -654,9 +614,9 @@ def _total(counts: Counts | None, part: Buffer, n: int) -> int:
     return int(part.size) * n if counts is None else sum(map(int, counts))
 
 
-def _reduced_dtype(array: Buffer, op: str, n: int, bfloat16: bool) -> np.dtype[Any]:
+def _reduced_dtype(array: Buffer, op: str, n: int) -> np.dtype[Any]:
     """Return the dtype of a reduction; the errors are those of ``prepare_reduction``."""
-    return prepare_reduction(np.empty(0, array.dtype), op, n, bfloat16).dtype
+    return prepare_reduction(np.empty(0, array.dtype), op, n).dtype
 
 
 def _result_buffer(

@@ -84,7 +84,7 @@ class Reduction:
     finish: Callable[[np.ndarray], np.ndarray] | None
 
 
-def prepare_reduction(array: np.ndarray, op: str, n: int, bfloat16: bool = False) -> Reduction:
+def prepare_reduction(array: np.ndarray, op: str, n: int) -> Reduction:
     """Return how to reduce ``array`` over ``n`` ranks.
 
     Sums of float16 and bfloat16 accumulate in float32 and are rounded once. Averages of integers
@@ -92,14 +92,11 @@ def prepare_reduction(array: np.ndarray, op: str, n: int, bfloat16: bool = False
     reduction, a DTypeError that the dtype has no such one.
     """
     dtype = array.dtype
-    if is_bfloat16(dtype):
-        array, bfloat16 = array.view(np.uint16), True
     kinds = _kinds(op)
     if not kinds:
         raise ArgumentError(f"op={op!r} is not a reduction; choose from {', '.join(REDUCTIONS)}")
+    bfloat16 = is_bfloat16(dtype)
     kind = "f" if bfloat16 else dtype.kind
-    if bfloat16 and array.dtype != np.uint16:
-        raise DTypeError(f"bfloat16 values travel as uint16, not as {dtype}; view them as uint16")
     if kind not in kinds:
         raise DTypeError(
             f"{dtype} values cannot be reduced by {op!r}, which takes dtypes of kind "
@@ -108,7 +105,7 @@ def prepare_reduction(array: np.ndarray, op: str, n: int, bfloat16: bool = False
     flat = array.reshape(-1)
     if bfloat16:
         return Reduction(
-            widen_bfloat16(flat),
+            widen_bfloat16(flat.view(np.uint16)),
             "sum" if op == "avg" else op,
             dtype,
             lambda sums: narrow_bfloat16(divide(sums, n) if op == "avg" else sums).view(dtype),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from distarray.comm import _block_reduction
+from distarray.comm import BFLOAT16, _block_reduction
 from distarray.comm._block_reduction import pieces, reduce_into
 from distarray.comm.kernels import _threads
 from distarray.errors import ArgumentError
@@ -43,6 +43,15 @@ def ops_of(dtype: np.dtype, bfloat16: bool) -> tuple[str, ...]:
 
 def result_dtype(dtype: np.dtype, op: str, bfloat16: bool) -> np.dtype:
     return np.dtype("f8") if op == "avg" and dtype.kind in "biu" and not bfloat16 else dtype
+
+
+def typed(
+    dst: np.ndarray, sources: list[np.ndarray], bfloat16: bool
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return arrays whose dtype says that they hold bfloat16."""
+    if not bfloat16:
+        return dst, sources
+    return dst.view(BFLOAT16), [source.view(BFLOAT16) for source in sources]
 
 
 def from_bfloat16(bits: np.ndarray) -> np.ndarray:
@@ -129,7 +138,7 @@ def test_reduction_equals_numpy_operations_for_any_strides(
         patch.setattr(_block_reduction, "_KERNEL_BYTES", 0)
         patch.setattr(_block_reduction, "_BYTES_PER_CALL", 0)
         patch.setattr(_block_reduction, "run_faster", lambda work, nbytes, kernel, plain: kernel())
-        reduce_into(dst, sources, op, bfloat16=bfloat16, total=int(streaming) << 40)
+        reduce_into(*typed(dst, sources, bfloat16), op, total=int(streaming) << 40)
     if bfloat16:
         missing = np.isnan(from_bfloat16(expected))
         assert np.isnan(from_bfloat16(np.ascontiguousarray(dst))[missing.reshape(dst.shape)]).all()
@@ -149,8 +158,9 @@ def test_kernel_and_numpy_give_the_same_bits(name: str, count: int) -> None:
     for op in ops_of(dtype, bfloat16):
         shape, result = sources[0].shape, result_dtype(dtype, op, bfloat16)
         by_numpy, by_kernel = np.zeros(shape, result), np.zeros(shape, result)
-        _block_reduction._by_numpy(by_numpy, sources, op, bfloat16)
-        if _block_reduction._by_kernel(by_kernel, sources, op, bfloat16, name in STREAMED):
+        _block_reduction._by_numpy(*typed(by_numpy, sources, bfloat16), op)
+        arrays = typed(by_kernel, sources, bfloat16)
+        if _block_reduction._by_kernel(*arrays, op, name in STREAMED):
             served.append(op)
             if bfloat16:
                 by_kernel, by_numpy = from_bfloat16(by_kernel), from_bfloat16(by_numpy)
@@ -189,7 +199,7 @@ def test_half_precision_is_rounded_once() -> None:
     np.testing.assert_array_equal(dst, [2050] * 3)
     bits = np.zeros(1, np.uint16)
     terms = [np.array([bit], np.uint16) for bit in (0x4380, 0x3F80, 0x4380, 0x3FC0)]
-    reduce_into(bits, terms, "sum", bfloat16=True)
+    reduce_into(*typed(bits, terms, True), "sum")
     np.testing.assert_array_equal(from_bfloat16(bits), [516])  # 256 + 1 + 256 + 1.5 = 514.5
 
 

@@ -82,15 +82,16 @@ class DeviceCollectives(PairwiseCollectives):
 
     # --- reducing --------------------------------------------------------------------------------
 
-    def all_reduce(self, array: Buffer, out: Buffer, op: str, bfloat16: bool) -> None:
+    def all_reduce(self, array: Buffer, out: Buffer, op: str, blocking: bool) -> Request:
         """Put the reduction of every rank's array into ``out``, which may be ``array``."""
+        assert blocking  # the parts are gathered when they are reduced
         counts = _even(array.size, self._size)
         target, each = out.reshape(-1), ranges(counts)
         mine = each[self._rank]
         part = target[slice(*mine)]
-        self.reduce_scatter(array, part, counts, op, bfloat16, True, in_place=array is out)
+        self.reduce_scatter(array, part, counts, op, True, in_place=array is out)
         sends = dict.fromkeys(range(self._size), mine)
-        self._exchange(target, sends, target, each, True)
+        return self._exchange(target, sends, target, each, True)
 
     def reduce_scatter(
         self,
@@ -98,7 +99,6 @@ class DeviceCollectives(PairwiseCollectives):
         recv: Buffer,
         counts: Counts,
         op: str,
-        bfloat16: bool,
         blocking: bool,
         *,
         in_place: bool = False,
@@ -123,7 +123,7 @@ class DeviceCollectives(PairwiseCollectives):
 
         def reduce() -> None:
             if n:
-                reduce_into(recv.reshape(-1), sources, op, bfloat16=bfloat16)
+                reduce_into(recv.reshape(-1), sources, op)
 
         request = self._exchange(flat, ranges(counts), others, ranges(received), blocking)
         if isinstance(request, Completed):

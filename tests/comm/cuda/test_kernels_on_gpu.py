@@ -19,6 +19,7 @@ from tests.comm.cuda.simulated_kernels import (
     expected_of,
     left_to_cupy,
     ops_of,
+    typed,
     values,
 )
 from tests.comm.strided_arrays import shapes, views
@@ -116,7 +117,7 @@ def test_reductions_give_the_bits_of_numpy(cupy: Any, kind: str, data: st.DataOb
         boxes.append((dst, there))
         with np.errstate(all="ignore"):
             expected.append(expected_of(kind, op, sources))
-    done = _block_reduction._by_device_kernel(boxes, op, kind == "bf16")
+    done = _block_reduction._by_device_kernel(typed(kind, boxes), op)
     assert done or left_to_cupy(kind, op, boxes)
     for (dst, _), wanted in zip(boxes, expected, strict=True) if done else ():
         np.testing.assert_array_equal(bits(kind, dst.get()), bits(kind, wanted))
