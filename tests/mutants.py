@@ -417,9 +417,16 @@ MUTANTS = (
     Mutant(
         "a product beside NaN leaves none out",
         "ops/statistical/_reductions.py",
-        'if block.dtype.kind in "fc":\n        one',
-        'if block.dtype.kind in "":\n        one',
+        'if block.dtype.kind in "fc":\n            nothing',
+        'if block.dtype.kind in "":\n            nothing',
         ("ops/test_every_row.py::test_row_that_computes_with_items",),
+    ),
+    Mutant(
+        "a mean beside NaN counts NaN",
+        "ops/statistical/_moments.py",
+        "count = reductions.nonzero(~np.isnan(block), axes, None, True)",
+        "count = reductions.nonzero(np.ones_like(block), axes, None, True)",
+        ("core/families/test_reductions.py::test_mean_beside_nan_exchanges_sums_and_counts_once",),
     ),
     Mutant(
         "a result that the ranks exchange is that of the first block",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from typing import Any
 
 from distarray.checkpoint import _agreement
@@ -16,6 +15,7 @@ from distarray.checkpoint.storage._chunks import check_size
 from distarray.checkpoint.storage._directory import MANIFEST, Place, latest, step_path, steps
 from distarray.checkpoint.storage._manifest import Manifest
 from distarray.comm import as_communicator
+from distarray.core import warn
 from distarray.errors import ArgumentError, CheckpointError
 
 
@@ -111,7 +111,7 @@ def load(
         parts = [f"it lacks {list_names(missing)}"] if missing else []
         if unexpected:
             parts.append(f"nothing asked for its {list_names(unexpected)}")
-        warnings.warn(f"{directory} was loaded in part: {'; '.join(parts)}", stacklevel=2)
+        warn(f"{directory} was loaded in part: {'; '.join(parts)}")
     return result
 
 
@@ -139,10 +139,9 @@ def _find_manifest(path: str, step: int | None) -> tuple[str, bytes]:
             failures.append(error)
             continue
         if failures:
-            warnings.warn(
+            warn(
                 f"step {number} is loaded in the place of a newer one: {failures[0]}; a save of "
-                "a step before that one needs remove_later=True",
-                stacklevel=4,
+                "a step before that one needs remove_later=True"
             )
         return found
     raise failures[0]

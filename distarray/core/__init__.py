@@ -47,6 +47,7 @@ from distarray.core._spec import (
     joining,
     reduction_spec,
 )
+from distarray.core._warnings import warn
 from distarray.core.engine._blocks import as_block, copy_block, empty_block, move, unshare
 from distarray.core.engine._cache import cache, remember
 from distarray.core.engine._cache import clear as clear_cache
@@ -64,6 +65,7 @@ from distarray.core.engine._operands import (
 )
 from distarray.core.engine._pipeline import Step, run, run_once, run_one, step_for, steps
 from distarray.core.engine._policy import communication, permit
+from distarray.core.families._docstrings import fill_arguments
 from distarray.core.families._elementwise import elementwise, into, refusal, run_row
 from distarray.core.families._fast_paths import inplace_path
 from distarray.core.families._folding import in_unit, reduce_block
@@ -75,6 +77,7 @@ from distarray.core.families._reductions import (
     check_out,
     local_dtype,
     loop_dtype,
+    normalize_mask,
     reduce,
     reduced_count,
     reduction,

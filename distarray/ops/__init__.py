@@ -184,7 +184,7 @@ from distarray.ops.manipulation._shape import (
     tril,
     triu,
 )
-from distarray.ops.statistical._moments import mean, ptp, std, var
+from distarray.ops.statistical._moments import mean, nanmean, ptp, std, var
 from distarray.ops.statistical._reductions import (
     all,
     amax,
@@ -196,6 +196,7 @@ from distarray.ops.statistical._reductions import (
     nanmax,
     nanmin,
     nanprod,
+    nansum,
     prod,
     sum,
 )
@@ -340,8 +341,10 @@ __all__ = [
     "multiply",
     "nan_to_num",
     "nanmax",
+    "nanmean",
     "nanmin",
     "nanprod",
+    "nansum",
     "ndim",
     "negative",
     "nextafter",

@@ -127,7 +127,9 @@ COMPUTED: dict[str, Use] = {
     "cumulative_prod": lambda f, x, i: f(x, axis=_axis(x, i), include_initial=i % 2),
     "cumulative_sum": lambda f, x, i: f(x, axis=_axis(x, i), include_initial=i % 2),
     "mean": _over,
+    "nanmean": _over,
     "nanprod": _over,
+    "nansum": _over,
     "prod": _over,
     "ptp": _over,
     "std": _over,
@@ -363,7 +365,7 @@ def test_row_that_computes_with_items(name: str, data: st.DataObject, i: int) ->
         x.values[data.draw(arrays(np.bool_, x.values.shape))] = np.nan
     theirs = NUMPYS.get(name) or getattr(np, name)
     use = COMPUTED[name]
-    moments = {"mean", "var", "std", "angle"}
+    moments = {"mean", "nanmean", "var", "std", "angle"}
     close = "fc" if name in moments or x.op == "avg" else ""
     factor = 64 if name in ("var", "std") else 8
     run = lambda function: lambda x: use(function, x, i)  # noqa: E731

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from distarray.core._warnings import warn
 from distarray.errors import ArgumentError, ImplicitCommunicationError
 from distarray.redistribute import plan
 
@@ -105,4 +105,4 @@ def _decide(name: str, src: Layout, dst: Layout, nbytes: int) -> None:
     )
     if mode == "raise":
         raise ImplicitCommunicationError(message)
-    warnings.warn(message, stacklevel=5)
+    warn(message)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from distarray.core._dtypes import KINDS
 from distarray.core._spec import Rule
 
 if TYPE_CHECKING:
     from distarray.core._op import Op
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 ELEMENTWISE = """{sentence}
 
@@ -48,13 +53,7 @@ REDUCTION = """{sentence}
 
 Parameters
 ----------
-x : array
-axis : int or tuple of int, optional
-    Axes to reduce; default: all.
-{options}out : DistArray, optional
-    Where the result goes.
-keepdims : bool
-    Keep reduced axes with size 1.
+{arguments}
 
 Returns
 -------
@@ -65,14 +64,30 @@ Raises
 ------
 AxisError
     If an axis is out of range or named twice.
-ArgumentError
-    If nothing is left to reduce and the reduction has no identity.
-
+DTypeError
+    If NumPy has no such function for the dtype, or `out` does not hold the result's.
+ShapeError
+    If `out` has another shape than the result, or `where` does not broadcast to `x`.
+{errors}
 Notes
 -----
 {distribution}
 """
 
+_NOTHING_LEFT = """ArgumentError
+    If there is no item, or may be none under `where`, and no `initial`.
+"""
+
+_ARGUMENTS = {
+    "x": "array",
+    "axis": "int or tuple of int, optional\n    Axes to reduce; default: all.",
+    "dtype": "data type, optional\n    Of the result and its sums.",
+    "out": "DistArray, optional\n    Where the result goes; it keeps its layout and dtype.",
+    "keepdims": "bool\n    Keep reduced axes with size 1.",
+    "initial": "number, optional\n    Combined with the result; the result of no items.",
+    "where": "array of bool, optional\n    Items that count; it broadcasts to `x`.",
+}
+"""What arguments of reductions are."""
 
 _POINTWISE = (
     "Distribution: every cut of an operand stays if the others are cut alike or replicated (then "
@@ -111,19 +126,36 @@ _EXCHANGED = (
 )
 
 
+def arguments(names: Sequence[str]) -> str:
+    """Return the parameter lines of a reduction."""
+    return "\n".join(f"{name} : {_ARGUMENTS[name]}" for name in names)
+
+
+def fill_arguments(function: F) -> F:
+    """Put the parameter lines of a reduction where its docstring has `{arguments}`."""
+    text, names = inspect.getdoc(function), inspect.signature(function).parameters
+    assert text is not None
+    function.__doc__ = text.replace("{arguments}", arguments([*names]))
+    return function
+
+
 def reduction(op: Op, sentence: str) -> str:
     """Return the documentation of a reduction."""
-    dtype = "dtype : optional\n    Of the result and its sums.\n" if "dtype" in op.accepts else ""
+    filled = functools.partial(
+        REDUCTION.format,
+        sentence=sentence,
+        arguments=arguments(("x", *op.accepts, "where")),
+        errors=_NOTHING_LEFT if op.ufunc is not None and op.ufunc.identity is None else "",
+    )
     if op.combine is None:
-        shown = _EXCHANGED
-        return REDUCTION.format(sentence=sentence, options=dtype, distribution=paragraph(shown))
+        return filled(distribution=paragraph(_EXCHANGED))
     inputs = "Partial inputs are"
     if op.rules:
         exact = " where they are integers" if op.combine in ("sum", "prod") else ""
         inputs = f"Partial inputs of this kind stay so{exact}, others are"
     half = ", but for half precision, which adds up in float32" if op.combine == "sum" else ""
     shown = _LAZY.format(op=op.combine, half=half, inputs=inputs)
-    return REDUCTION.format(sentence=sentence, options=dtype, distribution=paragraph(shown))
+    return filled(distribution=paragraph(shown))
 
 
 def pointwise(rules: tuple[Rule, ...]) -> str:

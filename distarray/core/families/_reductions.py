@@ -47,6 +47,7 @@ def reduction(
     accepts: tuple[str, ...],
     *,
     ufunc: np.ufunc | None = None,
+    answers_name: bool = True,
     answers_reduce: bool = True,
     rules: tuple[Rule, ...] | None = None,
     dtypes: Dtypes | None = None,
@@ -68,6 +69,8 @@ def reduction(
         NumPy's order of the arguments after the array.
     ufunc : ufunc, optional
         Combines the result with `initial`; its loops tell in which dtype `out` is reduced.
+    answers_name : bool
+        Whether the reduction is public under its name; else it answers for `ufunc.reduce` alone.
     answers_reduce : bool
         Whether the reduction answers for `ufunc.reduce`, which one of each ufunc may.
     rules : tuple of Rule, optional
@@ -115,7 +118,8 @@ def reduction(
         }
     op = Op(name, local, _spec, call=_call, accepts=accepts, ufunc=ufunc, **options)
     op.describe(__doc__=_docstrings.reduction(op, sentence), __signature__=_signature(accepts))
-    register(op)
+    if answers_name:
+        register(op)
     if ufunc is not None and answers_reduce:
         methods[ufunc, "reduce"] = op
     return op
@@ -172,7 +176,7 @@ def reduce(
     else:
         if op.ufunc is not None and op.ufunc.identity is None and initial is ABSENT:
             raise ArgumentError(f"{op.name}(where=) needs initial=, as nothing may be left")
-        result = run(op, (x, _mask(op.name, x, where)), static)
+        result = run(op, (x, normalize_mask(op.name, x, where)), static)
     if initial is not ABSENT:
         assert op.ufunc is not None  # as of all that accept initial=
         result = ufuncs[op.ufunc](result, initial)
@@ -221,7 +225,7 @@ def _checked_initial(op: Op, initial: Any, dtype: Any) -> Any:
     return item[()]
 
 
-def _mask(name: str, x: BaseArray, where: Any) -> Any:
+def normalize_mask(name: str, x: BaseArray, where: Any) -> Any:
     """Return a mask as an operand.
 
     Raises

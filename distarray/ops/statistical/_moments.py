@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import functools
 from collections.abc import Callable
 from numbers import Real
 from typing import Any
@@ -26,11 +26,13 @@ from distarray.core import (
     check_fits,
     check_flag,
     check_out,
+    fill_arguments,
     floating,
     loop_dtype,
     merge,
     moments,
     normalize_dtype,
+    normalize_mask,
     normalize_operands,
     numeric,
     reduce,
@@ -42,6 +44,7 @@ from distarray.core import (
     run_one,
     state_dtype,
     step_for,
+    warn,
     write_out,
 )
 from distarray.errors import ArgumentTypeError, DTypeError, ShapeError
@@ -72,7 +75,7 @@ def _mean_dtypes(op: Op, call: Call) -> tuple[Any, Any]:
     total = result_dtype(op, dtype, wanted)
     if total.kind != wanted.kind:
         raise DTypeError(
-            f"mean(dtype={str(wanted)!r}) of {dtype}: sums of it are {total}; leave dtype "
+            f"{op.name}(dtype={str(wanted)!r}) of {dtype}: sums of it are {total}; leave dtype "
             "out, or convert with astype"
         )
     return wanted, wanted
@@ -89,7 +92,7 @@ def _quotient(step: Step) -> Callable[[Buffer], Any]:
 
     def quotient(total: Buffer) -> Any:
         if count == 0:
-            warnings.warn("Mean of empty slice.", RuntimeWarning, stacklevel=6)
+            warn("Mean of empty slice.", RuntimeWarning)
         if total.ndim and _backend.is_numpy(total):
             np.true_divide(total, divisor, out=total, casting="unsafe")
             return total.astype(result, copy=False)
@@ -111,6 +114,7 @@ _mean = reduction(
 
 
 @register
+@fill_arguments
 def mean(
     x: Any,
     /,
@@ -123,6 +127,26 @@ def mean(
 ) -> Any:
     """Return the mean over axes; integers give float64, float16 is summed in float32.
 
+    Parameters
+    ----------
+    {arguments}
+
+    Returns
+    -------
+    DistArray
+        Of the remaining axes; NaN, with a warning, where there is no item.
+
+    Raises
+    ------
+    AxisError
+        If an axis is out of range or named twice.
+    DTypeError
+        If items are no numbers, or sums in `dtype` are of another kind.
+    ShapeError
+        If `out` has another shape than the result, or `where` does not broadcast to `x`.
+
+    Notes
+    -----
     Distribution: where a mesh axis cuts a reduced axis, the sums of all blocks are reduced at once
     and divided by the count, and the result is replicated there. Kept axes stay cut.
     """
@@ -152,6 +176,132 @@ def mean(
     return write_out("mean", out, astype(quotient, result, copy=False))
 
 
+# --- the mean of what is not NaN: sums and counts, exchanged together ----------------------------
+
+
+def _reduced_spec(_: Op, call: Call) -> Spec:
+    axis, _, keepdims, *_ = call.static
+    ndim = call.layouts[0].ndim
+    return reduction_spec(ndim, normalize_axes(axis, ndim), keepdims, exchanged=True)
+
+
+def _nanmean_dtypes(op: Op, call: Call) -> tuple[Any, Any]:
+    """Return the dtypes of sum and count, and of the result: that of `out`, or the mean's."""
+    total, result = _mean_dtypes(op, call)
+    return (total, np.dtype(np.intp)), call.static[3] or result
+
+
+def _sum_and_count(step: Step) -> Callable[[Buffer], State]:
+    """Return the function that sums and counts the items of a block that are not NaN."""
+    axes = normalize_axes(step.call.static[0], step.sources[0].ndim)
+    local, total = step.op.local, step.total[0]
+
+    def state(block: Buffer) -> State:
+        count = reductions.nonzero(~np.isnan(block), axes, None, True)
+        return local(block, axes, total, True), count
+
+    return state
+
+
+def _quotient_of_all(step: Step) -> Callable[..., Any]:
+    shape, result = step.output.local_shape(), step.result
+
+    def quotient(states: States, _: Buffer) -> Any:
+        total = functools.reduce(np.add, [part for (part, _), _ in states])
+        count = functools.reduce(np.add, [part for (_, part), _ in states])
+        if not count.all():
+            warn("Mean of empty slice", RuntimeWarning)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.true_divide(total, count).reshape(shape).astype(result, copy=False)
+
+    return quotient
+
+
+_nanmean = Op(
+    "nanmean",
+    reductions.nansum.local,
+    _reduced_spec,
+    dtypes=_nanmean_dtypes,
+    bind=_sum_and_count,
+    finish=_quotient_of_all,
+    kinds="fc",
+)
+
+
+@register
+@fill_arguments
+def nanmean(
+    x: Any,
+    /,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    keepdims: bool = False,
+    *,
+    where: Any = True,
+) -> Any:
+    """Return the mean over axes of the items that are not NaN.
+
+    Parameters
+    ----------
+    {arguments}
+
+    Returns
+    -------
+    DistArray
+        Of the remaining axes; NaN, with a warning, where there is no item. Integers give float64,
+        float16 is summed in float32.
+
+    Raises
+    ------
+    AxisError
+        If an axis is out of range or named twice.
+    DTypeError
+        If items are no numbers, or `dtype` or `out` is not floating point, which that of items is.
+    ShapeError
+        If `out` has another shape than the result, or `where` does not broadcast to `x`.
+
+    Notes
+    -----
+    Distribution: where a mesh axis cuts a reduced axis, the sums and counts of all blocks are
+    exchanged at once, and the result is replicated there. Kept axes stay cut. Partial inputs are
+    reduced first.
+
+    Examples
+    --------
+    >>> x = da.asarray(np.array([[1.0, np.nan], [3.0, 5.0]]))
+    >>> da.nanmean(x, axis=0).tolist()
+    [2.0, 5.0]
+    """
+    if not isinstance(x, BaseArray):
+        check_out("nanmean", x, out)
+        rest = {} if where is True else {"where": where}
+        return np.nanmean(x, axis, dtype, None, keepdims, **rest)
+    if x.dtype.kind not in "fc":
+        return mean(x, axis, dtype, out, keepdims, where=where)
+    check_out("nanmean", x, out)
+    wanted = None if dtype is None else normalize_dtype(dtype)
+    for given in (wanted, None if out is None else out.dtype):
+        if given is not None and given.kind not in "fc":
+            raise DTypeError(
+                f"nanmean of {x.dtype} into {given}: a mean of floating-point items is one, too"
+            )
+    if out is not None and wanted is None:
+        wanted = loop_dtype("nanmean", np.add, x.dtype, out.dtype)
+    result = None if out is None else np.result_type(wanted, out.dtype)
+    if where is not True:
+        x = _leave_out(x, normalize_mask("nanmean", x, where))
+    static = (axis_key(axis, x.ndim), wanted, check_flag("nanmean", "keepdims", keepdims), result)
+    if out is not None:
+        step = step_for(_nanmean, (x,), static)
+        check_fits("nanmean", out, step.output.shape, step.result)
+    return write_out("nanmean", out, run_one(_nanmean, x, static))
+
+
+def _leave_out(x: Any, mask: Any) -> Any:
+    return where(mask, x, x.dtype.type(np.nan))
+
+
 def _selected(x: Any, axis: Any, keepdims: bool, mask: Any) -> Any:
     """Return how many items over `axis` the mask selects."""
     if x._layout.has_partial:
@@ -164,12 +314,6 @@ def _selected(x: Any, axis: Any, keepdims: bool, mask: Any) -> Any:
 
 
 # --- the variance: one pass over the data, states merged in rank order ---------------------------
-
-
-def _varied_spec(_: Op, call: Call) -> Spec:
-    axis, keepdims, _ = call.static
-    layout = call.layouts[0]
-    return reduction_spec(layout.ndim, normalize_axes(axis, layout.ndim), keepdims, exchanged=True)
 
 
 def _variance_dtypes(_: Op, call: Call) -> tuple[Any, Any]:
@@ -195,7 +339,7 @@ def _deviations(step: Step) -> Callable[[Buffer], State]:
 
 
 def _variance_of_all(step: Step) -> Callable[..., Any]:
-    axis, _, correction = step.call.static
+    axis, correction, _ = step.call.static
     axes = normalize_axes(axis, step.sources[0].ndim)
     count = reduced_count(step.sources[0].shape, axes)
     divisor = max(count - correction, 0)
@@ -207,7 +351,7 @@ def _variance_of_all(step: Step) -> Callable[..., Any]:
             size = reduced_count(boxes.shape(box), axes)
             total = merge(total, Moments(size, mean, m2))
         if not divisor:
-            warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=6)
+            warn("Degrees of freedom <= 0 for slice", RuntimeWarning)
         m2 = total.m2.reshape(shape)
         with np.errstate(divide="ignore", invalid="ignore"):
             varied = (m2 if count else m2 * np.nan) / m2.dtype.type(divisor)
@@ -219,7 +363,7 @@ def _variance_of_all(step: Step) -> Callable[..., Any]:
 _variance = Op(
     "var",
     np.var,
-    _varied_spec,
+    _reduced_spec,
     dtypes=_variance_dtypes,
     bind=_deviations,
     finish=_variance_of_all,
@@ -324,7 +468,7 @@ def _varied(
         have = np.dtype(np.float64) if x.dtype.kind in "biu" else x.dtype
         work = np.result_type(have, np.empty(0, least).real.dtype)
         x = x if work == have else astype(x, work)
-    static = (axis, keepdims, ddof)
+    static = (axis, ddof, keepdims)
     if out is not None and out.dtype.kind == "c":
         wanted = out.dtype
     if out is not None:
@@ -372,7 +516,6 @@ def std(
     mean: Any = ABSENT,
     correction: Any = ABSENT,
 ) -> Any:
-    """Return the standard deviation over axes; arguments and distribution are those of `var`."""
     check_out("std", x, out)
     result = _varied("std", x, axis, dtype, out, ddof, keepdims, where, mean, correction)
     if not isinstance(result, BaseArray):
@@ -381,9 +524,25 @@ def std(
     return write_out("std", out, root)
 
 
+std.__doc__ = (var.__doc__ or "").replace("the variance over", "the standard deviation over")
+
+
 @register
+@fill_arguments
 def ptp(x: Any, /, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-    """Return the largest less the smallest item over axes."""
+    """Return the largest less the smallest item over axes.
+
+    Parameters
+    ----------
+    {arguments}
+
+    Raises
+    ------
+    AxisError
+        If an axis is out of range or named twice.
+    ArgumentError
+        If there is no item.
+    """
     check_out("ptp", x, out)
     wide: dict[str, Any] = {}
     if out is not None:

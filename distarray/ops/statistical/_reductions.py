@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core import Op, Step, in_unit, reduce_block, reduction
+from distarray.core import Op, Step, in_unit, reduce_block, reduction, warn
 from distarray.layout import REDUCTIONS
 from distarray.typing import Buffer
 
@@ -33,7 +32,7 @@ def by(ufunc: Any, always: Any = None) -> Any:
     return local
 
 
-def _nonzero(
+def nonzero(
     block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool, **extra: Any
 ) -> Buffer:
     del dtype
@@ -80,20 +79,26 @@ def _warn_of_nan(step: Step) -> Any:
 
     def checked(result: Buffer) -> Buffer:
         if warns and np.isnan(result).any():
-            warnings.warn("All-NaN slice encountered", RuntimeWarning, stacklevel=9)
+            warn("All-NaN slice encountered", RuntimeWarning)
         return result
 
     return checked
 
 
-def _without_nan(
-    block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool, **extra: Any
-) -> Buffer:
-    if block.dtype.kind in "fc":
-        one = _backend.scalar(block.dtype.type(1), block)
-        block = _backend.namespace_of(block).where(np.isnan(block), one, block)
-    result: Buffer = by(np.multiply)(block, axes, dtype, keepdims, **extra)
-    return result
+def _without_nan(ufunc: Any) -> Any:
+    """Return the local call of a ufunc's reduction with its identity in the place of NaN."""
+    reduced = by(ufunc)
+
+    def local(
+        block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool, **extra: Any
+    ) -> Buffer:
+        if block.dtype.kind in "fc":
+            nothing = _backend.scalar(block.dtype.type(ufunc.identity), block)
+            block = _backend.namespace_of(block).where(np.isnan(block), nothing, block)
+        result: Buffer = reduced(block, axes, dtype, keepdims, **extra)
+        return result
+
+    return local
 
 
 sum = reduction(
@@ -150,15 +155,36 @@ nanmin = reduction(
     identity=_missing,
     finish=_warn_of_nan,
 )
+for _ufunc, _which in ((np.fmax, "largest"), (np.fmin, "smallest")):
+    reduction(
+        f"{_ufunc.__name__}.reduce",
+        f"Return the {_which} item over axes that is not NaN; NaN where none is.",
+        _beside_nan(_ufunc),
+        _ufunc,
+        _EXTREMES,
+        ufunc=_ufunc,
+        answers_name=False,
+        identity=_missing,
+    )
+nansum = reduction(
+    "nansum",
+    "Sum items over axes that are not NaN; integers are summed at least in int64.",
+    _without_nan(np.add),
+    "sum",
+    _SUMS,
+    ufunc=np.add,
+    answers_reduce=False,
+    rules=(),  # a part that is NaN would be left out
+)
 nanprod = reduction(
     "nanprod",
     "Multiply items over axes that are not NaN; integers are multiplied at least in int64.",
-    _without_nan,
+    _without_nan(np.multiply),
     "prod",
     _SUMS,
     ufunc=np.multiply,
     answers_reduce=False,
-    rules=(),  # a part that is NaN would be left out
+    rules=(),
 )
 any = reduction(
     "any",
@@ -179,7 +205,7 @@ all = reduction(
 count_nonzero = reduction(
     "count_nonzero",
     "Count items that are not zero.",
-    _nonzero,
+    nonzero,
     "sum",
     ("axis", "keepdims"),
     rules=(),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 import warnings
 from typing import Any
 
@@ -685,6 +687,84 @@ def test_products_beside_nan_take_no_part_for_nan() -> None:
     on_ranks(program)
 
 
+@pytest.mark.parametrize("ufunc", [np.fmax, np.fmin])
+def test_methods_of_ufuncs_that_leave_out_nan_do_not_warn(ufunc: np.ufunc) -> None:
+    value = np.array([[1, np.nan, 3, 5], [np.nan, np.nan, 7, -2], [2, np.nan, np.nan, 0]])
+    given: tuple[Any, ...] = ({}, {"initial": 2}, {"initial": 4, "where": value != 5})
+
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        for placement in (Shard(0), Shard(1), Replicate(), Partial("sum"), Partial("max")):
+            x = distribute_array(value, mesh, [placement])
+            for axis in (0, 1, None, (0, 1)):
+                for options in ({"keepdims": keeps} | one for one in given for keeps in (0, 1)):
+                    expected = np.asarray(ufunc.reduce(value, axis, **options))
+                    agrees(ufunc.reduce(x, axis, **options), expected)
+            agrees(ufunc.reduce(x), ufunc.reduce(value))
+            out = ours.zeros(4, mesh=mesh)
+            assert ufunc.reduce(x, out=out) is out
+            agrees(out, ufunc.reduce(value))
+            with pytest.raises(ArgumentError, match="initial"):
+                ufunc.reduce(x, where=value > 0)
+        times = np.array(["NaT", "2020-01-02", "2020-01-01"], "M8[D]")
+        if KIND == "cpu":
+            agrees(ufunc.reduce(distribute_array(times)), np.asarray(ufunc.reduce(times)))
+
+    on_ranks(program)
+
+
+@pytest.mark.filterwarnings("ignore:Mean of empty")
+def test_mean_beside_nan_exchanges_sums_and_counts_once() -> None:
+    rows = [[1, np.nan, 3, 5, 6], [np.nan] * 5, [2, np.nan, 4, np.nan, 0]]
+
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        for dtype in ("f8", "f4", "f2", "c16", "c8"):
+            value = np.array(rows, dtype)
+            mask = np.array([True, False, True, True, True])
+            for placement in (Shard(0), Shard(1), Replicate(), Partial("sum"), Partial("max")):
+                x = distribute_array(value, mesh, [placement])
+                whole = x.redistribute([Replicate()]) if x.layout.has_partial else x
+                for axis in (None, 0, 1, (0, 1), ()):
+                    for options in ({}, {"keepdims": True}, {"where": mask}):
+                        with CommLog() as log:
+                            result = ours.nanmean(whole, axis, **options)
+                        assert log.count() <= 1
+                        expected = np.nanmean(value, axis, **options)
+                        close = {"rtol": 4 * np.finfo(value.dtype).eps}
+                        agrees(result, np.asarray(expected), **close)
+                        agrees(np.nanmean(x, axis, **options), np.asarray(expected), **close)
+        for shape, axis in (((0, 3), 0), ((0, 3), 1), ((0, 3), None), ((), None)):
+            value = np.full(shape, np.nan)
+            agrees(ours.nanmean(distribute_array(value), axis), np.asarray(np.nanmean(value, axis)))
+
+    on_ranks(program)
+
+
+@pytest.mark.filterwarnings("ignore:Mean of empty")
+def test_mean_beside_nan_takes_dtype_and_out() -> None:
+    value = np.array([[1, np.nan, 3], [np.nan, 4, 4], [2, 9, np.nan]], "f4")
+
+    def program() -> None:
+        x = distribute_array(value)
+        for dtype in (None, "f8", "f4", "c16"):
+            agrees(ours.nanmean(x, 0, dtype), np.nanmean(value, 0, dtype), rtol=1e-6)
+            for kind in ("c16",) if dtype == "c16" else ("f8", "f4"):
+                out, theirs = ours.zeros(3, kind), np.zeros(3, kind)
+                np.nanmean(value, 0, dtype, theirs)
+                assert ours.nanmean(x, 0, dtype, out) is out
+                agrees(out, theirs, rtol=1e-7 if dtype is None else 1e-15)
+        for dtype, out in (("i4", None), (None, ours.zeros(3, "i4"))):
+            with pytest.raises(DTypeError, match="floating"):
+                ours.nanmean(x, 0, dtype, out)
+        with pytest.raises(ShapeError):
+            ours.nanmean(x, 0, None, ours.zeros(4))
+        integers = x > 2
+        agrees(ours.nanmean(integers, 0), np.nanmean(value > 2, 0))
+
+    on_ranks(program)
+
+
 @pytest.mark.skipif(KIND == "cpu", reason="NumPy reduces by any ufunc")
 def test_ufuncs_whose_reduction_cupy_lacks_are_named() -> None:
     x = distribute_array(np.ones(3))
@@ -705,7 +785,7 @@ def test_only_one_reduction_answers_for_the_method_of_a_ufunc() -> None:
         ("rules= and dtypes= do nothing", {"combine": np.fmax, "rules": ((Partial(),) * 2,)}),
         ("rules= and dtypes= do nothing", {"combine": np.fmax, "dtypes": lambda *_: None}),
         ("needs ufunc=", {"combine": np.fmax, "accepts": ("axis", "initial")}),
-        ("needs identity=", {"combine": np.fmax, "accepts": ("initial",), "ufunc": np.fmax}),
+        ("needs identity=", {"combine": np.hypot, "accepts": ("initial",), "ufunc": np.hypot}),
     ],
 )
 def test_rows_whose_arguments_do_not_go_together_are_refused(match: str, options: Any) -> None:
@@ -715,10 +795,36 @@ def test_rows_whose_arguments_do_not_go_together_are_refused(match: str, options
     assert (registry.public, registry.functions, registry.methods) == before
 
 
-@pytest.mark.parametrize("function", [ours.sum, ours.max, ours.any, ours.nanmax, ours.nanprod])
-def test_parameters_of_reductions_are_documented_without_gaps(function: Any) -> None:
-    parameters, _, _ = function.__doc__.partition("Returns\n")
-    assert parameters.count("\n\n") == 2
+REDUCTIONS = "sum prod min max any all count_nonzero nanmax nanmin nansum nanprod mean nanmean ptp"
+
+
+@pytest.mark.parametrize("name", [*REDUCTIONS.split(), "var", "std"])
+def test_all_arguments_of_reductions_are_documented(name: str) -> None:
+    function = getattr(ours, name)
+    head, _, rest = inspect.getdoc(function).partition("\n\nParameters\n----------\n")
+    told = re.findall(r"^(\w+(?:, \w+)*) : ", rest.partition("\n\n")[0], re.MULTILINE)
+    assert head
+    assert {one for line in told for one in line.split(", ")} == {
+        *inspect.signature(function).parameters
+    }
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: ours.mean(x[:0]), "Mean of empty slice"),
+        (lambda x: np.mean(x[:0], axis=0, keepdims=True), "Mean of empty slice"),
+        (lambda x: ours.nanmean(x * np.nan), "Mean of empty slice"),
+        (lambda x: x[:1].var(ddof=1), "Degrees of freedom"),
+        (lambda x: np.std(x[:1], ddof=1), "Degrees of freedom"),
+        (lambda x: np.nanmax(x * np.nan, axis=0), "All-NaN slice"),
+    ],
+)
+def test_warnings_name_the_line_of_the_program(call: Any, message: str) -> None:
+    x = distribute_array(np.ones(3))
+    with pytest.warns(RuntimeWarning) as caught:
+        call(x)
+    assert {one.filename for one in caught if message in str(one.message)} == {__file__}
 
 
 @pytest.mark.host_only  # GPUs have native byte order alone
