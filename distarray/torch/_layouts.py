@@ -36,12 +36,15 @@ class Placed(NamedTuple):
         The axis that consists of parts.
     units
         What each part is made of: whole units of so many items are not torn apart.
+    partial_grad
+        Mesh axes along which the tensor is replicated, and each rank has a part of its gradient.
     """
 
     layout: Layout
     parts: tuple[int, ...] = ()
     axis: int = 0
     units: tuple[int, ...] = ()
+    partial_grad: frozenset[int] = frozenset()
 
 
 class Lost(NamedTuple):
@@ -248,9 +251,10 @@ def place(
     parts: tuple[int, ...] = (),
     axis: int = 0,
     units: tuple[int, ...] = (),
+    partial_grad: frozenset[int] = frozenset(),
 ) -> None:
     """Say that a tensor is this rank's block of a layout."""
-    placed = Placed(layout, parts, axis, units)
+    placed = Placed(layout, parts, axis, units, partial_grad)
     _beside.set(tensor, placed)
     watcher = watched.get()
     if watcher is not None:

@@ -20,7 +20,7 @@ import torch
 
 from distarray.comm import DeviceMesh, Purpose
 from distarray.errors import ArgumentError, DistArrayError
-from distarray.layout import Layout, Placement
+from distarray.layout import Layout, Placement, Replicate
 from distarray.redistribute import (
     Handle,
     check_dtype,
@@ -41,7 +41,7 @@ from distarray.torch._layouts import (
     place,
 )
 from distarray.torch._opaque import refuse_transforms, untraced
-from distarray.torch._routes import Origin, Route, current, join_purposes, routes_between
+from distarray.torch._routes import Origin, Route, current, join_purposes, routes_between, to_parts
 
 _BETWEEN_RANKS = (
     "what ranks send each other (dt.redistribute, parallelized modules); call a copy of the module "
@@ -121,10 +121,11 @@ class PendingTensor:
                 if there.is_still:
                     self._result = move(self._tensor, there, back)
                 else:
+                    back = way_back(self._tensor, back)
                     self._result = _Move.apply(
                         self._tensor, there, back, self._origin, self._handle
                     )
-                    place(self._result, there.dst)
+                    _place(self._result, there, back)
             if version(self._tensor) != self._version:
                 self._result = None
                 raise ArgumentError(
@@ -205,10 +206,30 @@ def move(tensor: torch.Tensor, there: Route, back: Route) -> torch.Tensor:
         if not is_placed(tensor):
             place(tensor, there.dst)
         return tensor
+    back = way_back(tensor, back)
     refuse_transforms(_BETWEEN_RANKS)
     result: torch.Tensor = _Move.apply(tensor, there, back, current())
-    place(result, there.dst)
+    _place(result, there, back)
     return result
+
+
+def way_back(tensor: torch.Tensor, back: Route) -> Route:
+    """Return the way of a gradient to a tensor, which perhaps adds up parts of it further back."""
+    placed = own_placed(tensor)
+    if placed is None or not placed.partial_grad:
+        return back
+    return to_parts(back, placed.layout, placed.partial_grad)
+
+
+def _place(result: torch.Tensor, there: Route, back: Route) -> None:
+    """Say how a result is placed, and of what gradient each rank has a part."""
+    place(result, there.dst, partial_grad=_partial_grad(there.dst, back.src))
+
+
+@lru_cache(maxsize=4096)
+def _partial_grad(layout: Layout, gradient: Layout) -> frozenset[int]:
+    both = zip(layout.placements, gradient.placements, strict=True)
+    return frozenset(i for i, (p, g) in enumerate(both) if type(p) is Replicate is not type(g))
 
 
 def routes(

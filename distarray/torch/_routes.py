@@ -17,7 +17,7 @@ from distarray.comm import Purpose
 from distarray.errors import DTypeError, LayoutError
 from distarray.layout import Layout, Partial, Placement, Replicate
 
-_R = Replicate()
+_P = Partial()
 _LINEAR = frozenset(("sum", "avg"))
 
 
@@ -74,6 +74,24 @@ def routes_between(
     if refusal and requires_grad:
         raise DTypeError(refusal)
     return there, back
+
+
+@lru_cache(maxsize=4096)
+def to_parts(back: Route, layout: Layout, axes: frozenset[int]) -> Route:
+    """Return the way of a gradient to a tensor of which each rank has a part along mesh axes.
+
+    Parameters
+    ----------
+    layout, axes
+        Of the tensor, and those of its mesh axes along which parts are added up further back.
+    """
+    mesh: Any = layout.mesh
+    own = mesh.axes_of(back.dst.mesh)
+    if own is None:
+        return back
+    both = zip(own, back.dst.placements, strict=True)
+    returning = [_P if axis in axes and type(p) is Replicate else p for axis, p in both]
+    return back._replace(dst=back.dst.replace(placements=returning))
 
 
 @lru_cache(maxsize=4096)

@@ -65,7 +65,7 @@ def record_of(placed: Placed | None) -> Record | None:
     """Return what tells a shard from others; None for a whole tensor."""
     if placed is None or not is_sharded(placed.layout):
         return None
-    layout, parts, axis, units = placed
+    layout, parts, axis, units, _ = placed
     torn = (parts, axis, units, torn_among(placed)) if parts else ()
     return str(layout), layout.shape, layout.local_box(), torn
 

@@ -49,7 +49,7 @@ def placed_as(
 
 def block_of(full: torch.Tensor, placed: Placed) -> torch.Tensor:
     """Return this rank's block of a full tensor, which shares its memory where it can."""
-    layout, parts, axis, units = placed
+    layout, parts, axis, units, _ = placed
     box = layout.local_box()
     assert box is not None  # this rank is in the mesh
     cutting = layout.sharding_axes(axis) if parts else ()
@@ -68,7 +68,7 @@ def block_of(full: torch.Tensor, placed: Placed) -> torch.Tensor:
 
 def in_order_of_ranks(full: torch.Tensor, placed: Placed) -> torch.Tensor:
     """Return a full tensor whose parts have been torn apart, as the ranks hold them."""
-    _, parts, axis, units = placed
+    _, parts, axis, units, _ = placed
     if not parts:
         return full
     return order_by_ranks(full, parts, units, torn_among(placed), axis)
@@ -76,7 +76,7 @@ def in_order_of_ranks(full: torch.Tensor, placed: Placed) -> torch.Tensor:
 
 def in_full_order(gathered: torch.Tensor, placed: Placed) -> torch.Tensor:
     """Return a full tensor whose parts, gathered in the order of the ranks, are whole again."""
-    _, parts, axis, units = placed
+    _, parts, axis, units, _ = placed
     if not parts:
         return gathered
     return order_by_parts(gathered, parts, units, torn_among(placed), axis)

@@ -158,6 +158,13 @@ def cut_axes(layout: Layout) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
+def divided_axes(layout: Layout) -> frozenset[int]:
+    """Return the array axes of which several ranks have shards."""
+    both = zip(layout.placements, layout.mesh.shape, strict=True)
+    return frozenset(p.axis for p, size in both if type(p) is Shard and size > 1)
+
+
+@lru_cache(maxsize=4096)
 def single_axes(layout: Layout) -> frozenset[int]:
     """Return the cut axes of which some rank has one item, as of axes that squeeze drops."""
     ends = ((axis, layout.partition(axis).offsets) for axis in cut_axes(layout))

@@ -31,7 +31,8 @@ from distarray.torch._layouts import (
     place,
 )
 from distarray.torch._opaque import Pausing, untraced, untraced_alone
-from distarray.torch.following._axes import PRODUCTS, cut_axes, single_axes
+from distarray.torch.following._axes import PRODUCTS, Axes, cut_axes, divided_axes, single_axes
+from distarray.torch.following._gradients import place_beside, sum_gradients
 from distarray.torch.following._operands import (
     Operand,
     known_layout,
@@ -153,7 +154,6 @@ class Following(Pausing):
 
     @untraced
     def _followed(self, call: Call, drawing: bool) -> Any:
-        call.operands += map(Operand.of, call.tensors)
         if not drawing and not _concerns(call):
             return call.function(*call.args, **call.kwargs)
         worked = _worked_over(call)
@@ -162,6 +162,7 @@ class Following(Pausing):
         if worked is not None and needs_items(call) and _is_empty_somewhere(worked[1]):
             raise _refusal(*worked, where="")
         _check_beside(call)
+        call = sum_gradients(call)
         if drawing:
             result = draw(call)
         else:
@@ -219,6 +220,8 @@ def _place(call: Call, result: Any, worked: Lost | None) -> tuple[str, Lost] | N
         return None
     weights = [one.is_weight for one in known]
     follows = None if losing or call.is_of_weights else call.rule.follows
+    if losing is None and _layout(known[0]).is_replicated:
+        follows = None if call.name.endswith("_like") else _everywhere
     if follows is not None and not _are_cut_alike(call, known):
         follows = None
     is_certain = losing is None and call.rule.follows is not None and not call.is_of_weights
@@ -250,6 +253,11 @@ def _place(call: Call, result: Any, worked: Lost | None) -> tuple[str, Lost] | N
     return wrong
 
 
+def _everywhere(_: Case) -> Axes:
+    """Follow what is computed from what all ranks have."""
+    return {}
+
+
 def _followed_to(call: Call, follows: Follows, source: Operand, x: torch.Tensor) -> Placed | None:
     """Return how a result is placed that follows from one operand; None where that is not known."""
     found = source.placed
@@ -260,7 +268,8 @@ def _followed_to(call: Call, follows: Follows, source: Operand, x: torch.Tensor)
     axes = follows(Case(call, source.x, found.layout, x))
     if axes is None or any(x.shape[new] != source.x.shape[old] for old, new in axes.items()):
         return None
-    return Placed(relabel(found.layout, axes, x.shape), *found[1:])
+    placed = found._replace(layout=relabel(found.layout, axes, x.shape))
+    return place_beside(placed, call.varying)
 
 
 def _is_out(call: Call, x: torch.Tensor) -> bool:
@@ -294,7 +303,7 @@ def _are_cut_alike(call: Call, known: list[Operand]) -> bool:
         return False
     if len(known) == 1:
         return True
-    if len({one.placed[1:] for one in known if one.placed is not None}) > 1:
+    if len({one.placed[1:4] for one in known if one.placed is not None}) > 1:
         return False  # parts of other sizes, or beside features that are none
     uses = [(_layout(one), of) for one, of in labels if any(one.x is other.x for other in known)]
     ndim = max((-i for _, of in uses for i in of if isinstance(i, int)), default=0)
@@ -342,7 +351,9 @@ def _worked_over(call: Call) -> tuple[str, Lost] | None:
             if not axes or (placed.parts and rule.name in _TAKING):
                 continue  # of every part its shard, as it is meant
             layout = placed.layout
-            met = axes.intersection(single_axes(layout) if squeezes else cut_axes(layout))
+            met = axes & divided_axes(layout)
+            if squeezes:
+                met &= single_axes(layout)
             if met:
                 return f"a tensor placed as {layout}", Lost(layout, rule.name, met)
         elif lost is not None and is_sharded(lost.layout) and not squeezes:
@@ -366,7 +377,7 @@ def _on_diagonal(call: Call) -> tuple[str, Lost] | None:
             continue
         layout = one.placed.layout
         for i, p in enumerate(layout.placements):
-            if type(p) is Shard:
+            if type(p) is Shard and layout.mesh.shape[i] > 1:
                 found = cut.setdefault((layout.mesh, i), set())
                 found.add(labels[p.axis])
                 if len(found) > 1:
@@ -389,7 +400,7 @@ def _check_beside(call: Call) -> None:
         if one.placed is None or other.lost is not None:
             continue
         layout = one.placed.layout
-        for axis in cut_axes(layout):
+        for axis in sorted(divided_axes(layout)):
             label = of_one[axis]
             if type(label) is not int or label not in of_other:
                 continue
@@ -412,7 +423,7 @@ def _are_all(other: Operand, there: int, one: Layout, axis: int, kwargs: Mapping
         whole = length == one.shape[axis] and all(j - i < length for i, j in pairwise(offsets))
         return length != 1 and whole
     length = other.placed.layout.shape[there]
-    if length == 1 or there in cut_axes(other.placed.layout):
+    if length == 1 or there in divided_axes(other.placed.layout):
         return False
     return length == one.shape[axis] or bool(kwargs.get("enable_gqa"))
 

@@ -6,7 +6,7 @@ places there; of such an axis a rank needs all items.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -61,6 +61,11 @@ _SPELLINGS = {"axis": "dim", "keepdims": "keepdim", "x2": "other"} | dict.fromke
 )
 """NumPy's names of arguments, which torch takes for its own."""
 INDEXING = ("__getitem__", "__setitem__", "index_put")
+_WRITING = (
+    *("__setitem__", "__iadd__", "__isub__", "__imul__", "__idiv__", "__itruediv__", "__imod__"),
+    *("__ifloordiv__", "__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"),
+)
+"""Beside those whose names end with _."""
 _TEMPLATES = ("type_as", "to")
 """Functions of one tensor, which of another read the dtype and the device alone."""
 
@@ -78,9 +83,14 @@ class Call:
         Those among the arguments, and in sequences among them, but those to write into.
     operands
         The same, and what is known of them.
+    varying
+        The lines of ranks along which some operand differs, or its gradient.
     """
 
-    __slots__ = ("args", "function", "kwargs", "name", "named", "operands", "rule", "tensors")
+    __slots__ = (
+        *("args", "function", "kwargs", "name", "named", "operands", "rule", "tensors"),
+        "varying",
+    )
 
     def __init__(
         self, function: Any, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -95,7 +105,21 @@ class Call:
         if rule.name in _TEMPLATES:
             args, read = args[:1], {}
         self.tensors = tensors_in(args, read)
-        self.operands: list[Operand] = []
+        self.operands = [Operand.of(x) for x in self.tensors]
+        self.varying: frozenset[tuple[int, ...]] = frozenset()
+
+    def with_tensors(self, others: Mapping[int, torch.Tensor]) -> Call:
+        """Return the call with other tensors in the place of those of these identities."""
+
+        def other(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return others.get(id(value), value)
+            if type(value) in (list, tuple):
+                return type(value)(map(other, value))
+            return value
+
+        kwargs = {key: other(value) for key, value in self.kwargs.items()}
+        return Call(self.function, self.rule, tuple(map(other, self.args)), kwargs)
 
     @property
     def first(self) -> Any:
@@ -143,6 +167,12 @@ class Call:
         index = self.index()
         mask = index[0] if isinstance(index, tuple) and len(index) == 1 else index
         return is_mask(mask) and mask.shape == self.first.shape
+
+    @property
+    def written(self) -> Any:
+        """The tensor that is written into, where the function is called for that."""
+        in_place = self.name.endswith("_") and not self.name.endswith("__")
+        return self.first if in_place or self.name in _WRITING else None
 
     @property
     def is_of_weights(self) -> bool:
@@ -412,8 +442,6 @@ def is_pointwise(name: str) -> bool:
 def item_by_item(case: Case) -> Axes | None:
     """Follow what may have more axes in front, or longer ones, but no cut one."""
     call, source, result = case.call, case.source, case.result
-    if not case.cut and (result.shape != source.shape or call.name.endswith("_like")):
-        return None  # a new tensor may become anything
     if call.name == "where" and len(call.args) + len(call.kwargs) == 1:
         return None  # indices of a condition
     more = result.ndim - source.ndim

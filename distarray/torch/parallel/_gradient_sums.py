@@ -30,7 +30,7 @@ from distarray.layout import Layout, Partial, Replicate
 from distarray.torch._backward import ANCHOR, is_for_all_leaves
 from distarray.torch._compat import hooks_of, parameters_of, version
 from distarray.torch._layouts import Beside
-from distarray.torch._moves import move
+from distarray.torch._moves import move, way_back
 from distarray.torch._opaque import refuse_transforms
 from distarray.torch._routes import Route, routes_between
 
@@ -109,6 +109,7 @@ def prepare_input(tensor: torch.Tensor, there: Route, back: Route) -> torch.Tens
     if result is tensor:
         result = move(tensor.view_as(tensor), there, back)
     _, together = routes_between(there.src, there.dst, [Partial()])
+    together = way_back(tensor, together)
     handle = _Handle.apply(tensor, ANCHOR, result.shape, there, together)
     result.register_hook(lambda _: None).remove()  # so that there is a dictionary of hooks to watch
     hooks: Sized = hooks_of(result)

@@ -147,7 +147,7 @@ def list_boxes(placed: Placed) -> list[tuple[Box, Box]]:
 
     They are several where the axis consists of parts: the whole is in the order of one process.
     """
-    layout, parts, axis, units = placed
+    layout, parts, axis, units, _ = placed
     box = layout.local_box()
     if box is None:
         return []
