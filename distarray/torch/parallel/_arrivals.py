@@ -11,6 +11,7 @@ from distarray.errors import LayoutError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.torch._layouts import Lost, Placed, lost_of, own_placed
 
+_R = Replicate()
 Placements = tuple[Placement, ...]
 
 
@@ -31,6 +32,14 @@ def find_placed(
             "the tensor comes from pass output_layouts=da.Replicate(), and this one "
             "input_layouts=da.Replicate(). Where a result of each rank's alone is meant, say how "
             "it is placed: dt.redistribute(x, mesh, [da.Shard(-1)], [da.Shard(-1)])"
+        )
+    if lost is not None and declared == (_R,) * mesh.ndim and is_of_shards(lost, mesh):
+        raise LayoutError(
+            f"{subject} was computed from a tensor placed as {lost.layout} by functions that are "
+            "not followed, but declared as Replicate(). Let the style that the tensor comes from "
+            "pass output_layouts=da.Replicate(). Where all ranks have the same, since it was "
+            "brought together by hand, say so: "
+            "dt.redistribute(x, mesh, [da.Replicate()], [da.Replicate()])"
         )
     return own_placed(x)
 
@@ -55,6 +64,12 @@ def is_cut_short(lost: Lost, mesh: DeviceMesh) -> bool:
     """Tell whether a function has worked along an axis that a mesh cuts."""
     over = placements_over(lost.layout, mesh) or ()
     return not lost.axes.isdisjoint(p.axis for p in over if type(p) is Shard)
+
+
+def is_of_shards(lost: Lost, mesh: DeviceMesh) -> bool:
+    """Tell whether it comes of a tensor that a mesh cuts."""
+    both = zip(placements_over(lost.layout, mesh) or (), mesh.shape, strict=False)
+    return any(type(p) is Shard and size > 1 for p, size in both)
 
 
 def placements_over(layout: Layout, mesh: DeviceMesh) -> Placements | None:
