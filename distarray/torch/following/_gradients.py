@@ -16,7 +16,7 @@ import torch
 
 from distarray.errors import LayoutError
 from distarray.layout import Layout, Partial, Replicate
-from distarray.torch._layouts import Placed, place
+from distarray.torch._layouts import Placed, own_placed, place
 from distarray.torch._moves import move
 from distarray.torch._routes import routes_between
 from distarray.torch.following._operands import Operand
@@ -79,11 +79,29 @@ def _to_sum(x: torch.Tensor, placed: Placed, varying: frozenset[Line]) -> list[i
 
 
 def _summed(x: torch.Tensor, placed: Placed, axes: list[int]) -> torch.Tensor:
+    """Return a tensor whose ranks' gradients are added up along mesh axes.
+
+    Views, such as what is expanded to a shard's length, may have another shape on each rank. Their
+    gradients are added up where they come together, at the tensor that is viewed.
+    """
+    base = x._base
+    viewed = None if base is None or base.dtype is not x.dtype else own_placed(base)
+    if base is None or viewed is None or x.is_conj() or x.is_neg():
+        moved = _moved(x, placed, axes)
+    else:
+        lines = _lines(placed.layout)[0]
+        moved = _moved(base, viewed, _to_sum(base, viewed, frozenset(lines[i] for i in axes)))
+        start = x.storage_offset() - base.storage_offset() + moved.storage_offset()
+        moved = moved.as_strided(x.shape, x.stride(), start)
+    place(moved, *placed._replace(partial_grad=placed.partial_grad.union(axes)))
+    return moved
+
+
+def _moved(x: torch.Tensor, placed: Placed, axes: list[int]) -> torch.Tensor:
     mesh: Any = placed.layout.mesh
     for axis in sorted(axes):
         along = Layout(mesh[mesh.axis_names[axis]], [_R], x.shape)
         x = move(x, *routes_between(along, along, [_P]))
-    place(x, *placed._replace(partial_grad=placed.partial_grad.union(axes)))
     return x
 
 

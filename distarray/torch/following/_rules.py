@@ -422,6 +422,7 @@ _ITEM_BY_ITEM = (
     "__rmul__ __rsub__ __rdiv__ __rtruediv__ __rpow__ __floordiv__ __rfloordiv__ __rmod__ "
     "__invert__ __and__ __or__ __xor__ __rand__ __ror__ __rxor__ __ipow__ __ifloordiv__ __iadd__ "
     "__isub__ __imul__ __idiv__ __itruediv__ __imod__ __iand__ __ior__ __irshift__ copy "
+    "hardswish threshold resolve_conj resolve_neg "
     "share_memory apply map map2 cauchy exponential geometric log_normal normal random uniform"
 )
 """Beside all that torch itself tags as such."""
@@ -507,6 +508,12 @@ def _paired(case: Case) -> bool:
     return all(one.is_cut for one in case.call.operands) or not case.cut
 
 
+def _leading(case: Case) -> Axes | None:
+    """Follow the first axes, behind which one is added or dropped."""
+    is_kept = case.source is case.call.first and all(i < case.result.ndim for i in case.cut)
+    return {axis: axis for axis in case.cut} if is_kept else None
+
+
 def _stacked(case: Case) -> Axes | None:
     along = case.call.told(1, "dim", 0) % case.result.ndim
     return {axis: axis + (axis >= along) for axis in case.cut}
@@ -540,6 +547,7 @@ _VIEWS: dict[str, Follows] = {
     **dict.fromkeys(_RESHAPING.split(), _reshaped),
     **dict.fromkeys(_PERMUTING.split(), _permuted),
     "squeeze": _squeezed,
+    **dict.fromkeys(("one_hot", "embedding", "view_as_real", "view_as_complex"), _leading),
     "stack": _stacked,
     **dict.fromkeys(("quantile", "nanquantile"), _of_levels),
     "__getitem__": _by_labels,

@@ -199,6 +199,19 @@ FOLLOWED = {
         ),
         None,
     ),
+    "one of many": (
+        lambda c: torch.nn.functional.one_hot(c(_places(4, 3), S(0)), 4),
+        "3x4 [tp:S(0)]",
+    ),
+    "embedded": (
+        lambda c: torch.nn.functional.embedding(c(_places(4, 4), S(0)), _items(4, 4)),
+        "4x4 [tp:S(0)]",
+    ),
+    "embedded by a shard of the table": (
+        lambda c: torch.nn.functional.embedding(_places(2, 4), c(_items(4, 4), S(0))),
+        None,
+    ),
+    "complex": (lambda c: torch.view_as_complex(c(_items(4, 2), S(0))), "4 [tp:S(0)]"),
     "levels": (
         lambda c: c(_items(4, 3), S(0)).quantile(torch.tensor([0.2, 0.7]).double(), 1),
         None,

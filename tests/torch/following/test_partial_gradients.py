@@ -1,0 +1,290 @@
+"""Gradients of what all ranks have, where it meets shards: the ranks' parts are added up, once."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import distarray as da  # noqa: E402
+import distarray.torch as dt  # noqa: E402
+from distarray.comm import CommLog  # noqa: E402
+from distarray.errors import LayoutError  # noqa: E402
+from distarray.testing import simulate  # noqa: E402
+
+R, P, S = da.Replicate(), da.Partial(), da.Shard
+WIDTH = 4
+
+
+def _values(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def _attend(t, g, h):
+    k = torch.cat([g, h, g * h], 1).expand(t.shape[0], -1, -1)
+    return functional.scaled_dot_product_attention(t, k, k)
+
+
+MEET = {  # tokens that are cut along the sequence, and two of what all ranks have
+    "modulated": lambda t, g, h: t * (1 + g) + h,
+    "where": lambda t, g, h: torch.where(t > 0, t, g * h),
+    "addcmul": lambda t, g, h: torch.addcmul(t, g, h),
+    "expanded": lambda t, g, h: t * g.expand(-1, t.shape[1], -1) + h.expand_as(t),
+    "in place": lambda t, g, h: (t * 1).mul_(g).add_(h, alpha=0.5),
+    "a number": lambda t, g, h: t * g.mean() + h.norm(),
+    "normalised": lambda t, g, h: functional.layer_norm(t, t.shape[-1:], g[0, 0], h[0, 0]),
+    "a weight": lambda t, g, h: functional.linear(t, g[0, 0].outer(h[0, 0])),
+    "attention": _attend,
+    "written": lambda t, g, h: _write(t.clone(), g + h),
+    "several functions": lambda t, g, h: torch.stack([t, t * g]).sum(0) * torch.softmax(h, -1),
+}
+
+
+def _write(t, g):
+    t[..., 0] = g[..., 1]
+    return t
+
+
+class Conditioned(nn.Module):
+    """Tokens, and two numbers for each of their features that follow from a condition."""
+
+    def __init__(self, meet, reentrant=None):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 5), nn.Linear(5, 2 * WIDTH)
+        self.meet, self.reentrant = meet, reentrant
+        self.cut = self.between = lambda x: x
+
+    def run(self, x, condition):
+        g, h = self.down(torch.tanh(self.up(condition))).chunk(2, -1)
+        return self.meet(self.norm(x), self.between(g), h)
+
+    def forward(self, x, condition):
+        x = self.cut(x)
+        if self.reentrant is None:
+            return self.run(x, condition)
+        return checkpoint(self.run, x, condition, use_reentrant=self.reentrant)
+
+
+def _model(meet, reentrant=None):
+    model = Conditioned(meet, reentrant).double()
+    for i, parameter in enumerate(model.parameters()):
+        parameter.data = _values(*parameter.shape, seed=i)
+    return model
+
+
+def _gradients(model, length, batch=2):
+    x, c = _values(batch, length, WIDTH, seed=20), _values(1, 1, WIDTH, seed=21)
+    x.requires_grad_(), c.requires_grad_()
+    y = dt.full_tensor(y) if dt.layout_of(y := model(x, c)) is not None else y
+    (y.tanh() * _values(batch, length, WIDTH, seed=22)).sum().backward()
+    own = {name: p.grad for name, p in model.named_parameters()} | {"x": x.grad, "c": c.grad}
+    return {k: g if dt.layout_of(g) is None else dt.full_tensor(g) for k, g in own.items()}
+
+
+def _parallelized(meet, mesh, reentrant=None):
+    model = _model(meet, reentrant)
+    plan = {"norm": dt.SequenceParallel(), "up": dt.ColwiseParallel(), "down": dt.RowwiseParallel()}
+    dt.parallelize_module(model, mesh, plan)
+    model.cut = lambda x: dt.redistribute(x, mesh, [R], [S(1)])
+    return model
+
+
+def _assert_as_one_process(ranks, meet, length, reentrant=None, check=False):
+    expected = _gradients(_model(meet), length)
+
+    def program():
+        mesh = da.init_device_mesh((ranks,), ("tp",))
+        with dt.check_layouts() if check else nullcontext():
+            found = _gradients(_parallelized(meet, mesh, reentrant), length)
+        torch.testing.assert_close(found, expected)
+
+    simulate(ranks, program, timeout=60)
+
+
+@pytest.mark.parametrize("meet", MEET)
+@pytest.mark.parametrize(("ranks", "length"), [(2, 4), (3, 2), (2, 1)])
+def test_gradients_of_what_all_ranks_have_are_those_of_one_process(meet, ranks, length):
+    _assert_as_one_process(ranks, MEET[meet], length)
+
+
+@pytest.mark.parametrize("check", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradients_are_added_up_where_a_checkpoint_runs_again(reentrant, check):
+    _assert_as_one_process(2, MEET["modulated"], 5, reentrant, check)
+
+
+BEFORE = {
+    "broadcast": lambda g: g * g[..., :1] + g.sum(-1, keepdim=True),
+    "no rule": lambda g: functional.interpolate(g, size=WIDTH),
+    "expanded": lambda g: g.expand(2, *g.shape).mean(0),
+    "product": lambda g: g @ (g.transpose(-1, -2) @ g),
+    "unbound": lambda g: torch.stack(g.unbind(-1), -1),
+}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_what_is_computed_of_replicated_tensors_alone_is_replicated(before):
+    _assert_as_one_process(2, lambda t, g, h: t * BEFORE[before](g) + h, 3)
+
+
+def test_shards_of_features_and_a_number_for_all_of_them():
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.gate = nn.Linear(WIDTH, 6), nn.Linear(WIDTH, 1)
+
+        def forward(self, x):
+            return self.a(x) * self.gate(x)
+
+    def model():
+        made = Gated().double()
+        for i, parameter in enumerate(made.parameters()):
+            parameter.data = _values(*parameter.shape, seed=i)
+        return made
+
+    alone = model()
+    x = _values(3, WIDTH, seed=9)
+    (alone(x) * _values(3, 6, seed=8)).sum().backward()
+
+    def program():
+        mesh = da.init_device_mesh((4,), ("tp",))
+        plan = {"a": dt.ColwiseParallel(), "gate": dt.RowwiseParallel(input_layouts=R)}
+        mine = dt.parallelize_module(model(), mesh, plan)
+        (dt.full_tensor(mine(x)) * _values(3, 6, seed=8)).sum().backward()
+        for p, expected in zip(mine.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(dt.full_tensor(p.grad), expected.grad)
+
+    simulate(4, program, timeout=60)
+
+
+def test_along_two_mesh_axes_parts_are_added_over_those_that_cut():
+    def program():
+        mesh = da.init_device_mesh((2, 2), ("dp", "tp"))
+        t = _values(4, 6, seed=1)
+        g = _values(6, seed=2).requires_grad_()
+        with dt.check_layouts():
+            shard = dt.redistribute(t, mesh, [R, R], [S(0), R])
+            whole = dt.redistribute(g, mesh, [R, R], [R, R])
+            product = (shard * whole).sum(1).square()
+        dt.full_tensor(product).sum().backward()
+        expected = (2 * (t @ g.detach()))[:, None] * t
+        torch.testing.assert_close(g.grad, expected.sum(0))
+
+    simulate(4, program, timeout=30)
+
+
+def test_gradients_that_are_parts_already_are_not_added_twice():
+    expected = _gradients(_model(MEET["modulated"]), 3)
+
+    def program():
+        mesh = da.init_device_mesh((3,), ("tp",))
+        model = _parallelized(MEET["modulated"], mesh)
+        model.between = lambda g: dt.redistribute(g, mesh, [R], [R], grad_placements=[P]) * 1
+        found = _gradients(model, 3)
+        torch.testing.assert_close(found, expected)
+
+    simulate(3, program, timeout=60)
+
+
+USES = {
+    "apart again": lambda y, mesh: dt.redistribute(y, mesh, [R], [R], grad_placements=[P]),
+    "cut": lambda y, mesh: dt.redistribute(y, mesh, [R], [S(1)]),
+    "cut in the background": lambda y, mesh: dt.redistribute(
+        y, mesh, [R], [S(1)], async_op=True
+    ).wait(),
+    "columns": lambda y, mesh: _layer(mesh, dt.ColwiseParallel(output_layouts=R))(y),
+    "rows": lambda y, mesh: _layer(mesh, dt.RowwiseParallel(input_layouts=R))(y),
+    "prepared": lambda y, mesh: dt.parallelize_module(
+        nn.Sequential(_layer(mesh, dt.ColwiseParallel(output_layouts=R))),
+        mesh,
+        {"": dt.PrepareModuleInput(input_layouts=R, desired_input_layouts=R)},
+    )(y),
+}
+
+
+def _layer(mesh, style=None):
+    layer = nn.Linear(6, 6, bias=False).double()
+    layer.weight.data = _values(6, 6, seed=5)
+    return layer if style is None else dt.parallelize_module(layer, mesh, style)
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_gradient_in_parts_takes_parts_from_what_moves_on(use):
+    def program():
+        mesh = da.init_device_mesh((3,), ("tp",))
+        x, w = _values(4, 6, seed=1).requires_grad_(), _values(4, 6, seed=2)
+        parts = dt.redistribute(x, mesh, [R], [R], grad_placements=[P])
+        y = USES[use](parts, mesh)
+        if use == "apart again":
+            (y * w * (mesh.rank + 1)).sum().backward()
+            expected = w * 6
+        else:
+            (dt.full_tensor(y) * w).sum().backward()
+            expected = w if use.startswith("cut") else w @ _layer(mesh).weight.detach()
+        torch.testing.assert_close(x.grad, expected)
+
+    simulate(3, program, timeout=30)
+
+
+def test_parts_are_not_written_into_what_has_a_whole_gradient():
+    def program():
+        mesh = da.init_device_mesh((2,), ("tp",))
+        x = _values(4, seed=1).requires_grad_()
+        whole = dt.redistribute(x, mesh, [R], [R])
+        parts = dt.redistribute(x, mesh, [R], [R], grad_placements=[P])
+        with dt.check_layouts(), pytest.raises(LayoutError, match="write the sum, product"):
+            (whole * 1).add_(parts)
+
+    simulate(2, program, timeout=30)
+
+
+def test_nothing_is_added_up_without_a_gradient():
+    def program():
+        mesh = da.init_device_mesh((2,), ("tp",))
+        model = _parallelized(MEET["modulated"], mesh)
+        x, c = _values(2, 4, WIDTH, seed=20), _values(1, 1, WIDTH, seed=21)
+        with torch.no_grad(), CommLog() as log:
+            model(x, c)
+        return [record.collective for record in log.records]
+
+    assert simulate(2, program, timeout=30) == 2 * [["all_reduce"]]  # of the row-parallel layer
+
+
+def test_a_shard_over_a_mesh_axis_of_one_rank_is_the_whole():
+    def program():
+        mesh = da.init_device_mesh((1, 2), ("dp", "tp"))
+        a = dt.redistribute(_values(3, seed=1), mesh["dp"], [R], [S(0)])
+        b = dt.redistribute(_values(4, 3, seed=2), mesh["tp"], [R], [S(0)])
+        with dt.check_layouts():
+            found = (b * a).sum(1)
+        torch.testing.assert_close(
+            dt.full_tensor(found), _values(4, 3, seed=2) @ _values(3, seed=1)
+        )
+
+    simulate(2, program, timeout=30)
+
+
+def test_what_comes_of_shards_is_not_taken_for_replicated():
+    class Quantized(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.b(torch.fake_quantize_per_tensor_affine(self.a(x), 0.1, 0, 0, 9))
+
+    def program():
+        mesh = da.init_device_mesh((2,), ("tp",))
+        plan = {"a": dt.ColwiseParallel(output_layouts=S(0)), "b": dt.ColwiseParallel()}
+        model = dt.parallelize_module(Quantized(), mesh, plan)
+        with pytest.raises(LayoutError, match=r"not followed, but declared as Replicate\(\)"):
+            model(torch.ones(4, 4))
+
+    simulate(2, program, timeout=30)
