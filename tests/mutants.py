@@ -656,6 +656,20 @@ MUTANTS = (
         ("torch/fsdp/test_accumulation.py::test_replicas_that_are_reduced_later",),
     ),
     Mutant(
+        "a replicated tensor beside shards keeps a part of its gradient",
+        "torch/following/_gradients.py",
+        "    return [i for i in replicated - placed.partial_grad if lines[i] in varying]",
+        "    return []",
+        ("torch/following/test_partial_gradients.py",),
+    ),
+    Mutant(
+        "parts of a gradient are added up a second time further back",
+        "torch/_moves.py",
+        "    return to_parts(back, placed.layout, placed.partial_grad)",
+        "    return back",
+        ("torch/following/test_partial_gradients.py",),
+    ),
+    Mutant(
         "gradients of shards are not averaged among replicas",
         "torch/fsdp/_gradients.py",
         "return redistribute_local(own, src, dst, purpose=purpose, background=background)",
