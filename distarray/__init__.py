@@ -26,13 +26,11 @@ from numpy import (
 )
 
 from distarray import checkpoint, errors, memory, ops, random, testing
-from distarray.array._array import (
+from distarray.array import (
     DistArray,
     distribute_array,
+    map_blocks,
     redistribute,
-)
-from distarray.array._mapping import map_blocks
-from distarray.array._visualize import (
     visualize,
 )
 from distarray.comm import (

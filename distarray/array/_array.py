@@ -11,9 +11,9 @@ from distarray.array._operators import Operators
 from distarray.array._protocols import Protocols
 from distarray.array._repr import Printing
 from distarray.array._scalars import Scalars
-from distarray.core import check_distributed, set_array_class
+from distarray.core import check_distributed, new_array, set_array_class
 from distarray.errors import ArgumentTypeError
-from distarray.layout import Layout, Placement
+from distarray.layout import Placement
 from distarray.typing import AxisName, Buffer
 
 
@@ -72,7 +72,7 @@ class DistArray(Operators, Methods, Scalars, Printing, Protocols):
         split becomes the layout's `boundaries`. Integers under `Partial("avg")` become float64.
         """
         block, layout = _convert.adopt(local, mesh, placements, shape, check)
-        return _wrap(block, layout)
+        return new_array(block, layout)
 
     def to_local(self) -> Buffer:
         """Return this process's block itself (not a copy); outside the mesh it has size 0."""
@@ -169,13 +169,6 @@ class DistArray(Operators, Methods, Scalars, Printing, Protocols):
         return _convert.to_device(self, device)
 
 
-def _wrap(local: Buffer, layout: Layout) -> DistArray:
-    array = object.__new__(DistArray)
-    array._local = local
-    array._layout = layout
-    return array
-
-
 def distribute_array(
     value: Any,
     mesh: Any = None,
@@ -215,7 +208,7 @@ def distribute_array(
     if isinstance(value, DistArray):
         return value.redistribute(placements, mesh=mesh)
     block, layout = _convert.distribute(value, mesh, placements, src)
-    return _wrap(block, layout)
+    return new_array(block, layout)
 
 
 def redistribute(

@@ -65,8 +65,7 @@ def map_blocks(
     Examples
     --------
     >>> import numpy as np
-    >>> from distarray.array._array import distribute_array
-    >>> from distarray.array._mapping import map_blocks
+    >>> from distarray.array import distribute_array, map_blocks
     >>> x = distribute_array(np.arange(6.0))
     >>> print(map_blocks(np.cumsum, x))  # of each block by itself; here there is one process
     [ 0.  1.  3.  6. 10. 15.]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distarray.array._array import DistArray
+from distarray.array import DistArray
 from distarray.checkpoint.storage._blocks import Block, Piece
 from distarray.checkpoint.storage._dtypes import spec_of_dtype
 from distarray.checkpoint.storage._values import Node, items_of

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from distarray.array._array import DistArray, _wrap
+from distarray.array import DistArray
 from distarray.checkpoint import box_view
 from distarray.comm import DeviceMesh, _backend, all_gather_checked, by_answer
-from distarray.core import check_position, choose_placements, digest, lift
+from distarray.core import check_position, choose_placements, digest, lift, new_array
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -179,7 +179,7 @@ def from_torch(
             "are cut each by itself; da.distribute_array(dt.full_tensor(tensor).detach()) has its "
             "values in order"
         )
-    return _wrap(buffer_of(tensor), layout)
+    return new_array(buffer_of(tensor), layout)
 
 
 def to_torch(array: DistArray) -> torch.Tensor:

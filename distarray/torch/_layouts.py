@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from distarray.array._convert import infer_layout
+from distarray.array import infer_layout
 from distarray.comm import DeviceMesh, simulated_world, token, unrecorded
 from distarray.errors import ArgumentTypeError, LayoutError, MeshError
 from distarray.layout import Layout, Placement, Shard, suggest_for_torch

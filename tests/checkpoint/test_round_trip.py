@@ -50,9 +50,9 @@ def distributed(value: np.ndarray, layout: da.Layout) -> da.DistArray:
         local = np.empty(layout.local_shape(), value.dtype)
     else:
         local = value[(*(slice(*i) for i in layout.local_box()), ...)]
-    from distarray.array._array import _wrap
+    from distarray.core import new_array
 
-    return _wrap(np.asarray(local), layout)
+    return new_array(np.asarray(local), layout)
 
 
 @settings(max_examples=30)

@@ -13,7 +13,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from distarray.comm import _memory, unrecorded
 from distarray.errors import ArgumentError, MismatchError
 from distarray.layout import Layout
-from distarray.random._blocks import fill_floats
+from distarray.random import fill_floats
 from distarray.torch._buffers import device_of, follow, tensor_of
 from distarray.torch._layouts import is_placed, layout_of, place
 from distarray.torch._random import Key, draw_key
