@@ -22,17 +22,9 @@ def find_placed(
     declared: Placements | None = None,
 ) -> Placed | None:
     """Return how a tensor is placed, None if unknown, or raise where that was lost on the way."""
+    remedy = ", and this one input_layouts=da.Replicate()"
+    check_lost(x, mesh, subject, remedy, declared)
     lost = lost_of(x)
-    if lost is not None:
-        check_summed(lost, mesh, subject, declared)
-    if lost is not None and is_cut_short(lost, mesh):
-        raise LayoutError(
-            f"{subject} was computed from a tensor placed as {lost.layout} by {lost.function}, "
-            "along an axis that is cut, of which each rank saw its shard only. Let the style that "
-            "the tensor comes from pass output_layouts=da.Replicate(), and this one "
-            "input_layouts=da.Replicate(). Where a result of each rank's alone is meant, say how "
-            "it is placed: dt.redistribute(x, mesh, [da.Shard(-1)], [da.Shard(-1)])"
-        )
     if lost is not None and declared == (_R,) * mesh.ndim and is_of_shards(lost, mesh):
         raise LayoutError(
             f"{subject} was computed from a tensor placed as {lost.layout} by functions that are "
@@ -44,12 +36,22 @@ def find_placed(
     return own_placed(x)
 
 
-def check_summed(
-    lost: Lost, mesh: DeviceMesh, subject: str, declared: Placements | None = None
+def check_lost(
+    x: torch.Tensor,
+    mesh: DeviceMesh,
+    subject: str,
+    remedy: str,
+    declared: Placements | None = None,
 ) -> None:
-    """Raise where contributions of a mesh's ranks were used that nothing has added up."""
-    over = placements_over(lost.layout, mesh) or ()
-    for i, p in enumerate(over):
+    """Raise where it was lost on the way to a tensor how a mesh cuts it.
+
+    A function has worked along an axis that is cut, or on contributions of the ranks that nothing
+    has added up, and it is not declared to consist of such.
+    """
+    lost = lost_of(x)
+    if lost is None:
+        return
+    for i, p in enumerate(placements_over(lost.layout, mesh) or ()):
         if type(p) is Partial and (declared is None or type(declared[i]) is not Partial):
             raise LayoutError(
                 f"{subject} was computed from a tensor placed as {lost.layout}: of what each rank "
@@ -58,12 +60,14 @@ def check_summed(
                 "that, let the next style say input_layouts=da.Partial(), or say it by "
                 "dt.redistribute(x, mesh, [da.Partial()], [da.Replicate()])"
             )
-
-
-def is_cut_short(lost: Lost, mesh: DeviceMesh) -> bool:
-    """Tell whether a function has worked along an axis that a mesh cuts."""
-    over = placements_over(lost.layout, mesh) or ()
-    return not lost.axes.isdisjoint(p.axis for p in over if type(p) is Shard)
+        if type(p) is Shard and p.axis in lost.axes:
+            raise LayoutError(
+                f"{subject} was computed from a tensor placed as {lost.layout} by {lost.function}, "
+                "along an axis that is cut, of which each rank saw its shard only. Let the style "
+                f"that the tensor comes from pass output_layouts=da.Replicate(){remedy}. Where a "
+                "result of each rank's alone is meant, say how it is placed: "
+                "dt.redistribute(x, mesh, [da.Shard(-1)], [da.Shard(-1)])"
+            )
 
 
 def is_of_shards(lost: Lost, mesh: DeviceMesh) -> bool:

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from distarray.errors import DistArrayError, LayoutError
+from distarray.errors import DistArrayError
 from distarray.torch._compat import function_mode_depth, function_modes, parameters_of
 from distarray.torch._layouts import lost_of
 from distarray.torch._modules import check_own, locate, state_of
 from distarray.torch._opaque import pause_modes, resume, untraced, untraced_itself
 from distarray.torch._routes import moving_for
 from distarray.torch.following import Following, tensors_in
-from distarray.torch.parallel._arrivals import check_summed, is_cut_short
+from distarray.torch.parallel._arrivals import check_lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,20 +222,11 @@ def _check_leaving(module: nn.Module, output: Any) -> None:
     """
     for x in _tensors(output):
         lost = lost_of(x)
-        if lost is None or not (lost.function or lost.layout.has_partial):
+        if lost is None or not (lost.axes or lost.layout.has_partial):
             continue
-        meshes = {over for child in module.modules() for _, over in state_of(child).styles}
-        for mesh in meshes:
-            check_summed(lost, mesh, "what leaves")
-        if any(is_cut_short(lost, mesh) for mesh in meshes):
-            raise LayoutError(
-                f"what leaves was computed from a tensor placed as {lost.layout} by "
-                f"{lost.function}, along an axis that is cut, of which each rank saw its shard "
-                "only. Let the style that the tensor comes from pass "
-                "output_layouts=da.Replicate(), or bring the ranks' results together by "
-                "dt.redistribute. Where a result of each rank's alone is meant, say how it is "
-                "placed: dt.redistribute(x, mesh, [da.Shard(-1)], [da.Shard(-1)])"
-            )
+        for mesh in {over for child in module.modules() for _, over in state_of(child).styles}:
+            remedy = ", or bring the ranks' results together by dt.redistribute"
+            check_lost(x, mesh, "what leaves", remedy)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
