@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from distarray.torch.fsdp._group import Group
 
 _MOST_PENDING = 2
-"""Groups whose gradients may be on their way at a time, beside those that are computed."""
+"""Groups whose gradients may be on their way at a time, beside those that are computed: one that is
+reduced while the next is packed. Each holds the whole gradients of its group."""
 
 
 class Context:

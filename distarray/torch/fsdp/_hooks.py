@@ -101,7 +101,7 @@ class _Load:
         return _Load, (None,)  # copies of a part are not sharded
 
 
-_OTHER_SHAPE = (
+_WHOLE_TENSORS_GIVEN = (
     "sharded parameters are this rank's shards here, and what is to be loaded has another shape; "
     "for whole tensors use dt.load_state_dict(model, state), for checkpoints da.checkpoint.load"
 )
@@ -113,8 +113,8 @@ def _explain(module: nn.Module, state: Mapping[str, Any], prefix: str, *rest: An
     for name, own in module.named_parameters(recurse=False):
         given = state.get(prefix + name)
         if is_shard(own) and isinstance(given, torch.Tensor) and given.shape != own.shape:
-            if _OTHER_SHAPE not in messages:
-                messages.insert(0, _OTHER_SHAPE)
+            if _WHOLE_TENSORS_GIVEN not in messages:
+                messages.insert(0, _WHOLE_TENSORS_GIVEN)
             return
 
 

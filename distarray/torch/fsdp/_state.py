@@ -27,7 +27,7 @@ NAME = "_distarray_fsdp"
 _running: ContextVar[Context | None] = ContextVar("the model that runs", default=None)
 
 
-_COME_AND_GO = (
+_SHARDED_MODULES = (
     "modules that fully_shard was applied to, whose parameters come and go by hooks that "
     "transforms do not see; call a copy that is not sharded (dt.state_dict has its whole "
     "parameters)"
@@ -50,7 +50,7 @@ class Call:
 
     @untraced
     def __init__(self, state: State, module: nn.Module) -> None:
-        refuse_transforms(_COME_AND_GO)
+        refuse_transforms(_SHARDED_MODULES)
         group = self._group = state.group
         recomputing = self._recomputing = is_going_backward()
         outer = _running.get()

@@ -28,7 +28,7 @@ from distarray.torch._layouts import check_mesh, is_placed, layout_from, layout_
 from distarray.torch._moves import move
 from distarray.torch._opaque import refuse_transforms, untraced
 from distarray.torch._routes import routes_between
-from distarray.torch.loss._row_losses import INSTEAD, Terms, row_losses
+from distarray.torch.loss._row_losses import SHARDED_LOSSES, Terms, row_losses
 from distarray.torch.parallel import one_axis
 
 _REDUCTIONS = ("mean", "sum", "none")
@@ -96,7 +96,7 @@ def vocab_parallel_cross_entropy(
     check_mesh(mesh)
     one_axis(mesh, "vocab_parallel_cross_entropy")
     check_travels(logits)
-    refuse_transforms(INSTEAD)
+    refuse_transforms(SHARDED_LOSSES)
     axis = class_axis(logits, axis)
     chosen = takes_classes(logits, target, axis)
     if reduction not in _REDUCTIONS:

@@ -61,12 +61,12 @@ def row_losses(
     None, the probabilities of the shard. ``weight`` is that of the classes of the shard, None for
     all 1.
     """
-    refuse_transforms(INSTEAD)
+    refuse_transforms(SHARDED_LOSSES)
     losses: torch.Tensor = _Losses.apply(x, target, own, weight, terms)
     return losses
 
 
-INSTEAD = (
+SHARDED_LOSSES = (
     "losses of logits that are cut by classes; take the loss of whole ones: leave out "
     "loss_parallel, and gather them by output_layouts=da.Replicate()"
 )

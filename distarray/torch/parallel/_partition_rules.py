@@ -70,7 +70,7 @@ ROWS: dict[type[nn.Module], Cut] = {
 }
 
 
-ELSEWHERE = ("MultiheadAttention", "BatchNorm", "GroupNorm", "InstanceNorm")
+OTHER_COLUMNS = ("MultiheadAttention", "BatchNorm", "GroupNorm", "InstanceNorm")
 """What is cut by columns in ways of its own, by names that messages list."""
 
 REMEDY = (
@@ -89,7 +89,7 @@ def cut_of(
             return table[kind]
     known = [kind.__name__ for kind in table]
     if table is COLUMNS:
-        known += ELSEWHERE
+        known += OTHER_COLUMNS
     raise ArgumentTypeError(
         f"{style} knows no way to cut a {type(module).__name__}; it takes {', '.join(known)} and "
         "what derives from them. A module without a style runs whole on every rank, one that works "

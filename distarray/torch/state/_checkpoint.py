@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -154,21 +155,16 @@ def list_boxes(placed: Placed) -> list[tuple[Box, Box]]:
     if not parts:
         return [(box, boxes.shift(box, box))]
     # The mesh axis that cuts first deals out the parts; further ones cut what a rank of it has.
-    count = torn_among(placed)
     (start, stop), found, at = box[axis], [], 0
-    for rank in range(count):
-        for piece in _shards.slice_parts(parts, units, count, rank):
-            length = piece.stop - piece.start
-            low, high = max(start, at), min(stop, at + length)
-            if low < high:
-                first = piece.start + low - at
-                found.append(
-                    (
-                        _with(box, axis, (first, first + high - low)),
-                        _with(boxes.shift(box, box), axis, (low - start, high - start)),
-                    )
-                )
-            at += length
+    for piece in chain.from_iterable(_shards.order(parts, units, torn_among(placed))):
+        length = piece.stop - piece.start
+        low, high = max(start, at), min(stop, at + length)
+        if low < high:
+            first = piece.start + low - at
+            whole = _with(box, axis, (first, first + high - low))
+            own = _with(boxes.shift(box, box), axis, (low - start, high - start))
+            found.append((whole, own))
+        at += length
     return found
 
 

@@ -111,7 +111,7 @@ def clip_grad_norm_(
     ]
     asked = f"clip_grad_norm_, {max_norm=}"
     total = total_norm(blocks, float(norm_type), error_if_nonfinite, asked)
-    scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
+    scale = (max_norm / (total + 1e-6)).clamp(max=1.0)  # what torch adds, lest it divide by zero
     gradients = [block.values for block in blocks if block.values is not None]
     for group in group_alike(gradients):
         scale_all(group, scale.to(group[0].device))

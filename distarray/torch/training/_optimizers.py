@@ -185,6 +185,7 @@ def _is_block_of(whole: Any, part: Any, cut: frozenset[int]) -> bool:
                 one = one.narrow(axis, 0, min(one.shape[axis], other.shape[axis]))
         if one.shape != other.shape:
             return False
+        # Between what rounds and what a norm of the whole does, of gradients 10 times larger.
         size = float(other.abs().max()) if other.numel() else 0.0
         if not torch.allclose(one, other, rtol=1e-3, atol=1e-3 * size, equal_nan=True):
             return False
