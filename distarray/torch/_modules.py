@@ -178,6 +178,17 @@ def check_described_alike(what: str, told: Sequence[Sequence[str]], mesh: Device
 
 
 @contextmanager
+def prefix_errors(where: str) -> Iterator[None]:
+    """Begin the message of an error from inside with what it is about."""
+    try:
+        yield
+    except DistArrayError as error:
+        if error.args:
+            error.args = (f"{where}: {error.args[0]}", *error.args[1:])
+        raise
+
+
+@contextmanager
 def locate_errors(module: nn.Module) -> Iterator[None]:
     """Begin the message of an error from inside with the module's path and class."""
     try:

@@ -16,7 +16,7 @@ from distarray.layout import Shard
 from distarray.torch._buffers import buffer_of, bytes_of, check_travels
 from distarray.torch._compat import BatchNormBase, buffers_of, is_going_backward, leaves_of
 from distarray.torch._layouts import placed_of
-from distarray.torch._modules import check_described_alike, locate_errors
+from distarray.torch._modules import check_described_alike, locate_errors, prefix_errors
 from distarray.torch._moves import check_mesh
 from distarray.torch._opaque import untraced
 from distarray.torch._shards import is_shard
@@ -184,10 +184,8 @@ def _describe(module: nn.Module, mesh: DeviceMesh) -> list[str]:
                 raise ArgumentError(
                     f"parameter {name!r} has no shape yet; call the module once before replicating"
                 )
-            try:
+            with prefix_errors(f"{kind} {name!r}"):
                 check_travels(tensor)
-            except ArgumentTypeError as error:
-                raise ArgumentTypeError(f"{kind} {name!r}: {error}") from None
             _check_same(f"{kind} {name!r}", tensor, mesh)
             first = known.setdefault(id(tensor), name)
             shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")

@@ -18,7 +18,7 @@ from distarray.layout import Shard
 from distarray.torch import _buffers
 from distarray.torch._buffers import check_travels
 from distarray.torch._compat import parameters_of
-from distarray.torch._modules import check_described_alike, locate_errors, state_of
+from distarray.torch._modules import check_described_alike, locate_errors, prefix_errors, state_of
 from distarray.torch._moves import check_mesh
 from distarray.torch._opaque import untraced_itself
 from distarray.torch.data_parallel import REPLICA
@@ -291,7 +291,5 @@ def _check(path: str, parameter: nn.Parameter) -> None:
             "backward pass, or after zero_grad()"
         )
     if parameter.device.type != "meta":
-        try:
+        with prefix_errors(f"parameter {path!r}"):
             check_travels(parameter)
-        except ArgumentTypeError as error:
-            raise ArgumentTypeError(f"parameter {path!r}: {error}") from None

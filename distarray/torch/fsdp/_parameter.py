@@ -16,18 +16,13 @@ from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.core import common_mesh, lift
-from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError, LayoutError
+from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Layout, Replicate, Shard, chunk
 from distarray.torch._buffers import dense_strides
 from distarray.torch._compat import hold_rnn_weights, parameters_of, version
 from distarray.torch._full import scatter_from
-from distarray.torch._layouts import (
-    Placed,
-    is_placed,
-    own_placed,
-    place,
-    placed_of,
-)
+from distarray.torch._layouts import Placed, is_placed, own_placed, place, placed_of
+from distarray.torch._modules import prefix_errors
 from distarray.torch._shard_records import note_placed
 from distarray.torch._shards import is_shard, note_shard, torn_among
 from distarray.torch.parallel import forget_graphs, local_padding
@@ -219,10 +214,8 @@ def _layout(shape: tuple[int, ...], mesh: DeviceMesh, wanted: Any, path: str) ->
             "da.Shard(0)"
         )
     last = wanted if shape else Replicate()
-    try:
+    with prefix_errors(f"parameter {path!r}"):
         return Layout(mesh, [Replicate()] * (mesh.ndim - 1) + [last], shape)
-    except DistArrayError as error:
-        raise type(error)(f"parameter {path!r}: {error}") from None
 
 
 def _nested_placement(inner: Placed | None, layout: Layout) -> Placed:

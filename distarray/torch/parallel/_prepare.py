@@ -8,21 +8,21 @@ of whatever form.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from distarray.comm import DeviceMesh
-from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError
+from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, Placement, Replicate, suggest_for_torch
 from distarray.torch._buffers import check_travels
 from distarray.torch._layouts import check_mesh, layout_from
+from distarray.torch._modules import prefix_errors
 from distarray.torch._moves import move
 from distarray.torch._routes import routes_between
 from distarray.torch.parallel._arrivals import check_arrival
@@ -347,7 +347,7 @@ def _check_tensor(
     x: torch.Tensor, given: Any, wanted: Any, where: str, mesh: DeviceMesh, keyword: str
 ) -> Callable[[], torch.Tensor]:
     """Raise what is wrong with a tensor; return what brings it to where it is needed."""
-    with _name_errors(where):
+    with prefix_errors(where):
         check_travels(x)
         declared = Layout(mesh, _placements_of(given, mesh), x.shape).placements
         desired = Layout(mesh, _placements_of(wanted, mesh), x.shape).placements
@@ -355,7 +355,7 @@ def _check_tensor(
         placed = check_arrival(x, mesh, declared, moves=moves, name="", keyword=keyword)
 
     def bring() -> torch.Tensor:
-        with _name_errors(where):
+        with prefix_errors(where):
             src = layout_from(x, mesh, declared) if placed is None else placed.layout
             dst = Layout(mesh, desired, src.shape) if moves else src
             there, back = routes_between(src, dst, None, x.requires_grad)
@@ -423,14 +423,3 @@ def _rebuild(value: Any, parts: Mapping[Any, Any], changed: Mapping[Any, Any]) -
         else:
             object.__setattr__(result, key, part)  # also where the dataclass is frozen
     return result
-
-
-@contextlib.contextmanager
-def _name_errors(where: str) -> Iterator[None]:
-    """Begin the message of an error with which tensor it is about."""
-    try:
-        yield
-    except DistArrayError as error:
-        if error.args:
-            error.args = (f"{where}: {error.args[0]}", *error.args[1:])
-        raise

@@ -23,11 +23,7 @@ from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._gradient_sums import sum_gradients_of
 from distarray.torch.parallel._partition_rules import own_method
 from distarray.torch.parallel._style import ParallelStyle, one_axis
-from distarray.torch.parallel.layers._normalization import (
-    INSTANCE_NORMS,
-    normalize,
-    unbatched_ndim,
-)
+from distarray.torch.parallel.layers._normalization import INSTANCE_NORMS, normalize, unbatched_ndim
 from distarray.torch.training import drop
 
 

@@ -16,11 +16,7 @@ from distarray.torch._modules import check_own
 from distarray.torch._opaque import untraced
 from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._partition_rules import check_stock
-from distarray.torch.parallel.layers._features import (
-    Features,
-    gather_input,
-    sum_output,
-)
+from distarray.torch.parallel.layers._features import Features, gather_input, sum_output
 from distarray.torch.training import dropout
 
 _R = Replicate()
