@@ -3,9 +3,8 @@
 A rank that fails alone would leave the others waiting; here every rank says how it went, and all
 raise the same. The waits look now and then whether the others have come: writing may take long, and
 a thread in the background must leave the processor to the foreground. They have no way to find out
-that others will never come: so every call `begin`s with a check that all make it, which has. Waits
-that last are told of, and ended, like all others (`distarray.comm.failures._watchdog`).
-
+that others will never come: so every public call `begin`s with a check that all make it, which has.
+Waits that last are told of, and ended, like all others (`distarray.comm.failures._watchdog`).
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from distarray.errors import (
     MismatchError,
 )
 
+S = TypeVar("S")
 T = TypeVar("T")
 _LONGEST_PAUSE = 0.02
 """Seconds between looks: little beside any write, and no load for the processor."""
@@ -36,19 +36,32 @@ _LONGEST_PAUSE = 0.02
 _WAIT = "da.checkpoint: other ranks read, write or compare"
 
 
-def begin(comm: Communicator, call: str) -> None:
-    """Return once every rank has made a call (collective).
+def begin(comm: Communicator, call: str, options: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the options of a public call, once every rank has made it (collective).
 
     From here on all ranks do the same, in the background as well, whatever fails on one of them.
+
+    Parameters
+    ----------
+    call
+        Its name.
+    options
+        Returns its options, which must be the same on every rank; raises for wrong ones.
 
     Raises
     ------
     MismatchError
-        Other ranks do something else on this communicator.
+        Other ranks do something else on this communicator, or pass other options.
     CommunicationError
         Others have come to the end of the program.
     """
     comm.agree(zlib.crc32(call.encode()), call)
+    everyone = call_on_all(comm, options)
+    first = everyone[0]
+    differing = [key for key in first if any(one[key] != first[key] for one in everyone)]
+    shown = [", ".join(f"{key}={one[key]!r}" for key in differing) for one in everyone]
+    compare("paths or options", shown, everyone, comm)
+    return everyone[comm.rank]
 
 
 def call_on_all(comm: Communicator, call: Callable[[], T]) -> list[T]:
@@ -59,11 +72,25 @@ def call_on_all(comm: Communicator, call: Callable[[], T]) -> list[T]:
     return [pickle.loads(one) for one in told]
 
 
+def call_and_gather(comm: Communicator, call: Callable[[], tuple[T, S]]) -> tuple[T, list[S]]:
+    """Return what ``call()`` makes here, and what it says of it on every rank (collective).
+
+    ``call()`` returns both; all ranks raise if it fails on any.
+    """
+    made: list[T] = []
+
+    def say() -> S:
+        mine, told = call()
+        made.append(mine)
+        return told
+
+    everyone = call_on_all(comm, say)
+    return made[0], everyone
+
+
 def run_on_all(comm: Communicator, call: Callable[[], T]) -> T:
     """Return what ``call()`` returns here, once no rank has failed in it (collective)."""
-    found: list[T] = []
-    call_on_all(comm, lambda: found.append(call()))
-    return found[0]
+    return call_and_gather(comm, lambda: (call(), None))[0]
 
 
 def call_on_first(comm: Communicator, call: Callable[[], T]) -> T:
@@ -134,16 +161,6 @@ def check_step(step: object) -> None:
             f"step={step!r}: must be an integer, 0 or more, or None; a load without step= takes "
             "the newest"
         )
-
-
-def agree_on_options(comm: Communicator, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the options of ``call()``, which must be the same on every rank (collective)."""
-    everyone = call_on_all(comm, call)
-    first = everyone[0]
-    differing = [key for key in first if any(one[key] != first[key] for one in everyone)]
-    shown = [", ".join(f"{key}={one[key]!r}" for key in differing) for one in everyone]
-    compare("paths or options", shown, everyone, comm)
-    return everyone[comm.rank]
 
 
 def compare(

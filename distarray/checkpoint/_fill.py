@@ -57,6 +57,10 @@ class _Shared(NamedTuple):
     wanted: Layout
 
 
+_Reads = tuple[list[Target], dict[DeviceMesh, list[_Shared]]]
+"""What this rank reads for itself, and what it reads together with others, by meshes."""
+
+
 def fill(targets: Sequence[Target], manifest: Manifest, verify: bool, comm: Communicator) -> None:
     """Read all that is wanted (collective)."""
     alone: Sequence[Target] = targets
@@ -76,16 +80,13 @@ def fill(targets: Sequence[Target], manifest: Manifest, verify: bool, comm: Comm
 
 def _agree_on_shared_reads(
     targets: Sequence[Target], manifest: Manifest, verify: bool, comm: Communicator
-) -> tuple[list[Target], dict[DeviceMesh, list[_Shared]]]:
-    """Return what this rank reads for itself, and what it reads together with others, by meshes.
-
-    Ranks that share several meshes have these in the same order.
-    """
-    alone: list[Target] = []
-    proposed: dict[DeviceMesh, list[_Shared]] = {}
+) -> _Reads:
+    """Return who reads what; ranks that share several meshes have these in the same order."""
     least = manifest.block_bytes if verify else GAP_BYTES
 
-    def propose() -> dict[bytes, bytes]:
+    def propose() -> tuple[_Reads, dict[bytes, bytes]]:
+        alone: list[Target] = []
+        proposed: dict[DeviceMesh, list[_Shared]] = {}
         for target in targets:
             wanted = _find_layout(target, comm)
             read = (
@@ -98,9 +99,11 @@ def _agree_on_shared_reads(
             else:
                 mesh: Any = wanted.mesh
                 proposed.setdefault(mesh, []).append(_Shared(target, read, wanted))
-        return {_key(mesh): _digest(shared) for mesh, shared in proposed.items()}
+        told = {_key(mesh): _digest(shared) for mesh, shared in proposed.items()}
+        return (alone, proposed), told
 
-    everyone = dict(zip(comm.ranks, _agreement.call_on_all(comm, propose), strict=True))
+    (alone, proposed), told = _agreement.call_and_gather(comm, propose)
+    everyone = dict(zip(comm.ranks, told, strict=True))
     agreed = {}
     for mesh in sorted(proposed, key=_key):
         key = _key(mesh)

@@ -7,7 +7,7 @@ from typing import Any
 
 from distarray.checkpoint import _agreement
 from distarray.checkpoint._adapters import Finish
-from distarray.checkpoint._agreement import agree_on_options, check_flags, check_path, check_step
+from distarray.checkpoint._agreement import check_flags, check_path, check_step
 from distarray.checkpoint._background import finish
 from distarray.checkpoint._fill import fill
 from distarray.checkpoint._load_plan import LoadPlan, list_names
@@ -88,7 +88,6 @@ def load(
     """
     base = as_communicator(comm)
     finish(base)
-    _agreement.begin(base, "da.checkpoint.load")
 
     def options() -> dict[str, Any]:
         found = os.path.abspath(check_path(path))
@@ -96,7 +95,7 @@ def load(
         check_flags(strict=strict, cast=cast, verify=verify)
         return {"path": found, "step": step, "strict": strict, "cast": cast, "verify": verify}
 
-    where = agree_on_options(base, options)["path"]
+    where = _agreement.begin(base, "da.checkpoint.load", options)["path"]
     directory, text = _agreement.call_on_first(base, lambda: _find_manifest(where, step))
 
     def make_plan() -> tuple[LoadPlan, Finish, tuple[list[str], list[str]]]:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from distarray.checkpoint import _agreement, _background
 from distarray.checkpoint._agreement import (
-    agree_on_options,
     check_flags,
     check_path,
     compare,
@@ -106,7 +105,6 @@ def save(
     """
     base = as_communicator(comm)
     _background.finish(base)
-    _agreement.begin(base, "da.checkpoint.save")
 
     def options() -> dict[str, Any]:
         found = os.path.abspath(check_path(path))
@@ -123,7 +121,7 @@ def save(
             "check": check,
         }
 
-    where = agree_on_options(base, options)["path"]
+    where = _agreement.begin(base, "da.checkpoint.save", options)["path"]
     plan = SavePlan(state)
     tree = collect_tree(plan, lambda: plan.node(state, ""), base)
     writes = plan_writes(plan, check, base)
@@ -197,17 +195,16 @@ def collect_tree(
     comm: Communicator,
 ) -> Node:
     """Return the tree of a state, the same on all ranks, with the values of each in it."""
-    tree: Node = None
 
-    def say() -> tuple[Any, ...]:
-        nonlocal tree
-        tree = node()
-        return digest(tree), plan.own
+    def make() -> tuple[Node, tuple[bytes, list[Node]]]:
+        made = node()
+        return made, (digest(made), plan.own)
 
-    trees, own = zip(*_agreement.call_on_all(comm, say), strict=True)
-    if len(set(trees)) > 1:
-        all_trees = _agreement.call_on_all(comm, lambda: tree)
-        compare("names or values", _first_difference(all_trees), trees, comm, _HINT)
+    tree, everyone = _agreement.call_and_gather(comm, make)
+    digests, own = zip(*everyone, strict=True)
+    if len(set(digests)) > 1:
+        trees = _agreement.call_on_all(comm, lambda: tree)
+        compare("names or values", _first_difference(trees), digests, comm, _HINT)
     for reduce in plan.later:
         reduce()
     return _with_own(tree, own) if any(own) else tree

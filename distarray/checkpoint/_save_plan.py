@@ -181,20 +181,20 @@ class WritePlan(NamedTuple):
 
 def plan_writes(plan: SavePlan, check: bool, comm: Communicator) -> WritePlan:
     """Return who writes what of the arrays of a state, which all ranks have alike (collective)."""
-    told: dict[str, HeldArray] = {}
 
-    def say() -> tuple[bytes, bytes]:
-        told.update((name, _describe_held(one, comm, check)) for name, one in plan.blocks.items())
-        held = [(name, one._replace(checksum=None)) for name, one in told.items()]
-        return digest(held), digest([one.checksum for one in told.values()])
+    def describe_all() -> tuple[dict[str, HeldArray], tuple[bytes, bytes]]:
+        held = {name: _describe_held(one, comm, check) for name, one in plan.blocks.items()}
+        unsummed = [(name, one._replace(checksum=None)) for name, one in held.items()]
+        return held, (digest(unsummed), digest([one.checksum for one in held.values()]))
 
-    digests, sums = zip(*_agreement.call_on_all(comm, say), strict=True)
+    held, everyone = _agreement.call_and_gather(comm, describe_all)
+    digests, sums = zip(*everyone, strict=True)
     key = digest(digests)
     known = _plans.setdefault(comm, {})
     if key not in known or len(set(sums)) > 1:
         known.clear()
         known[key] = assign_writers(
-            _agreement.call_on_all(comm, lambda: told), comm.rank, comm.world_ranks
+            _agreement.call_on_all(comm, lambda: held), comm.rank, comm.world_ranks
         )
     return known[key]
 

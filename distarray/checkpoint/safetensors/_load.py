@@ -10,8 +10,8 @@ from math import prod
 from typing import Any
 
 from distarray.checkpoint import _agreement
-from distarray.checkpoint._adapters import Placing
-from distarray.checkpoint._agreement import agree_on_options, check_flags, check_path, compare
+from distarray.checkpoint._adapters import Finish, Placing
+from distarray.checkpoint._agreement import check_flags, check_path, compare
 from distarray.checkpoint._fill import fill
 from distarray.checkpoint._load_plan import LoadPlan
 from distarray.checkpoint.storage._manifest import Entry, Manifest, bare_manifest, chunk_row
@@ -88,18 +88,16 @@ def load_safetensors(
     ... )
     """
     base = as_communicator(comm)
-    _agreement.begin(base, "da.checkpoint.load_safetensors")
 
     def options() -> dict[str, Any]:
         found = os.path.abspath(check_path(path))
         check_flags(strict=strict, cast=cast)
         return {"path": found, "into": into is not None, "strict": strict, "cast": cast}
 
-    where = agree_on_options(base, options)["path"]
+    where = _agreement.begin(base, "da.checkpoint.load_safetensors", options)["path"]
     found = _agreement.call_on_first(base, lambda: _read_headers(where))
-    plans: list[Any] = []
 
-    def make_plan() -> list[tuple[Any, str, str]]:
+    def make_plan() -> tuple[tuple[LoadPlan, Finish], list[tuple[Any, str, str]]]:
         manifest = _manifest(where, found, names)
         template, chosen = into, []
         if into is None:
@@ -111,11 +109,10 @@ def load_safetensors(
         plan = LoadPlan(manifest, template, base.rank, base.size, cast)
         finish_state = plan.fit(template)
         plan.check(strict)
-        plans.extend((plan, finish_state))
-        return chosen
+        return (plan, finish_state), chosen
 
-    _compare_chosen(_agreement.call_on_all(base, make_plan), base)
-    plan, finish_state = plans
+    (plan, finish_state), everyone = _agreement.call_and_gather(base, make_plan)
+    _compare_chosen(everyone, base)
     fill(plan.targets, plan.manifest, False, base)
     return _agreement.run_on_all(base, finish_state)
 

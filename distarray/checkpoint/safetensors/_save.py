@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from distarray.checkpoint import _agreement
-from distarray.checkpoint._agreement import agree_on_options, check_flags, check_path
+from distarray.checkpoint._agreement import check_flags, check_path
 from distarray.checkpoint._save import collect_tree
 from distarray.checkpoint._save_plan import SavePlan, WritePlan, plan_writes
 from distarray.checkpoint.safetensors._load import INDEX, SINGLE
@@ -87,7 +87,6 @@ def save_safetensors(
     its index names them, are removed after that; others stay. Memory: 8 MiB.
     """
     base = as_communicator(comm)
-    _agreement.begin(base, "da.checkpoint.save_safetensors")
 
     def options() -> dict[str, Any]:
         found = check_path(path)
@@ -105,7 +104,8 @@ def save_safetensors(
             "check": check,
         }
 
-    where, limit, told, check = agree_on_options(base, options).values()
+    agreed = _agreement.begin(base, "da.checkpoint.save_safetensors", options)
+    where, limit, told, check = agreed.values()
     plan = SavePlan(state)
 
     def node() -> Any:
