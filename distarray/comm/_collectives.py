@@ -206,7 +206,7 @@ class PairwiseCollectives(ABC):
         # In step s rank r sends to rank r + s: an order of all messages that all ranks follow.
         after = [(rank + step) % n for step in range(1, n)]
         return self._move(
-            send, _filled(sends, after), recv, _filled(receives, after[::-1]), blocking
+            send, _drop_empty(sends, after), recv, _drop_empty(receives, after[::-1]), blocking
         )
 
     @abstractmethod
@@ -224,7 +224,7 @@ def ranges(counts: Counts) -> Ranges:
     return dict(enumerate(pairwise(offsets(counts))))
 
 
-def _filled(ranges: Ranges, peers: list[int]) -> Ranges:
+def _drop_empty(ranges: Ranges, peers: list[int]) -> Ranges:
     """Return the ranges of some ranks that are not empty, in the order of the ranks."""
     found = {peer: ranges[peer] for peer in peers if peer in ranges}
     return {peer: (start, stop) for peer, (start, stop) in found.items() if start < stop}

@@ -110,7 +110,7 @@ class Communicator(ABC):
         counts = check_counts(counts, self.size, recv.size, "receive", "all_gather")
         check_size(send, counts[self.rank], "send", "all_gather")
         if self.size == 1:
-            return _copied(send, recv)
+            return _copy(send, recv)
         on_device = _moves_on_device(recv, recv.nbytes)
         nbytes = recv.nbytes - send.nbytes
         return self._move(
@@ -140,7 +140,7 @@ class Communicator(ABC):
                 f"itself and receive {receives[self.rank]}; make the two counts equal"
             )
         if self.size == 1:
-            return _copied(send, recv)
+            return _copy(send, recv)
         on_device = not _backend.is_numpy(recv)
         nbytes = recv.nbytes - receives[self.rank] * recv.itemsize
         return self._move(
@@ -186,7 +186,7 @@ class Communicator(ABC):
             check_pair(send, recv, "scatter")
             check_size(send, sum(parts), "send", "scatter")
             if self.size == 1:
-                return _copied(send, recv)
+                return _copy(send, recv)
         on_device = _moves_on_device(recv, total * recv.itemsize)
         nbytes = 0 if self.rank == root else recv.nbytes
         source = send if self.rank == root else None
@@ -222,7 +222,7 @@ class Communicator(ABC):
         check_pair(send, recv, "gather")
         check_size(recv, sum(parts), "receive", "gather")
         if self.size == 1:
-            return _copied(send, recv)
+            return _copy(send, recv)
         nbytes = recv.nbytes - send.nbytes
         return self._move(
             "gather", self._gather, nbytes, on_device, send, recv, parts, root, blocking
@@ -597,7 +597,7 @@ class Communicator(ABC):
     def _broadcast_object(self, obj: Any, root: int) -> tuple[Any, int]: ...
 
 
-def _copied(send: Buffer, recv: Buffer) -> Request:
+def _copy(send: Buffer, recv: Buffer) -> Request:
     _backend.assign(recv.reshape(-1), send.reshape(-1))
     return Completed(recv)
 

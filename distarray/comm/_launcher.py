@@ -144,7 +144,7 @@ def node_name(world_rank: int) -> str:
 
 def machine_name(world_rank: int) -> str:
     """Return what names the machine, or the part of it that passes for a node."""
-    pretended = _pretended()
+    pretended = _read_ranks_per_node()
     node = f"{world_rank // pretended} " if pretended else ""
     try:
         return node + Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -152,7 +152,7 @@ def machine_name(world_rank: int) -> str:
         return node + socket.gethostname()
 
 
-def _pretended() -> int:
+def _read_ranks_per_node() -> int:
     told = setting("DISTARRAY_RANKS_PER_NODE")
     if told and not (told.isdecimal() and int(told)):
         raise ArgumentError(
@@ -164,7 +164,7 @@ def _pretended() -> int:
 
 def local_ranks(world_rank: int, size: int) -> list[int] | None:
     """Return the ranks of this node in the MPI world; None where nobody says which they are."""
-    pretended = _pretended()
+    pretended = _read_ranks_per_node()
     if pretended:
         first = world_rank // pretended * pretended
         return list(range(first, min(first + pretended, size)))

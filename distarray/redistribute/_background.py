@@ -38,7 +38,7 @@ class Handle:
         """Return the block when it is there; raise what went wrong on the way."""
         try:
             if not self._future.done():
-                with background_work.awaited():
+                with background_work.waiting():
                     return self._future.result()
             return self._future.result()
         except BaseException as error:

@@ -141,7 +141,7 @@ def count_received(src: Layout, dst: Layout, rank: int) -> int:
     box = block_of(dst, rank)
     if box is None:
         return 0
-    return boxes.volume(box) * choose_replicas(src, dst).contributions - _shared(src, box, rank)
+    return boxes.volume(box) * choose_replicas(src, dst).contributions - _overlap(src, box, rank)
 
 
 def count_sent(src: Layout, dst: Layout, rank: int) -> int:
@@ -166,7 +166,7 @@ def count_sent(src: Layout, dst: Layout, rank: int) -> int:
             total *= stop - start
         else:
             total *= sum([piece[2] - piece[1] for piece in pieces(dst, axis, start, stop, at)])
-    return total - _shared(dst, box, rank)
+    return total - _overlap(dst, box, rank)
 
 
 def count_senders(src: Layout, dst: Layout, rank: int) -> int:
@@ -178,7 +178,7 @@ def count_senders(src: Layout, dst: Layout, rank: int) -> int:
     for axis, (start, stop) in enumerate(box):
         if src.sharding_axes(axis):
             blocks *= count_blocks(src, axis, start, stop)
-    return blocks * choose_replicas(src, dst).contributions - (1 if _shared(src, box, rank) else 0)
+    return blocks * choose_replicas(src, dst).contributions - (1 if _overlap(src, box, rank) else 0)
 
 
 def count_lacking(src: Layout, dst: Layout, rank: int) -> int:
@@ -194,10 +194,10 @@ def count_lacking(src: Layout, dst: Layout, rank: int) -> int:
         return 0
     if any(i not in kept and src.mesh.shape[i] > 1 for i in src.partial_axes):
         return boxes.volume(box)
-    return boxes.volume(box) - _shared(src, box, rank)
+    return boxes.volume(box) - _overlap(src, box, rank)
 
 
-def _shared(layout: Layout, box: Box, rank: int) -> int:
+def _overlap(layout: Layout, box: Box, rank: int) -> int:
     """Return how many values of a box lie in a rank's block."""
     own = block_of(layout, rank)
     if own is None:

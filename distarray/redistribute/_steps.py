@@ -81,7 +81,7 @@ class LocalStep:
             return False
         return all(
             coordinate[i] == 0
-            for i, op in _created(self.src, self.dst)
+            for i, op in _new_partials(self.src, self.dst)
             if type(self.src.placements[i]) is Replicate and not keeps_copies(op)
         )
 
@@ -362,12 +362,12 @@ def ops_to_fill(src: Layout, dst: Layout) -> list[str]:
     """Return the operations whose new ``Partial`` blocks are not just the old blocks."""
     return [
         op
-        for i, op in _created(src, dst)
+        for i, op in _new_partials(src, dst)
         if dst.mesh.shape[i] > 1 and not (type(src.placements[i]) is Replicate and keeps_copies(op))
     ]
 
 
-def _created(src: Layout, dst: Layout) -> list[tuple[int, str]]:
+def _new_partials(src: Layout, dst: Layout) -> list[tuple[int, str]]:
     """Return mesh axis and operation of every ``Partial`` that ``src`` lacks."""
     return [
         (i, after.op)

@@ -16,7 +16,7 @@ from distarray.comm.shared_memory import _arena
 
 READERS = {
     "DISTARRAY_TIMEOUT": _watchdog.timeout,
-    "DISTARRAY_NUM_THREADS": _threads._configured,
+    "DISTARRAY_NUM_THREADS": _threads._read_setting,
     "DISTARRAY_POOL_LIMIT": lambda: _arena._default_limit(),
     "DISTARRAY_NUMBA": _jit._usable,
     "DISTARRAY_CUDA_AWARE": _awareness.setting,

@@ -22,7 +22,7 @@ MANY_DRAWN_AGAIN = ("uint64", 0, 2**63 + 1)
 
 @pytest.fixture(scope="module", autouse=True)
 def for_small_arrays() -> Iterator[None]:
-    assert _launch.simulated()
+    assert _launch.is_simulated()
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield

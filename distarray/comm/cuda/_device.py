@@ -100,7 +100,7 @@ def bind(device: str, local_rank: int | None, *, simulated: bool = False) -> int
     have = count(device)
     told = device.partition(":")[2]
     if told:
-        number = _checked(int(told), have)
+        number = _check_number(int(told), have)
         use(number)
         return number
     if have == 1:
@@ -121,7 +121,7 @@ def bind(device: str, local_rank: int | None, *, simulated: bool = False) -> int
     return number
 
 
-def _checked(number: int, have: int) -> int:
+def _check_number(number: int, have: int) -> int:
     if number >= have:
         shown = "only GPU 0" if have == 1 else f"GPUs 0 to {have - 1}"
         raise DeviceError(
@@ -193,7 +193,7 @@ def with_memory(work: Callable[[], T], number: int) -> T:
 
 def pool_bytes(device: str) -> tuple[int, int]:
     """Return how many bytes of a GPU arrays hold, and CuPy keeps idle."""
-    with cupy().cuda.Device(_checked(number_of(device), count(device))):
+    with cupy().cuda.Device(_check_number(number_of(device), count(device))):
         pool = cupy().get_default_memory_pool()
         return pool.used_bytes(), pool.free_bytes()
 

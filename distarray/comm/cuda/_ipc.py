@@ -47,13 +47,13 @@ class Lent(NamedTuple):
     base: int
     nbytes: int
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         """Return it as `NBYTES` bytes."""
         return _FORMAT.pack(*self)
 
     @classmethod
-    def unpacked(cls, data: memoryview) -> Lent:
-        """Return what `packed` made these bytes of."""
+    def unpack(cls, data: memoryview) -> Lent:
+        """Return what `pack` made these bytes of."""
         return cls(*_FORMAT.unpack_from(data))
 
 
@@ -105,10 +105,10 @@ def lend(block: Buffer) -> tuple[Lent, int, Buffer]:
     if not block.size:
         return _NOTHING, 0, block
     _device.use(block.device.id)
-    lent = _lent(block)
+    lent = _handle_of(block)
     if lent is None:
-        block = _copied(block)
-        lent = _lent(block)
+        block = _copy_lendable(block)
+        lent = _handle_of(block)
         assert lent is not None  # ordinary memory of CUDA
     _cuda().get_current_stream().synchronize()
     return lent, block.data.ptr - lent.base, block
@@ -133,12 +133,12 @@ def borrow(
     return cupy.ndarray(tuple(shape), dtype, memptr=pointer, strides=tuple(strides))
 
 
-def read() -> None:
+def await_reads() -> None:
     """Wait until what this thread has started to read has been read."""
     _cuda().get_current_stream().synchronize()
 
 
-def reached(
+def find_peers(
     members: Sequence[int],
     owners: Mapping[int, Hashable],
     exchange: Callable[[bytes], Sequence[Any]],
@@ -155,7 +155,7 @@ def reached(
     told = b""
     try:
         lent, offset, probe = lend(probe)
-        told = lent.packed() + _PROBE.pack(offset, number)
+        told = lent.pack() + _PROBE.pack(offset, number)
     except (DeviceError, _cuda().runtime.CUDARuntimeError):
         pass  # so that nobody reads it
     offers = {rank: bytes(data) for rank, data in enumerate(exchange(told)) if data is not None}
@@ -174,7 +174,7 @@ def _is_read(owner: Hashable, offer: bytes) -> bool:
     """Tell whether the number that another process offers can be read in its memory."""
     if not offer:
         return False
-    lent = Lent.unpacked(memoryview(offer))
+    lent = Lent.unpack(memoryview(offer))
     offset, number = _PROBE.unpack_from(offer, NBYTES)
     try:
         found = borrow(owner, lent, offset, (1,), (8,), np.dtype(np.int64))
@@ -183,7 +183,7 @@ def _is_read(owner: Hashable, offer: bytes) -> bool:
         return False
 
 
-def _lent(block: Buffer) -> Lent | None:
+def _handle_of(block: Buffer) -> Lent | None:
     base, nbytes, identity = allocation_of(block.data.ptr)
     key = identity, base
     with _lock:
@@ -199,7 +199,7 @@ def _lent(block: Buffer) -> Lent | None:
     return None if handle is None else Lent(handle, identity, base, nbytes)
 
 
-def _copied(block: Buffer) -> Buffer:
+def _copy_lendable(block: Buffer) -> Buffer:
     """Return a copy in memory that can be lent."""
     global _lendable
     if _lendable is None:

@@ -74,7 +74,7 @@ def _offset(table: Any, at: int, x: int, y: int, z: int) -> int:
 
 
 @device
-def _bounded(i: int, last: int) -> int:
+def _clamp(i: int, last: int) -> int:
     return i if i < last else last
 
 
@@ -120,7 +120,7 @@ def copy_boxes(memory: Any, table: Any, boxes: int, tiles: int) -> None:
             last = table[record + VOLUME] - 1
             first = part * EACH * threads + cuda.threadIdx.x
             for k in range(EACH):
-                x, y, z = _place(table, record, _bounded(first + k * threads, last))
+                x, y, z = _place(table, record, _clamp(first + k * threads, last))
                 words[k] = memory[_offset(table, record + SRC, x, y, z)]
                 targets[k] = _offset(table, record + DST, x, y, z)
             for k in range(EACH):
@@ -180,7 +180,7 @@ _COMBINE: Final = {
 
 
 @device
-def _unchanged(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
@@ -220,8 +220,8 @@ def _accumulator(kind: str, op: str) -> tuple[Any, Any, Any]:
     if kind == "f2":
         return np.float32, _single_of, _half_of
     if op == "avg" and kind[0] in "iu":
-        return np.float64, _double_of, _unchanged
-    return np.dtype(kind).type, _unchanged, _unchanged
+        return np.float64, _double_of, _identity
+    return np.dtype(kind).type, _identity, _identity
 
 
 @functools.cache
@@ -252,7 +252,7 @@ def reducing(kind: str, op: str) -> Any:
             first = (tile - table[box]) * EACH * threads + cuda.threadIdx.x
             at = record + SRC
             for k in range(EACH):
-                x, y, z = _place(table, record, _bounded(first + k * threads, last))
+                x, y, z = _place(table, record, _clamp(first + k * threads, last))
                 place[k, 0], place[k, 1], place[k, 2] = x, y, z
                 total[k] = read(sources[_offset(table, at, x, y, z)])
             for _ in range(count - 1):

@@ -59,7 +59,7 @@ def is_usable(array: Buffer) -> bool:
                 if why.startswith("Numba"):
                     _warn(why)
                 _usable = not why
-    return _usable and (simulated() or (not isinstance(array, np.ndarray) and _reachable(array)))
+    return _usable and (is_simulated() or (not isinstance(array, np.ndarray) and _reachable(array)))
 
 
 def find_hindrance(array: Buffer) -> str:
@@ -67,7 +67,7 @@ def find_hindrance(array: Buffer) -> str:
     try:
         if load_kernels(_NUMBA) is None:
             return "there is no Numba, or DISTARRAY_NUMBA=0"
-        if simulated():
+        if is_simulated():
             return ""
         cuda = load_kernels(_NUMBA).cuda
         if not cuda.is_available():
@@ -102,14 +102,14 @@ def _reachable(array: Buffer) -> bool:
     return found
 
 
-def simulated() -> bool:
+def is_simulated() -> bool:
     """Tell whether Numba's simulator runs the kernels."""
     return bool(load_kernels(_NUMBA).SIMULATED)
 
 
 def threads() -> int:
     """Return the number of threads of a block."""
-    return SIMULATED_THREADS if simulated() else THREADS
+    return SIMULATED_THREADS if is_simulated() else THREADS
 
 
 # --- what kernels are given ----------------------------------------------------------------------
@@ -142,18 +142,18 @@ class _Memory:
 def memory(dtype: Any) -> tuple[Any, int]:
     """Return all memory as a kernel sees it, an array of items, and the address of the first."""
     dtype = np.dtype(dtype)
-    start = _PAGE if simulated() else 0
+    start = _PAGE if is_simulated() else 0
     key = _stream_pointer()[0], dtype.str
     found = _memories.get(key)
     if found is None:
         whole = _Memory(dtype, start)
-        found = _memories[key] = wrap(np.asarray(whole) if simulated() else whole)
+        found = _memories[key] = wrap(np.asarray(whole) if is_simulated() else whole)
     return found, start
 
 
 def wrap(array: Any) -> Any:
     """Return an array as a kernel sees it."""
-    if simulated():
+    if is_simulated():
         return _Simulated(array)
     return load_kernels(_NUMBA).cuda.as_cuda_array(array, sync=False)
 
@@ -184,14 +184,14 @@ def upload(host: np.ndarray) -> Buffer:
     CuPy copies by way of pinned memory and does not wait. The copy is used, and its memory used
     again, on this stream alone.
     """
-    if simulated():
+    if is_simulated():
         return host
     return importlib.import_module("cupy").array(host)
 
 
 def _stream_pointer() -> tuple[int, int]:
     """Return the number of the current device and the address of its current stream."""
-    if simulated():
+    if is_simulated():
         return 0, 0
     cuda = importlib.import_module("cupy").cuda
     return int(cuda.Device().id), int(cuda.get_current_stream().ptr)
@@ -206,7 +206,7 @@ def launch(kernel: Any, tiles: int, *arguments: Any) -> bool:
     global _usable
     if tiles == 0:
         return True
-    if simulated():
+    if is_simulated():
         with _lock:
             kernel[min(tiles, _SIMULATED_BLOCKS), SIMULATED_THREADS](*arguments)
         return True

@@ -32,7 +32,7 @@ def _import_cuda() -> Any:
     0.30 has ``np.row_stack``, which NumPy 2.5 has not), or warn where programs make errors of
     warnings. Imported here, both concern nobody else.
     """
-    with warnings.catch_warnings(), _with_removed():
+    with warnings.catch_warnings(), _restore_removed_names():
         warnings.simplefilter("ignore")
         found = importlib.import_module("numba.cuda")
         if not SIMULATED:
@@ -43,7 +43,7 @@ def _import_cuda() -> Any:
 
 
 @contextlib.contextmanager
-def _with_removed() -> Iterator[None]:
+def _restore_removed_names() -> Iterator[None]:
     """Lend NumPy the names that it has no more."""
     lent = [name for name in _REMOVED if not hasattr(np, name)]
     for name in lent:

@@ -57,7 +57,7 @@ class PinnedPool:
                 memory = idle.pop()
                 self._idle_bytes -= size
             else:
-                memory = self._pinned(xp, size)
+                memory = self._allocate(xp, size)
             self._in_use += size
         return np.asarray(_Lease(self, memory))[:nbytes]
 
@@ -82,7 +82,7 @@ class PinnedPool:
             self._idle.clear()
             self._idle_bytes = 0
 
-    def _pinned(self, xp: Any, size: int) -> np.ndarray:
+    def _allocate(self, xp: Any, size: int) -> np.ndarray:
         for last in (False, True):
             try:
                 return np.frombuffer(xp.cuda.alloc_pinned_memory(size), np.uint8, size)

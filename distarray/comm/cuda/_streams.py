@@ -41,7 +41,7 @@ class Fork:
     def __init__(self, cuda: Any) -> None:
         self._device = cuda.Device()
         self._program = cuda.get_current_stream()
-        self._event = _recorded(cuda, self._program)
+        self._event = _record_event(cuda, self._program)
 
     def run(self, work: Callable[..., T], *arguments: Any) -> T:
         """Do the work in the calling thread, on its stream, and wait until the GPU has done it."""
@@ -75,17 +75,17 @@ def note_use() -> None:
 
 def _after(cuda: Any, program: Any, own: Any) -> Callable[[int], Any]:
     """Return an allocator whose memory a stream uses after the program's has done with it."""
-    allocate = cuda.get_allocator()
+    take = cuda.get_allocator()
 
-    def allocated(nbytes: int) -> Any:
-        memory = allocate(nbytes)
-        own.wait_event(_recorded(cuda, program))
+    def allocate(nbytes: int) -> Any:
+        memory = take(nbytes)
+        own.wait_event(_record_event(cuda, program))
         return memory
 
-    return allocated
+    return allocate
 
 
-def _recorded(cuda: Any, stream: Any) -> Any:
+def _record_event(cuda: Any, stream: Any) -> Any:
     event = cuda.Event(disable_timing=True)
     event.record(stream)
     return event

@@ -178,7 +178,7 @@ def find_switch(told: str) -> tuple[str, str] | None:
 
 def ask() -> Finding:
     """Return what the library says of itself, by the function that it has for it; MPI runs."""
-    for path in _loaded("libmpi"):
+    for path in _find_libraries("libmpi"):
         try:
             loaded = ctypes.CDLL(path)
         except OSError:
@@ -196,7 +196,7 @@ def ask() -> Finding:
     return Finding("library", None, "MPI has no function that tells")
 
 
-def _loaded(beginning: str) -> list[str]:
+def _find_libraries(beginning: str) -> list[str]:
     """Return the files of this process's libraries whose names begin so."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()

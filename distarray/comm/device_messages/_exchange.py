@@ -159,7 +159,7 @@ class _Piece(NamedTuple):
 def _pieces(messages: Sequence[Message]) -> list[_Piece]:
     """Cut messages into pieces, in the order in which they go."""
     if len(messages) > 1 and sum(m.stop - m.start for m in messages) <= CHUNK_BYTES:
-        return _joined(messages)
+        return _join_adjacent(messages)
     by_turns = zip_longest(*([(m, *cut) for cut in _cuts(m, True)] for m in messages))
     return [
         _Piece(message.buffer[start:stop], tuple((peer, 0, stop - start) for peer in message.peers))
@@ -167,7 +167,7 @@ def _pieces(messages: Sequence[Message]) -> list[_Piece]:
     ]
 
 
-def _joined(messages: Sequence[Message]) -> list[_Piece]:
+def _join_adjacent(messages: Sequence[Message]) -> list[_Piece]:
     """Join messages that lie one after the other: one copy serves for all of them.
 
     All are under way at once then, so that their order is free.
@@ -263,7 +263,7 @@ class _Lane:
         under_way = len(self._copying) + len(self._moving)
         return bool(self._pieces) and under_way < self._window
 
-    def _taken(self, piece: _Piece) -> _Chunk:
+    def _take(self, piece: _Piece) -> _Chunk:
         return _Chunk(piece, _pinned.pool.take(self._xp, piece.part.size))
 
 
@@ -293,7 +293,7 @@ class _Outgoing(_Lane):
             self._post()
 
     def _load(self) -> None:
-        chunk = self._taken(self._pieces[0])
+        chunk = self._take(self._pieces[0])
         chunk.piece.part.get(stream=self._stream, out=chunk.host, blocking=False)
         chunk.copied = _mark(self._xp, self._stream)
         self._copying.append(chunk)
@@ -326,7 +326,7 @@ class _Incoming(_Lane):
         """Ask MPI for as many messages as there is room for; tell whether that was any."""
         moved = False
         while self._has_room():
-            chunk = self._taken(self._pieces.popleft())
+            chunk = self._take(self._pieces.popleft())
             self._moving.append(chunk)
             chunk.post(self._begin)
             moved = True

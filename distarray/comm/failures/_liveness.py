@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from distarray.comm._agreement import name_ranks
 from distarray.comm._launcher import count_ranks_here, local_ranks
 from distarray.comm.failures._presence import Presence, message_of_gone
 from distarray.comm.failures._waits import START, Meeting
@@ -28,7 +29,6 @@ _SECONDS_GONE: Final = 1.5
 the names of the first are free when its processes are over."""
 
 _LONGEST_PAUSE: Final = 60.0  # seconds between looks for ranks that have taken their names since
-_SHOWN: Final = 8  # ranks that a message lists
 
 
 class Neighbours:
@@ -47,7 +47,7 @@ class Neighbours:
         """Look who has taken a name: when MPI has started, all that started it so."""
         self._known |= self._presence.here(self._ranks)
 
-    def died(self) -> str:
+    def find_dead(self) -> str:
         """Return that ranks of this node have died, if so; to be asked every now and then."""
         now = time.monotonic()
         if now >= self._look_at:  # seldom: a node may have few of very many ranks
@@ -100,7 +100,7 @@ class Start:
             return f"{START}: ranks of other nodes have not come"
         if self._told is not None:
             return f"{START}: {count} of this node {'has' if count == 1 else 'have'} not come"
-        come = f"{_listed(sorted(here))} have" if here else "none has"
+        come = f"only {name_ranks(sorted(here))}" if here else "none"
         return f"{START}: {count} other ranks of this node have not come, {come}"
 
     def _here(self) -> set[int]:
@@ -109,13 +109,9 @@ class Start:
 
 def message_of_dead(rank: int, dead: Sequence[int]) -> str:
     """Return what is wrong where ranks have died."""
-    who = f"rank {dead[0]} has" if len(dead) == 1 else f"ranks {_listed(dead)} have"
+    who = f"{name_ranks(dead)} {'has' if len(dead) == 1 else 'have'}"
     return (
         f"{who} died, as rank {rank} of the same node finds: the process is over, and neither by "
         "the end of the program nor by an error that Python knows of. It has crashed or was "
         "killed, as by the system where memory is short"
     )
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return f"[{', '.join(map(str, ranks[:_SHOWN]))}{', ...' * (len(ranks) > _SHOWN)}]"

@@ -160,7 +160,7 @@ class _BackgroundWork:
             self.unfinished -= 1
 
     @contextlib.contextmanager
-    def awaited(self) -> Iterator[None]:
+    def waiting(self) -> Iterator[None]:
         """Note that this thread waits for the one in the background."""
         own = threading.get_ident()
         self._held.add(own)

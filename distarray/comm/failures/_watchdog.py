@@ -159,7 +159,7 @@ class Watchdog:
         if here.may_join != ANY_THREAD and here.since < soon:
             seconds = time.monotonic() - here.since
             self._end_if(self._deadlocks.find(here, seconds), main)
-        self._end_if(self.neighbours.died(), main)
+        self._end_if(self.neighbours.find_dead(), main)
 
     def _end_if(self, why: str, thread: int) -> None:
         if why and not self._stopped.is_set():
@@ -223,7 +223,7 @@ def say_where(question: Question, line: str | None = None) -> Whereabouts:
     )
 
 
-def given_up(rank: int) -> str:
+def timeout_message(rank: int) -> str:
     """Return what is wrong where this thread has waited for as long as it may, and gives up."""
     global _given_up
     wait = waits[threading.get_ident()]

@@ -84,11 +84,13 @@ class Kernel:
     def _compile_and_run(self, *arguments: Any) -> Any:
         with _lock:
             if self.run == self._compile_and_run:
-                self.run = compiled(self._function, self._signature, *self._uses)
+                self.run = compile_function(self._function, self._signature, *self._uses)
         return self.run(*arguments)
 
 
-def compiled(function: Callable[..., Any], signature: str, *uses: ModuleType) -> Callable[..., Any]:
+def compile_function(
+    function: Callable[..., Any], signature: str, *uses: ModuleType
+) -> Callable[..., Any]:
     """Return ``function`` compiled for ``signature``, from disk where it was compiled before."""
     import numba
 

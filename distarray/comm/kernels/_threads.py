@@ -37,7 +37,7 @@ def count() -> int:
     """
     global _count
     if _count is None:
-        _count = _configured() or _cores_per_rank()
+        _count = _read_setting() or _cores_per_rank()
     return _count
 
 
@@ -81,7 +81,7 @@ def _threads() -> ThreadPoolExecutor:
         return _pool
 
 
-def _configured() -> int:
+def _read_setting() -> int:
     for name in ("DISTARRAY_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
         value = setting(name).split(",")[0].strip()
         if value.isdigit() and int(value) > 0:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from distarray.comm._agreement import mismatch_error
+from distarray.comm._agreement import mismatch_error, name_ranks
 from distarray.comm._launcher import node_name
 from distarray.comm.failures._waits import Meeting, count_by, join_next, waiting
 from distarray.comm.mpi._start import import_mpi
@@ -25,8 +25,6 @@ _OWN, _EXPORTED, _COPY = 1, 2, 3
 
 _KINDS: Final = 4
 _GROUPS: Final = 8191  # MPI's tags reach to 32767 at least
-
-_SHOWN: Final = 8  # ranks that a message lists
 
 
 class Base:
@@ -90,8 +88,7 @@ class Base:
 
     def first_call(self, ranks: tuple[int, ...]) -> str:
         """Return what some ranks do in a meeting, for messages."""
-        shown = ", ".join(map(str, self.world_ranks(ranks[:_SHOWN])))
-        return f"the first call of ranks {shown}{', ...' * (len(ranks) > _SHOWN)} together"
+        return f"the first call of {name_ranks(self.world_ranks(ranks))} together"
 
 
 class Group:
@@ -210,7 +207,7 @@ class Group:
         """
         if self._reach_on_device is None:
             channel = self.connect()
-            near = () if channel is None else channel.reached_on_device()
+            near = () if channel is None else channel.find_peers_on_device()
             everyone = all_gather_object(
                 self.mpi,
                 (

@@ -27,7 +27,7 @@ def import_mpi() -> Any:
     """Return ``mpi4py.MPI``; MPI is running then. A CommunicationError says why it is not."""
     try:
         with _lock:
-            mpi = sys.modules.get("mpi4py.MPI") or _imported()
+            mpi = sys.modules.get("mpi4py.MPI") or _import_unstarted()
             if not mpi.Is_initialized():
                 _start(mpi)
     except (ImportError, RuntimeError) as error:
@@ -43,7 +43,7 @@ def import_mpi() -> Any:
     return mpi
 
 
-def _imported() -> Any:
+def _import_unstarted() -> Any:
     """Import ``mpi4py.MPI`` without starting MPI; it ends MPI where it would have started it."""
     from mpi4py import rc
 

@@ -79,7 +79,7 @@ class Arena:
         physical = os.sysconf("SC_PHYS_PAGES") * _PAGE
         self.identity = int.from_bytes(os.urandom(7), "little")
         self.file = os.memfd_create("distarray", os.MFD_CLOEXEC)
-        self.map = _mapped(self.file, _power_of_two(4 * physical))
+        self.map = _map_file(self.file, _power_of_two(4 * physical))
         self.capacity = len(self.map.bytes)
         self.address = self.map.address
         self.returned: deque[tuple[int, int]] = deque()
@@ -220,7 +220,7 @@ class Arena:
             insort(self._empty, (offset, size))
 
 
-def _mapped(file: int, capacity: int) -> Mapping:
+def _map_file(file: int, capacity: int) -> Mapping:
     """Map a sparse file of this size, or of less where the address space is limited."""
     while True:
         os.ftruncate(file, capacity)

@@ -34,7 +34,7 @@ from distarray.comm._settings import setting
 from distarray.comm.cuda import _ipc
 from distarray.comm.failures._presence import message_of_gone
 from distarray.comm.failures._waits import Meeting, count_by, waiting
-from distarray.comm.failures._watchdog import given_up, timeout
+from distarray.comm.failures._watchdog import timeout, timeout_message
 from distarray.comm.shared_memory import _arena
 from distarray.comm.shared_memory._slots import (
     BARRIER,
@@ -125,7 +125,7 @@ class Channel:
         self._place = place
         count_by(place, self)
 
-    def _named(self, ranks: Sequence[int]) -> tuple[int, ...]:
+    def _in_world(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Return what the MPI world calls some ranks of the communicator."""
         return tuple(self._world_ranks[rank] for rank in ranks)
 
@@ -156,13 +156,13 @@ class Channel:
         words[SIZE] = 0
         self._complete_round(words, BARRIER, "waiting at a barrier")
 
-    def reached_on_device(self) -> tuple[frozenset[int], ...]:
+    def find_peers_on_device(self) -> tuple[frozenset[int], ...]:
         """Return, for each member, the ranks whose blocks on GPUs it and they can read in place.
 
         The first call is collective over the members, of which each is bound to a GPU.
         """
         if self._on_device is None:
-            self._on_device = _ipc.reached(
+            self._on_device = _ipc.find_peers(
                 self.members,
                 self._memory,
                 lambda data: self.exchange(data, PROBE, "looking for what GPUs share"),
@@ -171,7 +171,7 @@ class Channel:
 
     @property
     def _near(self) -> frozenset[int]:
-        return self.reached_on_device()[self.members.index(self.me)]
+        return self.find_peers_on_device()[self.members.index(self.me)]
 
     def views(
         self, block: Buffer, token: int, what: object = "", *, closing: bool = True
@@ -179,12 +179,12 @@ class Channel:
         """Return a context that yields every member's block, readable in place.
 
         It yields a list with None for ranks of other nodes, and, of blocks on GPUs, for ranks that
-        are not ``reached_on_device``. The blocks stay unchanged inside the context. Blocks may
+        are not ``find_peers_on_device``. The blocks stay unchanged inside the context. Blocks may
         differ in shape and strides, not in dtype or kind of device (the token stands for it).
         """
         views = _Views(self, block, token, what, closing)
         if views.on_device:
-            self.reached_on_device()
+            self.find_peers_on_device()
         return views
 
     def _offer(self, block: np.ndarray) -> np.ndarray | None:
@@ -211,7 +211,7 @@ class Channel:
             slot.words[KIND] = BLOCK_ON_DEVICE
             return block
         lent, offset, block = _ipc.lend(block)
-        slot.bytes[: _ipc.NBYTES] = lent.packed()
+        slot.bytes[: _ipc.NBYTES] = lent.pack()
         describe(slot.words, BLOCK_ON_DEVICE, block, offset)
         return block
 
@@ -225,7 +225,7 @@ class Channel:
         strides = tuple(words[SHAPE + ndim : SHAPE + 2 * ndim])
         offset = words[OFFSET]
         if words[KIND] == BLOCK_ON_DEVICE:
-            lent = _ipc.Lent.unpacked(slot.bytes)
+            lent = _ipc.Lent.unpack(slot.bytes)
             return _ipc.borrow(self._memory[rank], lent, offset, shape, strides, dtype)
         reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0)
         buffer = self._memory[rank].map_up_to(offset + reach + dtype.itemsize)
@@ -260,7 +260,7 @@ class Channel:
         said = self.exchange(payload, MISMATCH)
         raise mismatch_error(
             [bytes(said[rank] or b"").decode(errors="replace") for rank in self.members],
-            self._named(self.members),
+            self._in_world(self.members),
         )
 
     def leave(self) -> None:
@@ -276,7 +276,7 @@ class Channel:
         gone = [r for r, slot in others if slot.words[GONE] and slot.words[ROUND] != number]
         if gone:
             me = self._world_ranks[self.me]
-            raise CommunicationError(message_of_gone(me, self._named(gone), what))
+            raise CommunicationError(message_of_gone(me, self._in_world(gone), what))
 
     def _wait(self, words: memoryview, number: int, what: object) -> None:
         for _ in range(self._spins):
@@ -289,11 +289,11 @@ class Channel:
         deadline = time.monotonic() + timeout()
         meeting = None
         if self._place:
-            meeting = Meeting(self._place, number, self._named(self.members))
+            meeting = Meeting(self._place, number, self._in_world(self.members))
 
         def late() -> tuple[int, ...]:
             others = self._others[(number - 1) & 1]
-            return self._named([rank for rank, slot in others if slot.words[ROUND] != number])
+            return self._in_world([rank for rank, slot in others if slot.words[ROUND] != number])
 
         with waiting(what, meeting, late):
             while words[ROUND] != number:
@@ -302,7 +302,7 @@ class Channel:
                 if words[GONE]:
                     self._raise_gone(number, what)
                 if time.monotonic() > deadline:
-                    raise CommunicationError(given_up(self._world_ranks[self.me]))
+                    raise CommunicationError(timeout_message(self._world_ranks[self.me]))
 
 
 class _Views:
@@ -342,7 +342,7 @@ class _Views:
         channel._unread = None  # everybody has left the round before
         if self.on_device:
             others = [(rank, other) for rank, other in others if rank in channel._near]
-            lent = max(map(len, channel.reached_on_device())) > 1  # all wait, or nobody
+            lent = max(map(len, channel.find_peers_on_device())) > 1  # all wait, or nobody
         for rank, other in others:
             lent = lent or other.words[KIND] == BLOCK_IN_ARENA
             views[rank] = channel._block(rank, other, block.dtype)
@@ -353,7 +353,7 @@ class _Views:
         # What travelled inside the slots was copied there, and other copies are kept: nobody needs
         # to wait for the readers.
         if self.on_device:
-            _ipc.read()
+            _ipc.await_reads()
         if self._open:
             self._channel.barrier()
         else:

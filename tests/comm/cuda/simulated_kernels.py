@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("for_small_arrays")
 
 @pytest.fixture(scope="module")
 def for_small_arrays() -> Iterator[None]:
-    assert _launch.simulated()
+    assert _launch.is_simulated()
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     simulator = importlib.import_module("numba.cuda.simulator.kernelapi")

@@ -47,7 +47,7 @@ def _reduced(xp: Any) -> None:
 def test_whatever_the_background_allocates_comes_after_what_the_program_still_reads(
     xp: Any, work: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_launch, "simulated", lambda: False)
+    monkeypatch.setattr(_launch, "is_simulated", lambda: False)
     program = xp.cuda.get_current_stream()
 
     def task() -> int:
@@ -125,7 +125,7 @@ def test_kernels_that_do_not_serve_are_told_of_once(
 def test_what_numpy_has_no_more_is_lent_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numba_part, "_REMOVED", {"no_such_name": np.vstack, "vstack": None})
     kept = np.vstack
-    with contextlib.suppress(KeyError), numba_part._with_removed():
+    with contextlib.suppress(KeyError), numba_part._restore_removed_names():
         assert np.no_such_name is np.vstack is kept
         raise KeyError
     assert not hasattr(np, "no_such_name")

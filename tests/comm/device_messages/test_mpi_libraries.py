@@ -50,7 +50,7 @@ def gpu_query(answer):
 )
 def test_library_is_asked_by_the_function_that_it_has(monkeypatch, functions, answer, says):
     library = types.SimpleNamespace(**functions)
-    monkeypatch.setattr(_awareness, "_loaded", lambda _: ["/opt/libmpi.so.12"])
+    monkeypatch.setattr(_awareness, "_find_libraries", lambda _: ["/opt/libmpi.so.12"])
     monkeypatch.setattr(_awareness.ctypes, "CDLL", lambda path: library)
     found = ask()
     assert found.answer is answer
@@ -58,10 +58,12 @@ def test_library_is_asked_by_the_function_that_it_has(monkeypatch, functions, an
 
 
 def test_library_without_a_function_that_tells_is_left_open(monkeypatch):
-    monkeypatch.setattr(_awareness, "_loaded", lambda _: ["/nowhere/libmpi.so", "libc.so.6"])
+    monkeypatch.setattr(
+        _awareness, "_find_libraries", lambda _: ["/nowhere/libmpi.so", "libc.so.6"]
+    )
     assert ask().answer is None
 
 
 def test_files_of_this_process_are_found():
-    assert _awareness._loaded("libc.")
-    assert _awareness._loaded("libnowhere") == []
+    assert _awareness._find_libraries("libc.")
+    assert _awareness._find_libraries("libnowhere") == []

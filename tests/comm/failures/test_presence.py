@@ -64,13 +64,13 @@ def test_only_a_rank_whose_name_is_free_and_that_has_not_said_so_has_died(apart,
         time.sleep(20)
         os._exit(0)
     try:
-        assert neighbours.died() == ""
+        assert neighbours.find_dead() == ""
         leaving.leave(range(4), 0, 5.0)
         leaving.close()
         dying.close()
-        assert neighbours.died() == ""
+        assert neighbours.find_dead() == ""
         end = time.monotonic() + 10  # the child may not have run yet
-        while not (died := neighbours.died()) and time.monotonic() < end:
+        while not (died := neighbours.find_dead()) and time.monotonic() < end:
             time.sleep(0.05)
         assert died.startswith("rank 2 has died, as rank 0")
         assert here.left == {1}
@@ -133,7 +133,7 @@ def test_who_has_not_come_to_the_start_is_named_where_that_is_known(apart, monke
     assert Start(here, 4).late() == (2, 3)
     assert "2 of this node have not come" in str(Start(here, 4))
     assert Start(here, 5).late() == ()
-    assert "2 other ranks of this node have not come, [1] have" in str(Start(here, 5))
+    assert "2 other ranks of this node have not come, only rank 1" in str(Start(here, 5))
 
 
 RUNS = Whereabouts(False, "", "", ("", 0), ())

@@ -78,7 +78,7 @@ def test_kernel_is_kept_in_the_first_folder_that_can_be_written(
 ) -> None:
     folders = [Path(os.devnull) / "nowhere", tmp_path / "kept", tmp_path / "not needed"]
     monkeypatch.setattr(_jit, "_folders", lambda *args: folders)
-    assert _jit.compiled(double, "int64(int64)")(21) == 42
+    assert _jit.compile_function(double, "int64(int64)")(21) == 42
     assert len(list(folders[1].rglob("*.nbc"))) == 1
     assert not folders[2].exists()
 
