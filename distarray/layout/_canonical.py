@@ -191,7 +191,7 @@ def _apply_boundaries(
     for axis, offsets in zip(axes, boundaries.values(), strict=True):
         default = partitions[axis]
         split = _checked_split(axis, offsets, default)
-        if split.offsets != default.offsets:
+        if split != default:
             partitions[axis] = split
             kept[axis] = split.offsets
     return tuple(sorted(kept.items()))

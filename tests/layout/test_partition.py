@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import time
+import tracemalloc
 from itertools import pairwise
 from typing import Any
 
@@ -122,3 +124,24 @@ def test_chunk_into_nothing_raises() -> None:
 def test_partition_is_immutable() -> None:
     with pytest.raises(AttributeError, match="immutable"):
         chunk(4, (2,)).size = 5
+
+
+def test_chunk_keeps_no_offsets_of_the_lengths_asked_for() -> None:
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for size in range(10**6, 10**6 + 200):
+            assert len(chunk(size, (2, 512)).offsets) == 1025
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < 200 * 1024
+    finally:
+        tracemalloc.stop()
+
+
+def test_splits_are_equal_where_all_their_blocks_are() -> None:
+    default = chunk(10, (4,))
+    assert default == explicit(default.offsets)
+    assert default != chunk(10, (2, 2))  # (0, 3, 5, 8, 10)
+    assert chunk(8, (4,)) == chunk(8, (2, 2))
+    assert default != explicit((0, 3, 6, 8, 10))
+    assert default != explicit((0, 3, 6, 10))
