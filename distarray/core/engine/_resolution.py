@@ -49,15 +49,14 @@ def resolve(
     if count > _COMBINATIONS:
         per_axis = _narrowed(spec, layouts, per_axis)
     best: tuple[float, list[Layout], Layout] | None = None
-    for combination in itertools.product(*per_axis):
-        for targets, output in _layouts(spec, layouts, combination):
-            cost = _cost(layouts, targets, output)
-            if cost and work is not None:
-                cost += work(targets)
-            if best is None or cost < best[0]:
-                best = (cost, targets, output)
-            if cost == 0.0:
-                break
+    for targets, output in _ways(spec, layouts, per_axis):
+        cost = _cost(layouts, targets, output)
+        if cost and work is not None:
+            cost += work(targets)
+        if best is None or cost < best[0]:
+            best = (cost, targets, output)
+        if cost == 0.0:
+            break
     assert best is not None, "replicating every operand always fits"
     _, targets, output = best
     moves: list[Move] = [
@@ -119,6 +118,14 @@ def _narrowed(
             costs.append(min(options, default=float("inf")))
         chosen[axis] = [choices[costs.index(min(costs))]]
     return chosen
+
+
+def _ways(
+    spec: Spec, layouts: Sequence[Layout], per_axis: Sequence[Sequence[Choice]]
+) -> Iterator[tuple[list[Layout], Layout]]:
+    """Yield (input layouts, output layout) for every combination of choices."""
+    for combination in itertools.product(*per_axis):
+        yield from _layouts(spec, layouts, combination)
 
 
 def _layouts(

@@ -1,0 +1,62 @@
+"""Of all ways to meet the rules of an operation the first of the cheapest is chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distarray.core._spec import ADDITIVE, LINEAR, POINTWISE, Spec, pointwise
+from distarray.core.engine import _resolution
+from distarray.core.engine._resolution import resolve
+from distarray.layout import AbstractMesh, Layout, Shard
+from tests.layout.strategies import layouts
+
+
+@st.composite
+def calls(draw: Any) -> tuple[Spec, list[Layout]]:
+    """Draw an operation and layouts of one mesh for its operands."""
+    shape = draw(st.lists(st.sampled_from([1, 2, 4, 5, 300]), min_size=1, max_size=3).map(tuple))
+    first = draw(layouts(shape))
+    kind = draw(st.sampled_from(["unary", "binary", "reduction", "product"]))
+    letters = tuple(range(len(shape)))
+    if kind == "unary":
+        return pointwise((shape,), shape, draw(st.sampled_from([POINTWISE, LINEAR]))), [first]
+    if kind == "reduction":
+        return Spec((letters,), letters[1:], draw(st.sampled_from([None, "sum"]))), [first]
+    second = draw(layouts(shape).filter(lambda one: one.mesh.shape == first.mesh.shape))
+    second = second.replace(mesh=first.mesh)
+    if kind == "binary":
+        rules = draw(st.sampled_from([POINTWISE, ADDITIVE]))
+        return pointwise((shape, shape), shape, rules), [first, second]
+    return Spec((letters, letters), letters[:-1], "sum"), [first, second]
+
+
+@given(calls(), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_the_choice_is_that_of_a_search_through_all(call: Any, weighed: bool) -> None:
+    spec, operands = call
+    work = (lambda targets: 1e-6 * sum(one.size for one in targets)) if weighed else None
+    choices = [_resolution._choices(spec, operands, axis) for axis in range(operands[0].mesh.ndim)]
+    costs = []
+    for targets, output in _resolution._ways(spec, operands, choices):
+        cost = _resolution._cost(operands, targets, output)
+        costs.append((cost + work(targets) if cost and work else cost, targets, output))
+    _, targets, output = min(costs, key=lambda one: one[0])
+    moves, found = resolve(spec, operands, work)
+    assert found is output
+    assert [one and one[1] for one in moves] == [
+        None if src is dst else dst for src, dst in zip(operands, targets, strict=True)
+    ]
+
+
+def test_operands_that_fit_are_not_weighed_against_other_ways(monkeypatch) -> None:
+    layout = Layout(AbstractMesh((2, 3)), (Shard(0), Shard(1)), (7, 5))
+    priced = []
+    plain = _resolution._cost
+    monkeypatch.setattr(_resolution, "_cost", lambda *one: priced.append(one) or plain(*one))
+    moves, output = resolve(pointwise(((7, 5),), (7, 5)), [layout])
+    assert moves == [None]
+    assert output is layout
+    assert len(priced) == 1
