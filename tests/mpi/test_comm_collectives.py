@@ -125,3 +125,18 @@ def test_ranks_in_different_reductions_raise_on_all_and_go_on():
     with expected if c.size > 1 else contextlib.nullcontext():
         c.all_reduce(np.ones(2), "sum" if c.rank else "max")
     assert c.all_reduce(np.ones(2)).tolist() == [c.size] * 2
+
+
+def test_ranks_that_gather_other_counts_are_told_apart():
+    c = world()
+    if not c.reaches_all() or c.size == 1:
+        pytest.skip("disagreement is noticed where memory is shared")
+    counts = [1] * c.size if c.rank else [2] + [1] * (c.size - 1)
+    with pytest.raises(MismatchError, match="different things"):
+        c.all_gather(np.ones(counts[c.rank]), np.empty(sum(counts)), counts)
+    kept = _transport._token.cache_info().currsize
+    for length in range(1, 20):
+        mine, everyone = np.full(length, float(c.rank)), np.empty(length * c.size)
+        c.all_gather(mine, everyone, [length] * c.size)
+        assert everyone.tolist() == [float(r) for r in range(c.size) for _ in range(length)]
+    assert _transport._token.cache_info().currsize <= kept + 1
