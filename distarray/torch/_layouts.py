@@ -110,9 +110,9 @@ class Beside(Generic[T]):
             for one, tensor, value in kept:
                 one.set(tensor, value)
 
-    def tensors(self) -> list[tuple[torch.Tensor, T]]:
-        """Return the tensors that are alive, and what stands beside them."""
-        entries = list(self._found.values())
+    def tensors(self, choose: Callable[[T], bool]) -> list[tuple[torch.Tensor, T]]:
+        """Return the tensors that are alive, and what stands beside them, of chosen values."""
+        entries = [entry for entry in list(self._found.values()) if choose(entry[1])]
         return [(t, value) for reference, value in entries if (t := reference()) is not None]
 
 
@@ -129,10 +129,7 @@ def placed_of(tensor: torch.Tensor) -> Placed | None:
     A gradient is placed as its parameter.
     """
     if not is_placed(tensor) and not tensor.requires_grad:
-        simulated = simulated_world()
         for parameter, placed in all_placed():
-            if simulated and getattr(placed.layout.mesh, "rank", None) != simulated.rank:
-                continue  # of another thread, which may be changing the gradient
             if parameter.is_leaf and parameter.grad is tensor:
                 return placed
     return own_placed(tensor)
@@ -241,8 +238,15 @@ def is_known(tensor: torch.Tensor) -> bool:
 
 
 def all_placed() -> list[tuple[torch.Tensor, Placed]]:
-    """Return all tensors of which it is known how they are placed."""
-    return [(tensor, found) for tensor, found in _beside.tensors() if type(found) is Placed]
+    """Return all tensors of this rank of which it is known how they are placed."""
+    simulated = simulated_world()  # another thread may be changing its rank's, or swapping them
+
+    def is_own(found: Placed | Lost) -> bool:
+        mesh: Any = found.layout.mesh
+        return type(found) is Placed and (simulated is None or mesh.rank == simulated.rank)
+
+    own: Any = _beside.tensors(is_own)
+    return list(own)
 
 
 def place(
