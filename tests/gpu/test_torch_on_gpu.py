@@ -22,7 +22,7 @@ from distarray.torch import _buffers  # noqa: E402
 from distarray.torch._random import keys_from  # noqa: E402
 from tests.on_device import host  # noqa: E402
 from tests.torch.fsdp.training import rows_of  # noqa: E402
-from tests.torch.replicas import shard  # noqa: E402
+from tests.torch.programs import shard  # noqa: E402
 
 STEPS = 4
 

@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
-from tests.torch.replicas import (  # noqa: E402
+from tests.torch.programs import (  # noqa: E402
     check_gradients,
     filled,
     gradients,

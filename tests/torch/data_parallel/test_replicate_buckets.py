@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.torch.data_parallel._reducer import choose_buckets  # noqa: E402
-from tests.torch.replicas import (  # noqa: E402
+from tests.torch.programs import (  # noqa: E402
     check_gradients,
     filled,
     gradients,

@@ -15,7 +15,7 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from distarray.torch.data_parallel import _reducer  # noqa: E402
-from tests.torch.replicas import (  # noqa: E402
+from tests.torch.programs import (  # noqa: E402
     check_gradients,
     filled,
     gradients,

@@ -15,28 +15,15 @@ import distarray as da
 import distarray.torch as dt
 from distarray.testing import simulate
 from tests.tolerance import assert_close
+from tests.torch import programs
+from tests.torch.programs import gradients, on_ranks, values  # noqa: F401 - for tests beside
 
 Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
 
-def values(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Return normal values that do not depend on torch's own generator."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype)
-
-
 def filled(module: nn.Module, seed: int = 1) -> nn.Module:
     """Give a module values, in float64."""
-    module = module.double()
-    with torch.no_grad():
-        for i, parameter in enumerate(module.parameters()):
-            parameter.copy_(values(*parameter.shape, seed=seed + i) / 3)
-    return module
-
-
-def on_ranks(ranks: int, program: Callable[[da.DeviceMesh], Any]) -> list[Any]:
-    """Run a program on simulated ranks, on a mesh of one axis."""
-    return simulate(ranks, lambda: program(da.init_device_mesh((ranks,), ("dp",))), timeout=60)
+    return programs.filled(module.double(), seed)
 
 
 def same(
@@ -70,11 +57,6 @@ def check_parameters(module: nn.Module, wanted: nn.Module, tolerance: float = 1e
         assert type(parameter) is nn.Parameter, name
         with torch.no_grad():
             same(dt.full_tensor(parameter), theirs[name].detach(), name, tolerance, theirs.values())
-
-
-def gradients(module: nn.Module) -> dict[str, Any]:
-    """Return copies of all gradients by name."""
-    return {n: None if p.grad is None else p.grad.clone() for n, p in module.named_parameters()}
 
 
 def rows_of(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,31 +10,15 @@ from torch import nn
 
 import distarray as da
 import distarray.torch as dt
-from distarray.testing import simulate
-from tests.tolerance import assert_close
-
-
-def values(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, dtype=dtype, generator=generator)
-
-
-def filled(module: nn.Module) -> nn.Module:
-    """Give a module values that do not depend on torch's own generator."""
-    for i, parameter in enumerate(module.parameters()):
-        parameter.data.copy_(values(*parameter.shape, seed=100 + i, dtype=parameter.dtype) / 3)
-    return module
+from tests.torch import programs
+from tests.torch.programs import filled, same, values  # noqa: F401 - for tests beside
 
 
 def on_ranks(
     ranks: int, program: Callable[[da.DeviceMesh], Any], names: Sequence[str] = ("tp",)
 ) -> list[Any]:
     """Run a program of a mesh on simulated ranks."""
-    return simulate(ranks, lambda: program(da.init_device_mesh((ranks,), names)), timeout=60)
-
-
-def same(given: torch.Tensor, wanted: torch.Tensor, terms: Iterable[Any] = ()) -> None:
-    assert_close(given, wanted, terms)
+    return programs.on_ranks(ranks, program, names=names)
 
 
 class Mlp(nn.Module):

@@ -17,12 +17,9 @@ import distarray.torch as dt  # noqa: E402
 from distarray.errors import MismatchError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from tests.torch.parallel.twins import compare  # noqa: E402
+from tests.torch.programs import values  # noqa: E402
 
 R = da.Replicate()
-
-
-def values(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(7))
 
 
 class Attention(nn.Module):

@@ -15,7 +15,7 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import ArgumentError, ArgumentTypeError, AxisError, LayoutError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from tests.torch.parallel.test_prepare import values  # noqa: E402
+from tests.torch.programs import values  # noqa: E402
 
 R = da.Replicate()
 

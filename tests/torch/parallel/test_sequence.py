@@ -19,12 +19,9 @@ from distarray.errors import (  # noqa: E402
 )
 from distarray.testing import simulate  # noqa: E402
 from tests.torch.parallel.twins import compare  # noqa: E402
+from tests.torch.programs import values  # noqa: E402
 
 R = da.Replicate()
-
-
-def values(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 7) -> torch.Tensor:
-    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
 def scrambled(module: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:

@@ -14,7 +14,7 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import ArgumentTypeError, CommunicationError, MismatchError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from tests.torch.replicas import shard  # noqa: E402
+from tests.torch.programs import shard  # noqa: E402
 
 WIDTH, HIDDEN = 4, 7
 OPTIONS = {"init_scale": 8.0, "growth_interval": 2}

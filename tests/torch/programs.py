@@ -1,4 +1,4 @@
-"""Modules and data for replicas on simulated ranks, and comparisons with one process."""
+"""Programs on simulated ranks: their data and modules, and comparisons with one process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from tests.tolerance import assert_close
 
 
 def values(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Return normal values that do not depend on torch's own generator."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, dtype=dtype, generator=generator)
+    return torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype)
 
 
 def filled(module: nn.Module, seed: int = 1) -> nn.Module:
@@ -46,8 +47,9 @@ def same(given: torch.Tensor, wanted: torch.Tensor, terms: Iterable[Any] = ()) -
     assert_close(given, wanted, terms)
 
 
-def gradients(module: nn.Module) -> dict[str, torch.Tensor | None]:
-    return {name: None if p.grad is None else p.grad for name, p in module.named_parameters()}
+def gradients(module: nn.Module) -> dict[str, Any]:
+    """Return copies of all gradients by name."""
+    return {n: None if p.grad is None else p.grad.clone() for n, p in module.named_parameters()}
 
 
 def check_gradients(
