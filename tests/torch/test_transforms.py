@@ -13,13 +13,10 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import ArgumentError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
+from tests.torch.programs import values  # noqa: E402
 
 R, S = da.Replicate(), da.Shard
 WORDS = torch.arange(6)
-
-
-def values(*shape):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
 def cut(mesh, module, plan):
