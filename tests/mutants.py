@@ -394,7 +394,7 @@ MUTANTS = (
     Mutant(
         "the variance between blocks is forgotten",
         "core/families/_moments.py",
-        "m2 = a.m2 + b.m2 + _squared(delta) * (a.count * (b.count / count))",
+        "m2 = a.m2 + b.m2 + _square(delta) * (a.count * (b.count / count))",
         "m2 = a.m2 + b.m2",
         ("core/families/test_reductions.py::test_moment_agrees_with_numpy_on_random_layouts",),
     ),

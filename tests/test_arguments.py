@@ -210,7 +210,7 @@ def in_words(function: Any, name: str, args: list[Any], options: dict[str, Any])
 
 def ends(function: Any) -> list[list[tuple[Any, ...]]]:
     """Return how all calls end on each rank, without and with the check."""
-    checked = _replicas.compared(function, function.__name__)
+    checked = _replicas.compare_arguments(function, function.__name__)
 
     def program() -> list[tuple[Any, ...]]:
         mesh, elsewhere = da.init_device_mesh((RANKS,)), da.DeviceMesh([0, 1])

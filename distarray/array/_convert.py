@@ -76,7 +76,7 @@ def adopt(
         given = checked()
         block, layout = given.block, _assume_layout(given)
         if _replicas.checked:
-            told = _replicas.exchanged(mesh, "from_local", lambda: _replicas.said(block))
+            told = _replicas.exchange(mesh, "from_local", lambda: _replicas.summarize(block))
             _replicas.refuse(mesh, "from_local", "the block", told, layout)
     return convert_averaged(block, layout), layout
 
@@ -123,7 +123,7 @@ def _compare_blocks(mesh: Any, checked: Callable[[], _Given]) -> tuple[Buffer, L
         given.append(checked())
         block, draft, told = given[0]
         writeable = _backend.is_writeable(block)
-        digest = _replicas.said(block) if _replicas.checked else ""
+        digest = _replicas.summarize(block) if _replicas.checked else ""
         return tuple(block.shape), block.dtype.str, draft.placements, told, writeable, digest
 
     everyone = all_gather_checked(mesh, "from_local", say)

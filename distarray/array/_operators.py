@@ -17,7 +17,7 @@ _PLAIN_NUMBERS = frozenset((bool, int, float, complex))
 _TAKEN = (BaseArray, bool, int, float, complex, str, bytes, np.generic)
 
 
-def _known(value: Any) -> bool:
+def _takes(value: Any) -> bool:
     """Tell whether an operator may take `value`; another class may know better what to do."""
     if isinstance(value, _TAKEN) or _backend.is_buffer(value):
         return True
@@ -31,11 +31,11 @@ def _binary(row: Op) -> Callable[[Any, Any], Any]:
 
     def method(self: Any, other: Any) -> Any:
         cls = other.__class__
-        if cls is self.__class__ or cls in _PLAIN_NUMBERS or _known(other):
+        if cls is self.__class__ or cls in _PLAIN_NUMBERS or _takes(other):
             return quick(self, other)
         return NotImplemented
 
-    return _named(method, row)
+    return _document(method, row)
 
 
 def _equality(row: Op) -> Callable[[Any, Any], Any]:
@@ -52,28 +52,28 @@ def _equality(row: Op) -> Callable[[Any, Any], Any]:
             return quick(self, other)
         return NotImplemented
 
-    return _named(method, row)
+    return _document(method, row)
 
 
-def _reflected(row: Op) -> Callable[[Any, Any], Any]:
+def _reflect(row: Op) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
-        return run_row(row, (other, self)) if _known(other) else NotImplemented
+        return run_row(row, (other, self)) if _takes(other) else NotImplemented
 
-    return _named(method, row)
+    return _document(method, row)
 
 
 def _inplace(row: Op) -> Callable[[Any, Any], Any]:
     inplace = inplace_path(row)
 
     def method(self: Any, other: Any) -> Any:
-        if not _known(other):
+        if not _takes(other):
             return NotImplemented
         try:
             return inplace(self, other)
         except ReadOnlyError as error:
             return in_place(inplace, row, self, other, error)
 
-    return _named(method, row)
+    return _document(method, row)
 
 
 def _unary(row: Op) -> Callable[[Any], Any]:
@@ -82,10 +82,10 @@ def _unary(row: Op) -> Callable[[Any], Any]:
     def method(self: Any) -> Any:
         return quick(self)
 
-    return _named(method, row)
+    return _document(method, row)
 
 
-def _named(method: Any, row: Any) -> Any:
+def _document(method: Any, row: Any) -> Any:
     method.__doc__ = (row.__doc__ or "").partition("\n")[0]
     return method
 
@@ -130,43 +130,43 @@ class Operators(BaseArray):
     __hash__ = None  # type: ignore[assignment]  # equality is item by item, as in NumPy
 
     __add__ = _binary(ops.add)
-    __radd__ = _reflected(ops.add)
+    __radd__ = _reflect(ops.add)
     __iadd__ = _inplace(ops.add)
     __sub__ = _binary(ops.subtract)
-    __rsub__ = _reflected(ops.subtract)
+    __rsub__ = _reflect(ops.subtract)
     __isub__ = _inplace(ops.subtract)
     __mul__ = _binary(ops.multiply)
-    __rmul__ = _reflected(ops.multiply)
+    __rmul__ = _reflect(ops.multiply)
     __imul__ = _inplace(ops.multiply)
     __truediv__ = _binary(ops.divide)
-    __rtruediv__ = _reflected(ops.divide)
+    __rtruediv__ = _reflect(ops.divide)
     __itruediv__ = _inplace(ops.divide)
     __floordiv__ = _binary(ops.floor_divide)
-    __rfloordiv__ = _reflected(ops.floor_divide)
+    __rfloordiv__ = _reflect(ops.floor_divide)
     __ifloordiv__ = _inplace(ops.floor_divide)
     __mod__ = _binary(ops.remainder)
-    __rmod__ = _reflected(ops.remainder)
+    __rmod__ = _reflect(ops.remainder)
     __imod__ = _inplace(ops.remainder)
     __divmod__ = _binary(ops.divmod)
-    __rdivmod__ = _reflected(ops.divmod)
+    __rdivmod__ = _reflect(ops.divmod)
     __pow__ = _power
-    __rpow__ = _reflected(ops.pow)
+    __rpow__ = _reflect(ops.pow)
     __ipow__ = _power_in_place
 
     __and__ = _binary(ops.bitwise_and)
-    __rand__ = _reflected(ops.bitwise_and)
+    __rand__ = _reflect(ops.bitwise_and)
     __iand__ = _inplace(ops.bitwise_and)
     __or__ = _binary(ops.bitwise_or)
-    __ror__ = _reflected(ops.bitwise_or)
+    __ror__ = _reflect(ops.bitwise_or)
     __ior__ = _inplace(ops.bitwise_or)
     __xor__ = _binary(ops.bitwise_xor)
-    __rxor__ = _reflected(ops.bitwise_xor)
+    __rxor__ = _reflect(ops.bitwise_xor)
     __ixor__ = _inplace(ops.bitwise_xor)
     __lshift__ = _binary(ops.bitwise_left_shift)
-    __rlshift__ = _reflected(ops.bitwise_left_shift)
+    __rlshift__ = _reflect(ops.bitwise_left_shift)
     __ilshift__ = _inplace(ops.bitwise_left_shift)
     __rshift__ = _binary(ops.bitwise_right_shift)
-    __rrshift__ = _reflected(ops.bitwise_right_shift)
+    __rrshift__ = _reflect(ops.bitwise_right_shift)
     __irshift__ = _inplace(ops.bitwise_right_shift)
 
     __lt__ = _binary(ops.less)
@@ -183,17 +183,17 @@ class Operators(BaseArray):
 
     def __matmul__(self, other: Any) -> Any:
         """Return the matrix product; see `distarray.matmul`."""
-        if other.__class__ is self.__class__ or _known(other):
+        if other.__class__ is self.__class__ or _takes(other):
             return ops.matmul(self, other)
         return NotImplemented
 
     def __rmatmul__(self, other: Any) -> Any:
         """Return the matrix product of another operand with this one."""
-        return ops.matmul(other, self) if _known(other) else NotImplemented
+        return ops.matmul(other, self) if _takes(other) else NotImplemented
 
     def __imatmul__(self, other: Any) -> Any:
         """Write the matrix product into this array, which keeps its layout and dtype."""
-        if not _known(other):
+        if not _takes(other):
             return NotImplemented
         result = ops.matmul(self, other)
         if not np.can_cast(result.dtype, self.dtype, "same_kind"):

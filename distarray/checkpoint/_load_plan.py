@@ -101,7 +101,7 @@ class LoadPlan:
         node = self._nodes[name]
         self._used.add(name)
         if not is_array(node):
-            self.refuse(f"{name} is no array in the checkpoint, but {_described(node)}")
+            self.refuse(f"{name} is no array in the checkpoint, but {_describe(node)}")
             return None
         return self._array(node)
 
@@ -307,7 +307,7 @@ def _is_active(template: Any) -> bool:
     )
 
 
-def _described(node: Node) -> str:
+def _describe(node: Node) -> str:
     return f"a {kind_of(node) or 'dict'}" if isinstance(node, dict) else repr(node)
 
 

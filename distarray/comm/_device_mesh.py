@@ -268,7 +268,7 @@ class DeviceMesh(Mesh):
         return f"DeviceMesh({self.ranks}, {self.axis_names}, device={self.device!r})"
 
     def __str__(self) -> str:
-        return f"[{self._described()}]"
+        return f"[{self._list_axes()}]"
 
 
 def init_device_mesh(

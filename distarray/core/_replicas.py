@@ -44,7 +44,7 @@ Said = TypeVar("Said")
 _VARIABLE: Final = "DISTARRAY_CHECK"
 
 
-def _asked_for() -> bool:
+def _read_setting() -> bool:
     told = setting(_VARIABLE, "0")
     if told not in ("0", "1"):
         raise ArgumentError(
@@ -54,7 +54,7 @@ def _asked_for() -> bool:
     return told == "1"
 
 
-checked = _asked_for()
+checked = _read_setting()
 """Whether values that ranks should have alike are compared."""
 
 
@@ -84,7 +84,7 @@ def digest(block: Buffer) -> str:
             found.update(digest(array[name]).encode())
     elif array.dtype.hasobject:
         for item in array.flat:
-            found.update(said(item).encode(errors="backslashreplace"))
+            found.update(summarize(item).encode(errors="backslashreplace"))
     elif array.dtype.char in "gG":  # nor does what fills up the items of long double
         with np.errstate(all="ignore"):
             high = array.astype("d" if array.dtype.char == "g" else "D")
@@ -99,20 +99,20 @@ def _bits(array: np.ndarray) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def said(value: Any) -> str:
+def summarize(value: Any) -> str:
     """Return what a message says of a value, equal for values of the same bits."""
     name = type(value).__name__
     try:
         if isinstance(value, BaseArray):
             return f"{value.dtype} {value.layout}"
         if isinstance(value, (list, tuple)):
-            return f"{name} [{', '.join(map(said, value))}]"
+            return f"{name} [{', '.join(map(summarize, value))}]"
         if isinstance(value, slice):
-            return f"slice [{', '.join(map(said, (value.start, value.stop, value.step)))}]"
+            return f"slice [{', '.join(map(summarize, (value.start, value.stop, value.step)))}]"
         if isinstance(value, Set):
-            return f"{name} {{{', '.join(sorted(map(said, value)))}}}"
+            return f"{name} {{{', '.join(sorted(map(summarize, value)))}}}"
         if isinstance(value, Mapping):
-            items = sorted(f"{said(key)}: {said(one)}" for key, one in value.items())
+            items = sorted(f"{summarize(key)}: {summarize(one)}" for key, one in value.items())
             return f"{name} {{{', '.join(items)}}}"
         if not _backend.is_buffer(value) and not isinstance(value, np.generic):
             return describe(value)
@@ -124,8 +124,8 @@ def said(value: Any) -> str:
     return f"{array.dtype}{item} of shape {tuple(array.shape)} with digest {digest(array)[:16]}"
 
 
-def exchanged(mesh: Any, call: str, say: Callable[[], Said]) -> list[Said]:
-    """Return what `say()` returns on every process of the mesh; see `gathered`.
+def exchange(mesh: Any, call: str, say: Callable[[], Said]) -> list[Said]:
+    """Return what `say()` returns on every process of the mesh; see `all_gather_checked`.
 
     Logs keep what a program communicates, with the check on or off.
     """
@@ -152,12 +152,12 @@ def compare(mesh: Any, call: str, values: Mapping[str, Any]) -> None:
     """
     if mesh.coordinate is None or mesh.size == 1:
         return
-    everyone = exchanged(mesh, call, lambda: {name: said(values[name]) for name in values})
+    everyone = exchange(mesh, call, lambda: {name: summarize(values[name]) for name in values})
     for name in dict.fromkeys(name for told in everyone for name in told):
         refuse(mesh, call, name, [told.get(name, "left out") for told in everyone])
 
 
-def compared(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def compare_arguments(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return a public function that compares its arguments before it begins.
 
     Distributed arrays alone are not compared: ranks do so when they meet. Nor are the arguments of
@@ -227,14 +227,14 @@ def compare_public_calls(namespace: dict[str, Any], *classes: type) -> None:
         home = getattr(function, "__module__", None) or ""
         if _HOMES.fullmatch(home) and not isinstance(function, type) and name not in _OWN:
             if id(function) not in known:
-                known[id(function)] = compared(function, function.__name__)
+                known[id(function)] = compare_arguments(function, function.__name__)
             namespace[name] = known[id(function)]
     for cls in classes:
         for base in cls.__mro__[:-1]:
             for name, method in list(vars(base).items()):
                 is_public = name.endswith("__") or not name.startswith("_")
                 if inspect.isfunction(method) and is_public and name not in _OWN:
-                    setattr(base, name, compared(method, name))
+                    setattr(base, name, compare_arguments(method, name))
 
 
 def refuse(mesh: Any, call: str, name: str, texts: Sequence[str], layout: Any = None) -> None:

@@ -62,8 +62,8 @@ def describe(
             f"mesh {mesh!r}: a layout needs an AbstractMesh or a DeviceMesh, not "
             f"{type(mesh).__name__}"
         )
-    extents = _checked_shape(shape)
-    placed = _checked_placements(placements, mesh, len(extents))
+    extents = _read_shape(shape)
+    placed = _read_placements(placements, mesh, len(extents))
     by_axis: list[list[int]] = [[] for _ in extents]
     for mesh_axis, placement in enumerate(placed):
         if type(placement) is Shard:
@@ -78,7 +78,7 @@ def describe(
     return Description(mesh, placed, extents, order, kept, cuts, tuple(partitions))
 
 
-def _checked_shape(shape: Sequence[int]) -> Shape:
+def _read_shape(shape: Sequence[int]) -> Shape:
     """Return the shape as a tuple of Python ints, none negative, of items that can be counted."""
     try:
         extents = tuple(map(operator.index, shape))
@@ -93,7 +93,7 @@ def _checked_shape(shape: Sequence[int]) -> Shape:
     return extents
 
 
-def _checked_placements(
+def _read_placements(
     placements: Sequence[Placement], mesh: Mesh, ndim: int
 ) -> tuple[Placement, ...]:
     """Return one placement per mesh axis, with every shard axis resolved."""
@@ -114,12 +114,12 @@ def _checked_placements(
             f"{len(placed)} placements {placed} on the mesh {mesh}: it has {mesh.ndim} mesh "
             f"axes and needs one placement for each, {_EXAMPLE}"
         )
-    resolved = tuple([_resolved(placement, ndim) for placement in placed])
+    resolved = tuple([_resolve_axis(placement, ndim) for placement in placed])
     _check_reductions(resolved)
     return resolved
 
 
-def _resolved(placement: Placement, ndim: int) -> Placement:
+def _resolve_axis(placement: Placement, ndim: int) -> Placement:
     """Return the placement with a shard axis counted from the first axis."""
     if type(placement) is not Shard or 0 <= placement.axis < ndim:
         return placement
@@ -190,14 +190,14 @@ def _apply_boundaries(
         raise type(error)(f"boundaries {dict(boundaries)}: {error}") from None
     for axis, offsets in zip(axes, boundaries.values(), strict=True):
         default = partitions[axis]
-        split = _checked_split(axis, offsets, default)
+        split = _read_split(axis, offsets, default)
         if split != default:
             partitions[axis] = split
             kept[axis] = split.offsets
     return tuple(sorted(kept.items()))
 
 
-def _checked_split(axis: int, offsets: Sequence[int], default: Partition) -> Partition:
+def _read_split(axis: int, offsets: Sequence[int], default: Partition) -> Partition:
     """Return explicit boundaries as a partition that has the default's size and block count."""
     try:
         values = tuple(map(operator.index, offsets))

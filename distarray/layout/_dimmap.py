@@ -196,7 +196,7 @@ def reshape(in_shape: Shape, out_shape: Sequence[int]) -> DimMap:
     ShapeError
         If the two shapes hold different numbers of elements.
     """
-    wanted = _resolved(in_shape, out_shape)
+    wanted = _resolve_shape(in_shape, out_shape)
     if in_shape == wanted:
         return DimMap(in_shape, tuple(map(InputAxis, range(len(in_shape)))))
     if 0 in in_shape:
@@ -225,7 +225,7 @@ def reshape(in_shape: Shape, out_shape: Sequence[int]) -> DimMap:
     return DimMap(in_shape, tuple(sources))
 
 
-def _resolved(in_shape: Shape, out_shape: Sequence[int]) -> Shape:
+def _resolve_shape(in_shape: Shape, out_shape: Sequence[int]) -> Shape:
     """Return the shape that a reshape asks for, with -1 replaced by what is left."""
     try:
         wanted = [operator.index(size) for size in out_shape]

@@ -107,7 +107,7 @@ class Mesh:
             ) from None
         if not -self.ndim <= index < self.ndim:
             raise MeshError(
-                f"no mesh axis {index}: this mesh has {self.ndim} axes ({self._described()})"
+                f"no mesh axis {index}: this mesh has {self.ndim} axes ({self._list_axes()})"
             )
         return index % self.ndim
 
@@ -148,7 +148,7 @@ class Mesh:
             not 0 <= c < n for c, n in zip(coordinate, self.shape, strict=False)
         ):
             raise MeshError(
-                f"coordinate {tuple(coordinate)} is not in the mesh {self._described()}: it needs "
+                f"coordinate {tuple(coordinate)} is not in the mesh {self._list_axes()}: it needs "
                 f"{self.ndim} integers, each from 0 to below the size of its mesh axis"
             )
 
@@ -197,7 +197,7 @@ class Mesh:
             positions = [p + i * stride for p in positions for i in range(self.shape[axis])]
         return tuple(self.flat_ranks[position] for position in positions)
 
-    def _described(self) -> str:
+    def _list_axes(self) -> str:
         """Return names and sizes for messages: ``dp=2, tp=4``."""
         return ", ".join(f"{n}={s}" for n, s in zip(self.axis_names, self.shape, strict=True))
 
@@ -278,7 +278,7 @@ class AbstractMesh(Mesh):
         return f"AbstractMesh({self.shape}, {self.axis_names}{shown})"
 
     def __str__(self) -> str:
-        return f"[{self._described()}]"
+        return f"[{self._list_axes()}]"
 
 
 def mesh_description(
@@ -294,7 +294,7 @@ def mesh_description(
     extents = _integers(shape, "mesh shape")
     if any(extent < 1 for extent in extents):
         raise MeshError(f"mesh shape {extents}: every mesh axis needs at least one rank")
-    names = _checked_names(axis_names, extents)
+    names = _read_names(axis_names, extents)
     size = prod(extents)
     if ranks is None:
         return extents, names, range(size)
@@ -314,7 +314,7 @@ def mesh_description(
     return extents, names, members
 
 
-def _checked_names(axis_names: Sequence[str] | None, shape: Shape) -> tuple[str, ...]:
+def _read_names(axis_names: Sequence[str] | None, shape: Shape) -> tuple[str, ...]:
     """Return one distinct name per mesh axis, or the default names."""
     if axis_names is None:
         return tuple(f"axis{i}" for i in range(len(shape)))

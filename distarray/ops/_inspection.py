@@ -12,10 +12,10 @@ from distarray.core import (
     BaseArray,
     check_casting,
     check_flag,
+    count_reduced,
     describe,
     into,
     plain_buffer,
-    reduced_count,
     refusal,
     register,
 )
@@ -44,7 +44,7 @@ def size(x: Any, /, axis: Any = None) -> int:
     if axis is None:
         return int(np.prod(shape(x), dtype=np.int64))
     axes = normalize_axes(axis, ndim(x))
-    return reduced_count(shape(x), axes)
+    return count_reduced(shape(x), axes)
 
 
 @register

@@ -64,7 +64,7 @@ def _either(condition: Any, a: Any, b: Any) -> Any:
     return a if condition else b
 
 
-def _compiled(*names: str) -> list[Callable[..., Any]]:
+def _compile(*names: str) -> list[Callable[..., Any]]:
     """Return formulas of floating point for kernels; those that others call come first."""
     stand_ins = {"bits_of": bits_of, "double_of": double_of, "either": _either}
     namespace = vars(_formulas) | stand_ins | {"_multiply": _multiply, "_root": _root}
@@ -77,7 +77,7 @@ def _compiled(*names: str) -> list[Callable[..., Any]]:
 
 
 _philox, _scaled = device(_formulas.philox), device(_formulas.scaled)
-_unit_double, _unit_single, _, _, _normal_pair = _compiled(
+_unit_double, _unit_single, _, _, _normal_pair = _compile(
     "unit_double", "unit_single", "logarithm", "cosine_and_sine", "normal_pair"
 )
 

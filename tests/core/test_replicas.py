@@ -234,29 +234,29 @@ def test_ranks_of_the_world_are_named_on_a_mesh_of_some(checked):
     ids=str,
 )
 def test_what_is_said_tells_values_apart(one, other):
-    assert _replicas.said(one) != _replicas.said(other)
+    assert _replicas.summarize(one) != _replicas.summarize(other)
     for value in (one, other):
-        assert _replicas.said(value) == _replicas.said(value)
+        assert _replicas.summarize(value) == _replicas.summarize(value)
 
 
 def test_what_is_said_does_not_depend_on_how_values_lie():
     values = np.arange(24.0).reshape(4, 6)
-    assert _replicas.said(values) == _replicas.said(np.asfortranarray(values))
-    assert _replicas.said(values[::2, 1::3]) == _replicas.said(values[::2, 1::3].copy())
+    assert _replicas.summarize(values) == _replicas.summarize(np.asfortranarray(values))
+    assert _replicas.summarize(values[::2, 1::3]) == _replicas.summarize(values[::2, 1::3].copy())
     padded = np.dtype({"names": ["a", "b"], "formats": ["i1", "f8"], "offsets": [0, 8]})
     one = np.frombuffer(bytes(range(32)), padded).copy()
     other = np.frombuffer(b"\x01" * 32, padded).copy()
     for name in padded.names:
         other[name] = one[name]
     assert one.tobytes() != other.tobytes()
-    assert _replicas.said(one) == _replicas.said(other)
-    assert _replicas.said(np.empty((0, 3))) != _replicas.said(np.empty((3, 0)))
-    _replicas.said(np.empty(3, "U0"))
+    assert _replicas.summarize(one) == _replicas.summarize(other)
+    assert _replicas.summarize(np.empty((0, 3))) != _replicas.summarize(np.empty((3, 0)))
+    _replicas.summarize(np.empty(3, "U0"))
 
     class Local:
         pass
 
-    assert _replicas.said(np.array([Local()])) == _replicas.said(np.array([Local()]))
+    assert _replicas.summarize(np.array([Local()])) == _replicas.summarize(np.array([Local()]))
 
 
 class Numbered:
@@ -277,21 +277,21 @@ class Wordless:
 def test_what_is_said_depends_on_no_address_no_order_and_no_seed_of_hashes():
     names = [f"name{i}" for i in range(50)]
     for make in (set, frozenset, lambda x: dict.fromkeys(x, 1), lambda x: dict.fromkeys(x).keys()):
-        assert _replicas.said(make(names)) == _replicas.said(make(names[::-1]))
-        assert _replicas.said([make(names)]) == _replicas.said([make(names[::-1])])
-        assert _replicas.said(make(names)) != _replicas.said(make(names[1:]))
+        assert _replicas.summarize(make(names)) == _replicas.summarize(make(names[::-1]))
+        assert _replicas.summarize([make(names)]) == _replicas.summarize([make(names[::-1])])
+        assert _replicas.summarize(make(names)) != _replicas.summarize(make(names[1:]))
     items = np.array([set(names), Numbered(1)], object)
     names.reverse()
     others = np.array([set(names), Numbered(1)], object)
-    assert _replicas.said(items) == _replicas.said(others)
+    assert _replicas.summarize(items) == _replicas.summarize(others)
     for one, other in ((Numbered(1), Numbered(1)), map(np.random.default_rng, (1, 1))):
-        assert _replicas.said(one) == _replicas.said(other)
-        assert _replicas.said(slice(one)) == _replicas.said(slice(other))
-    assert _replicas.said(Numbered(1)) != _replicas.said(Numbered(2))
+        assert _replicas.summarize(one) == _replicas.summarize(other)
+        assert _replicas.summarize(slice(one)) == _replicas.summarize(slice(other))
+    assert _replicas.summarize(Numbered(1)) != _replicas.summarize(Numbered(2))
     endless: list[Any] = []
     endless.append(endless)
     for value in (endless, Wordless(), {Wordless(): 1}, [Wordless()]):
-        assert _replicas.said(value) == _replicas.said(value)
+        assert _replicas.summarize(value) == _replicas.summarize(value)
 
 
 def test_argument_that_some_ranks_leave_out_is_found(checked):
@@ -344,4 +344,4 @@ def test_the_variable_turns_the_check_on(told, fails):
 def test_a_variable_that_says_something_else_is_refused(monkeypatch):
     monkeypatch.setenv("DISTARRAY_CHECK", "yes")
     with pytest.raises(DistArrayError, match="DISTARRAY_CHECK='yes' is not known"):
-        _replicas._asked_for()
+        _replicas._read_setting()

@@ -71,7 +71,7 @@ def test_an_error_that_one_rank_tells_the_others_names_it_as_the_world_does(comm
 
 
 def test_operands_that_differ_are_found_where_that_is_checked(comm, mesh):
-    add = _replicas.compared(da.add, "add")
+    add = _replicas.compare_arguments(da.add, "add")
     x = da.asarray(np.arange(6.0), mesh=mesh)
     with pytest.raises(MismatchError, match=r"add on .* x2 differs") as caught:
         add(x, np.full(6, float(comm.rank == 0)))

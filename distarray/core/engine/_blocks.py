@@ -41,12 +41,12 @@ def move_all(
         if step is not None and not block.dtype.hasobject:
             permit(name, *step, block.dtype)
     return [
-        block if step is None else _moved(block, *step)
+        block if step is None else _move_block(block, *step)
         for block, step in zip(blocks, moves, strict=True)
     ]
 
 
-def _moved(block: Buffer, src: Layout, dst: Layout) -> Buffer:
+def _move_block(block: Buffer, src: Layout, dst: Layout) -> Buffer:
     if block.dtype.hasobject:  # a plain operand, which every rank has: objects cannot travel
         return block[boxes.slices(dst.local_box() or ())]
     return redistribute_local(block, src, dst)

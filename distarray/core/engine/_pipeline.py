@@ -249,26 +249,26 @@ class Step:
 
             def simple(*blocks: Any) -> Any:
                 if strict():
-                    return call_on_all(mesh, op.name, lambda: _fitted(local(*blocks), total))
+                    return call_on_all(mesh, op.name, lambda: _fit(local(*blocks), total))
                 block = local(*blocks)
-                return block if block.__class__ is np.ndarray else _fitted(block, total)
+                return block if block.__class__ is np.ndarray else _fit(block, total)
 
             return simple
         partial, adds = self.partial, self.adds
         finish = None if op.finish is None else op.finish(self)
 
-        def finished(sums: Buffer) -> Buffer:
+        def finish_sums(sums: Buffer) -> Buffer:
             sums = sums if adds is total else sums.astype(total)
-            return sums if finish is None else _fitted(finish(sums), result)
+            return sums if finish is None else _fit(finish(sums), result)
 
-        def settled(*blocks: Any) -> Buffer:
+        def reduce_and_finish(*blocks: Any) -> Buffer:
             if strict():
-                block = call_on_all(mesh, op.name, lambda: _fitted(local(*blocks), adds))
+                block = call_on_all(mesh, op.name, lambda: _fit(local(*blocks), adds))
                 sums = redistribute_local(block, partial, output)
-                return call_on_all(mesh, op.name, lambda: finished(sums))
-            return finished(redistribute_local(_fitted(local(*blocks), adds), partial, output))
+                return call_on_all(mesh, op.name, lambda: finish_sums(sums))
+            return finish_sums(redistribute_local(_fit(local(*blocks), adds), partial, output))
 
-        return settled
+        return reduce_and_finish
 
     def _is_copied_view(self) -> bool:
         """Tell whether the result is a copy where NumPy's is a view: it is read-only then."""
@@ -293,7 +293,7 @@ class Step:
         def exchanged(*blocks: Any) -> Buffer:
             states = exchange(call_alike(mesh, op.name, lambda: first(*blocks)))
             block = call_alike(mesh, op.name, lambda: as_block(finish(states, *blocks)))
-            return _fitted(_backend.asarray(block, _backend.device_of(blocks[0])), result)
+            return _fit(_backend.asarray(block, _backend.device_of(blocks[0])), result)
 
         return exchanged
 
@@ -303,7 +303,7 @@ def _cast(part: Buffer, dtype: Any) -> Buffer:
     return part if part.dtype is dtype else part.astype(dtype, copy=False)
 
 
-def _fitted(result: Any, dtype: Any) -> Any:
+def _fit(result: Any, dtype: Any) -> Any:
     """Return a result as an array, in the dtype that NumPy gives it, or several as they are."""
     if result.__class__ is tuple:
         return tuple(map(as_block, result))
@@ -348,10 +348,10 @@ class _Exchange:
         """Return the states of all blocks that have items, or else one of nothing."""
         if self._communicator is None:
             return [(state, self.box)]
-        states = self._gathered(self._communicator, state)
+        states = self._gather(self._communicator, state)
         return [(states[i], self._boxes[i]) for i in self._filled] or [(state, self.box)]
 
-    def _gathered(self, comm: Communicator, state: State) -> list[State]:
+    def _gather(self, comm: Communicator, state: State) -> list[State]:
         """Return the states of all ranks, once they agree on what these are of."""
         started = perf_counter()
         mine = np.concatenate([np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in state])

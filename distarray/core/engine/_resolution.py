@@ -47,7 +47,7 @@ def resolve(
     for choices in per_axis:
         count *= len(choices)
     if count > _COMBINATIONS:
-        per_axis = _narrowed(spec, layouts, per_axis)
+        per_axis = _narrow(spec, layouts, per_axis)
     best: tuple[float, list[Layout], Layout] | None = None
     for targets, output in _ways(spec, layouts, per_axis):
         cost = _cost(layouts, targets, output)
@@ -104,7 +104,7 @@ def _choices(spec: Spec, layouts: Sequence[Layout], axis: int) -> list[Choice]:
     return [*letters, None]
 
 
-def _narrowed(
+def _narrow(
     spec: Spec, layouts: Sequence[Layout], per_axis: list[list[Choice]]
 ) -> list[list[Choice]]:
     """Decide one mesh axis after another, each with the others at their first choice."""

@@ -147,7 +147,7 @@ def call(op: Op, /, *operands: Any, **options: Any) -> Any:
             raise ArgumentTypeError(f"{op.name}() got out= by position and by name; pass one")
         options["out"] = (*outs, *(None,) * (op.nout - len(outs))) if op.nout > 1 else outs[0]
         operands = operands[: op.nin]
-    out, where, extra = _ufunc_options(op, options)
+    out, where, extra = _read_options(op, options)
     masked = where is not True
     if masked:
         operands = (*operands, where)
@@ -156,7 +156,7 @@ def call(op: Op, /, *operands: Any, **options: Any) -> Any:
     return into(op, out, operands, masked, **extra)
 
 
-def _ufunc_options(op: Op, options: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+def _read_options(op: Op, options: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     """Return (out, where, what else the local call gets).
 
     Raises
@@ -172,7 +172,7 @@ def _ufunc_options(op: Op, options: dict[str, Any]) -> tuple[Any, Any, dict[str,
     if options.get("dtype") is not None:
         extra["dtype"] = normalize_dtype(options["dtype"])
     if options.get("signature") is not None:
-        extra["signature"] = _checked_signature(op, options["signature"])
+        extra["signature"] = _read_signature(op, options["signature"])
     if "casting" in options:
         extra["casting"] = check_casting(op.name, options["casting"])
     order = options.get("order", "K")
@@ -186,7 +186,7 @@ def _ufunc_options(op: Op, options: dict[str, Any]) -> tuple[Any, Any, dict[str,
     return out, where, extra
 
 
-def _checked_signature(op: Op, signature: Any) -> Any:
+def _read_signature(op: Op, signature: Any) -> Any:
     """Return a ufunc's `signature=`, a text or a tuple of dtypes and None, as a part of a key."""
     if isinstance(signature, str):
         return signature
@@ -220,11 +220,11 @@ def run_row(op: Op, operands: Sequence[Any], masked: bool = False, **options: An
 
 
 def _static(op: Op, masked: bool, options: dict[str, Any]) -> tuple[bool, tuple[Any, ...], str]:
-    named = [(key, _checked_option(op, key, options[key])) for key in sorted(options)]
+    named = [(key, _read_option(op, key, options[key])) for key in sorted(options)]
     return masked, tuple(named), repr(named) if named else ""  # which tells 0.0 from -0.0
 
 
-def _checked_option(op: Op, key: str, value: Any) -> Any:
+def _read_option(op: Op, key: str, value: Any) -> Any:
     """Return a keyword of the local function, which is the same for all items."""
     if isinstance(value, BaseArray) or (_backend.is_buffer(value) and value.ndim):
         raise ArgumentTypeError(
@@ -324,16 +324,18 @@ def _local(op: Op, static: Any) -> Callable[..., Any]:
     masked, options, _ = static
     extra = dict(options)
     if masked:
-        return functools.partial(_masked, op.local, extra)
-    return functools.partial(_with, op.local, extra) if extra else op.local
+        return functools.partial(_call_masked, op.local, extra)
+    return functools.partial(_call_with, op.local, extra) if extra else op.local
 
 
-def _with(local: Callable[..., Any], extra: dict[str, Any], *blocks: Any, **keywords: Any) -> Any:
+def _call_with(
+    local: Callable[..., Any], extra: dict[str, Any], *blocks: Any, **keywords: Any
+) -> Any:
     function = _on_device.substitute(local) if _on_device.is_on_device(blocks) else local
     return function(*blocks, **{**extra, **keywords})
 
 
-def _masked(
+def _call_masked(
     local: Callable[..., Any], extra: dict[str, Any], *blocks: Any, out: Any = None, **keywords: Any
 ) -> Any:
     """Call under a mask, the last operand."""

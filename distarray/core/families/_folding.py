@@ -20,7 +20,7 @@ _WIDE = 2048  # items of a folded row
 _SMALL = 1 << 15  # items of a block below which folding does not pay
 
 
-def folded(block: Buffer, axes: tuple[int, ...]) -> tuple[Buffer, int, Buffer | None] | None:
+def fold_block(block: Buffer, axes: tuple[int, ...]) -> tuple[Buffer, int, Buffer | None] | None:
     """Return (wide rows, copies of the kept items in each, rows left over), or None.
 
     Parameters
@@ -89,7 +89,7 @@ def reduce_block(
         return function(block, axis=axes, keepdims=keepdims, **options)
     if block.size < _SMALL:
         return ufunc.reduce(block, axes, dtype, None, keepdims, *initial)
-    fold = folded(block, axes)
+    fold = fold_block(block, axes)
     if fold is None:
         return ufunc.reduce(block, axes, dtype, None, keepdims, *initial)
     wide, copies, rest = fold

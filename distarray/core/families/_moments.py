@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core.families._folding import folded
+from distarray.core.families._folding import fold_block
 from distarray.typing import Buffer, Shape
 
 PIECE_BYTES = 256 * 1024
@@ -44,11 +44,11 @@ def merge(a: Moments, b: Moments) -> Moments:
     count = a.count + b.count
     delta = b.mean - a.mean
     mean = a.mean + delta * (b.count / count)
-    m2 = a.m2 + b.m2 + _squared(delta) * (a.count * (b.count / count))
+    m2 = a.m2 + b.m2 + _square(delta) * (a.count * (b.count / count))
     return Moments(count, mean, m2)
 
 
-def _squared(x: Any) -> Any:
+def _square(x: Any) -> Any:
     return x.real * x.real + x.imag * x.imag if x.dtype.kind == "c" else x * x
 
 
@@ -79,9 +79,9 @@ def moments(block: Buffer, axes: tuple[int, ...]) -> Moments:
         return _on_device(block, axes, dtype)
     count = int(np.prod([block.shape[axis] for axis in axes], dtype=np.int64))
     if len(axes) == block.ndim:
-        return _reshaped(_line(_flat(block), dtype), (1,) * block.ndim)
+        return _reshape(_line(_flat(block), dtype), (1,) * block.ndim)
     kept_shape = tuple(1 if i in axes else size for i, size in enumerate(block.shape))
-    fold = folded(block, axes)
+    fold = fold_block(block, axes)
     if fold is not None:
         return _narrow(*fold, kept_shape)
     if block.nbytes <= TILE_BYTES:
@@ -104,14 +104,14 @@ def moments(block: Buffer, axes: tuple[int, ...]) -> Moments:
 def _on_device(block: Buffer, axes: tuple[int, ...], dtype: Any) -> Moments:
     """Return the moments of a CuPy block by whole-array functions: no cache to fit tiles into."""
     mean = block.mean(axis=axes, dtype=dtype, keepdims=True)
-    squares = _squared(block.astype(dtype, copy=False) - mean)
+    squares = _square(block.astype(dtype, copy=False) - mean)
     return Moments(block.size // max(mean.size, 1), mean, squares.sum(axis=axes, keepdims=True))
 
 
 def _narrow(wide: Buffer, copies: int, rest: Buffer | None, kept_shape: Shape) -> Moments:
     """Return the moments of a folded block: of its wide rows first, then of their copies."""
     state = moments(wide, (0,))
-    state = _reshaped(state, (copies, -1))
+    state = _reshape(state, (copies, -1))
     while copies > 1:
         copies //= 2
         halves = (
@@ -121,10 +121,10 @@ def _narrow(wide: Buffer, copies: int, rest: Buffer | None, kept_shape: Shape) -
         state = merge(*halves)
     if rest is not None:
         state = merge(state, moments(rest, (0,)))
-    return _reshaped(state, kept_shape)
+    return _reshape(state, kept_shape)
 
 
-def _reshaped(state: Moments, shape: Shape) -> Moments:
+def _reshape(state: Moments, shape: Shape) -> Moments:
     return Moments(state.count, state.mean.reshape(shape), state.m2.reshape(shape))
 
 
@@ -150,7 +150,7 @@ def _line(flat: Buffer, dtype: Any) -> Moments:
     if len(pieces) == 1:
         return Moments(flat.size, means, squares)
     total = np.add.reduce(means * (counts / flat.size), keepdims=True).astype(dtype)
-    between = np.add.reduce(_squared(means - total) * counts, keepdims=True)
+    between = np.add.reduce(_square(means - total) * counts, keepdims=True)
     within = np.add.reduce(squares, keepdims=True)
     return Moments(flat.size, total, (within + between).astype(squares.dtype))
 
@@ -165,7 +165,7 @@ def _tile(tile: Buffer, axes: tuple[int, ...], dtype: Any, scratch: Buffer) -> M
     deviation = scratch[: tile.size].reshape(tile.shape)
     np.subtract(tile, mean, out=deviation, dtype=dtype)
     if dtype.kind == "c":
-        squares = _squared(deviation)
+        squares = _square(deviation)
     else:
         squares = np.multiply(deviation, deviation, out=deviation)
     return Moments(count, mean, np.add.reduce(squares, axis=axes, keepdims=True))
@@ -179,7 +179,7 @@ def _sum_of_squares(line: Buffer) -> Any:
     do not leave free.
     """
     if line.real.itemsize < 8:
-        squares = _squared(line) if line.dtype.kind == "c" else np.multiply(line, line, out=line)
+        squares = _square(line) if line.dtype.kind == "c" else np.multiply(line, line, out=line)
         return np.add.reduce(squares)
     whole = line.size // _DOTTED * _DOTTED
     rows = line[:whole].reshape(-1, _DOTTED)

@@ -114,7 +114,7 @@ def reduction(
             "dtypes": lambda op, call: ((dtype := _dtypes(op, call)[0],), dtype),
             "bind": _bind_state,
             "identity": identity,
-            "finish": _merged(combine, finish),
+            "finish": _merge_states(combine, finish),
         }
     op = Op(name, local, _spec, call=_call, accepts=accepts, ufunc=ufunc, **options)
     op.describe(__doc__=_docstrings.reduction(op, sentence), __signature__=_signature(accepts))
@@ -164,7 +164,7 @@ def reduce(
     if initial is None:
         initial = ABSENT
     if initial is not ABSENT:
-        initial = _checked_initial(op, initial, result_dtype(op, x.dtype, dtype))
+        initial = _read_initial(op, initial, result_dtype(op, x.dtype, dtype))
     static = (axis, dtype, keepdims, initial is ABSENT and where is True)
     if out is not None:
         step = step_for(op, (x,), static)
@@ -202,7 +202,7 @@ def loop_dtype(name: str, ufunc: np.ufunc, dtype: Any, out: Any) -> Any:
     return loop
 
 
-def _checked_initial(op: Op, initial: Any, dtype: Any) -> Any:
+def _read_initial(op: Op, initial: Any, dtype: Any) -> Any:
     """Return `initial` as an item of the result's dtype, as NumPy takes it.
 
     Raises
@@ -420,7 +420,7 @@ def _bind_state(step: Step) -> Callable[..., State]:
     return masked
 
 
-def _merged(
+def _merge_states(
     combine: Callable[[Any, Any], Any], finish: Callable[[Step], Callable[[Buffer], Any]] | None
 ) -> Callable[[Step], Callable[..., Any]]:
     """Return the second local step that combines the results of all blocks, in rank order."""
@@ -432,13 +432,13 @@ def _merged(
         if source.size == 0 and op.identity is not None:
             nothing = np.full(shape, op.identity(op, step.result), step.result)
 
-        def merged(states: States, *_: Buffer) -> Any:
+        def merge(states: States, *_: Buffer) -> Any:
             result = nothing
             if result is None:
                 result = functools.reduce(combine, [part for (part,), _ in states]).reshape(shape)
             return result if last is None else last(result)
 
-        return merged
+        return merge
 
     return bind
 
@@ -462,6 +462,6 @@ def axis_key(axis: Any, ndim: int) -> Any:
     return tuple(sorted(normalize_axes(axis, ndim)))
 
 
-def reduced_count(shape: Shape, axes: tuple[int, ...]) -> int:
+def count_reduced(shape: Shape, axes: tuple[int, ...]) -> int:
     """Return how many items are reduced into one."""
     return prod(shape[axis] for axis in axes)

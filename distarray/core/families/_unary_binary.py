@@ -40,7 +40,7 @@ def unary(
         More of an `Op`: `kinds`, where `local` is no ufunc.
     """
     op = elementwise(name, local, 1, rules, **fields)
-    return _described(op, ("x",), sentence, quick=unary_path(op))
+    return _describe(op, ("x",), sentence, quick=unary_path(op))
 
 
 def binary(
@@ -55,7 +55,7 @@ def binary(
     `check(operands)` refuses values that every rank knows.
     """
     op = elementwise(name, local, 2, rules, **fields)
-    return _described(op, ("x1", "x2"), sentence, quick=binary_path(op))
+    return _describe(op, ("x1", "x2"), sentence, quick=binary_path(op))
 
 
 def equality(
@@ -83,7 +83,7 @@ def equality(
     return binary(name, POINTWISE, local, sentence, instead=general)
 
 
-def _described(op: Op, operands: tuple[str, ...], sentence: str, **fields: Any) -> Op:
+def _describe(op: Op, operands: tuple[str, ...], sentence: str, **fields: Any) -> Op:
     """Give a row its documentation and short path, and register it."""
     doc = _docstrings.ELEMENTWISE.format(
         sentence=sentence,

@@ -101,7 +101,7 @@ def _signature(func: Callable[..., Any]) -> inspect.Signature:
         return inspect.signature(lambda *args, **options: (args, options))
 
 
-def _parsed(subscripts: str) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
+def _parse(subscripts: str) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
     """Return the letters of inputs and output of "...ij,j->...i"."""
     ins, arrow, out = subscripts.replace(" ", "").partition("->")
     arrays = [_split(part) for part in (*ins.split(","), out)]
@@ -179,7 +179,7 @@ def register_rule(
     >>> from distarray import register_rule
     >>> norms = register_rule(lambda x: np.sqrt((x * x).sum(-1)), "ij->i")
     """
-    rule = Rule(subscripts, *_parsed(subscripts), combine)
+    rule = Rule(subscripts, *_parse(subscripts), combine)
     contracted = {x for array in rule.inputs for x in array} - set(rule.output) - {"..."}
     if contracted and combine is not None and combine not in REDUCTIONS:
         raise ArgumentError(
@@ -201,4 +201,4 @@ def register_rule(
         ufuncs[func] = op
     elif getattr(func, "__module__", "").partition(".")[0] == "numpy":
         functions[func] = op
-    return _replicas.compared(op, op.name) if _replicas.checked else op
+    return _replicas.compare_arguments(op, op.name) if _replicas.checked else op

@@ -62,7 +62,7 @@ def asarray(
         If `copy=False` cannot be had.
     """
     if isinstance(obj, BaseArray):
-        return _converted(obj, dtype, device, copy, mesh, placements)
+        return _convert(obj, dtype, device, copy, mesh, placements)
     # NumPy decides what a list of numbers is; the wanted dtype decides how large ones fit.
     wanted = None if dtype is None else normalize_dtype(dtype)
     source = plain_source(obj, "asarray", wanted)
@@ -117,7 +117,7 @@ def array(
     return asarray(obj, dtype=dtype, device=device, copy=copy, mesh=mesh, placements=placements)
 
 
-def _converted(
+def _convert(
     x: Any,
     dtype: Any,
     device: Any,
@@ -149,10 +149,10 @@ def _converted(
             "leave copy out"
         )
     x = cast("asarray", x, kind)
-    return x._new(_moved(x._local, x._layout, target), target)
+    return x._new(_move(x._local, x._layout, target), target)
 
 
-def _moved(block: Buffer, layout: Layout, target: Layout) -> Buffer:
+def _move(block: Buffer, layout: Layout, target: Layout) -> Buffer:
     if layout is target:
         return block
     permit("asarray", layout, target, block.dtype)

@@ -95,7 +95,7 @@ def arange(
             f"arange({first}, {last}, {by}) does not fit dtype {kind} ({error}); use a wider one"
         ) from None
     layout = target_layout((length,), mesh, placements, device)
-    return build(layout, kind, lambda box: _counted(head, *box[0]))
+    return build(layout, kind, lambda box: _count_from(head, *box[0]))
 
 
 def _range_dtype(*values: Any) -> np.dtype[Any]:
@@ -116,7 +116,7 @@ def _length(start: Any, stop: Any, step: Any) -> int:
     return max(0, math.ceil(steps))
 
 
-def _counted(head: Buffer, start: int, stop: int) -> Buffer:
+def _count_from(head: Buffer, start: int, stop: int) -> Buffer:
     """Return items `start` to `stop` of the sequence that begins with `head`, as NumPy fills it.
 
     NumPy writes the first two items and goes on with `first + i * (second - first)` in the dtype's
@@ -124,8 +124,8 @@ def _counted(head: Buffer, start: int, stop: int) -> Buffer:
     """
     if head.dtype.kind == "c":
         block = _memory.empty((stop - start,), head.dtype)
-        block.real = _counted(head.real.copy(), start, stop)
-        block.imag = _counted(head.imag.copy(), start, stop)
+        block.real = _count_from(head.real.copy(), start, stop)
+        block.imag = _count_from(head.imag.copy(), start, stop)
         return block
     wide = head.astype(np.float32) if head.dtype == np.float16 else head
     block = _memory.empty((stop - start,), head.dtype)

@@ -21,7 +21,7 @@ from distarray.core import BaseArray, Layouts, Op, Step, copy_block, empty_block
 from distarray.errors import IndexingError
 from distarray.layout import Layout, Shard
 from distarray.ops.families._relabel import carry, whole_along
-from distarray.ops.families._windows import mirror, mirrored, run
+from distarray.ops.families._windows import mirror, mirror_layout, run
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer, Shape
 
@@ -124,20 +124,20 @@ def select(layout: Layout, entries: Key) -> Selection:
                 flipped.append(len(shape))
                 item = item[::-1]
             offsets[len(shape)] = tuple(
-                _before(item, bound) for bound in layout.partition(axis).offsets
+                _count_before(item, bound) for bound in layout.partition(axis).offsets
             )
             start, stop = (0, 0) if box is None else box[axis]
-            own = item[_before(item, start) : _before(item, stop)]
+            own = item[_count_before(item, start) : _count_before(item, stop)]
             key.append(slice(own[0] - start, own.stop - start, own.step) if own else slice(0, 0))
         shape.append(len(item))
     if not shape:
         key.append(Ellipsis)  # so that the block is an array, not a scalar
     kept = carry(layout, tuple(shape), axes, offsets)
-    freed = _free(kept, taken)
-    before = _without(freed, taken)
-    output = mirrored(before, _after(flipped, taken))
+    freed = _free_axes(kept, taken)
+    before = _drop_axes(freed, taken)
+    output = mirror_layout(before, _renumber(flipped, taken))
     is_item = not output.shape and Ellipsis not in entries
-    is_local = not flipped and _ways(kept, taken) == 1
+    is_local = not flipped and _count_blocks(kept, taken) == 1
     sends = []
     if taken and not is_local:
         sends.append((kept, freed, True))
@@ -155,7 +155,7 @@ def select(layout: Layout, entries: Key) -> Selection:
         cut=freed,
         is_item=is_item,
         is_local=is_local,
-        purpose=Purpose.of(f"x[{', '.join(map(_told, items))}]"),
+        purpose=Purpose.of(f"x[{', '.join(map(_describe, items))}]"),
     )
 
 
@@ -168,8 +168,8 @@ def _bind(step: Step) -> Callable[[Buffer], Buffer]:
         return operator.itemgetter(key)
     if found.is_local:
         return lambda block: copy_block(block[key].reshape(shape))
-    axes = _after(found.flipped, found.taken)
-    before = mirrored(output, axes)
+    axes = _renumber(found.flipped, found.taken)
+    before = mirror_layout(output, axes)
     shape, exchange = before.local_shape(), None
     if axes:
         exchange = mirror(before, axes, f"reverse axes {axes} of {before!r}")
@@ -209,7 +209,7 @@ def normalize_key(key: Any) -> Key:
     return tuple([_entry(entry) for entry in (key if type(key) is tuple else (key,))])
 
 
-def _told(item: Item) -> str:
+def _describe(item: Item) -> str:
     if not isinstance(item, range):
         return str(item)
     shown = item.stop if item.stop >= 0 else ""  # which would count from the end
@@ -271,11 +271,11 @@ def expand(key: Key, shape: Shape) -> list[Item]:
     entries = list(key)
     dots = entries.count(Ellipsis)
     if dots > 1:
-        raise IndexingError(f"the index {_shown(key)} has {dots} ellipses; use one at most")
+        raise IndexingError(f"the index {_show(key)} has {dots} ellipses; use one at most")
     used = len(entries) - dots - entries.count(None)
     if used > len(shape):
         raise IndexingError(
-            f"the index {_shown(key)} is for {used} axes, but the array has {len(shape)}, shape "
+            f"the index {_show(key)} is for {used} axes, but the array has {len(shape)}, shape "
             f"{shape}"
         )
     place = entries.index(Ellipsis) if dots else len(entries)
@@ -308,7 +308,7 @@ def _item(entry: Any, axis: int, size: int) -> Item:
     return range(start, start + count * chosen.step, chosen.step)
 
 
-def _shown(key: Key) -> str:
+def _show(key: Key) -> str:
     shown = [slice(*x) if type(x) is tuple else "..." if x is Ellipsis else x for x in key]
     return f"[{', '.join(map(str, shown))}]"
 
@@ -318,12 +318,12 @@ def _slice(item: range) -> slice:
     return slice(item.start, item.stop if item.stop >= 0 else None, item.step)
 
 
-def _before(item: range, bound: int) -> int:
+def _count_before(item: range, bound: int) -> int:
     """Return how many of the items (with a positive step) lie before a global index."""
     return len(range(item.start, min(bound, item.stop), item.step))
 
 
-def _free(layout: Layout, taken: Sequence[int]) -> Layout:
+def _free_axes(layout: Layout, taken: Sequence[int]) -> Layout:
     """Return the layout in which the taken axes, of length 1, are not cut.
 
     The mesh axes that cut them replicate the rest; where that is large they cut its longest axis
@@ -334,7 +334,7 @@ def _free(layout: Layout, taken: Sequence[int]) -> Layout:
     longest = max(uncut, key=lambda axis: layout.shape[axis], default=None)
     if layout.size <= SPREAD_ITEMS or longest is None:
         return free
-    if layout.shape[longest] < _ways(layout, taken):
+    if layout.shape[longest] < _count_blocks(layout, taken):
         return free
     placements = list(free.placements)
     for axis in taken:
@@ -343,18 +343,18 @@ def _free(layout: Layout, taken: Sequence[int]) -> Layout:
     return free.replace(placements=placements)
 
 
-def _ways(layout: Layout, axes: Sequence[int]) -> int:
+def _count_blocks(layout: Layout, axes: Sequence[int]) -> int:
     """Return into how many blocks some axes are cut."""
     return prod(layout.mesh.shape[m] for axis in axes for m in layout.sharding_axes(axis))
 
 
-def _without(layout: Layout, taken: Sequence[int]) -> Layout:
+def _drop_axes(layout: Layout, taken: Sequence[int]) -> Layout:
     """Return the layout without some axes of length 1."""
     left = [axis for axis in range(layout.ndim) if axis not in taken]
     axes = {axis: i for i, axis in enumerate(left)}
     return carry(layout, tuple(layout.shape[axis] for axis in left), axes)
 
 
-def _after(axes: Sequence[int], taken: Sequence[int]) -> tuple[int, ...]:
+def _renumber(axes: Sequence[int], taken: Sequence[int]) -> tuple[int, ...]:
     """Return what some axes are called once the taken ones are gone."""
     return tuple(axis - sum(t < axis for t in taken) for axis in axes)

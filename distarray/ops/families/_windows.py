@@ -202,7 +202,7 @@ def _boxes_and_stretches(
 # --- mirror images -------------------------------------------------------------------------------
 
 
-def mirrored(layout: Layout, axes: Sequence[int]) -> Layout:
+def mirror_layout(layout: Layout, axes: Sequence[int]) -> Layout:
     """Return the layout in which the blocks along some axes are as long as their mirror images."""
     boundaries = layout.boundaries or {}
     for axis in axes:
@@ -213,7 +213,7 @@ def mirrored(layout: Layout, axes: Sequence[int]) -> Layout:
 
 
 def mirror(layout: Layout, axes: Sequence[int], what: str) -> Exchange:
-    """Return the exchange that reverses the cut `axes` of `layout`, into `mirrored(layout)`."""
+    """Return the exchange that reverses the cut `axes` of `layout`, into `mirror_layout`."""
     mesh: Any = layout.mesh
     cutting = sorted({m for axis in axes for m in layout.sharding_axes(axis)})
     communicator = mesh.communicator(tuple(cutting))

@@ -43,7 +43,7 @@ _NUMERIC = "biufc"
 
 _index = selection("indexing")
 # A value with its axes at the places of those of a selection's view; None: a new axis of length 1.
-_align = shape_function("assignment", lambda shape, axes: relabel(_placed(shape, axes)))
+_align = shape_function("assignment", lambda shape, axes: relabel(_place_axes(shape, axes)))
 
 
 def getitem(x: Any, key: Any) -> Any:
@@ -118,14 +118,14 @@ def setitem(x: Any, key: Any, value: Any) -> None:
         value = match_device(
             "assignment", plain_buffer(value, "assignment", objects=True), x._local
         )
-    array = _converted(value, x._local.dtype)
+    array = _convert(value, x._local.dtype)
     if array.ndim == 0 and not x._layout.has_partial:
         if x._layout.mesh.coordinate is not None:
             x._local[found.key] = _on_device(array, x._local)
         return
     if x._layout.has_partial:
         array = _cast(array, x._local.dtype)
-    array = _aligned(array, found)
+    array = _align_plain(array, found)
     layout = found.value_layout(array.shape)
     if layout.mesh.coordinate is None:
         return
@@ -152,7 +152,7 @@ def _on_device(array: Buffer, like: Buffer) -> Buffer:
     return array if _backend.is_numpy(like) else _backend.asarray(array, _backend.device_of(like))
 
 
-def _converted(value: Any, dtype: Any) -> Buffer:
+def _convert(value: Any, dtype: Any) -> Buffer:
     """Return a plain value as an array; what cannot become `dtype` fails on every process alike."""
     if _backend.is_buffer(value) and (
         value.dtype == dtype
@@ -211,7 +211,7 @@ def _axes_of(shape: Shape, found: Selection) -> tuple[int | None, ...]:
     )
 
 
-def _placed(shape: Shape, axes: Sequence[int | None]) -> DimMap:
+def _place_axes(shape: Shape, axes: Sequence[int | None]) -> DimMap:
     return DimMap(
         shape, tuple(dimmap.Singleton() if a is None else dimmap.InputAxis(a) for a in axes)
     )
@@ -224,7 +224,7 @@ def _backwards(found: Selection, shape: Shape) -> tuple[int, ...]:
     return tuple(axis for axis in places if axis >= 0 and shape[axis] > 1)
 
 
-def _aligned(array: Buffer, found: Selection) -> Buffer:
+def _align_plain(array: Buffer, found: Selection) -> Buffer:
     """Return a plain value with one axis per (trailing) axis of the selection's view."""
     axes = _axes_of(array.shape, found)
     array = array.reshape([1 if axis is None else array.shape[axis] for axis in axes])

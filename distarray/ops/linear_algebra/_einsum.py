@@ -14,7 +14,7 @@ from distarray.ops.linear_algebra._contraction import Subscripts, contraction
 from distarray.typing import Shape
 
 
-def _parsed(subscripts: str) -> tuple[tuple[str, ...], str]:
+def _parse(subscripts: str) -> tuple[tuple[str, ...], str]:
     """Return the letters of every operand and of the result.
 
     Raises
@@ -48,7 +48,7 @@ def _parsed(subscripts: str) -> tuple[tuple[str, ...], str]:
 
 
 def _letters(shapes: Sequence[Shape], subscripts: str) -> Subscripts:
-    inputs, right = _parsed(subscripts)
+    inputs, right = _parse(subscripts)
     if len(inputs) != len(shapes):
         raise ArgumentError(
             f"einsum got {len(shapes)} operands and subscripts for {len(inputs)} ({subscripts!r})"

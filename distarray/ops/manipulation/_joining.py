@@ -43,7 +43,7 @@ from distarray.layout import Layout, normalize_axis
 from distarray.ops.families._relabel import carry
 from distarray.ops.families._selection import WHOLE_AXIS, select
 from distarray.ops.indexing._items import getitem, rows
-from distarray.ops.manipulation._reshape import reshaped
+from distarray.ops.manipulation._reshape import change_shape
 from distarray.ops.manipulation._shape import expand_dims
 from distarray.redistribute import estimate
 from distarray.typing import Axes, Buffer, Shape
@@ -58,9 +58,9 @@ def join(name: str) -> Op:
 
 def _spec(_: Op, call: Call) -> Layouts:
     axis, given = call.static
-    shape = joined_shape(call.shapes, axis)
+    shape = join_shapes(call.shapes, axis)
     if given is not None:
-        return joined(call.layouts, axis, given)
+        return plan_join(call.layouts, axis, given)
     return cheapest(call.layouts, axis, shape)
 
 
@@ -113,12 +113,12 @@ def concat(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: Any = None)
     ArgumentTypeError
         If none of them is distributed.
     """
-    given = normalize_operands("concat", _listed("concat", arrays))
+    given = normalize_operands("concat", _list_arrays("concat", arrays))
     if not given:
         raise ShapeError("concat got no arrays; pass at least one")
     check_distributed("concat", next((x for x in given if isinstance(x, BaseArray)), given[0]))
     if axis is None:
-        given = [reshaped(x, (-1,)) if isinstance(x, BaseArray) else np.ravel(x) for x in given]
+        given = [change_shape(x, (-1,)) if isinstance(x, BaseArray) else np.ravel(x) for x in given]
         axis = 0
     given = [x if hasattr(x, "ndim") else np.asarray(x) for x in given]
     dtypes = [x.dtype for x in given]
@@ -129,7 +129,7 @@ def concat(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: Any = None)
         dtype = max((with_length(wanted, own) for own in dtypes), key=lambda one: one.itemsize)
     shapes = [x.shape for x in given]
     along = normalize_axis(axis, len(shapes[0]))
-    joined_shape(shapes, along)  # which must fit before anything is sent
+    join_shapes(shapes, along)  # which must fit before anything is sent
     mesh = common_mesh("concat", [x._layout.mesh for x in given if isinstance(x, BaseArray)])
     return run(
         _concat,
@@ -152,7 +152,7 @@ def _common_dtype(dtypes: Sequence[Any]) -> Any:
         ) from None
 
 
-def _listed(name: str, arrays: Any) -> list[Any]:
+def _list_arrays(name: str, arrays: Any) -> list[Any]:
     try:
         return list(arrays)
     except TypeError:
@@ -165,11 +165,11 @@ def cheapest(layouts: Sequence[Layout], axis: int, shape: Shape) -> Layouts:
     """Return the layouts of arrays and of their join: the one of theirs for which least moves."""
     alike = len({layout.placements for layout in layouts}) == 1
     models = dict.fromkeys(layouts if alike else [layout.without_partial() for layout in layouts])
-    ways = [joined(layouts, axis, resized(model, axis, shape[axis])) for model in models]
+    ways = [plan_join(layouts, axis, resize_axis(model, axis, shape[axis])) for model in models]
     return min(ways, key=lambda way: _seconds(layouts, way.inputs))
 
 
-def joined(layouts: Sequence[Layout], axis: int, output: Layout) -> Layouts:
+def plan_join(layouts: Sequence[Layout], axis: int, output: Layout) -> Layouts:
     """Return what arrays must be cut like to be joined in a given layout."""
     inputs, start = [], 0
     for layout in layouts:
@@ -184,7 +184,7 @@ def _seconds(layouts: Sequence[Layout], targets: Sequence[Layout]) -> float:
     return sum(estimate(layout, target, 8) for layout, target in pairs if layout is not target)
 
 
-def joined_shape(shapes: Sequence[Shape], axis: int) -> Shape:
+def join_shapes(shapes: Sequence[Shape], axis: int) -> Shape:
     """Return the shape of arrays of these shapes joined along an axis.
 
     Raises
@@ -204,7 +204,7 @@ def joined_shape(shapes: Sequence[Shape], axis: int) -> Shape:
     return (*first[:axis], sum(shape[axis] for shape in shapes), *first[axis + 1 :])
 
 
-def resized(layout: Layout, axis: int, size: int) -> Layout:
+def resize_axis(layout: Layout, axis: int, size: int) -> Layout:
     """Return the layout with one axis of another length, cut by the default split if it is cut."""
     shape = (*layout.shape[:axis], size, *layout.shape[axis + 1 :])
     boundaries = {a: o for a, o in (layout.boundaries or {}).items() if a != axis}
@@ -222,7 +222,7 @@ def stack(arrays: Sequence[Any], /, axis: int = 0) -> Any:
     AxisError
         If the result has no such axis.
     """
-    given = [x if hasattr(x, "ndim") else np.asarray(x) for x in _listed("stack", arrays)]
+    given = [x if hasattr(x, "ndim") else np.asarray(x) for x in _list_arrays("stack", arrays)]
     shapes = [tuple(x.shape) for x in given]
     if len(set(shapes)) != 1:
         raise ShapeError(f"stack got shapes {tuple(shapes)}; pass arrays of one shape")
@@ -278,7 +278,7 @@ def roll(x: Any, /, shift: int | Sequence[int], axis: Axes = None) -> Any:
             f"roll got shift={describe(shift)}; pass an integer, or one for each axis"
         ) from None
     if axis is None:
-        return reshaped(roll(reshaped(x, (-1,)), sum(several), 0), x.shape)
+        return change_shape(roll(change_shape(x, (-1,)), sum(several), 0), x.shape)
     several_axes = isinstance(axis, (tuple, list)) or (isinstance(axis, np.ndarray) and axis.ndim)
     axes: list[Any] = [*axis] if several_axes else [axis]  # type: ignore[misc]
     shifts = several * len(axes) if len(several) == 1 else several
@@ -288,11 +288,11 @@ def roll(x: Any, /, shift: int | Sequence[int], axis: Axes = None) -> Any:
             f"roll got {len(shifts)} shifts for {len(axes)} axes; pass as many, or one"
         )
     for by, one in zip(shifts, axes, strict=True):
-        x = _rolled(x, by, normalize_axis(one, x.ndim))
+        x = _roll_axis(x, by, normalize_axis(one, x.ndim))
     return x
 
 
-def _rolled(x: Any, shift: int, axis: int) -> Any:
+def _roll_axis(x: Any, shift: int, axis: int) -> Any:
     size, before = x.shape[axis], (slice(None),) * axis
     split = size - shift % size if size else 0
     parts = [getitem(x, (*before, part)) for part in (slice(split, None), slice(split))]
@@ -324,7 +324,7 @@ def repeat(x: Any, /, repeats: Any, axis: int | None = None) -> Any:
         If there is no such axis.
     """
     if axis is None:
-        return repeat(reshaped(check_distributed("repeat", x), (-1,)), repeats, axis=0)
+        return repeat(change_shape(check_distributed("repeat", x), (-1,)), repeats, axis=0)
     layout = check_distributed("repeat", x)._layout
     along = normalize_axis(axis, layout.ndim)
     size = layout.shape[along]

@@ -113,12 +113,12 @@ def _bind(step: Step) -> Callable[[Buffer], Buffer]:
         return lambda block: block.reshape(shape)
     steps = program.route.bind()
 
-    def routed(block: Buffer) -> Buffer:
+    def follow_route(block: Buffer) -> Buffer:
         for one in steps:
             block = one(block)
         return block.reshape(shape)
 
-    return routed
+    return follow_route
 
 
 _reshape = Op("reshape", np.reshape, _program, bind=_bind)
@@ -210,7 +210,7 @@ def flatten(x: Any, /, order: str = "C") -> Any:
     return reshape(check_distributed("flatten", x), (-1,), order, copy=True)
 
 
-def reshaped(x: Any, shape: Sequence[int]) -> Any:
+def change_shape(x: Any, shape: Sequence[int]) -> Any:
     """Return the same items under another shape, in memory that may be that of `x` or not."""
     return run_one(_reshape, x, normalize_shape(shape, True))
 

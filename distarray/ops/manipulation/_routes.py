@@ -94,12 +94,12 @@ class Route:
         place = axis_to_cut(sizes, counts)
         inner = prod(sizes[place + 1 :])
         rows = chunk(sizes[place], counts).offsets
-        flat = flattened(layout, axes)
+        flat = flatten_axes(layout, axes)
         if flat is not None:
             self.relabel(flat)
             if place == 0:
                 mesh_axes = flat.sharding_axes(axes.start)
-                rows = rounded(flat.partition(axes.start).offsets, inner)
+                rows = round_to_units(flat.partition(axes.start).offsets, inner)
                 self.redistribute(_line(layout, axes, mesh_axes, _times(rows, inner)))
         elif place == 0:
             self.exchange(_line(layout, axes, mesh_axes, _times(rows, inner)), axes, True)
@@ -120,7 +120,7 @@ def route(layout: Layout, shape: Shape) -> Route:
     exchanges of the groups of axes concerned; else of all axes at once.
     """
     change = dimmap.reshape(layout.shape, shape)
-    found = _planned(layout, change)
+    found = _plan(layout, change)
     share = max(largest_block(layout), layout.size // ways(layout))
     if not found.moves or found.peak <= TOLERATED * share:
         return found
@@ -132,7 +132,7 @@ def route(layout: Layout, shape: Shape) -> Route:
     return found
 
 
-def _planned(layout: Layout, change: DimMap) -> Route:
+def _plan(layout: Layout, change: DimMap) -> Route:
     """Return the way that takes redistributions alone."""
     found = Route(layout)
     for before, after in stages(change, layout):
@@ -151,7 +151,7 @@ def _by_groups(layout: Layout, change: DimMap, shape: Shape) -> Route:
         axes = range(group.inputs[0] + shift, group.inputs[-1] + 1 + shift)
         if len(group.inputs) == len(sizes) == 1 or not cutting_axes(found.reached, axes):
             continue
-        flat = flattened(found.reached, axes)
+        flat = flatten_axes(found.reached, axes)
         if flat is None or not divides(flat, axes.start, sizes):
             found.turn(axes, sizes)
             shift += len(sizes) - len(axes)
@@ -180,7 +180,7 @@ def cutting_axes(layout: Layout, axes: range) -> tuple[int, ...]:
     return tuple(m for axis in axes for m in layout.sharding_axes(axis))
 
 
-def flattened(layout: Layout, axes: range) -> Layout | None:
+def flatten_axes(layout: Layout, axes: range) -> Layout | None:
     """Return the layout with some axes as one, in place; None where blocks are no stretches."""
     if len(axes) == 1:
         return layout
@@ -207,7 +207,7 @@ def axis_to_cut(sizes: Sequence[int], counts: tuple[int, ...]) -> int:
     return next(axis for axis, share in enumerate(shares) if share <= enough)
 
 
-def rounded(offsets: Offsets, unit: int) -> Offsets:
+def round_to_units(offsets: Offsets, unit: int) -> Offsets:
     """Return the offsets in units, each rounded to the nearest."""
     return tuple((offset + unit // 2) // unit for offset in offsets)
 

@@ -39,23 +39,23 @@ def _as_key(axes: Any) -> Any:
 # --- the order of the axes -----------------------------------------------------------------------
 
 
-def _ordered(change: DimMap) -> tuple[DimMap, Any]:
+def _reorder(change: DimMap) -> tuple[DimMap, Any]:
     axes = tuple(source.axis for source in change.axes if isinstance(source, dimmap.InputAxis))
     return change, lambda _: lambda block: block.transpose(axes)
 
 
-def _exchanged(shape: Shape, pair: tuple[int, int]) -> tuple[DimMap, Any]:
+def _swap(shape: Shape, pair: tuple[int, int]) -> tuple[DimMap, Any]:
     a, b = (normalize_axis(axis, len(shape)) for axis in pair)
     order = list(range(len(shape)))
     order[a], order[b] = b, a
-    return _ordered(dimmap.transpose(shape, order))
+    return _reorder(dimmap.transpose(shape, order))
 
 
 _transpose = shape_function(
-    "transpose", lambda shape, axes: _ordered(dimmap.transpose(shape, axes))
+    "transpose", lambda shape, axes: _reorder(dimmap.transpose(shape, axes))
 )
-_moveaxis = shape_function("moveaxis", lambda shape, pair: _ordered(dimmap.moveaxis(shape, *pair)))
-_swapaxes = shape_function("swapaxes", _exchanged)
+_moveaxis = shape_function("moveaxis", lambda shape, pair: _reorder(dimmap.moveaxis(shape, *pair)))
+_swapaxes = shape_function("swapaxes", _swap)
 
 
 @register
@@ -162,21 +162,21 @@ def expand_dims(x: Any, /, axis: int | Sequence[int] = 0) -> Any:
 # --- broadcasting --------------------------------------------------------------------------------
 
 
-def _widened(before: Shape, after: Shape) -> tuple[DimMap, Any]:
+def _widen(before: Shape, after: Shape) -> tuple[DimMap, Any]:
     def local(layout: Layout) -> Local:
         shape = layout.local_shape()
 
-        def widened(block: Buffer) -> Buffer:
+        def widen(block: Buffer) -> Buffer:
             wide = np.broadcast_to(block, shape)
             # Nothing protects a view in CuPy from being written to, all its items at once.
             return wide if _backend.is_numpy(wide) else copy_block(wide)
 
-        return widened
+        return widen
 
     return dimmap.broadcast_to(before, after), local
 
 
-_broadcast_to = shape_function("broadcast_to", _widened)
+_broadcast_to = shape_function("broadcast_to", _widen)
 
 
 @register
@@ -251,7 +251,7 @@ def _triangle(op: Op, x: Any, k: int) -> Any:
 
 
 def _triangle_spec(_: Op, call: Call) -> Layouts:
-    whole = whole_reduced(call.layouts[0])
+    whole = reduce_unless_sum(call.layouts[0])
     return Layouts((whole,), whole)
 
 
@@ -271,7 +271,7 @@ _lower = Op("tril", np.tril, _triangle_spec, bind=_triangle_bind)
 _upper = Op("triu", np.triu, _triangle_spec, bind=_triangle_bind)
 
 
-def whole_reduced(layout: Layout) -> Layout:
+def reduce_unless_sum(layout: Layout) -> Layout:
     """Return the layout in which zeros may be put: sums stay `Partial`, other kinds are reduced."""
     if all(
         p.is_partial("sum") or p.is_partial("avg") or not p.is_partial() for p in layout.placements

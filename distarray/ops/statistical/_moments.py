@@ -26,6 +26,7 @@ from distarray.core import (
     check_fits,
     check_flag,
     check_out,
+    count_reduced,
     fill_arguments,
     floating,
     loop_dtype,
@@ -36,7 +37,6 @@ from distarray.core import (
     normalize_operands,
     numeric,
     reduce,
-    reduced_count,
     reduction,
     reduction_spec,
     register,
@@ -87,7 +87,7 @@ def _quotient(step: Step) -> Callable[[Buffer], Any]:
     The total may be overwritten.
     """
     source = step.sources[0]
-    count = reduced_count(source.shape, normalize_axes(step.call.static[0], source.ndim))
+    count = count_reduced(source.shape, normalize_axes(step.call.static[0], source.ndim))
     divisor, result = np.intp(count), step.result
 
     def quotient(total: Buffer) -> Any:
@@ -170,7 +170,7 @@ def mean(
     if sums_into:
         result = np.result_type(result, out.dtype)
         total = astype(total, result, copy=False)
-    quotient = arithmetic.divide(total, _selected(x, axis, keepdims, where))
+    quotient = arithmetic.divide(total, _count_selected(x, axis, keepdims, where))
     if total.ndim:
         quotient = astype(quotient, total.dtype, copy=False)
     return write_out("mean", out, astype(quotient, result, copy=False))
@@ -179,7 +179,7 @@ def mean(
 # --- the mean of what is not NaN: sums and counts, exchanged together ----------------------------
 
 
-def _reduced_spec(_: Op, call: Call) -> Spec:
+def _state_spec(_: Op, call: Call) -> Spec:
     axis, _, keepdims, *_ = call.static
     ndim = call.layouts[0].ndim
     return reduction_spec(ndim, normalize_axes(axis, ndim), keepdims, exchanged=True)
@@ -220,7 +220,7 @@ def _quotient_of_all(step: Step) -> Callable[..., Any]:
 _nanmean = Op(
     "nanmean",
     reductions.nansum.local,
-    _reduced_spec,
+    _state_spec,
     dtypes=_nanmean_dtypes,
     bind=_sum_and_count,
     finish=_quotient_of_all,
@@ -302,7 +302,7 @@ def _leave_out(x: Any, mask: Any) -> Any:
     return where(mask, x, x.dtype.type(np.nan))
 
 
-def _selected(x: Any, axis: Any, keepdims: bool, mask: Any) -> Any:
+def _count_selected(x: Any, axis: Any, keepdims: bool, mask: Any) -> Any:
     """Return how many items over `axis` the mask selects."""
     if x._layout.has_partial:
         x = arithmetic.abs(x)  # any function that is not linear gives an array without Partial
@@ -341,14 +341,14 @@ def _deviations(step: Step) -> Callable[[Buffer], State]:
 def _variance_of_all(step: Step) -> Callable[..., Any]:
     axis, correction, _ = step.call.static
     axes = normalize_axes(axis, step.sources[0].ndim)
-    count = reduced_count(step.sources[0].shape, axes)
+    count = count_reduced(step.sources[0].shape, axes)
     divisor = max(count - correction, 0)
     shape, result = step.output.local_shape(), step.result
 
     def variance(states: States, _: Buffer) -> Any:
         total = Moments(0, None, None)
         for (mean, m2), box in states:
-            size = reduced_count(boxes.shape(box), axes)
+            size = count_reduced(boxes.shape(box), axes)
             total = merge(total, Moments(size, mean, m2))
         if not divisor:
             warn("Degrees of freedom <= 0 for slice", RuntimeWarning)
@@ -363,7 +363,7 @@ def _variance_of_all(step: Step) -> Callable[..., Any]:
 _variance = Op(
     "var",
     np.var,
-    _reduced_spec,
+    _state_spec,
     dtypes=_variance_dtypes,
     bind=_deviations,
     finish=_variance_of_all,
@@ -412,11 +412,11 @@ def var(
     in rank order (Chan, Golub, LeVeque 1979); the result is replicated there.
     """
     check_out("var", x, out)
-    result = _varied("var", x, axis, dtype, out, ddof, keepdims, where, mean, correction)
+    result = _compute_variance("var", x, axis, dtype, out, ddof, keepdims, where, mean, correction)
     return write_out("var", out, result)
 
 
-def _varied(
+def _compute_variance(
     name: str,
     x: Any,
     axis: Any,
@@ -486,7 +486,7 @@ def _varied(
 
 def _variance_around(centre: Any, x: Any, axis: Any, ddof: float, keepdims: bool, mask: Any) -> Any:
     """Return the variance under a mask, or around another centre than the mean."""
-    count = _selected(x, axis, keepdims, mask)
+    count = _count_selected(x, axis, keepdims, mask)
     if centre is ABSENT:
         centre = mean(x, axis=axis, keepdims=True, where=mask)
     deviation = arithmetic.abs(arithmetic.subtract(x, centre))
@@ -517,7 +517,7 @@ def std(
     correction: Any = ABSENT,
 ) -> Any:
     check_out("std", x, out)
-    result = _varied("std", x, axis, dtype, out, ddof, keepdims, where, mean, correction)
+    result = _compute_variance("std", x, axis, dtype, out, ddof, keepdims, where, mean, correction)
     if not isinstance(result, BaseArray):
         return np.sqrt(result)
     root = result._new(as_block(np.sqrt(result._local)), result._layout)

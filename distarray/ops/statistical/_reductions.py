@@ -77,12 +77,12 @@ def _warn_of_nan(step: Step) -> Any:
     """Return the check of a result for NaN, of which NumPy warns unless there is an `initial`."""
     warns = step.call.static[3] and step.result.kind in "fcmM"
 
-    def checked(result: Buffer) -> Buffer:
+    def check(result: Buffer) -> Buffer:
         if warns and np.isnan(result).any():
             warn("All-NaN slice encountered", RuntimeWarning)
         return result
 
-    return checked
+    return check
 
 
 def _without_nan(ufunc: Any) -> Any:

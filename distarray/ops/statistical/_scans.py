@@ -109,9 +109,9 @@ def scan(name: str, what: str, ufunc: np.ufunc, function: Callable[..., Any]) ->
         _spec,
         call=functools.partial(_call, flat=flat),
         dtypes=_dtypes,
-        bind=_reduced_block,
-        finish=_scanned_block,
-        made=_longer,
+        bind=_bind_reduction,
+        finish=_bind_scan,
+        made=_lengthen,
         ufunc=ufunc,
     )
     text = _DOCUMENTATION.format(what=what, axis=axis, verb=verb, identity=ufunc.identity)
@@ -173,7 +173,7 @@ def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
     return (np.dtype(np.float32) if dtype.char == "e" else dtype,), dtype
 
 
-def _reduced_block(step: Step) -> Callable[[Buffer], State]:
+def _bind_reduction(step: Step) -> Callable[[Buffer], State]:
     (total,), result, axes = step.total, step.result, (step.call.static[0],)
     ufunc = step.op.ufunc
 
@@ -184,7 +184,7 @@ def _reduced_block(step: Step) -> Callable[[Buffer], State]:
     return reduced
 
 
-def _scanned_block(step: Step) -> Callable[..., Any]:
+def _bind_scan(step: Step) -> Callable[..., Any]:
     """Return the function that scans a block, beginning with the states of the blocks before it."""
     axis, result, ufunc, local = step.call.static[0], step.result, step.op.ufunc, step.op.local
     source = step.sources[0]
@@ -200,7 +200,7 @@ def _scanned_block(step: Step) -> Callable[..., Any]:
     shape = list(source.local_shape())
     shape[axis] += initial
 
-    def scanned(states: States, block: Buffer) -> Buffer:
+    def scan_block(states: States, block: Buffer) -> Buffer:
         out = _memory.empty(tuple(shape), result, _backend.device_of(block))
         if initial:
             out[(*before_axis, slice(1))] = ufunc.identity
@@ -217,10 +217,10 @@ def _scanned_block(step: Step) -> Callable[..., Any]:
         local(out[rest], axis, result, out[rest])
         return out
 
-    return scanned
+    return scan_block
 
 
-def _longer(step: Step, _: Buffer | None) -> Layout:
+def _lengthen(step: Step, _: Buffer | None) -> Layout:
     """Return the layout of the result, whose first block has the initial item."""
     layout = step.output
     if not step.call.static[2]:
