@@ -2,7 +2,8 @@
 
 A fused kernel reads each source once and writes the result once; NumPy works through pieces that
 stay in the cache, where kernels do not serve: data types that they do not know, rows of a few
-elements, small blocks. Both give the same bits. Measured on one core against NumPy in pieces:
+elements, small blocks. Both give the same bits. Measured on one core against NumPy in pieces, of
+blocks that do not fit the caches (within them a kernel is as fast, and faster where it averages):
 
 ===================================  ==================================
 float and integer, 2 sources         kernel 1.5 to 1.9 times as fast
@@ -40,18 +41,30 @@ from distarray.errors import ArgumentError
 from distarray.typing import Buffer, Shape
 
 PIECE_BYTES: Final = 256 * 1024
-"""NumPy reduces pieces of this size, so that the partial results stay in the cache."""
+"""NumPy reduces pieces of this size: with their sources they fit a core's second cache."""
 
-_KERNEL_BYTES: Final = 128 * 1024
-"""Below this size NumPy reduces everything."""
+_KERNEL_BYTES: Final = 512 * 1024
+"""Below this size NumPy reduces.
+
+Measured on Zen 5: a kernel begins in 10 us, and makes up for it from 512 KiB (four sources,
+averages) to 1 MiB (two).
+"""
+
+_HALF_SOONER: Final = 16
+"""So many times fewer bytes of half precision: NumPy is quicker up to 8 KiB, as measured there, but
+less than 32 KiB are not worth the import of Numba."""
 
 _BYTES_PER_CALL: Final = 16 * 1024
+"""Least work of one call of a kernel, as in `_loop_nest`; not measured."""
+
 _SHORTEST_RUN: Final = 128
+"""Bytes of a row, two cache lines: a kernel begins each anew; not measured."""
 
 _PLAIN: Final = frozenset(np.dtype(kind) for kind in ("f8", "f4", "i8", "i4", "c16", "c8"))
 """Data types of NumPy arrays that reduce in themselves."""
 
 _FEW: Final = 64
+"""Elements that take less time than to decide who reduces them; any number of this size does."""
 
 _ON_BYTES: Final = {"any": "bor", "all": "band"}
 """What a reduction of truth values, each a byte 0 or 1, is among bytes."""
@@ -84,7 +97,9 @@ def reduce_into(dst: Buffer, sources: Sequence[Buffer], op: str, *, total: int =
                 combine(dst, source, out=dst)
         return
     nbytes = dst.nbytes
-    if nbytes < _KERNEL_BYTES or not isinstance(dst, np.ndarray):
+    half = dtype.itemsize == 2 and dtype.kind in "fV"
+    least = _KERNEL_BYTES // _HALF_SOONER if half else _KERNEL_BYTES
+    if nbytes < least or not isinstance(dst, np.ndarray):
         if isinstance(dst, np.ndarray) or not _by_device_kernel([(dst, sources)], op):
             _by_numpy(dst, sources, op)
         return

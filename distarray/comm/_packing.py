@@ -25,7 +25,11 @@ __all__ = [
 ]
 
 _KERNEL_BYTES: Final = 256 * 1024
-"""Below this size NumPy copies everything."""
+"""Below this size NumPy copies everything.
+
+Measured on Zen 5, of strided blocks that are in no cache: kernels take twice NumPy's time at half
+of it, as long here or less, and half of it at double the size.
+"""
 
 
 def copy_box(dst: Buffer, src: Buffer, *, total: int = 0) -> None:

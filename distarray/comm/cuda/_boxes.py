@@ -28,7 +28,10 @@ _MOST_ITEMS: Final = 1 << 30
 """Items of a box; larger ones become several, so that indices fit in 32 bits."""
 
 _MOST_BOXES: Final = 4096
-"""So many boxes a call may become: one has three axes, and arrays more that cannot be joined."""
+"""So many boxes a call may become: one has three axes, and arrays more that cannot be joined.
+
+Not measured: more of them are left to CuPy's own strides.
+"""
 
 Record: TypeAlias = list[int]
 """The number of tiles of a box, then what the kernel reads of it."""

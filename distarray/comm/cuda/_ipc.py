@@ -30,6 +30,7 @@ NBYTES = _FORMAT.size
 """Bytes of a `Lent` as it travels."""
 
 _PROBE = struct.Struct("=QQ")
+# Not measured; any numbers of these sizes do.
 _KEPT = 4096  # allocations of which the handle is remembered
 _MOST_MAPPED = 64  # allocations of one owner
 _BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID

@@ -24,7 +24,7 @@ AXES: Final = 3
 """Axes of a box, all of them given; those that are not needed have one item."""
 
 EACH: Final = 4
-"""Items of a tile for each thread."""
+"""Items of a tile for each thread; not measured."""
 
 SIDE: Final = 32
 """Items along both sides of a tile of a transposed box: as many as threads of a warp."""

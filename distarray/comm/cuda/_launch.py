@@ -22,14 +22,14 @@ from distarray.typing import Buffer
 _NUMBA: Final = "distarray.comm.cuda._numba"
 
 THREADS: Final = 256
-"""Threads of a block, a multiple of those of a warp."""
+"""Threads of a block, a multiple of those of a warp; not measured."""
 
-SIMULATED_THREADS: Final = 3
+SIMULATED_THREADS: Final = 3  # few, as each is a thread of Python
 
 _LEAST_BLOCKS: Final = 128  # Numba warns of fewer; those without a tile end at once
 _MOST_BLOCKS: Final = (1 << 31) - 1  # CUDA takes no more
 _SIMULATED_BLOCKS: Final = 2
-_TABLES_KEPT: Final = 512
+_TABLES_KEPT: Final = 512  # any number of this size does
 _LARGEST_KEPT: Final = 64 * 1024  # bytes of a table: all that are kept take 32 MiB at most
 
 _DEVICE_MEMORY: Final = 2  # cudaMemoryTypeDevice

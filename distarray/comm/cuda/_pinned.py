@@ -16,9 +16,10 @@ import numpy as np
 from distarray.errors import OutOfMemoryError
 
 KEPT_BYTES: Final = 128 << 20
-"""Most that is kept idle."""
+"""Most that is kept idle; not measured, any number of this size does."""
 
 _SMALLEST: Final = 64 << 10
+"""Bytes of the smallest piece; any number of this size does."""
 
 
 class _Lease:

@@ -38,7 +38,9 @@ CHILD_SECONDS: Final = 60.0
 """How long the child may take: to load CuPy from a busy file system, for the most part."""
 
 RING_SECONDS: Final = 20.0
+"""How long two messages around the ranks may take, on a busy node."""
 RING_BYTES: Final = (1 << 10, 4 << 20)
+"""As in `_selftest`: what goes at once, and what the two sides first agree on."""
 _TRUST: Final = f"set {VARIABLE}=1 if you know that it does"
 
 _OF_LAUNCHERS: Final = re.compile(

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from distarray.comm._communicator import Communicator
 
 ON_HOST_BYTES: Final = 64 << 10
-"""Up to this size collectives take the way of host memory, all at once: to be measured."""
+"""Up to this size collectives take the way of host memory, all at once; not measured."""
 
 
 class DeviceCollectives(PairwiseCollectives):

@@ -49,6 +49,7 @@ from distarray.comm.failures._waits import START, join_next, waiting
 from distarray.comm.failures._watchdog import Watchdog, line_of
 from distarray.errors import CommunicationError
 
+# Not measured: launchers on busy machines take tenths of a second, a person waits for some seconds.
 _SECONDS_BEFORE_OTHERS_PRINT = 1.0
 _SECONDS_SILENT = 5.0
 """How long a rank waits to be ended by the one that speaks, before it speaks as well."""

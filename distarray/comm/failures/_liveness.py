@@ -24,6 +24,7 @@ from distarray.comm.failures._presence import Presence, message_of_gone
 from distarray.comm.failures._waits import START, Meeting
 
 _SECONDS_DEAD: Final = 1.5
+"""How long a name must be free: three looks of the watchdog, in which the rank may still speak."""
 _SECONDS_GONE: Final = 1.5
 """How long a rank must be seen to have gone: a script may start one program after the other, and
 the names of the first are free when its processes are over."""

@@ -45,6 +45,7 @@ _HERE: Final = b"here"  # then the question's number, and the answer
 """What messages begin with; the sender's number follows."""
 
 _ABSENT, _FULL, _TOLD = range(3)
+# Not measured; any numbers of these sizes do.
 _KEPT: Final = 4096  # messages for ranks that have much to read
 _POLL: Final = 0.01  # seconds between looks for answers
 _SECONDS_TO_ANSWER: Final = 2.0  # for all that are asked at a time

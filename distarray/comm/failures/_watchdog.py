@@ -53,6 +53,7 @@ file on one rank takes less.
 
 _OFF = ("0", "none")  # what turns the limit off
 
+# Not measured; any numbers of these sizes do.
 _EVERY = 0.5  # seconds between looks
 _GRACE = 2.0  # for those who watch the time themselves
 _SECONDS_ENDING = 10.0  # that it takes a rank to end all others, at most

@@ -16,7 +16,10 @@ _ROUNDS: Final = 3
 """Timed calls of each; the best of three is not disturbed by what else the machine does."""
 
 _CLEAR: Final = 1.5
-"""So many times slower than the kernel's best is NumPy's first call, and it has no second."""
+"""So many times slower than the kernel's best is NumPy's first call, and it has no second.
+
+More than calls of one kind differ from one another on a quiet machine; not measured further.
+"""
 
 
 class _Trial:

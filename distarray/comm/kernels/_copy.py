@@ -23,7 +23,10 @@ _inline = numba.njit(nogil=True)
 
 TILE_ROWS: Final = 64
 TILE_COLUMNS: Final = 512
-"""Items of a tile of the transposing copy: rows of its source, and of its destination."""
+"""Items of a tile of the transposing copy: rows of its source, and of its destination.
+
+A tile of 8 bytes an item is 256 KiB, which the second cache of a core holds; not measured further.
+"""
 
 
 @_inline

@@ -30,11 +30,14 @@ from distarray.comm.kernels._choice import run_faster
 from distarray.comm.kernels._jit import load_kernels
 
 STREAMING_BYTES: Final = 16 * 1024 * 1024
-"""Destinations of at least this size are written past the caches."""
+"""Destinations of at least this size are written past the caches.
 
-_LINE = 64
-_LONG_RUN = 512
-_SHORT_RUN = range(16, 129)
+Not measured: more than the caches of a core hold, and less than the last one that cores share.
+"""
+
+_LINE = 64  # bytes of a cache line
+_LONG_RUN = 512  # bytes of rows whose cut lines, at both ends, hardly count; not measured
+_SHORT_RUN = range(16, 129)  # bytes of rows, up to two lines, that a kernel moves as they are
 _BYTES_PER_CALL = 32 * 1024
 """Least work of one call of a kernel, which costs about 2 microseconds."""
 

@@ -19,10 +19,8 @@ from distarray.typing import Shape
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-_BYTES_PER_THREAD: Final = (
-    8 * 1024 * 1024
-)  # a millisecond of copying; to hand it out takes tens of us
-_MOST: Final = 8  # a few cores use up what the memory of a node can give
+_BYTES_PER_THREAD: Final = 8 << 20  # a millisecond of copying; to hand it out takes tens of us
+_MOST: Final = 8  # a few cores use up what the memory of a node can give; not measured
 
 _pool: ThreadPoolExecutor | None = None
 _pool_lock = threading.Lock()

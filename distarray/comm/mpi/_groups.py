@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _OWN, _EXPORTED, _COPY = 1, 2, 3
 """What a communicator is for: keeps apart the making of those of the same ranks."""
 
-_KINDS: Final = 4
+_KINDS: Final = 4  # more than there are
 _GROUPS: Final = 8191  # MPI's tags reach to 32767 at least
 
 

@@ -30,9 +30,9 @@ from distarray.comm.shared_memory._node import available, memory
 from distarray.errors import ArgumentError, OutOfMemoryError
 
 _PAGE = mmap.PAGESIZE
-_MADV_REMOVE = 9
+_MADV_REMOVE = 9  # Linux
 _STAGGER = 5 * 64  # an odd number of cache lines: all of a page's are used before one comes again
-_LARGE = 64 << 20  # of so many fresh bytes at once or in sum the system is asked first
+_LARGE = 64 << 20  # of so many fresh bytes, at once or in sum, the system is asked first: a guess
 
 HAS_MEMORY_FILES = hasattr(os, "memfd_create")  # Linux; elsewhere there is no arena
 

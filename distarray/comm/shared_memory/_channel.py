@@ -63,12 +63,16 @@ from distarray.comm.shared_memory._slots import (
 from distarray.errors import CommunicationError, OutOfMemoryError
 from distarray.typing import Buffer
 
+# Measured on Zen 5: 200 reads take 4 us, a round about as long; an offer takes 0.5 us where nobody
+# takes the core, so that 2000 are a millisecond. Any numbers of these sizes do.
 _SPINS = 200  # reads of a flag before the core is offered to others
 _SPINS_CROWDED = 10  # the same where the node has more ranks than this process has cores
 _YIELDS = 2000  # offers before sleeping in between
-_SLEEP = 50e-6
+_SLEEP = 50e-6  # seconds, about what Linux makes of shorter ones (its timers have 50 us of slack)
 
-_KEPT_BYTES = 1024 * 1024  # copies up to this size are kept for their readers until the next round
+_KEPT_BYTES = 1024 * 1024
+"""Copies up to this size are kept for their readers until the next round, instead of waiting for
+them: memory against a few us. Not measured; any number of this size does."""
 
 
 class Channel:

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-_MAP_FIXED = 0x10
+_MAP_FIXED = 0x10  # Linux, as those below
 _MAP_NORESERVE = 0x4000
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; older kernels refuse it and pages are touched on first use
 _MADV_COLLAPSE = 25  # Linux 6.1
-_LARGEST_HUGE = 8 << 20
+_LARGEST_HUGE = 8 << 20  # larger huge pages (of 512 MiB, on some ARM) are left alone
 
 
 @cache

@@ -13,7 +13,7 @@ from distarray.comm import _backend
 from distarray.comm._agreement import mismatch_error
 from distarray.errors import CommunicationError, MismatchError
 
-_POLL = 0.25  # seconds between looks for ranks that will never come
+_POLL = 0.25  # seconds between looks for ranks that will never come; any number of this size does
 
 
 class PeerFailedError(CommunicationError):
