@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import nn
 
 from distarray.comm import DeviceMesh
-from distarray.layout import Placement, Replicate
+from distarray.layout import Replicate
 from distarray.torch.parallel._partition_rules import COLUMNS, Cut, cut_of, hook_arguments
-from distarray.torch.parallel._style import ParallelStyle, one_axis, placement
+from distarray.torch.parallel._style import FeatureParallel, one_axis
 from distarray.torch.parallel.layers import _empty_shards
 from distarray.torch.parallel.layers._attention import cut_heads
 from distarray.torch.parallel.layers._convolution import cut_groups, is_grouped
@@ -20,7 +18,7 @@ from distarray.torch.parallel.layers._normalization import cut_channels, normali
 _R = Replicate()
 
 
-class ColwiseParallel(ParallelStyle):
+class ColwiseParallel(FeatureParallel):
     """Cut a module by its output features.
 
     For `Linear`, `Bilinear`, `Embedding` and `EmbeddingBag` (by the width of the vectors),
@@ -58,39 +56,18 @@ class ColwiseParallel(ParallelStyle):
     The `RowwiseParallel` that takes an output cut in units is given the same ``unit``.
     """
 
-    def __init__(
-        self,
-        *,
-        input_layouts: Placement | None = None,
-        output_layouts: Placement | None = None,
-        use_local_output: bool = True,
-        parts: Sequence[int] = (),
-        unit: int | Sequence[int] = 1,
-        own_forward: bool = False,
-    ) -> None:
-        del use_local_output
-        self._arrival_is_told = input_layouts is not None
-        self.input_layouts = placement(input_layouts, "input_layouts", _R)
-        self.output_layouts = (
-            None if output_layouts is None else placement(output_layouts, "output_layouts", _R)
-        )
-        self.parts = tuple(parts)
-        self.unit = unit
-        self.own_forward = own_forward
-
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
         """Cut the module's parameters, and hook it."""
         one_axis(mesh, "ColwiseParallel")
         if isinstance(module, nn.MultiheadAttention):
-            cut_heads(self, module, mesh, self.input_layouts, self.output_layouts or _R)
+            cut_heads(self, module, mesh, self.input_layouts or _R, self.output_layouts or _R)
             return
         if normalises_channels(module):
-            given = self.input_layouts if self._arrival_is_told else None
-            cut_channels(self, module, mesh, given, self.output_layouts)
+            cut_channels(self, module, mesh, self.input_layouts, self.output_layouts)
             return
         cut = cut_of(COLUMNS, module, "ColwiseParallel", self.own_forward)
         if is_grouped(module):
-            cut_groups(self, module, mesh, self.input_layouts, self.output_layouts)
+            cut_groups(self, module, mesh, self.input_layouts or _R, self.output_layouts)
         elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
             cut_vectors(self, module, mesh)
         else:
@@ -102,7 +79,7 @@ def hook_columns(
     style: ColwiseParallel, module: nn.Module, mesh: DeviceMesh, features: Features, cut: Cut
 ) -> None:
     """Bring a module's inputs to every rank, and its output to where it leaves."""
-    given, target = style.input_layouts, style.output_layouts
+    given, target = style.input_layouts or _R, style.output_layouts
     ways = dict.fromkeys(cut.inputs, lambda _, x: gather_input(x, mesh, given))
     hook_arguments(module, ways)
     if cut.fills and features.own == 0:

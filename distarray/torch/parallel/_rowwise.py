@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -12,9 +12,9 @@ from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError
-from distarray.layout import Placement, Replicate
+from distarray.layout import Replicate
 from distarray.torch.parallel._partition_rules import ROWS, Cut, cut_of, hook_arguments
-from distarray.torch.parallel._style import ParallelStyle, one_axis, placement
+from distarray.torch.parallel._style import FeatureParallel, one_axis
 from distarray.torch.parallel.layers import _empty_shards
 from distarray.torch.parallel.layers._convolution import cut_groups, is_grouped
 from distarray.torch.parallel.layers._embedding import cut_bags, cut_vocabulary
@@ -28,7 +28,7 @@ from distarray.torch.parallel.layers._features import (
 _R = Replicate()
 
 
-class RowwiseParallel(ParallelStyle):
+class RowwiseParallel(FeatureParallel):
     """Cut a module by its input features, or an embedding by its vocabulary.
 
     For `Linear`, `Bilinear` (by the first input), `Embedding`, `EmbeddingBag` and convolutions (by
@@ -53,25 +53,6 @@ class RowwiseParallel(ParallelStyle):
         refused.
     """
 
-    def __init__(
-        self,
-        *,
-        input_layouts: Placement | None = None,
-        output_layouts: Placement | None = None,
-        use_local_output: bool = True,
-        parts: Sequence[int] = (),
-        unit: int | Sequence[int] = 1,
-        own_forward: bool = False,
-    ) -> None:
-        del use_local_output
-        self.input_layouts = (
-            None if input_layouts is None else placement(input_layouts, "input_layouts", _R)
-        )
-        self.output_layouts = placement(output_layouts, "output_layouts", _R)
-        self.parts = tuple(parts)
-        self.unit = unit
-        self.own_forward = own_forward
-
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
         """Cut the module's parameters, and hook it."""
         one_axis(mesh, "RowwiseParallel")
@@ -86,7 +67,8 @@ class RowwiseParallel(ParallelStyle):
             else:
                 cut_bags(self, module, mesh)
         elif is_grouped(module):
-            cut_groups(self, module, mesh, self.input_layouts, self.output_layouts, rows=True)
+            given, target = self.input_layouts, self.output_layouts or _R
+            cut_groups(self, module, mesh, given, target, rows=True)
         else:
             features = cut_rows(self, module, mesh, cut)
             if getattr(type(module), "reset_parameters", None) is nn.Bilinear.reset_parameters:
@@ -113,7 +95,7 @@ def hook_rows(
     bias_of: Callable[[Any], torch.Tensor | None],
 ) -> None:
     """Bring a module's inputs to where they are needed, and add up the ranks' outputs."""
-    given, target = style.input_layouts, style.output_layouts
+    given, target = style.input_layouts, style.output_layouts or _R
     ways = dict.fromkeys(cut.inputs, lambda _, x: gather_input(x, mesh))
     ways[cut.inputs[0]] = lambda _, x: features.take(x, given, cut.features)
     hook_arguments(module, ways)

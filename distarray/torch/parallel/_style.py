@@ -79,6 +79,30 @@ class ParallelStyle(ABC):
         extend(module, values=values)
 
 
+class FeatureParallel(ParallelStyle):
+    """Cut a module by its features: what the styles for columns and rows are made with.
+
+    Layouts are None where the default of the style, or of the kind of module, holds.
+    """
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+        parts: Sequence[int] = (),
+        unit: int | Sequence[int] = 1,
+        own_forward: bool = False,
+    ) -> None:
+        del use_local_output
+        self.input_layouts = _placement(input_layouts, "input_layouts")
+        self.output_layouts = _placement(output_layouts, "output_layouts")
+        self.parts = tuple(parts)
+        self.unit = unit
+        self.own_forward = own_forward
+
+
 def one_axis(mesh: DeviceMesh, style: str) -> int:
     """Return the size of the only axis of a mesh, or raise."""
     if mesh.ndim != 1:
@@ -89,13 +113,11 @@ def one_axis(mesh: DeviceMesh, style: str) -> int:
     return mesh.shape[0]
 
 
-def placement(value: Any, name: str, default: Placement) -> Placement:
+def _placement(value: Any, name: str) -> Placement | None:
     """Return one placement of a keyword argument, which may come in a sequence of one."""
-    if value is None:
-        return default
     if isinstance(value, Sequence) and len(value) == 1:
         value = value[0]
-    if not isinstance(value, Placement):
+    if value is not None and not isinstance(value, Placement):
         raise ArgumentTypeError(
             f"{name}={value!r}: takes one placement, such as da.Shard(1) or da.Replicate()"
             f"{suggest_for_torch(value)}"

@@ -39,7 +39,7 @@ def cut_vectors(style: Any, module: nn.Embedding | nn.EmbeddingBag, mesh: Device
             f"norm_type={module.norm_type} with max_norm={largest}: vectors that are cut "
             "are renormalised by norms of positive order only"
         )
-    given = style.input_layouts
+    given = style.input_layouts or _R
     features = cut_parameters(style, module, mesh, {"weight": 1})
     module.max_norm = None  # the lookup would go by the norms of shards
 
@@ -91,7 +91,7 @@ def cut_vocabulary(style: Any, module: nn.Embedding, mesh: DeviceMesh) -> None:
     gradients scaled by frequency see those that are looked up alone; the vectors of all ranks are
     then added to zeros.
     """
-    given = Replicate() if style.input_layouts is None else style.input_layouts
+    given = style.input_layouts or _R
     padding = module.padding_idx
     layout = style.distribute(module, "weight", mesh, [Shard(0)])
     start, stop = layout.local_box()[0]  # type: ignore[index]
@@ -111,7 +111,7 @@ def cut_vocabulary(style: Any, module: nn.Embedding, mesh: DeviceMesh) -> None:
         vectors = forward(words[here] - start, **kwargs)
         full = vectors.new_zeros((*words.shape, vectors.shape[-1]))
         full[here] = vectors
-        return sum_output(full, mesh, style.output_layouts)
+        return sum_output(full, mesh, style.output_layouts or _R)
 
     extend(module, arounds=look_up)
 
@@ -158,7 +158,7 @@ def cut_bags(style: Any, module: nn.EmbeddingBag, mesh: DeviceMesh) -> None:
             "frequencies of other words than those it scales, so that its gradients depend on all "
             "of them; use ColwiseParallel, or Embedding and a sum"
         )
-    given = _R if style.input_layouts is None else style.input_layouts
+    given = style.input_layouts or _R
     averaged = module.mode == "mean"
     padding = module.padding_idx
     layout = style.distribute(module, "weight", mesh, [Shard(0)])
@@ -194,7 +194,7 @@ def cut_bags(style: Any, module: nn.EmbeddingBag, mesh: DeviceMesh) -> None:
         if averaged:
             counted = bags if padding is None else bags[words != padding]
             y = y / torch.bincount(counted, minlength=count).clamp(min=1).to(y.dtype).unsqueeze(1)
-        return sum_output(y, mesh, style.output_layouts)
+        return sum_output(y, mesh, style.output_layouts or _R)
 
     extend(module, arounds=add_up)
 
