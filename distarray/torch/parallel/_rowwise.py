@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from distarray.comm import DeviceMesh
-from distarray.errors import ArgumentError
 from distarray.layout import Replicate
 from distarray.torch.parallel._partition_rules import ROWS, Cut, cut_of, hook_arguments
 from distarray.torch.parallel._style import FeatureParallel, one_axis
@@ -58,10 +57,7 @@ class RowwiseParallel(FeatureParallel):
         one_axis(mesh, "RowwiseParallel")
         cut = cut_of(ROWS, module, "RowwiseParallel", self.own_forward)
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            if self.parts or self.unit != 1:
-                raise ArgumentError(
-                    f"parts={self.parts}, unit={self.unit}: a vocabulary has none; leave both out"
-                )
+            self.refuse_parts("a vocabulary has none")
             if isinstance(module, nn.Embedding):
                 cut_vocabulary(self, module, mesh)
             else:

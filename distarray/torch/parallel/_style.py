@@ -102,6 +102,11 @@ class FeatureParallel(ParallelStyle):
         self.unit = unit
         self.own_forward = own_forward
 
+    def refuse_parts(self, why: str) -> None:
+        """Raise where parts or units are given for a module that knows its own, or has none."""
+        if self.parts or self.unit != 1:
+            raise ArgumentError(f"parts={self.parts}, unit={self.unit}: {why}; leave both out")
+
 
 def one_axis(mesh: DeviceMesh, style: str) -> int:
     """Return the size of the only axis of a mesh, or raise."""

@@ -32,11 +32,8 @@ def cut_heads(
     that one all-reduce is needed each way (for self-attention); one more forward where weights are
     asked for. Masks and weights are whole on every rank.
     """
-    if style.parts or style.unit != 1:
-        raise ArgumentError(
-            f"parts={style.parts}, unit={style.unit}: a MultiheadAttention knows its parts and "
-            f"heads ({module.num_heads} of {module.head_dim}); leave both out"
-        )
+    heads_of = f"({module.num_heads} of {module.head_dim})"
+    style.refuse_parts(f"a MultiheadAttention knows its parts and heads {heads_of}")
     remedy = "cut its projections by styles of their own, with unit= the size of a head"
     check_stock(module, nn.MultiheadAttention, "ColwiseParallel", remedy)
     _cut_parameters(style, module, mesh)

@@ -19,7 +19,6 @@ from torch import nn
 from torch.nn import functional
 
 from distarray.comm import DeviceMesh
-from distarray.errors import ArgumentError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.torch._compat import buffers_of, check_input_dim
 from distarray.torch._moves import move
@@ -98,11 +97,7 @@ def cut_channels(
     check_stock(module, kind, "ColwiseParallel", REMEDY, style.own_forward)
     parts, unit = style.parts, style.unit
     if isinstance(module, nn.GroupNorm):
-        if parts or unit != 1:
-            raise ArgumentError(
-                f"parts={parts}, unit={unit}: a GroupNorm of {module.num_groups} groups is cut by "
-                "whole groups; leave both out"
-            )
+        style.refuse_parts(f"a GroupNorm of {module.num_groups} groups is cut by whole groups")
         unit = module.num_channels // module.num_groups
         size = module.num_channels
     else:
