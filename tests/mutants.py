@@ -90,8 +90,8 @@ MUTANTS = (
     Mutant(
         "blocks of uneven splits are rounded down",
         "layout/_partition.py",
-        "step = -(-(stop - start) // count)",
-        "step = max((stop - start) // count, 1)",
+        "step = -(-(stop - start) // count)\n",
+        "step = max((stop - start) // count, 1)\n",
         ("layout/test_partition.py",),
     ),
     Mutant(
