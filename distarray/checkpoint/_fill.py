@@ -23,7 +23,7 @@ from distarray.checkpoint._agreement import digest
 from distarray.checkpoint.storage._blocks import Block, box_view, row_ranges, span, together_from
 from distarray.checkpoint.storage._chunks import GAP_BYTES, Reader
 from distarray.checkpoint.storage._dtypes import Spec, cast, dtype_of_spec
-from distarray.checkpoint.storage._manifest import Entry, Manifest, block_items
+from distarray.checkpoint.storage._manifest import BLOCK_BYTES, Entry, Manifest, block_items
 from distarray.comm import Communicator, DeviceMesh, _memory
 from distarray.layout import Layout, Replicate, Shard
 from distarray.layout import box as boxes
@@ -32,6 +32,7 @@ from distarray.typing import Box, Shape
 
 T = TypeVar("T")
 _CAST_BYTES = 16 << 20
+"""How much is converted at a time: the memory that ``cast`` is documented to take."""
 _SLAB_BYTES = 128 << 20
 """How much of its block a rank takes from the others at a time, where that cuts no other axis."""
 
@@ -282,9 +283,6 @@ def _store(values: np.ndarray, spec: Spec, target: np.ndarray, target_spec: Spec
         cast(box_view(values, box), spec, box_view(target, box), target_spec)
 
 
-_LEAST_BYTES = 1 << 20
-"""For fewer bytes, in sum over the ranks, nobody waits for others."""
-
 _SAMPLES = 16
 """The wants of so many ranks are looked at, and stand for those of all."""
 
@@ -307,10 +305,11 @@ def _plan_reads(
 ) -> Layout | None:
     mesh, shape = layout.mesh, layout.shape
     nbytes = prod(shape) * itemsize
-    if mesh.size == 1 or nbytes * (mesh.size - 1) < _LEAST_BYTES:
+    # For less than a block with a checksum nobody waits for others.
+    if mesh.size == 1 or nbytes * (mesh.size - 1) < BLOCK_BYTES:
         return None
     alone = _estimate_bytes(layout, held, itemsize, least, verify)
-    most = alone - max(_LEAST_BYTES, nbytes // 4)
+    most = alone - max(BLOCK_BYTES, nbytes // 4)
     best = None
     for axis, size in enumerate(shape):
         if size < mesh.size or most < nbytes:

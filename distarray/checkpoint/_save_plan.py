@@ -154,10 +154,6 @@ def encode_key(key: Any, name: str) -> Node:
     )
 
 
-_LEAST_BYTES = 1 << 20
-"""Boxes that several ranks hold are not cut into smaller pieces than this."""
-
-
 class HeldArray(NamedTuple):
     """What a rank holds of an array."""
 
@@ -258,7 +254,7 @@ def assign_writers(
             nbytes = volume * itemsize
             pieces, writers = [box], ranks
             if len(ranks) > 1:
-                pieces = split_box(box, max(1, min(len(ranks), nbytes // _LEAST_BYTES)))
+                pieces = split_box(box, max(1, min(len(ranks), nbytes // BLOCK_BYTES)))
                 writers = sorted(ranks, key=load.__getitem__)
             for piece, writer in zip(pieces, writers, strict=False):
                 load[writer] += nbytes // len(pieces) + 1

@@ -12,13 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distarray.checkpoint.storage._blocks import Block, row_ranges
-from distarray.checkpoint.storage._chunks import Reader
+from distarray.checkpoint.storage._chunks import READ_BYTES, Reader
 from distarray.checkpoint.storage._dtypes import Spec, dtype_of_spec
 from distarray.checkpoint.storage._manifest import Entry
 from distarray.layout import box as boxes
 from distarray.typing import Box, Shape
-
-_BYTES_AT_ONCE = 8 << 20
 
 
 class MemoryPiece(NamedTuple):
@@ -131,7 +129,7 @@ def values_differ(reader: Reader, one: MemoryPiece, other: MemoryPiece) -> bool:
     if one.order is None or other.order is None or (one.low - other.low) % itemsize:
         return True
     start, stop = max(one.low, other.low), min(one.high, other.high)
-    step = max(1, _BYTES_AT_ONCE // itemsize) * itemsize
+    step = max(1, READ_BYTES // itemsize) * itemsize
     return any(
         _values(reader, one, low, min(low + step, stop))
         != _values(reader, other, low, min(low + step, stop))
@@ -160,7 +158,7 @@ def _values(reader: Reader, piece: MemoryPiece, low: int, high: int) -> bytes:
 
 def _differ_in(reader: Reader, one: MemoryPiece, other: MemoryPiece) -> bool:
     """Tell whether two arrays differ in a box, which both have in the same memory."""
-    step = max(1, _BYTES_AT_ONCE // one.entry.dtype.itemsize)
+    step = max(1, READ_BYTES // one.entry.dtype.itemsize)
     for box in row_ranges(one.box, step):
         found = []
         for entry in (one.entry, other.entry):

@@ -133,7 +133,7 @@ def test_any_layout_is_read_together_as_well(tmp_path_factory, data):
                 assert found[name].to_local().tobytes() == expected.tobytes()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_fill, "_LEAST_BYTES", 0)
+        patch.setattr(_fill, "BLOCK_BYTES", 0)
         patch.setattr(_fill, "_SLAB_BYTES", slab)
         patch.setattr(_fill, "_SHARE_BYTES", slab)
         _fill._plan_reads.cache_clear()

@@ -18,7 +18,7 @@ hook: Callable[[str, str], None] | None = None
 _SECONDS_TO_APPEAR = 10.0
 """How long a directory that another rank made may take to be seen on a network file system."""
 _UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM)
-_AT_FDCWD = -100
+_AT_FDCWD = -100  # as the others of linux/fcntl.h and linux/fs.h
 _RENAME_EXCHANGE = 2
 _SYNC_FILE_RANGE_WRITE = 2
 

@@ -38,7 +38,8 @@ from distarray.typing import Box, Shape
 FORMAT = "distarray checkpoint"
 VERSION = 1
 BLOCK_BYTES = 1 << 20
-"""How many bytes have a checksum of their own: what is read at least where any of them is."""
+"""How many bytes have a checksum of their own: what is read at least where any of them is, and for
+which a manifest has 8 characters."""
 
 _DIGEST = re.compile(rb', "blake2b": "([0-9a-f]{32})"\}\n')
 _DIGEST_BYTES = len(', "blake2b": ""}\n') + 32
@@ -253,7 +254,7 @@ def _check_node(node: Node, arrays: Mapping[str, Entry]) -> None:
         decode(node)
 
 
-_MOST = 2**63 - 1
+_MOST = 2**63 - 1  # that NumPy counts
 
 
 def _is_count(value: object) -> bool:

@@ -18,7 +18,7 @@ from distarray.redistribute import estimate
 from distarray.typing import Shape
 
 _ITEMSIZE = 8  # costs are weighed for this item size, so that a resolution depends on layouts alone
-_COMBINATIONS = 512  # beyond this many the mesh axes are decided one after another
+_COMBINATIONS = 512  # 8 choices on 3 mesh axes; beyond, these are decided one after another
 
 Choice = int | None | Rule
 """What one mesh axis does: cut a letter, replicate everything, or follow a rule for Partial."""

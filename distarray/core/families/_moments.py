@@ -24,8 +24,12 @@ PIECE_BYTES = 256 * 1024
 """Of a piece of one axis: it and its deviations fit into the second-level cache together."""
 TILE_BYTES = 512 * 1024
 """Of a tile with kept axes: deeper, because merging costs a pass over the kept items."""
-_DOTTED = 4096  # items of one dot product
-_DEPTH = 16  # least reduced items per kept item in a tile, where there are so many
+_DOTTED = 4096
+"""Items of one dot product. 2**22 float64 take 7.6 ms in pieces of 256 and 3.6 ms in those of 1,024
+or more, on one core of an AMD EPYC; longer ones only add rounding errors."""
+_DEPTH = 16
+"""Least reduced items per kept item in a tile, where there are so many. Over axis 0 of
+64 x 1024 x 512 float64: 293, 130, 92, 130 and 136 ms with 1, 4, 16, 64 and 256."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,8 @@ from distarray.ops.manipulation._reshape import reshape
 from distarray.typing import Shape
 
 PRODUCTS_PER_SECOND = 1e10
-"""Multiplications with addition that one process does in a second: weighs work against sending."""
+"""Multiplications with addition that one process does in a second: weighs work against sending.
+OpenBLAS does 6 to 9e9 in float64 on one core of an AMD EPYC, and more in float32."""
 
 Subscripts = tuple[tuple[Letters, ...], Letters]
 
