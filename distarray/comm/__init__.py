@@ -46,6 +46,7 @@ from distarray.comm._packing import (
 from distarray.comm._reductions import BFLOAT16, is_bfloat16, narrow_bfloat16, widen_bfloat16
 from distarray.comm._requests import Request
 from distarray.comm._settings import setting
+from distarray.comm._states import gather_states, gather_words
 from distarray.comm.failures import _abort
 from distarray.comm.failures._waits import background_work, waiting
 from distarray.comm.simulated._ranks import simulate, simulated_world
@@ -71,6 +72,8 @@ __all__ = [
     "default_mesh",
     "default_placements",
     "fill",
+    "gather_states",
+    "gather_words",
     "init_device_mesh",
     "is_bfloat16",
     "mismatch_error",

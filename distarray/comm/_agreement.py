@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from distarray.errors import CommunicationError, DistArrayError, MismatchError
 
@@ -94,14 +94,19 @@ def attempt(call: Callable[[], T], name: str) -> tuple[T | Failure, Exception | 
     """Return what a call returns, or what other ranks are told of its error, and the error."""
     try:
         return call(), None
-    except DistArrayError as error:
+    except Exception as error:
+        return _failure(error, name), error
+
+
+def _failure(error: Exception, name: object) -> Failure:
+    """Return what other ranks are told of an error."""
+    if isinstance(error, DistArrayError):
         # Other ranks may lack a class that is derived from ours.
         ours = DistArrayError.__module__
         kind = next(kind for kind in type(error).__mro__ if kind.__module__ == ours)
-        return Failure(kind, str(error)), error
-    except Exception as error:
-        text = f"{name} failed there: {type(error).__name__}: {error}"
-        return Failure(CommunicationError, text), error
+        return Failure(kind, str(error))
+    text = f"{name} failed there: {type(error).__name__}: {error}"
+    return Failure(CommunicationError, text)
 
 
 def raise_alike(
@@ -125,6 +130,16 @@ def raise_alike(
         raise own
     rank, first = next(iter(failures.items()))
     raise first.kind(f"on rank {rank}: {first.message}") from own
+
+
+def raise_failures(comm: Any, error: Exception | None, name: object) -> NoReturn:
+    """Raise the error of the first rank that failed, on all ranks; all know that one has.
+
+    Collective. ``error`` is this rank's, if it has one, and ``name`` what was being done.
+    """
+    told = comm.all_gather_object(None if error is None else _failure(error, name))
+    raise_alike(told, error, comm.world_ranks, comm.size)
+    raise AssertionError("no rank has failed")
 
 
 def all_gather_checked(mesh: Any, call: str, say: Callable[[], T]) -> list[T]:

@@ -470,6 +470,17 @@ class Communicator(ABC):
         with self.views(_NOTHING, token, what):
             pass
 
+    def exchange_small(
+        self, payload: bytes | memoryview, token: int, what: object = ""
+    ) -> Sequence[bytes | memoryview] | None:
+        """Return every rank's bytes, as many of each; None where that needs another way.
+
+        Whether it does depends on nothing in which ranks differ. What is returned is valid until
+        the next call; there are at least two ranks. ``token`` and ``what`` are as in ``views``.
+        """
+        del payload, token, what
+        return None
+
     @abstractmethod
     def reaches_all(self, device: str = "cpu") -> bool:
         """Tell whether ``views`` yields every rank's block where they are on "cpu" or "cuda".

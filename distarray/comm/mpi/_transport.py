@@ -27,6 +27,7 @@ from distarray.comm.mpi import _large_counts
 from distarray.comm.mpi._datatypes import carrier, moving_type, reducing_type
 from distarray.comm.mpi._groups import Base, Group, all_gather_bytes
 from distarray.comm.mpi._start import import_mpi
+from distarray.comm.shared_memory._slots import INLINE_BYTES
 from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
 from distarray.typing import Buffer
 
@@ -47,7 +48,7 @@ _TOKENS = 2**62 - 1
 class _Exchange(Protocol):
     """The ``exchange`` of a channel that reaches all ranks."""
 
-    def __call__(self, payload: bytes, token: int, what: object) -> list[Any]: ...
+    def __call__(self, payload: bytes | memoryview, token: int, what: object) -> list[Any]: ...
 
 
 class _Call:
@@ -163,11 +164,9 @@ class MPICommunicator(Communicator):
     ) -> np.ndarray | None:
         if not isinstance(array, np.ndarray):
             return None
-        exchange = self._exchange
+        exchange = self._exchange or self._find_exchange()
         if exchange is None:
-            if not self.reaches_all():
-                return None
-            exchange = self._exchange = self._group.connect().exchange  # type: ignore[union-attr]
+            return None
         dtype = array.dtype
         key = (op, dtype, array.size)
         known = _small.get(key)
@@ -187,6 +186,12 @@ class MPICommunicator(Communicator):
             value = function(value, np.ndarray(shape, dtype, item))
         reduced = np.asarray(value)
         return divide(reduced, self.size) if op == "avg" else reduced
+
+    def _find_exchange(self) -> _Exchange | None:
+        """Return the ``exchange`` of the channel, where that reaches all ranks."""
+        if self._exchange is None and self.reaches_all():
+            self._exchange = self._group.connect().exchange  # type: ignore[union-attr]
+        return self._exchange
 
     def _all_reduce(self, send: np.ndarray, recv: np.ndarray, op: str, blocking: bool) -> Request:
         from mpi4py import MPI
@@ -316,6 +321,15 @@ class MPICommunicator(Communicator):
             blocks[self.rank] = block
             return contextlib.nullcontext(blocks)
         return channel.views(block, token, what, closing=closing)
+
+    def exchange_small(
+        self, payload: bytes | memoryview, token: int, what: object = ""
+    ) -> list[memoryview] | None:
+        """Return every rank's bytes, where they fit into the slots of a channel to all."""
+        exchange = self._exchange or self._find_exchange()
+        if exchange is None or len(payload) > INLINE_BYTES:
+            return None
+        return exchange(payload, token, what)
 
     def reaches_all(self, device: str = "cpu") -> bool:
         """Tell whether every rank is on this node, with memory that this one can map."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from distarray.comm import _backend, _log
 from distarray.comm._collectives import Counts, offsets, split_parts
-from distarray.comm._communicator import Communicator
+from distarray.comm._communicator import SMALL_BYTES, Communicator
 from distarray.comm._reductions import reduce_in_order
 from distarray.comm._requests import DONE, Pending, Request
 from distarray.comm.simulated._rendezvous import (
@@ -203,6 +203,17 @@ class SimulatedCommunicator(Communicator):
             _backend.synchronize(block)  # what was read of the others
             if closing and self._program.failure is None:
                 self._round("the end of views", None, lambda _: None, True)
+
+    def exchange_small(
+        self, payload: bytes | memoryview, token: int, what: object = ""
+    ) -> list[bytes] | None:
+        """Return every rank's bytes, where all ranks are on one simulated node."""
+        if len(payload) > SMALL_BYTES or not self.reaches_all():
+            return None
+        brought: list[bytes] = []
+        doing = f"{what or 'exchange'} (token {token})"
+        self._round(doing, bytes(payload), brought.extend, True, agree=("exchange", token))
+        return brought
 
     def reaches_all(self, device: str = "cpu") -> bool:
         """Tell whether all ranks are on one simulated node."""

@@ -1,0 +1,103 @@
+"""States and words of all ranks: values, errors that all raise alike, ranks that disagree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distarray.comm import CommLog, gather_states, gather_words, simulate, simulated_world, token
+from distarray.errors import CommunicationError, IndexingError, MismatchError
+
+SAME, OTHER = token("states", 1), token("states", 2)
+
+NODES = pytest.mark.parametrize("ranks_per_node", [None, 1, 2], ids=["one node", "1", "2"])
+
+
+def world() -> Any:
+    return simulated_world()
+
+
+@NODES
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("nbytes", [0, 1, 24, 5000, 100_000])
+def test_states_are_those_of_all_ranks_in_order(n, nbytes, ranks_per_node):
+    def program():
+        comm = world()
+        mine = np.random.default_rng(comm.rank).integers(0, 256, nbytes).astype(np.uint8)
+        with CommLog() as log:
+            everyone = gather_states(comm, mine, SAME, "states")
+        for rank, row in enumerate(everyone):
+            expected = np.random.default_rng(rank).integers(0, 256, nbytes).astype(np.uint8)
+            np.testing.assert_array_equal(row, expected)
+        assert everyone.shape == (n, nbytes)
+        assert everyone.flags.writeable
+        assert not np.may_share_memory(everyone, mine)
+        assert log.count() == (n > 1)
+        assert log.bytes("all_gather") == (n - 1) * nbytes
+
+    simulate(n, program, ranks_per_node=ranks_per_node)
+
+
+@NODES
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_words_are_those_of_all_ranks_in_order(n, ranks_per_node):
+    def program():
+        rank = world().rank
+        assert gather_words(world(), [], SAME) == [[]] * n
+        with CommLog() as log:
+            told = gather_words(world(), [rank, -(2**63), 2**63 - 1, -rank], SAME, "counts")
+        assert told == [[r, -(2**63), 2**63 - 1, -r] for r in range(n)]
+        assert log.count() == (n > 1)
+        assert log.bytes("all_gather") == (n - 1) * 40
+        many = gather_words(world(), range(rank, rank + 2000), SAME)
+        assert many == [list(range(r, r + 2000)) for r in range(n)]
+
+    simulate(n, program, ranks_per_node=ranks_per_node)
+
+
+@NODES
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_error_of_one_rank_is_raised_on_all(n, ranks_per_node):
+    def program():
+        rank = world().rank
+        mine = IndexingError(f"index 9 of rank {rank} is out of range") if rank == n - 1 else None
+        with pytest.raises(IndexingError, match=f"index 9 of rank {n - 1} is out of range"):
+            gather_words(world(), [rank], SAME, "x[i]", mine)
+        assert gather_words(world(), [rank], SAME) == [[r] for r in range(n)]
+
+    simulate(n, program, ranks_per_node=ranks_per_node)
+
+
+def test_error_that_is_not_ours_is_told_to_the_others():
+    def program():
+        rank = world().rank
+        mine = IndexError("no such item") if rank == 1 else None
+        with pytest.raises(IndexError if rank == 1 else CommunicationError, match="no such item"):
+            gather_words(world(), [rank], SAME, "x[i]", mine)
+
+    simulate(3, program)
+
+
+def test_errors_alike_on_all_ranks_are_raised_as_they_are():
+    def program():
+        mine = IndexingError("index 9 is out of range")
+        with pytest.raises(IndexingError, match=r"^index 9 is out of range$"):
+            gather_words(world(), [], SAME, "x[i]", mine)
+
+    simulate(3, program)
+
+
+@NODES
+@pytest.mark.parametrize("nbytes", [8, 100_000])
+def test_ranks_that_disagree_all_raise(nbytes, ranks_per_node):
+    def program():
+        rank = world().rank
+        mine = np.zeros(nbytes, np.uint8)
+        with pytest.raises(MismatchError, match="different things"):
+            gather_states(world(), mine, OTHER if rank == 1 else SAME, f"step {rank == 1}")
+        with pytest.raises(MismatchError, match="different things"):
+            gather_words(world(), [rank], OTHER if rank == 1 else SAME, f"step {rank == 1}")
+
+    simulate(3, program, ranks_per_node=ranks_per_node)
