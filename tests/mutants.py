@@ -456,10 +456,13 @@ MUTANTS = (
     ),
     Mutant(
         "a scan leaves out what the block before its own has come to",
-        "ops/statistical/_scans.py",
-        "start = functools.reduce(ufunc, [state for _, state in before])",
-        "start = before[0][1]",
-        ("ops/statistical/test_scans.py::test_scan_agrees_with_numpy_on_random_layouts",),
+        "comm/_states.py",
+        "return functools.reduce(self.pair, states)",
+        "return states[0].copy()",
+        (
+            "comm/test_states.py::test_scan_is_the_fold_of_the_states_before",
+            "ops/statistical/test_scans.py::test_scan_agrees_with_numpy_on_random_layouts",
+        ),
     ),
     Mutant(
         "the initial item of a scan comes before every block",

@@ -46,7 +46,7 @@ from distarray.comm._packing import (
 from distarray.comm._reductions import BFLOAT16, is_bfloat16, narrow_bfloat16, widen_bfloat16
 from distarray.comm._requests import Request
 from distarray.comm._settings import setting
-from distarray.comm._states import gather_states, gather_words
+from distarray.comm._states import exclusive_scan, gather_states, gather_words
 from distarray.comm.failures import _abort
 from distarray.comm.failures._waits import background_work, waiting
 from distarray.comm.simulated._ranks import simulate, simulated_world
@@ -71,6 +71,7 @@ __all__ = [
     "copy_log_context",
     "default_mesh",
     "default_placements",
+    "exclusive_scan",
     "fill",
     "gather_states",
     "gather_words",

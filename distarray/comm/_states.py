@@ -1,21 +1,31 @@
-"""Exchange of small states: every rank's to all of them, in rank order, as one communication.
+"""Exchange of states: every rank's to all of them, or what those before each rank come to.
 
-Ranks that are about to do different things find out in the exchange itself, from its token. What
-went wrong on one rank travels with the words that it would have sent, so that nobody waits for it
-and all raise alike.
+Every call is one communication of the log. Ranks that are about to do different things find out in
+the exchange itself, from its token. What went wrong on one rank travels with the words that it
+would have sent, so that nobody waits for it and all raise alike.
 """
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
+from itertools import pairwise
 from time import perf_counter
+from typing import Final
 
 import numpy as np
 
 from distarray.comm import _log, _memory
 from distarray.comm._agreement import raise_failures
-from distarray.comm._communicator import Communicator
+from distarray.comm._communicator import SMALL_BYTES, Communicator
+from distarray.layout import chunk
+
+_FOLDED_BY_ALL: Final = 512 * 1024
+"""Up to so many bytes of all ranks together, every rank folds whole states by itself."""
+
+_FEW: Final = 3
+"""So many ranks take no more by that than they would by folding a part of the states each."""
 
 
 def gather_states(
@@ -81,3 +91,115 @@ def gather_words(
         if one[0]:
             raise_failures(comm, error, what)
     return [one[1:] for one in told]
+
+
+def exclusive_scan(
+    comm: Communicator,
+    state: np.ndarray,
+    combine: np.ufunc,
+    filled: Sequence[int],
+    token: int,
+    what: object = "",
+) -> np.ndarray | None:
+    """Return what the states of the ranks before this one come to; None where there are none.
+
+    They are combined from left to right, so that the same states give the same bits whatever the
+    number of bytes. ``filled`` are the ranks whose states count, ascending; the others' are not
+    looked at. All have one shape and dtype, which ``combine`` keeps. ``token`` and ``what`` are as
+    in ``Communicator.views``. What ``combine`` raises is raised once nothing is to be sent any
+    more: where ranks may differ in it, they have to tell each other.
+    """
+    if comm.size == 1:
+        return None
+    before = [rank for rank in filled if rank < comm.rank]
+    started = perf_counter()
+    fold = _Fold(combine)
+    result: np.ndarray | None
+    with _log.unrecorded():
+        if comm.size > _FEW and state.nbytes * comm.size > _FOLDED_BY_ALL:
+            result, nbytes = _fold_parts(comm, state, fold, filled, token, what)
+        elif state.nbytes > SMALL_BYTES and comm.reaches_all():
+            with comm.views(state, token, what) as views:
+                result = fold([views[rank] for rank in before])
+            nbytes = len(before) * state.nbytes
+        else:
+            flat = np.ascontiguousarray(state).reshape(-1)
+            rows = gather_states(comm, flat.view(np.uint8), token, what)
+            states = rows.view(state.dtype).reshape(comm.size, *state.shape)
+            result = fold([states[rank] for rank in before])
+            nbytes = (comm.size - 1) * state.nbytes
+    if _log.recording():
+        _log.record("exclusive_scan", comm.name, nbytes, perf_counter() - started)
+    if fold.error is not None:
+        raise fold.error
+    return result if before else None
+
+
+class _Fold:
+    """Combines states from left to right; what that raises is kept for the end of the exchange."""
+
+    __slots__ = ("combine", "error")
+
+    def __init__(self, combine: np.ufunc) -> None:
+        self.combine = combine
+        self.error: Exception | None = None
+
+    def __call__(self, states: Sequence[np.ndarray]) -> np.ndarray | None:
+        """Return a new array of what the states come to."""
+        if len(states) < 2:
+            return states[0].copy() if states else None
+        return functools.reduce(self.pair, states)
+
+    def pair(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Return what two states come to."""
+        try:
+            return np.asarray(self.combine(a, b))
+        except (ArithmeticError, Warning) as error:  # where np.errstate or a filter raises
+            self.error = self.error or error
+            with np.errstate(all="ignore"):
+                return np.asarray(self.combine(a, b))
+
+    def table(self, parts: Sequence[np.ndarray], filled: Sequence[int]) -> np.ndarray:
+        """Return a row for each rank: what the parts of the ranks before it come to."""
+        rows: np.ndarray = _memory.empty((len(parts), parts[0].size), parts[0].dtype)
+        total: np.ndarray | None = None
+        for rank, part in enumerate(parts):
+            if total is not None:
+                rows[rank] = total
+            if rank in filled:
+                total = part if total is None else self.pair(total, part)
+        return rows
+
+
+def _fold_parts(
+    comm: Communicator,
+    state: np.ndarray,
+    fold: _Fold,
+    filled: Sequence[int],
+    token: int,
+    what: object,
+) -> tuple[np.ndarray, int]:
+    """Fold one part of all states, for every rank, and take the others' parts of the own result.
+
+    Returns that and the bytes taken from others.
+    """
+    flat = _memory.make_contiguous(state).reshape(-1)
+    cuts = list(pairwise(chunk(flat.size, (comm.size,)).offsets))
+    counts = [stop - start for start, stop in cuts]
+    own = counts[comm.rank]
+    result: np.ndarray = _memory.empty(state.shape, state.dtype)
+    out = result.reshape(-1)
+    if comm.reaches_all():
+        mine = slice(*cuts[comm.rank])
+        with comm.views(flat, token, what, closing=False) as views:
+            table = fold.table([view[mine] for view in views], filled)
+        with comm.views(table, token + 1, what) as tables:
+            for (start, stop), rows in zip(cuts, tables, strict=True):
+                out[start:stop] = rows[comm.rank]
+    else:
+        comm.agree(token, what)
+        parts = _memory.empty((comm.size, own), state.dtype)
+        comm.all_to_all(flat, parts.reshape(-1), counts, [own] * comm.size)
+        table = fold.table(list(parts), filled)
+        comm.all_to_all(table.reshape(-1), out, [own] * comm.size, counts)
+    return result, ((comm.size - 2) * own + flat.size) * state.itemsize

@@ -84,7 +84,8 @@ class Op:
     finish : callable, optional
         `finish(step)` gives the second local step. Without an exchange it is a function of the
         result that all ranks have reduced at once. Where the spec has exchanged letters the first
-        local step gives a `State`, and the second is a function of `States` and the blocks.
+        local step gives a `State`, and the second is a function of `States` and the blocks; with
+        the spec's `prefix` it is one of what the blocks before come to, or None, and the blocks.
     made : callable, optional
         `made(step, block)` gives the result's layout where the function makes lengths of its own;
         `block` is None outside of the mesh.

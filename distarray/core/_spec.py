@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import numpy as np
+
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.typing import Shape
 
@@ -32,6 +34,9 @@ class Spec:
     exchanged: tuple[int, ...] | None = None
     """Letters along which the states of blocks are exchanged, if they are. Where the output lacks
     one it is replicated along the mesh axes that cut it."""
+    prefix: np.ufunc | None = None
+    """Combines the states of the blocks before each along the one exchanged letter: of the exchange
+    a block needs no more."""
 
     def placements(self, letter: int | None) -> Rule:
         """Return the rule `(out, *ins)` that cuts `letter`; None replicates everything."""

@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distarray.comm import CommLog, gather_states, gather_words, simulate, simulated_world, token
+from distarray.comm import (
+    CommLog,
+    exclusive_scan,
+    gather_states,
+    gather_words,
+    simulate,
+    simulated_world,
+    token,
+)
 from distarray.errors import CommunicationError, IndexingError, MismatchError
 
 SAME, OTHER = token("states", 1), token("states", 2)
@@ -101,3 +109,87 @@ def test_ranks_that_disagree_all_raise(nbytes, ranks_per_node):
             gather_words(world(), [rank], OTHER if rank == 1 else SAME, f"step {rank == 1}")
 
     simulate(3, program, ranks_per_node=ranks_per_node)
+
+
+SCANNED = [
+    (np.add, "f8"),
+    (np.add, "i1"),
+    (np.multiply, "c16"),
+    (np.minimum, "u4"),
+    (np.fmax, "f4"),
+    (np.logical_or, "?"),
+    (np.bitwise_xor, "i8"),
+    (np.add, "m8[s]"),
+]
+
+
+def state_of(rank: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Return values whose sums depend on their order."""
+    rng = np.random.default_rng(rank)
+    return (rng.random(shape) * 10.0 ** rng.integers(-3, 4, shape)).astype("f8").astype(dtype)
+
+
+@NODES
+@pytest.mark.parametrize("shape", [(), (1, 3), (1, 700), (40_000,), (0, 4)], ids=str)
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
+def test_scan_is_the_fold_of_the_states_before(n, shape, ranks_per_node):
+    def program():
+        rank = world().rank
+        for combine, dtype in SCANNED:
+            for filled in (range(n), [r for r in range(n) if r % 2], [n - 1], []):
+                state = state_of(rank, shape, dtype)
+                with CommLog() as log:
+                    got = exclusive_scan(world(), state, combine, filled, SAME, "scan")
+                before = [state_of(r, shape, dtype) for r in filled if r < rank]
+                assert log.count() == log.count("exclusive_scan") == (n > 1)
+                if not before:
+                    assert got is None
+                    continue
+                expected = before[0]
+                for one in before[1:]:
+                    expected = np.asarray(combine(expected, one))
+                assert got.dtype == np.dtype(dtype)
+                assert got.shape == shape
+                assert got.tobytes() == expected.tobytes()  # to the last bit
+
+    simulate(n, program, ranks_per_node=ranks_per_node)
+
+
+@NODES
+def test_scan_of_large_states_takes_two_of_them(ranks_per_node):
+    def program():
+        state = np.ones(40_000)
+        with CommLog() as log:
+            exclusive_scan(world(), state, np.add, range(6), SAME)
+        assert log.bytes() <= 2 * state.nbytes
+
+    simulate(6, program, ranks_per_node=ranks_per_node)
+
+
+@NODES
+@pytest.mark.parametrize("size", [3, 2000, 60_000])
+def test_scan_that_raises_on_one_rank_leaves_nobody_waiting(size, ranks_per_node):
+    def program():
+        comm = world()
+        state = np.full(size, 1e308)
+        with np.errstate(over="raise" if comm.rank == 2 else "ignore"):
+            try:
+                exclusive_scan(comm, state, np.add, range(4), SAME, "scan")
+            except FloatingPointError:
+                assert comm.rank == 2
+            else:
+                assert comm.rank != 2
+        comm.barrier()
+
+    simulate(4, program, ranks_per_node=ranks_per_node)
+
+
+@NODES
+def test_scans_that_disagree_all_raise(ranks_per_node):
+    def program():
+        which = OTHER if world().rank == 1 else SAME
+        for size in (3, 60_000):
+            with pytest.raises(MismatchError, match="different things"):
+                exclusive_scan(world(), np.ones(size), np.add, range(4), which, "scan")
+
+    simulate(4, program, ranks_per_node=ranks_per_node)

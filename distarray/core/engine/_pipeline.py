@@ -11,12 +11,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from distarray.comm import Communicator, _backend, _memory, record, token, unrecorded
+from distarray.comm import Communicator, _backend, exclusive_scan, gather_states, token
 from distarray.core._base import BaseArray
 from distarray.core._dtypes import check_kinds, dtype_key, stand_in
 from distarray.core._op import Call, Op, State, States
@@ -281,6 +280,8 @@ class Step:
         op = self.op
         assert op.finish is not None
         exchange, finish = _Exchange(self), op.finish(self)
+        assert isinstance(self.spec, Spec)
+        has_prefix = self.spec.prefix is not None
         mesh: Any = self.output.mesh
         result, total = self.result, self.total
 
@@ -291,7 +292,12 @@ class Step:
             return exchange.nothing
 
         def exchanged(*blocks: Any) -> Buffer:
-            states = exchange(call_alike(mesh, op.name, lambda: first(*blocks)))
+            state = call_alike(mesh, op.name, lambda: first(*blocks))
+            states: Any
+            if has_prefix:
+                states = call_alike(mesh, op.name, lambda: exchange.fold_before(state))
+            else:
+                states = exchange(state)
             block = call_alike(mesh, op.name, lambda: as_block(finish(states, *blocks)))
             return _fit(_backend.asarray(block, _backend.device_of(blocks[0])), result)
 
@@ -327,7 +333,10 @@ class _Exchange:
         mesh: Any = source.mesh
         exchanged = step.spec.exchanged or ()
         axes = [axis for axis, letter in enumerate(letters) if letter in exchanged]
-        cutting = tuple(sorted(m for axis in axes for m in source.sharding_axes(axis)))
+        cutting = tuple(m for axis in axes for m in source.sharding_axes(axis))
+        self._combine = step.spec.prefix
+        if self._combine is None:  # else the ranks are those of the blocks in order
+            cutting = tuple(sorted(cutting))
         self._step = step
         dtypes = [dtype.str for dtype in step.call.dtypes]
         self._token = token(step.op.name, source.fingerprint, step.call.static, dtypes)
@@ -351,28 +360,28 @@ class _Exchange:
         states = self._gather(self._communicator, state)
         return [(states[i], self._boxes[i]) for i in self._filled] or [(state, self.box)]
 
+    def fold_before(self, state: State) -> np.ndarray | None:
+        """Return what the states of the blocks before this one come to; None of none."""
+        if self._communicator is None:
+            return None
+        (part,), combine = state, self._combine
+        assert combine is not None  # else the states are asked for
+        return exclusive_scan(
+            self._communicator, part, combine, self._filled, self._token, self._step
+        )
+
     def _gather(self, comm: Communicator, state: State) -> list[State]:
         """Return the states of all ranks, once they agree on what these are of."""
-        started = perf_counter()
-        mine = np.concatenate([np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in state])
-        everyone = _memory.empty((comm.size, mine.size), np.uint8)
-        with unrecorded():
-            with comm.views(mine, self._token, self._step) as views:
-                far = any(view is None for view in views)
-                for row, view in zip(everyone, views, strict=True):
-                    if view is not None:
-                        row[...] = view
-            if far:
-                comm.all_gather(mine, everyone.reshape(-1))
-        record("all_gather", comm.name, everyone.nbytes - mine.nbytes, perf_counter() - started)
+        parts = [np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in state]
+        mine = parts[0] if len(parts) == 1 else np.concatenate(parts)
         states = []
-        for row in everyone:
-            parts, start = [], 0
+        for row in gather_states(comm, mine, self._token, self._step):
+            found, start = [], 0
             for part in state:
                 stop = start + part.nbytes
-                parts.append(row[start:stop].view(part.dtype).reshape(part.shape))
+                found.append(row[start:stop].view(part.dtype).reshape(part.shape))
                 start = stop
-            states.append(tuple(parts))
+            states.append(tuple(found))
         return states
 
 

@@ -7,7 +7,6 @@ these, and each begins with what the blocks before its own have come to.
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,6 @@ from distarray.core import (
     Op,
     Spec,
     State,
-    States,
     Step,
     check_fits,
     check_flag,
@@ -164,7 +162,7 @@ def _spec(op: Op, call: Call) -> Spec:
     if not ndim:
         raise AxisError(f"{op.name} of a 0-d array: there is no axis; reshape it to (1,)")
     letters = tuple(range(ndim))
-    return Spec((letters,), letters, exchanged=(call.static[0],))
+    return Spec((letters,), letters, exchanged=(call.static[0],), prefix=op.ufunc)
 
 
 def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
@@ -185,11 +183,9 @@ def _bind_reduction(step: Step) -> Callable[[Buffer], State]:
 
 
 def _bind_scan(step: Step) -> Callable[..., Any]:
-    """Return the function that scans a block, beginning with the states of the blocks before it."""
+    """Return the function that scans a block, beginning with what the blocks before it come to."""
     axis, result, ufunc, local = step.call.static[0], step.result, step.op.ufunc, step.op.local
     source = step.sources[0]
-    box = source.local_box()
-    assert box is not None  # only processes of the mesh scan
     assert ufunc is not None
     mesh: Any = source.mesh
     leads = all(mesh.coordinate[m] == 0 for m in source.sharding_axes(axis))
@@ -200,18 +196,15 @@ def _bind_scan(step: Step) -> Callable[..., Any]:
     shape = list(source.local_shape())
     shape[axis] += initial
 
-    def scan_block(states: States, block: Buffer) -> Buffer:
+    def scan_block(start: np.ndarray | None, block: Buffer) -> Buffer:
         out = _memory.empty(tuple(shape), result, _backend.device_of(block))
         if initial:
             out[(*before_axis, slice(1))] = ufunc.identity
-        before = [(there[axis][0], state) for (state,), there in states if there[axis] < box[axis]]
         if not block.size:
             return out
-        if not before:
+        if start is None:
             local(block, axis, result, out[rest])
             return out
-        before.sort(key=operator.itemgetter(0))
-        start = functools.reduce(ufunc, [state for _, state in before])
         out[rest] = block
         out[first] = ufunc(_backend.asarray(start, _backend.device_of(block)), out[first])
         local(out[rest], axis, result, out[rest])
