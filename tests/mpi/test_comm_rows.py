@@ -1,0 +1,88 @@
+"""Rows and states under real MPI: within a node, between nodes of one rank, and of two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distarray.comm import (
+    Communicator,
+    as_communicator,
+    exclusive_scan,
+    gather_states,
+    gather_words,
+    token,
+)
+from distarray.errors import IndexingError, MismatchError
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+
+CALL = token("rows")
+
+
+@pytest.fixture(scope="module", params=[0, 1, 2], ids=["one node", "nodes of 1", "nodes of 2"])
+def comm(request: pytest.FixtureRequest) -> Iterator[Communicator]:
+    from mpi4py import MPI
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param:
+            if MPI.COMM_WORLD.size <= request.param:
+                pytest.skip("all ranks are on one such node")
+            patch.setenv("DISTARRAY_RANKS_PER_NODE", str(request.param))
+        made = MPI.COMM_WORLD.Dup()
+        yield as_communicator(made)
+        made.Barrier()
+
+
+@pytest.mark.parametrize("nbytes", [0, 8, 5000, 40_000, 300_000])
+def test_states_are_those_of_all_ranks(comm: Any, nbytes: int) -> None:
+    for _ in range(3):
+        everyone = gather_states(comm, np.full(nbytes, comm.rank, np.uint8), CALL, "states")
+        expected = np.repeat(np.arange(comm.size, dtype=np.uint8)[:, None], nbytes, 1)
+        np.testing.assert_array_equal(everyone, expected)
+
+
+def test_words_are_those_of_all_ranks(comm: Any) -> None:
+    for n in (0, 1, 600, 9000):
+        told = gather_words(comm, range(comm.rank, comm.rank + n), CALL, "counts")
+        assert told == [list(range(r, r + n)) for r in range(comm.size)]
+
+
+def test_error_of_one_rank_is_raised_on_all(comm: Any) -> None:
+    last = comm.size - 1
+    for _ in range(3):
+        error = IndexingError("index 9 is out of range") if comm.rank == last else None
+        with pytest.raises(IndexingError, match="index 9 is out of range"):
+            gather_words(comm, [1], CALL, "x[i]", error)
+
+
+@pytest.mark.parametrize("size", [1, 700, 50_000])
+def test_scan_is_the_fold_of_the_states_before(comm: Any, size: int) -> None:
+    def state(rank: int) -> np.ndarray:
+        return np.random.default_rng(rank).standard_normal(size)
+
+    for filled in (range(comm.size), [r for r in range(comm.size) if r != 1]):
+        got = exclusive_scan(comm, state(comm.rank), np.add, filled, CALL, "scan")
+        before = [state(r) for r in filled if r < comm.rank]
+        assert (got is None) is (not before)
+        if got is not None:
+            expected = before[0]
+            for one in before[1:]:
+                expected = expected + one
+            np.testing.assert_array_equal(got, expected)
+
+
+def test_ranks_that_disagree_all_raise(comm: Any) -> None:
+    if comm.size == 1:
+        pytest.skip("one rank agrees with itself")
+    call = token("something else") if comm.rank == 1 else CALL
+    for size in (8, 100_000):
+        with pytest.raises(MismatchError, match="different things"):
+            gather_states(comm, np.zeros(size, np.uint8), call, "states")
+        with pytest.raises(MismatchError, match="different things"):
+            exclusive_scan(comm, np.zeros(size), np.add, range(comm.size), call, "scan")
+    with pytest.raises(MismatchError, match="different things"):
+        gather_words(comm, [1], call, "words")
