@@ -10,7 +10,7 @@ import numpy as np
 
 import distarray.ops as ops
 from distarray.comm import _backend
-from distarray.core import BaseArray, Op, in_place, inplace_path, into, run_row
+from distarray.core import BaseArray, Op, in_place, inplace_path, run_into, run_row
 from distarray.errors import DTypeError, ReadOnlyError
 
 _PLAIN_NUMBERS = frozenset((bool, int, float, complex))
@@ -118,9 +118,9 @@ def _power_in_place(self: Any, other: Any) -> Any:
     if row is None:
         return _power_of_any_in_place(self, other)
     try:
-        return into(row, (self,), (self,))
+        return run_into(row, (self,), (self,))
     except ReadOnlyError as error:
-        return in_place(lambda x, _: into(row, (x,), (x,)), operator.pow, self, other, error)
+        return in_place(lambda x, _: run_into(row, (x,), (x,)), operator.pow, self, other, error)
 
 
 class Operators(BaseArray):

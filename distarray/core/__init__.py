@@ -35,7 +35,7 @@ from distarray.core._dtypes import (
 )
 from distarray.core._op import Call, Op, State, States
 from distarray.core._read_only import ITEM, PendingWrite, check_writable, in_place
-from distarray.core._replicas import apart, digest
+from distarray.core._replicas import digest, group_by_answer
 from distarray.core._spec import (
     ADDITIVE,
     LINEAR,
@@ -51,7 +51,12 @@ from distarray.core._warnings import warn
 from distarray.core.engine._blocks import as_block, copy_block, empty_block, move, unshare
 from distarray.core.engine._cache import cache, remember
 from distarray.core.engine._cache import clear as clear_cache
-from distarray.core.engine._float_errors import CALM, convert_on_all, state, strict
+from distarray.core.engine._float_errors import (
+    DEFAULT_ERROR_STATE,
+    convert_on_all,
+    error_state,
+    errors_raise,
+)
 from distarray.core.engine._meshes import common_mesh, device_of, lift, replicated
 from distarray.core.engine._operands import (
     LARGE,
@@ -66,9 +71,9 @@ from distarray.core.engine._operands import (
 from distarray.core.engine._pipeline import Step, run, run_once, run_one, step_for, steps
 from distarray.core.engine._policy import communication, permit
 from distarray.core.families._docstrings import fill_arguments
-from distarray.core.families._elementwise import elementwise, into, refusal, run_row
+from distarray.core.families._elementwise import elementwise, refusal_error, run_into, run_row
 from distarray.core.families._fast_paths import inplace_path
-from distarray.core.families._folding import in_unit, reduce_block
+from distarray.core.families._folding import convert_to_unit, reduce_block
 from distarray.core.families._moments import Moments, merge, moments, state_dtype
 from distarray.core.families._reductions import (
     ABSENT,

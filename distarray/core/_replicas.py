@@ -256,7 +256,7 @@ def refuse(mesh: Any, call: str, name: str, texts: Sequence[str], layout: Any = 
     for position, rank in enumerate(mesh.communicator().world_ranks):
         block = () if layout is None else _block(layout, mesh, position)
         told[rank] = block, texts[position]
-    wrong = apart(told)
+    wrong = group_by_answer(told)
     if wrong:
         raise MismatchError(
             f"{call} on {mesh}: {name} differs between ranks that should have the same: "
@@ -265,7 +265,7 @@ def refuse(mesh: Any, call: str, name: str, texts: Sequence[str], layout: Any = 
         )
 
 
-def apart(told: Mapping[int, tuple[Block, str]]) -> dict[Block, str]:
+def group_by_answer(told: Mapping[int, tuple[Block, str]]) -> dict[Block, str]:
     """Return, of blocks of which ranks say different things, which ranks say what.
 
     Parameters

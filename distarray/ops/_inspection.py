@@ -14,10 +14,10 @@ from distarray.core import (
     check_flag,
     count_reduced,
     describe,
-    into,
     plain_buffer,
-    refusal,
+    refusal_error,
     register,
+    run_into,
 )
 from distarray.errors import DTypeError
 from distarray.layout import normalize_axes
@@ -127,12 +127,12 @@ def copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) ->
         try:
             np.copyto(item, src, check_casting("copyto", casting))
         except REFUSALS as error:
-            raise refusal("copyto", error, (src,)) from error
+            raise refusal_error("copyto", error, (src,)) from error
         src = item
     if where is True:
-        into(copied_row, (dst,), (src,), casting=casting)
+        run_into(copied_row, (dst,), (src,), casting=casting)
     else:
-        into(copied_row, (dst,), (src, where), masked=True, casting=casting)
+        run_into(copied_row, (dst,), (src, where), masked=True, casting=casting)
 
 
 @register

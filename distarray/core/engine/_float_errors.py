@@ -22,18 +22,18 @@ T = TypeVar("T")
 # np.geterr() costs 2 us; where NumPy keeps what it says, comparing that costs 0.05 us. A NumPy that
 # keeps it elsewhere is asked each time.
 _kept = getattr(umath, "_extobj_contextvar", None)
-state: Callable[[], object] = _kept.get if _kept else lambda: tuple(np.geterr().values())
+error_state: Callable[[], object] = _kept.get if _kept else lambda: tuple(np.geterr().values())
 """Return what stands for the errstate of this context."""
-CALM: object = Context().run(state)
+DEFAULT_ERROR_STATE: object = Context().run(error_state)
 """The one of a program that sets none, in which nothing raises."""
-_known: tuple[object, bool] = CALM, False
+_known: tuple[object, bool] = DEFAULT_ERROR_STATE, False
 
 
-def strict() -> bool:
+def errors_raise() -> bool:
     """Tell whether floating-point errors raise, or call what may raise."""
     global _known
-    now = state()
-    if now is CALM:
+    now = error_state()
+    if now is DEFAULT_ERROR_STATE:
         return False
     known, answer = _known
     if known is not now:
@@ -68,7 +68,7 @@ def call_on_all(mesh: Any, name: str, call: Callable[[], T]) -> T:
 
 def call_alike(mesh: Any, name: str, call: Callable[[], T]) -> T:
     """Return `call()`; where floating-point errors raise, they do so on every rank."""
-    return call_on_all(mesh, name, call) if strict() else call()
+    return call_on_all(mesh, name, call) if errors_raise() else call()
 
 
 def text_converts(before: Any, after: Any) -> bool:

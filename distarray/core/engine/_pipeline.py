@@ -23,7 +23,7 @@ from distarray.core._spec import Layouts, Spec
 from distarray.core.engine import _on_device
 from distarray.core.engine._blocks import as_block, empty_block, move_all
 from distarray.core.engine._cache import cache, remember
-from distarray.core.engine._float_errors import call_alike, call_on_all, strict
+from distarray.core.engine._float_errors import call_alike, call_on_all, errors_raise
 from distarray.core.engine._operands import lift_layouts, local_blocks, normalize_operands
 from distarray.core.engine._policy import permit, permit_exchange
 from distarray.core.engine._resolution import resolve
@@ -247,7 +247,7 @@ class Step:
         if op.finish is None and self.adds is total:
 
             def simple(*blocks: Any) -> Any:
-                if strict():
+                if errors_raise():
                     return call_on_all(mesh, op.name, lambda: _fit(local(*blocks), total))
                 block = local(*blocks)
                 return block if block.__class__ is np.ndarray else _fit(block, total)
@@ -261,7 +261,7 @@ class Step:
             return sums if finish is None else _fit(finish(sums), result)
 
         def reduce_and_finish(*blocks: Any) -> Buffer:
-            if strict():
+            if errors_raise():
                 block = call_on_all(mesh, op.name, lambda: _fit(local(*blocks), adds))
                 sums = redistribute_local(block, partial, output)
                 return call_on_all(mesh, op.name, lambda: finish_sums(sums))

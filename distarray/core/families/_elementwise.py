@@ -26,7 +26,7 @@ from distarray.core._spec import POINTWISE, Rule, Spec, pointwise
 from distarray.core.engine import _on_device
 from distarray.core.engine._blocks import as_block, move_all
 from distarray.core.engine._cache import cache, remember
-from distarray.core.engine._float_errors import call_on_all, strict, text_converts
+from distarray.core.engine._float_errors import call_on_all, errors_raise, text_converts
 from distarray.core.engine._meshes import device_of
 from distarray.core.engine._operands import (
     LARGE,
@@ -153,7 +153,7 @@ def call(op: Op, /, *operands: Any, **options: Any) -> Any:
         operands = (*operands, where)
     if out is None:
         return run_row(op, operands, masked, **extra)
-    return into(op, out, operands, masked, **extra)
+    return run_into(op, out, operands, masked, **extra)
 
 
 def _read_options(op: Op, options: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
@@ -283,7 +283,7 @@ def _result_dtypes(op: Op, dtypes: Sequence[Any], static: Any) -> tuple[Any, ...
         try:
             results = op.local(*map(stand_in, inputs), **dict(options))
         except REFUSALS as error:
-            raise refusal(op.name, error, dtypes) from error
+            raise refusal_error(op.name, error, dtypes) from error
         results = results if op.nout > 1 else (results,)
         found = tuple([as_block(one).dtype for one in results])
         if all(isinstance(dtype, (np.dtype, type)) for dtype in dtypes):  # a number's value matters
@@ -314,7 +314,7 @@ def _bind(step: Step) -> Callable[..., Any]:
                 results = np.asarray(results, dtypes[0])
             return results
         except REFUSALS as error:
-            raise refusal(op.name, error, blocks) from error
+            raise refusal_error(op.name, error, blocks) from error
 
     return function
 
@@ -364,10 +364,10 @@ def _of_plain(op: Op, operands: Sequence[Any], static: Any) -> Any:
     try:
         return _local(op, static)(*operands)
     except (*REFUSALS, AttributeError) as error:  # the last of NumPy, where items are objects
-        raise refusal(op.name, error, operands) from error
+        raise refusal_error(op.name, error, operands) from error
 
 
-def refusal(name: str, error: Exception, operands: Sequence[Any]) -> DistArrayError:
+def refusal_error(name: str, error: Exception, operands: Sequence[Any]) -> DistArrayError:
     """Return the error for operands, or their dtypes, that the local function refused."""
     if isinstance(error, DistArrayError):
         return error
@@ -393,7 +393,7 @@ _moves: dict[Any, Any] = cache()
 """What must move so that operands fit a target, by the target's layout and theirs."""
 
 
-def into(
+def run_into(
     op: Op,
     out: tuple[Any, ...],
     operands: Sequence[Any],
@@ -427,7 +427,7 @@ def into(
                 "and combine each with da.where"
             )
         whole = reduce_partial(op.name, target)  # reduce it, write, split it again
-        into(op, (whole,), operands, masked, **{**options, "casting": casting})
+        run_into(op, (whole,), operands, masked, **{**options, "casting": casting})
         assign(op.name, target, whole)
         return target
     if len(out) > 1 or target._layout.has_partial:
@@ -450,7 +450,7 @@ def into(
     blocks = move_all(op.name, local_blocks(op.name, target, operands), moves)
     if mesh.coordinate is not None:
         write = functools.partial(_write, op, target._local, blocks, static, casting)
-        if uncertain or strict():
+        if uncertain or errors_raise():
             call_on_all(mesh, op.name, write)
         else:
             write()
@@ -475,7 +475,7 @@ def _write(op: Op, target: Buffer, blocks: Sequence[Any], static: Any, casting: 
         else:
             np.copyto(target, local(*inputs), casting=casting, where=mask)
     except (*REFUSALS, RuntimeError) as error:  # the last where text is too short for dates
-        raise refusal(op.name, error, blocks) from error
+        raise refusal_error(op.name, error, blocks) from error
 
 
 def _check_out(

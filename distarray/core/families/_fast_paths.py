@@ -15,9 +15,9 @@ from distarray.core._base import BaseArray
 from distarray.core._dtypes import REFUSALS
 from distarray.core._op import Op
 from distarray.core.engine._blocks import as_block
-from distarray.core.engine._float_errors import CALM, state, strict
+from distarray.core.engine._float_errors import DEFAULT_ERROR_STATE, error_state, errors_raise
 from distarray.core.engine._operands import LARGE
-from distarray.core.families._elementwise import into, refusal, run_row
+from distarray.core.families._elementwise import refusal_error, run_into, run_row
 
 _new = object.__new__
 _ndarray = np.ndarray
@@ -41,12 +41,12 @@ def unary_path(row: Op) -> Callable[[Any], Any]:
         layout = x._layout
         if layout.has_partial or block.nbytes >= LARGE or block.__class__ is not _ndarray:
             return run((x,))
-        if state() is not CALM and strict():
+        if error_state() is not DEFAULT_ERROR_STATE and errors_raise():
             return run((x,))
         try:
             result = local(block)
         except REFUSALS as error:
-            raise refusal(row.name, error, (x,)) from error
+            raise refusal_error(row.name, error, (x,)) from error
         if result.__class__ is not _ndarray:
             result = as_block(result)
         array = _new(x.__class__)
@@ -72,7 +72,7 @@ def binary_path(row: Op) -> Callable[[Any, Any], Any]:
         block = x._local
         if layout.has_partial or block.nbytes >= LARGE or block.__class__ is not _ndarray:
             return run((x, y))
-        if state() is not CALM and strict():
+        if error_state() is not DEFAULT_ERROR_STATE and errors_raise():
             return run((x, y))
         cls = x.__class__
         if y.__class__ is cls:
@@ -104,7 +104,7 @@ def inplace_path(row: Op) -> Callable[[Any, Any], Any]:
     local = row.local
 
     def write(x: Any, y: Any) -> Any:
-        return into(row, (x,), (x, y))
+        return run_into(row, (x,), (x, y))
 
     if row.check is not None:
         return write
@@ -113,7 +113,7 @@ def inplace_path(row: Op) -> Callable[[Any, Any], Any]:
         layout = x._layout
         if layout.has_partial or x._local.__class__ is not _ndarray:
             return write(x, y)
-        if state() is not CALM and strict():
+        if error_state() is not DEFAULT_ERROR_STATE and errors_raise():
             return write(x, y)
         if y.__class__ is x.__class__ and y._layout is layout:
             other = y._local

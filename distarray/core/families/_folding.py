@@ -69,7 +69,7 @@ _ON_DEVICE = {
 """CuPy's reductions, whose ufuncs reduce one axis at most."""
 
 
-def in_unit(block: Buffer, dtype: Any) -> tuple[Buffer, Any]:
+def convert_to_unit(block: Buffer, dtype: Any) -> tuple[Buffer, Any]:
     """Return a block and the dtype to add it up in: a unit of time NumPy takes from items only."""
     if getattr(dtype, "kind", "") in ("m", "M"):
         return block.astype(dtype, casting="same_kind", copy=False), None
@@ -84,7 +84,7 @@ def reduce_block(
     `initial` is as in NumPy; with None the first item begins, and a sum of -0.0 stays so.
     """
     if dtype is not None:
-        block, dtype = in_unit(block, dtype)
+        block, dtype = convert_to_unit(block, dtype)
     if not _backend.is_numpy(block):
         if ufunc not in _ON_DEVICE:
             raise lacking_error(f"{ufunc.__name__}.reduce")

@@ -12,7 +12,7 @@ from distarray.core._dtypes import REFUSALS
 from distarray.core._op import Op
 from distarray.core._spec import POINTWISE, Rule
 from distarray.core.families import _docstrings
-from distarray.core.families._elementwise import elementwise, refusal
+from distarray.core.families._elementwise import elementwise, refusal_error
 from distarray.core.families._fast_paths import binary_path, unary_path
 from distarray.core.families._registry import register
 
@@ -76,7 +76,7 @@ def equality(
             try:
                 compare(*items)
             except REFUSALS as error:
-                raise refusal(name, error, operands) from error
+                raise refusal_error(name, error, operands) from error
         return False
 
     general = elementwise(name, compare, 2, check=comparable, takes_objects=True)

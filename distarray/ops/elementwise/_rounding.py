@@ -20,10 +20,10 @@ from distarray.core import (
     copy_block,
     device_of,
     elementwise,
-    into,
     normalize_dtype,
     plain_buffer,
     register,
+    run_into,
     run_row,
     unary,
     with_length,
@@ -58,7 +58,7 @@ def round(x: Any, /, decimals: int = 0, out: Any = None) -> Any:
     options: dict[str, Any] = {"decimals": places} if places else {}
     if out is None:
         return run_row(_rounded, (x,), **options)
-    return into(_rounded, (out,), (x,), **options)
+    return run_into(_rounded, (out,), (x,), **options)
 
 
 around = round
@@ -100,7 +100,7 @@ def clip(
         row, operands = _raised, [x, low]
     else:
         row, operands = _clipped, [x, low, high]
-    return row(*operands) if out is None else into(row, (out,), operands)
+    return row(*operands) if out is None else run_into(row, (out,), operands)
 
 
 @register
@@ -236,4 +236,4 @@ def assign_or_return(out: Any, result: Any) -> Any:
     """Copy `result` into `out` where there is one; return what holds the result."""
     if out is None:
         return result
-    return into(copied_row, (out,), (result,))
+    return run_into(copied_row, (out,), (result,))

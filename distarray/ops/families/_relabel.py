@@ -10,7 +10,7 @@ from distarray.typing import Shape
 Offsets = tuple[int, ...]
 
 
-def carry(
+def carry_cuts(
     layout: Layout,
     shape: Shape,
     axes: Mapping[int, int],
@@ -47,7 +47,7 @@ def carry(
     )
 
 
-def whole_along(layout: Layout, axes: Sequence[int]) -> Layout:
+def uncut_axes(layout: Layout, axes: Sequence[int]) -> Layout:
     """Return the layout in which none of some axes is cut: their mesh axes replicate."""
     cutting = {m for axis in axes for m in layout.sharding_axes(axis)}
     if not cutting:
@@ -57,7 +57,7 @@ def whole_along(layout: Layout, axes: Sequence[int]) -> Layout:
     return layout.replace(placements=placements, boundaries=boundaries or None)
 
 
-def recut(
+def replace_axes(
     layout: Layout,
     axes: range,
     sizes: Shape,
@@ -87,7 +87,7 @@ def recut(
         if axis not in axes
     }
     shape = (*layout.shape[: axes.start], *sizes, *layout.shape[axes.stop :])
-    free = carry(whole_along(layout, axes), shape, places)
+    free = carry_cuts(uncut_axes(layout, axes), shape, places)
     placements = list(free.placements)
     for mesh_axis in mesh_axes:
         placements[mesh_axis] = Shard(axes.start + place)

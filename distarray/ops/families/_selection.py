@@ -20,7 +20,7 @@ from distarray.comm import Purpose
 from distarray.core import BaseArray, Layouts, Op, Step, copy_block, empty_block, run_one, unshare
 from distarray.errors import IndexingError
 from distarray.layout import Layout, Shard
-from distarray.ops.families._relabel import carry, whole_along
+from distarray.ops.families._relabel import carry_cuts, uncut_axes
 from distarray.ops.families._windows import mirror, mirror_layout, run
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer, Shape
@@ -78,7 +78,7 @@ class Selection(Layouts):
         if found is None:
             shift = self.kept.ndim - len(shape)
             same = [a for a, size in enumerate(shape) if size == self.kept.shape[a + shift]]
-            found = carry(self.kept, shape, {axis + shift: axis for axis in same})
+            found = carry_cuts(self.kept, shape, {axis + shift: axis for axis in same})
             self._values[shape] = found
         return found
 
@@ -132,7 +132,7 @@ def select(layout: Layout, entries: Key) -> Selection:
         shape.append(len(item))
     if not shape:
         key.append(Ellipsis)  # so that the block is an array, not a scalar
-    kept = carry(layout, tuple(shape), axes, offsets)
+    kept = carry_cuts(layout, tuple(shape), axes, offsets)
     freed = _free_axes(kept, taken)
     before = _drop_axes(freed, taken)
     output = mirror_layout(before, _renumber(flipped, taken))
@@ -329,7 +329,7 @@ def _free_axes(layout: Layout, taken: Sequence[int]) -> Layout:
     The mesh axes that cut them replicate the rest; where that is large they cut its longest axis
     instead.
     """
-    free = whole_along(layout, taken)
+    free = uncut_axes(layout, taken)
     uncut = [axis for axis in range(layout.ndim) if not layout.sharding_axes(axis)]
     longest = max(uncut, key=lambda axis: layout.shape[axis], default=None)
     if layout.size <= SPREAD_ITEMS or longest is None:
@@ -352,7 +352,7 @@ def _drop_axes(layout: Layout, taken: Sequence[int]) -> Layout:
     """Return the layout without some axes of length 1."""
     left = [axis for axis in range(layout.ndim) if axis not in taken]
     axes = {axis: i for i, axis in enumerate(left)}
-    return carry(layout, tuple(layout.shape[axis] for axis in left), axes)
+    return carry_cuts(layout, tuple(layout.shape[axis] for axis in left), axes)
 
 
 def _renumber(axes: Sequence[int], taken: Sequence[int]) -> tuple[int, ...]:

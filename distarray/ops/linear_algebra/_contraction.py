@@ -18,7 +18,7 @@ import numpy as np
 
 from distarray.comm import _backend, _memory
 from distarray.core import (
-    CALM,
+    DEFAULT_ERROR_STATE,
     LARGE,
     BaseArray,
     Call,
@@ -30,14 +30,14 @@ from distarray.core import (
     check_fits,
     check_integer,
     check_target,
+    error_state,
+    errors_raise,
     normalize_operands,
     numeric,
     register,
     remember,
     run,
-    state,
     step_for,
-    strict,
     ufuncs,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -291,7 +291,11 @@ def matmul(x1: Any, x2: Any, /) -> Any:
         return run(_matmul, (x1, x2))
     left, right = x1._local, x2._local
     small = left.nbytes < LARGE and right.nbytes < LARGE
-    if output is not None and small and (state() is CALM or not strict()):
+    if (
+        output is not None
+        and small
+        and (error_state() is DEFAULT_ERROR_STATE or not errors_raise())
+    ):
         return x1._new(_matmul.local(left, right), output)
     if output is None:
         step = step_for(_matmul, (x1, x2))

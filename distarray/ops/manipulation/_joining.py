@@ -40,7 +40,7 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Layout, normalize_axis
-from distarray.ops.families._relabel import carry
+from distarray.ops.families._relabel import carry_cuts
 from distarray.ops.families._selection import WHOLE_AXIS, select
 from distarray.ops.indexing._items import getitem, rows
 from distarray.ops.manipulation._reshape import change_shape
@@ -356,7 +356,9 @@ def _repeat_spec(_: Op, call: Call) -> Layouts:
     offsets = None
     if layout.sharding_axes(axis):
         offsets = {axis: tuple(ends[list(layout.partition(axis).offsets)].tolist())}
-    return Layouts((layout,), carry(layout, shape, {a: a for a in range(layout.ndim)}, offsets))
+    return Layouts(
+        (layout,), carry_cuts(layout, shape, {a: a for a in range(layout.ndim)}, offsets)
+    )
 
 
 def _repeat_bind(step: Step) -> Callable[[Buffer], Buffer]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from distarray.core import empty_block
 from distarray.layout import DimMap, Layout, chunk, dimmap, propagate, stages
-from distarray.ops.families._relabel import Offsets, recut
+from distarray.ops.families._relabel import Offsets, replace_axes
 from distarray.ops.families._windows import from_flat, run, to_flat
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer, Shape
@@ -106,7 +106,7 @@ class Route:
         else:
             even = chunk(prod(sizes), counts).offsets
             self.exchange(_line(layout, axes, mesh_axes, even), axes, True)
-        after = recut(layout, axes, sizes, place, mesh_axes, rows)
+        after = replace_axes(layout, axes, sizes, place, mesh_axes, rows)
         if place == 0:
             self.relabel(after)
         else:
@@ -218,4 +218,4 @@ def _times(offsets: Offsets, unit: int) -> Offsets:
 
 def _line(layout: Layout, axes: range, mesh_axes: tuple[int, ...], offsets: Offsets) -> Layout:
     """Return the layout with consecutive axes as one, cut at `offsets` of the flat order."""
-    return recut(layout, axes, (offsets[-1],), 0, mesh_axes, offsets)
+    return replace_axes(layout, axes, (offsets[-1],), 0, mesh_axes, offsets)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core import Op, Step, in_unit, reduce_block, reduction, warn
+from distarray.core import Op, Step, convert_to_unit, reduce_block, reduction, warn
 from distarray.layout import REDUCTIONS
 from distarray.typing import Buffer
 
@@ -25,7 +25,7 @@ def by(ufunc: Any, always: Any = None) -> Any:
     ) -> Buffer:
         dtype = always if dtype is None else dtype
         if extra:  # never on a GPU, whose reductions take no mask
-            block, dtype = in_unit(block, dtype)
+            block, dtype = convert_to_unit(block, dtype)
             return ufunc.reduce(block, axes, dtype, None, keepdims, **extra)
         return reduce_block(ufunc, block, axes, dtype, keepdims)
 

@@ -25,7 +25,7 @@ from distarray.core import (
     check_flag,
     check_integer,
     check_out,
-    in_unit,
+    convert_to_unit,
     local_dtype,
     loop_dtype,
     methods,
@@ -95,7 +95,7 @@ def scan(name: str, what: str, ufunc: np.ufunc, function: Callable[..., Any]) ->
     """
 
     def local(block: Buffer, axis: int, dtype: Any, out: Buffer | None = None) -> Buffer:
-        block, dtype = in_unit(block, dtype)
+        block, dtype = convert_to_unit(block, dtype)
         return function(block, axis, dtype, out)
 
     flat = not name.startswith("cumulative")

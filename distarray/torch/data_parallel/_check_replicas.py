@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from distarray.comm import DeviceMesh, all_gather_checked
-from distarray.core import apart
+from distarray.core import group_by_answer
 from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError
 from distarray.layout import Layout, Shard
 from distarray.torch import _modules
@@ -138,7 +138,9 @@ def _list_differences(name: str, told: dict[int, dict[str, _Held]]) -> list[str]
     missing = _Held((), "nothing of that name")
     everywhere = all(name in one for one in told.values())
     held = {rank: one.get(name, missing) for rank, one in told.items()}
-    wrong = apart({rank: (one.block if everywhere else (), one.text) for rank, one in held.items()})
+    wrong = group_by_answer(
+        {rank: (one.block if everywhere else (), one.text) for rank, one in held.items()}
+    )
     found = []
     for block, said in wrong.items():
         where = f" (block {', '.join(f'{axis} {i}' for axis, i in block)})" if block else ""
