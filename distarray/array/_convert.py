@@ -136,7 +136,7 @@ def _compare_blocks(mesh: Any, checked: Callable[[], _Given]) -> tuple[Buffer, L
     layout = infer_layout(mesh, placed[0], shapes, told[0])
     _replicas.refuse(mesh, "from_local", "the block", digests, layout)
     # Where one rank's memory is protected, writing fails on every rank alike.
-    block = given[0].block if all(writeable) else _backend.fixed(given[0].block)
+    block = given[0].block if all(writeable) else _backend.make_read_only(given[0].block)
     return block, layout
 
 

@@ -16,6 +16,7 @@ from distarray.comm._agreement import (
     raise_alike,
     token,
 )
+from distarray.comm._block_reduction import reduce_boxes, reduce_into
 from distarray.comm._collectives import on_host, split_parts
 from distarray.comm._communicator import SMALL_BYTES, Communicator
 from distarray.comm._device_mesh import (
@@ -35,20 +36,14 @@ from distarray.comm._log import (
     register_worker_test,
     unrecorded,
 )
-from distarray.comm._packing import (
-    copy_box,
-    copy_boxes,
-    fill,
-    pack,
-    reduce_boxes,
-    reduce_into,
-)
+from distarray.comm._packing import copy_box, copy_boxes, pack
 from distarray.comm._reductions import BFLOAT16, is_bfloat16, narrow_bfloat16, widen_bfloat16
 from distarray.comm._requests import Request
 from distarray.comm._settings import setting
 from distarray.comm._states import exclusive_scan, gather_states, gather_words
 from distarray.comm.failures import _abort
 from distarray.comm.failures._waits import background_work, waiting
+from distarray.comm.kernels._loop_nest import fill
 from distarray.comm.simulated._ranks import simulate, simulated_world
 
 __all__ = [

@@ -25,7 +25,7 @@ _TENSORS = ("tensor", "torch.")  # in what is done with tensors, which have no s
 _SHOWN = 8  # ranks and answers that a message lists
 
 
-def such_calls(*doing: object) -> str:
+def calls_hint(*doing: object) -> str:
     """Return what messages about calls that all ranks must make end with.
 
     These do not look like such calls. Nothing where all that is done is done with tensors.
@@ -61,7 +61,7 @@ def mismatch_error(doing: Sequence[Any], ranks: Iterable[int]) -> MismatchError:
     return MismatchError(
         f"ranks are about to do different things together: {by_answer(doing, ranks)}. Every rank "
         "must make the same calls, on the same mesh, with the same layouts, shapes and dtypes"
-        f"{such_calls(*doing)}"
+        f"{calls_hint(*doing)}"
     )
 
 

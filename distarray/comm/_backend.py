@@ -99,12 +99,12 @@ def is_writeable(array: Buffer) -> bool:
     """Tell whether items may be written one by one; not where several share memory."""
     if is_numpy(array):
         return bool(array.flags.writeable)
-    if type(array.data.mem).__name__ == "FixedMemory":
+    if type(array.data.mem).__name__ == "ReadOnlyMemory":
         return False
     return not any(n > 1 and s == 0 for n, s in zip(array.shape, array.strides, strict=True))
 
 
-def fixed(array: Buffer) -> Buffer:
+def make_read_only(array: Buffer) -> Buffer:
     """Return a view of an array that `is_writeable` does not call so, nor any view of it.
 
     CuPy has no such flag: there the memory's class tells, which all its views share.
@@ -114,15 +114,15 @@ def fixed(array: Buffer) -> Buffer:
         view.flags.writeable = False
         return view
     cuda = importlib.import_module("cupy").cuda
-    memory = _fixed_memory(cuda)(array.data.ptr, array.nbytes, array, array.device.id)
+    memory = _read_only_memory(cuda)(array.data.ptr, array.nbytes, array, array.device.id)
     pointer = cuda.MemoryPointer(memory, 0)
     return namespace_of(array).ndarray(array.shape, array.dtype, pointer, array.strides)
 
 
 @functools.cache
-def _fixed_memory(cuda: Any) -> Any:
+def _read_only_memory(cuda: Any) -> Any:
     """Return the class of memory that is not to be written."""
-    return type("FixedMemory", (cuda.UnownedMemory,), {})
+    return type("ReadOnlyMemory", (cuda.UnownedMemory,), {})
 
 
 def may_share_memory(a: Buffer, b: Buffer) -> bool:

@@ -8,21 +8,11 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.comm._block_reduction import reduce_boxes, reduce_into
 from distarray.comm.cuda._boxes import launch_copies
-from distarray.comm.kernels._loop_nest import STREAMING_BYTES, copy_by_kernel, fill
+from distarray.comm.kernels._loop_nest import STREAMING_BYTES, copy_by_kernel
 from distarray.comm.kernels._threads import run_on_parts
 from distarray.errors import ShapeError
 from distarray.typing import Box, Buffer
-
-__all__ = [
-    "copy_box",
-    "copy_boxes",
-    "fill",
-    "pack",
-    "reduce_boxes",
-    "reduce_into",
-]
 
 _KERNEL_BYTES: Final = 256 * 1024
 """Below this size NumPy copies everything.

@@ -332,7 +332,7 @@ class _Exchange(_Collective):
             assert op is not None  # it reduces
             reduced = communicator.all_reduce_small(local, op, number, what)
             if reduced is not None:
-                return _backend.asarray(reduced, device)
+                return reduced
         out = _memory.empty(self._shape, self._dtype, device)
         with communicator.views(local, number, what) as views:
             reached = [view is not None for view in views]
@@ -390,7 +390,7 @@ class _AllReduce(_Collective):
         if local.nbytes <= SMALL_BYTES:
             reduced = communicator.all_reduce_small(local, self._op, number, what)
             if reduced is not None:
-                return _backend.asarray(reduced, device)
+                return reduced
         if local.nbytes * communicator.size <= _READ_BY_ALL:
             with communicator.views(local, number, what) as views:
                 reduce_into(out, views, self._op)

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 
 from distarray.comm import _packing
-from distarray.comm._packing import copy_box, fill, pack
+from distarray.comm._packing import copy_box, pack
 from distarray.comm.kernels import _loop_nest, _threads
+from distarray.comm.kernels._loop_nest import fill
 from distarray.errors import ShapeError
 
 from .strided_arrays import shapes, views

@@ -316,7 +316,7 @@ class _ErrorHooks:
         if place is None or hasattr(sys, "ps1"):  # at a prompt the program goes on
             self._previous(kind, error, traceback)
             return
-        with _in_one_piece():
+        with _buffer_stderr():
             if self._announce(place):
                 self._previous(kind, error, traceback)
         abort(1)
@@ -327,7 +327,7 @@ class _ErrorHooks:
         if place is None or _mpi() is None or issubclass(args.exc_type, SystemExit):
             self._previous_in_threads(args)
             return
-        with _in_one_piece():
+        with _buffer_stderr():
             self._announce(place)
             self._previous_in_threads(args)
         abort(1)
@@ -337,7 +337,7 @@ class _ErrorHooks:
         place = _place()
         if place is None:
             return
-        with _in_one_piece():
+        with _buffer_stderr():
             if self._announce(place):
                 stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
                 sys.stderr.write(
@@ -349,11 +349,11 @@ class _ErrorHooks:
     def _announce(self, place: Place) -> bool:
         """Say that this rank fails; False where another one does, and waits for this to join."""
         if place.rank != 0:
-            _rest(place, _SECONDS_BEFORE_OTHERS_PRINT)
+            _sleep(place, _SECONDS_BEFORE_OTHERS_PRINT)
         if not self._is_first_to_fail():
             if _mpi() is None and not _is_starting:
                 return False
-            _rest(place, _SECONDS_SILENT)
+            _sleep(place, _SECONDS_SILENT)
         sys.stderr.write(f"{place} failed: ending all ranks\n")
         return True
 
@@ -373,9 +373,9 @@ class _ErrorHooks:
         return True
 
 
-def _rest(place: Place, seconds: float) -> None:
+def _sleep(place: Place, seconds: float) -> None:
     """Sleep, and let out meanwhile what was printed if another rank asks for it."""
-    (time.sleep if _is_spawned() else _present(place).rest)(seconds)
+    (time.sleep if _is_spawned() else _present(place).sleep)(seconds)
 
 
 _ending: _ErrorHooks | None = None
@@ -389,7 +389,7 @@ _exit = os._exit
 
 
 @contextlib.contextmanager
-def _in_one_piece() -> Iterator[None]:
+def _buffer_stderr() -> Iterator[None]:
     """Write what is printed to stderr at once, so that ranks do not write into each other's."""
     stream, sys.stderr = sys.stderr, io.StringIO()
     try:

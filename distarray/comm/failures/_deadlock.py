@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distarray.comm._agreement import such_calls
+from distarray.comm._agreement import calls_hint
 from distarray.comm.failures._roll_call import BACKGROUND, NOBODY, Ask, Inquiry, Whereabouts
 from distarray.comm.failures._waits import Question
 
@@ -119,5 +119,5 @@ def message_of_deadlock(circle: Sequence[tuple[int, str]]) -> str:
     return (
         f"{', '.join(waits[:-1])}, and {waits[-1]}: {none} will come. Every rank must make the "
         "same calls in the same order, on the same meshes"
-        f"{such_calls(*(doing for _, doing in circle))}"
+        f"{calls_hint(*(doing for _, doing in circle))}"
     )

@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from distarray.comm import _launcher
-from distarray.comm._agreement import such_calls
+from distarray.comm._agreement import calls_hint
 from distarray.comm.failures import _waits
 from distarray.comm.failures._roll_call import Inquiry, Whereabouts
 from distarray.comm.failures._waits import START, Meeting, Question
@@ -194,7 +194,7 @@ class Presence:
                 meeting=(place, nth), ranks=tuple(found.ranks)
             )
 
-    def rest(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         """Sleep, and do meanwhile what others ask for."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
@@ -222,7 +222,7 @@ class Presence:
                 del self._open[number], numbers[number]
         end = time.monotonic() + _SECONDS_TO_ANSWER
         while not numbers.keys() <= self._answers.keys() and time.monotonic() < end:
-            self.rest(_POLL)
+            self.sleep(_POLL)
         for number, asked in numbers.items():
             del self._open[number]
             if number in self._answers:
@@ -292,7 +292,7 @@ def _forget_all() -> None:
 
 def message_of_gone(rank: int, gone: Sequence[int], doing: object) -> str:
     """Return what is wrong where a rank waits for others at the end of the program."""
-    must = f"make the same calls{such_calls(doing)}" if doing != START else "come to its first mesh"
+    must = f"make the same calls{calls_hint(doing)}" if doing != START else "come to its first mesh"
     return (
         f"rank {rank} waits for ranks {list(gone)} ({doing}), and they have come to the end of "
         f"the program. Every rank must {must}"

@@ -79,7 +79,7 @@ def find_late(
     mine = [rank for rank in ranks if rank != me]
     found: dict[int, Whereabouts | None] = dict.fromkeys(mine)
     if ask is not None:
-        _ask_on(ask, me, meeting, found)
+        _ask_by_levels(ask, me, meeting, found)
     away = {rank: at for rank, at in found.items() if at is None or not at.has_joined}
     last = [rank for rank, at in away.items() if at is None or not at.waits]
     unknown = [] if exact else [rank for rank in mine if found[rank] is None]
@@ -94,7 +94,9 @@ def find_late(
     return Late(whom, by_answer([_describe(away[rank], away, me) for rank in order], order))
 
 
-def _ask_on(ask: Ask, me: int, meeting: Question, found: dict[int, Whereabouts | None]) -> None:
+def _ask_by_levels(
+    ask: Ask, me: int, meeting: Question, found: dict[int, Whereabouts | None]
+) -> None:
     """Find out where ranks are, and those that they wait for."""
     todo = dict.fromkeys(found, meeting)
     for _ in range(_LEVELS_AT_MOST):

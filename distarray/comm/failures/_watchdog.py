@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from distarray.comm._agreement import such_calls
+from distarray.comm._agreement import calls_hint
 from distarray.comm._settings import setting
 from distarray.comm.failures._deadlock import DeadlockSearch
 from distarray.comm.failures._liveness import Neighbours
@@ -128,7 +128,7 @@ class Watchdog:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            (time.sleep if self._presence is None else self._presence.rest)(_EVERY)
+            (time.sleep if self._presence is None else self._presence.sleep)(_EVERY)
             now = list(waits.items())
             self._tell_long_waits(now)
             if self._presence is not None:
@@ -247,7 +247,7 @@ def _message(who: str, wait: Wait, line: str, late: bool) -> str:
     else:
         then = "If they never come there, it waits for ever: DISTARRAY_TIMEOUT sets no limit"
     because = f". {why[0].upper()}{why[1:]}" if why else ""
-    must = "come to its first mesh" if is_start else f"make the same calls{such_calls(wait.what)}"
+    must = "come to its first mesh" if is_start else f"make the same calls{calls_hint(wait.what)}"
     return f"{who} for {whom}{line} ({wait.what}){because}. {then}: every rank must {must}"
 
 

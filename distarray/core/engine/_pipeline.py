@@ -228,7 +228,7 @@ class Step:
         mesh: Any = output.mesh
         if self.outside:
             layout = output if op.made is None else self.made(None)
-            fixed = _backend.fixed if self._is_copied_view() else lambda block: block
+            fixed = _backend.make_read_only if self._is_copied_view() else lambda block: block
 
             def nothing(*_: Any) -> Any:
                 if isinstance(result, tuple):
@@ -239,7 +239,7 @@ class Step:
         local = op.bind(self)
         if not isinstance(self.spec, Spec):
             if self._is_copied_view():
-                return lambda block: _backend.fixed(local(block))
+                return lambda block: _backend.make_read_only(local(block))
             return local
         if self.spec.exchanged is not None:
             return self._exchanging(local)

@@ -163,7 +163,7 @@ def imag(x: Any, /) -> Any:
 def _part(row: Any, x: Any) -> Any:
     result = row(x)
     if isinstance(x, BaseArray) and result._layout is not x._layout:  # reduced: no view of `x`
-        return result._new(_backend.fixed(result._local), result._layout)
+        return result._new(_backend.make_read_only(result._local), result._layout)
     return result
 
 

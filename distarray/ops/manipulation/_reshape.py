@@ -185,10 +185,10 @@ def _reshape_as(x: Any, asked: Shape, copy: bool | None, contiguous: bool = Fals
         )
     read_only = not _backend.is_writeable(x._local)  # so is a copy: some blocks might be views
     if copy is None and (program.sends or program.varied or read_only):
-        block = _backend.fixed(unshare(block, x._local))
+        block = _backend.make_read_only(unshare(block, x._local))
     elif copy is None and not step.outside:  # where no strides tell, writing is not refused
         if program.is_unclear(x._local):
-            block = _backend.fixed(unshare(block, x._local))
+            block = _backend.make_read_only(unshare(block, x._local))
         elif not program.fits(x._local, contiguous):
             block = unshare(block, x._local)
     elif copy:

@@ -191,7 +191,7 @@ def broadcast_to(x: Any, /, shape: int | Sequence[int]) -> Any:
         If the array does not broadcast to `shape`.
     """
     result = run_one(_broadcast_to, check_distributed("broadcast_to", x), normalize_shape(shape))
-    return result._new(_backend.fixed(result._local), result._layout)
+    return result._new(_backend.make_read_only(result._local), result._layout)
 
 
 @register

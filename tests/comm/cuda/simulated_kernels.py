@@ -16,13 +16,8 @@ import pytest
 from hypothesis import given, settings
 
 from distarray.comm import _block_reduction
-from distarray.comm._packing import (
-    copy_box,
-    copy_boxes,
-    pack,
-    reduce_boxes,
-    reduce_into,
-)
+from distarray.comm._block_reduction import reduce_boxes, reduce_into
+from distarray.comm._packing import copy_box, copy_boxes, pack
 from distarray.comm._reductions import BFLOAT16, narrow_bfloat16
 from distarray.comm.cuda import _boxes, _launch
 from distarray.comm.cuda._boxes import launch_copies, launch_reductions

@@ -100,7 +100,7 @@ def test_many_ranks_that_leave_are_all_heard_by_one_that_seldom_listens(apart):
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        here.rest(0.05)
+        here.sleep(0.05)
     here.receive()
     assert here.left == set(range(1, 40))
 

@@ -35,7 +35,7 @@ def rank(monkeypatch):
 
     def answer(presence: Presence) -> None:
         while presence in made:
-            presence.rest(0.05)
+            presence.sleep(0.05)
 
     yield make
     while made:

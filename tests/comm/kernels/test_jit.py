@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import sys
 import numpy as np
-from distarray.comm._packing import copy_box, reduce_into
+from distarray.comm import copy_box, reduce_into
 source = np.random.default_rng(0).random((300, 2000))
 target = np.zeros((300, 1000))
 copy_box(target, source[:, 500:1500], total=1 << 40)
