@@ -117,9 +117,7 @@ class Communicator(ABC):
             return _copy(send, recv)
         on_device = _moves_on_device(recv, recv.nbytes)
         nbytes = recv.nbytes - send.nbytes
-        return self._move(
-            "all_gather", self._all_gather, nbytes, on_device, send, recv, counts, blocking
-        )
+        return self._move("all_gather", nbytes, on_device, send, recv, counts, blocking)
 
     def all_to_all(
         self,
@@ -147,9 +145,7 @@ class Communicator(ABC):
             return _copy(send, recv)
         on_device = not _backend.is_numpy(recv)
         nbytes = recv.nbytes - receives[self.rank] * recv.itemsize
-        return self._move(
-            "all_to_all", self._all_to_all, nbytes, on_device, send, recv, sends, receives, blocking
-        )
+        return self._move("all_to_all", nbytes, on_device, send, recv, sends, receives, blocking)
 
     def broadcast(self, array: Buffer, root: int = 0, *, blocking: bool = True) -> Request:
         """Put the root's values into every rank's ``array``."""
@@ -194,9 +190,7 @@ class Communicator(ABC):
         on_device = _moves_on_device(recv, total * recv.itemsize)
         nbytes = 0 if self.rank == root else recv.nbytes
         source = send if self.rank == root else None
-        return self._move(
-            "scatter", self._scatter, nbytes, on_device, source, recv, parts, root, blocking
-        )
+        return self._move("scatter", nbytes, on_device, source, recv, parts, root, blocking)
 
     def gather(
         self,
@@ -217,20 +211,16 @@ class Communicator(ABC):
         parts = check_counts(counts, self.size, total, "send", "gather")
         check_size(send, parts[self.rank], "send", "gather")
         on_device = _moves_on_device(send, total * send.itemsize)
-        if self.rank != root:
-            return self._move(
-                "gather", self._gather, 0, on_device, send, None, parts, root, blocking
-            )
-        if recv is None:
-            raise ArgumentError(f"gather needs a receive buffer on its root, rank {root}")
-        check_pair(send, recv, "gather")
-        check_size(recv, sum(parts), "receive", "gather")
-        if self.size == 1:
-            return _copy(send, recv)
-        nbytes = recv.nbytes - send.nbytes
-        return self._move(
-            "gather", self._gather, nbytes, on_device, send, recv, parts, root, blocking
-        )
+        nbytes, target = 0, None
+        if self.rank == root:
+            if recv is None:
+                raise ArgumentError(f"gather needs a receive buffer on its root, rank {root}")
+            check_pair(send, recv, "gather")
+            check_size(recv, sum(parts), "receive", "gather")
+            if self.size == 1:
+                return _copy(send, recv)
+            nbytes, target = recv.nbytes - send.nbytes, recv
+        return self._move("gather", nbytes, on_device, send, target, parts, root, blocking)
 
     def _track(
         self,
@@ -252,21 +242,23 @@ class Communicator(ABC):
     def _move(
         self,
         name: str,
-        on_host_memory: Callable[..., Request],
         nbytes: int,
         on_device: bool,
         send: Buffer | None,
         recv: Buffer | None,
         *how: Any,
     ) -> Request:
-        """Carry out a collective whose arguments are checked, and record it."""
+        """Carry out a collective whose arguments are checked, and record it.
+
+        It is the transport's method `_name`, or that of this name for buffers on GPUs.
+        """
         started = perf_counter()
         if on_device:
             request = getattr(self._device, name)(send, recv, *how)
             return self._track(name, nbytes, started, request, lambda: recv)
         source = None if send is None else on_host(send)
         target = None if recv is None else host_target(recv)
-        request = on_host_memory(source, target, *how)
+        request = getattr(self, f"_{name}")(source, target, *how)
         if recv is None or target is None or _backend.is_numpy(recv):  # which the target looks at
             return self._track(name, nbytes, started, request, lambda: recv)
         return self._track(name, nbytes, started, request, lambda: from_host(target, recv))
@@ -312,7 +304,7 @@ class Communicator(ABC):
         check_buffer(array, "send", "all_reduce")
         dtype = _reduced_dtype(array, op, self.size)
         into = _result_buffer(array, array.shape, dtype, out, "all_reduce")
-        request = self._reduce("all_reduce", self._all_reduce, array, into, op, None, blocking)
+        request = self._reduce("all_reduce", array, into, op, None, blocking)
         return request.wait() if blocking else request
 
     def all_reduce_small(
@@ -345,19 +337,18 @@ class Communicator(ABC):
         check_size(recv, parts[self.rank], "receive", "reduce_scatter")
         dtype = _reduced_dtype(send, op, self.size)
         into = _result_buffer(send, recv.shape, dtype, recv, "reduce_scatter")
-        return self._reduce("reduce_scatter", self._reduce_scatter, send, into, op, parts, blocking)
+        return self._reduce("reduce_scatter", send, into, op, parts, blocking)
 
     def _reduce(
         self,
         name: str,
-        on_host_memory: Callable[..., Request],
         send: Buffer,
         recv: Buffer,
         op: str,
         counts: Counts | None,
         blocking: bool,
     ) -> Request:
-        """Carry out a reduction whose arguments are checked, and record it.
+        """Carry out a reduction whose arguments are checked, and record it, as in `_move`.
 
         Without ``counts`` every rank gets all of the result, in ``recv`` that may be ``send``.
         """
@@ -379,7 +370,7 @@ class Communicator(ABC):
             target = host_target(recv)
         else:
             target = np.empty(recv.size, wire.dtype)
-        request = on_host_memory(wire, target, *parts, reduction.op, blocking)
+        request = getattr(self, f"_{name}")(wire, target, *parts, reduction.op, blocking)
         nbytes = self._bytes_reduced(wire, counts)
         return self._track(
             name,

@@ -31,8 +31,7 @@ def scatter_from(
     one broadcast. ``root`` is a world rank of the mesh, ``out`` this rank's C-contiguous block of a
     layout without ``Partial``; ``read`` returns the values of a box, and is None but on the root.
     """
-    mesh, here, there = _places(root, layout)
-    cutting, copying = _split_axes(layout)
+    mesh, here, there, cutting, copying = _places(root, layout)
     flat = out.reshape(-1)
     if not cutting:
         if read is not None:
@@ -41,12 +40,10 @@ def scatter_from(
         comm = mesh.communicator(cutting)
         held = _boxes_of(comm, layout)
         send = None if read is None else _pack(read, held, layout, out)
-        comm.scatter(send, flat, _counts(held), comm.ranks.index(root))
+        comm.scatter(send, flat, [*map(boxes.volume, held)], comm.ranks.index(root))
     if copying:
         comm = mesh.communicator(copying)
-        source = list(here)
-        for i in copying:
-            source[i] = there[i]
+        source = [there[i] if i in copying else at for i, at in enumerate(here)]
         comm.broadcast(flat, comm.ranks.index(mesh.rank_at(source)))
 
 
@@ -57,8 +54,7 @@ def gather_to(root: int, block: Buffer, layout: Layout) -> Buffer | None:
     copies of these, send nothing. ``root`` is a world rank of the mesh, ``block`` this rank's block
     of a layout without ``Partial``.
     """
-    mesh, here, there = _places(root, layout)
-    cutting, copying = _split_axes(layout)
+    mesh, here, there, cutting, copying = _places(root, layout)
     if any(here[i] != there[i] for i in copying):
         return None
     device = _backend.device_of(block)
@@ -71,42 +67,38 @@ def gather_to(root: int, block: Buffer, layout: Layout) -> Buffer | None:
     held = _boxes_of(comm, layout)
     direct = whole is None or _lie_in_order(held, layout)
     packed = whole if direct else _memory.empty((layout.size,), block.dtype, device)
-    comm.gather(_memory.make_contiguous(block), packed, _counts(held), comm.ranks.index(root))
+    counts = [*map(boxes.volume, held)]
+    comm.gather(_memory.make_contiguous(block), packed, counts, comm.ranks.index(root))
     if whole is not None and not direct:
         pairs = zip(held, _boxes_in(packed, held), strict=True)
         copy_boxes([(whole[boxes.slices(box)], part) for box, part in pairs])
     return whole
 
 
-def _places(root: int, layout: Layout) -> tuple[DeviceMesh, Coordinate, Coordinate]:
-    """Return the mesh, and where this rank and the root are in it."""
+def _places(
+    root: int, layout: Layout
+) -> tuple[DeviceMesh, Coordinate, Coordinate, list[int], list[int]]:
+    """Return the mesh, where this rank and the root are, and along which axes blocks differ.
+
+    The last are the axes along which ranks have copies.
+    """
     mesh = layout.mesh
     assert isinstance(mesh, DeviceMesh)  # arrays live on no other
     here, there = mesh.coordinate, mesh.coordinate_of(root)
     assert here is not None  # as the caller has checked
     assert there is not None
-    return mesh, here, there
-
-
-def _split_axes(layout: Layout) -> tuple[list[int], list[int]]:
-    """Return the mesh axes along which ranks have different blocks, and those of copies."""
-    mesh = layout.mesh
     axes = [i for i in range(mesh.ndim) if mesh.shape[i] > 1]
     cutting = [i for i in axes if type(layout.placements[i]) is Shard]
-    return cutting, [i for i in axes if i not in cutting]
+    return mesh, here, there, cutting, [i for i in axes if i not in cutting]
 
 
 def _boxes_of(comm: Communicator, layout: Layout) -> list[Box]:
     return [layout.local_box(layout.mesh.coordinate_of(rank)) or () for rank in comm.ranks]
 
 
-def _counts(held: Sequence[Box]) -> list[int]:
-    return [boxes.volume(box) for box in held]
-
-
 def _boxes_in(flat: Buffer, held: Sequence[Box]) -> list[Buffer]:
     """Return views of the values of boxes that lie one after another."""
-    parts = split_parts(flat, _counts(held))
+    parts = split_parts(flat, [*map(boxes.volume, held)])
     return [part.reshape(boxes.shape(box)) for part, box in zip(parts, held, strict=True)]
 
 
@@ -124,7 +116,7 @@ def _pack(read: Callable[[Box], Buffer], held: list[Box], layout: Layout, out: B
         if values.flags.c_contiguous and values.dtype == out.dtype:
             return values.reshape(-1)
         held, read = [whole], lambda _: values
-    found = _memory.empty((sum(_counts(held)),), out.dtype, _backend.device_of(out))
+    found = _memory.empty((sum(map(boxes.volume, held)),), out.dtype, _backend.device_of(out))
     for box, part in zip(held, _boxes_in(found, held), strict=True):
         copy_box(part, read(box))
     return found
