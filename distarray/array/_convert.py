@@ -23,7 +23,7 @@ from distarray.core import (
     plain_buffer,
     plain_source,
     read_box,
-    replicated,
+    replicated_layout,
     unshare,
 )
 from distarray.errors import (
@@ -58,22 +58,22 @@ def adopt(
     """Return (block, layout) for the public `from_local`."""
     mesh = choose_mesh(mesh)
 
-    def checked() -> _Given:
+    def read_given() -> _Given:
         block = plain_buffer(local, "from_local", mesh.device)
         check_device(block, mesh, "from_local")
         placed = choose_placements(mesh, placements, block.ndim)
         draft = Layout(mesh, placed, block.shape)  # settles negative axes, and refuses bad ones
-        whole = replicated(mesh, block.shape)
+        whole = replicated_layout(mesh, block.shape)
         check_dtype(draft, whole, block.dtype)  # whether its Partial can be reduced
         return _Given(block, draft, None if shape is None else normalize_shape(shape))
 
     if mesh.coordinate is None:
-        given = checked()
+        given = read_given()
         block, layout = _adopt_outside(given)
     elif check:
-        block, layout = _compare_blocks(mesh, checked)
+        block, layout = _compare_blocks(mesh, read_given)
     else:
-        given = checked()
+        given = read_given()
         block, layout = given.block, _assume_layout(given)
         if _replicas.checked:
             told = _replicas.exchange(mesh, "from_local", lambda: _replicas.summarize(block))
@@ -115,12 +115,12 @@ def _assume_layout(given: _Given) -> Layout:
     return layout
 
 
-def _compare_blocks(mesh: Any, checked: Callable[[], _Given]) -> tuple[Buffer, Layout]:
+def _compare_blocks(mesh: Any, read_given: Callable[[], _Given]) -> tuple[Buffer, Layout]:
     """Compare all blocks and adopt this rank's; errors are alike on every rank."""
     given: list[_Given] = []
 
     def say() -> tuple[Any, ...]:
-        given.append(checked())
+        given.append(read_given())
         block, draft, told = given[0]
         writeable = _backend.is_writeable(block)
         digest = _replicas.summarize(block) if _replicas.checked else ""
@@ -281,7 +281,7 @@ def gather(array: BaseArray) -> Buffer:
     block, layout = array._local, array._layout
     if layout.mesh.coordinate is None:
         return block.copy()
-    whole = replicated(layout.mesh, layout.shape)
+    whole = replicated_layout(layout.mesh, layout.shape)
     return unshare(redistribute_local(block, layout, whole), block)
 
 

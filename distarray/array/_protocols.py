@@ -11,7 +11,7 @@ import numpy as np
 
 from distarray.array import _convert
 from distarray.comm import _backend
-from distarray.core import BaseArray, functions, methods, permit, replicated, row_of, ufuncs
+from distarray.core import BaseArray, functions, methods, permit, replicated_layout, row_of, ufuncs
 from distarray.errors import ArgumentError, ArgumentTypeError, ExportError, MeshError
 from distarray.ops import any as any_of
 from distarray.ops import copy, equal, getitem, rows, setitem
@@ -49,7 +49,7 @@ class Protocols(BaseArray):
                 f"this process is not in {layout.mesh} and has no values of this array; use "
                 "x.redistribute(mesh=...) to a mesh that holds it"
             )
-        whole = replicated(layout.mesh, layout.shape)
+        whole = replicated_layout(layout.mesh, layout.shape)
         permit("np.asarray(x)", layout, whole, self._local.dtype)
         full = _backend.to_host(_convert.gather(self))
         if copy is None:  # where NumPy's asarray(x) gives x itself, or converts it
@@ -128,7 +128,7 @@ class Protocols(BaseArray):
             except BufferError as error:
                 if copy is False:
                     raise ExportError(f"x.__dlpack__(copy=False): {error}") from None
-        whole = replicated(layout.mesh, layout.shape)
+        whole = replicated_layout(layout.mesh, layout.shape)
         permit("x.__dlpack__()", layout, whole, self._local.dtype)
         try:
             return _convert.gather(self).__dlpack__(**options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from distarray.core import BaseArray, cache, remember, replicated
+from distarray.core import BaseArray, cache, remember, replicated_layout
 from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
 from distarray.layout import Layout
 from distarray.redistribute import redistribute_local
@@ -25,7 +25,7 @@ def value(x: BaseArray) -> Any:
                 f"this process is not in {layout.mesh} and does not know the value of an array "
                 "there; ask only where mesh.coordinate is not None, or redistribute(mesh=...)"
             )
-        whole = replicated(layout.mesh, layout.shape)
+        whole = replicated_layout(layout.mesh, layout.shape)
         remember(_wholes, layout, whole)
     return redistribute_local(x._local, layout, whole).item()
 

@@ -120,7 +120,7 @@ def _wait(request: Any) -> None:
 def _pickle_result(call: Callable[[], object]) -> Callable[[], bytes]:
     """Return a call for what travels, which raises a CheckpointError for errors of others."""
 
-    def converted() -> bytes:
+    def convert() -> bytes:
         try:
             return pickle.dumps(call())
         except DistArrayError:
@@ -128,7 +128,7 @@ def _pickle_result(call: Callable[[], object]) -> Callable[[], bytes]:
         except Exception as error:
             raise CheckpointError(f"{type(error).__name__}: {error}") from error
 
-    return converted
+    return convert
 
 
 def check_path(path: object) -> str:

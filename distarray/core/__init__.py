@@ -57,7 +57,7 @@ from distarray.core.engine._float_errors import (
     error_state,
     errors_raise,
 )
-from distarray.core.engine._meshes import common_mesh, device_of, lift, replicated
+from distarray.core.engine._meshes import common_mesh, device_of, lift, replicated_layout
 from distarray.core.engine._operands import (
     LARGE,
     broadcast_shape,

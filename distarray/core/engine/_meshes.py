@@ -69,6 +69,6 @@ def lift(layout: Layout, mesh: Any) -> Layout:
     return Layout(mesh, placements, layout.shape, shard_order=order, boundaries=layout.boundaries)
 
 
-def replicated(mesh: Any, shape: Shape) -> Layout:
+def replicated_layout(mesh: Any, shape: Shape) -> Layout:
     """Return the layout of a plain value that every rank has."""
     return Layout(mesh, (Replicate(),) * mesh.ndim, shape)

@@ -16,7 +16,7 @@ from distarray.core._read_only import check_writable
 from distarray.core._spec import pointwise
 from distarray.core.engine._blocks import move
 from distarray.core.engine._float_errors import convert_on_all
-from distarray.core.engine._meshes import common_mesh, lift, replicated
+from distarray.core.engine._meshes import common_mesh, lift, replicated_layout
 from distarray.core.engine._resolution import align
 from distarray.errors import ArgumentTypeError, DeviceError, ShapeError
 from distarray.layout import Layout, Replicate
@@ -84,7 +84,8 @@ def lift_layouts(name: str, parts: Sequence[Any]) -> list[Layout]:
     """Return layouts on one mesh for layouts and shapes of plain arrays."""
     mesh = common_mesh(name, [part.mesh for part in parts if not isinstance(part, tuple)])
     return [
-        replicated(mesh, part) if isinstance(part, tuple) else lift(part, mesh) for part in parts
+        replicated_layout(mesh, part) if isinstance(part, tuple) else lift(part, mesh)
+        for part in parts
     ]
 
 

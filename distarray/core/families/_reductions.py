@@ -384,10 +384,10 @@ def _bind(step: Step) -> Callable[..., Any]:
     local, total = op.local, step.total
     narrow = adds is not total and step.call.dtypes[0] != total
 
-    def reduced(block: Buffer) -> Any:
+    def reduce_local(block: Buffer) -> Any:
         return local(block.astype(total) if narrow else block, axes, wanted, keepdims)
 
-    def masked(block: Buffer, mask: Any) -> Any:
+    def reduce_masked(block: Buffer, mask: Any) -> Any:
         block = block.astype(total) if narrow else block
         if _backend.is_cupy(block):  # whose reductions take no mask
             library = _backend.namespace_of(block)
@@ -400,8 +400,8 @@ def _bind(step: Step) -> Callable[..., Any]:
         return local(block, axes, wanted, keepdims, **extra)
 
     if len(step.sources) > 1:
-        return masked
-    return reduced if narrow else (lambda block: local(block, axes, wanted, keepdims))
+        return reduce_masked
+    return reduce_local if narrow else (lambda block: local(block, axes, wanted, keepdims))
 
 
 def _bind_state(step: Step) -> Callable[..., State]:
@@ -412,12 +412,12 @@ def _bind_state(step: Step) -> Callable[..., State]:
     assert op.identity is not None  # as of all that take where=
     nothing = op.identity(op, step.call.dtypes[0])
 
-    def masked(block: Buffer, mask: Any) -> State:
+    def reduce_masked(block: Buffer, mask: Any) -> State:
         library = _backend.namespace_of(block)
         kept = library.where(library.asarray(mask), block, _backend.scalar(nothing, block))
         return (local(kept, axes, wanted, True),)
 
-    return masked
+    return reduce_masked
 
 
 def _merge_states(

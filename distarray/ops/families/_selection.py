@@ -174,7 +174,7 @@ def _bind(step: Step) -> Callable[[Buffer], Buffer]:
     if axes:
         exchange = mirror(before, axes, f"reverse axes {axes} of {before!r}")
 
-    def moved(source: Buffer) -> Buffer:
+    def take_and_move(source: Buffer) -> Buffer:
         block = source[key]
         if found.taken:
             block = redistribute_local(block, found.kept, found.cut, purpose=found.purpose)
@@ -183,7 +183,7 @@ def _bind(step: Step) -> Callable[[Buffer], Buffer]:
             block = run(exchange, block, empty_block(output, block.dtype))
         return unshare(block, source)
 
-    return moved
+    return take_and_move
 
 
 _flip = selection("flip")

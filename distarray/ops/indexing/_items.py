@@ -26,7 +26,7 @@ from distarray.core import (
     match_device,
     move,
     plain_buffer,
-    replicated,
+    replicated_layout,
     run_one,
     steps,
 )
@@ -130,7 +130,7 @@ def setitem(x: Any, key: Any, value: Any) -> None:
     if layout.mesh.coordinate is None:
         return
     if layout.has_partial:
-        whole = replicated(layout.mesh, layout.shape)
+        whole = replicated_layout(layout.mesh, layout.shape)
         block = redistribute_local(_on_device(array, x._local), whole, layout)
     else:
         box = layout.local_box()

@@ -175,11 +175,11 @@ def _bind_reduction(step: Step) -> Callable[[Buffer], State]:
     (total,), result, axes = step.total, step.result, (step.call.static[0],)
     ufunc = step.op.ufunc
 
-    def reduced(block: Buffer) -> State:
+    def reduce_whole(block: Buffer) -> State:
         items = block if total is result else block.astype(result, copy=False)
         return (reduce_block(ufunc, items, axes, total, True, None),)
 
-    return reduced
+    return reduce_whole
 
 
 def _bind_scan(step: Step) -> Callable[..., Any]:
