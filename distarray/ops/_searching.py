@@ -111,12 +111,6 @@ _first_largest = _extreme("argmax", np.argmax, np.max)
 
 
 @register
-def argmin(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: bool = False) -> Any:
-    """Return the global index of the smallest item; see `argmax`."""
-    return _place(_first_smallest, x, axis, out, keepdims)
-
-
-@register
 def argmax(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: bool = False) -> Any:
     """Return the global index of the largest item.
 
@@ -139,6 +133,14 @@ def argmax(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: bool = Fal
     Distribution: one value and one index per block are exchanged at once.
     """
     return _place(_first_largest, x, axis, out, keepdims)
+
+
+@register
+def argmin(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: bool = False) -> Any:
+    return _place(_first_smallest, x, axis, out, keepdims)
+
+
+argmin.__doc__ = (argmax.__doc__ or "").replace("largest", "smallest")
 
 
 def _place(op: Op, x: Any, axis: Any, out: Any, keepdims: bool) -> Any:

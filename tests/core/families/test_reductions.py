@@ -798,7 +798,7 @@ def test_rows_whose_arguments_do_not_go_together_are_refused(match: str, options
 REDUCTIONS = "sum prod min max any all count_nonzero nanmax nanmin nansum nanprod mean nanmean ptp"
 
 
-@pytest.mark.parametrize("name", [*REDUCTIONS.split(), "var", "std"])
+@pytest.mark.parametrize("name", [*REDUCTIONS.split(), "var", "std", "argmin", "argmax"])
 def test_all_arguments_of_reductions_are_documented(name: str) -> None:
     function = getattr(ours, name)
     head, _, rest = inspect.getdoc(function).partition("\n\nParameters\n----------\n")

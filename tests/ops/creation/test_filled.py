@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Any
 
 import numpy as np
@@ -394,3 +396,14 @@ def test_value_that_does_not_fit_the_dtype_raises_on_every_rank(value: Any, dtyp
         return str(caught.value)
 
     assert len(set(on_ranks(program))) == 1
+
+
+@pytest.mark.parametrize("like", ["", "_like"])
+@pytest.mark.parametrize("name", ["empty", "zeros", "ones", "full"])
+def test_all_arguments_of_creation_are_documented(name: str, like: str) -> None:
+    function = getattr(creation, name + like)
+    head, _, rest = function.__doc__.partition("\n\nParameters\n----------\n")
+    told = re.findall(r"^(\w+) : ", rest.partition("\n\n")[0], re.MULTILINE)
+    assert head
+    assert "{" not in function.__doc__
+    assert {*told} == {*inspect.signature(function).parameters}
