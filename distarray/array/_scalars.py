@@ -7,10 +7,9 @@ from typing import Any
 
 from distarray.core import BaseArray, cache, remember, replicated_layout
 from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
-from distarray.layout import Layout
 from distarray.redistribute import redistribute_local
 
-_wholes: dict[Layout, Layout] = cache()
+_wholes = cache()
 
 
 def value(x: BaseArray) -> Any:
@@ -18,7 +17,7 @@ def value(x: BaseArray) -> Any:
     layout = x._layout
     if layout.is_replicated and layout.mesh.coordinate is not None:
         return x._local.item()
-    whole = _wholes.get(layout)
+    whole = _wholes[layout]
     if whole is None:
         if layout.mesh.coordinate is None:
             raise MeshError(

@@ -12,7 +12,7 @@ different things; and before values move they tell each other whether they have 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,7 +25,7 @@ from distarray.checkpoint.storage._chunks import GAP_BYTES, Reader
 from distarray.checkpoint.storage._dtypes import Spec, cast, dtype_of_spec
 from distarray.checkpoint.storage._manifest import BLOCK_BYTES, Entry, Manifest, block_items
 from distarray.comm import Communicator, DeviceMesh, _memory
-from distarray.layout import Layout, Replicate, Shard
+from distarray.layout import Layout, Replicate, Shard, kept
 from distarray.layout import box as boxes
 from distarray.redistribute import redistribute_local
 from distarray.typing import Box, Shape
@@ -299,7 +299,7 @@ def choose_reading_layout(entry: Entry, layout: Layout, least: int, verify: bool
     return None if found is None else found.replace(mesh=layout.mesh)
 
 
-@lru_cache(maxsize=512)
+@kept(512)
 def _plan_reads(
     layout: Layout, held: tuple[Box, ...], itemsize: int, least: int, verify: bool
 ) -> Layout | None:

@@ -5,11 +5,19 @@ from distarray.layout import _dimmap as dimmap
 from distarray.layout._axes import normalize_axes, normalize_axis, read_axes
 from distarray.layout._dimmap import DimMap
 from distarray.layout._format import bytes_text, seconds_text, table
-from distarray.layout._layout import Layout
+from distarray.layout._layout import Layout, counted, mark_counted
 from distarray.layout._mesh import AbstractMesh, Mesh, mesh_description
 from distarray.layout._partition import Partition, chunk, explicit
 from distarray.layout._placements import Partial, Placement, Replicate, Shard, suggest_for_torch
 from distarray.layout._propagate import propagate, stages
+from distarray.layout._recent import (
+    entry_bytes,
+    forget_recent,
+    has_counted,
+    keep_recent,
+    kept,
+    recall,
+)
 from distarray.layout._reduction import REDUCTIONS, Reduction
 
 __all__ = [
@@ -27,13 +35,21 @@ __all__ = [
     "box",
     "bytes_text",
     "chunk",
+    "counted",
     "dimmap",
+    "entry_bytes",
     "explicit",
+    "forget_recent",
+    "has_counted",
+    "keep_recent",
+    "kept",
+    "mark_counted",
     "mesh_description",
     "normalize_axes",
     "normalize_axis",
     "propagate",
     "read_axes",
+    "recall",
     "seconds_text",
     "stages",
     "suggest_for_torch",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
+from itertools import accumulate
 from math import prod
 from typing import Any, Final, NoReturn, cast, final
 from weakref import WeakValueDictionary
@@ -63,6 +64,10 @@ class Layout:
         Whether the blocks of every axis have one length, so that all ranks hold the same shape.
     is_replicated, has_partial : bool
         Whether all placements are `Replicate`; whether any is `Partial`.
+    is_counted : bool
+        Whether it has boundaries that depend on values, as of ``x[x > 0]``. Such a layout hardly
+        comes back, so that plans and resolutions for it are kept for a short while only. Equal
+        layouts are the same object however they came about, so this may differ between ranks.
     partial_axes, replicated_axes : tuple of int
         Mesh axes with these placements.
 
@@ -86,6 +91,7 @@ class Layout:
     is_even: bool
     is_replicated: bool
     has_partial: bool
+    is_counted: bool
     partial_axes: tuple[int, ...]
     replicated_axes: tuple[int, ...]
     _boundaries: Boundaries
@@ -225,13 +231,16 @@ class Layout:
         The shard order and the boundaries stay unless others (or None) are given, and it is an
         error if they do not fit the new parts.
         """
-        return Layout(
+        made = Layout(
             self.mesh if mesh is _KEEP else mesh,
             self.placements if placements is _KEEP else placements,
             self.shape if shape is _KEEP else shape,
             shard_order=self.shard_order if shard_order is _KEEP else shard_order,
             boundaries=self.boundaries if boundaries is _KEEP else boundaries,
         )
+        if self.is_counted:
+            mark_counted(made)
+        return made
 
     def without_partial(self) -> Layout:
         """Return the layout of the reduced values: with `Replicate` for every `Partial`."""
@@ -312,6 +321,55 @@ def _build(parts: Description) -> Layout:
     put(made, "has_partial", bool(partial))
     put(made, "is_replicated", len(replicated) == len(placements))
     put(made, "is_even", all(partition.is_even for partition in parts.partitions))
+    put(made, "is_counted", False)
     for lazy in ("_abstract", "_own_box", "_own_shape", "_fingerprint"):
         put(made, lazy, None)
     return made
+
+
+def counted(
+    mesh: Mesh,
+    placements: Sequence[Placement],
+    shape: Sequence[int],
+    axis: int,
+    lengths: Sequence[int],
+    *,
+    shard_order: Sequence[AxisName] | None = None,
+) -> Layout:
+    """Return the layout of an array whose blocks along an axis have lengths that values tell.
+
+    Parameters
+    ----------
+    mesh, placements, shard_order
+        As of `Layout`.
+    shape : sequence of int
+        Its entry for `axis` does not matter.
+    axis : int
+        Counted from the first.
+    lengths : sequence of int
+        Of the blocks of `axis`, in the order of `Layout.block_index`.
+
+    Returns
+    -------
+    Layout
+        With the sum of `lengths` in its shape, and `is_counted` unless they are those of the
+        default split.
+    """
+    offsets = (0, *accumulate(lengths))
+    found = Layout(
+        mesh,
+        placements,
+        (*shape[:axis], offsets[-1], *shape[axis + 1 :]),
+        shard_order=shard_order,
+        boundaries={axis: offsets},
+    )
+    mark_counted(found)
+    return found
+
+
+def mark_counted(layout: Layout) -> None:
+    """Say of a layout that its boundaries, if it has any, follow from those of a counted one."""
+    if layout._boundaries and not layout.is_counted:
+        object.__setattr__(layout, "is_counted", True)
+        if layout._abstract is not None:
+            mark_counted(layout._abstract)

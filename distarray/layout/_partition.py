@@ -191,7 +191,7 @@ def _fill(partition: Partition, **values: object) -> None:
         object.__setattr__(partition, name, value)
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=1024)
 def chunk(size: int, counts: tuple[int, ...]) -> Partition:
     """Return the split that ``torch.chunk`` makes, once per entry of `counts`.
 

@@ -226,10 +226,9 @@ class _Propagation:
                 placements[mesh_axis] = Shard(i)
         order = [mesh_axis for axis in axes for mesh_axis in axis.cuts]
         boundaries = {i: axis.offsets for i, axis in enumerate(axes) if axis.offsets is not None}
-        return Layout(
-            self.layout.mesh,
-            placements,
-            shape,
+        return self.layout.replace(
+            placements=placements,
+            shape=shape,
             shard_order=order if order != sorted(order) else None,
             boundaries=boundaries or None,
         )

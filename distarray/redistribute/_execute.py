@@ -43,7 +43,7 @@ from distarray.comm import (
     unrecorded,
 )
 from distarray.errors import MismatchError
-from distarray.layout import REDUCTIONS, Layout, chunk
+from distarray.layout import REDUCTIONS, Layout, chunk, forget_recent, keep_recent, recall
 from distarray.redistribute._cost import DEFAULT_MODEL, CostModel
 from distarray.redistribute._messages import Messages, region
 from distarray.redistribute._plan import clear_planned, plan
@@ -127,9 +127,14 @@ def bound_steps(
     key = (src, dst, dtype, max_bytes, background)
     program = _programs.get(key)
     if program is None:
+        program = recall(_programs, key)
+    if program is None:
         model = _model(src, dst)
         steps = plan(src.abstract, dst.abstract, dtype, max_bytes=max_bytes, model=model).steps
         program = tuple(_bind(step, src, dst, background) for step in steps)
+        if src.is_counted or dst.is_counted:
+            keep_recent(_programs, key, program)
+            return program
         with _programs_lock:
             if len(_programs) >= _PROGRAMS_KEPT:
                 for old in list(_programs)[: _PROGRAMS_KEPT // 4]:
@@ -142,6 +147,7 @@ def clear_plans() -> None:
     """Forget all plans, and what is bound of them on this process."""
     with _programs_lock:
         _programs.clear()
+    forget_recent()
     clear_planned()
 
 

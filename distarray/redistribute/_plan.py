@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from distarray.errors import ArgumentTypeError, DTypeError, MeshError, ShapeError
-from distarray.layout import REDUCTIONS, Layout, Partial
+from distarray.layout import REDUCTIONS, Layout, Partial, kept
 from distarray.layout import box as boxes
 from distarray.redistribute import _explain, _schedule
 from distarray.redistribute._blocks import block_of, kept_partial, op_of
@@ -186,7 +185,7 @@ def estimate(src: Layout, dst: Layout, itemsize: int) -> float:
     return _estimate(src.abstract, dst.abstract, itemsize)
 
 
-@lru_cache(maxsize=16384)
+@kept(4096)
 def _estimate(src: Layout, dst: Layout, itemsize: int) -> float:
     dtype = _dtype_of_size(src, dst, itemsize)
     return sum(
@@ -210,7 +209,7 @@ def _dtype_of_size(src: Layout, dst: Layout, itemsize: int) -> np.dtype[Any]:
     return np.dtype(np.bool_) if kinds == {"b"} else np.dtype(f"V{itemsize}")
 
 
-@lru_cache(maxsize=8192)
+@kept(8192)
 def _plan(
     src: Layout, dst: Layout, dtype: np.dtype[Any], max_bytes: int | None, model: CostModel
 ) -> Plan:

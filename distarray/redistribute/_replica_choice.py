@@ -16,13 +16,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from itertools import product
 from math import prod
 from operator import mul
 
 from distarray.errors import LayoutError
-from distarray.layout import Layout, Mesh, Replicate, Shard
+from distarray.layout import Layout, Mesh, Replicate, Shard, kept
 from distarray.layout import box as boxes
 from distarray.redistribute._blocks import (
     Piece,
@@ -357,7 +356,7 @@ def _unravel(index: int, axes: tuple[int, ...], shape: tuple[int, ...], into: li
         index, into[i] = divmod(index, shape[i])
 
 
-@lru_cache(maxsize=4096)
+@kept(1024)
 def choose_replicas(src: Layout, dst: Layout) -> RowChoice | RoundRobinChoice:
     """Return the choice of copies between two layouts."""
     return RowChoice(src, dst) if same_mesh(src, dst) else RoundRobinChoice(src, dst)

@@ -12,11 +12,10 @@ along the array axes. One rank of a mesh of 100,000 costs microseconds.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from distarray.layout import Layout
+from distarray.layout import Layout, kept
 from distarray.layout import box as boxes
 from distarray.redistribute._blocks import (
     block_at,
@@ -53,7 +52,7 @@ class Transfer(NamedTuple):
         return boxes.volume(self.src_box)
 
 
-@lru_cache(maxsize=256)
+@kept(256)
 def receives(src: Layout, dst: Layout, rank: int, part: Part = WHOLE) -> tuple[Transfer, ...]:
     """Return what a rank takes when an exchange turns ``src`` into ``dst``.
 
@@ -90,7 +89,7 @@ def receives(src: Layout, dst: Layout, rank: int, part: Part = WHOLE) -> tuple[T
     return tuple(found)
 
 
-@lru_cache(maxsize=256)
+@kept(256)
 def sends(src: Layout, dst: Layout, rank: int, part: Part = WHOLE) -> tuple[Transfer, ...]:
     """Return what a rank gives when an exchange turns ``src`` into ``dst``.
 

@@ -5,10 +5,24 @@ Counts of elementary questions stand in for time.
 
 from __future__ import annotations
 
+import gc
+import random
+import tracemalloc
+
+import numpy as np
 import pytest
 
-from distarray.layout import AbstractMesh, Layout, Mesh, Partial, Partition, Replicate, Shard
-from distarray.redistribute import plan
+from distarray.layout import (
+    AbstractMesh,
+    Layout,
+    Mesh,
+    Partial,
+    Partition,
+    Replicate,
+    Shard,
+    counted,
+)
+from distarray.redistribute import estimate, plan
 from distarray.redistribute._schedule import receives, sends
 from distarray.redistribute._steps import ExchangeStep
 
@@ -86,3 +100,31 @@ def test_listing_transfers_asks_in_proportion_to_their_number(name, questions):
     found = len(receives(step.src, step.dst, 50_000)) + len(sends(step.src, step.dst, 50_000))
     assert found > 0
     assert questions["count"] <= 50 + 5 * found
+
+
+def test_plans_of_boundaries_that_depend_on_values_do_not_pile_up():
+    draw = random.Random(5)
+    mesh = AbstractMesh((1024,))
+
+    def use_once():
+        lengths = [draw.randrange(2000) for _ in range(mesh.size)]
+        layout = counted(mesh, [Shard(0)], (0, 8), 0, lengths)
+        default = layout.replace(boundaries=None)
+        assert estimate(layout, default, 8) > 0
+        for found in (plan(layout, default, np.float64), plan(default, layout, np.float64)):
+            for step in found.steps:
+                assert isinstance(step, ExchangeStep)
+                receives(step.src, step.dst, 500)
+                sends(step.src, step.dst, 500)
+        assert plan(layout, default, np.float64) is plan(layout, default, np.float64)
+
+    use_once()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for _ in range(60):  # which would leave 2.5 MiB and more
+            use_once()
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()

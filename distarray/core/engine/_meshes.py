@@ -66,7 +66,7 @@ def lift(layout: Layout, mesh: Any) -> Layout:
     for placement, axis in zip(layout.placements, axes, strict=True):
         placements[axis] = placement
     order = [axes[i] for i in layout.shard_order or range(len(axes))]
-    return Layout(mesh, placements, layout.shape, shard_order=order, boundaries=layout.boundaries)
+    return layout.replace(mesh=mesh, placements=placements, shard_order=order)
 
 
 def replicated_layout(mesh: Any, shape: Shape) -> Layout:

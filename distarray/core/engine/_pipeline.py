@@ -22,24 +22,26 @@ from distarray.core._op import Call, Op, State, States
 from distarray.core._spec import Layouts, Spec
 from distarray.core.engine import _on_device
 from distarray.core.engine._blocks import as_block, empty_block, move_all
-from distarray.core.engine._cache import cache, remember
+from distarray.core.engine._cache import Resolutions, cache, remember
 from distarray.core.engine._float_errors import call_alike, call_on_all, errors_raise
 from distarray.core.engine._operands import lift_layouts, local_blocks, normalize_operands
 from distarray.core.engine._policy import permit, permit_exchange
 from distarray.core.engine._resolution import resolve
 from distarray.errors import ArgumentTypeError
-from distarray.layout import REDUCTIONS, DimMap, Layout, propagate
+from distarray.layout import REDUCTIONS, DimMap, Layout, mark_counted, propagate
 from distarray.layout import box as boxes
 from distarray.redistribute import redistribute_local
 from distarray.typing import Box, Buffer
 
 
-class _Steps(dict[Any, "Step"]):
+class _Steps(Resolutions):
     """Steps by (operation, static arguments, layout and dtype of each operand), made at need."""
 
     def __missing__(self, key: tuple[Any, ...]) -> Step:
-        step = Step(key[0], key[2::2], key[3::2], key[1])
-        remember(self, key, step)
+        step: Step | None = super().__missing__(key)
+        if step is None:
+            step = Step(key[0], key[2::2], key[3::2], key[1])
+            remember(self, key, step)
         return step
 
 
@@ -178,6 +180,9 @@ class Step:
         self.outside: bool = mesh.coordinate is None
         self.sends = self.spec.sends if isinstance(self.spec, Layouts) else ()
         self.still = not self.outside and not any(moves) and not self.sends
+        if any(layout.is_counted for layout in layouts):
+            for one in (*self.sources, self.partial):
+                mark_counted(one)
         self.output = self.partial
         combine = self.spec.combine if isinstance(self.spec, Spec) else None
         if combine is not None and self.total is not None and self.partial.has_partial:
@@ -199,7 +204,10 @@ class Step:
     def made(self, block: Buffer | None) -> Layout:
         """Return the layout of a result whose lengths the function makes."""
         assert self.op.made is not None
-        return self.op.made(self, None if self.outside else block)
+        made = self.op.made(self, None if self.outside else block)
+        if self.partial.is_counted:
+            mark_counted(made)
+        return made
 
     def _resolve(self, layouts: Sequence[Layout]) -> Sequence[Any]:
         """Find `partial`; return for each array (layout it has, layout it must have), or None."""

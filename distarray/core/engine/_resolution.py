@@ -13,7 +13,7 @@ from typing import Any
 
 from distarray.core._spec import Rule, Spec
 from distarray.errors import DistArrayError
-from distarray.layout import Layout, Shard
+from distarray.layout import Layout, Shard, mark_counted
 from distarray.redistribute import estimate
 from distarray.typing import Shape
 
@@ -169,6 +169,9 @@ def _built(
         sizes |= {x: n for x, n in zip(spec.inputs[i], layout.shape, strict=True) if x is not None}
     shape = tuple(1 if x is None else sizes[x] for x in spec.output)
     output = _layout(mesh, [rule[0] for rule in rules], shape, order, spec.output, cuts)
+    if any(layout.is_counted for layout in layouts):
+        for one in (*built, output):
+            mark_counted(one)
     return built, output
 
 

@@ -241,7 +241,7 @@ def _read_option(op: Op, key: str, value: Any) -> Any:
     return value
 
 
-_promoted: dict[Any, tuple[Any, ...]] = cache()
+_promoted = cache()
 """Dtypes of results, by those of operands."""
 
 # --- hooks of the engine -------------------------------------------------------------------------
@@ -389,7 +389,7 @@ def refusal_error(name: str, error: Exception, operands: Sequence[Any]) -> DistA
 
 # --- into an existing array ----------------------------------------------------------------------
 
-_moves: dict[Any, Any] = cache()
+_moves = cache()
 """What must move so that operands fit a target, by the target's layout and theirs."""
 
 
@@ -438,7 +438,7 @@ def run_into(
     key = [
         x._layout if isinstance(x, BaseArray) else getattr(x, "shape", ()) or None for x in operands
     ]
-    moves = _moves.get((target._layout, *key))
+    moves = _moves[target._layout, *key]
     if moves is None:
         places = [i for i, part in enumerate(key) if part is not None]
         layouts = lift_layouts(op.name, [target._layout, *[key[i] for i in places]])

@@ -38,13 +38,7 @@ def carry_cuts(
     for axis, old in (layout.boundaries or {}).items():
         if axis in axes and axes[axis] not in boundaries:
             boundaries[axes[axis]] = old
-    return Layout(
-        layout.mesh,
-        placements,
-        shape,
-        shard_order=layout.shard_order,
-        boundaries=boundaries or None,
-    )
+    return layout.replace(placements=placements, shape=shape, boundaries=boundaries or None)
 
 
 def uncut_axes(layout: Layout, axes: Sequence[int]) -> Layout:
@@ -93,10 +87,9 @@ def replace_axes(
         placements[mesh_axis] = Shard(axes.start + place)
     cuts = [free.sharding_axes(axis) for axis in range(free.ndim)]
     cuts[axes.start + place] = mesh_axes
-    return Layout(
-        free.mesh,
-        placements,
-        shape,
+    return layout.replace(
+        placements=placements,
+        shape=shape,
         shard_order=[mesh_axis for cut in cuts for mesh_axis in cut],
         boundaries={**(free.boundaries or {}), axes.start + place: offsets},
     )

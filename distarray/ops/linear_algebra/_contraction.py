@@ -252,7 +252,7 @@ _matmul = contraction("matmul", _matmul_letters, np.matmul, np.matmul)
 _vecdot = contraction("vecdot", _vecdot_letters, _local_vecdot, accepts=("axis",))
 _tensordot = contraction("tensordot", _tensordot_letters, np.tensordot)
 
-_quick: dict[tuple[Layout, Layout], Layout] = cache()
+_quick = cache()
 """Layouts of matrix products for which nothing moves, whatever the dtypes."""
 
 
@@ -286,7 +286,7 @@ def matmul(x1: Any, x2: Any, /) -> Any:
     `Partial` operands are reduced first.
     """
     try:
-        output = _quick.get((x1._layout, x2._layout))
+        output = _quick[x1._layout, x2._layout]
     except AttributeError:
         return run(_matmul, (x1, x2))
     left, right = x1._local, x2._local

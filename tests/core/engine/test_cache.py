@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
 import distarray as da
 from distarray.core.engine import _cache
+from distarray.core.engine._pipeline import Step
+from distarray.layout import _layout, _recent, counted, entry_bytes
+from distarray.redistribute import _execute
+from distarray.redistribute._execute import bound_steps
 from distarray.testing import reset, simulate
 
 
@@ -37,7 +43,7 @@ def test_reset_empties_all_and_the_next_calls_resolve_again() -> None:
 
 def test_a_full_cache_is_emptied_and_the_program_goes_on(monkeypatch) -> None:
     reset()
-    monkeypatch.setattr(_cache, "LIMIT_BYTES", 10 * _cache._ENTRY_BYTES)
+    monkeypatch.setattr(_cache, "LIMIT_BYTES", 10 * _recent.ENTRY_BYTES)
 
     def program() -> None:
         for length in range(2, 30):
@@ -81,3 +87,69 @@ def test_keywords_that_are_equal_and_mean_different_things_are_told_apart() -> N
     with pytest.raises(TypeError, match="one number, not an array"):
         da.isclose(x, x, rtol=x)
     assert bool(da.isclose(x, x, rtol=np.asarray(0.5)).full_array()[1])
+
+
+def use_counted(turn: int) -> None:
+    """Call functions of all kinds on an array whose boundaries depend on values."""
+    rows = 2 * np.random.default_rng(turn).integers(1, 50, size=2)  # alike on both ranks
+    y = da.arange(6.0).redistribute([da.Replicate()])
+    layout = counted(y.mesh, [da.Shard(0)], (0, 6), 0, rows.tolist())
+    x = y._new(np.full((int(rows[y.mesh.coordinate[0]]), 6), 1.0 + turn), layout)
+    results = [x + y, x.T, x @ x.T[:, :3], x[1:], x[::2, 1:3], x.reshape(2, -1), da.diff(x, axis=0)]
+    results += [da.roll(x, 1, axis=0), da.concatenate([x, x]), x.cumsum(0), da.tril(x), x.var(0)]
+    results += [da.flip(x, axis=0), da.repeat(x, 2, axis=0), x.rebalance(), da.stack([x, x])]
+    results += [np.add(x, y, out=x), x.redistribute([da.Shard(1)]), da.argmax(x, axis=0)]
+    for one in results:
+        one.full_array()
+    assert float(x.sum()) == int(rows.sum()) * (6 * (1.0 + turn) + 15)
+    assert str(x).startswith("[[")
+
+
+def with_boundaries(keys: object) -> int:
+    """Return how many keys have a layout with boundaries in them."""
+    return sum(entry_bytes(key) > _recent.ENTRY_BYTES for key in list(keys))
+
+
+def test_caches_keep_nothing_of_boundaries_that_depend_on_values() -> None:
+    reset()
+
+    def program() -> None:
+        for turn in range(4):
+            use_counted(turn)
+
+    simulate(2, program)
+    assert sum(with_boundaries(kept) for kept in _cache._dictionaries) == 0
+    assert with_boundaries(_execute._programs) == 0
+    assert 0 < _recent._used <= _recent.RECENT_BYTES
+    reset()
+    gc.collect()
+    assert not [one for one in list(_layout._interned.values()) if one.is_counted]
+
+
+def test_operations_on_one_counted_layout_are_resolved_once(monkeypatch) -> None:
+    reset()
+    made = []
+    plain = Step.__init__
+    monkeypatch.setattr(
+        Step, "__init__", lambda step, *parts: made.append(parts) or plain(step, *parts)
+    )
+
+    def program() -> None:
+        y = da.arange(6.0).redistribute([da.Replicate()])
+        c = y.mesh.coordinate[0]
+        first = y._new(np.ones((3 * c, 6)), counted(y.mesh, [da.Shard(0)], (0, 6), 0, [0, 3]))
+        second = y._new(np.ones((3 * c, 6)), counted(y.mesh, [da.Shard(0)], (0, 6), 0, [0, 3]))
+        assert first.layout is second.layout
+        assert first.layout.is_counted
+        for x in (first, second, first):
+            assert (x + y).layout is x.layout
+            assert (x + second).layout is x.layout
+            assert x.sum(0).full_array().tolist() == [3.0] * 6
+        programs = bound_steps(first.layout, first.rebalance().layout, first.dtype)
+        again = bound_steps(first.layout, first.rebalance().layout, first.dtype)
+        assert programs is again
+
+    simulate(2, program)
+    keys = [(parts[0].name, *parts[1]) for parts in made]
+    assert len(set(keys)) == len(keys) == 2 * 2  # add and sum, on the layouts of each rank
+    reset()
