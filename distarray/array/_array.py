@@ -126,6 +126,33 @@ class DistArray(Operators, Methods, Scalars, Printing, Protocols):
         cuts = (shard_order, boundaries)
         return _convert.redistribute(self, placements, mesh, cuts, async_op, max_bytes)
 
+    def rebalance(self) -> DistArray:
+        """Return the same values, cut evenly along every axis that is cut (collective).
+
+        What follows values, or other boundaries, may have blocks of any lengths. Here they get
+        those that a new array of this shape and these placements has, as `torch.chunk` splits.
+
+        Returns
+        -------
+        DistArray
+            With the placements and the shard order of this array, and no `boundaries`. This array
+            itself where it has none. Each process receives the items of its new block that it
+            does not have.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> x = da.arange(6)[2:]  # the first blocks are shorter, or empty
+        >>> print(x.rebalance())
+        [2 3 4 5]
+        """
+        layout = self._layout
+        if layout.boundaries is None:
+            return self
+        cuts = (layout.shard_order, None)
+        found: DistArray = _convert.redistribute(self, layout.placements, None, cuts, False, None)
+        return found
+
     @property
     def mesh(self) -> Any:
         """The mesh."""
