@@ -7,6 +7,7 @@ called with what ranks have reduced, once it is there; autograd's own calls do n
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ def is_for_all_leaves() -> bool:
     return will_execute(anchor)
 
 
-class BackwardPass:
+class BackwardPass(ABC):
     """The backward pass under way: the engine calls `finish` at its end, or lets go where it fails.
 
     Who raises in a pass may keep its frames alive, and with them the pass; the engine alone holds
@@ -56,10 +57,11 @@ class BackwardPass:
         """Whether the end is still to come, and will."""
         return self._ending() is not None
 
+    @abstractmethod
     def finish(self) -> None:
         """Do what is left to do at the end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def abandon(self) -> None:
         """Let go what a pass that failed has left; nothing where it has come to its end."""
 
