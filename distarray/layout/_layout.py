@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -327,41 +327,28 @@ def _build(parts: Description) -> Layout:
     return made
 
 
-def counted(
-    mesh: Mesh,
-    placements: Sequence[Placement],
-    shape: Sequence[int],
-    axis: int,
-    lengths: Sequence[int],
-    *,
-    shard_order: Sequence[AxisName] | None = None,
-) -> Layout:
+def counted(template: Layout, axis: int, lengths: Iterable[int]) -> Layout:
     """Return the layout of an array whose blocks along an axis have lengths that values tell.
 
     Parameters
     ----------
-    mesh, placements, shard_order
-        As of `Layout`.
-    shape : sequence of int
-        Its entry for `axis` does not matter.
+    template : Layout
+        All but the length of the axis, and where it is divided.
     axis : int
         Counted from the first.
-    lengths : sequence of int
-        Of the blocks of `axis`, in the order of `Layout.block_index`.
+    lengths : iterable of int
+        Of the blocks of the axis, in the order of `Layout.block_index`.
 
     Returns
     -------
     Layout
-        With the sum of `lengths` in its shape, and `is_counted` unless they are those of the
-        default split.
+        Its shape has the sum of `lengths`. It `is_counted`, unless these make the default split.
     """
     offsets = (0, *accumulate(lengths))
-    found = Layout(
-        mesh,
-        placements,
-        (*shape[:axis], offsets[-1], *shape[axis + 1 :]),
-        shard_order=shard_order,
-        boundaries={axis: offsets},
+    shape = template.shape
+    found = template.replace(
+        shape=(*shape[:axis], offsets[-1], *shape[axis + 1 :]),
+        boundaries={**(template.boundaries or {}), axis: offsets},
     )
     mark_counted(found)
     return found

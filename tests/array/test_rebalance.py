@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distarray as da
-from distarray.comm import CommLog
+from distarray.comm import CommLog, _backend
 from distarray.layout import counted
 from tests.array.strategies import Case, agrees, cases, on_ranks, values_of
+from tests.on_device import DEVICE
 
 
 @given(cases(dtypes=["i8", "f4", "?"]))
@@ -30,16 +31,19 @@ def test_all_layouts_get_the_default_split_of_their_placements(case: Case) -> No
     on_ranks(program)
 
 
-@given(st.lists(st.integers(0, 9), min_size=4, max_size=4), st.sampled_from(["f8", "U3", "c16"]))
+@given(
+    st.lists(st.integers(0, 9), min_size=4, max_size=4),
+    st.sampled_from(["f8", "c16", "f4" if DEVICE != "cpu" else "U3"]),
+)
 @settings(max_examples=30, deadline=None)
 def test_items_travel_once_and_only_those_that_a_rank_lacks(lengths: list[int], dtype: str) -> None:
     values = values_of("i8", (sum(lengths), 3), seed=1).astype(dtype)
 
     def program() -> None:
         mesh = da.init_device_mesh((4,))
-        layout = counted(mesh, [da.Shard(0)], (0, 3), 0, lengths)
+        layout = counted(da.Layout(mesh, [da.Shard(0)], (0, 3)), 0, lengths)
         ((start, stop), _) = layout.local_box()
-        x = da.zeros((1,))._new(values[start:stop], layout)
+        x = da.zeros((1,))._new(_backend.asarray(values[start:stop], mesh.device), layout)
         ((first, last), _) = layout.replace(boundaries=None).local_box()
         lacking = max(last - first, 0) - max(min(stop, last) - max(start, first), 0)
         with CommLog() as log:
@@ -54,8 +58,9 @@ def test_items_travel_once_and_only_those_that_a_rank_lacks(lengths: list[int], 
 
 def test_the_result_has_memory_of_its_own_where_blocks_stay() -> None:
     def program() -> Any:
-        layout = counted(da.init_device_mesh((4,)), [da.Shard(0)], (0,), 0, [2, 2, 0, 1])
-        x = da.zeros((1,))._new(np.ones(layout.local_shape()), layout)
+        layout = counted(da.Layout(da.init_device_mesh((4,)), [da.Shard(0)], (0,)), 0, [2, 2, 0, 1])
+        block = np.ones(layout.local_shape())
+        x = da.zeros((1,))._new(_backend.asarray(block, layout.mesh.device), layout)
         y = x.rebalance()
         y += 1
         agrees(x, np.ones(5))

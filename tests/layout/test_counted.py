@@ -47,7 +47,8 @@ def _empty():
 @given(st.lists(st.integers(0, 5), min_size=6, max_size=6), st.sampled_from([None, (1, 0)]))
 def test_blocks_have_the_lengths_told_in_block_order(lengths, order) -> None:
     placements = (Shard(1), Shard(1))
-    layout = counted(MESH, placements, (7, 99, 2), 1, lengths, shard_order=order)
+    template = Layout(MESH, placements, (7, 99, 2), shard_order=order)
+    layout = counted(template, 1, lengths)
     assert layout.shape == (7, sum(lengths), 2)
     for coordinate in itertools.product(range(2), range(3)):
         index = layout.block_index(1, coordinate)
@@ -55,14 +56,15 @@ def test_blocks_have_the_lengths_told_in_block_order(lengths, order) -> None:
     assert layout.is_counted is (layout.boundaries is not None)
     default = chunk(sum(lengths), (2, 3) if order is None else (3, 2))
     assert layout.is_counted is (default.offsets != layout.partition(1).offsets)
-    assert counted(MESH, placements, (7, 0, 2), 1, lengths, shard_order=order) is layout
+    assert counted(layout, 1, lengths) is layout
+    assert counted(template.replace(shape=(7, 0, 2)), 1, lengths) is layout
 
 
 def test_an_equal_layout_is_the_same_object_however_it_came_about() -> None:
     own = Layout(LINE, [Shard(0)], (10,), boundaries={0: (0, 1, 2, 3, 10)})
     assert not own.is_counted
-    assert counted(LINE, [Shard(0)], (0,), 0, [1, 1, 1, 7]) is own
-    found = counted(LINE, [Shard(0)], (0,), 0, [2, 1, 1, 7])
+    assert counted(Layout(LINE, [Shard(0)], (0,)), 0, [1, 1, 1, 7]) is own
+    found = counted(Layout(LINE, [Shard(0)], (0,)), 0, [2, 1, 1, 7])
     assert Layout(LINE, [Shard(0)], (11,), boundaries={0: (0, 2, 3, 4, 11)}) is found
     assert pickle.loads(pickle.dumps(found)) is found
     assert hash(found.fingerprint) == hash(found.abstract.fingerprint)
@@ -70,11 +72,11 @@ def test_an_equal_layout_is_the_same_object_however_it_came_about() -> None:
 
 def test_wrong_numbers_of_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="4 blocks"):
-        counted(LINE, [Shard(0)], (0,), 0, [1, 2, 3])
+        counted(Layout(LINE, [Shard(0)], (0,)), 0, [1, 2, 3])
 
 
 def test_layouts_derived_from_counted_ones_are_counted_where_they_have_boundaries() -> None:
-    layout = counted(MESH, (Shard(0), Replicate()), (0, 6), 0, [1, 5])
+    layout = counted(Layout(MESH, (Shard(0), Replicate()), (0, 6)), 0, [1, 5])
     assert layout.is_counted
     assert layout.abstract.is_counted
     assert layout.replace(placements=(Shard(0), Partial())).is_counted
@@ -90,7 +92,7 @@ def test_layouts_derived_from_counted_ones_are_counted_where_they_have_boundarie
 
 
 def test_keys_with_a_counted_layout_at_any_depth_are_told() -> None:
-    layout = counted(LINE, [Shard(0)], (0,), 0, [4, 0, 0, 1])
+    layout = counted(Layout(LINE, [Shard(0)], (0,)), 0, [4, 0, 0, 1])
     plain = Layout(LINE, [Shard(0)], (5,))
     assert has_counted(layout)
     assert has_counted((1, ("roll", (plain, layout)), None))
@@ -121,7 +123,7 @@ def test_the_short_memory_drops_what_was_used_longest_ago() -> None:
 
 def test_one_entry_that_is_too_large_is_not_kept() -> None:
     mesh = AbstractMesh((50_000,))
-    layout = counted(mesh, [Shard(0)], (0,), 0, [0] * 49_999 + [1])
+    layout = counted(Layout(mesh, [Shard(0)], (0,)), 0, [0] * 49_999 + [1])
     keep_recent(test_wrong_numbers_of_lengths_are_refused, layout, "value")
     assert recall(test_wrong_numbers_of_lengths_are_refused, layout) is None
     assert _recent._used == 0
@@ -137,7 +139,7 @@ def test_functions_keep_ordinary_layouts_always_and_counted_ones_for_a_while(mon
         return None if number == 3 else number // 2
 
     plain = Layout(LINE, [Shard(0)], (5,))
-    layout = counted(LINE, [Shard(0)], (0,), 0, [4, 0, 0, 1])
+    layout = counted(Layout(LINE, [Shard(0)], (0,)), 0, [4, 0, 0, 1])
     for number in (7, 3):
         for one in (plain, layout, plain, layout):
             assert halve(one, number) == (3 if number == 7 else None)
@@ -162,7 +164,7 @@ def test_nothing_stays_of_layouts_that_are_gone() -> None:
 
     def make() -> int:
         lengths = [random.randrange(2000) for _ in range(1024)]
-        one = counted(mesh, [Shard(0)], (0, 8), 0, lengths)
+        one = counted(Layout(mesh, [Shard(0)], (0, 8)), 0, lengths)
         return reduce(int.__xor__, (one.fingerprint, one.abstract.size, one.is_even))
 
     make()

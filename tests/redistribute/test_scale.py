@@ -108,7 +108,7 @@ def test_plans_of_boundaries_that_depend_on_values_do_not_pile_up():
 
     def use_once():
         lengths = [draw.randrange(2000) for _ in range(mesh.size)]
-        layout = counted(mesh, [Shard(0)], (0, 8), 0, lengths)
+        layout = counted(Layout(mesh, [Shard(0)], (0, 8)), 0, lengths)
         default = layout.replace(boundaries=None)
         assert estimate(layout, default, 8) > 0
         for found in (plan(layout, default, np.float64), plan(default, layout, np.float64)):
