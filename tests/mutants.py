@@ -406,6 +406,20 @@ MUTANTS = (
         ("core/families/test_reductions.py::test_moment_agrees_with_numpy_on_random_layouts",),
     ),
     Mutant(
+        "lengths of blocks are numbered by mesh axes, not by cuts",
+        "core/engine/_pipeline.py",
+        "cutting = step.output.sharding_axes(axis)\n",
+        "cutting = tuple(sorted(step.output.sharding_axes(axis)))\n",
+        ("ops/indexing/test_masks.py::test_blocks_are_numbered_in_the_order_of_the_cuts",),
+    ),
+    Mutant(
+        "what is derived from counted layouts is kept for good",
+        "layout/_layout.py",
+        "        if self.is_counted:\n            mark_counted(made)\n        return made",
+        "        return made",
+        ("layout/test_counted.py", "core/engine/test_cache.py"),
+    ),
+    Mutant(
         "states are sent in the byte order of the block, which not all ranks read",
         "core/engine/_pipeline.py",
         "return tuple(map(_cast, parts, total))",

@@ -72,6 +72,9 @@ class Layouts:
     else it is an exchange of items that change places."""
     copies_view: bool = False
     """The result is a copy where NumPy's is a view."""
+    counted: int | None = None
+    """The axis of the result along which values tell how long its blocks are, if there is one. The
+    engine exchanges these lengths; that of the axis in `output` does not matter."""
 
 
 def _place(letters: Letters, letter: int) -> Placement:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -27,8 +29,8 @@ from distarray.core.engine._float_errors import call_alike, call_on_all, errors_
 from distarray.core.engine._operands import lift_layouts, local_blocks, normalize_operands
 from distarray.core.engine._policy import permit, permit_exchange
 from distarray.core.engine._resolution import resolve
-from distarray.errors import ArgumentTypeError
-from distarray.layout import REDUCTIONS, DimMap, Layout, mark_counted, propagate
+from distarray.errors import ArgumentTypeError, MeshError
+from distarray.layout import REDUCTIONS, DimMap, Layout, counted, mark_counted, propagate
 from distarray.layout import box as boxes
 from distarray.redistribute import redistribute_local
 from distarray.typing import Box, Buffer
@@ -86,7 +88,7 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
         block = step.run(*functions, *blocks)
     if block.__class__ is tuple:
         return tuple([first._new(one, step.output) for one in block])
-    return first._new(block, step.output if op.made is None else step.made(block))
+    return first._new(block, step.output if step.made is None else step.made(block))
 
 
 def step_for(op: Op, operands: Sequence[Any], static: Any = None) -> Step:
@@ -108,7 +110,7 @@ def run_one(op: Op, x: BaseArray, static: Any) -> Any:
     block = x._local
     step = steps[op, static, x._layout, block.dtype]
     block = step.run(block) if step.still else step.run(*step.move((block,)))
-    return x._new(block, step.output if op.made is None else step.made(block))
+    return x._new(block, step.output if step.made is None else step.made(block))
 
 
 def run_once(op: Op, x: BaseArray, static: Any) -> Any:
@@ -141,11 +143,14 @@ class Step:
         Nothing moves and this process is in the mesh.
     run
         Function of the blocks.
+    made
+        Function of the result's block that gives its layout, where that is not `output`.
     """
 
     __slots__ = (
         "adds",
         "call",
+        "made",
         "moves",
         "op",
         "output",
@@ -190,6 +195,7 @@ class Step:
                 self.adds = np.dtype(np.float32)
             if self.adds is not self.total or op.finish is not None:
                 self.output = self.partial.without_partial()
+        self.made = self._layout_maker()
         self.run = self._bound()
 
     def __str__(self) -> str:
@@ -201,12 +207,20 @@ class Step:
             (permit if planned else permit_exchange)(self.op.name, src, dst, self.call.dtypes[0])
         return move_all(self.op.name, blocks, self.moves)
 
-    def made(self, block: Buffer | None) -> Layout:
-        """Return the layout of a result whose lengths the function makes."""
-        assert self.op.made is not None
-        made = self.op.made(self, None if self.outside else block)
-        if self.partial.is_counted:
-            mark_counted(made)
+    def _layout_maker(self) -> Callable[[Buffer | None], Layout] | None:
+        """Return the function of a block that gives the result's layout, where `output` is not."""
+        make = self.op.made
+        if isinstance(self.spec, Layouts) and self.spec.counted is not None:
+            return _Lengths(self, self.spec.counted)
+        if make is None:
+            return None
+
+        def made(block: Buffer | None) -> Layout:
+            layout = make(self, None if self.outside else block)
+            if self.partial.is_counted:
+                mark_counted(layout)
+            return layout
+
         return made
 
     def _resolve(self, layouts: Sequence[Layout]) -> Sequence[Any]:
@@ -235,7 +249,7 @@ class Step:
         op, output, result = self.op, self.output, self.result
         mesh: Any = output.mesh
         if self.outside:
-            layout = output if op.made is None else self.made(None)
+            layout = output if self.made is None else self.made(None)
             fixed = _backend.make_read_only if self._is_copied_view() else lambda block: block
 
             def nothing(*_: Any) -> Any:
@@ -391,6 +405,43 @@ class _Exchange:
                 start = stop
             states.append(tuple(found))
         return states
+
+
+class _Lengths:
+    """The exchange of the lengths that values give to the blocks of a result along an axis."""
+
+    def __init__(self, step: Step, axis: int) -> None:
+        self._step, self._axis, self._template = step, axis, step.output
+        mesh: Any = step.output.mesh
+        if step.outside:
+            raise MeshError(
+                f"this process is not in {mesh} and cannot know the shape of the result of "
+                f"{step.op.name}, which depends on values there; call it only where "
+                "mesh.coordinate is not None"
+            )
+        # In the order of the cuts, so that ranks are numbered as blocks are.
+        cutting = step.output.sharding_axes(axis)
+        self._communicator: Communicator | None = None
+        if cutting and mesh.communicator(cutting).size > 1:
+            self._communicator = mesh.communicator(cutting)
+        self._last: Callable[[], Layout | None] = lambda: None
+        dtypes = [dtype.str for dtype in step.call.dtypes]
+        layouts = [source.fingerprint for source in step.sources]
+        self._token = token("lengths", step.op.name, layouts, step.call.static, dtypes)
+
+    def __call__(self, block: Buffer | None) -> Layout:
+        """Return the layout of the result (collective along the mesh axes that cut the axis)."""
+        assert block is not None  # only of processes outside the mesh
+        lengths = [block.shape[self._axis]]
+        if self._communicator is not None:
+            mine = np.array(lengths, np.int64).view(np.uint8)
+            everyone = gather_states(self._communicator, mine, self._token, self._step)
+            lengths = everyone.reshape(-1).view(np.int64).tolist()
+        last = self._last()
+        if last is None or last.partition(self._axis).offsets != (0, *accumulate(lengths)):
+            last = counted(self._template, self._axis, lengths)
+            self._last = ref(last)
+        return last
 
 
 def _boxes_along(layout: Layout, mesh_axes: Sequence[int]) -> list[Box]:

@@ -30,11 +30,19 @@ from distarray.core import (
     run_one,
     steps,
 )
-from distarray.errors import ArgumentError, DeviceError, DTypeError, FloatingError, ShapeError
+from distarray.errors import (
+    ArgumentError,
+    DeviceError,
+    DTypeError,
+    FloatingError,
+    IndexingError,
+    ShapeError,
+)
 from distarray.layout import DimMap, dimmap
 from distarray.layout import box as boxes
 from distarray.ops.families._selection import Selection, flip_axes, normalize_key, selection
 from distarray.ops.families._shape_function import relabel, shape_function
+from distarray.ops.indexing._masks import as_mask, select_by_mask
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer, Shape
 
@@ -47,7 +55,7 @@ _align = shape_function("assignment", lambda shape, axes: relabel(_place_axes(sh
 
 
 def getitem(x: Any, key: Any) -> Any:
-    """Return the items that `key` (integers, slices, `...`, None) selects.
+    """Return the items that `key` (integers, slices, `...`, None, or a mask) selects.
 
     Slices stay where they are: the result has explicit `boundaries`, no communication happens and
     the result looks at the memory of `x`. An integer on a cut axis copies the selected item from
@@ -57,13 +65,29 @@ def getitem(x: Any, key: Any) -> Any:
     because NumPy's would be views: `x[i] = value` and `x[i] += value` write into `x`. A single
     item, in NumPy a number, is a read-only copy always; in-place operators make a new one of it.
 
+    A mask is the whole key: booleans of the lengths of the first axes, as a DistArray of any layout
+    or as an array or list that every process has alike. Its axes become one, which stays cut as
+    the first of them is: each process keeps what is selected of its own block, and the result has
+    the `boundaries` that this gives (see `rebalance`). Where later ones are cut as well, `x` is
+    first cut along the first alone. All processes of the mesh learn the shape; outside the mesh
+    nobody does, and the call raises there.
+
     Raises
     ------
     IndexingError
-        If the key is out of range, too long, or of another kind.
+        If the key is out of range, too long, or of another kind; if a mask has other lengths.
+    MeshError
+        If the key is a mask and this process is not in the mesh.
     """
     block = x._local
-    step = steps[_index, normalize_key(key), x._layout, block.dtype]
+    try:
+        entries = normalize_key(key)
+    except IndexingError:
+        mask = as_mask(key)
+        if mask is None:
+            raise
+        return select_by_mask(x, mask)
+    step = steps[_index, entries, x._layout, block.dtype]
     found = step.spec
     block = step.run(block) if step.still else step.run(*step.move((block,)))
     result = x._new(block, found.output)

@@ -150,6 +150,7 @@ def _call(
     static = (axis, wanted, include_initial)
     if out is not None:
         step = step_for(op, (x,), static)
+        assert step.made is not None  # as of all scans
         check_fits(op.name, out, step.made(None).shape, step.result)
     return write_out(op.name, out, run_one(op, x, static))
 
