@@ -88,7 +88,7 @@ def _read_shape(shape: Sequence[int]) -> Shape:
         ) from None
     if any(size < 0 for size in extents):
         raise ShapeError(f"shape {extents}: no axis can have a negative length")
-    if prod(extents) > sys.maxsize:
+    if prod(extents) > sys.maxsize or (0 in extents and max(extents) > sys.maxsize):
         raise ShapeError(f"shape {extents}: the number of items must fit into 64 bits")
     return extents
 

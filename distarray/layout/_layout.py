@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -155,11 +156,14 @@ class Layout:
                     self.placements,
                     self.shape,
                     self.shard_order,
-                    self._boundaries,
+                    tuple(axis for axis, _ in self._boundaries),
                 )
             )
-            digest = blake2b(text.encode(), digest_size=8).digest()
-            object.__setattr__(self, "_fingerprint", int.from_bytes(digest, "little"))
+            digest = blake2b(text.encode(), digest_size=8)
+            for _, offsets in self._boundaries:
+                digest.update(array("q", offsets).tobytes())
+            number = int.from_bytes(digest.digest(), "little")
+            object.__setattr__(self, "_fingerprint", number)
         return cast("int", self._fingerprint)
 
     def partition(self, axis: int) -> Partition:

@@ -228,7 +228,7 @@ def explicit(offsets: Sequence[int]) -> Partition:
         Starts with 0, never decreases, ends with the length of the axis.
     """
     values = tuple(offsets)
-    if len(values) < 2 or values[0] != 0 or any(a > b for a, b in pairwise(values)):
+    if len(values) < 2 or values[0] != 0 or sorted(values) != list(values):
         shown = str(values) if len(values) <= 12 else f"({str(values[:8])[1:-1]}, ...)"
         raise LayoutError(
             f"boundaries {shown}: they must start with 0, never decrease and end with the length "

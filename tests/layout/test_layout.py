@@ -147,6 +147,12 @@ def test_abstract_layout_has_the_same_blocks_and_no_process() -> None:
     assert layout.abstract.fingerprint == layout.fingerprint
 
 
+@pytest.mark.parametrize("shape", [(2**40, 2**40), (2**63, 0), (0, 3, 2**70)])
+def test_shapes_that_64_bits_cannot_count_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ShapeError, match="64 bits"):
+        Layout(MESH, (S(0), R), shape)
+
+
 def test_fingerprints_differ_where_layouts_do() -> None:
     variants = [
         Layout(MESH, (S(0), R), (8, 8)),
@@ -155,6 +161,8 @@ def test_fingerprints_differ_where_layouts_do() -> None:
         Layout(MESH, (S(0), S(0)), (8, 8)),
         Layout(MESH, (S(0), S(0)), (8, 8), shard_order=(1, 0)),
         Layout(MESH, (S(0), R), (8, 8), boundaries={0: (0, 1, 8)}),
+        Layout(MESH, (S(0), R), (8, 8), boundaries={0: (0, 2, 8)}),
+        Layout(MESH, (S(1), R), (8, 8), boundaries={1: (0, 1, 8)}),
         Layout(AbstractMesh((2, 4)), (S(0), R), (8, 8)),
         Layout(AbstractMesh((2, 4), ("dp", "tp"), ranks=range(1, 9)), (S(0), R), (8, 8)),
     ]
