@@ -55,6 +55,15 @@ def is_in_function_forward() -> bool:
     return not (torch._C._is_fwd_grad_enabled() or torch.is_inference_mode_enabled())
 
 
+def is_of_function(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is what a function of autograd's of the user's own has returned.
+
+    Since 2.0. A node of the graph tells by nothing public which function it goes back through.
+    """
+    function = getattr(tensor.grad_fn, "_forward_cls", None)
+    return function is not None and not function.__module__.startswith(("distarray.", "torch."))
+
+
 def wrap_checkpointed(wrap: Callable[[Callable[..., Any], tuple[Any, ...]], Any]) -> None:
     """Let checkpoints keep ``wrap(function, args)`` in the place of each function, from now on.
 

@@ -22,6 +22,9 @@ from distarray.typing import Shape
 T = TypeVar("T")
 
 
+Parts = frozenset[tuple[int, str]]
+
+
 class Placed(NamedTuple):
     """How a tensor is one block of a global one.
 
@@ -37,14 +40,15 @@ class Placed(NamedTuple):
     units
         What each part is made of: whole units of so many items are not torn apart.
     partial_grad
-        Mesh axes along which the tensor is replicated, and each rank has a part of its gradient.
+        Mesh axes along which the tensor is replicated, and each rank has a part of its gradient,
+        with what becomes of the parts further back: "sum", "avg", or "" where it is not known.
     """
 
     layout: Layout
     parts: tuple[int, ...] = ()
     axis: int = 0
     units: tuple[int, ...] = ()
-    partial_grad: frozenset[int] = frozenset()
+    partial_grad: Parts = frozenset()
 
 
 class Lost(NamedTuple):
@@ -66,44 +70,63 @@ class Lost(NamedTuple):
     axes: frozenset[int] = frozenset()
 
 
+class Derived(NamedTuple):
+    """What a tensor was computed from that all ranks have, together with what is not known.
+
+    Attributes
+    ----------
+    source
+        How that is placed, and of which of its gradients each rank has a part.
+    repeat
+        ``function(source tensor)``, which computes the tensor anew; None where others took part.
+    x
+        The source tensor, where there is ``repeat``.
+    """
+
+    source: Placed
+    repeat: Callable[[torch.Tensor], torch.Tensor] | None = None
+    x: torch.Tensor | None = None
+
+
 class Beside(Generic[T]):
     """A dictionary with tensors as keys, by identity, that does not keep them alive."""
 
     _all: ClassVar[list[Beside[Any]]] = []
 
     def __init__(self) -> None:
-        self._found: dict[int, tuple[weakref.ref[torch.Tensor], T]] = {}
+        self._found: dict[int, T] = {}
+        self._references: dict[int, weakref.ref[torch.Tensor]] = {}
         self._all.append(self)
 
     def __getitem__(self, tensor: torch.Tensor) -> T:
-        return self._found[id(tensor)][1]
+        return self._found[id(tensor)]
 
     def get(self, tensor: torch.Tensor) -> T | None:
         """Return what stands beside a tensor, None if nothing does."""
-        entry = self._found.get(id(tensor))
-        return None if entry is None or entry[0]() is not tensor else entry[1]
+        reference = self._references.get(id(tensor))
+        return None if reference is None or reference() is not tensor else self._found[id(tensor)]
 
     def set(self, tensor: torch.Tensor, value: T) -> None:
         """Put something beside a tensor, in the place of what was there."""
         key = id(tensor)
 
         def forget(reference: Any) -> None:
-            entry = self._found.get(key)
-            if entry is not None and entry[0] is reference:
-                del self._found[key]
+            if self._references.get(key) is reference:
+                del self._references[key], self._found[key]
 
-        self._found[key] = (weakref.ref(tensor, forget), value)
+        self._found[key] = value
+        self._references[key] = weakref.ref(tensor, forget)
 
     @classmethod
     @contextmanager
     def unreferenced(cls, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
         """Keep no reference to tensors meanwhile: torch swaps no others."""
-        kept = [
-            (one, tensor, one._found.pop(id(tensor))[1])
-            for one in cls._all
-            for tensor in tensors
-            if one.get(tensor) is not None
-        ]
+        kept = []
+        for one in cls._all:
+            for tensor in tensors:
+                if one.get(tensor) is not None:
+                    kept.append((one, tensor, one._found[id(tensor)]))
+                    del one._references[id(tensor)], one._found[id(tensor)]
         try:
             yield
         finally:
@@ -111,12 +134,20 @@ class Beside(Generic[T]):
                 one.set(tensor, value)
 
     def tensors(self, choose: Callable[[T], bool]) -> list[tuple[torch.Tensor, T]]:
-        """Return the tensors that are alive, and what stands beside them, of chosen values."""
-        entries = [entry for entry in list(self._found.values()) if choose(entry[1])]
-        return [(t, value) for reference, value in entries if (t := reference()) is not None]
+        """Return the tensors that are alive, and what stands beside them, of chosen values.
+
+        Others are not referred to meanwhile: another thread may be swapping them.
+        """
+        found = []
+        for key, value in list(self._found.items()):
+            reference = self._references.get(key) if choose(value) else None
+            tensor = None if reference is None else reference()
+            if tensor is not None:
+                found.append((tensor, value))
+        return found
 
 
-_beside: Beside[Placed | Lost] = Beside()
+_beside: Beside[Placed | Lost | Derived] = Beside()
 
 watched: ContextVar[Callable[[torch.Tensor], None] | None] = ContextVar(
     "what hears of every tensor that is placed", default=None
@@ -207,7 +238,7 @@ def place_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def known_of(tensor: torch.Tensor) -> Placed | Lost | None:
+def known_of(tensor: torch.Tensor) -> Placed | Lost | Derived | None:
     """Return what is known of a tensor itself; None where nothing is, also for a gradient."""
     found = _beside.get(tensor)
     if type(found) is Placed and tuple(tensor.shape) != found.layout.local_shape():
@@ -241,9 +272,11 @@ def all_placed() -> list[tuple[torch.Tensor, Placed]]:
     """Return all tensors of this rank of which it is known how they are placed."""
     simulated = simulated_world()  # another thread may be changing its rank's, or swapping them
 
-    def is_own(found: Placed | Lost) -> bool:
+    def is_own(found: Placed | Lost | Derived) -> bool:
+        if type(found) is not Placed:
+            return False
         mesh: Any = found.layout.mesh
-        return type(found) is Placed and (simulated is None or mesh.rank == simulated.rank)
+        return simulated is None or mesh.rank == simulated.rank
 
     own: Any = _beside.tensors(is_own)
     return list(own)
@@ -255,7 +288,7 @@ def place(
     parts: tuple[int, ...] = (),
     axis: int = 0,
     units: tuple[int, ...] = (),
-    partial_grad: frozenset[int] = frozenset(),
+    partial_grad: Parts = frozenset(),
 ) -> None:
     """Say that a tensor is this rank's block of a layout."""
     placed = Placed(layout, parts, axis, units, partial_grad)
@@ -265,9 +298,17 @@ def place(
         watcher(tensor)
 
 
-def lose(tensor: torch.Tensor, lost: Lost) -> None:
-    """Say what a tensor comes of, in which the cut is lost."""
-    _beside.set(tensor, lost)
+def note(tensor: torch.Tensor, known: Lost | Derived) -> None:
+    """Say what a tensor comes of, of which it is not known how it is placed."""
+    _beside.set(tensor, known)
+
+
+def gradient_source(tensor: torch.Tensor) -> Placed | None:
+    """Return how a tensor is placed, or what it was computed from that all ranks have."""
+    found = _beside.get(tensor)
+    if type(found) is Derived:
+        return found.source
+    return found if type(found) is Placed else None
 
 
 @untraced

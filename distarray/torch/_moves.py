@@ -20,7 +20,7 @@ import torch
 
 from distarray.comm import DeviceMesh, Purpose
 from distarray.errors import ArgumentError, DistArrayError
-from distarray.layout import Layout, Placement, Replicate
+from distarray.layout import Layout, Partial, Placement, Replicate
 from distarray.redistribute import (
     Handle,
     check_dtype,
@@ -33,8 +33,10 @@ from distarray.redistribute import (
 from distarray.torch._buffers import buffer_of, check_travels, tensor_of, wire_dtype
 from distarray.torch._compat import version
 from distarray.torch._layouts import (
+    Parts,
     check_block,
     check_mesh,
+    gradient_source,
     is_placed,
     layout_from,
     own_placed,
@@ -121,7 +123,7 @@ class PendingTensor:
                 if there.is_still:
                     self._result = move(self._tensor, there, back)
                 else:
-                    back = way_back(self._tensor, back)
+                    back = way_back(self._tensor, there, back)
                     self._result = _Move.apply(
                         self._tensor, there, back, self._origin, self._handle
                     )
@@ -204,21 +206,24 @@ def move(tensor: torch.Tensor, there: Route, back: Route) -> torch.Tensor:
         return _move_apart(tensor, there, back)
     if there.is_still and (back.is_still or not _needs_gradient(tensor)):
         if not is_placed(tensor):
-            place(tensor, there.dst)
+            source = gradient_source(tensor)
+            here = source is not None and source.layout.mesh is there.dst.mesh
+            parts: Parts = source.partial_grad if source is not None and here else frozenset()
+            place(tensor, there.dst, partial_grad=parts)
         return tensor
-    back = way_back(tensor, back)
+    back = way_back(tensor, there, back)
     refuse_transforms(_BETWEEN_RANKS)
     result: torch.Tensor = _Move.apply(tensor, there, back, current())
     _place(result, there, back)
     return result
 
 
-def way_back(tensor: torch.Tensor, back: Route) -> Route:
+def way_back(tensor: torch.Tensor, there: Route, back: Route) -> Route:
     """Return the way of a gradient to a tensor, which perhaps adds up parts of it further back."""
-    placed = own_placed(tensor)
-    if placed is None or not placed.partial_grad:
+    source = gradient_source(tensor)
+    if source is None or not source.partial_grad:
         return back
-    return to_parts(back, placed.layout, placed.partial_grad)
+    return to_parts(there.src, back, source.layout, source.partial_grad)
 
 
 def _place(result: torch.Tensor, there: Route, back: Route) -> None:
@@ -227,9 +232,12 @@ def _place(result: torch.Tensor, there: Route, back: Route) -> None:
 
 
 @lru_cache(maxsize=4096)
-def _partial_grad(layout: Layout, gradient: Layout) -> frozenset[int]:
-    both = zip(layout.placements, gradient.placements, strict=True)
-    return frozenset(i for i, (p, g) in enumerate(both) if type(p) is Replicate is not type(g))
+def _partial_grad(layout: Layout, gradient: Layout) -> Parts:
+    return frozenset(
+        (i, g.op)
+        for i, (p, g) in enumerate(zip(layout.placements, gradient.placements, strict=True))
+        if type(p) is Replicate and type(g) is Partial
+    )
 
 
 def routes(

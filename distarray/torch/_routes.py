@@ -77,20 +77,25 @@ def routes_between(
 
 
 @lru_cache(maxsize=4096)
-def to_parts(back: Route, layout: Layout, axes: frozenset[int]) -> Route:
-    """Return the way of a gradient to a tensor of which each rank has a part along mesh axes.
+def to_parts(src: Layout, back: Route, layout: Layout, parts: frozenset[tuple[int, str]]) -> Route:
+    """Return the way of a gradient to a replicated tensor, parts of which are summed further back.
 
     Parameters
     ----------
-    layout, axes
-        Of the tensor, and those of its mesh axes along which parts are added up further back.
+    src
+        As what the tensor has moved: contributions have the whole gradient each.
+    layout, parts
+        Of the tensor, and of which mesh axes each rank has a part of its gradient.
     """
     mesh: Any = layout.mesh
-    own = mesh.axes_of(back.dst.mesh)
+    own = mesh.axes_of(src.mesh)
     if own is None:
         return back
-    both = zip(own, back.dst.placements, strict=True)
-    returning = [_P if axis in axes and type(p) is Replicate else p for axis, p in both]
+    placements = zip(own, src.placements, back.dst.placements, strict=True)
+    returning = [
+        _P if (axis, "sum") in parts and type(before) is Replicate else p
+        for axis, before, p in placements
+    ]
     return back._replace(dst=back.dst.replace(placements=returning))
 
 

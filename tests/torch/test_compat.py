@@ -77,6 +77,22 @@ def test_forwards_of_functions():
             assert not _compat.is_in_function_forward()
 
 
+def test_results_of_functions():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return 2 * gradient
+
+    x = torch.ones(2, requires_grad=True)
+    checkpointed = torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=True)
+    found = [_compat.is_of_function(one) for one in (x, x + 1, Double.apply(x), checkpointed)]
+    assert found == [False, False, True, False]
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_keep_other_functions(reentrant, monkeypatch):
     from torch.utils.checkpoint import CheckpointFunction, checkpoint

@@ -26,13 +26,13 @@ from distarray.torch._layouts import (
     is_known,
     is_placed,
     is_sharded,
-    lose,
     lost_of,
+    note,
     place,
 )
 from distarray.torch._opaque import Pausing, untraced, untraced_alone
 from distarray.torch.following._axes import PRODUCTS, Axes, cut_axes, divided_axes, single_axes
-from distarray.torch.following._gradients import place_beside, sum_gradients
+from distarray.torch.following._gradients import RESIZING, derive, place_beside, sum_gradients
 from distarray.torch.following._operands import (
     Operand,
     known_layout,
@@ -155,7 +155,10 @@ class Following(Pausing):
     @untraced
     def _followed(self, call: Call, drawing: bool) -> Any:
         if not drawing and not _concerns(call):
-            return call.function(*call.args, **call.kwargs)
+            call = sum_gradients(call)
+            result = call.function(*call.args, **call.kwargs)
+            derive(call, result)
+            return result
         worked = _worked_over(call)
         if worked is not None and self._strict:
             raise _refusal(*worked)
@@ -175,9 +178,10 @@ class Following(Pausing):
                 raise _refusal(*worked, where="") from error  # perhaps on this rank alone
         wrong = _place(call, result, None if worked is None else worked[1])
         if wrong is None and (wrong := _number_of(call, result)) is not None:
-            lose(result, wrong[1])
+            note(result, wrong[1])
         if wrong is not None and self._strict:
             raise _refusal(*wrong)
+        derive(call, result)
         return result
 
 
@@ -188,7 +192,7 @@ def _concerns(call: Call) -> bool:
     follows from it.
     """
     alike = 0
-    for _, placed, lost in call.operands:
+    for _, placed, lost, _ in call.operands:
         if lost is not None or (placed is not None and not placed.layout.is_replicated):
             return True
         alike += placed is not None
@@ -221,7 +225,8 @@ def _place(call: Call, result: Any, worked: Lost | None) -> tuple[str, Lost] | N
     weights = [one.is_weight for one in known]
     follows = None if losing or call.is_of_weights else call.rule.follows
     if losing is None and _layout(known[0]).is_replicated:
-        follows = None if call.name.endswith("_like") else _everywhere
+        sized = call.name.endswith("_like") or call.name in RESIZING
+        follows = None if sized else _everywhere
     if follows is not None and not _are_cut_alike(call, known):
         follows = None
     is_certain = losing is None and call.rule.follows is not None and not call.is_of_weights
@@ -237,7 +242,7 @@ def _place(call: Call, result: Any, worked: Lost | None) -> tuple[str, Lost] | N
         if own is None and is_placed(x) and not _is_out(call, x):
             continue
         placed = None if follows is None else _followed_to(call, follows, known[0], x)
-        if placed is not None and own in (None, placed):
+        if placed is not None and (own is None or own[:4] == placed[:4]):
             place(x, *placed)
             if all(weights):
                 take_for_weight(x)
@@ -247,9 +252,9 @@ def _place(call: Call, result: Any, worked: Lost | None) -> tuple[str, Lost] | N
                 f"a tensor placed as {layouts}, in place",
                 Lost(losing.layout, call.name, frozenset(cut_axes(losing.layout))),
             )
-            lose(x, wrong[1])
+            note(x, wrong[1])
         elif losing is not None and (losing.function or not any(weights)):
-            lose(x, losing)
+            note(x, losing)
     return wrong
 
 
@@ -345,7 +350,7 @@ def _worked_over(call: Call) -> tuple[str, Lost] | None:
         return None
     squeezes = rule.name == "squeeze"
     for one in call.operands:
-        x, placed, lost = one
+        x, placed, lost, _ = one
         if one.is_cut and placed is not None:
             axes = rule.works(call, x)
             if not axes or (placed.parts and rule.name in _TAKING):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from distarray.layout import Layout, Shard
-from distarray.torch._layouts import Beside, Lost, Placed, is_sharded, known_of, own_placed
+from distarray.torch._layouts import Beside, Derived, Lost, Placed, is_sharded, known_of, own_placed
 from distarray.torch.following._axes import Axes
 
 _of_weights: Beside[bool] = Beside()
@@ -22,6 +22,7 @@ class Operand(NamedTuple):
     x: torch.Tensor
     placed: Placed | None
     lost: Lost | None
+    derived: Derived | None = None
 
     @classmethod
     def of(cls, x: torch.Tensor) -> Operand:
@@ -29,6 +30,8 @@ class Operand(NamedTuple):
         known = known_of(x)
         if isinstance(known, Placed):
             return cls(x, known, None)
+        if isinstance(known, Derived):
+            return cls(x, None, None, known)
         return cls(x, None, known)
 
     @property

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from distarray.torch._compat import function_modes, wrap_checkpointed
-from distarray.torch._layouts import Placed, is_placed, known_of, lose, place
+from distarray.torch._layouts import Placed, is_placed, known_of, note, place
 from distarray.torch.following._mode import Following
 
 
@@ -55,7 +55,7 @@ class _Again:
             if isinstance(known, Placed):
                 place(x, *known)
             else:
-                lose(x, known)
+                note(x, known)
         with ExitStack() as stack:
             are_open = all(mode in function_modes() for mode, _ in self._modes)
             for mode, is_inside in self._modes:

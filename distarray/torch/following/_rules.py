@@ -84,7 +84,8 @@ class Call:
     operands
         The same, and what is known of them.
     varying
-        The lines of ranks along which some operand differs, or its gradient.
+        The lines of ranks along which some operand differs, or its gradient, and what becomes of
+        the parts of that.
     """
 
     __slots__ = (
@@ -106,7 +107,7 @@ class Call:
             args, read = args[:1], {}
         self.tensors = tensors_in(args, read)
         self.operands = [Operand.of(x) for x in self.tensors]
-        self.varying: frozenset[tuple[int, ...]] = frozenset()
+        self.varying: dict[tuple[int, ...], str] = {}
 
     def with_tensors(self, others: Mapping[int, torch.Tensor]) -> Call:
         """Return the call with other tensors in the place of those of these identities."""
@@ -114,8 +115,8 @@ class Call:
         def other(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 return others.get(id(value), value)
-            if type(value) in (list, tuple):
-                return type(value)(map(other, value))
+            if isinstance(value, list | tuple):
+                return (list if isinstance(value, list) else tuple)(map(other, value))
             return value
 
         kwargs = {key: other(value) for key, value in self.kwargs.items()}
@@ -362,6 +363,11 @@ def _convolved(call: Call, x: torch.Tensor) -> frozenset[int]:
     return frozenset(axes if call.told(6, "groups", 1) > 1 else axes | {first - 1})
 
 
+def _by_largest(call: Call, x: torch.Tensor) -> frozenset[int]:
+    """Return all axes where no number of classes is told, which then follows from the items."""
+    return frozenset() if call.told(1, "num_classes", -1) >= 0 else _every(call, x)
+
+
 _WORKS: dict[str, Works] = {
     **{name: _along(*told) for told, names in _ALONG.items() for name in names.split()},
     **dict.fromkeys(_WHOLE.split(), _every),
@@ -389,6 +395,7 @@ _WORKS: dict[str, Works] = {
     },
     **dict.fromkeys(CONVOLUTIONS, _of_first(_convolved)),
     "renorm": _renormalized,
+    "one_hot": _by_largest,
     "where": _met,
 }
 

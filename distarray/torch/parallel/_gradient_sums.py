@@ -29,7 +29,7 @@ from distarray.comm import DeviceMesh
 from distarray.layout import Layout, Partial, Replicate
 from distarray.torch._backward import ANCHOR, is_for_all_leaves
 from distarray.torch._compat import hooks_of, parameters_of, version
-from distarray.torch._layouts import Beside
+from distarray.torch._layouts import Beside, place
 from distarray.torch._moves import move, way_back
 from distarray.torch._opaque import refuse_transforms
 from distarray.torch._routes import Route, routes_between
@@ -109,7 +109,7 @@ def prepare_input(tensor: torch.Tensor, there: Route, back: Route) -> torch.Tens
     if result is tensor:
         result = move(tensor.view_as(tensor), there, back)
     _, together = routes_between(there.src, there.dst, [Partial()])
-    together = way_back(tensor, together)
+    together = way_back(tensor, there, together)
     handle = _Handle.apply(tensor, ANCHOR, result.shape, there, together)
     result.register_hook(lambda _: None).remove()  # so that there is a dictionary of hooks to watch
     hooks: Sized = hooks_of(result)
@@ -184,4 +184,5 @@ def sum_gradients_of(module: nn.Module, mesh: DeviceMesh) -> dict[str, torch.Ten
     summed = dict(zip(found, _Summed.apply(mesh, *found.values()), strict=True))
     for tensor in summed.values():
         _standing_in.set(tensor, True)
+        place(tensor, Layout(mesh, [_R], tensor.shape), partial_grad=frozenset({(0, "sum")}))
     return summed
