@@ -139,10 +139,11 @@ class Beside(Generic[T]):
         Others are not referred to meanwhile: another thread may be swapping them.
         """
         found = []
-        for key, value in list(self._found.items()):
-            reference = self._references.get(key) if choose(value) else None
+        for key in list(self._found):  # no tuples are made, and so nothing is collected meanwhile
+            value = self._found.get(key)
+            reference = None if value is None or not choose(value) else self._references.get(key)
             tensor = None if reference is None else reference()
-            if tensor is not None:
+            if value is not None and tensor is not None:
                 found.append((tensor, value))
         return found
 
@@ -301,6 +302,13 @@ def place(
 def note(tensor: torch.Tensor, known: Lost | Derived) -> None:
     """Say what a tensor comes of, of which it is not known how it is placed."""
     _beside.set(tensor, known)
+
+
+def is_derived(tensor: torch.Tensor) -> bool:
+    """Tell whether it comes of what all ranks have, which needs the gradients of all ranks."""
+    found = _beside.get(tensor)
+    needs_gradient = tensor.requires_grad and torch.is_grad_enabled()
+    return type(found) is Derived and needs_gradient and not found.source.partial_grad
 
 
 def gradient_source(tensor: torch.Tensor) -> Placed | None:

@@ -9,7 +9,7 @@ import torch
 from distarray.comm import DeviceMesh
 from distarray.errors import LayoutError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
-from distarray.torch._layouts import Lost, Placed, lost_of, own_placed
+from distarray.torch._layouts import Lost, Placed, is_derived, lost_of, own_placed
 
 _R = Replicate()
 Placements = tuple[Placement, ...]
@@ -32,6 +32,14 @@ def find_placed(
             "pass output_layouts=da.Replicate(). Where all ranks have the same, since it was "
             "brought together by hand, say so: "
             "dt.redistribute(x, mesh, [da.Replicate()], [da.Replicate()])"
+        )
+    if is_derived(x) and declared != (_R,) * mesh.ndim and mesh.size > 1:
+        raise LayoutError(
+            f"{subject} was computed from a tensor that all ranks have, by a rank's own lengths or "
+            "with tensors of which nothing is known, but is taken for a shard or a contribution: "
+            "each rank would have a part of the gradient. Pass the whole, with a layout, which the "
+            "style cuts: dt.redistribute(x, mesh, [da.Replicate()], [da.Replicate()]); or say of "
+            "what it is computed from that parts are added up, by grad_placements=[da.Partial()]"
         )
     return own_placed(x)
 

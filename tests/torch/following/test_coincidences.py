@@ -203,6 +203,10 @@ FOLLOWED = {
         lambda c: torch.nn.functional.one_hot(c(_places(4, 3), S(0)), 4),
         "3x4 [tp:S(0)]",
     ),
+    "one of as many as there are": (
+        lambda c: torch.nn.functional.one_hot(c(_places(4, 3), S(0))),
+        REFUSED,
+    ),
     "embedded": (
         lambda c: torch.nn.functional.embedding(c(_places(4, 4), S(0)), _items(4, 4)),
         "4x4 [tp:S(0)]",

@@ -232,6 +232,134 @@ def test_a_gradient_in_parts_takes_parts_from_what_moves_on(use):
     simulate(3, program, timeout=30)
 
 
+class _Identity(torch.autograd.Function):
+    """What Megatron calls copy: the gradients of all ranks are added up."""
+
+    mesh = None
+
+    @staticmethod
+    def forward(ctx, mesh, x):
+        ctx.mesh = mesh
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None, dt.redistribute(gradient, ctx.mesh, [P], [R])
+
+
+def _counted(g, seen):
+    part = g[..., :WIDTH]
+    part.register_hook(lambda gradient: seen.append(gradient) or gradient * 1)
+    return part
+
+
+BETWEEN = {  # what all ranks have, on its way to shards
+    "a hook on a slice": lambda g, mesh: _counted(g, []),
+    "a checkpoint of a view": lambda g, mesh: checkpoint(
+        lambda x: x[:, None].squeeze(1), g * 1, use_reentrant=True
+    ),
+    "a function of one's own": lambda g, mesh: _Identity.apply(mesh, g),
+    "parts beside what is detached": lambda g, mesh: g + 0 * _parts(g, mesh).detach(),
+    "parts written into zeros": lambda g, mesh: _into_zeros(_parts(g, mesh), mesh),
+    "parts declared again": lambda g, mesh: dt.redistribute(
+        _parts(g, mesh) * torch.ones(WIDTH).double(), mesh, [R], [R]
+    ),
+}
+
+
+def _parts(g, mesh):
+    return dt.redistribute(g, mesh, [R], [R], grad_placements=[P])
+
+
+def _into_zeros(parts, mesh):
+    zeros = dt.redistribute(torch.zeros_like(parts).detach(), mesh, [R], [R])
+    return zeros.add_(parts)
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+def test_what_lies_between_a_replicated_tensor_and_shards_keeps_its_part(between):
+    expected = _gradients(_model(MEET["modulated"]), 3)
+
+    def program():
+        mesh = da.init_device_mesh((3,), ("tp",))
+        model = _parallelized(MEET["modulated"], mesh)
+        model.between = lambda g: BETWEEN[between](g, mesh)
+        torch.testing.assert_close(_gradients(model, 3), expected)
+
+    simulate(3, program, timeout=60)
+
+
+UNSURE = {
+    "a constant": lambda g: g * torch.arange(WIDTH),
+    "a mask": lambda g: torch.where(torch.arange(WIDTH) > 1, g, 0.0),
+    "zeros": lambda g: torch.cat([g[..., :2], torch.zeros(1, 1, 2).double()], -1),
+    "a parameter without a style": lambda g: functional.layer_norm(
+        g, (WIDTH,), torch.ones(WIDTH, dtype=g.dtype, requires_grad=True)
+    ),
+    "an expanded length": lambda g: g.expand(2, *g.shape).mean(0),
+}
+
+
+@pytest.mark.parametrize("unsure", UNSURE)
+def test_what_is_not_known_beside_replicated_tensors_is_refused_beside_shards(unsure):
+    def program():
+        mesh = da.init_device_mesh((2,), ("tp",))
+        model = _parallelized(MEET["modulated"], mesh)
+        model.between = UNSURE[unsure]
+        with pytest.raises(LayoutError, match="would leave a part of a gradient on each rank"):
+            _gradients(model, 3)
+        with torch.no_grad():
+            model(_values(2, 3, WIDTH, seed=20), _values(1, 1, WIDTH, seed=21))
+        model.between = lambda g: dt.redistribute(UNSURE[unsure](g), mesh, [R], [R])
+        return _gradients(model, 3)["c"]
+
+    alone = _model(MEET["modulated"])
+    alone.between = UNSURE[unsure]
+    for found in simulate(2, program, timeout=60):
+        torch.testing.assert_close(found, _gradients(alone, 3)["c"])
+
+
+def test_what_is_not_known_beside_replicated_tensors_is_no_shard_for_a_style():
+    class Cut(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.down, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+
+        def forward(self, x, length):
+            return self.norm(self.down(x).expand(-1, length, -1))
+
+    def program():
+        mesh = da.init_device_mesh((2,), ("tp",))
+        plan = {"down": dt.RowwiseParallel(input_layouts=R), "norm": dt.SequenceParallel()}
+        model = dt.parallelize_module(Cut(), mesh, plan)
+        with pytest.raises(LayoutError, match="is taken for a shard or a contribution"):
+            model(torch.ones(2, 1, 4), 3 - mesh.rank)
+        with torch.no_grad():
+            assert dt.layout_of(model(torch.ones(2, 1, 4), 3 - mesh.rank)).shape == (2, 5, 4)
+
+    simulate(2, program, timeout=30)
+
+
+def test_averaged_gradients_stay_averages():
+    def program():
+        mesh = da.init_device_mesh((2,), ("dp",))
+        x = _values(4, seed=1).requires_grad_()
+        average = [da.Partial("avg")]
+        with dt.check_layouts():
+            y = dt.redistribute(x, mesh, [R], [R], grad_placements=average) * 1
+            shard = dt.redistribute(_values(6, 4, seed=2), mesh, [R], [S(0)])
+            product = shard * y
+        (product.sum() * 2).backward()  # a mean over each rank's half, averaged
+        torch.testing.assert_close(x.grad, _values(6, 4, seed=2).sum(0))
+        x = _values(4, seed=1).requires_grad_()
+        y = dt.redistribute(x, mesh, [R], [R], grad_placements=average)
+        z = dt.redistribute(y * 1, mesh, [R], [R], grad_placements=average)
+        (z * (mesh.rank + 1)).sum().backward()
+        torch.testing.assert_close(x.grad, torch.full((4,), 1.5).double())
+
+    simulate(2, program, timeout=30)
+
+
 def test_parts_are_not_written_into_what_has_a_whole_gradient():
     def program():
         mesh = da.init_device_mesh((2,), ("tp",))
