@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.device import Work, filled
-from distarray.comm import _block_reduction
-from distarray.comm._packing import copy_boxes, pack, reduce_into
+from distarray.comm import BFLOAT16, _block_reduction, reduce_into
+from distarray.comm._packing import copy_boxes, pack
 from distarray.random._blocks import fill_floats, fill_integers
 
 PACK, BOXES, ACROSS = "Pack and unpack", "Boxes", "Transposes"
@@ -193,18 +193,16 @@ def _reductions(cupy: Any, nbytes: int) -> Iterator[Case]:
         else:
             values = (cupy.arange(size, dtype=np.uint32) % 1021).astype(dtype)
         out = [cupy.zeros(size, dtype) for _ in range(2)]
-        wide = kind == "bfloat16"
+        as_kind = BFLOAT16 if kind == "bfloat16" else kind
+        into = [one.view(as_kind) for one in out]
         for count in (2, 4):
             sources = [values, *(cupy.roll(values, i) for i in range(1, count))]
+            sources = [source.view(as_kind) for source in sources]
             for op in ("sum", "max") if count == 2 else ("sum",):
                 yield Case(
                     *(REDUCE, f"{op}, {kind}, {count} sources", (count + 1) * values.nbytes),
-                    lambda s=sources, op=op, wide=wide, to=out[0]: reduce_into(
-                        to, s, op, bfloat16=wide
-                    ),
-                    lambda s=sources, op=op, wide=wide, to=out[1]: _block_reduction._by_numpy(
-                        to, s, op, wide
-                    ),
+                    lambda s=sources, op=op, to=into[0]: reduce_into(to, s, op),
+                    lambda s=sources, op=op, to=into[1]: _block_reduction._by_numpy(to, s, op),
                     lambda out=out: (out[0], out[1]),
                 )
 
