@@ -675,8 +675,8 @@ MUTANTS = (
     Mutant(
         "a replicated tensor beside shards keeps a part of its gradient",
         "torch/following/_gradients.py",
-        "    if not x.requires_grad or is_of_function(x):",
-        "    if True:",
+        "    lines, replicated = _lines(source.layout)\n    return [i",
+        "    lines, replicated = _lines(source.layout)\n    return [] and [i",
         ("torch/following/test_partial_gradients.py",),
     ),
     Mutant(

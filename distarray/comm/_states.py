@@ -22,10 +22,12 @@ from distarray.comm._communicator import SMALL_BYTES, Communicator
 from distarray.layout import chunk
 
 _FOLDED_BY_ALL: Final = 512 * 1024
-"""Up to so many bytes of all ranks together, every rank folds whole states by itself."""
+"""Up to so many bytes of all ranks together, every rank folds whole states by itself, in one round.
+
+Not measured for scans: what redistribution lets all ranks read, which was."""
 
 _FEW: Final = 3
-"""So many ranks take no more by that than they would by folding a part of the states each."""
+"""So many ranks take no more by that, two states, than by folding a part of all states each."""
 
 
 def gather_states(

@@ -1,1 +1,1 @@
-"""What lies on the disk: values and chunks of arrays in files, directories, and the manifest."""
+"""Storage of checkpoints: values and chunks of arrays in files, directories, and the manifest."""

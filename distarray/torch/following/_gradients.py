@@ -10,6 +10,7 @@ tell the same.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -27,7 +28,6 @@ _R, _P = Replicate(), Partial()
 Line = tuple[int, ...]
 """The ranks along a mesh axis, among which is this one."""
 
-
 RESIZING = ("expand", "expand_as", "broadcast_to", "repeat", "tile")
 """Functions whose result may have the length of a shard, and then another one on each rank."""
 
@@ -38,12 +38,12 @@ def sum_gradients(call: Call) -> Call:
     if not call.varying or not torch.is_grad_enabled():
         return call
     moved, written = {}, call.written
-    for x, placed, _, derived in call.operands:
-        source = placed if derived is None else derived.source
-        if source is None or not (axes := _to_sum(x, source, call.varying)):
+    for one in call.operands:
+        x, source = one.x, _source(one)
+        if source is None or not (axes := _to_sum(source, call.varying)):
             continue
-        if derived is not None:
-            moved[id(x)] = _repeat(call, derived, axes)
+        if one.derived is not None:
+            moved[id(x)] = _repeat(call, one.derived, axes)
         elif x is not written:
             moved[id(x)] = _summed(x, source, axes, call.name)
             parts = source.partial_grad.union((axis, "sum") for axis in axes)
@@ -63,21 +63,16 @@ def sum_gradients(call: Call) -> Call:
 
 def derive(call: Call, result: Any) -> None:
     """Remember what results come of that all ranks have, where more is not known of them."""
-    grad = torch.is_grad_enabled()
-    if not grad and not is_in_function_forward():  # as in a checkpoint, which goes backward itself
-        return
     if any(one.is_cut or one.lost for one in call.operands):
         return
-    sources = [_source(one, call) for one in call.operands if one.x.requires_grad or not grad]
-    found = [one for one in sources if one is not None]
+    found = [one for one in map(_derived, call.operands, repeat(call)) if one is not None]
     if not found:
         return
     derived = next((one for one in found if not one.source.partial_grad), found[0])
-    if not grad:
-        derived = Derived(derived.source)
+    if not torch.is_grad_enabled():
+        derived = Derived(derived.source)  # what would be computed anew has no gradient
     for x in result if isinstance(result, tuple | list) else (result,):
-        floats = isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
-        if floats and (x.requires_grad or not grad) and not is_known(x):
+        if isinstance(x, torch.Tensor) and _has_gradient(x) and not is_known(x):
             note(x, derived)
 
 
@@ -88,55 +83,67 @@ def place_beside(placed: Placed, varying: dict[Line, str]) -> Placed:
     return placed._replace(partial_grad=frozenset(parts))
 
 
-def _source(one: Operand, call: Call) -> Derived | None:
-    """Return what an operand with a gradient is, or comes of, that all ranks have."""
-    if one.derived is None:
-        if one.placed is None or not one.placed.layout.is_replicated:
-            return None
-        source, before = one.placed, None
-        if is_of_function(one.x):
-            parts = frozenset((i, "") for i in _lines(source.layout)[1])
-            source = source._replace(partial_grad=parts)
-    else:
-        source, before = one.derived.source, one.derived.repeat
-        if before is None:
-            return one.derived
+def _derived(one: Operand, call: Call) -> Derived | None:
+    """Return what a result comes of, because of one operand."""
+    source, before = _source(one), one.derived
+    if source is None or not source.layout.is_replicated:
+        return None
+    if before is not None and before.repeat is None:
+        return before
     if call.name not in RESIZING or one.x is not call.first:
         return Derived(source)
-    start = one.x if one.derived is None else one.derived.x
 
-    def repeat(moved: torch.Tensor) -> torch.Tensor:
-        again = call.with_tensors({id(one.x): moved if before is None else before(moved)})
+    def compute(moved: torch.Tensor) -> torch.Tensor:
+        given = moved if before is None or before.repeat is None else before.repeat(moved)
+        again = call.with_tensors({id(one.x): given})
         made: torch.Tensor = again.function(*again.args, **again.kwargs)
         return made
 
-    return Derived(source, repeat, start)
+    return Derived(source, compute, one.x if before is None else before.x)
+
+
+def _source(one: Operand) -> Placed | None:
+    """Return how a tensor with a gradient is placed, or what it comes of that all ranks have.
+
+    Of what a function of the user's own returns it is not known what becomes of the gradient.
+    """
+    source = one.placed if one.derived is None else one.derived.source
+    if source is None or not _has_gradient(one.x):
+        return None
+    if one.placed is not None and is_of_function(one.x):
+        parts = frozenset((i, "") for i in _lines(source.layout)[1])
+        return source._replace(partial_grad=parts)
+    return source
+
+
+def _has_gradient(x: torch.Tensor) -> bool:
+    """Tell whether a tensor has a gradient, or its copy will have one.
+
+    A checkpoint that goes backward itself computes in the forward of a function of autograd's.
+    """
+    if torch.is_grad_enabled() or not is_in_function_forward():
+        return x.requires_grad
+    return x.is_floating_point() or x.is_complex()
 
 
 def _varying(one: Operand) -> dict[Line, str]:
     """Return along which lines the ranks have other items, or other parts of the gradient."""
-    x, placed, lost, derived = one
     found: dict[Line, str] = {}
-    known = placed or lost
+    known = one.placed or one.lost
     if known is not None:
         lines, replicated = _lines(known.layout)
         found = {line: "sum" for i, line in lines.items() if i not in replicated}
-    source = placed if derived is None else derived.source
-    if source is not None and x.requires_grad:
-        lines, replicated = _lines(source.layout)
-        if placed is not None and is_of_function(x):
-            found |= {lines[i]: "" for i in replicated}
-        else:
-            found |= {lines[i]: op for i, op in source.partial_grad if i in lines}
+    source = _source(one)
+    if source is not None and source.partial_grad:
+        lines, _ = _lines(source.layout)
+        found |= {lines[i]: op for i, op in source.partial_grad if i in lines}
     return found
 
 
-def _to_sum(x: torch.Tensor, placed: Placed, varying: dict[Line, str]) -> list[int]:
+def _to_sum(source: Placed, varying: dict[Line, str]) -> list[int]:
     """Return along which mesh axes each rank will have a part of a gradient that was whole."""
-    if not x.requires_grad or is_of_function(x):
-        return []
-    lines, replicated = _lines(placed.layout)
-    return [i for i in replicated.difference(dict(placed.partial_grad)) if lines[i] in varying]
+    lines, replicated = _lines(source.layout)
+    return [i for i in replicated.difference(dict(source.partial_grad)) if lines[i] in varying]
 
 
 def _summed(x: torch.Tensor, placed: Placed, axes: list[int], name: str) -> torch.Tensor:
