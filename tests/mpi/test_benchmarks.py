@@ -66,9 +66,10 @@ def test_sharded_contenders_compute_the_same_and_hold_their_share() -> None:
         group, shared = held[fsdp_memory.GROUP], 4 * held[fsdp_memory.GROUP] // COMM.size
         assert held["parameters"] == held["gradients"] == shared
         assert held["optimizer"] - 2 * shared < 1000
-        # The pool rounds up by an eighth at most. All groups, or one and the one that comes next:
-        groups = 2 if reshard else 4
-        assert groups * group <= held[fsdp_memory.FORWARD] <= groups * group * 9 / 8
+        # The pool rounds up by an eighth at most. All groups, or one and the one that comes next,
+        # which a thread in the background begins to gather when it gets a core:
+        fewest, most = (1, 2) if reshard else (4, 4)
+        assert fewest * group <= held[fsdp_memory.FORWARD] <= most * group * 9 / 8
 
 
 def test_checkpoints_are_the_same_by_all_contenders(tmp_path) -> None:
