@@ -28,6 +28,7 @@ from distarray.comm._device_mesh import (
     use_mesh,
     world,
 )
+from distarray.comm._grouping import Parcels, compress, group_rows, merge_runs
 from distarray.comm._log import (
     CommLog,
     copy_log_context,
@@ -39,6 +40,7 @@ from distarray.comm._log import (
 from distarray.comm._packing import copy_box, copy_boxes, pack
 from distarray.comm._reductions import BFLOAT16, is_bfloat16, narrow_bfloat16, widen_bfloat16
 from distarray.comm._requests import Request
+from distarray.comm._rows import ask_owners, pull_rows, push_rows
 from distarray.comm._settings import setting
 from distarray.comm._states import exclusive_scan, gather_states, gather_words
 from distarray.comm.failures import _abort
@@ -52,15 +54,18 @@ __all__ = [
     "CommLog",
     "Communicator",
     "DeviceMesh",
+    "Parcels",
     "Purpose",
     "Request",
     "_backend",
     "_memory",
     "all_gather_checked",
     "as_communicator",
+    "ask_owners",
     "attempt",
     "background_work",
     "by_answer",
+    "compress",
     "copy_box",
     "copy_boxes",
     "copy_log_context",
@@ -70,13 +75,17 @@ __all__ = [
     "fill",
     "gather_states",
     "gather_words",
+    "group_rows",
     "init_device_mesh",
     "is_bfloat16",
+    "merge_runs",
     "mismatch_error",
     "name_ranks",
     "narrow_bfloat16",
     "on_host",
     "pack",
+    "pull_rows",
+    "push_rows",
     "raise_alike",
     "record",
     "recording",

@@ -1,0 +1,441 @@
+"""Ragged exchange of rows: every rank sends rows of its block to others, or takes rows of theirs.
+
+How many go where only their sender knows, or only who asks for them. Where all ranks read each
+other's blocks in place, every row is copied once, from its owner's block into the result. Else
+rows travel packed, and what is asked of a rank several times travels once.
+
+A call is one communication of the log, "rows", with the bytes of the rows taken from others;
+numbers of rows are not counted. A rank that finds its own arguments wrong passes the error instead
+of raising it: then all ranks raise it, before a row moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from time import perf_counter
+from typing import Any, Final
+
+import numpy as np
+
+from distarray.comm import _backend, _log, _memory
+from distarray.comm._agreement import raise_failures
+from distarray.comm._communicator import Communicator
+from distarray.comm._grouping import Parcels, take_rows
+from distarray.comm._states import gather_words
+from distarray.errors import OutOfMemoryError
+from distarray.typing import Buffer
+
+_PACKED_BYTES: Final = 16
+"""Rows up to this size are put in order by their sender: with their numbers, of 8 bytes, receivers
+would read as much, and from all over the block."""
+
+_FAILED: Final = -1
+"""In place of a count: this rank has an error."""
+
+_DENSE: Final = 8
+"""Row numbers that span at most so many times their count are deduplicated by a table."""
+
+
+def push_rows(
+    comm: Communicator,
+    rows: Sequence[Buffer],
+    parcels: Parcels,
+    token: int,
+    what: object = "",
+    error: Exception | None = None,
+) -> tuple[list[Buffer], np.ndarray]:
+    """Send rows to the ranks that they are for, and return what the others have sent.
+
+    Parameters
+    ----------
+    comm : Communicator
+    rows : sequence of Buffer
+        At least one block of any strides, all of one length, on one device; the same parcels are
+        cut of each.
+    parcels : Parcels
+        Of the rows for each rank.
+    token, what
+        As in ``Communicator.views``; below 2**62 less the number of blocks.
+    error : Exception, optional
+        What this rank has found wrong; then its parcels are not looked at.
+
+    Returns
+    -------
+    received : list of Buffer
+        For each block the rows received, by sender in rank order, and as each has sent them.
+    offsets : ndarray
+        Where the rows of each sender begin, and the end of the last.
+    """
+    started = perf_counter()
+    if error is not None:
+        parcels = _no_rows(comm, error)
+    if comm.size == 1:
+        received = [_taken(block, parcels.part(0)) for block in rows]
+        return received, np.array([0, parcels.size], np.int64)
+    in_place = comm.reaches_all() and comm.reaches_all(_kind(rows))
+    with _log.unrecorded():
+        push = _push_in_place if in_place else _push_messages
+        received, offsets = push(comm, rows, parcels, token, what, error)
+    own = int(offsets[comm.rank + 1] - offsets[comm.rank])
+    nbytes = sum(_row_bytes(block) for block in rows) * (int(offsets[-1]) - own)
+    _log.record("rows", comm.name, nbytes, perf_counter() - started)
+    return received, offsets
+
+
+def pull_rows(
+    comm: Communicator,
+    rows: Buffer,
+    parcels: Parcels,
+    token: int,
+    what: object = "",
+    *,
+    out: Buffer | None = None,
+    place: np.ndarray | None = None,
+    error: Exception | None = None,
+) -> Buffer:
+    """Return rows of all ranks' blocks.
+
+    Parameters
+    ----------
+    comm : Communicator
+    rows : Buffer
+        This rank's block, of any strides; others' have as many axes and the same lengths but for
+        the first.
+    parcels : Parcels
+        Of the rows wanted of each rank, as numbers in its block.
+    token, what, error
+        As for `push_rows`.
+    out : Buffer, optional
+        Where they go, on the device of the block; by default to a new array.
+    place : ndarray, optional
+        Where each goes in ``out``, in the order of the parcels; by default one after another.
+    """
+    started = perf_counter()
+    if error is not None:
+        parcels = _no_rows(comm, error)
+    if out is None:
+        out = _memory.empty((parcels.size, *rows.shape[1:]), rows.dtype, _backend.device_of(rows))
+    target = _Target(out, parcels, place)
+    if comm.size == 1:
+        target.put(0, rows, parcels.part(0))
+        return out
+    in_place = comm.reaches_all() and comm.reaches_all(_kind([rows]))
+    with _log.unrecorded():
+        if in_place:
+            gather_words(comm, (), token, what, error)
+            with comm.views(rows, token + 1, what) as views:
+                for rank, view in enumerate(views):
+                    target.put(rank, view, parcels.part(rank))
+            count = parcels.size - len(range(*_bounds(parcels, comm.rank)))
+        else:
+            count = _pull_messages(comm, rows, parcels, target, token, what, error)
+    _log.record("rows", comm.name, count * _row_bytes(rows), perf_counter() - started)
+    return out
+
+
+def ask_owners(
+    comm: Communicator,
+    questions: Sequence[Buffer],
+    parcels: Parcels,
+    answer: Callable[[list[Buffer]], Buffer],
+    token: int,
+    what: object = "",
+    error: Exception | None = None,
+) -> Buffer:
+    """Return the owners' answers, one row for each question, in the order of the questions.
+
+    Parameters
+    ----------
+    comm : Communicator
+    questions : sequence of Buffer
+        Arrays of one length, a row of each for a question.
+    parcels : Parcels
+        Of the questions for each rank: each goes to one.
+    answer : callable
+        Gives for questions, as in `push_rows`, as many rows, of one dtype and row shape on all
+        ranks. What it raises all ranks raise.
+    token, what, error
+        As for `push_rows`.
+    """
+    received, offsets = push_rows(comm, questions, parcels, token, what, error)
+    failed: Exception | None = None
+    answers: Buffer = received[0][:0]
+    try:
+        answers = answer(received)
+    except Exception as raised:
+        failed = raised
+    back = Parcels(offsets, None)
+    (found,), _ = push_rows(comm, [answers], back, token + len(questions) + 1, what, failed)
+    if parcels.order is None:
+        return found
+    out = _memory.empty(found.shape, found.dtype, _backend.device_of(found))
+    _scatter(out, parcels.order, found)
+    return out
+
+
+# --- in place ------------------------------------------------------------------------------------
+
+
+def _push_in_place(
+    comm: Communicator,
+    rows: Sequence[Buffer],
+    parcels: Parcels,
+    token: int,
+    what: object,
+    error: Exception | None,
+) -> tuple[list[Buffer], np.ndarray]:
+    """Let every rank take what is for it from the others' blocks.
+
+    Two contexts of ``views`` are never nested: what a slot holds is written again two rounds later.
+    """
+    size, rank = comm.size, comm.rank
+    offered = list(rows)
+    order = parcels.order
+    packs = [_row_bytes(block) <= _PACKED_BYTES for block in rows]
+    try:
+        if order is not None:
+            for i, block in enumerate(rows):
+                if packs[i]:
+                    offered[i] = _taken(block, order)
+            if all(packs):
+                order = None
+        n = 0 if order is None else len(order)
+        head = _memory.empty((size + 2 + n,), np.int64)
+    except OutOfMemoryError as lacking:
+        error, n = lacking, 0
+        head = np.empty(size + 2, np.int64)
+    head[0] = error is not None
+    head[1 : size + 2] = 0 if error is not None else parcels.offsets
+    if n:
+        head[size + 2 :] = order
+    cuts: list[slice] = []
+    orders: list[np.ndarray | None] = []
+    with comm.views(head, token, what, closing=False) as heads:
+        failed = any(theirs[0] for theirs in heads)
+        for theirs in heads:
+            cut = slice(int(theirs[1 + rank]), int(theirs[2 + rank]))
+            numbers = theirs[size + 2 :]
+            cuts.append(cut)
+            orders.append(numbers[cut].astype(np.intp) if len(numbers) else None)
+    if failed:
+        raise_failures(comm, error, what)
+    offsets = _offsets([cut.stop - cut.start for cut in cuts])
+    received = []
+    for i, block in enumerate(offered):
+        last = i == len(offered) - 1
+        with comm.views(block, token + 1 + i, what, closing=last) as views:
+            shape = (int(offsets[-1]), *block.shape[1:])
+            out = _memory.empty(shape, block.dtype, _backend.device_of(block))
+            for sender, view in enumerate(views):
+                numbered = orders[sender]
+                which = cuts[sender] if packs[i] or numbered is None else numbered
+                take_rows(view, which, out[offsets[sender] : offsets[sender + 1]])
+            received.append(out)
+    return received, offsets
+
+
+class _Target:
+    """Where pulled rows go."""
+
+    def __init__(self, out: Buffer, parcels: Parcels, place: np.ndarray | None) -> None:
+        self._out = out
+        self._parcels = parcels
+        self._place = place
+
+    def put(self, rank: int, rows: Buffer, which: Any) -> None:
+        """Take the rows that were wanted of a rank: some of ``rows``."""
+        stretch = slice(*_bounds(self._parcels, rank))
+        if self._place is None:
+            take_rows(rows, which, self._out[stretch])
+        elif stretch.start < stretch.stop:
+            _scatter(self._out, self._place[stretch], _taken(rows, which))
+
+
+# --- by messages ---------------------------------------------------------------------------------
+
+
+def _push_messages(
+    comm: Communicator,
+    rows: Sequence[Buffer],
+    parcels: Parcels,
+    token: int,
+    what: object,
+    error: Exception | None,
+) -> tuple[list[Buffer], np.ndarray]:
+    """Send packed rows, after their counts."""
+    comm.agree(token, what)
+    sent, received_counts = _exchange_counts(comm, np.diff(parcels.offsets), what, error)
+    which = slice(0, parcels.size) if parcels.order is None else parcels.order
+    received = [_exchange_rows(comm, _taken(block, which), sent, received_counts) for block in rows]
+    return received, _offsets(received_counts)
+
+
+def _pull_messages(
+    comm: Communicator,
+    rows: Buffer,
+    parcels: Parcels,
+    target: _Target,
+    token: int,
+    what: object,
+    error: Exception | None,
+) -> int:
+    """Send what is wanted of each rank, once, and get that; return how many rows come."""
+    size, rank = comm.size, comm.rank
+    comm.agree(token, what)
+    nothing = _Wanted(np.empty(0, np.intp))
+    wanted = [nothing if i == rank else _Wanted(_numbers(parcels, i)) for i in range(size)]
+    words = np.array([(one.count, one.form, one.data.size) for one in wanted], np.int64)
+    asked = _exchange_words(comm, words, what, error)
+    data = np.concatenate([one.data for one in wanted])
+    requests = np.empty(int(asked[:, 2].sum()), np.uint8)
+    comm.all_to_all(data, requests, words[:, 2].tolist(), asked[:, 2].tolist())
+    ends = _offsets(asked[:, 2])
+    numbers = [
+        _decoded(requests[ends[i] : ends[i + 1]], int(asked[i, 1]), int(asked[i, 0]))
+        for i in range(size)
+    ]
+    packed = _taken(rows, np.concatenate(numbers))
+    counts = words[:, 0].tolist()
+    got = _exchange_rows(comm, packed, asked[:, 0].tolist(), counts)
+    starts = _offsets(counts)
+    for i, one in enumerate(wanted):
+        if i == rank:
+            target.put(i, rows, parcels.part(i))
+        else:
+            part = got[starts[i] : starts[i + 1]]
+            target.put(i, part, slice(None) if one.inverse is None else one.inverse)
+    return sum(counts)
+
+
+class _Wanted:
+    """Row numbers of one owner's, each once, and as bytes.
+
+    Attributes
+    ----------
+    count
+        How many different ones they are.
+    inverse
+        For each wanted row its place among these; None where they lie so.
+    form
+        What the bytes are: one bit for each row of the block, or integers of 4 or 8 bytes.
+    data
+        The bytes.
+    """
+
+    __slots__ = ("count", "data", "form", "inverse")
+
+    def __init__(self, numbers: np.ndarray) -> None:
+        self.inverse: np.ndarray | None = None
+        span = int(numbers.max()) + 1 if numbers.size else 0
+        distinct = numbers
+        if not (numbers[1:] > numbers[:-1]).all():
+            if span <= _DENSE * numbers.size:
+                flags = np.zeros(span, bool)
+                flags[numbers] = True
+                distinct = np.flatnonzero(flags)
+                table = np.empty(span, np.intp)
+                table[distinct] = np.arange(distinct.size)
+                self.inverse = table[numbers]
+            else:
+                distinct, self.inverse = np.unique(numbers, return_inverse=True)
+        self.count = distinct.size
+        self.form = 4 if span <= 1 << 32 else 8
+        if (span + 7) // 8 < self.form * self.count:
+            self.form = 1
+            flags = np.zeros(span, bool)
+            flags[distinct] = True
+            self.data = np.packbits(flags)
+        else:
+            self.data = distinct.astype(f"u{self.form}").view(np.uint8)
+
+
+def _decoded(data: np.ndarray, form: int, count: int) -> np.ndarray:
+    """Return the row numbers that `_Wanted` has made bytes of."""
+    if not count:
+        return np.empty(0, np.intp)
+    if form == 1:
+        return np.flatnonzero(np.unpackbits(data))
+    return np.frombuffer(data.tobytes(), f"u{form}").astype(np.intp)
+
+
+def _exchange_counts(
+    comm: Communicator, counts: np.ndarray, what: object, error: Exception | None
+) -> tuple[list[int], list[int]]:
+    """Return what goes to and comes from each rank; raise alike where one has an error."""
+    words = np.asarray(counts, np.int64).reshape(-1, 1)
+    return words[:, 0].tolist(), _exchange_words(comm, words, what, error)[:, 0].tolist()
+
+
+def _exchange_words(
+    comm: Communicator, words: np.ndarray, what: object, error: Exception | None
+) -> np.ndarray:
+    """Return each rank's row for this one, of counts first; raise alike where one has an error."""
+    if error is not None:
+        words = np.full_like(words, _FAILED)
+    theirs = np.empty_like(words)
+    comm.all_to_all(np.ascontiguousarray(words), theirs)
+    if (theirs[:, 0] == _FAILED).any():
+        raise_failures(comm, error, what)
+    return theirs
+
+
+def _exchange_rows(
+    comm: Communicator, packed: Buffer, sent: Sequence[int], received: Sequence[int]
+) -> Buffer:
+    """Send packed rows, so many to each rank, and return what comes, so many of each."""
+    width = prod(packed.shape[1:])
+    shape = (sum(received), *packed.shape[1:])
+    out = _memory.empty(shape, packed.dtype, _backend.device_of(packed))
+    counts = [n * width for n in sent], [n * width for n in received]
+    comm.all_to_all(packed.reshape(-1), out.reshape(-1), *counts)
+    return out
+
+
+# --- rows of one block ---------------------------------------------------------------------------
+
+
+def _no_rows(comm: Communicator, error: Exception) -> Parcels:
+    """Return the parcels of a rank that failed; where nobody is to be told it raises."""
+    if comm.size == 1:
+        raise error
+    return Parcels(np.zeros(comm.size + 1, np.int64), None)
+
+
+def _kind(rows: Sequence[Buffer]) -> str:
+    return _backend.kind_of(_backend.device_of(rows[0]))
+
+
+def _row_bytes(block: Buffer) -> int:
+    return block.itemsize * prod(block.shape[1:])
+
+
+def _bounds(parcels: Parcels, rank: int) -> tuple[int, int]:
+    return int(parcels.offsets[rank]), int(parcels.offsets[rank + 1])
+
+
+def _numbers(parcels: Parcels, rank: int) -> np.ndarray:
+    which = parcels.part(rank)
+    return np.arange(which.start, which.stop) if isinstance(which, slice) else which
+
+
+def _offsets(counts: Any) -> np.ndarray:
+    """Return where each part begins, and the end of the last."""
+    ends = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=ends[1:])
+    return ends
+
+
+def _taken(block: Buffer, which: Any) -> Buffer:
+    """Return a copy of rows, given by a slice or their numbers."""
+    count = len(range(*which.indices(len(block)))) if isinstance(which, slice) else len(which)
+    out = _memory.empty((count, *block.shape[1:]), block.dtype, _backend.device_of(block))
+    take_rows(block, which, out)
+    return out
+
+
+def _scatter(out: Buffer, place: np.ndarray, rows: Buffer) -> None:
+    """Put rows where their places say."""
+    if not _backend.is_numpy(out):
+        place = _backend.asarray(place, _backend.device_of(out))
+    out[place] = rows

@@ -1,0 +1,234 @@
+"""Ragged exchanges of rows against NumPy, on simulated ranks and nodes; and the local orders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distarray.comm import (
+    CommLog,
+    Parcels,
+    _backend,
+    ask_owners,
+    compress,
+    group_rows,
+    merge_runs,
+    pull_rows,
+    push_rows,
+    simulate,
+    simulated_world,
+    token,
+)
+from distarray.comm import _grouping as grouping
+from distarray.comm.kernels import _choice
+from distarray.errors import ArgumentError, CommunicationError, IndexingError, MismatchError
+from tests.comm import rows_checks as checks
+from tests.comm.rows_checks import CALL
+from tests.on_device import DEVICE
+
+NODES = pytest.mark.parametrize("ranks_per_node", [None, 1, 2], ids=["one node", "1", "2"])
+RANKS = st.integers(1, 4)
+SEED = st.integers(0, 2**32)
+EXAMPLES = settings(max_examples=60, deadline=None)
+
+
+def world() -> Any:
+    return simulated_world()
+
+
+@NODES
+@EXAMPLES
+@given(n=RANKS, seed=SEED)
+def test_pushed_rows_are_those_of_numpy(n, seed, ranks_per_node):
+    simulate(n, lambda: checks.check_push(world(), seed, DEVICE), ranks_per_node=ranks_per_node)
+
+
+@NODES
+@EXAMPLES
+@given(n=RANKS, seed=SEED)
+def test_pulled_rows_are_those_of_numpy(n, seed, ranks_per_node):
+    simulate(n, lambda: checks.check_pull(world(), seed, DEVICE), ranks_per_node=ranks_per_node)
+
+
+@NODES
+@settings(max_examples=20, deadline=None)
+@given(n=RANKS, seed=SEED)
+def test_answers_are_those_of_the_owners(n, seed, ranks_per_node):
+    simulate(n, lambda: checks.check_ask(world(), seed), ranks_per_node=ranks_per_node)
+
+
+def everyones(n: int, count: int) -> Parcels:
+    """Return parcels of `count` rows for each of n ranks, in turns."""
+    return group_rows(np.arange(n * count) % n, n)
+
+
+def block(rows: int, width: int) -> Any:
+    return _backend.asarray(np.ones((rows, width)), DEVICE)
+
+
+@NODES
+@pytest.mark.parametrize("width", [1, 8])
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_only_rows_of_others_are_counted(n, width, ranks_per_node):
+    def program():
+        with CommLog() as log:
+            push_rows(world(), [block(6 * n, width)], everyones(n, 6), CALL)
+        assert (log.count(), log.bytes("rows")) == ((n > 1), (n - 1) * 6 * width * 8)
+        parcels = everyones(n, 6)
+        with CommLog() as log:
+            pull_rows(world(), block(6 * n, width), parcels, CALL)
+        assert (log.count(), log.bytes("rows")) == ((n > 1), (n - 1) * 6 * width * 8)
+
+    simulate(n, program, ranks_per_node=ranks_per_node)
+
+
+def test_between_nodes_a_row_travels_once():
+    def program():
+        n = world().size
+        row = np.zeros(600, np.intp)
+        parcels = Parcels(np.arange(n + 1) * 200, row)
+        with CommLog() as log:
+            got = pull_rows(world(), block(5, 64), parcels, CALL)
+        assert got.shape == (600, 64)
+        assert log.bytes() == (n - 1) * 64 * 8
+
+    simulate(3, program, ranks_per_node=1)
+
+
+@NODES
+@pytest.mark.parametrize("failing", [0, 2])
+@pytest.mark.parametrize("width", [1, 8])
+def test_error_of_one_rank_is_raised_on_all(failing, width, ranks_per_node):
+    def program():
+        comm = world()
+        rows, parcels = block(9, width), everyones(3, 3)
+        error = IndexingError("index 9 is out of range") if comm.rank == failing else None
+        for _ in range(3):
+            with pytest.raises(IndexingError, match=f"on rank {failing}: index 9 is out"):
+                push_rows(comm, [rows, rows], parcels, CALL, "x[i] = y", error)
+            with pytest.raises(IndexingError, match=f"on rank {failing}: index 9 is out"):
+                pull_rows(comm, rows, parcels, CALL, "x[i]", error=error)
+            with pytest.raises(IndexingError, match=f"on rank {failing}: index 9 is out"):
+                ask_owners(comm, [rows], parcels, lambda got: got[0], CALL, "ask", error)
+        (got,), _ = push_rows(comm, [rows], parcels, CALL)
+        assert len(got) == 9
+
+    simulate(3, program, ranks_per_node=ranks_per_node)
+
+
+@pytest.mark.parametrize("call", [push_rows, pull_rows])
+def test_error_of_a_single_rank_is_raised(call):
+    def program():
+        error = IndexError("no such row")
+        call(world(), [block(1, 1)], everyones(1, 1), CALL, error=error)
+
+    with pytest.raises(IndexError, match="no such row"):
+        simulate(1, program)
+
+
+@NODES
+def test_answers_that_fail_on_one_rank_fail_on_all(ranks_per_node):
+    def program():
+        comm = world()
+
+        def answer(questions):
+            if comm.rank == 1:
+                raise ValueError("no answer")
+            return questions[0]
+
+        with pytest.raises(ValueError if comm.rank == 1 else CommunicationError, match="no answer"):
+            ask_owners(comm, [np.arange(9)], everyones(3, 3), answer, CALL, "ask")
+
+    simulate(3, program, ranks_per_node=ranks_per_node)
+
+
+@NODES
+def test_ranks_that_disagree_all_raise(ranks_per_node):
+    def program():
+        call = token("something else") if world().rank == 1 else CALL
+        for rows in (block(9, 1), block(3000, 8)):
+            with pytest.raises(MismatchError, match="different things"):
+                push_rows(world(), [rows], everyones(3, len(rows) // 3), call, "push")
+            with pytest.raises(MismatchError, match="different things"):
+                pull_rows(world(), rows, everyones(3, len(rows) // 3), call, "pull")
+
+    simulate(3, program, ranks_per_node=ranks_per_node)
+
+
+# --- on one rank ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["kernel", "numpy", "as usual"])
+def way(request, monkeypatch):
+    """Let the kernels do everything, or nothing, or what is large."""
+    if request.param != "as usual":
+        monkeypatch.setattr(grouping, "_KERNEL_BYTES", 0)
+        by_kernel = request.param == "kernel"
+        monkeypatch.setattr(
+            grouping, "run_faster", lambda _, __, kernel, plain: (kernel if by_kernel else plain)()
+        )
+    monkeypatch.setattr(_choice, "_trials", {})
+
+
+LENGTHS = [0, 1, 2, 7, 1000, 70_000]
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("dtype", "bhilBHIL")
+def test_groups_are_those_of_a_stable_sort(dtype):
+    for n in LENGTHS:
+        for size in (1, 2, 100):
+            owner = np.random.default_rng(n).integers(0, size, n).astype(dtype)
+            offsets, order = group_rows(owner, size)
+            np.testing.assert_array_equal(order, np.argsort(owner, kind="stable"))
+            np.testing.assert_array_equal(np.diff(offsets), np.bincount(owner, minlength=size))
+            assert (offsets.dtype, order.dtype) == (np.int64, np.intp)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("wrong", [3, -1])
+def test_rows_of_no_rank_are_refused(wrong):
+    for n in (5, 70_000):
+        with pytest.raises(ArgumentError, match="from 0 to 2"):
+            group_rows(np.array([0] * n + [wrong]), 3)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("dtype", ["?", "i2", "f4", "f8", "c16", "S3", "M8[s]", "V16"])
+@pytest.mark.parametrize("row", [(), (2,), (3, 5)], ids=str)
+def test_compressed_rows_are_those_of_the_mask(dtype, row):
+    for n in LENGTHS[:-1]:
+        rng = np.random.default_rng(n)
+        whole = checks.values(rng, (n, *row), dtype)
+        for share in (0, 0.1, 0.9, 1):
+            mask = rng.random(n) < share
+            rows = _backend.asarray(whole, "cpu")
+            out = np.empty((int(mask.sum()), *row), whole.dtype)
+            assert compress(rows, mask, out) is out
+            checks.same(out, whole[mask])
+            spread = np.repeat(whole, 2, 0)[::2]
+            checks.same(compress(spread, np.repeat(mask, 2)[::2], out), whole[mask])
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("dtype", [*"?bhilBHILefdgF", "M8[s]", "S3", ">i4"])
+def test_merged_runs_are_a_stable_sort(dtype):
+    for n in LENGTHS:
+        rng = np.random.default_rng(n)
+        whole = rng.integers(-9, 9, n).astype("i8").astype(dtype)
+        if whole.dtype.kind in "fc":
+            whole[rng.random(n) < 0.1] = np.nan
+            whole[rng.random(n) < 0.1] = -0.0
+            whole[rng.random(n) < 0.1] = np.inf
+        if whole.dtype.kind == "M":
+            whole[rng.random(n) < 0.1] = np.datetime64("NaT")
+        for cut in {0, min(1, n), n // 3, n}:
+            a, b = (np.sort(part, kind="stable") for part in (whole[:cut], whole[cut:]))
+            expected = np.sort(np.concatenate((a, b)), kind="stable")
+            out = np.empty_like(whole)
+            assert merge_runs(a, b, out) is out
+            assert out.astype("S").tolist() == expected.astype("S").tolist()  # and signs of zeros
