@@ -76,8 +76,7 @@ def compress(block: Buffer, mask: Buffer, out: Buffer) -> Buffer:
     ``out`` is C-contiguous, has as many rows as the mask has true values, and is returned.
     """
     if not _backend.is_numpy(block):
-        if len(out):
-            _take(block, _backend.namespace_of(block).flatnonzero(mask), out)
+        take_rows(block, _backend.namespace_of(block).flatnonzero(mask), out)
         return out
     kernels = _kernels(block.nbytes)
     nbytes = block.itemsize * prod(block.shape[1:])
@@ -122,22 +121,63 @@ def merge_runs(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> np.ndarray:
     return out
 
 
-def take_rows(block: Buffer, which: Any, out: Buffer) -> None:
-    """Copy rows, given by a slice or their numbers, into ``out``, which is C-contiguous."""
+def take_rows(block: Buffer, which: Any, out: Buffer, place: np.ndarray | None = None) -> None:
+    """Copy rows, given by a slice or their numbers, into ``out``, which is C-contiguous.
+
+    They go one after another, or where ``place`` says: as many numbers.
+    """
+    if isinstance(which, slice) and place is None:
+        if len(out):
+            copy_box(_indexable(out), _indexable(block[which]))
+        return
     if isinstance(which, slice):
-        copy_box(out, block[which])
-    elif len(which):
-        _take(block, which, out)
-
-
-def _take(block: Buffer, numbers: Any, out: Buffer) -> None:
+        block, which = block[which], None
+    n = len(out) if place is None else len(place)
+    if not n or not out.size:
+        return
     if not _backend.is_numpy(block):
-        numbers = _backend.asarray(numbers, _backend.device_of(out))
-        _backend.assign(out, block[numbers])
-    elif block.flags.c_contiguous:
-        np.take(block, numbers, axis=0, out=out, mode="clip")
-    else:  # which np.take would copy as a whole
-        out[...] = block[numbers]
+        block, out = _indexable(block), _indexable(out)
+        device = _backend.device_of(out)
+        rows = block if which is None else block[_backend.asarray(which, device)]
+        out[... if place is None else _backend.asarray(place, device)] = rows
+        return
+    run = block.itemsize * prod(block.shape[1:])
+    kernels = _kernels(n * run)
+
+    def by_kernel() -> None:
+        width = next(width for width in kernels.WIDTHS if width <= run)
+        numbers = [0 if one is None else address_of(one) for one in (place, which)]
+        kernels.MOVE_ROWS[width, width == run](
+            address_of(out), numbers[0], len(out),
+            address_of(block), numbers[1], len(block), block.strides[0],
+            n, run,
+        )  # fmt: skip
+
+    def by_numpy() -> None:
+        if place is not None:
+            out[place] = block if which is None else block[which]
+        elif block.flags.c_contiguous:
+            np.take(block, which, axis=0, out=out, mode="clip")
+        else:  # which np.take would copy as a whole
+            out[...] = block[which]
+
+    if kernels is None or not block[0].flags.c_contiguous or not _are_words(place, which):
+        by_numpy()
+    else:
+        work = "take rows", run, which is None, place is None
+        run_faster(work, n * run, by_kernel, by_numpy)
+
+
+def _are_words(*numbers: np.ndarray | None) -> bool:
+    """Tell whether the kernels read row numbers as they lie."""
+    return all(one is None or (one.dtype == np.int64 and one.flags.c_contiguous) for one in numbers)
+
+
+def _indexable(block: Buffer) -> Buffer:
+    """Return rows on a GPU; of structures, which CuPy does not index by arrays, their bytes."""
+    if block.dtype.kind != "V":
+        return block
+    return _memory.make_contiguous(block).reshape(-1).view("u1").reshape(len(block), -1)
 
 
 def _kernels(nbytes: int) -> Any:

@@ -170,7 +170,7 @@ def ask_owners(
     if parcels.order is None:
         return found
     out = _memory.empty(found.shape, found.dtype, _backend.device_of(found))
-    _scatter(out, parcels.order, found)
+    take_rows(found, slice(None), out, parcels.order)
     return out
 
 
@@ -248,8 +248,8 @@ class _Target:
         stretch = slice(*_bounds(self._parcels, rank))
         if self._place is None:
             take_rows(rows, which, self._out[stretch])
-        elif stretch.start < stretch.stop:
-            _scatter(self._out, self._place[stretch], _taken(rows, which))
+        else:
+            take_rows(rows, which, self._out, self._place[stretch])
 
 
 # --- by messages ---------------------------------------------------------------------------------
@@ -432,10 +432,3 @@ def _taken(block: Buffer, which: Any) -> Buffer:
     out = _memory.empty((count, *block.shape[1:]), block.dtype, _backend.device_of(block))
     take_rows(block, which, out)
     return out
-
-
-def _scatter(out: Buffer, place: np.ndarray, rows: Buffer) -> None:
-    """Put rows where their places say."""
-    if not _backend.is_numpy(out):
-        place = _backend.asarray(place, _backend.device_of(out))
-    out[place] = rows

@@ -8,8 +8,20 @@ import numpy as np
 
 from distarray.comm import Communicator, Parcels, _backend, ask_owners, pull_rows, push_rows, token
 
-DTYPES = ["?", "i1", "u2", "f4", "f8", "c16", "g", "M8[s]", "S3", "V5", [("a", "i4"), ("b", "f8")]]
-ON_DEVICE = ["?", "i1", "u2", "f4", "f8", "c16"]
+DTYPES: list[Any] = [
+    "?",
+    "i1",
+    "u2",
+    "f4",
+    "f8",
+    "c16",
+    "g",
+    "M8[s]",
+    "S3",
+    "V5",
+    [("a", "i4"), ("b", "f8")],
+]
+ON_DEVICE = [*DTYPES[:6], [("a", "i4"), ("b", "f4")], DTYPES[-1]]
 ROWS: list[tuple[int, ...]] = [(), (1,), (2,), (3, 5), (0,), (16,), (512,), (4, 128)]
 CALL = token("rows")
 

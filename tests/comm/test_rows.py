@@ -26,13 +26,14 @@ from distarray.comm import (
 from distarray.comm import _grouping as grouping
 from distarray.comm.kernels import _choice
 from distarray.errors import ArgumentError, CommunicationError, IndexingError, MismatchError
+from tests import on_device
 from tests.comm import rows_checks as checks
 from tests.comm.rows_checks import CALL
-from tests.on_device import DEVICE
 
 NODES = pytest.mark.parametrize("ranks_per_node", [None, 1, 2], ids=["one node", "1", "2"])
 RANKS = st.integers(1, 4)
 SEED = st.integers(0, 2**32)
+DEVICE = on_device.DEVICE.replace("cuda", "cuda:0")
 EXAMPLES = settings(max_examples=60, deadline=None)
 
 
@@ -232,3 +233,20 @@ def test_merged_runs_are_a_stable_sort(dtype):
             out = np.empty_like(whole)
             assert merge_runs(a, b, out) is out
             assert out.astype("S").tolist() == expected.astype("S").tolist()  # and signs of zeros
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("nbytes", [1, 2, 3, 4, 7, 8, 12, 16, 33, 64, 65, 200, 4096])
+def test_rows_move_between_places(nbytes):
+    for n in (0, 1, 90):
+        rng = np.random.default_rng(n)
+        whole = rng.integers(0, 256, (2 * n, nbytes)).astype(np.uint8)
+        for block in (whole, whole[::2].repeat(2, 0)[::2], whole[::-1], whole.T.copy().T):
+            numbers, place = rng.integers(0, max(len(block), 1), n), rng.permutation(n + 3)[:n]
+            for given_numbers in (numbers, slice(0, n)):
+                for given_place in (place, None):
+                    out = np.zeros((n + 3 * (given_place is not None), nbytes), np.uint8)
+                    expected = out.copy()
+                    expected[... if given_place is None else given_place] = block[given_numbers]
+                    grouping.take_rows(block, given_numbers, out, given_place)
+                    np.testing.assert_array_equal(out, expected)

@@ -10,13 +10,19 @@ import pytest
 
 from distarray.comm import (
     Communicator,
+    Parcels,
+    _memory,
     as_communicator,
     exclusive_scan,
     gather_states,
     gather_words,
+    group_rows,
+    pull_rows,
+    push_rows,
     token,
 )
 from distarray.errors import IndexingError, MismatchError
+from tests.comm import rows_checks as checks
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
@@ -86,3 +92,59 @@ def test_ranks_that_disagree_all_raise(comm: Any) -> None:
             exclusive_scan(comm, np.zeros(size), np.add, range(comm.size), call, "scan")
     with pytest.raises(MismatchError, match="different things"):
         gather_words(comm, [1], call, "words")
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("check", [checks.check_push, checks.check_pull, checks.check_ask])
+def test_rows_are_those_of_numpy(comm: Any, check: Any) -> None:
+    for seed in range(60):
+        check(comm, seed)
+
+
+@pytest.mark.parametrize("width", [1, 4, 512])
+def test_many_rows_are_those_of_numpy(comm: Any, width: int) -> None:
+    size, rank = comm.size, comm.rank
+    n = 400_000 // width * size
+    blocks = [np.arange(n * width).reshape(n, width) + r * 10**9 for r in range(size)]
+    owners = [np.random.default_rng(r).integers(0, size, n) for r in range(size)]
+    mine = _memory.empty((n, width), np.int64)
+    mine[...] = blocks[rank]
+    parcels = group_rows(owners[rank], size)
+    (got,), _ = push_rows(comm, [mine], parcels, CALL, "push")
+    expected = [block[owner == rank] for block, owner in zip(blocks, owners, strict=True)]
+    np.testing.assert_array_equal(got, np.concatenate(expected))
+    rows = np.random.default_rng(rank).permutation(n)
+    wanted = Parcels(parcels.offsets, rows[parcels.order])
+    out = np.empty_like(mine)
+    pull_rows(comm, mine, wanted, CALL, "pull", out=out, place=parcels.order)
+    places = rows[:, None] * width + np.arange(width)
+    np.testing.assert_array_equal(out, places + owners[rank][:, None] * 10**9)
+
+
+def test_error_of_one_rank_moves_no_row(comm: Any) -> None:
+    last = comm.size - 1
+    rows = np.ones((3 * comm.size, 5))
+    parcels = group_rows(np.arange(3 * comm.size) % comm.size, comm.size)
+    for _ in range(3):
+        error = IndexingError("index 9 is out of range") if comm.rank == last else None
+        with pytest.raises(IndexingError, match="index 9 is out of range"):
+            push_rows(comm, [rows], parcels, CALL, "x[i] = y", error)
+        with pytest.raises(IndexingError, match="index 9 is out of range"):
+            pull_rows(comm, rows, parcels, CALL, "x[i]", error=error)
+    (got,), _ = push_rows(comm, [rows], parcels, CALL)
+    assert len(got) == 3 * comm.size
+
+
+def test_pushes_that_disagree_all_raise(comm: Any) -> None:
+    if comm.size == 1:
+        pytest.skip("one rank agrees with itself")
+    call = token("something else") if comm.rank == 1 else CALL
+    for n in (3, 3000):
+        rows = np.ones((n * comm.size, 5))
+        parcels = group_rows(np.arange(n * comm.size) % comm.size, comm.size)
+        with pytest.raises(MismatchError, match="different things"):
+            push_rows(comm, [rows], parcels, call, "push")
+        with pytest.raises(MismatchError, match="different things"):
+            pull_rows(comm, rows, parcels, call, "pull")

@@ -77,6 +77,41 @@ COMPRESS: Final[dict[int, Kernel]] = {size: _compressing(size) for size in (1, 2
 """By the size of an item."""
 
 
+def _moving(width: int, exact: bool) -> Kernel:
+    """Return the kernel for rows of ``width`` bytes, or of more, in moves of so many."""
+
+    def move_rows(
+        dst: int, places: int, dst_rows: int,
+        src: int, numbers: int, src_rows: int, src_stride: int,
+        n: int, run: int,
+    ) -> None:  # fmt: skip
+        """Copy rows of ``run`` bytes from their numbers in one block to their places in another.
+
+        Without addresses of numbers they lie one after another; those of no row become the last.
+        """
+        for k in range(n):
+            i = types.uint64(_load_word(numbers + 8 * k) if numbers else k)
+            j = types.uint64(_load_word(places + 8 * k) if places else k)
+            s = src + types.int64(min(i, types.uint64(src_rows - 1))) * src_stride
+            d = dst + types.int64(min(j, types.uint64(dst_rows - 1))) * run
+            if exact:
+                move(d, s, width, 0)
+            else:
+                for at in range(0, run - width, width):
+                    move(d + at, s + at, width, 0)
+                move(d + run - width, s + run - width, width, 0)
+
+    return Kernel(move_rows, f"void({', '.join(['int64'] * 9)})", _intrinsics)
+
+
+WIDTHS: Final = (64, 32, 16, 8, 4, 2, 1)
+
+MOVE_ROWS: Final[dict[tuple[int, bool], Kernel]] = {
+    (width, exact): _moving(width, exact) for width in WIDTHS for exact in (True, False)
+}
+"""By the width of a move, and whether rows have no more."""
+
+
 def _grouping(size: int) -> Kernel:
     """Return the kernel for owners of one size of integer."""
     load = _LOAD[f"u{size}"]
