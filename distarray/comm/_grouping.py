@@ -9,6 +9,7 @@ import numpy as np
 
 from distarray.comm import _backend, _memory
 from distarray.comm._packing import copy_box
+from distarray.comm.cuda import _device
 from distarray.comm.kernels._choice import run_faster
 from distarray.comm.kernels._jit import load_kernels
 from distarray.comm.kernels._loop_nest import address_of
@@ -174,10 +175,13 @@ def _are_words(*numbers: np.ndarray | None) -> bool:
 
 
 def _indexable(block: Buffer) -> Buffer:
-    """Return rows on a GPU; of structures, which CuPy does not index by arrays, their bytes."""
-    if block.dtype.kind != "V":
+    """Return rows; those of structures on a GPU, which CuPy does not index, as other words."""
+    if block.dtype.kind != "V" or _backend.is_numpy(block):
         return block
-    return _memory.make_contiguous(block).reshape(-1).view("u1").reshape(len(block), -1)
+    words = _device.bits(block)
+    if words.dtype.kind != "V" or not words.size:
+        return words
+    return _memory.make_contiguous(words).reshape(-1).view("u1").reshape(len(words), -1)
 
 
 def _kernels(nbytes: int) -> Any:

@@ -266,8 +266,13 @@ def _push_messages(
     """Send packed rows, after their counts."""
     comm.agree(token, what)
     sent, received_counts = _exchange_counts(comm, np.diff(parcels.offsets), what, error)
-    which = slice(0, parcels.size) if parcels.order is None else parcels.order
-    received = [_exchange_rows(comm, _taken(block, which), sent, received_counts) for block in rows]
+    received = []
+    for block in rows:
+        if parcels.order is None:
+            packed = _memory.make_contiguous(block[: parcels.size])
+        else:
+            packed = _taken(block, parcels.order)
+        received.append(_exchange_rows(comm, packed, sent, received_counts))
     return received, _offsets(received_counts)
 
 

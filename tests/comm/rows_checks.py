@@ -21,7 +21,7 @@ DTYPES: list[Any] = [
     "V5",
     [("a", "i4"), ("b", "f8")],
 ]
-ON_DEVICE = [*DTYPES[:6], [("a", "i4"), ("b", "f4")], DTYPES[-1]]
+ON_DEVICE = [*DTYPES[:6], [("a", "i4"), ("b", "f4")]]
 ROWS: list[tuple[int, ...]] = [(), (1,), (2,), (3, 5), (0,), (16,), (512,), (4, 128)]
 CALL = token("rows")
 

@@ -22,6 +22,7 @@ from distarray.comm import (
     token,
 )
 from distarray.errors import IndexingError, MismatchError
+from tests import on_device
 from tests.comm import rows_checks as checks
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -97,10 +98,15 @@ def test_ranks_that_disagree_all_raise(comm: Any) -> None:
 # --- rows ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("check", [checks.check_push, checks.check_pull, checks.check_ask])
+@pytest.mark.parametrize("check", [checks.check_push, checks.check_pull])
 def test_rows_are_those_of_numpy(comm: Any, check: Any) -> None:
     for seed in range(60):
-        check(comm, seed)
+        check(comm, seed, on_device.DEVICE)
+
+
+def test_answers_are_those_of_the_owners(comm: Any) -> None:
+    for seed in range(20):
+        checks.check_ask(comm, seed)
 
 
 @pytest.mark.parametrize("width", [1, 4, 512])
