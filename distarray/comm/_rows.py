@@ -341,7 +341,7 @@ class _Wanted:
                 distinct = np.flatnonzero(flags)
                 table = np.empty(span, np.intp)
                 table[distinct] = np.arange(distinct.size)
-                self.inverse = table[numbers]
+                self.inverse = _taken(table, numbers)
             else:
                 distinct, self.inverse = np.unique(numbers, return_inverse=True)
         self.count = distinct.size
@@ -360,7 +360,7 @@ def _decoded(data: np.ndarray, form: int, count: int) -> np.ndarray:
     if not count:
         return np.empty(0, np.intp)
     if form == 1:
-        return np.flatnonzero(np.unpackbits(data))
+        return np.flatnonzero(np.unpackbits(data).view(bool))
     return np.frombuffer(data.tobytes(), f"u{form}").astype(np.intp)
 
 
