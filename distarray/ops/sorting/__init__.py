@@ -1,0 +1,1 @@
+"""Sorting: order-preserving keys, places found by counting, sorts and merges of blocks."""
