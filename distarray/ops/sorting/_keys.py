@@ -27,7 +27,8 @@ _FULL: Final = _WORD((1 << _WORD_BITS) - 1)
 
 _LONG_BITS: Final = {63: (16, 63), 112: (64, 64)}
 """Sign and exponent, then fraction, of a long double by the bits of its fraction: x87, IEEE quad
-(whose first word has the upper 48 bits of the fraction, too). x87's integer bit is no information."""
+(whose first word has the upper 48 bits of the fraction, too). The integer bit of x87 is left out,
+because it follows from the exponent."""
 
 
 class KeyWords:

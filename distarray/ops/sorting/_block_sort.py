@@ -1,0 +1,196 @@
+"""Sorts of one block, and merges of the sorted runs that other ranks have sent.
+
+Items that compare as equal have the same bits, but for zeros and NaNs of floating point numbers,
+complex numbers and structures. Where they have, every sort is stable, and the fastest serves:
+`np.sort` with its vector instructions for numbers, the same on key words for dates and short text,
+which NumPy compares one by one, and radix sort, "stable", for single bytes. Floating point numbers
+are sorted likewise, and zeros and NaNs, whose signs and payloads the vector instructions do not
+keep, are put back in their first order.
+
+Positions are sorted beside their items by packing key and position into one word of 64 bits, which
+makes every sort of them stable, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from distarray.ops.sorting._keys import KeyWords, longest
+from distarray.typing import Buffer
+
+_SHORT: Final = 2048
+"""Items of a line that NumPy sorts before the passes that prepare something faster are done."""
+
+_MOST_WORDS: Final = 4
+"""Of a key, each sorted in a pass of its own; for more NumPy's own sort is about as fast."""
+
+
+def sort_block(
+    block: Buffer, axis: int = -1, *, stable: bool = True, descending: bool = False
+) -> Buffer:
+    """Return a sorted copy of a block.
+
+    Parameters
+    ----------
+    block : array
+        Of a dtype that `KeyWords` takes, in native byte order.
+    axis : int
+    stable : bool
+        Zeros of both signs, NaNs and whatever else compares as equal stay in order. If not, they
+        come as NumPy's fastest sort leaves them, which keeps no sign of a zero and no payload.
+    descending : bool
+        Equal items stay in order, and NaN comes first.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> sort_block(np.array([2.0, np.nan, 0.0, -0.0, -1.0]))
+    array([-1.,  0., -0.,  2., nan])
+    """
+    lines = np.moveaxis(block, axis, -1)
+    result = _sorted(lines[..., ::-1] if descending else lines, stable)
+    result = np.moveaxis(result[..., ::-1] if descending else result, -1, axis)
+    return np.ascontiguousarray(result).reshape(block.shape)
+
+
+def argsort_block(block: Buffer, axis: int = -1, *, descending: bool = False) -> Buffer:
+    """Return the positions of the items in sorted order, int64; equal ones stay in order.
+
+    Parameters are those of `sort_block`.
+    """
+    lines = np.moveaxis(block, axis, -1)
+    order = _order(lines[..., ::-1] if descending else lines)
+    if descending:
+        order = (lines.shape[-1] - 1 - order)[..., ::-1]
+    return np.ascontiguousarray(np.moveaxis(order, -1, axis)).reshape(block.shape)
+
+
+def merge_runs(runs: Buffer, offsets: Any, *, stable: bool = True) -> Buffer:
+    """Return the items of sorted runs, which lie one after the other, in one order.
+
+    Parameters
+    ----------
+    runs : array
+        1-d; may be changed.
+    offsets : sequence of int
+        Where each run begins, and where the last one ends; runs may be empty.
+    stable : bool
+        Of equal items those of the first runs come first.
+    """
+    sizes = np.diff(offsets)
+    if np.count_nonzero(sizes) < 2:
+        return runs
+    return _sorted(runs, stable)  # faster than one merge after the other, for any number of runs
+
+
+def merge_order(runs: Buffer, offsets: Any) -> Buffer:
+    """Return the order in which `merge_runs` takes the items, int64; for what travels with them."""
+    if np.count_nonzero(np.diff(offsets)) < 2:
+        return np.arange(len(runs), dtype=np.int64)
+    return _order(runs)
+
+
+# --- items, along the last axis ------------------------------------------------------------------
+
+
+def _sorted(lines: Buffer, stable: bool) -> Buffer:
+    dtype = lines.dtype
+    kind = dtype.kind
+    if lines.shape[-1] < _SHORT or dtype.names is not None:
+        return np.sort(lines, kind="stable" if stable or _is_byte(dtype) else None)
+    if kind in "mMSUV":
+        keys = _keys_of(lines)
+        if len(keys.bits) == 1:
+            words = keys.encode(lines)
+            words[..., 0].sort()
+            return keys.decode(words)
+    if kind in "SUV" or dtype.char == "g" or (kind == "c" and stable):
+        return np.take_along_axis(lines, _order(lines), -1)
+    result = np.array(lines, order="C")
+    result.sort(kind="stable" if _is_byte(dtype) else None)
+    if stable and kind == "f":
+        for line, source in zip(_each(result), _each(lines), strict=True):
+            _restore(line, source)
+    return result
+
+
+def _restore(line: Buffer, source: Buffer) -> None:
+    """Put zeros and NaNs of a sorted line back in the order, and with the bits, of its source."""
+    zero = line.dtype.type(0)
+    start, stop = np.searchsorted(line, zero, "left"), np.searchsorted(line, zero, "right")
+    if stop - start > 1:
+        line[start:stop] = source[source == 0]
+    if np.isnan(line[-1]):
+        nans = source[np.isnan(source)]
+        line[len(line) - len(nans) :] = nans
+
+
+def _is_byte(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "biu" and dtype.itemsize == 1
+
+
+def _keys_of(lines: Buffer) -> KeyWords:
+    return KeyWords(lines.dtype, longest(lines) if lines.dtype.kind in "SU" else None)
+
+
+def _each(lines: Buffer) -> Buffer:
+    """Return an array whose items are the lines, as a view where it can be one."""
+    return lines.reshape(-1, lines.shape[-1]) if lines.size else lines[:0].reshape(0, 0)
+
+
+# --- positions, along the last axis --------------------------------------------------------------
+
+
+def _order(lines: Buffer) -> Buffer:
+    dtype = lines.dtype
+    small = dtype.kind in "biu" and dtype.itemsize <= 2  # which NumPy sorts by radix
+    keys = None
+    if lines.shape[-1] >= _SHORT and not small and dtype.names is None:
+        keys = _keys_of(lines)
+    if keys is None or len(keys.bits) > _MOST_WORDS:
+        return np.argsort(lines, axis=-1, kind="stable").astype(np.int64, copy=False)
+    order = np.empty(lines.shape, np.int64)
+    for line, source in zip(_each(order), _each(lines), strict=True):
+        line[...] = _order_of_words(keys.encode(source))
+    return order
+
+
+def _order_of_words(words: Buffer) -> Buffer:
+    """Return the stable order of 1-d keys: word by word, the least significant first."""
+    order = None
+    for place in range(words.shape[-1] - 1, -1, -1):
+        word = words[:, place] if order is None else words[order, place]
+        if word.min() == word.max():
+            continue
+        step = _order_of_word(word)
+        order = step if order is None else order[step]
+    return np.arange(len(words)) if order is None else order
+
+
+def _order_of_word(word: Buffer) -> Buffer:
+    """Return the stable order of words by sorting them with their positions in the lowest bits.
+
+    Where both do not fit, the lowest bits of the words are left out at first, and what is equal
+    without them is sorted again.
+    """
+    low = word.min()
+    position_bits = (len(word) - 1).bit_length()
+    lost = max(0, int(word.max() - low).bit_length() + position_bits - 64)
+    packed = word - low
+    packed >>= np.uint64(lost)
+    packed <<= np.uint64(position_bits)
+    packed |= np.arange(len(word), dtype=np.uint64)
+    packed.sort()
+    order = (packed & np.uint64((1 << position_bits) - 1)).astype(np.int64)
+    if lost:
+        packed >>= np.uint64(position_bits)
+        same = packed[1:] == packed[:-1]
+        if same.any():
+            open_ = np.zeros(len(word), bool)
+            open_[1:] = same
+            open_[:-1] |= same
+            among = order[open_]
+            order[open_] = among[np.argsort(word[among], kind="stable")]
+    return order

@@ -1,0 +1,107 @@
+"""Sorts of blocks are those of NumPy, bit by bit where they are stable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distarray.ops.sorting import _block_sort
+from distarray.ops.sorting._block_sort import argsort_block, merge_order, merge_runs, sort_block
+from tests.ops.sorting.items import DTYPES, draw_items, identical
+
+NATIVE = tuple(dtype for dtype in map(np.dtype, DTYPES) if dtype.isnative)
+SHAPES = ((0,), (1,), (7,), (60,), (3, 20), (20, 3), (2, 9, 4), (0, 5), (5, 0), (2, 40))
+
+
+def reverse(values: np.ndarray, axis: int) -> np.ndarray:
+    return np.flip(values, axis)
+
+
+@pytest.fixture(params=[4, 10**9], ids=["fast", "short"])
+def _short(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the way of long lines for short ones, too, or never."""
+    monkeypatch.setattr(_block_sort, "_SHORT", request.param)
+
+
+@pytest.mark.usefixtures("_short")
+@pytest.mark.parametrize("dtype", NATIVE, ids=str)
+@pytest.mark.parametrize("descending", [False, True])
+def test_stable_sort_and_argsort_are_numpys(dtype: np.dtype[Any], descending: bool) -> None:
+    rng = np.random.default_rng(5)
+    for shape in SHAPES:
+        values = draw_items(rng, dtype, int(np.prod(shape)), bool(len(shape) % 2)).reshape(shape)
+        for axis in range(-1, len(shape)):
+            source = reverse(values, axis) if descending else values
+            order = np.argsort(source, axis=axis, kind="stable")
+            expected = np.take_along_axis(source, order, axis)
+            if descending:
+                order, expected = values.shape[axis] - 1 - order, reverse(expected, axis)
+                order = reverse(order, axis)
+            found = argsort_block(values, axis, descending=descending)
+            assert found.dtype == np.int64
+            assert (found == order).all()
+            found = sort_block(values, axis, descending=descending)
+            assert identical(found, expected)
+            assert found.flags.c_contiguous
+            assert not np.shares_memory(found, values)
+
+
+@pytest.mark.usefixtures("_short")
+@pytest.mark.parametrize("dtype", NATIVE, ids=str)
+def test_sort_of_other_strides_and_not_stable_compares_as_equal(dtype: np.dtype[Any]) -> None:
+    values = draw_items(np.random.default_rng(6), dtype, 240, True).reshape(4, 60)[:, ::2]
+    for block in (values, values.T, values[::-1, ::-3]):
+        for axis in (0, 1):
+            before = block.copy()
+            found = sort_block(block, axis, stable=False)
+            assert identical(block.copy(), before)
+            expected = np.sort(block, axis)
+            if dtype.kind in "fc":
+                assert np.array_equal(found, expected, equal_nan=True)
+            else:
+                both = np.stack([found, expected]).reshape(2, -1)
+                ranks = np.searchsorted(np.sort(both, axis=None), both)
+                assert (ranks[0] == ranks[1]).all()
+            assert identical(sort_block(block, axis), np.sort(block, axis, kind="stable"))
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "g"])
+def test_signs_of_zeros_and_payloads_of_nans_stay_in_order(dtype: str) -> None:
+    rng = np.random.default_rng(7)
+    values = rng.choice(np.array([0.0, -0.0, 1.0, -np.inf, np.nan, -np.nan]), 10_000).astype(dtype)
+    if dtype == "f8":
+        payloads = rng.integers(1, 2**50, 10_000) | 0x7FF8 << 48
+        values = np.where(np.isnan(values), payloads.view("f8"), values)
+    expected = np.sort(values, kind="stable")
+    assert identical(sort_block(values), expected)
+    assert (np.signbit(sort_block(values)) == np.signbit(expected)).all()
+
+
+def test_words_that_do_not_fit_beside_positions_are_sorted_to_the_end() -> None:
+    rng = np.random.default_rng(8)
+    near = 1.0 + np.arange(5000) * 2.0**-52  # apart in the lowest bits alone
+    values = rng.permutation(np.concatenate([near, near, rng.standard_normal(5000) * 1e300, [-1]]))
+    assert (argsort_block(values) == np.argsort(values, kind="stable")).all()
+    large = rng.integers(-(2**63), 2**63 - 1, 20_000)
+    large[::3] = large[0]
+    assert (argsort_block(large) == np.argsort(large, kind="stable")).all()
+
+
+@pytest.mark.parametrize("dtype", NATIVE, ids=str)
+@settings(max_examples=10)
+@given(sizes=st.lists(st.integers(0, 40), max_size=6), seed=st.integers(0, 2**32))
+def test_merges_are_stable_sorts(dtype: np.dtype[Any], sizes: list[int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    runs = [sort_block(draw_items(rng, dtype, size, True)) for size in sizes]
+    whole = np.concatenate([np.zeros(0, dtype), *runs])
+    offsets = np.cumsum([0, *sizes])
+    assert (merge_order(whole, offsets) == np.argsort(whole, kind="stable")).all()
+    expected = np.sort(whole, kind="stable")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_block_sort, "_SHORT", 16)
+        assert identical(merge_runs(whole.copy(), offsets), expected)
+        assert (merge_order(whole, offsets) == np.argsort(whole, kind="stable")).all()
