@@ -1,0 +1,228 @@
+"""Advanced keys: lists, index arrays, masks and booleans among slices, integers, `...` and None.
+
+Such a key is taken apart into a basic key, which selects a view that has all indexed axes, and
+index arrays on axes of this view. NumPy's rules decide where the axes of the index arrays come in
+the result: in place of the indexed axes where these stand side by side in the key, and first of
+all where a slice, `...` or None is between them. Next to an index array an integer counts as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from distarray.comm import _backend
+from distarray.core import BaseArray
+from distarray.errors import ArgumentError, IndexingError
+from distarray.ops.families._selection import WHOLE_AXIS, Item, Key, expand, normalize_key
+from distarray.typing import Buffer, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """One advanced index: an array of integers, a mask, a boolean, or an integer beside them."""
+
+    axis: int
+    """The first axis of the view that it selects from."""
+    ndim: int
+    """How many axes it selects from: 1, of a mask as many as it has, of a boolean none."""
+    operand: int | None
+    """Which of the arrays it is; None: an integer, whose axis of the view has one item."""
+    is_mask: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AdvancedKey:
+    """What a key says apart from the items of its arrays; hashable."""
+
+    basic: Key
+    """Slices (as tuples of three) and None, one for each axis of the view."""
+    view: Shape
+    """The view's shape."""
+    indices: tuple[Index, ...]
+    """In order; none in a key that is basic as a whole."""
+    place: int
+    """How many of the result's axes come before those of the index arrays."""
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The view's axes that no index selects from; they are the result's other axes."""
+        indexed = {index.axis + k for index in self.indices for k in range(index.ndim)}
+        return tuple(axis for axis in range(len(self.view)) if axis not in indexed)
+
+    def result_shape(self, shape: Shape) -> Shape:
+        """Return the result's shape, given that of the index arrays broadcast together."""
+        kept = tuple(self.view[axis] for axis in self.kept)
+        return kept[: self.place] + shape + kept[self.place :]
+
+
+class Advanced(NamedTuple):
+    """A key that has been taken apart."""
+
+    key: AdvancedKey
+    arrays: tuple[Any, ...]
+    """Plain arrays and DistArrays of integers or booleans, as many as the indices tell."""
+
+
+def parse(key: Any, shape: Shape) -> Advanced:
+    """Return what a key says for arrays of a shape.
+
+    Parameters
+    ----------
+    key
+        As in `x[key]`.
+    shape : tuple of int
+        Of `x`.
+
+    Raises
+    ------
+    IndexingError
+        If the key is for more axes than there are, has two `...`, an integer that is out of range,
+        a mask that has another length than its axis, or an entry of another kind.
+    ArgumentError
+        If the rows of a list have different lengths.
+
+    Examples
+    --------
+    >>> found = parse((slice(1, 3), [0, 2], 1), (4, 5, 6))
+    >>> found.key.basic
+    ((1, 3, 1), (None, None, None), (1, 2, 1))
+    >>> found.key.place, found.key.result_shape((2,))
+    (1, (2, 2))
+    """
+    arrays: list[Any] = []
+    entries: list[tuple[Any, int | None]] = []  # as normalized, or the number of an array
+    basic: list[Any] = []
+    for entry in key if type(key) is tuple else (key,):
+        array = _array_of(entry)
+        if array is None:
+            basic.extend(normalize_key((entry,)))
+            entries.append((basic[-1], None))
+            continue
+        entries.append((None, len(arrays)))
+        basic.extend([WHOLE_AXIS] * _ndim_of(array))
+        arrays.append(array)
+    items = expand(tuple(basic), shape)
+    dots = len(items) - len(basic) + 1  # axes that `...` stands for
+    axis = 0
+    indices: list[Index] = []
+    places: list[int] = []  # of the indices, in the key
+    for place, (entry, operand) in enumerate(entries):
+        if operand is None and type(entry) is not int:
+            axis += dots if entry is Ellipsis else 1
+            continue
+        array = None if operand is None else arrays[operand]
+        ndim = 1 if array is None else _ndim_of(array)
+        is_mask = array is not None and array.dtype.kind == "b"
+        indices.append(Index(axis, ndim, operand, is_mask))
+        places.append(place)
+        axis += ndim
+    for index in indices:
+        if index.is_mask and index.operand is not None:
+            first = index.axis - items[: index.axis].count(None)
+            _check_mask(arrays[index.operand].shape, shape, first)
+    view = tuple(len(item) if type(item) is range else 1 for item in items)
+    together = bool(places) and places[-1] - places[0] == len(places) - 1
+    place = indices[0].axis if together else 0
+    return Advanced(AdvancedKey(_slices(items, shape), view, tuple(indices), place), tuple(arrays))
+
+
+def wrap_index(index: Buffer, size: int, axis: int) -> Buffer:
+    """Return the items of an index array, counted from the start of the axis, as int64.
+
+    NumPy looks at index arrays once they are broadcast together: where that leaves no item, what
+    is out of range is not told.
+
+    Raises
+    ------
+    IndexingError
+        If one is out of range.
+    """
+    index = index.astype(np.int64, copy=False)
+    if not index.size:
+        return index
+    low, high = int(index.min()), int(index.max())
+    if low < -size or high >= size:
+        wrong = index[(index < -size) | (index >= size)].flat[0]
+        raise IndexingError(
+            f"index {wrong} is out of range for axis {axis} of length {size}; it must be from "
+            f"{-size} to {size - 1}"
+        )
+    return np.where(index < 0, index + size, index) if low < 0 else index
+
+
+def broadcast_indices(shapes: Sequence[Shape]) -> Shape:
+    """Return the shape of index arrays together; masks are as long as they have True items.
+
+    Raises
+    ------
+    IndexingError
+        If the shapes do not broadcast.
+    """
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise IndexingError(
+            f"index arrays of the shapes {', '.join(map(str, shapes))} do not broadcast to one "
+            "shape; a mask counts as an array of as many items as it has True ones"
+        ) from None
+
+
+def _array_of(entry: Any) -> Any:
+    """Return an entry of a key as an array of integers or booleans; None: it is a basic one."""
+    if entry is None or entry is Ellipsis or type(entry) is slice or type(entry) is int:
+        return None
+    if isinstance(entry, BaseArray) or _backend.is_buffer(entry):
+        array = entry
+    elif hasattr(entry, "__index__") and not isinstance(entry, (bool, np.bool_)):
+        return None
+    else:
+        try:
+            array = np.asarray(entry)
+        except ValueError as error:
+            raise ArgumentError(f"an index holds a list that is no array: {error}") from None
+        if not array.size and isinstance(entry, (list, tuple)):
+            array = array.astype(np.int64)
+    kind = array.dtype.kind
+    if kind == "b" or (kind in "iu" and array.ndim):
+        return array
+    if kind in "iu":
+        return None
+    what = f"an array of {array.dtype}" if array.ndim else f"a {type(entry).__name__}"
+    raise IndexingError(
+        f"an index holds {what}; integers, slices, ..., None and arrays of integers or booleans "
+        "select items"
+    )
+
+
+def _ndim_of(array: Any) -> int:
+    """Return from how many axes an array selects."""
+    return array.ndim if array.dtype.kind == "b" else 1
+
+
+def _slices(items: Sequence[Item], shape: Shape) -> Key:
+    """Return slices that select a view with an axis for each item."""
+    sizes = iter(shape)
+    slices: list[Any] = []
+    for item in items:
+        if item is None:
+            slices.append(None)
+            continue
+        chosen = range(item, item + 1) if type(item) is int else item
+        assert type(chosen) is range
+        stop = chosen.stop if chosen.stop >= 0 else None  # which would count from the end
+        whole = chosen == range(next(sizes))
+        slices.append(WHOLE_AXIS if whole else (chosen.start, stop, chosen.step))
+    return tuple(slices)
+
+
+def _check_mask(mask: Shape, shape: Shape, first: int) -> None:
+    for axis, (size, items) in enumerate(zip(mask, shape[first:], strict=False), first):
+        if size != items:
+            raise IndexingError(
+                f"a mask of shape {mask} does not fit axes {first} to {first + len(mask) - 1} of "
+                f"an array of shape {shape}: axis {axis} has {items} items, and {size} in the mask"
+            )
