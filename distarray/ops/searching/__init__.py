@@ -1,0 +1,1 @@
+"""Searching and counting: bins of histograms."""
