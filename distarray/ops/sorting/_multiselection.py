@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from distarray.comm import Communicator
 from distarray.ops.sorting._keys import KeyWords
 from distarray.typing import Buffer
 
@@ -39,6 +40,23 @@ class Ranks(NamedTuple):
     """int64 counts of this rank -> their sums over all ranks."""
     gather: Callable[[Buffer], Sequence[Buffer]]
     """A 1-d block -> those of all ranks, in rank order; their lengths may differ."""
+
+
+def ranks_of(comm: Communicator) -> Ranks:
+    """Return what a selection needs of the ranks of a communicator."""
+
+    def gather(block: Buffer) -> list[Buffer]:
+        lengths = np.empty(comm.size, np.int64)
+        comm.all_gather(np.array([len(block)], np.int64), lengths)
+        dtype, width = block.dtype, block.dtype.itemsize
+        if not width:
+            return [np.empty(length, dtype) for length in lengths]
+        raw = np.empty(int(lengths.sum()) * width, np.uint8)
+        sent = np.ascontiguousarray(block).view(np.uint8)
+        comm.all_gather(sent, raw, (lengths * width).tolist())
+        return np.split(raw.view(dtype), lengths.cumsum()[:-1])
+
+    return Ranks(comm.rank, comm.all_reduce, gather)
 
 
 class Selected(NamedTuple):

@@ -63,8 +63,7 @@ def test_histogram_of_blocks_is_numpys(dtype: str, data: st.DataObject) -> None:
             bins = np.sort(rng.permutation(values)[:6])
     try:
         expected, edges = np.histogram(values, bins, limits, weights=weights)
-    except ValueError as error:
-        assert "Too many bins" in str(error)
+    except ValueError:
         with pytest.raises(ArgumentError, match="Too many bins"):
             bins_.equal_edges(bins, bins_.outer_edges(*extent(values), limits), dtype)
         return

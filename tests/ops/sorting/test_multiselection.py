@@ -9,29 +9,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distarray.comm import simulate, simulated_world
+from distarray.comm import simulate, simulated_world, world
 from distarray.ops.sorting import _multiselection
 from distarray.ops.sorting._keys import KeyWords
-from distarray.ops.sorting._multiselection import Ranks, select_cuts, select_values
+from distarray.ops.sorting._multiselection import Ranks, ranks_of, select_cuts, select_values
 from tests.ops.sorting.items import DTYPES, draw_items, identical
 
 
 class Counted:
-    """The ranks of a simulated run; what they send is counted."""
+    """The ranks of a run; what they send is counted."""
 
     def __init__(self) -> None:
-        self.comm = simulated_world()
+        self.comm = simulated_world() or world()
+        self.real = ranks_of(self.comm)
         self.rounds: list[int] = []
         self.gathered: list[int] = []
 
     def add(self, counts: np.ndarray) -> np.ndarray:
         assert counts.dtype == np.int64
         self.rounds.append(counts.nbytes)
-        return np.sum(self.comm.all_gather_object(counts), axis=0)
+        return self.real.add(counts)
 
     def gather(self, block: np.ndarray) -> list[np.ndarray]:
         self.gathered.append(block.nbytes)
-        return self.comm.all_gather_object(block)
+        return list(self.real.gather(block))
 
     @property
     def ranks(self) -> Ranks:
@@ -59,26 +60,27 @@ def test_cuts_and_values_are_those_of_a_stable_sort(dtype: Any, data: st.DataObj
 
 
 def check(blocks: list[np.ndarray], places: list[int]) -> list[Counted]:
+    """Select on as many simulated ranks as there are blocks."""
+    return simulate(len(blocks), select_on_rank, blocks, places, timeout=60)
+
+
+def select_on_rank(blocks: list[np.ndarray], places: list[int]) -> Counted:
     """Compare with a stable sort of everything, whose items know which rank they come from."""
     values = np.concatenate(blocks)
     order = np.argsort(values, kind="stable")
     origin = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])[order]
     keys = KeyWords(values.dtype)
     inside = [place for place in places if place < len(values)]
-
-    def program() -> Counted:
-        counted = Counted()
-        rank = counted.comm.rank
-        run = np.sort(blocks[rank], kind="stable")
-        cuts = select_cuts(run, places, keys, counted.ranks)
-        assert cuts.dtype == np.int64
-        assert cuts.tolist() == [np.count_nonzero(origin[:place] == rank) for place in places]
-        assert max(counted.rounds, default=0) <= _multiselection._ROUND_BYTES + 16 * len(places)
-        found = select_values(run, inside, keys, Counted().ranks)
-        assert identical(found, values[order][inside])
-        return counted
-
-    return simulate(len(blocks), program, timeout=60)
+    counted = Counted()
+    rank = counted.comm.rank
+    run = np.sort(blocks[rank], kind="stable")
+    cuts = select_cuts(run, places, keys, counted.ranks)
+    assert cuts.dtype == np.int64
+    assert cuts.tolist() == [np.count_nonzero(origin[:place] == rank) for place in places]
+    assert max(counted.rounds, default=0) <= _multiselection._ROUND_BYTES + 16 * len(places)
+    found = select_values(run, inside, keys, Counted().ranks)
+    assert identical(found, values[order][inside])
+    return counted
 
 
 @pytest.mark.parametrize("dtype", ["f8", "i8", "u1", "c16", "U8"])
