@@ -728,6 +728,77 @@ MUTANTS = (
         "        parameter.grad.copy_(gradient)",
         ("torch/fsdp/test_accumulation.py::test_gradients_add_up",),
     ),
+    # --- ops: keys, selections and methods that distributed operations are made of ---------------
+    Mutant(
+        "NaNs that have a sign come before -inf when a search looks for them",
+        "ops/sorting/_keys.py",
+        "else _clamped(words, low, None)",
+        "else words.copy()",
+        ("ops/sorting/test_keys.py::test_decode_ascends_over_all_words_of_short_dtypes",),
+    ),
+    Mutant(
+        "what follows words that stand for another item is left as it is",
+        "ops/sorting/_keys.py",
+        "    rest[_below(words[..., :size], leading)] = 0\n",
+        "",
+        ("ops/sorting/test_keys.py::test_decode_ascends_with_any_words",),
+    ),
+    Mutant(
+        "equal items are cut on every rank alike",
+        "ops/sorting/_multiselection.py",
+        "within - (ends[rank] - sizes[rank])",
+        "within - ends[rank] * 0",
+        ("ops/sorting/test_multiselection.py",),
+    ),
+    Mutant(
+        "few open items are cut without those of lower ranks",
+        "ops/sorting/_multiselection.py",
+        "np.count_nonzero(origin[:within] == ranks.rank)",
+        "np.count_nonzero(origin[: within + 1] == ranks.rank)",
+        ("ops/sorting/test_multiselection.py",),
+    ),
+    Mutant(
+        "words whose lowest bits do not fit beside positions are not sorted to the end",
+        "ops/sorting/_block_sort.py",
+        "        if same.any():",
+        "        if same.all():",
+        ("ops/sorting/test_block_sort.py",),
+    ),
+    Mutant(
+        "zeros of both signs stay as the fastest sort leaves them",
+        "ops/sorting/_block_sort.py",
+        "    if stop - start > 1:",
+        "    if stop - start > len(line):",
+        ("ops/sorting/test_block_sort.py",),
+    ),
+    Mutant(
+        "index arrays with a slice between them stay where the first is",
+        "ops/indexing/_keys.py",
+        "places[-1] - places[0] == len(places) - 1",
+        "places[-1] - places[0] >= len(places) - 1",
+        ("ops/indexing/test_keys.py::test_keys_select_and_write_what_numpy_does",),
+    ),
+    Mutant(
+        "quantiles are always reckoned from the lower item",
+        "ops/statistical/_quantile_methods.py",
+        "where=weight >= 0.5",
+        "where=weight > 1.5",
+        ("ops/statistical/test_quantile_methods.py::test_quantile_has_numpys_bits",),
+    ),
+    Mutant(
+        "items without weight before all others are quantiles",
+        "ops/statistical/_quantile_methods.py",
+        'np.searchsorted(parts, 0, "right")',
+        'np.searchsorted(parts, 0, "left")',
+        ("ops/statistical/test_quantile_methods.py::test_weighted_places_add_up_over_blocks",),
+    ),
+    Mutant(
+        "all items equal make bins without width",
+        "ops/searching/_bins.py",
+        "return (first - 0.5, last + 0.5) if first == last",
+        "return (first, last + 1) if first == last",
+        ("ops/searching/test_bins.py",),
+    ),
 )
 
 

@@ -14,12 +14,12 @@ from tests.ops.sorting.test_multiselection import select_on_rank, split
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("few", [0, 4096])
+@pytest.mark.parametrize("few", [0, 32768])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_cuts_and_values_are_those_of_a_stable_sort(
     dtype: Any, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_multiselection, "_FEW_ITEMS", few)
+    monkeypatch.setattr(_multiselection, "_FEW_BYTES", few)
     rng = np.random.default_rng(17)
     for trial in range(5):
         sizes = rng.integers(0, 30, world().size).tolist()

@@ -28,8 +28,11 @@ _ROUND_BYTES: Final = 64 * 1024
 _MOST_BITS: Final = 8
 """Of a key, in a round: for one place more would cost more searches than they spare."""
 
-_FEW_ITEMS: Final = 4096
-"""Items that are gathered rather than narrowed down: 32 KiB of float64, as a round's counts."""
+_PROBE_BYTES: Final = 1024 * 1024
+"""Items that a round searches for; long texts, that is, are narrowed down by fewer bits."""
+
+_FEW_BYTES: Final = 32 * 1024
+"""Items that are gathered rather than narrowed down, which cost no more than a round."""
 
 
 class Ranks(NamedTuple):
@@ -137,12 +140,13 @@ def _narrow(run: Buffer, places: np.ndarray, keys: KeyWords, ranks: Ranks) -> _W
     stops = np.full(count, len(run), np.int64)
     before, after = starts, None  # of all ranks
     words = np.zeros((count, len(keys.bits)), np.uint64)
-    width = (_ROUND_BYTES // (8 * count) + 1).bit_length() - 1
-    width = max(1, min(_MOST_BITS, width))
+    itemsize = max(keys.dtype.itemsize, 1)
+    probed = min(_ROUND_BYTES // (8 * count), _PROBE_BYTES // (itemsize * count))
+    width = max(1, min(_MOST_BITS, (probed + 1).bit_length() - 1))
     for place, size in enumerate(keys.bits):
         left = size
         while left:
-            if after is not None and _items(before, after) <= _FEW_ITEMS:
+            if after is not None and _items(before, after) * itemsize <= _FEW_BYTES:
                 return _Windows(starts, stops, before, False)
             step = min(width, left)
             left -= step

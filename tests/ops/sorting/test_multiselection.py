@@ -52,9 +52,9 @@ def test_cuts_and_values_are_those_of_a_stable_sort(dtype: Any, data: st.DataObj
     native = np.dtype(dtype).newbyteorder("=")
     values = draw_items(rng, native, sum(sizes), data.draw(st.booleans()))
     places = data.draw(st.lists(st.integers(0, len(values)), max_size=6))
-    few, nbytes = data.draw(st.sampled_from(((0, 65536), (0, 400), (3, 65536), (4096, 65536))))
+    few, nbytes = data.draw(st.sampled_from(((0, 65536), (0, 400), (40, 65536), (32768, 65536))))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_multiselection, "_FEW_ITEMS", few)
+        patch.setattr(_multiselection, "_FEW_BYTES", few)
         patch.setattr(_multiselection, "_ROUND_BYTES", nbytes)
         check(split(values, sizes), places)
 
@@ -96,7 +96,7 @@ def test_few_open_items_end_the_rounds() -> None:
     for counted in check(split(values, [20_000, 0, 30_000, 10_000]), [20_000, 20_000, 50_000]):
         assert len(counted.rounds) < 4  # of 8
         assert len(counted.gathered) == 2
-        assert max(counted.gathered) <= 8 * _multiselection._FEW_ITEMS
+        assert max(counted.gathered) <= _multiselection._FEW_BYTES
     for counted in check(split(np.zeros(60_000), [20_000, 0, 30_000, 10_000]), [20_000]):
         assert len(counted.rounds) == 8
 
