@@ -80,7 +80,7 @@ class KeyWords:
                 "bits; convert them to numbers, dates or text of a fixed length with astype first"
             )
         self.dtype = dtype = dtype.newbyteorder("=")
-        self.length = longest = 0
+        self.length = 0
         self._nan_first = False
         self._fields: tuple[tuple[str, KeyWords], ...] = ()
         kind = dtype.kind
@@ -91,8 +91,8 @@ class KeyWords:
                 keys._nan_first = keys.dtype.char == "e"  # as NumPy compares fields, not arrays
             self.bits = tuple(bits for _, keys in self._fields for bits in keys.bits)
         elif kind in "SUV":
-            longest = dtype.itemsize // (4 if kind == "U" else 1)
-            self.length = longest if length is None else min(length, longest)
+            most = dtype.itemsize // (4 if kind == "U" else 1)
+            self.length = most if length is None else min(length, most)
             self.bits = (_WORD_BITS,) * -(-self.length // _characters_per_word(dtype))
         elif kind == "c":
             part = _float_bits(_part_of(dtype))
@@ -173,25 +173,21 @@ def longest(block: Buffer) -> int:
 
 def _integer_words(block: Buffer) -> Buffer:
     dtype = block.dtype
-    if dtype.kind == "b":
+    if dtype.kind in "bu":
         return block.astype(_WORD)
-    size = dtype.itemsize
-    words = block.view(f"u{size}")
-    if dtype.kind in "iMm":
-        words = words ^ words.dtype.type(1 << 8 * size - 1)
+    words = block.view(f"u{dtype.itemsize}")
+    words = words ^ words.dtype.type(1 << 8 * dtype.itemsize - 1)
     if dtype.kind in "Mm":
         words -= _WORD(1)  # NaT, the least integer, comes last
     return words.astype(_WORD, copy=False)
 
 
 def _integers(words: Buffer, dtype: np.dtype[Any]) -> Buffer:
-    if dtype.kind == "b":
-        return words.astype(bool)
-    bits = 8 * dtype.itemsize
+    if dtype.kind in "bu":
+        return words.astype(dtype)
     if dtype.kind in "Mm":
         words = words + _WORD(1)
-    if dtype.kind in "iMm":
-        words = words ^ _WORD(1 << bits - 1)
+    words = words ^ _WORD(1 << 8 * dtype.itemsize - 1)
     return words.astype(f"u{dtype.itemsize}").view(dtype)
 
 

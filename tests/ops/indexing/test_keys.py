@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distarray.array import distribute_array
+from distarray.comm import CommLog, init_device_mesh, simulate
 from distarray.errors import ArgumentError, IndexingError
 from distarray.ops.indexing._keys import Advanced, broadcast_indices, parse, wrap_index
 
@@ -257,3 +259,21 @@ def test_static_part_of_a_key_has_no_items_of_its_arrays() -> None:
     assert [array.dtype.kind for array in one.arrays] == ["i", "b"]
     assert parse((1, slice(2)), shape).arrays == ()
     assert parse((1, [2]), shape).key != parse((2, [2]), shape).key
+
+
+def test_distributed_arrays_in_a_key_are_operands_and_nothing_is_sent() -> None:
+    def program() -> None:
+        mesh = init_device_mesh((2,))
+        rows = distribute_array(np.array([0, 2, 1]), mesh, src=None)
+        mask = distribute_array(np.array([True, False, True, True]), mesh, src=None)
+        with CommLog() as log:
+            found = parse((slice(1, None), rows, mask), (5, 3, 4))
+            with pytest.raises(IndexingError, match="axis 1"):
+                parse((rows, mask), (5, 3))
+        assert log.count() == 0
+        assert found.arrays[0] is rows
+        assert found.arrays[1] is mask
+        assert found.key == parse((slice(1, None), [0] * 3, [True] * 4), (5, 3, 4)).key
+        assert found.key.result_shape((3,)) == (4, 3)
+
+    simulate(2, program)

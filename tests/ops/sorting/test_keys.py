@@ -34,6 +34,7 @@ def test_words_have_the_order_of_sort(dtype: Any, data: st.DataObject) -> None:
     words = KeyWords(dtype).encode(values)
     assert words.shape == (len(values), len(KeyWords(dtype).bits))
     assert words.dtype == np.uint64
+    assert not np.shares_memory(words, values)
     for column, bits in zip(words.T, KeyWords(dtype).bits, strict=True):
         assert bits == 64 or (column >> np.uint64(bits)).max(initial=0) == 0
     order = np.lexsort(words.T[::-1]) if words.size else np.arange(len(values))
