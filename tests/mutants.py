@@ -223,7 +223,7 @@ MUTANTS = (
         "redistribute/_packed.py",
         "contributions = [self.wholes(full) for full in fulls]",
         "contributions = [self.wholes(fulls[self.rank % len(fulls)]) for _ in fulls]",
-        ("torch/fsdp/test_autograd.py::test_two_forwards_before_one_backward",),
+        ("torch/fsdp/gradients/test_autograd.py::test_two_forwards_before_one_backward",),
     ),
     Mutant(
         "a packed reduce-scatter leaves out the last rank",
@@ -252,7 +252,7 @@ MUTANTS = (
         "comm/shared_memory/_channel.py",
         "self._open = lent and self._closing",
         "self._open = False",
-        ("mpi/test_node_local.py",),
+        ("mpi/comm/test_node_local.py",),
         2,
     ),
     Mutant(
@@ -260,7 +260,7 @@ MUTANTS = (
         "comm/shared_memory/_channel.py",
         "            if other.words[TOKEN] != token:",
         "            if False:",
-        ("mpi/test_node_local.py",),
+        ("mpi/comm/test_node_local.py",),
         2,
     ),
     Mutant(
@@ -268,7 +268,7 @@ MUTANTS = (
         "comm/shared_memory/_channel.py",
         "            if theirs[ROUND] != number:",
         "            if False:",
-        ("mpi/test_node_local.py",),
+        ("mpi/comm/test_node_local.py",),
         2,
     ),
     Mutant(
@@ -276,7 +276,7 @@ MUTANTS = (
         "comm/shared_memory/_channel.py",
         "self._channel._unread = self._lent",
         "self._channel._unread = None",
-        ("mpi/test_node_local.py",),
+        ("mpi/comm/test_node_local.py",),
         2,
     ),
     Mutant(
@@ -284,7 +284,7 @@ MUTANTS = (
         "comm/shared_memory/_channel.py",
         "strides = tuple(words[SHAPE + ndim : SHAPE + 2 * ndim])",
         "strides = np.empty(shape, dtype).strides",
-        ("mpi/test_node_local.py",),
+        ("mpi/comm/test_node_local.py",),
         2,
     ),
     Mutant(
@@ -614,28 +614,28 @@ MUTANTS = (
         "torch/parallel/_rowwise.py",
         "sum_output(y, mesh, target, bias_of(m), cut.features)",
         "sum_output(y if bias_of(m) is None else y + bias_of(m), mesh, target)",
-        ("torch/parallel/test_linear.py",),
+        ("torch/parallel/layers/test_linear.py",),
     ),
     Mutant(
         "outputs of row-parallel layers are not added up",
         "torch/parallel/layers/_features.py",
         "ways = routes_between(_layout(mesh, _P, shape), _layout(mesh, target, shape))",
         "ways = routes_between(_layout(mesh, _R, shape), _layout(mesh, target, shape))",
-        ("torch/parallel/test_linear.py",),
+        ("torch/parallel/layers/test_linear.py",),
     ),
     Mutant(
         "gradients of what all ranks use are not added up",
         "torch/parallel/layers/_features.py",
         "return _gather(x, mesh, given, name, [_P])",
         "return _gather(x, mesh, given, name, [_R])",
-        ("torch/parallel/test_linear.py",),
+        ("torch/parallel/layers/test_linear.py",),
     ),
     Mutant(
         "fused weights come in the order of ranks",
         "torch/parallel/layers/_features.py",
         "y = _shards.order_by_parts(y, self.parts, self.units, self.mesh.size, axis)",
         "y = y + 0",
-        ("torch/parallel/test_fused.py",),
+        ("torch/parallel/layers/test_fused.py",),
     ),
     Mutant(
         "gradients of averages are not divided",
@@ -649,14 +649,14 @@ MUTANTS = (
         "torch/parallel/_gradient_sums.py",
         "        total = move(packed, *ways)",
         "        total = packed",
-        ("torch/parallel/test_sequence.py",),
+        ("torch/parallel/layers/test_sequence.py",),
     ),
     Mutant(
         "words of the next rank are looked up, too",
         "torch/parallel/layers/_embedding.py",
         "return (words >= start) & (words < stop)",
         "return (words >= start - (start > 0)) & (words < stop)",
-        ("torch/parallel/test_vocabulary.py",),
+        ("torch/parallel/layers/test_vocabulary.py",),
     ),
     Mutant(
         "the largest logit is that of this rank",
@@ -691,14 +691,14 @@ MUTANTS = (
         "torch/fsdp/_gradients.py",
         "            own = own.mul_(1 / how.factor)",
         "            pass",
-        ("torch/fsdp/test_accumulation.py::test_replicas_that_are_reduced_later",),
+        ("torch/fsdp/gradients/test_accumulation.py::test_replicas_that_are_reduced_later",),
     ),
     Mutant(
         "gradients of earlier passes are forgotten",
         "torch/fsdp/_gradients.py",
         "            block.add_(left.to(block.device, block.dtype))",
         "            pass",
-        ("torch/fsdp/test_accumulation.py::test_replicas_that_are_reduced_later",),
+        ("torch/fsdp/gradients/test_accumulation.py::test_replicas_that_are_reduced_later",),
     ),
     Mutant(
         "a replicated tensor beside shards keeps a part of its gradient",
@@ -719,14 +719,14 @@ MUTANTS = (
         "torch/fsdp/_gradients.py",
         "return redistribute_local(own, src, dst, purpose=purpose, background=background)",
         "return own",
-        ("torch/fsdp/test_accumulation.py::test_accumulation",),
+        ("torch/fsdp/gradients/test_accumulation.py::test_accumulation",),
     ),
     Mutant(
         "gradients of later passes take the place of earlier ones",
         "torch/fsdp/_gradients.py",
         "        parameter.grad.add_(gradient)",
         "        parameter.grad.copy_(gradient)",
-        ("torch/fsdp/test_accumulation.py::test_gradients_add_up",),
+        ("torch/fsdp/gradients/test_accumulation.py::test_gradients_add_up",),
     ),
     # --- ops: keys, selections and methods that distributed operations are made of ---------------
     Mutant(

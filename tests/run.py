@@ -68,7 +68,7 @@ ON_DEVICE = (
     "torch/data_parallel/test_replicate_buckets.py",
     "torch/data_parallel/test_replicate_errors.py",
     "torch/fsdp/test_extensions.py",
-    "torch/fsdp/test_precision.py",
+    "torch/fsdp/gradients/test_precision.py",
     "checkpoint/torch/test_modules.py",
     "checkpoint/torch/test_fused_weights.py",
     "checkpoint/torch/test_tensors.py",
@@ -80,7 +80,7 @@ MPI_ON_DEVICE = (
     "mpi/test_shapes.py",
     "mpi/test_random.py",
     "mpi/test_redistribute.py",
-    "mpi/test_torch_moves.py",
+    "mpi/torch/test_moves.py",
     "gpu/test_torch_on_gpu.py",
 )
 RANKS_ON_DEVICE = 3

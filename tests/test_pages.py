@@ -14,7 +14,7 @@ from distarray.testing import simulate
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 HERE = ("tutorial.md", "redistribution.md")
 ELSEWHERE = ("checkpoints.md", "torch.md", "fsdp.md")
-"""Pages that tests/checkpoint/test_page.py and tests/mpi/test_torch_page.py run."""
+"""Pages that tests/checkpoint/test_page.py and tests/mpi/torch/test_page.py run."""
 
 
 def code(page: Path, language: str) -> str:

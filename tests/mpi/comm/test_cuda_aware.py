@@ -18,7 +18,7 @@ from tests import on_device
 from tests.comm.device_messages import device_checks as checks
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
-STAND_IN = Path(__file__).resolve().parents[1] / "cupy_stand_in"
+STAND_IN = Path(__file__).resolve().parents[2] / "cupy_stand_in"
 YES = {step: Finding(step, True, f"{step}: yes") for step in ("library", "child")}
 
 

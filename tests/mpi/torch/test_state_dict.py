@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import StateDictError  # noqa: E402
-from tests.mpi.test_torch_moves import mesh  # noqa: E402, F401
+from tests.mpi.torch.test_moves import mesh  # noqa: E402, F401
 from tests.torch.state.test_state_dict import MODEL, NEXT, PLAN, WHOLE, same, without  # noqa: E402
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]

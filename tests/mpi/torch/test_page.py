@@ -17,7 +17,7 @@ import distarray as da
 pytest.importorskip("torch")
 pytestmark = pytest.mark.mpi(min_size=4)
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
 @pytest.fixture
