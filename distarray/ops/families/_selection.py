@@ -27,7 +27,8 @@ from distarray.typing import Buffer, Shape
 
 SPREAD_ITEMS = 8 * 1024 * 1024
 """A selected item of a cut axis with more items than this is cut along another axis instead of
-being copied to every process (64 MiB of float64)."""
+being copied to every process (64 MiB of float64). Chosen, not measured: a copy of a tenth of a
+second."""
 
 
 Item: TypeAlias = "int | range | None"
