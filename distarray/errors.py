@@ -39,6 +39,13 @@ class OutOfRangeError(DistArrayError, OverflowError):
     """A number that the data type it must take cannot hold."""
 
 
+class LinAlgError(DistArrayError, ValueError):
+    """A matrix that a function of linear algebra cannot work on: not square, singular, or such.
+
+    It is raised as `distarray.linalg.LinAlgError`, which is NumPy's of that name as well.
+    """
+
+
 class NonFiniteError(DistArrayError, RuntimeError, ArithmeticError):
     """A number that is infinite or not one, where a finite one is needed."""
 

@@ -53,6 +53,8 @@ FAMILIES = {*SIGNATURES.values(), "add", "equal", "max", "nanmax", "nanprod", "p
 """Operations, one of each signature at least: the others differ in their rows alone."""
 ALONE = {"bool", "communication", "default_mesh", "init_device_mesh", "map_blocks", "plan"}
 ALONE |= {"isdtype", "register_rule", "use_mesh", "visualize"}
+ALONE |= {"__array_namespace_info__", "broadcast_shapes", "issubdtype", "isscalar", "iterable"}
+ALONE |= {"may_share_memory", "mintypecode", "shares_memory", "typename"}
 """Not functions of arrays."""
 FUNCTIONS = sorted(
     {
@@ -89,6 +91,7 @@ STRICT = {
     "keepdims": "true or false, or an integer",
     "copy": "as keepdims",
     "deg": "as keepdims",
+    "sparse": "as keepdims",
     "equal_nan": "as keepdims",
     "order": "K, A, C or F",
     "dtype": "no Python objects",

@@ -53,7 +53,9 @@ class Methods(BaseArray):
     flatten = _method(ops.flatten)
     squeeze = _method(ops.squeeze)
     swapaxes = _method(ops.swapaxes)
+    diagonal = _method(ops.diagonal)
     dot = _method(ops.dot)
+    trace = _method(ops.trace)
 
     def astype(
         self,

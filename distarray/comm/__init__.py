@@ -22,6 +22,7 @@ from distarray.comm._communicator import SMALL_BYTES, Communicator
 from distarray.comm._device_mesh import (
     DeviceMesh,
     as_communicator,
+    default_device,
     default_mesh,
     default_placements,
     init_device_mesh,
@@ -69,6 +70,7 @@ __all__ = [
     "copy_box",
     "copy_boxes",
     "copy_log_context",
+    "default_device",
     "default_mesh",
     "default_placements",
     "exclusive_scan",

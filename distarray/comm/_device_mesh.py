@@ -479,6 +479,12 @@ def default_mesh() -> DeviceMesh:
     return _intern(((base.size,), ("axis0",), range(base.size)), base, device)
 
 
+def default_device() -> str:
+    """Return the device of the default mesh, which need not exist yet."""
+    chosen = _chosen.get()
+    return DEFAULT_DEVICE if chosen is None else chosen[0].device
+
+
 def default_placements(mesh: DeviceMesh, ndim: int) -> tuple[Placement, ...]:
     """Return how an array with ``ndim`` axes is placed on ``mesh`` where nobody says.
 

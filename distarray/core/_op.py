@@ -89,6 +89,9 @@ class Op:
     made : callable, optional
         `made(step, block)` gives the result's layout where the function makes lengths of its own;
         `block` is None outside of the mesh.
+    outputs : callable, optional
+        `outputs(step)` gives the layouts of all results, where these have other axes than the
+        output of the spec; what the local step then gives is a block of each.
     work : callable, optional
         `work(spec, layouts)` gives the seconds of the local step, to weigh against sending.
     rules : tuple of Rule
@@ -126,6 +129,7 @@ class Op:
     identity: Callable[[Op, Any], Any] | None = None
     finish: Callable[[Step], Callable[..., Any]] | None = None
     made: Callable[[Step, Buffer | None], Layout] | None = None
+    outputs: Callable[[Step], tuple[Layout, ...]] | None = None
     work: Callable[[Spec, Sequence[Layout]], float] | None = None
     rules: tuple[Rule, ...] = ()
     kinds: str = ""

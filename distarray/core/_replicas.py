@@ -65,12 +65,24 @@ class _Calls(threading.local):
 
 
 _calls = _Calls()
-_HOMES: Final = re.compile(r"distarray(\.ops\..*|\.array\..*)?")
+_HOMES: Final = re.compile(r"distarray(\.(array|fft|linalg|ops)\..*)?")
 """Modules of public functions of arrays."""
-_METADATA: Final = ("can_cast", "common_type", "iscomplexobj", "isrealobj", "ndim", "result_type")
+_METADATA: Final = (
+    "broadcast_shapes",
+    "can_cast",
+    "common_type",
+    "iscomplexobj",
+    "isrealobj",
+    "ndim",
+    "result_type",
+)
 _PRINTING: Final = ("__format__", "visualize")
+_MEMORY: Final = ("may_share_memory", "shares_memory")
 _OWN: Final = frozenset(
-    ("__init__", "__deepcopy__", "distribute_array", "shape", "size", *_METADATA, *_PRINTING)
+    (
+        *("__init__", "__deepcopy__", "__array_namespace__", "distribute_array", "shape", "size"),
+        *(*_METADATA, *_MEMORY, *_PRINTING),
+    )
 )
 """Public calls that a rank may make alone, or with a value of its own."""
 

@@ -7,18 +7,22 @@ from distarray.ops._inspection import (
     allclose,
     array_equal,
     array_equiv,
+    broadcast_shapes,
     can_cast,
     common_type,
     copyto,
     iscomplexobj,
     isrealobj,
+    may_share_memory,
+    min_scalar_type,
     ndim,
     result_type,
     shape,
+    shares_memory,
     size,
 )
 from distarray.ops._searching import argmax, argmin
-from distarray.ops.creation._asarray import array, asarray
+from distarray.ops.creation._asarray import array, asarray, from_dlpack
 from distarray.ops.creation._filled import build as build
 from distarray.ops.creation._filled import (
     empty,
@@ -31,6 +35,8 @@ from distarray.ops.creation._filled import (
     zeros_like,
 )
 from distarray.ops.creation._filled import target_layout as target_layout
+from distarray.ops.creation._like import creators as creators
+from distarray.ops.creation._like import meshgrid
 from distarray.ops.creation._ranges import arange, eye, linspace
 from distarray.ops.elementwise._arithmetic import (
     abs,
@@ -167,6 +173,19 @@ from distarray.ops.indexing._items import rows as rows
 from distarray.ops.indexing._items import setitem as setitem
 from distarray.ops.linear_algebra._contraction import dot, inner, matmul, outer, tensordot, vecdot
 from distarray.ops.linear_algebra._einsum import einsum
+from distarray.ops.linear_algebra._products import (
+    cross,
+    diagonal,
+    einsum_path,
+    kron,
+    matvec,
+    trace,
+    vdot,
+    vecmat,
+)
+from distarray.ops.linear_algebra._whole_axes import Axes as Axes
+from distarray.ops.linear_algebra._whole_axes import LinAlgError as LinAlgError
+from distarray.ops.linear_algebra._whole_axes import whole_axes as whole_axes
 from distarray.ops.manipulation._joining import concat, repeat, roll, stack, tile, unstack
 from distarray.ops.manipulation._joining import concat as concatenate
 from distarray.ops.manipulation._reshape import flatten, ravel, reshape
@@ -244,6 +263,7 @@ __all__ = [
     "bitwise_right_shift",
     "bitwise_xor",
     "broadcast_arrays",
+    "broadcast_shapes",
     "broadcast_to",
     "can_cast",
     "cbrt",
@@ -260,17 +280,20 @@ __all__ = [
     "cos",
     "cosh",
     "count_nonzero",
+    "cross",
     "cumprod",
     "cumsum",
     "cumulative_prod",
     "cumulative_sum",
     "deg2rad",
     "degrees",
+    "diagonal",
     "diff",
     "divide",
     "divmod",
     "dot",
     "einsum",
+    "einsum_path",
     "empty",
     "empty_like",
     "equal",
@@ -290,6 +313,7 @@ __all__ = [
     "fmin",
     "fmod",
     "frexp",
+    "from_dlpack",
     "full",
     "full_like",
     "gcd",
@@ -312,6 +336,7 @@ __all__ = [
     "isposinf",
     "isreal",
     "isrealobj",
+    "kron",
     "lcm",
     "ldexp",
     "left_shift",
@@ -330,10 +355,14 @@ __all__ = [
     "logical_xor",
     "matmul",
     "matrix_transpose",
+    "matvec",
     "max",
     "maximum",
+    "may_share_memory",
     "mean",
+    "meshgrid",
     "min",
+    "min_scalar_type",
     "minimum",
     "mod",
     "modf",
@@ -372,6 +401,7 @@ __all__ = [
     "roll",
     "round",
     "shape",
+    "shares_memory",
     "sign",
     "signbit",
     "sin",
@@ -391,6 +421,7 @@ __all__ = [
     "tanh",
     "tensordot",
     "tile",
+    "trace",
     "transpose",
     "tril",
     "triu",
@@ -398,7 +429,9 @@ __all__ = [
     "trunc",
     "unstack",
     "var",
+    "vdot",
     "vecdot",
+    "vecmat",
     "where",
     "zeros",
     "zeros_like",

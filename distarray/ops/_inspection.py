@@ -6,14 +6,17 @@ from typing import Any
 
 import numpy as np
 
+from distarray.comm import _backend
 from distarray.core import (
     PLAIN_SCALARS,
     REFUSALS,
     BaseArray,
+    broadcast_shape,
     check_casting,
     check_flag,
     count_reduced,
     describe,
+    normalize_shape,
     plain_buffer,
     refusal_error,
     register,
@@ -57,6 +60,83 @@ def iscomplexobj(x: Any, /) -> bool:
 def isrealobj(x: Any, /) -> bool:
     """Tell whether the dtype is not complex."""
     return not iscomplexobj(x)
+
+
+def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:
+    """Return the shape that shapes broadcast to; nothing is communicated.
+
+    Parameters
+    ----------
+    *shapes : int or tuple of int
+
+    Raises
+    ------
+    ShapeError
+        If they do not fit together.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.broadcast_shapes((4, 1), (6,))
+    (4, 6)
+    """
+    return broadcast_shape("broadcast_shapes", [normalize_shape(shape) for shape in shapes])
+
+
+@register
+def min_scalar_type(x: Any, /) -> Any:
+    """Return the smallest dtype that holds a number; of an array with axes its own.
+
+    The value of a `DistArray` without axes is read, which reduces it where it is `Partial`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.min_scalar_type(7)
+    dtype('uint8')
+    """
+    if isinstance(x, BaseArray) and x.ndim:
+        return x.dtype
+    return np.min_scalar_type(np.asarray(x))
+
+
+@register
+def may_share_memory(x1: Any, x2: Any, /, max_work: Any = None) -> bool:
+    """Tell whether this process's blocks may share memory, by their bounds.
+
+    Nothing is communicated: a process without items says False.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x = da.ones(3)
+    >>> da.may_share_memory(x, x)
+    True
+    """
+    return _compare_memory("may_share_memory", x1, x2, max_work)
+
+
+@register
+def shares_memory(x1: Any, x2: Any, /, max_work: Any = None) -> bool:
+    """Tell whether this process's blocks share memory; see `may_share_memory`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x = da.ones(3)
+    >>> da.shares_memory(x, x.copy())
+    False
+    """
+    return _compare_memory("shares_memory", x1, x2, max_work)
+
+
+def _compare_memory(name: str, x1: Any, x2: Any, max_work: Any) -> bool:
+    left, right = (x._local if isinstance(x, BaseArray) else x for x in (x1, x2))
+    if not _backend.is_cupy(left) and not _backend.is_cupy(right):
+        return bool(getattr(np, name)(left, right, max_work=max_work))
+    if type(left) is not type(right) or not left.size or not right.size:
+        return False
+    return bool(getattr(_backend.namespace_of(left), name)(left, right))
 
 
 @register

@@ -87,7 +87,8 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
     else:
         block = step.run(*functions, *blocks)
     if block.__class__ is tuple:
-        return tuple([first._new(one, step.output) for one in block])
+        pairs = zip(block, step.outputs, strict=True)
+        return tuple([first._new(one, layout) for one, layout in pairs])
     return first._new(block, step.output if step.made is None else step.made(block))
 
 
@@ -141,6 +142,8 @@ class Step:
         What the local step itself sends; see `Layouts`.
     still
         Nothing moves and this process is in the mesh.
+    outputs
+        Layouts of all results; `output` is the first.
     run
         Function of the blocks.
     made
@@ -154,6 +157,7 @@ class Step:
         "moves",
         "op",
         "output",
+        "outputs",
         "outside",
         "partial",
         "result",
@@ -195,6 +199,10 @@ class Step:
                 self.adds = np.dtype(np.float32)
             if self.adds is not self.total or op.finish is not None:
                 self.output = self.partial.without_partial()
+        self.outputs = (self.output,) * (len(self.result) if isinstance(self.result, tuple) else 1)
+        if op.outputs is not None:
+            self.outputs = op.outputs(self)
+            self.output = self.outputs[0]
         self.made = self._layout_maker()
         self.run = self._bound()
 
@@ -254,7 +262,7 @@ class Step:
 
             def nothing(*_: Any) -> Any:
                 if isinstance(result, tuple):
-                    return tuple([empty_block(layout, dtype) for dtype in result])
+                    return tuple(map(empty_block, self.outputs, result))
                 return fixed(empty_block(layout, result))
 
             return nothing

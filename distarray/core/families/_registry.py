@@ -22,7 +22,7 @@ ALIASES = {
 """Other names of functions, where NumPy has a function of its own under them."""
 
 public: dict[str, Callable[..., Any]] = {}
-"""Our functions, by the array API standard's names or else NumPy's."""
+"""Our functions, by the array API standard's names or else NumPy's: "sum", "linalg.inv"."""
 ufuncs: dict[np.ufunc, Any] = {}
 """Row of each ufunc, for `__array_ufunc__`."""
 methods: dict[tuple[np.ufunc, str], Callable[..., Any]] = {}
@@ -31,7 +31,7 @@ functions: dict[Callable[..., Any], Callable[..., Any]] = {}
 """Ours for each NumPy function that is no ufunc, for `__array_function__`."""
 
 
-def register(ours: F, answer: Callable[..., Any] | None = None) -> F:
+def register(ours: F, answer: Callable[..., Any] | None = None, room: str = "") -> F:
     """Enter a function under its name, and let NumPy's of that name call it for distributed arrays.
 
     The last one of a name counts: a public function after the operation that it runs.
@@ -42,11 +42,14 @@ def register(ours: F, answer: Callable[..., Any] | None = None) -> F:
         Takes NumPy's arguments, by position and by name.
     answer : callable, optional
         What NumPy's function calls, where `ours` does not.
+    room : str
+        The namespace inside of NumPy's that has the name, such as "linalg".
     """
     name = ours.__name__
-    public[name] = ours
-    for one in (name, *ALIASES.get(name, ())):
-        theirs = getattr(np, one, None)
+    public[f"{room}.{name}" if room else name] = ours
+    library = getattr(np, room) if room else np
+    for one in (name, *(() if room else ALIASES.get(name, ()))):
+        theirs = getattr(library, one, None)
         if isinstance(theirs, np.ufunc):
             ufuncs[theirs] = ours
         elif theirs is not None:

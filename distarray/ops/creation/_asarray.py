@@ -10,6 +10,7 @@ from distarray.core import (
     BaseArray,
     cast,
     check_device_name,
+    check_flag,
     convert_on_all,
     copy_block,
     normalize_dtype,
@@ -18,7 +19,7 @@ from distarray.core import (
     read_box,
     with_length,
 )
-from distarray.errors import ArgumentError
+from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, Placement
 from distarray.ops.creation._filled import build, target_layout
 from distarray.redistribute import redistribute_local
@@ -115,6 +116,67 @@ def array(
         If the value holds Python objects.
     """
     return asarray(obj, dtype=dtype, device=device, copy=copy, mesh=mesh, placements=placements)
+
+
+def from_dlpack(
+    x: Any,
+    /,
+    *,
+    device: Any = None,
+    copy: bool | None = None,
+    mesh: Any = None,
+    placements: Sequence[Placement] | None = None,
+) -> Any:
+    """Return an array of another library, of which DLPack tells the memory, as a distributed one.
+
+    Parameters
+    ----------
+    x : object with `__dlpack__`, or DistArray
+        A plain array must be the same on every process: each takes its block of it, and nothing is
+        sent.
+    device : str, optional
+        As for `empty`; default: the mesh's.
+    copy : bool, optional
+        False: blocks look at the memory of `x`; an error where that cannot be. Default: as for
+        `asarray`.
+    mesh, placements
+        As for `empty`.
+
+    Returns
+    -------
+    DistArray
+
+    Raises
+    ------
+    ArgumentTypeError
+        If `x` has no `__dlpack__`.
+    ArgumentError
+        If `copy=False` cannot be had, or DLPack does not tell of such memory.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import distarray as da
+    >>> print(da.from_dlpack(np.arange(3)))
+    [0 1 2]
+    """
+    if copy is not None:
+        copy = check_flag("from_dlpack", "copy", copy)
+    if not isinstance(x, BaseArray):
+        try:
+            on_host = int(x.__dlpack_device__()[0]) == _HOST
+            x = _backend.module("cpu" if on_host else "cuda").from_dlpack(x)
+        except AttributeError:
+            raise ArgumentTypeError(
+                f"from_dlpack got {type(x).__name__}, which has no __dlpack__; use asarray"
+            ) from None
+        except (BufferError, TypeError, ValueError, RuntimeError) as error:
+            raise ArgumentError(f"from_dlpack of {type(x).__name__}: {error}") from None
+    return asarray(x, device=device, copy=copy, mesh=mesh, placements=placements)
+
+
+_HOST = 1
+"""DLPack's kDLCPU."""
 
 
 def _convert(

@@ -74,24 +74,31 @@ def fix(x: Any, /) -> Any:
 def clip(
     x: Any,
     /,
-    a_min: Any = None,
-    a_max: Any = None,
-    out: Any = None,
-    *,
     min: Any = None,
     max: Any = None,
+    out: Any = None,
+    *,
+    a_min: Any = None,
+    a_max: Any = None,
 ) -> Any:
     """Limit items to `min` and `max`, each an array, a number or None.
+
+    `a_min` and `a_max` are NumPy's other names of them.
 
     Returns
     -------
     DistArray
         Of the broadcast shape; NaN stays.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If a limit is given under both names.
     """
+    if (a_min is not None and min is not None) or (a_max is not None and max is not None):
+        raise ArgumentTypeError("clip() takes each limit once: by position, or as min=, max=")
     low = a_min if min is None else min
     high = a_max if max is None else max
-    if (a_min is not None and min is not None) or (a_max is not None and max is not None):
-        raise ArgumentTypeError("clip() takes each limit once: by position or as min=, max=")
     if low is None and high is None:
         return assign_or_return(out, copy(x))
     if low is None:

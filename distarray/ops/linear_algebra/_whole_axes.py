@@ -1,0 +1,263 @@
+"""Functions of whole axes: of matrices, or of lines, that no mesh axis cuts while they are at work.
+
+Each process calls the function on the matrices that it has. Where a mesh axis cuts them it cuts a
+batch axis instead, one longer than 1, for one exchange; the result keeps that cut. Where there is
+no such axis, every process gets the matrix and computes the same; of the result it keeps its part
+along the axes that were cut. Such copies are made up to a size alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from distarray.comm import _backend
+from distarray.core import Call, Letters, Op, Spec, Step, call_on_all, refusal_error
+from distarray.errors import ImplicitCommunicationError, ShapeError
+from distarray.errors import LinAlgError as OurLinAlgError
+from distarray.layout import Layout, Replicate, Shard
+from distarray.typing import Shape
+
+REPLICATED_BYTES = 128 << 20
+"""A matrix up to this size may become whole on every process, whatever each had of it: 4,096 rows
+of 4,096 float64. Sending it takes a hundredth of LAPACK's time for it, and any process can spare
+it. Beyond, a process gets at most twice what it has."""
+
+_CORE = 1 << 21  # letters of whole axes, apart from those of batch axes
+
+
+class LinAlgError(OurLinAlgError, np.linalg.LinAlgError):
+    """A matrix that a function cannot work on: not square, singular, or not converging."""
+
+
+class Axes(NamedTuple):
+    """Which axes are whole: the static argument of a function's operation."""
+
+    subscripts: str
+    """Letters of the whole axes of operands and results, such as "ij->ik,kj". A result is cut along
+    a letter as the operand was from which it had to be collected."""
+    place: int | None
+    """Where the whole axes are among the others; None: they are the last."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """Further arguments."""
+
+    @property
+    def inputs(self) -> list[str]:
+        """Letters of each operand."""
+        return self.subscripts.partition("->")[0].split(",")
+
+    @property
+    def results(self) -> list[str]:
+        """Letters of each result."""
+        return self.subscripts.partition("->")[2].split(",")
+
+
+def whole_axes(name: str, function: Callable[..., Any], fails: bool = False) -> Op:
+    """Return an operation on whole axes; its static argument is an `Axes`.
+
+    Parameters
+    ----------
+    name : str
+        The public name.
+    function : callable
+        `function(*blocks, **options)` of NumPy arrays gives an array or a tuple of arrays; with a
+        `place`, it takes this as `axis=`. It takes batches of no matrices.
+    fails : bool
+        Whether it may raise for values; then all processes do.
+    """
+    bind = _bind_failing if fails else _bind
+    return Op(name, function, _spec, dtypes=_dtypes, bind=bind, work=_work, outputs=_outputs)
+
+
+def _cores(op: Op, call: Call) -> list[tuple[Shape, Shape]]:
+    """Return for each operand the lengths of its batch axes, and of its whole axes."""
+    axes: Axes = call.static
+    found = []
+    for shape, letters in zip(call.shapes, axes.inputs, strict=True):
+        count = len(letters)
+        if len(shape) < count:
+            raise LinAlgError(
+                f"{op.name} got an array of shape {shape}; it needs at least {count} axes"
+            )
+        start = len(shape) - count if axes.place is None else axes.place
+        stop = start + count
+        found.append(((*shape[:start], *shape[stop:]), shape[start:stop]))
+    return found
+
+
+def _probe(op: Op, call: Call) -> list[np.ndarray]:
+    """Return the results for a batch of no matrices: their dtypes, and lengths of whole axes.
+
+    What the function refuses of shapes and dtypes it refuses here, on all processes alike.
+    """
+    axes: Axes = call.static
+    pairs = zip(_cores(op, call), call.dtypes, strict=True)
+    blocks = [np.empty((0, *core), dtype) for (_, core), dtype in pairs]
+    options: dict[str, Any] = dict(axes.options)
+    if axes.place is not None:
+        options["axis"] = -1
+    try:
+        results = op.local(*blocks, **options)
+    except np.linalg.LinAlgError as error:
+        raise LinAlgError(f"{op.name} of shapes {call.shapes}: {error}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise refusal_error(op.name, error, call.dtypes) from error
+    return [*results] if isinstance(results, tuple) else [results]
+
+
+def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
+    dtypes = tuple(result.dtype for result in _probe(op, call))
+    one = dtypes if len(dtypes) > 1 else dtypes[0]
+    return one, one
+
+
+def _spec(op: Op, call: Call) -> Spec:
+    axes: Axes = call.static
+    cores = _cores(op, call)
+    batches = [batch for batch, _ in cores]
+    try:
+        joint = np.broadcast_shapes(*batches)
+    except ValueError:
+        raise ShapeError(
+            f"{op.name} got shapes {' and '.join(map(str, call.shapes))}, whose other axes do not "
+            "broadcast; counted from the last of them, sizes must be equal or 1"
+        ) from None
+    inputs = []
+    for batch, letters in zip(batches, axes.inputs, strict=True):
+        shift = len(joint) - len(batch)
+        own: list[int | None] = [
+            i + shift if size == joint[i + shift] != 1 else None for i, size in enumerate(batch)
+        ]
+        at = len(own) if axes.place is None else axes.place
+        own[at:at] = [_CORE + ord(letter) for letter in letters]
+        inputs.append(tuple(own))
+    output: Letters = tuple(i if size != 1 else None for i, size in enumerate(joint))
+    return Spec(tuple(inputs), output)
+
+
+def _work(_: Spec, layouts: Sequence[Layout]) -> float:
+    """Return the items of the largest blocks: what is distributed stays so, whatever is quicker."""
+    return float(sum(map(_largest_block, layouts)))
+
+
+def _largest_block(layout: Layout) -> int:
+    return prod(layout.partition(axis).largest for axis in range(layout.ndim))
+
+
+def _outputs(step: Step) -> tuple[Layout, ...]:
+    """Return the layouts of the results.
+
+    Raises
+    ------
+    ImplicitCommunicationError
+        If a process would get copies of too much.
+    """
+    axes: Axes = step.call.static
+    for have, get, dtype in zip(step.call.layouts, step.sources, step.call.dtypes, strict=True):
+        nbytes = _largest_block(get) * dtype.itemsize
+        allowed = max(REPLICATED_BYTES, 2 * _largest_block(have.without_partial()) * dtype.itemsize)
+        if have is not get and nbytes > allowed:
+            raise ImplicitCommunicationError(
+                f"{step.op.name} needs whole axes, and {have} cuts them: {nbytes} bytes would be "
+                f"collected on every process, and at most {allowed} are; redistribute the array "
+                "beforehand so that other axes are cut, or replicate it yourself where memory "
+                "allows: x.redistribute([da.Replicate()] * x.mesh.ndim)"
+            )
+    cores = [result.shape[1:] for result in _probe(step.op, step.call)]
+    pairs = zip(axes.results, cores, strict=True)
+    return tuple(_output(step, axes, letters, core) for letters, core in pairs)
+
+
+def _output(step: Step, axes: Axes, letters: str, core: Shape) -> Layout:
+    """Return the layout of one result: batch axes as they are cut now, whole ones as they were."""
+    batch = step.partial
+    at = batch.ndim if axes.place is None else axes.place
+
+    def moved(axis: int) -> int:
+        return axis if axis < at else axis + len(core)
+
+    placements: list[Any] = []
+    for mesh_axis, placement in enumerate(batch.placements):
+        if type(placement) is Shard:
+            placement = Shard(moved(placement.axis))
+        else:
+            was = _letter_cut(step, axes, mesh_axis)
+            if was is not None and was in letters:
+                placement = Shard(at + letters.index(was))
+            else:
+                placement = Replicate()
+        placements.append(placement)
+    boundaries = {moved(axis): offsets for axis, offsets in (batch.boundaries or {}).items()}
+    return batch.replace(
+        placements=placements,
+        shape=(*batch.shape[:at], *core, *batch.shape[at:]),
+        boundaries=boundaries or None,
+    )
+
+
+def _letter_cut(step: Step, axes: Axes, mesh_axis: int) -> str | None:
+    """Return the letter of a whole axis that a mesh axis cut in an operand, if it did."""
+    for layout, letters in zip(step.call.layouts, axes.inputs, strict=True):
+        placement = layout.placements[mesh_axis]
+        if type(placement) is Shard:
+            start = layout.ndim - len(letters) if axes.place is None else axes.place
+            if start <= placement.axis < start + len(letters):
+                return letters[placement.axis - start]
+    return None
+
+
+def _bind(step: Step) -> Callable[..., Any]:
+    axes: Axes = step.call.static
+    function, options = step.op.local, dict(axes.options)
+    if axes.place is not None:
+        options["axis"] = axes.place
+    keys = [_own_part(step, layout) for layout in step.outputs]
+
+    def call(*blocks: Any) -> Any:
+        # NumPy's alone are the same on every host; blocks on GPUs go there and back.
+        results = function(*map(_backend.to_host, blocks), **options)
+        results = results if isinstance(results, tuple) else (results,)
+        device = _backend.device_of(blocks[0])
+        parts = [
+            _backend.asarray(np.asarray(result) if key is None else result[key].copy(), device)
+            for result, key in zip(results, keys, strict=True)
+        ]
+        return tuple(parts) if len(parts) > 1 else parts[0]
+
+    return call
+
+
+def _own_part(step: Step, layout: Layout) -> tuple[slice, ...] | None:
+    """Return where the block of a result is in what this process computes; None: it is all."""
+    axes: Axes = step.call.static
+    at = step.partial.ndim if axes.place is None else axes.place
+    core = range(at, at + layout.ndim - step.partial.ndim)
+    if all(layout.partition(axis).count == 1 for axis in core):
+        return None
+    box = layout.local_box()
+    assert box is not None  # only processes of the mesh have blocks
+    return tuple(slice(*box[i]) if i in core else slice(None) for i in range(layout.ndim))
+
+
+def _bind_failing(step: Step) -> Callable[..., Any]:
+    call, name, mesh = _bind(step), step.op.name, step.partial.mesh
+
+    def attempt(*blocks: Any) -> Any:
+        try:
+            return call(*blocks)
+        except np.linalg.LinAlgError as error:
+            raise LinAlgError(f"{name}: {error}") from None
+
+    if step.partial.is_replicated:  # all processes compute the same, and fail alike
+        return attempt
+
+    def attempt_on_all(*blocks: Any) -> Any:
+        try:
+            return call_on_all(mesh, name, lambda: attempt(*blocks))
+        except OurLinAlgError as error:
+            raise LinAlgError(str(error)) from None
+
+    return attempt_on_all
