@@ -557,6 +557,41 @@ MUTANTS = (
         "slice(max(at - 1, 0), max(at - 1, 0) + end - at),",
         ("ops/manipulation/test_shape.py::test_reshape_agrees_with_numpy",),
     ),
+    Mutant(
+        "a process keeps all of a result that is cut as the operand was",
+        "ops/linear_algebra/_whole_axes.py",
+        "if key is None else result[key].copy()",
+        "if key is None else result",
+        ("linalg/test_matrices.py::test_results_are_cut_as_the_axes_that_were_collected",),
+    ),
+    Mutant(
+        "a singular matrix is an error on its rank alone",
+        "ops/linear_algebra/_whole_axes.py",
+        "    if step.partial.is_replicated:  #",
+        "    if True:  #",
+        ("linalg/test_matrices.py::test_a_matrix_that_fails_on_one_rank_fails_on_all",),
+    ),
+    Mutant(
+        "large matrices are collected",
+        "ops/linear_algebra/_whole_axes.py",
+        "if have is not get and nbytes > allowed:",
+        "if have is get and nbytes > allowed:",
+        ("linalg/test_matrices.py::test_no_large_matrix_is_collected",),
+    ),
+    Mutant(
+        "diagonals of blocks are shifted the wrong way",
+        "ops/linear_algebra/_products.py",
+        "shift = offset + box[rows][0] - box[columns][0]",
+        "shift = offset - box[rows][0] + box[columns][0]",
+        ("ops/linear_algebra/test_products.py::test_diagonal_agrees_with_numpy",),
+    ),
+    Mutant(
+        "axes that are cut are transformed first",
+        "fft/_transforms.py",
+        "layout.partition(pair[0]).count > 1)",
+        "layout.partition(pair[0]).count == 1)",
+        ("fft/test_transforms.py::test_an_axis_that_is_cut_takes_one_exchange_and_others_none",),
+    ),
     # --- random ----------------------------------------------------------------------------------
     Mutant(
         "random numbers ignore where the block lies",

@@ -65,7 +65,15 @@ FUNCTIONS = sorted(
     | FAMILIES
 )
 
+OF_ROOMS = sorted(
+    f"{room}.{name}"
+    for room in ("fft", "linalg")
+    for name in set(getattr(da, room).__all__) - {*da.__all__, "LinAlgError"}
+)
+"""Functions of the namespaces inside of ours."""
+
 RIGHT: dict[str, Any] = {
+    "n": 2, "s": (2, 2),
     "axis1": 0, "axis2": 1, "source": 0, "destination": 1, "shape": (SIZE, SIZE), "repeats": 2,
     "reps": 2, "shift": 1, "axes": (1, 0), "fill_value": 3, "start": 1, "stop": 9, "n_rows": SIZE,
     "obj": [[1.0, 2.0]], "value": [[1.0, 2.0]], "dtype": "float64", "from_": "int32", "to": "int64",
@@ -239,9 +247,17 @@ def without_seed(function: Any, end: Any) -> Any:
     return end[:1] if function.__name__.startswith("empty") and end[0] == "result" else end
 
 
-@pytest.mark.parametrize("name", [*FUNCTIONS, *(f"DistArray.{name}" for name in METHODS)])
+def named(name: str) -> Any:
+    """Return a function, a method, or a function of a namespace inside of ours."""
+    room, _, own = name.rpartition(".")
+    return METHODS[own] if room == "DistArray" else getattr(getattr(da, room) if room else da, own)
+
+
+@pytest.mark.parametrize(
+    "name", [*FUNCTIONS, *OF_ROOMS, *(f"DistArray.{name}" for name in METHODS)]
+)
 def test_wrong_arguments_end_alike_on_all_ranks_and_with_the_check(name):
-    function = METHODS[name[10:]] if name.startswith("DistArray.") else getattr(da, name)
+    function = named(name)
     for call, *on_ranks in zip(calls(function), *ends(function), strict=True):
         words = in_words(function, *call)
         given = distributed(*call)

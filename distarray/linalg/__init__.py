@@ -1,0 +1,75 @@
+"""Linear algebra, as in `numpy.linalg` and in the array API standard's extension `linalg`.
+
+Products, diagonals and norms work on blocks and combine what these give. Factorizations, inverses,
+eigenvalues and what is made of them need whole matrices: a mesh axis that cuts matrices cuts a
+batch axis instead, for one exchange, and the result keeps that cut. A matrix that stands alone is
+collected on every process, up to 128 MiB; all compute the same, bit for bit on processors of one
+kind, and keep their part of it where the result has axes that were cut. Blocks on GPUs are
+factorized on the host.
+"""
+
+from distarray.linalg._factorizations import (
+    cholesky,
+    eig,
+    eigh,
+    eigvals,
+    eigvalsh,
+    qr,
+    svd,
+    svdvals,
+)
+from distarray.linalg._norms import cond, matrix_norm, matrix_rank, norm, vector_norm
+from distarray.linalg._products import (
+    cross,
+    diagonal,
+    matrix_power,
+    multi_dot,
+    outer,
+    trace,
+)
+from distarray.linalg._solutions import (
+    det,
+    inv,
+    lstsq,
+    pinv,
+    slogdet,
+    solve,
+    tensorinv,
+    tensorsolve,
+)
+from distarray.ops import LinAlgError, matmul, matrix_transpose, tensordot, vecdot
+
+__all__ = [
+    "LinAlgError",
+    "cholesky",
+    "cond",
+    "cross",
+    "det",
+    "diagonal",
+    "eig",
+    "eigh",
+    "eigvals",
+    "eigvalsh",
+    "inv",
+    "lstsq",
+    "matmul",
+    "matrix_norm",
+    "matrix_power",
+    "matrix_rank",
+    "matrix_transpose",
+    "multi_dot",
+    "norm",
+    "outer",
+    "pinv",
+    "qr",
+    "slogdet",
+    "solve",
+    "svd",
+    "svdvals",
+    "tensordot",
+    "tensorinv",
+    "tensorsolve",
+    "trace",
+    "vecdot",
+    "vector_norm",
+]

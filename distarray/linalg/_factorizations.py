@@ -1,0 +1,380 @@
+"""Factorizations of matrices and their eigenvalues."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from distarray.core import check_flag, register, run
+from distarray.errors import ArgumentError
+from distarray.ops import Axes, whole_axes
+
+
+class EigResult(NamedTuple):
+    """Eigenvalues and right eigenvectors."""
+
+    eigenvalues: Any
+    eigenvectors: Any
+
+
+class EighResult(NamedTuple):
+    """Eigenvalues in ascending order, and eigenvectors as columns."""
+
+    eigenvalues: Any
+    eigenvectors: Any
+
+
+class QRResult(NamedTuple):
+    """Orthonormal columns, and an upper triangle."""
+
+    Q: Any
+    R: Any
+
+
+class SVDResult(NamedTuple):
+    """Left singular vectors, singular values in descending order, right singular vectors."""
+
+    U: Any
+    S: Any
+    Vh: Any
+
+
+def _complex(function: Any) -> Any:
+    """Return a function whose results are complex whatever the values, as the standard asks."""
+
+    def call(block: Any) -> Any:
+        results = function(block)
+        if isinstance(results, tuple):
+            return tuple(np.asarray(one, _complex_dtype(block)) for one in results)
+        return np.asarray(results, _complex_dtype(block))
+
+    return call
+
+
+def _complex_dtype(block: np.ndarray) -> Any:
+    single = block.dtype in (np.float32, np.complex64)
+    return np.complex64 if single else np.complex128
+
+
+_cholesky = whole_axes("cholesky", np.linalg.cholesky, fails=True)
+_qr = whole_axes("qr", lambda block, mode: _as_tuple(np.linalg.qr(block, mode)))
+_svd = whole_axes("svd", lambda block, **options: _as_tuple(np.linalg.svd(block, **options)), True)
+_eigh = whole_axes("eigh", lambda block, UPLO: _as_tuple(np.linalg.eigh(block, UPLO)), fails=True)  # noqa: N803
+_eigvalsh = whole_axes("eigvalsh", np.linalg.eigvalsh, fails=True)
+_eig = whole_axes("eig", _complex(np.linalg.eig), fails=True)
+_eigvals = whole_axes("eigvals", _complex(np.linalg.eigvals), fails=True)
+
+
+def _as_tuple(results: Any) -> Any:
+    return tuple(results) if isinstance(results, tuple) else results
+
+
+def cholesky(x: Any, /, *, upper: bool = False) -> Any:
+    """Return the triangle L with `x = L @ L.mT.conj()` of positive definite matrices.
+
+    Parameters
+    ----------
+    x : DistArray
+        Of shape (..., m, m). Of each matrix one triangle is looked at.
+    upper : bool
+        Return the upper triangle U with `x = U.mT.conj() @ U` instead.
+
+    Returns
+    -------
+    DistArray
+        Of the shape of `x`, cut as `x` is, or along a batch axis where that had to be.
+
+    Raises
+    ------
+    LinAlgError
+        If a matrix is not square or not positive definite; on all processes.
+    ImplicitCommunicationError
+        If one matrix that is cut is larger than 128 MiB.
+
+    Notes
+    -----
+    Distribution: nothing is sent where no matrix is cut; else one all-to-all that cuts a batch axis
+    instead, or, of a single matrix, an all-gather. Peak memory: twice what a process then has.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.linalg.cholesky(da.asarray([[4.0, 2.0], [2.0, 5.0]])))
+    [[2. 0.]
+     [1. 2.]]
+    """
+    options = (("upper", check_flag("cholesky", "upper", upper)),)
+    return run(_cholesky, (x,), Axes("ij->ij", None, options))
+
+
+def qr(x: Any, /, mode: str = "reduced") -> Any:
+    """Return the factors Q and R of matrices: orthonormal columns, and an upper triangle.
+
+    Parameters
+    ----------
+    x : DistArray
+        Of shape (..., m, n).
+    mode : {"reduced", "complete", "r", "raw"}
+        k = min(m, n) columns of Q, or m; R alone; or LAPACK's own form, as in NumPy.
+
+    Returns
+    -------
+    QRResult
+        With `Q` of shape (..., m, k), cut as the rows of `x` are, and `R` of shape (..., k, n), cut
+        as its columns are; both along a batch axis where matrices had been cut.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such mode.
+    ImplicitCommunicationError
+        If one matrix that is cut is larger than 128 MiB.
+
+    Notes
+    -----
+    Distribution: as for `cholesky`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> q, r = da.linalg.qr(da.ones((4, 2)))
+    >>> q.shape, r.shape
+    ((4, 2), (2, 2))
+    """
+    subscripts = {"reduced": "ij->ik,kj", "complete": "ij->ik,lj", "r": "ij->kj", "raw": "ij->ji,k"}
+    if not isinstance(mode, str) or mode not in subscripts:
+        raise ArgumentError(
+            f"qr got mode={mode!r}; it is one of {', '.join(map(repr, subscripts))}"
+        )
+    found = run(_qr, (x,), Axes(subscripts[mode], None, (("mode", mode),)))
+    return QRResult(*found) if mode in ("reduced", "complete") else found
+
+
+def svd(
+    x: Any, /, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False
+) -> Any:
+    """Return the singular value decomposition of matrices: `x = (U * S[..., None, :]) @ Vh`.
+
+    Parameters
+    ----------
+    x : DistArray
+        Of shape (..., m, n).
+    full_matrices : bool
+        m columns of U and n rows of Vh; else k = min(m, n) of both.
+    compute_uv : bool
+        Return `SVDResult`, else the singular values alone.
+    hermitian : bool
+        Whether the matrices are hermitian, for which there is a quicker way.
+
+    Returns
+    -------
+    SVDResult
+        With `U` (..., m, m or k), cut as the rows of `x` are, `S` (..., k), and `Vh`
+        (..., n or k, n), cut as its columns are; along a batch axis where matrices had been cut.
+
+    Raises
+    ------
+    LinAlgError
+        If it does not converge; on all processes.
+    ImplicitCommunicationError
+        If one matrix that is cut is larger than 128 MiB.
+
+    Notes
+    -----
+    Distribution: as for `cholesky`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.linalg.svd(da.eye(2)).S)
+    [1. 1.]
+    """
+    flags = {"full_matrices": full_matrices, "compute_uv": compute_uv, "hermitian": hermitian}
+    flags = {name: check_flag("svd", name, flag) for name, flag in flags.items()}
+    if not flags["compute_uv"]:
+        return run(_svd, (x,), Axes("ij->k", None, tuple(flags.items())))
+    return SVDResult(*run(_svd, (x,), Axes("ij->ik,l,mj", None, tuple(flags.items()))))
+
+
+def svdvals(x: Any, /) -> Any:
+    """Return the singular values of matrices in descending order.
+
+    Parameters
+    ----------
+    x : DistArray
+        Of shape (..., m, n).
+
+    Returns
+    -------
+    DistArray
+        Of shape (..., min(m, n)), replicated where matrices had been cut that stand alone.
+
+    Raises
+    ------
+    LinAlgError
+        If it does not converge; on all processes.
+    ImplicitCommunicationError
+        If one matrix that is cut is larger than 128 MiB.
+
+    Notes
+    -----
+    Distribution: as for `cholesky`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.linalg.svdvals(da.eye(2) * 3))
+    [3. 3.]
+    """
+    return svd(x, compute_uv=False)
+
+
+def eigh(x: Any, /, UPLO: str = "L") -> EighResult:  # noqa: N803 (NumPy's name)
+    """Return eigenvalues and eigenvectors of hermitian matrices.
+
+    Parameters
+    ----------
+    x : DistArray
+        Of shape (..., m, m).
+    UPLO : {"L", "U"}
+        The triangle that is looked at.
+
+    Returns
+    -------
+    EighResult
+        With `eigenvalues` (..., m), ascending, and `eigenvectors` (..., m, m), in columns, cut as
+        the rows of `x` are; along a batch axis where matrices had been cut.
+
+    Raises
+    ------
+    LinAlgError
+        If a matrix is not square, or it does not converge; on all processes.
+    ImplicitCommunicationError
+        If one matrix that is cut is larger than 128 MiB.
+
+    Notes
+    -----
+    Distribution: as for `cholesky`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.linalg.eigh(da.asarray([[2.0, 0.0], [0.0, 1.0]])).eigenvalues)
+    [1. 2.]
+    """
+    return EighResult(*run(_eigh, (x,), Axes("ij->k,il", None, (("UPLO", _triangle(UPLO)),))))
+
+
+def eigvalsh(x: Any, /, UPLO: str = "L") -> Any:  # noqa: N803 (NumPy's name)
+    """Return the eigenvalues of hermitian matrices in ascending order.
+
+    Parameters
+    ----------
+    x : DistArray
+        Of shape (..., m, m).
+    UPLO : {"L", "U"}
+        The triangle that is looked at.
+
+    Returns
+    -------
+    DistArray
+        Of shape (..., m).
+
+    Raises
+    ------
+    LinAlgError
+        If a matrix is not square, or it does not converge; on all processes.
+    ImplicitCommunicationError
+        If one matrix that is cut is larger than 128 MiB.
+
+    Notes
+    -----
+    Distribution: as for `cholesky`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.linalg.eigvalsh(da.asarray([[2.0, 0.0], [0.0, 1.0]])))
+    [1. 2.]
+    """
+    return run(_eigvalsh, (x,), Axes("ij->k", None, (("UPLO", _triangle(UPLO)),)))
+
+
+def _triangle(letter: Any) -> str:
+    if not isinstance(letter, str) or letter.upper() not in ("L", "U"):
+        raise ArgumentError(f"UPLO={letter!r}: it is 'L' or 'U', the triangle that is looked at")
+    return letter.upper()
+
+
+def eig(x: Any, /) -> EigResult:
+    """Return eigenvalues and right eigenvectors of matrices.
+
+    Parameters
+    ----------
+    x : DistArray
+        Of shape (..., m, m).
+
+    Returns
+    -------
+    EigResult
+        With `eigenvalues` (..., m) and `eigenvectors` (..., m, m), in columns, cut as the rows of
+        `x` are. Both are complex whatever the values, as in the standard: NumPy's are real where
+        all imaginary parts are 0.
+
+    Raises
+    ------
+    LinAlgError
+        If a matrix is not square or not finite, or it does not converge; on all processes.
+    ImplicitCommunicationError
+        If one matrix that is cut is larger than 128 MiB.
+
+    Notes
+    -----
+    Distribution: as for `cholesky`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.linalg.eig(da.eye(2)).eigenvalues)
+    [1.+0.j 1.+0.j]
+    """
+    return EigResult(*run(_eig, (x,), Axes("ij->k,il", None)))
+
+
+def eigvals(x: Any, /) -> Any:
+    """Return the eigenvalues of matrices.
+
+    Parameters
+    ----------
+    x : DistArray
+        Of shape (..., m, m).
+
+    Returns
+    -------
+    DistArray
+        Of shape (..., m), complex whatever the values, as in the standard: NumPy's are real where
+        all imaginary parts are 0.
+
+    Raises
+    ------
+    LinAlgError
+        If a matrix is not square or not finite, or it does not converge; on all processes.
+    ImplicitCommunicationError
+        If one matrix that is cut is larger than 128 MiB.
+
+    Notes
+    -----
+    Distribution: as for `cholesky`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.linalg.eigvals(da.eye(2)))
+    [1.+0.j 1.+0.j]
+    """
+    return run(_eigvals, (x,), Axes("ij->k", None))
+
+
+for _function in (cholesky, qr, svd, svdvals, eigh, eigvalsh, eig, eigvals):
+    register(_function, room="linalg")

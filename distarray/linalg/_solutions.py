@@ -1,0 +1,429 @@
+"""Inverses, solutions of linear equations and determinants."""
+
+from __future__ import annotations
+
+import builtins
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from distarray.core import (
+    BaseArray,
+    broadcast_shape,
+    check_distributed,
+    check_flag,
+    check_integer,
+    describe,
+    normalize_operands,
+    register,
+    run,
+)
+from distarray.errors import ArgumentError, ShapeError
+from distarray.layout import read_axes
+from distarray.linalg._factorizations import svd
+from distarray.ops import (
+    Axes,
+    LinAlgError,
+    abs,
+    astype,
+    conj,
+    matmul,
+    matrix_transpose,
+    max,
+    permute_dims,
+    reciprocal,
+    reshape,
+    sum,
+    where,
+    whole_axes,
+    zeros,
+)
+
+
+class SlogdetResult(NamedTuple):
+    """Signs of determinants, and logarithms of their absolute values."""
+
+    sign: Any
+    logabsdet: Any
+
+
+_inv = whole_axes("inv", np.linalg.inv, fails=True)
+_pinv = whole_axes("pinv", np.linalg.pinv, fails=True)
+_solve = whole_axes("solve", np.linalg.solve, fails=True)
+_det = whole_axes("det", np.linalg.det)
+_slogdet = whole_axes("slogdet", lambda block: tuple(np.linalg.slogdet(block)))
+
+
+def inv(x: Any, /) -> Any:
+    """Return the inverses of square matrices.
+
+    Parameters
+    ----------
+    x : DistArray
+        Of shape (..., m, m).
+
+    Returns
+    -------
+    DistArray
+        Of the shape of `x`, cut as `x` is, or along a batch axis where that had to be.
+
+    Raises
+    ------
+    LinAlgError
+        If a matrix is not square or singular; on all processes.
+    ImplicitCommunicationError
+        If one matrix that is cut is larger than 128 MiB.
+
+    Notes
+    -----
+    Distribution: nothing is sent where no matrix is cut; else one all-to-all that cuts a batch axis
+    instead, or, of a single matrix, an all-gather. Peak memory: twice what a process then has.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.linalg.inv(da.eye(2) * 4))
+    [[0.25 0.  ]
+     [0.   0.25]]
+    """
+    return run(_inv, (x,), Axes("ij->ij", None))
+
+
+def pinv(x: Any, /, rcond: Any = None, hermitian: bool = False, *, rtol: Any = np._NoValue) -> Any:
+    """Return the Moore-Penrose inverses of matrices.
+
+    Parameters
+    ----------
+    x : DistArray
+        Of shape (..., m, n).
+    rcond, rtol : number or array, optional
+        Singular values below this times the largest count as 0; an array has one of each matrix.
+        One of the two; default: 1e-15, and with `rtol=None` max(m, n) times the precision.
+    hermitian : bool
+        Whether the matrices are hermitian, for which there is a quicker way.
+
+    Returns
+    -------
+    DistArray
+        Of shape (..., n, m), cut as the axes of `x` are, or along a batch axis instead.
+
+    Raises
+    ------
+    ArgumentError
+        If both `rcond` and `rtol` are given.
+    LinAlgError
+        If the decomposition does not converge; on all processes.
+    ImplicitCommunicationError
+        If one matrix that is cut is larger than 128 MiB.
+
+    Notes
+    -----
+    Distribution: as for `inv`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.linalg.pinv(da.ones((2, 1))))
+    [[0.5 0.5]]
+    """
+    options: dict[str, Any] = {"hermitian": check_flag("pinv", "hermitian", hermitian)}
+    if rcond is not None and rtol is not np._NoValue:
+        raise ArgumentError("pinv() takes one of rcond= and rtol=")
+    cutoff = rtol if rcond is None else rcond
+    if isinstance(cutoff, (BaseArray, np.ndarray, list, tuple)):
+        (cutoff,) = normalize_operands("pinv", (cutoff,))
+        batch = check_distributed("pinv", x).shape[:-2]
+        if broadcast_shape("pinv", [batch, cutoff.shape]) != batch:
+            raise ShapeError(f"pinv got cutoffs of shape {cutoff.shape} for matrices of {batch}")
+        return run(_pinv, (x, cutoff), Axes("ij,->ji", None, tuple(options.items())))
+    if cutoff is not np._NoValue:
+        options["rtol"] = None if cutoff is None else _number("pinv", cutoff)
+    return run(_pinv, (x,), Axes("ij->ji", None, tuple(options.items())))
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"{name} got {describe(value)}; it must be a number") from None
+
+
+def solve(x1: Any, x2: Any, /) -> Any:
+    """Return the solutions x of `x1 @ x = x2`.
+
+    Parameters
+    ----------
+    x1 : DistArray or array
+        Of shape (..., m, m).
+    x2 : DistArray or array
+        Of shape (..., m, k), whose other axes broadcast with those of `x1`, or (m,). One of the two
+        is distributed; a plain array is the same on every process.
+
+    Returns
+    -------
+    DistArray
+        Of the shape of `x2`, with the broadcast batch axes. Cut as the rows are of `x1` or else
+        `x2`, and as the columns of `x2`; along a batch axis where that had to be.
+
+    Raises
+    ------
+    LinAlgError
+        If a matrix is not square or singular; on all processes.
+    ArgumentError
+        If the shapes do not fit together.
+    ImplicitCommunicationError
+        If one matrix that is cut is larger than 128 MiB.
+
+    Notes
+    -----
+    Distribution: as for `inv`, of both arrays.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.linalg.solve(da.eye(2) * 4, da.ones(2)))
+    [0.25 0.25]
+    """
+    x1, x2 = normalize_operands("solve", (x1, x2))
+    if getattr(x2, "ndim", 0) == 1:
+        return run(_solve, (x1, x2[:, None]), Axes("ij,ik->ik", None))[..., 0]
+    return run(_solve, (x1, x2), Axes("ij,ik->ik", None))
+
+
+def det(x: Any, /) -> Any:
+    """Return the determinants of square matrices.
+
+    Parameters
+    ----------
+    x : DistArray
+        Of shape (..., m, m).
+
+    Returns
+    -------
+    DistArray
+        Of shape (...); of a single matrix a number that every process has.
+
+    Raises
+    ------
+    LinAlgError
+        If a matrix is not square.
+    ImplicitCommunicationError
+        If one matrix that is cut is larger than 128 MiB.
+
+    Notes
+    -----
+    Distribution: as for `inv`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.linalg.det(da.eye(2)))
+    1.0
+    """
+    return run(_det, (x,), Axes("ij->", None))
+
+
+def slogdet(x: Any, /) -> SlogdetResult:
+    """Return signs, and logarithms of the absolute values, of determinants.
+
+    Parameters
+    ----------
+    x : DistArray
+        Of shape (..., m, m).
+
+    Returns
+    -------
+    SlogdetResult
+        With `sign` and `logabsdet`, both of shape (...).
+
+    Raises
+    ------
+    LinAlgError
+        If a matrix is not square.
+    ImplicitCommunicationError
+        If one matrix that is cut is larger than 128 MiB.
+
+    Notes
+    -----
+    Distribution: as for `inv`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.linalg.slogdet(da.eye(3)).logabsdet)
+    0.0
+    """
+    return SlogdetResult(*run(_slogdet, (x,), Axes("ij->,", None)))
+
+
+def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, int, Any]:
+    """Return the least-squares solution of `a @ x = b`, of smallest norm where there are many.
+
+    Parameters
+    ----------
+    a : DistArray
+        Of shape (m, n).
+    b : DistArray or array
+        Of shape (m,) or (m, k).
+    rcond : float, optional
+        Singular values of `a` up to this times the largest count as 0. Default: max(m, n) times the
+        precision of float64; so also if it is negative.
+
+    Returns
+    -------
+    x : DistArray
+        Of shape (n,) or (n, k).
+    residuals : DistArray
+        Sums of squares of `b - a @ x` of each column; of no items where `a` has not rank n, or
+        m <= n.
+    rank : int
+        Of `a`.
+    s : DistArray
+        The singular values of `a`.
+
+    Raises
+    ------
+    LinAlgError
+        If the shapes do not fit together, or the decomposition does not converge.
+    ImplicitCommunicationError
+        If `a` is cut and larger than 128 MiB.
+
+    Notes
+    -----
+    Distribution: the decomposition is that of `svd`; products with `b` stay distributed.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x, residuals, rank, s = da.linalg.lstsq(da.asarray([[1.0], [1.0]]), da.asarray([1.0, 3.0]))
+    >>> print(x, rank)
+    [2.] 1
+    """
+    a, b = normalize_operands("lstsq", (check_distributed("lstsq", a), b))
+    shapes: Any = a.shape, getattr(b, "shape", ())
+    if len(shapes[0]) != 2 or len(shapes[1]) not in (1, 2) or shapes[0][0] != shapes[1][0]:
+        raise LinAlgError(
+            f"lstsq got shapes {shapes[0]} and {shapes[1]}; they must be (m, n) and (m,) or (m, k)"
+        )
+    kind = np.result_type(a.dtype, b.dtype, np.float32 if a.dtype.char in "fF" else np.float64)
+    wide = np.result_type(kind, np.float64)  # as NumPy computes
+    a, b = astype(a, wide), b.astype(wide)
+    rows, columns = shapes[0]
+    u, s, vh = svd(a, full_matrices=False)
+    cutoff = -1.0 if rcond is None else _number("lstsq", rcond)
+    if cutoff < 0:
+        cutoff = float(np.finfo(np.float64).eps) * builtins.max(shapes[0])
+    kept = s > cutoff * max(s, initial=0)
+    rank = int(sum(kept))
+    right = b if b.ndim == 2 else b[:, None]
+    inverse = where(kept, reciprocal(where(kept, s, 1.0)), 0.0)
+    x = matmul(
+        conj(matrix_transpose(vh)), inverse[:, None] * matmul(conj(matrix_transpose(u)), right)
+    )
+    small = np.empty(0, kind).real.dtype
+    if rank == columns and rows > columns:
+        residuals = astype(sum(abs(right - matmul(a, x)) ** 2, axis=0), small)
+    else:
+        residuals = zeros(0, small, mesh=a.layout.mesh)
+    return astype(x if b.ndim == 2 else x[:, 0], kind), residuals, rank, astype(s, small)
+
+
+def tensorinv(a: Any, ind: int = 2) -> Any:
+    """Return the inverse of an array as a map of its last axes to its first `ind` axes.
+
+    Parameters
+    ----------
+    a : DistArray
+        Whose first `ind` axes have as many items as the others.
+    ind : int
+        How many.
+
+    Returns
+    -------
+    DistArray
+        Of shape `a.shape[ind:] + a.shape[:ind]`.
+
+    Raises
+    ------
+    ArgumentError
+        If `ind` is not positive.
+    LinAlgError
+        If the matrix is not square or singular.
+    ImplicitCommunicationError
+        If `a` is cut and larger than 128 MiB.
+
+    Notes
+    -----
+    Distribution: those of `reshape` and `inv`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.linalg.tensorinv(da.reshape(da.eye(6), (2, 3, 6))).shape
+    (6, 2, 3)
+    """
+    shape = check_distributed("tensorinv", a).shape
+    ind = check_integer("tensorinv", "ind", ind)
+    if ind <= 0:
+        raise ArgumentError(f"tensorinv got ind={ind}; it must be positive")
+    inverse = inv(reshape(a, (prod(shape[:ind]), prod(shape[ind:]))))
+    return reshape(inverse, (*shape[ind:], *shape[:ind]))
+
+
+def tensorsolve(a: Any, b: Any, axes: Any = None) -> Any:
+    """Return the array x with `tensordot(a, x, x.ndim) = b`.
+
+    Parameters
+    ----------
+    a : DistArray or array
+        Of shape `b.shape + x.shape`, both with equally many items.
+    b : DistArray or array
+        One of the two is distributed.
+    axes : sequence of int, optional
+        Axes of `a` that are moved to its end first.
+
+    Returns
+    -------
+    DistArray
+
+    Raises
+    ------
+    LinAlgError
+        If the shapes do not fit together, or the matrix is singular.
+    ImplicitCommunicationError
+        If `a` is cut and larger than 128 MiB.
+
+    Notes
+    -----
+    Distribution: those of `reshape` and `solve`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.linalg.tensorsolve(da.reshape(da.eye(6), (2, 3, 6)), da.ones((2, 3))).shape
+    (6,)
+    """
+    a, b = normalize_operands("tensorsolve", (a, b))
+    ndim = getattr(a, "ndim", 0)
+    if axes is not None:
+        read = read_axes(axes)
+        last = read if isinstance(read, tuple) else (read,)
+        order = [axis for axis in range(ndim) if axis not in last] + [*last]
+        a = permute_dims(a, order) if isinstance(a, BaseArray) else np.transpose(a, order)
+    shape = a.shape[getattr(b, "ndim", 0) :] if ndim else ()
+    size = prod(shape)
+    if not ndim or prod(a.shape) != size**2 or prod(getattr(b, "shape", ())) != size:
+        raise LinAlgError(
+            f"tensorsolve got shapes {getattr(a, 'shape', ())} and {getattr(b, 'shape', ())}; the "
+            "first must be the second and as many items again"
+        )
+    flat = [
+        reshape(x, to) if isinstance(x, BaseArray) else np.reshape(x, to)
+        for x, to in ((a, (size, size)), (b, (size,)))
+    ]
+    return reshape(solve(*flat), shape)
+
+
+for _function in (inv, pinv, solve, det, slogdet, lstsq, tensorinv, tensorsolve):
+    register(_function, room="linalg")

@@ -1,0 +1,51 @@
+"""Functions of whole axes under real MPI: exchanges, copies, and errors of one rank."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import distarray as da
+from distarray.comm import world
+from distarray.layout import Replicate, Shard
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+
+
+def test_matrices_in_all_placements_give_numpys_results() -> None:
+    size = world().size
+    values = np.random.default_rng(1).normal(size=(2 * size + 1, 5, 5))
+    mesh = da.DeviceMesh(list(range(size)))
+    line_of = {Shard(2): Shard(1)} | {p: p for p in (Shard(0), Shard(1), Replicate())}
+    for placement in (Shard(0), Shard(1), Shard(2), Replicate()):
+        x = da.distribute_array(values, mesh, [placement], src=None)
+        assert np.allclose(da.linalg.inv(x).full_array(), np.linalg.inv(values))
+        u, s, vh = np.linalg.svd(x)
+        assert np.allclose(((u * s[..., None, :]) @ vh).full_array(), values)
+        one = da.distribute_array(values[0], mesh, [line_of[placement]], src=None)
+        inverse = da.linalg.inv(one)
+        assert inverse.placements == one.placements
+        assert np.allclose(inverse.full_array(), np.linalg.inv(values[0]))
+        assert np.allclose(np.fft.fftn(x).full_array(), np.fft.fftn(values))
+        line = da.distribute_array(values[:, 0, 0], mesh, [Shard(0)], src=None)
+        assert np.allclose(da.fft.rfft(line).full_array(), np.fft.rfft(values[:, 0, 0]))
+        assert np.array_equal(np.diagonal(x, 1, 1, 2).full_array(), np.diagonal(values, 1, 1, 2))
+
+
+def test_replicas_have_the_same_bits() -> None:
+    mesh = da.DeviceMesh(list(range(world().size)))
+    x = da.distribute_array(np.random.default_rng(2).normal(size=(40, 40)), mesh, src=None)
+    s = da.linalg.svdvals(x)
+    assert s.placements == (Replicate(),)
+    everyone = mesh.communicator().all_gather_object(s.to_local().tobytes())
+    assert len(set(everyone)) == 1
+
+
+def test_a_singular_matrix_on_one_rank_is_an_error_on_all() -> None:
+    size = world().size
+    values = np.stack([np.eye(3)] * size)
+    values[-1] = 0
+    x = da.asarray(values)
+    with pytest.raises(np.linalg.LinAlgError, match="Singular"):
+        da.linalg.inv(x)
+    assert np.array_equal(da.linalg.det(x).full_array(), np.linalg.det(values))
