@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -13,8 +14,12 @@ from distarray.array import _convert
 from distarray.comm import _backend
 from distarray.core import BaseArray, functions, methods, permit, replicated_layout, row_of, ufuncs
 from distarray.errors import ArgumentError, ArgumentTypeError, ExportError, MeshError
+from distarray.layout import Replicate
 from distarray.ops import any as any_of
-from distarray.ops import copy, equal, getitem, rows, setitem
+from distarray.ops import copy, creators, equal, getitem, rows, setitem
+
+API_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
+"""Revisions of the array API standard that the namespace can stand for."""
 
 
 class Protocols(BaseArray):
@@ -56,6 +61,26 @@ class Protocols(BaseArray):
             full.flags.writeable = False
         return full if dtype is None else full.astype(dtype, copy=False)
 
+    def __array_namespace__(self, /, *, api_version: str | None = None) -> Any:
+        """Return the namespace of functions of this array: `distarray` itself.
+
+        Parameters
+        ----------
+        api_version : str, optional
+            Revision of the array API standard, from "2021.12" to "2025.12", the default.
+
+        Raises
+        ------
+        ArgumentError
+            For any other.
+        """
+        if api_version is not None and api_version not in API_VERSIONS:
+            raise ArgumentError(
+                f"x.__array_namespace__(api_version={api_version!r}): there is "
+                f"{', '.join(API_VERSIONS)}"
+            )
+        return sys.modules[__name__.partition(".")[0]]
+
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         if method == "__call__":
             row = ufuncs.get(ufunc) or row_of(ufunc)
@@ -73,6 +98,10 @@ class Protocols(BaseArray):
         self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any
     ) -> Any:
         ours = functions.get(func)
+        if func in creators:  # `self` is what like= says
+            ours, count = creators[func]
+            kwargs = {k: v for k, v in kwargs.items() if k not in ("order", "subok")}
+            kwargs, args = {"mesh": self._layout.mesh, **kwargs}, args[:count]
         if ours is None:
             module = getattr(func, "__module__", "numpy")
             raise ArgumentTypeError(
@@ -91,7 +120,15 @@ class Protocols(BaseArray):
         kind, number = self._local.__dlpack_device__()
         return kind, number
 
-    def __dlpack__(self, *, copy: bool | None = None, **options: Any) -> Any:
+    def __dlpack__(
+        self,
+        /,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[Any, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
         """Export the global array, on every rank (collective over the mesh).
 
         Where every rank holds all of it, it is exported as it is, else gathered where the blocks
@@ -99,10 +136,10 @@ class Protocols(BaseArray):
 
         Parameters
         ----------
+        stream, max_version, dl_device : optional
+            As for arrays of NumPy and CuPy.
         copy : bool, optional
             False: never a copy. True: always. Default: where it must be.
-        **options
-            `stream`, `max_version` and `dl_device`, as for arrays of NumPy and CuPy.
 
         Raises
         ------
@@ -116,12 +153,16 @@ class Protocols(BaseArray):
             raise MeshError(
                 f"this process is not in {layout.mesh} and has no values of this array to export"
             )
-        if not layout.is_replicated and copy is False:
+        options = {"stream": stream, "max_version": max_version, "dl_device": dl_device}
+        options = {name: value for name, value in options.items() if value is not None}
+        sizes = zip(layout.placements, layout.mesh.shape, strict=True)
+        whole_here = all(size == 1 or type(placement) is Replicate for placement, size in sizes)
+        if not whole_here and copy is False:
             raise ExportError(
                 f"x.__dlpack__(copy=False): the array lies in blocks, {layout}, so that the whole "
                 "is a copy; leave copy out, or export this process's block: x.to_local()"
             )
-        if layout.is_replicated and copy is not True:
+        if whole_here and copy is not True:
             asked = options if copy is None else {**options, "copy": copy}
             try:
                 return self._local.__dlpack__(**asked)
