@@ -34,9 +34,13 @@ _lock = threading.RLock()
 
 def has_counted(key: object) -> bool:
     """Tell whether a key is a counted layout, or a tuple with one in it at any depth."""
-    if isinstance(key, tuple):
-        return any(map(has_counted, key))
-    return isinstance(key, Layout) and key.is_counted
+    for part in key if isinstance(key, tuple) else (key,):
+        if part.__class__ is Layout:
+            if part.is_counted:
+                return True
+        elif isinstance(part, tuple) and has_counted(part):
+            return True
+    return False
 
 
 def entry_bytes(key: object) -> int:
@@ -45,10 +49,13 @@ def entry_bytes(key: object) -> int:
 
 
 def _offsets(key: object) -> int:
-    if isinstance(key, tuple):
-        return sum(map(_offsets, key))
-    boundaries = key.boundaries if isinstance(key, Layout) else None
-    return sum(map(len, boundaries.values())) if boundaries else 0
+    count = 0
+    for part in key if isinstance(key, tuple) else (key,):
+        if part.__class__ is Layout:
+            count += sum([len(offsets) for _, offsets in part._boundaries])
+        elif isinstance(part, tuple):
+            count += _offsets(part)
+    return count
 
 
 def recall(owner: object, key: Hashable) -> Any:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from distarray.array._array import distribute_array
 from distarray.comm import CommLog, DeviceMesh, init_device_mesh
+from distarray.core.engine._cache import clear as clear_cache
 from distarray.core.engine._policy import communication
 from distarray.errors import ArgumentTypeError, ImplicitCommunicationError, IndexingError
 from distarray.layout import Partial, Replicate, Shard
@@ -89,6 +90,26 @@ def test_large_item_of_a_cut_axis_is_spread_over_the_ranks(monkeypatch: pytest.M
         agrees(y, whole[2])
 
     on_ranks(program)
+
+
+def test_items_of_one_block_share_their_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    outcome = _selection._outcome
+
+    def counted(*args: Any) -> Any:
+        found.append(args)
+        return outcome(*args)
+
+    monkeypatch.setattr(_selection, "_outcome", counted)
+
+    def program() -> None:
+        x = distribute_array(np.arange(50.0), DeviceMesh([0]), [Shard(0)], src=None)
+        if x.mesh.coordinate is not None:
+            clear_cache()
+            assert [float(x[i]) for i in range(50)] == [*range(50)]
+
+    on_ranks(program)
+    assert len(found) == 1
 
 
 def test_partial_stays_partial_under_an_index() -> None:

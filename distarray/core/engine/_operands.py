@@ -82,6 +82,8 @@ def normalize_operands(name: str, operands: Sequence[Any], objects: bool = False
 
 def lift_layouts(name: str, parts: Sequence[Any]) -> list[Layout]:
     """Return layouts on one mesh for layouts and shapes of plain arrays."""
+    if len(parts) == 1:
+        return [*parts]
     mesh = common_mesh(name, [part.mesh for part in parts if not isinstance(part, tuple)])
     return [
         replicated_layout(mesh, part) if isinstance(part, tuple) else lift(part, mesh)

@@ -12,12 +12,23 @@ import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from distarray.comm import Purpose
-from distarray.core import BaseArray, Layouts, Op, Step, copy_block, empty_block, run_one, unshare
+from distarray.core import (
+    BaseArray,
+    Layouts,
+    Op,
+    Step,
+    cache,
+    copy_block,
+    empty_block,
+    remember,
+    run_one,
+    unshare,
+)
 from distarray.errors import IndexingError
 from distarray.layout import Layout, Shard
 from distarray.ops.families._relabel import carry_cuts, uncut_axes
@@ -84,6 +95,24 @@ class Selection(Layouts):
         return found
 
 
+class _Outcome(NamedTuple):
+    """What selections of a layout have in common that take as much from the same blocks."""
+
+    kept: Layout
+    taken: tuple[int, ...]
+    flipped: tuple[int, ...]
+    cut: Layout
+    output: Layout
+    sends: tuple[tuple[Layout, Layout, bool], ...]
+    is_local: bool
+    values: dict[Shape, Layout]
+
+
+_outcomes = cache()
+
+_WHOLE, _GONE, _TAKEN, _CUT, _REVERSED = "whole", "gone", "taken", "cut", "reversed"
+
+
 def select(layout: Layout, entries: Key) -> Selection:
     """Return what a key selects from arrays of a layout.
 
@@ -95,69 +124,105 @@ def select(layout: Layout, entries: Key) -> Selection:
     items = expand(entries, layout.shape)
     box = layout.local_box()
     key: list[Any] = []
+    parts: list[Any] = []  # what becomes of each axis, apart from which items it is in a block
+    axis = -1
+    for item in items:
+        if item is None:
+            key.append(None)
+            parts.append(None)
+            continue
+        axis += 1
+        cut = layout.sharding_axes(axis)
+        if type(item) is int:
+            if not cut:
+                key.append(item)
+                parts.append(_GONE)
+                continue
+            start, stop = (0, 0) if box is None else box[axis]
+            place = item - start
+            key.append(slice(place, place + 1) if start <= item < stop else slice(0, 0))
+            parts.append((_TAKEN, layout.partition(axis).owner(item)))
+            continue
+        assert type(item) is range
+        if item == range(layout.shape[axis]):
+            key.append(slice(None))
+            parts.append(_WHOLE)
+        elif not cut:
+            key.append(_slice(item))
+            parts.append(len(item))
+        else:
+            how = _CUT
+            if item.step < 0:
+                how, item = _REVERSED, item[::-1]
+            parts.append((how, _bounds(item, layout.partition(axis).offsets)))
+            start, stop = (0, 0) if box is None else box[axis]
+            own = item[_count_before(item, start) : _count_before(item, stop)]
+            key.append(slice(own[0] - start, own.stop - start, own.step) if own else slice(0, 0))
+    known = (layout, *parts)
+    found = _outcomes[known]
+    if found is None:
+        found = _outcome(layout, parts)
+        remember(_outcomes, known, found)
+    is_item = not found.output.shape and Ellipsis not in entries
+    if all(part is _GONE for part in parts):
+        key.append(Ellipsis)  # so that the block is an array, not a scalar
+    return Selection(
+        (layout,),
+        found.output,
+        found.sends,
+        bool(found.taken or found.flipped or is_item),
+        key=tuple(key),
+        kept=found.kept,
+        taken=found.taken,
+        flipped=found.flipped,
+        cut=found.cut,
+        is_item=is_item,
+        is_local=found.is_local,
+        purpose=Purpose.of(f"x[{', '.join(map(_describe, items))}]"),
+        _values=found.values,
+    )
+
+
+def _outcome(layout: Layout, parts: Sequence[Any]) -> _Outcome:
+    """Return the layouts of a selection, given what becomes of each axis."""
     shape: list[int] = []
     axes: dict[int, int] = {}
     offsets: dict[int, tuple[int, ...]] = {}
     taken: list[int] = []
     flipped: list[int] = []
     axis = -1
-    for item in items:
-        if item is None:
-            key.append(None)
+    for part in parts:
+        if part is None:
             shape.append(1)
             continue
         axis += 1
-        cut = bool(layout.sharding_axes(axis))
-        if type(item) is int:
-            if not cut:
-                key.append(item)
-                continue
-            taken.append(len(shape))
-            item = range(item, item + 1)
-        assert type(item) is range
-        axes[axis] = len(shape)
-        if item == range(layout.shape[axis]):
-            key.append(slice(None))
-        elif not cut:
-            key.append(_slice(item))
+        if part is _GONE:
+            continue
+        place = axes[axis] = len(shape)
+        if part is _WHOLE:
+            shape.append(layout.shape[axis])
+        elif type(part) is int:
+            shape.append(part)
+        elif part[0] is _TAKEN:
+            taken.append(place)
+            shape.append(1)
+            owner = part[1]
+            offsets[place] = (0,) * (owner + 1) + (1,) * (layout.partition(axis).count - owner)
         else:
-            if item.step < 0:
-                flipped.append(len(shape))
-                item = item[::-1]
-            offsets[len(shape)] = tuple(
-                _count_before(item, bound) for bound in layout.partition(axis).offsets
-            )
-            start, stop = (0, 0) if box is None else box[axis]
-            own = item[_count_before(item, start) : _count_before(item, stop)]
-            key.append(slice(own[0] - start, own.stop - start, own.step) if own else slice(0, 0))
-        shape.append(len(item))
-    if not shape:
-        key.append(Ellipsis)  # so that the block is an array, not a scalar
+            if part[0] is _REVERSED:
+                flipped.append(place)
+            offsets[place] = part[1]
+            shape.append(part[1][-1])
     kept = carry_cuts(layout, tuple(shape), axes, offsets)
     freed = _free_axes(kept, taken)
-    before = _drop_axes(freed, taken)
-    output = mirror_layout(before, _renumber(flipped, taken))
-    is_item = not output.shape and Ellipsis not in entries
+    output = mirror_layout(_drop_axes(freed, taken), _renumber(flipped, taken))
     is_local = not flipped and _count_blocks(kept, taken) == 1
     sends = []
     if taken and not is_local:
         sends.append((kept, freed, True))
     if flipped:
         sends.append((kept, output, False))
-    return Selection(
-        (layout,),
-        output,
-        tuple(sends),
-        bool(taken or flipped or is_item),
-        key=tuple(key),
-        kept=kept,
-        taken=tuple(taken),
-        flipped=tuple(flipped),
-        cut=freed,
-        is_item=is_item,
-        is_local=is_local,
-        purpose=Purpose.of(f"x[{', '.join(map(_describe, items))}]"),
-    )
+    return _Outcome(kept, tuple(taken), tuple(flipped), freed, output, tuple(sends), is_local, {})
 
 
 def _bind(step: Step) -> Callable[[Buffer], Buffer]:
@@ -318,6 +383,11 @@ def _show(key: Key) -> str:
 def _slice(item: range) -> slice:
     """Return the slice that selects these items."""
     return slice(item.start, item.stop if item.stop >= 0 else None, item.step)
+
+
+def _bounds(item: range, offsets: Sequence[int]) -> tuple[int, ...]:
+    """Return how many of the items (with a positive step) lie before each boundary."""
+    return tuple([_count_before(item, bound) for bound in offsets])
 
 
 def _count_before(item: range, bound: int) -> int:
