@@ -97,28 +97,42 @@ def compress(block: Buffer, mask: Buffer, out: Buffer) -> Buffer:
     return out
 
 
-def merge_runs(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> np.ndarray:
+def merge_runs(
+    a: np.ndarray,
+    b: np.ndarray,
+    out: np.ndarray,
+    words: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
+) -> np.ndarray:
     """Merge two runs that `numpy.sort` has sorted into ``out``, which shares no memory with them.
 
-    Equal items stay in order, those of ``a`` first.
+    Equal items stay in order, those of ``a`` first. ``words`` are int64 that travel with the items:
+    of ``a``, of ``b``, and where they go.
     """
     kernels = _kernels(out.nbytes)
     dtype = out.dtype
     kind = "u1" if dtype.kind == "b" else f"{dtype.kind}{dtype.itemsize}"
+    all_words = words or ()
 
     def by_kernel() -> None:
         runs = address_of(a), a.size, address_of(b), b.size
-        kernels.MERGE[kind](address_of(out), *runs)
+        of_a, of_b, into = map(address_of, all_words) if all_words else (0, 0, 0)
+        kernels.MERGE[kind, bool(all_words)](address_of(out), *runs, into, of_a, of_b)
 
     def by_numpy() -> None:
         np.concatenate((a, b), out=out)
-        out.sort(kind="stable")
+        if words is None:
+            out.sort(kind="stable")
+        else:
+            order = np.argsort(out, kind="stable")
+            out[...] = out[order]
+            words[2][...] = np.concatenate(words[:2])[order]
 
-    usual = dtype.isnative and all(one.flags.c_contiguous for one in (a, b, out))
-    if kernels is None or not usual or kind not in kernels.MERGE:
+    arrays = (a, b, out, *all_words)
+    usual = dtype.isnative and all(one.flags.c_contiguous for one in arrays)
+    if kernels is None or not usual or (kind, False) not in kernels.MERGE:
         by_numpy()
     else:
-        run_faster(("merge", kind), out.nbytes, by_kernel, by_numpy)
+        run_faster(("merge", kind, bool(all_words)), out.nbytes, by_kernel, by_numpy)
     return out
 
 

@@ -233,6 +233,11 @@ def test_merged_runs_are_a_stable_sort(dtype):
             out = np.empty_like(whole)
             assert merge_runs(a, b, out) is out
             assert out.astype("S").tolist() == expected.astype("S").tolist()  # and signs of zeros
+            order, first = np.argsort(whole[:cut], kind="stable"), np.empty(n, np.int64)
+            then = np.argsort(whole[cut:], kind="stable") + cut
+            assert merge_runs(a, b, out, (order, then, first)) is out
+            assert out.astype("S").tolist() == expected.astype("S").tolist()
+            assert first.tolist() == np.argsort(whole, kind="stable").tolist()
 
 
 @pytest.mark.usefixtures("way")

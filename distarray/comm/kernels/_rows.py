@@ -153,14 +153,19 @@ def _precedes(b: Any, a: Any) -> Any:
     return (b < a) | ((a != a) & (b == b))
 
 
-def _merging(kind: str) -> Kernel:
-    """Return the kernel for one kind of item."""
+def _merging(kind: str, carries: bool) -> Kernel:
+    """Return the kernel for one kind of item, and whether integers travel with the items."""
     load, size = _LOAD[kind], int(kind[1])
 
-    def merge(dst: int, a: int, na: int, b: int, nb: int) -> None:
+    def merge(
+        dst: int, a: int, na: int, b: int, nb: int, dst_words: int, a_words: int, b_words: int
+    ) -> None:
         """Merge two sorted runs, from both ends at once: neither end waits for the other."""
         a_last, b_last = a + (na - 1) * size, b + (nb - 1) * size
         last = dst + (na + nb - 1) * size
+        if carries:
+            a_last_word, b_last_word = a_words + (na - 1) * 8, b_words + (nb - 1) * 8
+            last_word = dst_words + (na + nb - 1) * 8
         while a <= a_last and b <= b_last:
             second = _precedes(load(b), load(a))
             move(dst, b if second else a, size, 0)
@@ -173,17 +178,36 @@ def _merging(kind: str) -> Kernel:
             a_last -= size * first
             b_last -= size * (1 - first)
             last -= size
+            if carries:
+                move(dst_words, b_words if second else a_words, 8, 0)
+                b_words += 8 * second
+                a_words += 8 * (1 - second)
+                dst_words += 8
+                move(last_word, a_last_word if first else b_last_word, 8, 0)
+                a_last_word -= 8 * first
+                b_last_word -= 8 * (1 - first)
+                last_word -= 8
         while a <= a_last:
             move(dst, a, size, 0)
             a += size
             dst += size
+            if carries:
+                move(dst_words, a_words, 8, 0)
+                a_words += 8
+                dst_words += 8
         while b <= b_last:
             move(dst, b, size, 0)
             b += size
             dst += size
+            if carries:
+                move(dst_words, b_words, 8, 0)
+                b_words += 8
+                dst_words += 8
 
-    return Kernel(merge, f"void({', '.join(['int64'] * 5)})", _intrinsics)
+    return Kernel(merge, f"void({', '.join(['int64'] * 8)})", _intrinsics)
 
 
-MERGE: Final[dict[str, Kernel]] = {kind: _merging(kind) for kind in _KINDS}
-"""By the kind of item."""
+MERGE: Final[dict[tuple[str, bool], Kernel]] = {
+    (kind, carries): _merging(kind, carries) for kind in _KINDS for carries in (False, True)
+}
+"""By the kind of item, and whether integers of 8 bytes travel with the items."""
