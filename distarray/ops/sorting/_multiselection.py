@@ -63,7 +63,7 @@ def ranks_of(comm: Communicator) -> Ranks:
 
 
 class Selected(NamedTuple):
-    """Where the items at some places are."""
+    """Where the items at some places are; of several lines, a row for each."""
 
     cuts: np.ndarray
     """int64: how many items of this rank's run come before each place."""
@@ -78,9 +78,10 @@ def select_cuts(run: Buffer, places: Any, keys: KeyWords, ranks: Ranks) -> np.nd
     Parameters
     ----------
     run : array
-        This rank's items, 1-d and sorted as `np.sort` does, of the dtype of `keys`; may be empty.
+        This rank's items, sorted as `np.sort` does, of the dtype of `keys`; may be empty. 1-d, or
+        2-d: this rank's part of several lines, each sorted and selected from by itself.
     places : sequence of int
-        From 0 to the number of all items; the same on every rank, in any order.
+        From 0 to the number of all items of a line; the same on every rank, in any order.
     keys : KeyWords
     ranks : Ranks
 
@@ -88,7 +89,7 @@ def select_cuts(run: Buffer, places: Any, keys: KeyWords, ranks: Ranks) -> np.nd
     -------
     ndarray
         int64; over all ranks they add up to `places`. Of equal items those of lower ranks come
-        first.
+        first. A row for each line, where there are several.
     """
     return select(run, places, keys, ranks).cuts
 
@@ -96,7 +97,7 @@ def select_cuts(run: Buffer, places: Any, keys: KeyWords, ranks: Ranks) -> np.nd
 def select_values(run: Buffer, places: Any, keys: KeyWords, ranks: Ranks) -> Buffer:
     """Return the items at some places in the order of all, on every rank.
 
-    Parameters are those of `select_cuts`, but that there is an item at every place.
+    Parameters are those of `select_cuts`, but that there is an item at every place, and one line.
     """
     cuts, owners = select(run, places, keys, ranks)
     values = np.empty(len(cuts), keys.dtype)
@@ -111,16 +112,27 @@ def select_values(run: Buffer, places: Any, keys: KeyWords, ranks: Ranks) -> Buf
 def select(run: Buffer, places: Any, keys: KeyWords, ranks: Ranks) -> Selected:
     """Return where the items at some places are; see `select_cuts`."""
     wanted = np.asarray(places, np.int64).reshape(-1)
-    if not len(wanted):
-        return Selected(wanted, wanted)
+    shape = (*run.shape[:-1], len(wanted))
+    lines = run if run.ndim > 1 else run[None]
+    if not len(wanted) or not len(lines):
+        return Selected(np.empty(shape, np.int64), np.empty(shape, np.int64))
     places, inverse = np.unique(wanted, return_inverse=True)
-    windows = _narrow(run, places, keys, ranks)
+    # The lines as one after the other: in `places` so far apart that those of two never meet.
+    line = np.repeat(np.arange(len(lines)), len(places))
+    base = line * (places[-1] + 1)
+    places = np.tile(places, len(lines)) + base
+    run = lines.reshape(-1)
+    windows = _narrow(lines, places, line, base, keys, ranks)
     sizes = np.stack(ranks.gather(windows.stops - windows.starts))
     if windows.are_equal:
         found = _cut_equal(windows, places, sizes, ranks.rank)
     else:
         found = _cut_gathered(run, windows, places, sizes, ranks)
-    return Selected(found.cuts[inverse], found.owners[inverse])
+    cuts = found.cuts - line * lines.shape[1]
+    return Selected(
+        cuts.reshape(len(lines), -1)[:, inverse].reshape(shape),
+        found.owners.reshape(len(lines), -1)[:, inverse].reshape(shape),
+    )
 
 
 class _Windows(NamedTuple):
@@ -134,11 +146,18 @@ class _Windows(NamedTuple):
     are_equal: bool
 
 
-def _narrow(run: Buffer, places: np.ndarray, keys: KeyWords, ranks: Ranks) -> _Windows:
+def _narrow(
+    lines: Buffer,
+    places: np.ndarray,
+    line: np.ndarray,
+    base: np.ndarray,
+    keys: KeyWords,
+    ranks: Ranks,
+) -> _Windows:
     count = len(places)
-    starts = np.zeros(count, np.int64)
-    stops = np.full(count, len(run), np.int64)
-    before, after = starts, None  # of all ranks
+    own_base = line * lines.shape[1]
+    starts, stops = own_base, own_base + lines.shape[1]
+    before, after = base, None  # of all ranks
     words = np.zeros((count, len(keys.bits)), np.uint64)
     itemsize = max(keys.dtype.itemsize, 1)
     probed = min(_ROUND_BYTES // (8 * count), _PROBE_BYTES // (itemsize * count))
@@ -153,16 +172,16 @@ def _narrow(run: Buffer, places: np.ndarray, keys: KeyWords, ranks: Ranks) -> _W
             digits = np.arange(1 << step, dtype=np.uint64) << np.uint64(left)
             probes = np.repeat(words[:, None], len(digits), axis=1)
             probes[..., place] |= digits
-            found = np.searchsorted(run, keys.decode(probes[:, 1:]).reshape(-1), "left")
+            found = _count_before(lines, keys.decode(probes[:, 1:]))
             own = np.empty((count, len(digits) + 1), np.int64)
             own[:, 0], own[:, -1] = starts, stops
-            own[:, 1:-1] = found.reshape(count, -1)
+            own[:, 1:-1] = found + own_base[:, None]
             first = after is None  # when nobody has counted all items
-            counts = own[:, 1:] if first else own[:, 1:-1]
+            counts = (own[:, 1:] if first else own[:, 1:-1]) - own_base[:, None]
             total = own.copy()
             total[:, 0] = before
             total[:, -1] = 0 if after is None else after
-            summed = ranks.add(np.ascontiguousarray(counts)).reshape(counts.shape)
+            summed = ranks.add(counts).reshape(counts.shape) + base[:, None]
             total[:, 1 : 1 + summed.shape[1]] = summed
             digit = (total[:, 1:-1] <= places[:, None]).sum(axis=1)
             rows = np.arange(count)
@@ -170,6 +189,13 @@ def _narrow(run: Buffer, places: np.ndarray, keys: KeyWords, ranks: Ranks) -> _W
             before, after = total[rows, digit], total[rows, digit + 1]
             words[:, place] |= digits[digit]
     return _Windows(starts, stops, before, True)
+
+
+def _count_before(lines: Buffer, probes: Buffer) -> np.ndarray:
+    """Return how many items of a line come before each probe; there are as many for each line."""
+    each = probes.reshape(len(lines), -1)
+    found = [np.searchsorted(line, one, "left") for line, one in zip(lines, each, strict=True)]
+    return np.concatenate(found).reshape(probes.shape)
 
 
 def _items(before: np.ndarray, after: np.ndarray) -> int:

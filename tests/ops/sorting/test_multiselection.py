@@ -110,3 +110,28 @@ def test_many_places_are_found_in_small_rounds() -> None:
 def test_no_place_needs_no_round() -> None:
     for counted in check(split(np.arange(10.0), [4, 6]), []):
         assert counted.rounds == counted.gathered == []
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_lines_are_selected_from_each_by_itself(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=4))
+    count, total = data.draw(st.integers(1, 5)), sum(sizes)
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    values = rng.integers(0, data.draw(st.sampled_from((3, 1000))), (count, total))
+    places = data.draw(st.lists(st.integers(0, total), max_size=4))
+    few = data.draw(st.sampled_from((0, 64, 32768)))
+    offsets = np.cumsum([0, *sizes])
+
+    def program() -> None:
+        comm = simulated_world() or world()
+        run = np.sort(values[:, offsets[comm.rank] : offsets[comm.rank + 1]])
+        keys = KeyWords(values.dtype)
+        cuts = select_cuts(run, places, keys, ranks_of(comm))
+        assert cuts.shape == (count, len(places))
+        each = [select_cuts(line, places, keys, ranks_of(comm)).tolist() for line in run]
+        assert cuts.tolist() == each
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_multiselection, "_FEW_BYTES", few)
+        simulate(len(sizes), program, timeout=60)
