@@ -78,6 +78,7 @@ RIGHT: dict[str, Any] = {
     "reps": 2, "shift": 1, "axes": (1, 0), "fill_value": 3, "start": 1, "stop": 9, "n_rows": SIZE,
     "obj": [[1.0, 2.0]], "value": [[1.0, 2.0]], "dtype": "float64", "from_": "int32", "to": "int64",
     "subscripts": "ij,jk->ik", "arrays": [On("x"), On("integers")],
+    "keys": [On("x"), On("integers")], "k": 2, "kth": 1,
 }  # fmt: skip
 
 OURS = {
@@ -98,6 +99,9 @@ STRICT = {
     "destination": "nor there",
     "keepdims": "true or false, or an integer",
     "copy": "as keepdims",
+    "stable": "as keepdims",
+    "kth": "integers",
+    "keys": "of them one is distributed",
     "deg": "as keepdims",
     "sparse": "as keepdims",
     "equal_nan": "as keepdims",

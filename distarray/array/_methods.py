@@ -10,15 +10,15 @@ import distarray.ops as ops
 from distarray.core import BaseArray
 
 
-def _method(function: Callable[..., Any]) -> Any:
+def _method(function: Callable[..., Any], name: str = "") -> Any:
     def method(self: Any, *args: Any, **options: Any) -> Any:
         return function(self, *args, **options)
 
     array, *others = inspect.signature(function).parameters.values()
     method.__signature__ = inspect.Signature([array.replace(name="self"), *others])  # type: ignore[attr-defined]
     method.__doc__ = function.__doc__
-    method.__name__ = function.__name__
-    method.__qualname__ = f"DistArray.{function.__name__}"
+    method.__name__ = name or function.__name__
+    method.__qualname__ = f"DistArray.{method.__name__}"
     return method
 
 
@@ -42,6 +42,8 @@ class Methods(BaseArray):
     all = _method(ops.all)
     argmin = _method(ops.argmin)
     argmax = _method(ops.argmax)
+    argpartition = _method(ops.argpartition)
+    argsort = _method(ops.argsort)
     cumsum = _method(ops.cumsum)
     cumprod = _method(ops.cumprod)
     round = _method(ops.round)
@@ -56,6 +58,8 @@ class Methods(BaseArray):
     diagonal = _method(ops.diagonal)
     dot = _method(ops.dot)
     trace = _method(ops.trace)
+    partition = _method(ops.partition_in_place, "partition")
+    sort = _method(ops.sort_in_place, "sort")
 
     def astype(
         self,

@@ -203,6 +203,17 @@ from distarray.ops.manipulation._shape import (
     tril,
     triu,
 )
+from distarray.ops.sorting._sort import (
+    argpartition,
+    argsort,
+    lexsort,
+    partition,
+    sort,
+    sort_complex,
+    topk,
+)
+from distarray.ops.sorting._sort import partition_in_place as partition_in_place
+from distarray.ops.sorting._sort import sort_in_place as sort_in_place
 from distarray.ops.statistical._moments import mean, nanmean, ptp, std, var
 from distarray.ops.statistical._reductions import (
     all,
@@ -243,6 +254,8 @@ __all__ = [
     "arctanh",
     "argmax",
     "argmin",
+    "argpartition",
+    "argsort",
     "around",
     "array",
     "array_equal",
@@ -342,6 +355,7 @@ __all__ = [
     "left_shift",
     "less",
     "less_equal",
+    "lexsort",
     "linspace",
     "log",
     "log1p",
@@ -381,6 +395,7 @@ __all__ = [
     "ones",
     "ones_like",
     "outer",
+    "partition",
     "permute_dims",
     "positive",
     "pow",
@@ -408,6 +423,8 @@ __all__ = [
     "sinc",
     "sinh",
     "size",
+    "sort",
+    "sort_complex",
     "spacing",
     "sqrt",
     "square",
@@ -421,6 +438,7 @@ __all__ = [
     "tanh",
     "tensordot",
     "tile",
+    "topk",
     "trace",
     "transpose",
     "tril",

@@ -70,6 +70,25 @@ def _like(f: Any, x: Any, _: int) -> Any:
     return f(x, dtype=np.int32) * 0
 
 
+def _kth(x: Any, i: int) -> tuple[int, int]:
+    axis = _axis(x, i)
+    return (i % x.shape[axis] if x.shape[axis] else 0), axis
+
+
+def _places_in_order(f: Any, x: Any, i: int) -> Any:
+    kth, axis = _kth(x, i)
+    return np.sort(f(x, kth, axis=axis), axis=axis)
+
+
+def _item_at(f: Any, x: Any, i: int) -> Any:
+    kth, axis = _kth(x, i)
+    return f(x, kth, axis=axis)[(*(slice(None),) * (axis % x.ndim), kth)]
+
+
+def _sorted(f: Any, x: Any, i: int) -> Any:
+    return f(x, axis=None if i % 4 == 3 else _axis(x, i), kind="stable")
+
+
 def _copied(f: Any, x: Any, i: int) -> Any:
     out = x.copy()
     f(out, x[..., ::-1] if x.ndim and i % 2 else x)
@@ -81,6 +100,8 @@ CHOICES: dict[str, Use] = {
     "any": _over,
     "argmax": _of_one_axis,
     "argmin": _of_one_axis,
+    "argpartition": _places_in_order,
+    "argsort": _sorted,
     "count_nonzero": _over,
     "diagonal": lambda f, x, i: f(x, i - 3),
     "max": _over,
@@ -101,9 +122,11 @@ CHOICES: dict[str, Use] = {
     "expand_dims": lambda f, x, i: f(x, _axis(x, i)),
     "flatten": lambda f, x, _: f(x),
     "flip": lambda f, x, i: f(x) if i % 2 else _along(f, x, i),
+    "lexsort": lambda f, x, i: f((x, x[..., ::-1]), axis=_axis(x, i)),
     "matrix_transpose": lambda f, x, _: f(x),
     "moveaxis": lambda f, x, i: f(x, _axis(x, i), 0),
     "ndim": lambda f, x, _: f(x),
+    "partition": _item_at,
     "permute_dims": lambda f, x, _: f(x, tuple(reversed(range(x.ndim)))),
     "ravel": lambda f, x, _: f(x),
     "repeat": lambda f, x, i: f(x, i % 3, axis=None if i % 2 else _axis(x, i)),
@@ -112,6 +135,8 @@ CHOICES: dict[str, Use] = {
     "roll": lambda f, x, i: f(x, i - 3, axis=None if i % 2 else _axis(x, i)),
     "shape": lambda f, x, _: f(x),
     "size": lambda f, x, i: f(x) if i % 2 else f(x, _axis(x, i)),
+    "sort": _sorted,
+    "sort_complex": lambda f, x, _: f(x),
     "squeeze": lambda f, x, _: f(x),
     "stack": lambda f, x, i: f([x, x], axis=_axis(x, i)),
     "swapaxes": lambda f, x, i: f(x, 0, _axis(x, i)),
@@ -175,6 +200,8 @@ they are named after NaN some items are NaN."""
 
 SCANS = [name for name in COMPUTED if name.startswith("cum")]
 LEAST_AXES = dict.fromkeys((*SCANS, "cross", "diff", "repeat", "size", "vecdot"), 1)
+SORTS = ("argpartition", "argsort", "lexsort", "partition", "sort", "sort_complex")
+LEAST_AXES |= dict.fromkeys(SORTS, 1)
 LEAST_AXES |= {"tril": 2, "triu": 2}
 """Where NumPy takes arrays of fewer axes, as if these had one more, and we refuse them."""
 
@@ -357,6 +384,7 @@ def test_row_that_moves_or_chooses_items(name: str, data: st.DataObject, i: int)
         "clip",
         "can_cast",
         "result_type",
+        "sort_complex",
         "tril",
         "triu",
         "all",

@@ -25,6 +25,9 @@ _WORD = np.uint64
 _WORD_BITS: Final = 64
 _FULL: Final = _WORD((1 << _WORD_BITS) - 1)
 
+_REGISTERED: Final = 2
+"""`dtype.isbuiltin` of what another package registers, whose order NumPy asks that package for."""
+
 _LONG_BITS: Final = {63: (16, 63), 112: (64, 64)}
 """Sign and exponent, then fraction, of a long double by the bits of its fraction: x87, IEEE quad
 (whose first word has the upper 48 bits of the fraction, too). The integer bit of x87 is left out,
@@ -54,7 +57,7 @@ class KeyWords:
     ------
     DTypeError
         If items of the dtype are not compared by their bits: objects, strings of any length,
-        long doubles that are pairs of doubles.
+        dtypes that a package registers with NumPy, long doubles that are pairs of doubles.
 
     Examples
     --------
@@ -74,7 +77,7 @@ class KeyWords:
 
     def __init__(self, dtype: Any, length: int | None = None) -> None:
         dtype = np.dtype(dtype)
-        if dtype.kind not in "biufcmMSUV":
+        if dtype.kind not in "biufcmMSUV" or dtype.isbuiltin == _REGISTERED:
             raise DTypeError(
                 f"items of {dtype} cannot be sorted across ranks: their order is not that of their "
                 "bits; convert them to numbers, dates or text of a fixed length with astype first"
@@ -210,7 +213,7 @@ def _float_words(block: Buffer, nan_first: bool = False) -> Buffer:
     """Return words that are the bits, inverted for negative numbers; zeros and NaNs are alike."""
     bits = _float_bits(block.dtype)
     with np.errstate(all="ignore"):  # signalling NaNs
-        words = _raw_words(block + block.dtype.type(0), bits)  # -0.0 is 0.0
+        words = _raw_words(block + block.dtype.type(0), bits)  # of a copy: -0.0 is 0.0
     _invert(words, bits, _leading_bit(words, bits))
     nan = np.isnan(block)
     for place, size in enumerate(bits):
@@ -227,7 +230,8 @@ def _floats(words: Buffer, dtype: np.dtype[Any], nan_first: bool = False) -> Buf
 
 
 def _leading_bit(words: Buffer, bits: Sequence[int]) -> Buffer:
-    return (words[..., 0] >> _WORD(bits[0] - 1)).astype(bool)
+    leads: Buffer = words[..., 0] >= _WORD(1 << bits[0] - 1)
+    return leads
 
 
 def _invert(words: Buffer, bits: Sequence[int], negative: Buffer) -> None:
@@ -238,9 +242,9 @@ def _invert(words: Buffer, bits: Sequence[int], negative: Buffer) -> None:
 
 
 def _raw_words(block: Buffer, bits: Sequence[int]) -> Buffer:
-    """Return the bits of floating point numbers as they lie in memory, in words."""
+    """Return the bits of floating point numbers as they lie, in words that may be their memory."""
     if len(bits) == 1:
-        return block.view(f"u{block.dtype.itemsize}").astype(_WORD)[..., None]
+        return block.view(f"u{block.dtype.itemsize}").astype(_WORD, copy=False)[..., None]
     raw = np.ascontiguousarray(block).reshape(-1).view(_WORD).reshape(*block.shape, 2)
     first, second = (1, 0) if np.little_endian else (0, 1)
     words = np.empty_like(raw)

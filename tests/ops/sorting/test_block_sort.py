@@ -103,5 +103,9 @@ def test_merges_are_stable_sorts(dtype: np.dtype[Any], sizes: list[int], seed: i
     expected = np.sort(whole, kind="stable")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_block_sort, "_SHORT", 16)
-        assert identical(merge_runs(whole.copy(), offsets), expected)
+        assert identical(merge_runs(whole.copy(), offsets)[0], expected)
+        order = np.argsort(whole, kind="stable")
+        items, words = merge_runs(whole.copy(), offsets, np.arange(len(whole)))
+        assert identical(items, expected)
+        assert (words == order).all()
         assert (merge_order(whole, offsets) == np.argsort(whole, kind="stable")).all()
