@@ -41,6 +41,7 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
     """Perform one operation on arrays that are split over their rows; `r` is on every rank."""
     mesh = da.default_mesh()
     dx, dy, dr = _array(x, mesh, ("S0",)), _array(y, mesh, ("S0",)), _array(r, mesh, ("R",))
+    flat = dx.reshape(-1)
     rows, columns, everywhere = ([PLACEMENTS[name]] for name in ("S0", "S1", "R"))
     works: dict[str, Work] = {
         "x + y": lambda: dx + dy,
@@ -54,5 +55,7 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
         "x.mean(0)": lambda: dx.mean(axis=0).redistribute(everywhere),
         "S0 @ R": lambda: dx @ dr,
         "S0 @ S0": lambda: (dx @ dy).redistribute(rows),
+        "sort": lambda: da.sort(flat),
+        "argsort": lambda: da.argsort(flat),
     }
     return works.get(name)

@@ -77,6 +77,7 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
     import heat
 
     hx, hy, hr = _array(x, 0), _array(y, 0), _array(r, None)
+    flat = _array(x.reshape(-1), 0)
     works: dict[str, Work] = {
         "x + y": lambda: hx + hy,
         "x * 2 + y": lambda: hx * 2 + hy,
@@ -89,5 +90,6 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
         "x.mean(0)": lambda: hx.mean(0),
         "S0 @ R": lambda: hx @ hr,
         "S0 @ S0": lambda: hx @ hy,
+        "sort": lambda: heat.sort(flat)[0],
     }
     return works.get(name)

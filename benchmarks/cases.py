@@ -93,6 +93,13 @@ SMALL_ROWS = 16
 """Rows of one rank's block; every array is split over its rows, and R is held by all."""
 
 # A product's result is split over its rows, whatever layout a contender would choose for it.
-LARGE_OPERATIONS = ("x + y", "x.std()", "x.mean(0)", "S0 @ R", "S0 @ S0")
+LARGE_OPERATIONS = ("x + y", "x.std()", "x.mean(0)", "S0 @ R", "S0 @ S0", "sort", "argsort")
 LARGE_SIZE = 8192
 MATMUL_SIZE = 4096
+SORT_SIZE = 2896
+"""All items are sorted as one axis: 8 Mi."""
+
+
+def large_size(name: str) -> int:
+    """Give the rows and columns of the arrays of a large operation."""
+    return SORT_SIZE if "sort" in name else MATMUL_SIZE if "@" in name else LARGE_SIZE

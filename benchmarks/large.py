@@ -1,13 +1,15 @@
 """Operations on arrays far larger than any cache, repeated as a program would.
 
 Run by the driver as ``mpiexec -n RANKS python -m benchmarks.large``. The arrays have 64 Mi float64
-(8192 x 8192) over all ranks, the matrix products are of 4096 x 4096. The baseline is the version
-written by hand; NumPy alone does the whole on one process while the others wait.
+(8192 x 8192) over all ranks, 8 Mi of them where they are sorted; the matrix products are of
+4096 x 4096. The baseline is the version written by hand; NumPy alone does the whole on one process
+while the others wait.
 """
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 
 import numpy as np
 from mpi4py import MPI
@@ -34,8 +36,7 @@ def main() -> None:
 
 def _measure(comm: MPI.Comm, name: str, running: list, quick: bool) -> dict:
     """Measure one operation; scalars and vectors are checked against each other first."""
-    size = cases.MATMUL_SIZE if "@" in name else cases.LARGE_SIZE
-    size = size // 8 if quick else size
+    size = cases.large_size(name) // (8 if quick else 1)
     random = np.random.default_rng(comm.rank)
     x, y = random.random((size // comm.size, size)), random.random((size // comm.size, size))
     r = np.random.default_rng(100).random((size, size)) if name == "S0 @ R" else np.zeros((1, 1))
@@ -55,7 +56,9 @@ def _measure(comm: MPI.Comm, name: str, running: list, quick: bool) -> dict:
         works[module.NAME] = work
     if name == "x + y":
         works[FRESH] = lambda: x + y
-        works[ALONE] = _alone(comm, size)
+        works[ALONE] = _alone(comm, size, np.add)
+    if "sort" in name:
+        works[ALONE] = _alone(comm, size, lambda whole, _: getattr(np, name)(whole, None))
     gc.collect()
     samples = measure.in_turn(comm, works, repeats=3 if quick else 9)
     return {
@@ -66,11 +69,12 @@ def _measure(comm: MPI.Comm, name: str, running: list, quick: bool) -> dict:
     }
 
 
-def _alone(comm: MPI.Comm, size: int) -> measure.Work:
+def _alone(comm: MPI.Comm, size: int, function: Callable) -> measure.Work:
     if comm.rank:
         return lambda: None
-    whole, other = np.ones((size, size)), np.ones((size, size))
-    return lambda: whole + other
+    random = np.random.default_rng(0)
+    whole, other = random.random((size, size)), random.random((size, size))
+    return lambda: function(whole, other)
 
 
 if __name__ == "__main__":
