@@ -43,6 +43,7 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
     dx, dy, dr = _array(x, mesh, ("S0",)), _array(y, mesh, ("S0",)), _array(r, mesh, ("R",))
     flat = dx.reshape(-1)
     rows, columns, everywhere = ([PLACEMENTS[name]] for name in ("S0", "S1", "R"))
+    mask = dy > 0.5 if name == "x[mask]" else None
     works: dict[str, Work] = {
         "x + y": lambda: dx + dy,
         "x * 2 + y": lambda: dx * 2 + dy,
@@ -53,6 +54,7 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
         "S0 -> S1": lambda: dx.redistribute(columns),
         "x.std()": lambda: float(dx.std()),
         "x.mean(0)": lambda: dx.mean(axis=0).redistribute(everywhere),
+        "x[mask]": lambda: dx[mask],
         "S0 @ R": lambda: dx @ dr,
         "S0 @ S0": lambda: (dx @ dy).redistribute(rows),
         "sort": lambda: da.sort(flat),

@@ -115,6 +115,8 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
             total = np.zeros(x.shape[1])
             rows = x.shape[0] * comm.size
             return lambda: (comm.Allreduce(x.sum(axis=0), total), total / rows)[1]
+        case "x[mask]":
+            return _select(comm, x.reshape(-1), y.reshape(-1) > 0.5)
         case "S0 @ R":
             out = np.zeros((x.shape[0], r.shape[1]))
             return lambda: np.matmul(x, r, out=out)
@@ -129,6 +131,18 @@ def _sum(comm: MPI.Comm, x: np.ndarray) -> float:
     part = np.array(x.sum())
     comm.Allreduce(MPI.IN_PLACE, part)
     return float(part)
+
+
+def _select(comm: MPI.Comm, x: np.ndarray, mask: np.ndarray) -> Work:
+    """Take what a mask selects of the block, and learn how many items every rank has."""
+    out = np.zeros(np.count_nonzero(mask))
+    counts = np.zeros(comm.size, np.int64)
+
+    def work() -> np.ndarray:
+        comm.Allgather(np.array(np.count_nonzero(mask)), counts)
+        return np.take(x, np.flatnonzero(mask), out=out, mode="clip")
+
+    return work
 
 
 def _std(comm: MPI.Comm, x: np.ndarray, count: int) -> float:

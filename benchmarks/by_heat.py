@@ -78,6 +78,7 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
 
     hx, hy, hr = _array(x, 0), _array(y, 0), _array(r, None)
     flat = _array(x.reshape(-1), 0)
+    mask = hy > 0.5 if name == "x[mask]" else None
     works: dict[str, Work] = {
         "x + y": lambda: hx + hy,
         "x * 2 + y": lambda: hx * 2 + hy,
@@ -88,6 +89,7 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
         "S0 -> S1": lambda: heat.resplit(hx, 1),
         "x.std()": lambda: float(hx.std()),
         "x.mean(0)": lambda: hx.mean(0),
+        "x[mask]": lambda: hx[mask],
         "S0 @ R": lambda: hx @ hr,
         "S0 @ S0": lambda: hx @ hy,
         "sort": lambda: heat.sort(flat)[0],

@@ -93,7 +93,16 @@ SMALL_ROWS = 16
 """Rows of one rank's block; every array is split over its rows, and R is held by all."""
 
 # A product's result is split over its rows, whatever layout a contender would choose for it.
-LARGE_OPERATIONS = ("x + y", "x.std()", "x.mean(0)", "S0 @ R", "S0 @ S0", "sort", "argsort")
+LARGE_OPERATIONS = (
+    "x + y",
+    "x.std()",
+    "x.mean(0)",
+    "x[mask]",
+    "S0 @ R",
+    "S0 @ S0",
+    "sort",
+    "argsort",
+)
 LARGE_SIZE = 8192
 MATMUL_SIZE = 4096
 SORT_SIZE = 2896

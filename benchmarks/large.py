@@ -59,6 +59,8 @@ def _measure(comm: MPI.Comm, name: str, running: list, quick: bool) -> dict:
         works[ALONE] = _alone(comm, size, np.add)
     if "sort" in name:
         works[ALONE] = _alone(comm, size, lambda whole, _: getattr(np, name)(whole, None))
+    if name == "x[mask]":
+        works[ALONE] = _alone(comm, size, lambda whole, mask: whole[mask], lambda y: y > 0.5)
     gc.collect()
     samples = measure.in_turn(comm, works, repeats=3 if quick else 9)
     return {
@@ -69,11 +71,13 @@ def _measure(comm: MPI.Comm, name: str, running: list, quick: bool) -> dict:
     }
 
 
-def _alone(comm: MPI.Comm, size: int, function: Callable) -> measure.Work:
+def _alone(
+    comm: MPI.Comm, size: int, function: Callable, second: Callable = np.asarray
+) -> measure.Work:
     if comm.rank:
         return lambda: None
     random = np.random.default_rng(0)
-    whole, other = random.random((size, size)), random.random((size, size))
+    whole, other = random.random((size, size)), second(random.random((size, size)))
     return lambda: function(whole, other)
 
 

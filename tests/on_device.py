@@ -56,7 +56,7 @@ def prepare() -> None:
     from distarray.comm import _backend, _device_mesh
     from distarray.comm.cuda import _ipc
     from distarray.core.engine import _operands
-    from distarray.ops.indexing import _items
+    from distarray.ops.indexing import _masks, _values
 
     cupy = stand_in()
     if hasattr(cupy, "operations"):  # it has no driver
@@ -72,7 +72,7 @@ def prepare() -> None:
 
     BESIDE.append(_operands.match_device)
     taken = _convert.plain_buffer
-    _operands.match_device = _items.match_device = match_device
+    _operands.match_device = _masks.match_device = _values.match_device = match_device
     _convert.plain_buffer = plain_buffer
     for name in ("shares_memory", "may_share_memory"):
         setattr(np, name, _on_one_device(getattr(np, name)))

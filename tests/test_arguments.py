@@ -79,6 +79,8 @@ RIGHT: dict[str, Any] = {
     "obj": [[1.0, 2.0]], "value": [[1.0, 2.0]], "dtype": "float64", "from_": "int32", "to": "int64",
     "subscripts": "ij,jk->ik", "arrays": [On("x"), On("integers")],
     "keys": [On("x"), On("integers")], "k": 2, "kth": 1,
+    "condition": [True, False, True], "mask": On("booleans"), "vals": [1.0, 2.0],
+    "values": [1.0, 2.0],
 }  # fmt: skip
 
 OURS = {
@@ -125,6 +127,9 @@ STRICT = {
     "stop": "a real number",
     "start": "a real number",
     "arrays": "of them one is distributed",
+    "vals": "no Python objects",
+    "values": "no Python objects",
+    "mask": "nor are objects true or false",
     "x": "distributed, where the layout decides",
     "x1": "no Python objects",
     "x2": "no Python objects",
@@ -175,7 +180,7 @@ def calls(function: Any) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
         if one.default is one.empty and one.kind not in (kind.VAR_POSITIONAL, kind.VAR_KEYWORD)
     }
     if function.__name__ == "where":
-        right |= {"x1": On("x"), "x2": 0}
+        right |= {"condition": On("x"), "x1": On("x"), "x2": 0}
     for name, one in parameters.items():
         for value in VALUES if one.kind is not kind.VAR_KEYWORD and name != "self" else ():
             args: list[Any] = []

@@ -57,6 +57,7 @@ class Methods(BaseArray):
     swapaxes = _method(ops.swapaxes)
     diagonal = _method(ops.diagonal)
     dot = _method(ops.dot)
+    nonzero = _method(ops.nonzero)
     trace = _method(ops.trace)
     partition = _method(ops.partition_in_place, "partition")
     sort = _method(ops.sort_in_place, "sort")
@@ -74,6 +75,10 @@ class Methods(BaseArray):
         """Return the array converted to another dtype; placements stay."""
         del order, subok
         return ops.astype(self, dtype, casting=casting, copy=copy, device=device)
+
+    def compress(self, condition: Any, axis: Any = None, out: Any = None) -> Any:
+        """Return the slices along an axis where a condition is true; see `distarray.compress`."""
+        return ops.compress(condition, self, axis, out)
 
     def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> Any:
         """Return the items in another shape, given as integers or one tuple."""

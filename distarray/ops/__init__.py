@@ -3,6 +3,7 @@
 What is imported under its own name is for those floors alone.
 """
 
+from distarray.ops._extraction import compress, extract, place, putmask, trim_zeros
 from distarray.ops._inspection import (
     allclose,
     array_equal,
@@ -21,7 +22,7 @@ from distarray.ops._inspection import (
     shares_memory,
     size,
 )
-from distarray.ops._searching import argmax, argmin
+from distarray.ops._searching import argmax, argmin, where
 from distarray.ops.creation._asarray import array, asarray, from_dlpack
 from distarray.ops.creation._filled import build as build
 from distarray.ops.creation._filled import (
@@ -127,7 +128,6 @@ from distarray.ops.elementwise._rounding import (
     rint,
     round,
     trunc,
-    where,
 )
 from distarray.ops.elementwise._transcendental import (
     acos,
@@ -171,6 +171,7 @@ from distarray.ops.families._selection import normalize_key as normalize_key
 from distarray.ops.indexing._items import getitem as getitem
 from distarray.ops.indexing._items import rows as rows
 from distarray.ops.indexing._items import setitem as setitem
+from distarray.ops.indexing._places import argwhere, flatnonzero, nonzero
 from distarray.ops.linear_algebra._contraction import dot, inner, matmul, outer, tensordot, vecdot
 from distarray.ops.linear_algebra._einsum import einsum
 from distarray.ops.linear_algebra._products import (
@@ -256,6 +257,7 @@ __all__ = [
     "argmin",
     "argpartition",
     "argsort",
+    "argwhere",
     "around",
     "array",
     "array_equal",
@@ -283,6 +285,7 @@ __all__ = [
     "ceil",
     "clip",
     "common_type",
+    "compress",
     "concat",
     "concatenate",
     "conj",
@@ -314,9 +317,11 @@ __all__ = [
     "exp2",
     "expand_dims",
     "expm1",
+    "extract",
     "eye",
     "fabs",
     "fix",
+    "flatnonzero",
     "flatten",
     "flip",
     "float_power",
@@ -391,17 +396,20 @@ __all__ = [
     "ndim",
     "negative",
     "nextafter",
+    "nonzero",
     "not_equal",
     "ones",
     "ones_like",
     "outer",
     "partition",
     "permute_dims",
+    "place",
     "positive",
     "pow",
     "power",
     "prod",
     "ptp",
+    "putmask",
     "rad2deg",
     "radians",
     "ravel",
@@ -442,6 +450,7 @@ __all__ = [
     "trace",
     "transpose",
     "tril",
+    "trim_zeros",
     "triu",
     "true_divide",
     "trunc",

@@ -1,4 +1,4 @@
-"""Searching: where the smallest or largest item is."""
+"""Searching: where the smallest or largest item is, and items chosen by a condition."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from distarray.core import (
     step_for,
     write_out,
 )
-from distarray.errors import ArgumentError, DTypeError
+from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.layout import normalize_axes, normalize_axis
+from distarray.ops.elementwise import _rounding as rounding
+from distarray.ops.indexing._places import nonzero
 from distarray.typing import Buffer
 
 _INDEX = np.dtype(np.int64)
@@ -155,3 +157,42 @@ def _place(op: Op, x: Any, axis: Any, out: Any, keepdims: bool) -> Any:
         if not np.can_cast(out.dtype, _INDEX):
             raise DTypeError(f"{op.name} gives integers, but out= has {out.dtype}")
     return write_out(op.name, out, run_one(op, x, static))
+
+
+@register
+def where(condition: Any, x1: Any = None, x2: Any = None, /) -> Any:
+    """Return items of `x1` where `condition` is true, else of `x2`; alone, the places of true ones.
+
+    Parameters
+    ----------
+    condition : array
+        What is not zero is true.
+    x1, x2 : array or number, optional
+        They broadcast with it.
+
+    Returns
+    -------
+    DistArray, or tuple of DistArray
+        Of the broadcast shape and the dtype that `x1` and `x2` are promoted to; without them
+        `nonzero(condition)`.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If one of `x1` and `x2` is given alone.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x = da.arange(4)
+    >>> print(da.where(x > 1, x, -1), *da.where(x > 1))
+    [-1 -1  2  3] [2 3]
+    """
+    if x1 is None and x2 is None:
+        return nonzero(condition)
+    if x1 is None or x2 is None:
+        raise ArgumentTypeError(
+            "where(condition, x1, x2) takes both values or neither; without them it gives the "
+            "places of true items"
+        )
+    return rounding.where(condition, x1, x2)

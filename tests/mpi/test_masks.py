@@ -7,7 +7,7 @@ import pytest
 
 import distarray as da
 from distarray.comm import CommLog, world
-from distarray.errors import MeshError, MismatchError
+from distarray.errors import MeshError, MismatchError, ShapeError
 from distarray.layout import Replicate, Shard
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -44,6 +44,31 @@ def test_8_bytes_of_each_rank_are_sent() -> None:
         assert log.bytes() == 8 * (size - 1)
     assert y.shape == (1334,)
     assert float(y.sum()) == sum(range(0, 4000, 3))
+
+
+def test_values_are_written_where_masks_select() -> None:
+    size = world().size
+    values = np.random.default_rng(2).normal(size=(5 * size + 3, 6))
+    for placement in (Shard(0), Shard(1), Replicate()):
+        x = da.distribute_array(values.copy(), placements=[placement], src=None)
+        expected = values.copy()
+        mask = x > 0.2
+        own = values > 0.2
+        x[mask] = -x[mask]
+        expected[own] = -expected[own]
+        x[own[:, 0], 1:3] = np.arange(own[:, 0].sum())[:, None]
+        expected[own[:, 0], 1:3] = np.arange(own[:, 0].sum())[:, None]
+        x[mask[:, 1]] = 7
+        expected[own[:, 1]] = 7
+        with pytest.raises(ShapeError, match="as many, or one"):
+            x[mask] = np.zeros(own.sum() + 1)
+        np.testing.assert_array_equal(x.full_array(), expected)
+        for found, known in zip(da.nonzero(mask), np.nonzero(own), strict=True):
+            np.testing.assert_array_equal(found.full_array(), known)
+        np.testing.assert_array_equal(da.argwhere(mask).full_array(), np.argwhere(own))
+        da.place(x, mask, [1, 2, 3])
+        np.place(expected, own, [1, 2, 3])
+        np.testing.assert_array_equal(x.full_array(), expected)
 
 
 def test_a_rank_outside_the_mesh_raises_and_the_others_go_on() -> None:

@@ -95,6 +95,12 @@ def _copied(f: Any, x: Any, i: int) -> Any:
     return out
 
 
+def _placed(f: Any, x: Any, i: int) -> Any:
+    out = x.copy()
+    f(out, x == x, x[..., ::-1] if x.ndim and i % 2 else x)
+    return out
+
+
 CHOICES: dict[str, Use] = {
     "all": _over,
     "any": _over,
@@ -102,6 +108,7 @@ CHOICES: dict[str, Use] = {
     "argmin": _of_one_axis,
     "argpartition": _places_in_order,
     "argsort": _sorted,
+    "argwhere": lambda f, x, _: f(x),
     "count_nonzero": _over,
     "diagonal": lambda f, x, i: f(x, i - 3),
     "max": _over,
@@ -116,18 +123,24 @@ CHOICES: dict[str, Use] = {
     "broadcast_to": lambda f, x, i: f(x, (1 + i % 3, *x.shape)),
     "can_cast": lambda f, x, i: f(x.dtype, (np.float64, np.int8)[i % 2]),
     "clip": lambda f, x, i: f(x, *((0, 2), (None, 1), (1, None))[i % 3]),
+    "compress": lambda f, x, i: f(np.arange(9) % 5 == i % 5, x[:8], axis=0) if i < 9 else f([0], x),
     "concat": lambda f, x, i: f([x, x], axis=None if i % 4 == 3 else _axis(x, i)),
     "copy": lambda f, x, _: f(x),
     "copyto": _copied,
     "expand_dims": lambda f, x, i: f(x, _axis(x, i)),
+    "extract": lambda f, x, _: f(x, x),
+    "flatnonzero": lambda f, x, _: f(x),
     "flatten": lambda f, x, _: f(x),
     "flip": lambda f, x, i: f(x) if i % 2 else _along(f, x, i),
     "lexsort": lambda f, x, i: f((x, x[..., ::-1]), axis=_axis(x, i)),
     "matrix_transpose": lambda f, x, _: f(x),
     "moveaxis": lambda f, x, i: f(x, _axis(x, i), 0),
     "ndim": lambda f, x, _: f(x),
+    "nonzero": lambda f, x, _: f(x),
     "partition": _item_at,
     "permute_dims": lambda f, x, _: f(x, tuple(reversed(range(x.ndim)))),
+    "place": _placed,
+    "putmask": _placed,
     "ravel": lambda f, x, _: f(x),
     "repeat": lambda f, x, i: f(x, i % 3, axis=None if i % 2 else _axis(x, i)),
     "reshape": lambda f, x, i: f(x, ((-1,), (x.size, 1), (*x.shape, 1), (1, -1))[i % 4]),
@@ -143,6 +156,7 @@ CHOICES: dict[str, Use] = {
     "tile": lambda f, x, i: f(x, ((2,), 1, (i % 3, 2))[i % 3]),
     "transpose": lambda f, x, _: f(x),
     "tril": lambda f, x, i: f(x, i - 3),
+    "trim_zeros": lambda f, x, i: f(x, ("fb", "f", "b")[i % 3], None if i % 2 else _axis(x, i)),
     "triu": lambda f, x, i: f(x, i - 3),
     "unstack": lambda f, x, i: f(x, axis=_axis(x, i)),
     "where": lambda f, x, i: f(x == x, x, x[..., ::-1] if x.ndim and i % 2 else x),
@@ -202,6 +216,7 @@ SCANS = [name for name in COMPUTED if name.startswith("cum")]
 LEAST_AXES = dict.fromkeys((*SCANS, "cross", "diff", "repeat", "size", "vecdot"), 1)
 SORTS = ("argpartition", "argsort", "lexsort", "partition", "sort", "sort_complex")
 LEAST_AXES |= dict.fromkeys(SORTS, 1)
+LEAST_AXES |= {"compress": 1, "nonzero": 1}
 LEAST_AXES |= {"tril": 2, "triu": 2}
 """Where NumPy takes arrays of fewer axes, as if these had one more, and we refuse them."""
 

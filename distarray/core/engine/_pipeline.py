@@ -87,8 +87,8 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
     else:
         block = step.run(*functions, *blocks)
     if block.__class__ is tuple:
-        pairs = zip(block, step.outputs, strict=True)
-        return tuple([first._new(one, layout) for one, layout in pairs])
+        layouts = step.outputs if step.made is None else [step.made(block[0])] * len(block)
+        return tuple([first._new(one, layout) for one, layout in zip(block, layouts, strict=True)])
     return first._new(block, step.output if step.made is None else step.made(block))
 
 

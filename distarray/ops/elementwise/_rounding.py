@@ -44,7 +44,7 @@ _rounded = elementwise("round", np.round, 1)
 _clipped = elementwise("clip", np.clip, 3)
 _lowered = elementwise("clip", np.minimum, 2)
 _raised = elementwise("clip", np.maximum, 2)
-_chosen = elementwise("where", np.where, 3)
+where = elementwise("where", np.where, 3)  # public with one operand, too: ops/_searching.py
 _angle = elementwise("angle", np.angle, 1)
 _filled = elementwise("nan_to_num", np.nan_to_num, 1)
 _close = elementwise("isclose", np.isclose, 2)
@@ -108,24 +108,6 @@ def clip(
     else:
         row, operands = _clipped, [x, low, high]
     return row(*operands) if out is None else run_into(row, (out,), operands)
-
-
-@register
-def where(condition: Any, x1: Any = None, x2: Any = None, /) -> Any:
-    """Return items of `x1` where `condition` is true, else of `x2`.
-
-    Raises
-    ------
-    ArgumentTypeError
-        Without `x1` and `x2`: how many items a process would hold depends on the values.
-    """
-    if x1 is None or x2 is None:
-        raise ArgumentTypeError(
-            "where(condition) without values asks for the places of true items, which has no "
-            "distributed form; pass where(condition, x1, x2), or gather with "
-            "np.nonzero(condition.full_array())"
-        )
-    return _chosen(condition, x1, x2)
 
 
 @register

@@ -317,9 +317,7 @@ def _integer(key: Any) -> int:
         what = getattr(key, "dtype", type(key).__name__)
         raise IndexingError(
             f"an index holds an array, list or boolean ({what}); here only integers, slices, ... "
-            "and None select items, or one mask, which reads; to write by a mask use "
-            "da.where(mask, value, x), for single rows join slices with da.concat, or index the "
-            "plain array x.full_array()"
+            "and None select items"
         )
     raise IndexingError(
         f"an index holds a value of type {type(key).__name__}; only integers, slices, ... and None "

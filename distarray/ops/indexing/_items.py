@@ -1,61 +1,69 @@
-"""Reading and writing the items that a basic index selects.
+"""Reading and writing the items that a key selects.
 
-A result that needed no communication looks at the memory of its array, as in NumPy; one that did
-(an integer on a cut axis, a negative step along one) is a read-only copy. Writing goes through the
-layout of the selected part: the value is brought to that layout and each process writes its own.
+Of a basic key (integers, slices, `...`, None) a result that needed no communication looks at the
+memory of its array, as in NumPy; one that did (an integer on a cut axis, a negative step along one)
+is a read-only copy. Writing goes through the layout of the selected part: the value is brought to
+that layout and each process writes its own.
+
+A key with arrays or booleans is taken apart (`_keys`): its basic part selects a view, and a mask
+from this.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from weakref import ref
 
 import numpy as np
 
-from distarray.comm import _backend
 from distarray.comm.kernels import address_of
 from distarray.core import (
     ITEM,
     BaseArray,
     PendingWrite,
-    cast,
     check_writable,
-    convert_on_all,
-    match_device,
-    move,
-    plain_buffer,
-    replicated_layout,
+    copy_block,
     run_one,
     steps,
 )
-from distarray.errors import (
-    ArgumentError,
-    DeviceError,
-    DTypeError,
-    FloatingError,
-    IndexingError,
-    ShapeError,
-)
+from distarray.errors import IndexingError, ShapeError
 from distarray.layout import DimMap, dimmap
-from distarray.layout import box as boxes
-from distarray.ops.families._selection import Selection, flip_axes, normalize_key, selection
+from distarray.ops.families._selection import (
+    WHOLE_AXIS,
+    Key,
+    Selection,
+    flip_axes,
+    normalize_key,
+    selection,
+)
 from distarray.ops.families._shape_function import relabel, shape_function
-from distarray.ops.indexing._masks import as_mask, select_by_mask
-from distarray.redistribute import redistribute_local
+from distarray.ops.indexing._keys import Advanced, AdvancedKey, Index, broadcast_indices, parse
+from distarray.ops.indexing._masks import assign_by_mask, select_by_mask
+from distarray.ops.indexing._values import (
+    block_of_value,
+    check_device,
+    check_kinds,
+    on_device,
+    read_value,
+    write,
+)
 from distarray.typing import Buffer, Shape
-
-_NUMERIC = "biufc"
-
 
 _index = selection("indexing")
 # A value with its axes at the places of those of a selection's view; None: a new axis of length 1.
 _align = shape_function("assignment", lambda shape, axes: relabel(_place_axes(shape, axes)))
 
 
+def _moved(shape: Shape, pair: tuple[int, int]) -> tuple[DimMap, Any]:
+    return dimmap.moveaxis(shape, *pair), lambda _: lambda block: np.moveaxis(block, *pair)
+
+
+_move_axis = shape_function("indexing", _moved)
+
+
 def getitem(x: Any, key: Any) -> Any:
-    """Return the items that `key` (integers, slices, `...`, None, or a mask) selects.
+    """Return the items that `key` selects.
 
     Slices stay where they are: the result has explicit `boundaries`, no communication happens and
     the result looks at the memory of `x`. An integer on a cut axis copies the selected item from
@@ -65,28 +73,32 @@ def getitem(x: Any, key: Any) -> Any:
     because NumPy's would be views: `x[i] = value` and `x[i] += value` write into `x`. A single
     item, in NumPy a number, is a read-only copy always; in-place operators make a new one of it.
 
-    A mask is the whole key: booleans of the lengths of the first axes, as a DistArray of any layout
-    or as an array or list that every process has alike. Its axes become one, which stays cut as
-    the first of them is: each process keeps what is selected of its own block, and the result has
-    the `boundaries` that this gives (see `rebalance`). Where later ones are cut as well, `x` is
-    first cut along the first alone. All processes of the mesh learn the shape; outside the mesh
-    nobody does, and the call raises there.
+    A mask has booleans for one or more axes, as a DistArray of any layout or as an array or list
+    that every process has alike. Its axes become one, which stays cut as the first of them is: each
+    process keeps what is selected of its own block, and the result has the `boundaries` that this
+    gives (see `rebalance`). Where later ones are cut as well, `x` is first cut along the first
+    alone. The mask comes to `x`, one byte an item. The processes along the mesh axes that cut the
+    result tell each other how many items they keep, 8 bytes each, and so all processes of the mesh
+    learn the shape; outside the mesh nobody does, and the call raises there.
+
+    Parameters
+    ----------
+    x : DistArray
+    key
+        Integers, slices, `...`, None, booleans, masks, and tuples of these.
 
     Raises
     ------
     IndexingError
         If the key is out of range, too long, or of another kind; if a mask has other lengths.
     MeshError
-        If the key is a mask and this process is not in the mesh.
+        If the key has a mask and this process is not in the mesh.
     """
     block = x._local
     try:
         entries = normalize_key(key)
     except IndexingError:
-        mask = as_mask(key)
-        if mask is None:
-            raise
-        return select_by_mask(x, mask)
+        return _get_advanced(x, parse(key, x.shape))
     step = steps[_index, entries, x._layout, block.dtype]
     found = step.spec
     block = step.run(block) if step.still else step.run(*step.move((block,)))
@@ -113,99 +125,51 @@ def setitem(x: Any, key: Any, value: Any) -> None:
     x : DistArray
         Changed in place. Where it is `Partial`, the value is split so that the blocks reduce to it.
     key
-        Integers, slices, `...`, None.
+        As for `getitem`.
     value : scalar, array or DistArray
         Broadcast to the selected shape and cast to the dtype of `x` as NumPy does. A plain array
         must be the same on every process; a DistArray of any layout, also on another mesh, is
-        redistributed first.
+        redistributed first. One that has an item for each that a mask selects goes where these are
+        (processes tell each other how many, as for reading), and no other item moves; where several
+        of the masked axes are cut, it is written along the first of them, and as much as `x` moves.
 
     Raises
     ------
     IndexingError
-        If the key is out of range, too long, or of another kind.
+        If the key is out of range, too long, or of another kind; if a mask has other lengths.
     ShapeError
         If the value does not broadcast to the selected shape.
     DeviceError
         If the value is on another device.
     ReadOnlyError
         If the array is read-only.
+    MeshError
+        If the value has an item for each that a mask selects, and is on processes outside the mesh
+        of `x`: they cannot know how many these are.
     """
-    found = steps[_index, normalize_key(key), x._layout, x._local.dtype].spec
+    try:
+        entries = normalize_key(key)
+    except IndexingError:
+        _set_advanced(x, parse(key, x.shape), value)
+        return
+    found = steps[_index, entries, x._layout, x._local.dtype].spec
     if isinstance(value, PendingWrite):
         value = value.settle(x, found.purpose.text)
     check_writable("assignment", x)
     if isinstance(value, BaseArray):
-        _check_device(x, value)
+        check_device("assignment", x, value)
         _write_distributed(x, found, value)
         return
-    if _backend.is_buffer(value):
-        value = match_device(
-            "assignment", plain_buffer(value, "assignment", objects=True), x._local
-        )
-    array = _convert(value, x._local.dtype)
+    array = read_value(x, value)
     if array.ndim == 0 and not x._layout.has_partial:
         if x._layout.mesh.coordinate is not None:
-            x._local[found.key] = _on_device(array, x._local)
+            x._local[found.key] = on_device(array, x._local)
         return
-    if x._layout.has_partial:
-        array = _cast(array, x._local.dtype)
     array = _align_plain(array, found)
     layout = found.value_layout(array.shape)
-    if layout.mesh.coordinate is None:
-        return
-    if layout.has_partial:
-        whole = replicated_layout(layout.mesh, layout.shape)
-        block = redistribute_local(_on_device(array, x._local), whole, layout)
-    else:
-        box = layout.local_box()
-        assert box is not None
-        block = _on_device(array[boxes.slices(box)], x._local)
-    _write(x, found.key, block)
-
-
-def _check_device(x: Any, value: Any) -> None:
-    here, there = x._layout.mesh.device, value._layout.mesh.device
-    if here != there:
-        raise DeviceError(
-            f"assignment of a DistArray on {there!r} to items of one on {here!r}; nothing moves "
-            f"between devices unless it is asked for: bring it over with value.to_device({here!r})"
-        )
-
-
-def _on_device(array: Buffer, like: Buffer) -> Buffer:
-    return array if _backend.is_numpy(like) else _backend.asarray(array, _backend.device_of(like))
-
-
-def _convert(value: Any, dtype: Any) -> Buffer:
-    """Return a plain value as an array; what cannot become `dtype` fails on every process alike."""
-    if _backend.is_buffer(value) and (
-        value.dtype == dtype
-        or (value.ndim and value.dtype.kind in _NUMERIC and dtype.kind in _NUMERIC)
-    ):
-        return value  # cast item by item where it is written
-    return _cast(value, dtype)
-
-
-def _cast(value: Any, dtype: Any) -> Buffer:
-    if _backend.is_cupy(value):
-        if value.dtype.kind in _NUMERIC and dtype.kind in _NUMERIC:
-            return value.astype(dtype)
-        raise DTypeError(
-            f"values of {value.dtype} cannot be written into an array of {dtype}; convert them "
-            "with astype first"
-        )
-    item = np.empty(np.shape(value), dtype)
-    try:
-        item[...] = value
-    except FloatingPointError as error:
-        raise FloatingError(f"assignment: {error}; np.errstate asks to raise it") from None
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        kind = DTypeError if isinstance(error, TypeError) else ArgumentError
-        raise kind(
-            f"a value of type {type(value).__name__} cannot be written into an array of {dtype} "
-            f"({error}); convert it first"
-        ) from None
-    return item
+    block = block_of_value(x, array, layout)
+    if layout.mesh.coordinate is not None:
+        write(x, found.key, block)
 
 
 def _axes_of(shape: Shape, found: Selection) -> tuple[int | None, ...]:
@@ -263,31 +227,15 @@ def _write_distributed(x: Any, found: Selection, value: Any) -> None:
         if not _same_memory(view, block):
             view[...] = block
         return
-    kinds = (value.dtype.kind, x._local.dtype.kind)
-    if kinds[0] != kinds[1] and not all(kind in _NUMERIC for kind in kinds):
-        raise DTypeError(
-            f"values of {value.dtype} cannot be written into an array of {x._local.dtype}; convert "
-            "them with astype first"
-        )
+    check_kinds(x, value)
     value = run_one(_align, value, _axes_of(value.shape, found))
     flips = _backwards(found, value.shape)
     if flips:
         value = flip_axes(value, flips)
     target = found.value_layout(value.shape)
-    if value._layout.has_partial or target.has_partial:
-        value = cast("assignment", value, x._local.dtype)
-    block = move("assignment", value._local, value._layout, target)
-    if target.mesh.coordinate is None:
-        return
-    if not _same_memory(x._local[found.key], block):
-        _write(x, found.key, block)
-
-
-def _write(x: Any, key: Any, block: Buffer) -> None:
-    """Write a block where a key selects items of the local one; what fails, fails on all ranks."""
-    local = x._local
-    write = functools.partial(local.__setitem__, key, block)
-    convert_on_all(x._layout.mesh, "assignment", block.dtype, local.dtype, write)
+    block = block_of_value(x, value, target)
+    if target.mesh.coordinate is not None and not _same_memory(x._local[found.key], block):
+        write(x, found.key, block)
 
 
 def _same_memory(a: Buffer, b: Buffer) -> bool:
@@ -298,3 +246,170 @@ def _same_memory(a: Buffer, b: Buffer) -> bool:
         and a.strides == b.strides
         and address_of(a) == address_of(b)
     )
+
+
+# --- keys with arrays and booleans ---------------------------------------------------------------
+
+
+def _get_advanced(x: Any, found: Advanced) -> Any:
+    """Return the items that a key with arrays or booleans selects: always a copy."""
+    key, only, chosen = found.key, _only_mask(found), _is_chosen(found)
+    nothing = (*(slice(None),) * key.place, slice(0))
+    if only is None:
+        result = getitem(x, _basic_key(key))
+        result = result if chosen else getitem(result, nothing)
+        return result._new(copy_block(result._local), result._layout)
+    index, mask = only
+    axis = index.axis - sum(_is_integer(one) for one in key.indices if one.axis < index.axis)
+    result = select_by_mask(_view(x, _integers_as_such(key)), mask, axis)
+    if axis != key.place:
+        result = run_one(_move_axis, result, (axis, key.place))
+    if not chosen:  # False stands for an index array of no items
+        broadcast_indices([(0,), (result.shape[key.place],)])
+        result = getitem(result, nothing)
+    return result
+
+
+def _set_advanced(x: Any, found: Advanced, value: Any) -> None:
+    """Write into the items that a key with arrays or booleans selects."""
+    if isinstance(value, PendingWrite):
+        value = value.settle(x, "a key with arrays")
+    check_writable("assignment", x)
+    if isinstance(value, BaseArray):
+        check_device("assignment", x, value)
+        check_kinds(x, value)
+    else:
+        value = read_value(x, value)
+    key, only = found.key, _only_mask(found)
+    if not _is_chosen(found):
+        _check_kept(value.shape, key, 0)
+    elif only is None:
+        setitem(x, _basic_key(key), value)
+    else:
+        _check_kept(value.shape, key, None)
+        entries, flipped = _forward(key)
+        index, mask = only
+        value = _in_order_of_view(value, key, index, flipped)
+        assign_by_mask(_view(x, entries), mask, index.axis, value)
+
+
+def _only_mask(found: Advanced) -> tuple[Index, Any] | None:
+    """Return the one mask of a key; None where there are but booleans and integers.
+
+    Raises
+    ------
+    IndexingError
+        If it has index arrays or several masks.
+    """
+    arrays = [
+        (one, found.arrays[one.operand]) for one in found.key.indices if one.operand is not None
+    ]
+    masks = [(index, array) for index, array in arrays if index.is_mask and index.ndim]
+    if len(masks) > 1 or not all(index.is_mask for index, _ in arrays):
+        raise IndexingError(
+            "an index holds arrays of integers, or several masks; integers, slices, ..., None and "
+            "one mask select items here; for single rows join slices with da.concat, or index the "
+            "plain array x.full_array()"
+        )
+    return masks[0] if masks else None
+
+
+def _is_chosen(found: Advanced) -> bool:
+    """Tell whether all booleans without axes in a key are true (collective where distributed)."""
+    return all(bool(array) for array in found.arrays if not array.ndim)
+
+
+def _is_integer(index: Index) -> bool:
+    """Tell whether an index is an integer among arrays."""
+    return index.operand is None
+
+
+def _view(x: Any, entries: Key) -> Any:
+    """Return the view that the basic part of a key selects."""
+    if all(entry == WHOLE_AXIS for entry in entries):
+        return x
+    return getitem(x, tuple(slice(*e) if type(e) is tuple else e for e in entries))
+
+
+def _integers_as_such(key: AdvancedKey) -> Key:
+    """Return the basic part of a key with its integers, which drop their axes."""
+    at = {index.axis for index in key.indices if _is_integer(index)}
+    return tuple((e[0] or 0) if axis in at else e for axis, e in enumerate(key.basic))
+
+
+def _basic_key(key: AdvancedKey) -> Any:
+    """Return the basic key that says what one without masks does, with its booleans as None."""
+    entries: list[Any] = [slice(*e) if type(e) is tuple else e for e in _integers_as_such(key)]
+    left = [i for i, entry in enumerate(entries) if type(entry) is not int]
+    entries.insert(left[key.place] if key.place < len(left) else len(entries), None)
+    return tuple(entries)
+
+
+def _forward(key: AdvancedKey) -> tuple[Key, list[int]]:
+    """Return the basic part of a key with slices that go forwards, and the axes that went back."""
+    entries = list(key.basic)
+    flipped = [a for a, entry in enumerate(entries) if entry is not None and (entry[2] or 1) < 0]
+    for axis in flipped:
+        start, _, step = entries[axis]
+        entries[axis] = start + (key.view[axis] - 1) * step, start + 1, -step
+    return tuple(entries), flipped
+
+
+def _check_kept(shape: Shape, key: AdvancedKey, selected: int | None) -> None:
+    """Refuse a value that does not broadcast to what a key selects.
+
+    `selected` is the number of items that its arrays select together; None: any.
+
+    Raises
+    ------
+    ShapeError
+        See above.
+    """
+    wanted = key.result_shape((-1 if selected is None else selected,))
+    own = shape[max(len(shape) - len(wanted), 0) :]
+    fits = all(n == 1 for n in shape[: len(shape) - len(own)]) and all(
+        n == 1 or m in (n, -1) for n, m in zip(own[::-1], wanted[::-1], strict=False)
+    )
+    if not fits:
+        shown = ", ".join("?" if m < 0 else str(m) for m in wanted)
+        raise ShapeError(
+            f"a value of shape {shape} does not broadcast to the selected shape ({shown}); sizes "
+            "must be equal or 1, counted from the last axis"
+        )
+
+
+def _in_order_of_view(value: Any, key: AdvancedKey, mask: Index, flipped: Sequence[int]) -> Any:
+    """Return a value that fits with the axes of a key's view, the masked ones as one."""
+    kept = list(key.kept)
+    place = sum(axis < mask.axis for axis in kept)  # of the masked axis among the kept ones
+    ndim = len(kept) + 1
+    if value.ndim and place != key.place:
+        missing = range(value.ndim - ndim, value.ndim)
+        value = _aligned(value, [axis if axis >= 0 else None for axis in missing])
+        pair = key.place, place
+        value = np.moveaxis(value, *pair) if _is_plain(value) else run_one(_move_axis, value, pair)
+    kept.insert(place, mask.axis)
+    axes: list[int | None] = []
+    for axis in range(len(key.view)):
+        if axis in kept:
+            own = kept.index(axis) - ndim + value.ndim
+            axes.append(own if own >= 0 else None)
+        elif not mask.axis < axis < mask.axis + mask.ndim:
+            axes.append(None)  # an integer's
+    after = [a if a < mask.axis else a - mask.ndim + 1 for a in flipped]
+    value = _aligned(value, axes)
+    turned = [axis for axis in after if value.shape[axis] > 1]
+    if not turned:
+        return value
+    return np.flip(value, tuple(turned)) if _is_plain(value) else flip_axes(value, turned)
+
+
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, BaseArray)
+
+
+def _aligned(value: Any, axes: Sequence[int | None]) -> Any:
+    """Return a value with its axes at places; None: a new one. Those left out have length 1."""
+    if isinstance(value, BaseArray):
+        return run_one(_align, value, tuple(axes))
+    return value.reshape([1 if axis is None else value.shape[axis] for axis in axes])

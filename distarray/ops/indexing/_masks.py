@@ -1,78 +1,69 @@
-"""Reading items by a boolean mask: each process takes those of its own block.
+"""Reading and writing items by a boolean mask: each process takes or changes those of its block.
 
 The mask is brought to the array, one byte an item; a plain or replicated one is cut where it lies.
-How many items each block has left then makes the boundaries of the result: 8 bytes from each
-process along the mesh axes that cut the result. No item is sent, unless several of the masked axes
-are cut: then the array is first cut along the first of them alone.
+How many items each block has left then makes the boundaries of the selected part: 8 bytes from each
+process along the mesh axes that cut it. No item is sent, unless several of the masked axes are cut:
+then the array, or a block of values as large, is first cut along the first of them alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend, _memory
-from distarray.core import BaseArray, Call, Layouts, Op, Step, run
-from distarray.errors import IndexingError
-from distarray.layout import Layout, Replicate, Shard
-from distarray.ops.families._relabel import carry_cuts
-from distarray.typing import Buffer
+from distarray.comm import _backend, _memory, compress, gather_states, token
+from distarray.core import (
+    BaseArray,
+    Call,
+    Layouts,
+    Op,
+    Step,
+    empty_block,
+    match_device,
+    move,
+    run,
+)
+from distarray.errors import MeshError, ShapeError
+from distarray.layout import Layout, Replicate, Shard, counted, kept
+from distarray.layout import box as boxes
+from distarray.ops.families._relabel import carry_cuts, uncut_axes
+from distarray.ops.indexing._values import block_of_value, check_device, on_device, write
+from distarray.typing import Buffer, Shape
+
+_ASSIGNMENT = "assignment by a mask"
+
+# --- layouts -------------------------------------------------------------------------------------
 
 
-def as_mask(key: Any) -> Any:
-    """Return the mask that a key consists of, or None if it is another key."""
-    if type(key) is tuple and len(key) == 1:
-        (key,) = key
-    if isinstance(key, list):
-        try:
-            key = np.asarray(key)
-        except ValueError:  # of different lengths
-            return None
-    is_array = isinstance(key, BaseArray) or _backend.is_buffer(key)
-    return key if is_array and key.ndim and key.dtype == np.bool_ else None
+@kept(256)
+def cut_first_alone(layout: Layout, axis: int, count: int, like: Layout | None = None) -> Layout:
+    """Return the layout of an array of whose masked axes only the first is cut.
 
-
-def select_by_mask(x: BaseArray, mask: Any) -> Any:
-    """Return the items of `x` where the mask, of its first axes, is true; see `getitem`."""
-    return run(_select, (x, mask))
-
-
-def _spec(_: Op, call: Call) -> Layouts:
-    layout, mask = call.layouts
-    if mask.shape != layout.shape[: mask.ndim]:
-        raise IndexingError(
-            f"a mask of shape {mask.shape} selects from an array of shape {layout.shape}: it must "
-            "have the lengths of the first axes of the array"
-        )
-    source = _cut_first_alone(layout, mask)
-    own = (source.boundaries or {}).get(0)
-    along = mask.replace(
-        placements=[Shard(0) if p == Shard(0) else Replicate() for p in source.placements],
-        shard_order=source.sharding_axes(0),
-        boundaries=None if own is None else {0: own},
-    )
-    kept = {axis: axis - mask.ndim + 1 for axis in range(mask.ndim, layout.ndim)}
-    shape = (0, *layout.shape[mask.ndim :])
-    free = _without_boundaries(source, mask.ndim)
-    return Layouts((source, along), carry_cuts(free, shape, {0: 0, **kept}), counted=0)
-
-
-def _cut_first_alone(layout: Layout, mask: Layout) -> Layout:
-    """Return the layout of an array of whose masked axes only the first is cut."""
-    first = layout.sharding_axes(0)
-    added = [m for axis in range(1, mask.ndim) for m in layout.sharding_axes(axis)]
+    Parameters
+    ----------
+    layout : Layout
+    axis, count : int
+        The first of the masked axes, and how many they are.
+    like : Layout, optional
+        Of the mask: an array whose masked axes are not cut is cut as this is, where the array is
+        replicated.
+    """
+    first = layout.sharding_axes(axis)
+    added = [m for a in range(axis + 1, axis + count) for m in layout.sharding_axes(a)]
     boundaries: dict[int, tuple[int, ...]] = {}
-    if not first and not added:  # as the mask is, where the array is replicated
-        added = [m for m in mask.sharding_axes(0) if layout.placements[m] == Replicate()]
-        if len(added) == len(mask.sharding_axes(0)) and 0 in (mask.boundaries or {}):
-            boundaries[0] = mask.partition(0).offsets
+    if not first and not added and like is not None:
+        added = [m for m in like.sharding_axes(0) if layout.placements[m] == Replicate()]
+        if len(added) == len(like.sharding_axes(0)) and 0 in (like.boundaries or {}):
+            boundaries[axis] = like.partition(0).offsets
     if not added:
         return layout
-    placements = [Shard(0) if m in added else p for m, p in enumerate(layout.placements)]
-    others = [m for axis in range(mask.ndim, layout.ndim) for m in layout.sharding_axes(axis)]
-    free = _without_boundaries(layout, mask.ndim)
+    masked = range(axis, axis + count)
+    placements = [Shard(axis) if m in added else p for m, p in enumerate(layout.placements)]
+    others = [m for a in range(layout.ndim) if a not in masked for m in layout.sharding_axes(a)]
+    free = _without_boundaries(layout, masked)
     return free.replace(
         placements=placements,
         shard_order=[*first, *added, *others],
@@ -80,24 +71,187 @@ def _cut_first_alone(layout: Layout, mask: Layout) -> Layout:
     )
 
 
-def _without_boundaries(layout: Layout, count: int) -> Layout:
-    """Return the layout with the default split of its first axes."""
-    boundaries = {axis: own for axis, own in (layout.boundaries or {}).items() if axis >= count}
+def _without_boundaries(layout: Layout, axes: range) -> Layout:
+    """Return the layout with the default split of some axes."""
+    boundaries = {a: own for a, own in (layout.boundaries or {}).items() if a not in axes}
     return layout.replace(boundaries=boundaries or None)
 
 
+@kept(256)
+def _mask_layout(layout: Layout, axis: int, count: int) -> Layout:
+    """Return the layout of a mask of some axes of an array, cut as these are."""
+    masked = range(axis, axis + count)
+    placements = [
+        Shard(p.axis - axis) if type(p) is Shard and p.axis in masked else Replicate()
+        for p in layout.placements
+    ]
+    boundaries = {a - axis: own for a, own in (layout.boundaries or {}).items() if a in masked}
+    return layout.replace(
+        placements=placements,
+        shape=layout.shape[axis : axis + count],
+        shard_order=[m for a in masked for m in layout.sharding_axes(a)],
+        boundaries=boundaries or None,
+    )
+
+
+@kept(256)
+def merged_layout(layout: Layout, axis: int, count: int) -> Layout:
+    """Return the layout with masked axes, of which at most the first is cut, as one of length 0."""
+    free = _without_boundaries(layout, range(axis, axis + count))
+    shape = (*layout.shape[:axis], 0, *layout.shape[axis + count :])
+    others = {a: a - count + 1 for a in range(axis + count, layout.ndim)}
+    return carry_cuts(free, shape, {**{a: a for a in range(axis + 1)}, **others})
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def select_by_mask(x: Any, mask: Any, axis: int) -> Any:
+    """Return the items of `x` where a mask of its axes from `axis` on is true; see `getitem`."""
+    return run(_select, (x, mask), axis)
+
+
+def _spec(_: Op, call: Call) -> Layouts:
+    axis: int = call.static
+    layout, mask = call.layouts
+    source = cut_first_alone(layout, axis, mask.ndim, mask)
+    along = _mask_layout(source, axis, mask.ndim)
+    return Layouts((source, along), merged_layout(source, axis, mask.ndim), counted=axis)
+
+
 def _bind(step: Step) -> Callable[[Buffer, Buffer], Buffer]:
+    axis: int = step.call.static
     count = step.call.layouts[1].ndim
 
     def function(block: Buffer, mask: Buffer) -> Buffer:
-        if not _backend.is_numpy(block):
-            return block[mask]
-        places = np.flatnonzero(mask)
-        rows = block.reshape(mask.size, *block.shape[count:])
-        out: np.ndarray = _memory.empty((places.size, *rows.shape[1:]), block.dtype)
-        return np.take(rows, places, axis=0, out=out, mode="clip")
+        before, after = block.shape[:axis], block.shape[axis + count :]
+        rows, flat = block.reshape(*before, mask.size, *after), mask.reshape(-1)
+        shape = (*before, int(np.count_nonzero(flat)), *after)
+        out = _memory.empty(shape, block.dtype, _backend.device_of(block))
+        if prod(before) == 1:
+            one_axis = (len(flat), *after), (shape[axis], *after)
+            compress(rows.reshape(one_axis[0]), flat, out.reshape(one_axis[1]))
+        elif rows.flags.c_contiguous and _backend.is_numpy(rows):
+            np.take(rows, np.flatnonzero(flat), axis=axis, out=out, mode="clip")
+        else:  # which np.take would copy as a whole
+            out[...] = rows[(*(slice(None),) * axis, flat)]
+        return out
 
     return function
 
 
 _select = Op("indexing by a mask", np.compress, _spec, bind=_bind)
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def assign_by_mask(x: Any, mask: Any, axis: int, value: Any, repeats: bool = False) -> None:
+    """Write a value into the items of `x` where a mask of its axes from `axis` on is true.
+
+    Parameters
+    ----------
+    x : DistArray
+        Writable.
+    mask : DistArray or array of bool
+    axis : int
+        The first of the masked axes.
+    value : DistArray or array
+        With the axes of `x`, the masked ones as one; lengths other than 1 are those of `x` and, of
+        the masked ones, how many items the mask selects.
+    repeats : bool
+        A plain value, of one axis, is instead repeated as often as there are items for it.
+    """
+    layout, count = x._layout, mask.ndim
+    width = value.shape[axis]
+    if isinstance(mask, BaseArray):
+        check_device(_ASSIGNMENT, x, mask)
+    else:
+        mask = match_device(_ASSIGNMENT, mask, x._local)
+    if width == 1:
+        bits = _block_of_mask(x, mask, _mask_layout(layout, axis, count))
+        others = merged_layout(uncut_axes(layout, range(axis, axis + count)), axis, count)
+        block = block_of_value(x, value, _value_layout(others, value.shape))
+        if layout.mesh.coordinate is not None:
+            _put(x, axis, bits, block)
+        return
+    _check_mesh(x, value)
+    source = cut_first_alone(layout, axis, count)
+    bits = _block_of_mask(x, mask, _mask_layout(source, axis, count))
+    if layout.mesh.coordinate is None:
+        return
+    lengths = _lengths(source, axis, int(np.count_nonzero(bits)))
+    if repeats:
+        index = source.block_index(axis, layout.mesh.coordinate)
+        start = sum(lengths[:index])
+        numbers = np.arange(start, start + lengths[index]) % width
+        block = on_device(value, x._local)[on_device(numbers, x._local)]
+    else:
+        if sum(lengths) != width:
+            raise ShapeError(
+                f"a value with {width} items cannot be written where a mask selects "
+                f"{sum(lengths)}; it needs as many, or one"
+            )
+        selected = counted(merged_layout(source, axis, count), axis, lengths)
+        block = block_of_value(x, value, _value_layout(selected, value.shape))
+    if source is layout:
+        _put(x, axis, bits, block)
+        return
+    spread = x._new(empty_block(source, x._local.dtype), source)
+    _put(spread, axis, bits, block)
+    moved = move(_ASSIGNMENT, spread._local, source, layout)
+    bits = _block_of_mask(x, mask, _mask_layout(layout, axis, count))
+    bits = bits.reshape(bits.shape + (1,) * (layout.ndim - axis - count))
+    np.copyto(x._local, moved, where=bits)
+
+
+def _put(x: Any, axis: int, mask: Buffer, block: Buffer) -> None:
+    """Write a block where a mask of the local one, of its axes from `axis` on, is true."""
+    local, key = x._local, (slice(None),) * axis
+    if not _backend.is_numpy(local):
+        write(x, (*key, mask), block)
+        return
+    # By numbers of items, which NumPy is several times quicker with than with truth values.
+    if mask.ndim > 1 and local.flags.c_contiguous:
+        local = local.reshape(*local.shape[:axis], mask.size, *local.shape[axis + mask.ndim :])
+        mask = mask.reshape(-1)
+    write(x, (*key, *np.nonzero(mask)), block, local)
+
+
+@kept(256)
+def _value_layout(selected: Layout, shape: Shape) -> Layout:
+    """Return the layout of a value whose blocks broadcast to those of the selected part."""
+    same = [a for a, size in enumerate(shape) if size == selected.shape[a]]
+    return carry_cuts(selected, shape, {a: a for a in same})
+
+
+def _block_of_mask(x: Any, mask: Any, target: Layout) -> Buffer:
+    """Return this process's block of a mask in a layout on the mesh of `x`."""
+    if isinstance(mask, BaseArray):
+        return move(_ASSIGNMENT, mask._local, mask._layout, target)
+    box = target.local_box()
+    return x._local if box is None else mask[boxes.slices(box)]
+
+
+def _lengths(source: Layout, axis: int, own: int) -> list[int]:
+    """Return how many items the mask selects in each block along an axis (collective)."""
+    mesh: Any = source.mesh
+    cutting = source.sharding_axes(axis)
+    if not cutting or mesh.communicator(cutting).size == 1:
+        return [own]
+    mine = np.array([own], np.int64).view(np.uint8)
+    purpose = token(_ASSIGNMENT, source.fingerprint, axis)
+    everyone = gather_states(mesh.communicator(cutting), mine, purpose, _ASSIGNMENT)
+    return everyone.reshape(-1).view(np.int64).tolist()
+
+
+def _check_mesh(x: Any, value: Any) -> None:
+    """Refuse a value on processes that cannot know how many items a mask of `x` selects."""
+    if not isinstance(value, BaseArray) or value._layout.mesh is x._layout.mesh:
+        return
+    if not set(value._layout.mesh.flat_ranks) <= set(x._layout.mesh.flat_ranks):
+        raise MeshError(
+            f"a value on {value._layout.mesh} is to be written by a mask into an array on "
+            f"{x._layout.mesh}: processes outside of this cannot know how many items the mask "
+            "selects; bring the value there first: value.redistribute(placements, mesh=x.mesh)"
+        )

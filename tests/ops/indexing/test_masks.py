@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import distarray as da
 from distarray.comm import CommLog
-from distarray.errors import ImplicitCommunicationError, IndexingError, MeshError, MismatchError
+from distarray.errors import (
+    ArgumentError,
+    DistArrayError,
+    ImplicitCommunicationError,
+    IndexingError,
+    MeshError,
+    MismatchError,
+    ReadOnlyError,
+    ShapeError,
+)
 from distarray.layout import Partial, Replicate, Shard
+from tests.array.index_keys import fitting, slices
 from tests.array.strategies import RANKS, Case, agrees, cases, on_ranks, special_items
 from tests.on_device import DEVICE, host
 
@@ -23,9 +34,11 @@ R = Replicate()
 
 
 @st.composite
-def masks(draw: Any, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> Case:
-    """Draw a mask over the first axes of a shape, of any layout."""
-    shape = shape[: draw(st.integers(1, len(shape)))]
+def masks(
+    draw: Any, shape: tuple[int, ...], mesh_shape: tuple[int, ...], whole: bool = False
+) -> Case:
+    """Draw a mask over the first axes of a shape, or all, of any layout."""
+    shape = shape if whole else shape[: draw(st.integers(1, len(shape)))]
     found: Case = draw(cases((np.bool_,), ("any", "all"), mesh_shape, shape))
     density = draw(st.sampled_from((0.0, 0.1, 0.5, 0.9, 1.0)))
     drawn = np.random.default_rng(draw(st.integers(0, 99))).random(found.values.shape) < density
@@ -33,7 +46,7 @@ def masks(draw: Any, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> Cas
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_items_are_those_of_numpy_for_all_layouts(data: st.DataObject) -> None:
     case: Case = data.draw(cases(DTYPES, OPS if data.draw(st.booleans()) else ()))
@@ -90,6 +103,128 @@ def test_items_of_all_dtypes_are_copied_bit_by_bit(dtype: str) -> None:
             y = x[key]
             assert y.dtype == values.dtype
             assert host(y.full_array()).tobytes() == expected.tobytes()
+
+    on_ranks(program)
+
+
+@st.composite
+def keys_around(draw: Any, shape: tuple[int, ...]) -> tuple[list[Any], list[Any], range]:
+    """Draw what stands before and after a mask in a key, and the axes of the mask."""
+    first = draw(st.integers(0, len(shape) - 1))
+    stop = draw(st.integers(first + 1, len(shape)))
+    before, after = [*range(first)], [*range(stop, len(shape))]
+    dots = draw(st.sampled_from(("", "before", "after")))
+    if dots == "before":
+        before = before[draw(st.integers(0, first)) :]
+    else:
+        after = after[: draw(st.integers(0, len(after)))]
+    extra = st.sampled_from([[]] * 7 + [[None], [True], [False]])
+
+    def entries(axes: list[int]) -> list[Any]:
+        found = draw(extra)
+        for axis in axes:
+            size = shape[axis]
+            kind = draw(st.integers(0, 2))
+            if kind == 0 and size:
+                found = [*found, draw(st.integers(-size, size - 1))]
+            else:
+                found = [*found, slice(None) if kind == 1 else draw(slices(size))]
+            found = [*found, *draw(extra)]
+        return found
+
+    front = [...] if dots == "before" else []
+    back = [...] if dots == "after" else []
+    return front + entries(before), entries(after) + back, range(first, stop)
+
+
+@st.composite
+def masked(draw: Any, ops: tuple[str, ...], dtypes: Any = DTYPES) -> tuple[Case, Any, Any]:
+    """Draw an array, a mask of some of its axes, and the function that makes a key of a mask."""
+    case: Case = draw(cases(dtypes, ops).filter(lambda case: case.shape))
+    before, after, axes = draw(keys_around(case.shape))
+    mask = draw(masks(case.shape[axes.start : axes.stop], case.mesh_shape, whole=True))
+    alone = not before and not after and draw(st.booleans())
+    return case, mask, lambda one: one if alone else (*before, one, *after)
+
+
+def numpys(function: Any) -> Any:
+    """Return what a function of plain arrays gives, or None where it raises."""
+    with np.errstate(all="ignore"):
+        try:
+            return function()
+        except (IndexError, ValueError, TypeError):
+            return None
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_masks_stand_beside_other_entries_as_in_numpy(data: st.DataObject) -> None:
+    case, own, key = data.draw(masked(OPS if data.draw(st.booleans()) else ()))
+    assume(not (case.values.dtype == bool and case.op == "sum"))
+    expected = numpys(lambda: case.value[key(own.value)])
+    plain = data.draw(st.booleans())
+
+    def program() -> None:
+        x = case.build()
+        mask = own.value if plain else own.build()
+        if x.mesh.coordinate is None or expected is None:
+            with pytest.raises((MeshError, IndexingError)):
+                x[key(mask)]
+            return
+        y = x[key(mask)]
+        agrees(y, expected)
+        y.to_local()[...] = 0
+        agrees(x, case.value)
+
+    on_ranks(program)
+
+
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+def test_values_are_written_as_numpy_writes_them(data: st.DataObject) -> None:
+    dtypes = (np.float64, np.int32, np.complex64)
+    case, own, key = data.draw(masked(("sum", "max") if data.draw(st.booleans()) else (), dtypes))
+    assume(not (case.values.dtype.kind == "c" and case.op == "max"))
+    mesh_shape = data.draw(st.sampled_from((case.mesh_shape, (1,), (2,), (4,))))
+    selected = numpys(lambda: case.value[key(own.value)])
+    assume(selected is not None)
+    shape = data.draw(fitting(selected.shape))
+    if shape and data.draw(st.integers(0, 5)) == 0:
+        shape = (*shape[:-1], shape[-1] + 1 + (shape[-1] == 0))  # of a wrong length
+    value: Case = data.draw(cases((np.float64, np.int8), ("sum",), mesh_shape, shape))
+    distributed = data.draw(st.booleans())
+    plain = data.draw(st.booleans())
+    inside = math.prod(mesh_shape) <= math.prod(case.mesh_shape)
+
+    def written() -> Any:
+        whole = case.value.astype(case.values.dtype)
+        given = value.value
+        full = own.value.ndim == whole.ndim and key(0) in (0, (0,))
+        if full and given.ndim > 1 and given.shape[:-1] == (1,) * (given.ndim - 1):
+            given = given.reshape(given.shape[-1:])  # which NumPy refuses there alone
+        whole[key(own.value)] = given
+        return whole
+
+    expected = numpys(written)
+
+    def program() -> None:
+        x = case.build()
+        mask = own.value if plain else own.build()
+        v = value.build() if distributed else value.value
+        before = x.layout
+        outside = x.mesh.coordinate is None
+        if expected is None:
+            refused = pytest.raises((ShapeError, MeshError))
+            with contextlib.suppress(DistArrayError) if outside else refused:
+                x[key(mask)] = v
+        else:
+            try:
+                x[key(mask)] = v
+            except MeshError:  # one item for each, from processes that cannot know how many
+                assert outside or (distributed and not inside)
+                return
+        assert x.layout is before
+        agrees(x, case.value if expected is None else expected)
 
     on_ranks(program)
 
@@ -200,7 +335,7 @@ def test_masks_of_other_lengths_are_refused(shape: tuple[int, ...], distributed:
     def program() -> None:
         x = da.ones((10, 3))
         mask = da.ones(shape, dtype=bool) if distributed else np.ones(shape, bool)
-        with CommLog() as log, pytest.raises(IndexingError, match="first axes"):
+        with CommLog() as log, pytest.raises(IndexingError, match=r"mask of shape|is for"):
             x[mask]
         assert log.count() == 0
         assert x[x > 0].shape == (30,)
@@ -210,9 +345,11 @@ def test_masks_of_other_lengths_are_refused(shape: tuple[int, ...], distributed:
 
 def test_other_arrays_are_still_refused() -> None:
     x = da.ones((4, 3))
-    for key in ([0, 1], np.array([1]), [[True], [True, False]], (np.ones(4, bool), 0), True, []):
+    for key in ([0, 1], np.array([1]), [], (np.ones(4, bool), [0])):
         with pytest.raises(IndexingError):
             x[key]
+    with pytest.raises(ArgumentError):
+        x[[[True], [True, False]]]
 
 
 def test_what_must_move_first_is_shown_to_the_policy() -> None:
@@ -232,5 +369,69 @@ def test_ranks_that_select_from_other_layouts_are_told_apart() -> None:
         with pytest.raises(MismatchError):
             x[np.ones(x.shape, bool)]
         assert da.ones((8,))[np.ones(8, bool)].shape == (8,)
+
+    on_ranks(program)
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def test_what_is_written_where_a_mask_is_true_goes_there_alone() -> None:
+    def program() -> None:
+        values = np.arange(4000.0).reshape(1000, 4)
+        x, mask = da.asarray(values), da.asarray(values % 3 == 0)
+        with CommLog() as log, da.communication("raise"):
+            x[mask] = -1
+            x[mask[:, 0]] = [1, 2, 3, 4]
+        assert log.count() == 0
+        values[values % 3 == 0] = -1
+        values[host(mask.full_array())[:, 0]] = [1, 2, 3, 4]
+        agrees(x, values)
+        with CommLog() as log, da.communication("raise"):
+            x[mask] = x[mask] * 2
+        assert log.bytes() == 2 * 8 * (RANKS - 1)  # lengths, read and written
+        values[host(mask.full_array())] *= 2
+        agrees(x, values)
+
+    on_ranks(program)
+
+
+def test_tiles_take_values_for_the_masked_items_alone() -> None:
+    values = np.arange(80.0).reshape(10, 8)
+    mask = values % 3 > 0
+
+    def program() -> None:
+        mesh = da.init_device_mesh((2, 2))
+        for placements in ((Shard(0), Shard(1)), (Shard(1), Shard(0)), (Shard(1), R)):
+            for key in (mask, da.distribute_array(mask, mesh, placements, src=None)):
+                x = da.distribute_array(values.copy(), mesh, placements, src=None)
+                x[key] = -np.arange(mask.sum())
+                expected = values.copy()
+                expected[mask] = -np.arange(mask.sum())
+                agrees(x, expected)
+                x[key] = x[key][::-1]
+                expected[mask] = expected[mask][::-1]
+                agrees(x, expected)
+
+    on_ranks(program)
+
+
+def test_values_from_other_processes_are_refused_on_all() -> None:
+    def program() -> None:
+        x = da.distribute_array(np.arange(6.0), da.DeviceMesh([0, 1]), [Shard(0)], src=None)
+        with pytest.raises(MeshError, match="outside of this"):
+            x[np.arange(6) > 2] = da.arange(3.0)
+        x[np.arange(6) > 2] = da.ones(1)  # of which no length is asked
+        agrees(x, [0.0, 1, 2, 1, 1, 1])
+
+    on_ranks(program)
+
+
+def test_a_view_of_a_read_only_array_is_not_written() -> None:
+    def program() -> None:
+        x = da.arange(8.0)
+        with pytest.raises(ReadOnlyError):
+            x[::-1][np.arange(8) > 2] = 0
+        agrees(x, np.arange(8.0))
 
     on_ranks(program)
