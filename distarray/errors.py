@@ -57,6 +57,10 @@ class FloatingError(DistArrayError, FloatingPointError):
     """
 
 
+class ZeroWeightError(DistArrayError, ZeroDivisionError):
+    """Weights that add up to zero."""
+
+
 class ArgumentError(DistArrayError, ValueError):
     """An argument with a value outside what the function accepts."""
 

@@ -12,7 +12,15 @@ import numpy as np
 
 from distarray.array import _convert
 from distarray.comm import _backend
-from distarray.core import BaseArray, functions, methods, permit, replicated_layout, row_of, ufuncs
+from distarray.core import (
+    BaseArray,
+    functions,
+    method_of,
+    permit,
+    replicated_layout,
+    row_of,
+    ufuncs,
+)
 from distarray.errors import ArgumentError, ArgumentTypeError, ExportError, MeshError
 from distarray.layout import Replicate
 from distarray.ops import any as any_of
@@ -85,14 +93,17 @@ class Protocols(BaseArray):
         if method == "__call__":
             row = ufuncs.get(ufunc) or row_of(ufunc)
             return row(*inputs, **options)
-        function = methods.get((ufunc, method))
+        function = method_of(ufunc, method)
         if function is None:
             raise ArgumentTypeError(
-                f"np.{ufunc.__name__}.{method} has no distributed form; use the functions of "
-                "distarray (da.outer, or x[:, None] and broadcasting, for outer), apply it to "
-                "x.to_local(), or gather first with x.full_array()"
+                f"np.{ufunc.__name__}.{method} has no distributed form; apply it to x.to_local(), "
+                "or gather first with x.full_array()"
             )
-        return _along(function, *inputs, **options)
+        if method in ("reduce", "accumulate"):
+            return _along(function, *inputs, **options)
+        if ufunc.nout == 1 and isinstance(options.get("out"), tuple):
+            (options["out"],) = options["out"]
+        return function(*inputs, **options)
 
     def __array_function__(
         self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any

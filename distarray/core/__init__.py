@@ -12,6 +12,7 @@ from distarray.core._arguments import (
     check_device_name,
     check_flag,
     check_integer,
+    check_number,
     check_order,
     check_position,
     check_travels,
@@ -68,6 +69,7 @@ from distarray.core.engine._operands import (
     match_device,
     normalize_operand,
     normalize_operands,
+    reduce_partial,
 )
 from distarray.core.engine._pipeline import Step, run, run_once, run_one, step_for, steps
 from distarray.core.engine._policy import communication, permit
@@ -81,6 +83,7 @@ from distarray.core.families._reductions import (
     axis_key,
     check_fits,
     check_out,
+    check_whole,
     count_reduced,
     local_dtype,
     loop_dtype,
@@ -90,6 +93,14 @@ from distarray.core.families._reductions import (
     result_dtype,
     write_out,
 )
-from distarray.core.families._registry import functions, methods, register, row_of, ufuncs
+from distarray.core.families._registry import (
+    functions,
+    method_makers,
+    method_of,
+    methods,
+    register,
+    row_of,
+    ufuncs,
+)
 from distarray.core.families._unary_binary import binary, equality, unary
 from distarray.core.families._user_rules import register_rule

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Sequence
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,23 @@ def check_integer(name: str, key: str, value: Any) -> int:
         return operator.index(value)
     except TypeError:
         raise ArgumentTypeError(f"{name}({key}={describe(value)}): must be an integer") from None
+
+
+def check_number(name: str, key: str, value: Any) -> Any:
+    """Return an argument that is one number, which arrays without axes are as well.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is none.
+    """
+    if isinstance(value, Number):
+        return value
+    if isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind in "biufc":
+        number: Any = value
+        if not number.ndim:
+            return number[()]
+    raise ArgumentTypeError(f"{name}({key}={describe(value)}): must be a number")
 
 
 def check_order(name: str, order: Any, known: str) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import distarray as da
 from distarray.array._array import distribute_array
 from distarray.comm import CommLog, DeviceMesh, init_device_mesh
 from distarray.layout import Partial, Replicate, Shard
@@ -95,5 +96,16 @@ def test_copyto_and_range_agree_with_numpy(data: st.DataObject) -> None:
         agrees(out, expected)
         if x.value.size:
             agrees(np.ptp(x.build()), np.ptp(x.value))
+
+    on_ranks(program)
+
+
+def test_plain_values_are_copied_into_a_partial_array() -> None:
+    def program() -> None:
+        out = da.ones((6, 3)).sum(axis=0)
+        np.copyto(out, np.arange(3.0))
+        agrees(out, np.arange(3.0))
+        assert np.add(np.ones(3), 1.0, out=out) is out
+        agrees(out, np.full(3, 2.0))
 
     on_ranks(program)

@@ -193,6 +193,9 @@ def cast(name: str, array: Any, dtype: Any, casting: Any = "unsafe") -> Any:
 
 def assign(name: str, out: Any, result: Any, casting: Any = "same_kind") -> None:
     """Copy `result` into `out`, broadcast and redistributed to its layout."""
+    if not isinstance(result, BaseArray):
+        whole = replicated_layout(out._layout.mesh, result.shape)
+        result = out._new(_backend.asarray(result, _backend.device_of(out._local)), whole)
     if out._layout.has_partial and result.dtype != out.dtype:
         # What the other ranks hold then is nothing to a reduction in the dtype of `out`.
         result = cast(name, result, out.dtype, casting)

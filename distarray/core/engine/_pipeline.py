@@ -117,7 +117,8 @@ def run_one(op: Op, x: BaseArray, static: Any) -> Any:
 def run_once(op: Op, x: BaseArray, static: Any) -> Any:
     """Return `run_one(op, x, static)`, which nothing remembers: `static` needs no hash."""
     step = Step(op, (x._layout,), (x._local.dtype,), static)
-    return x._new(step.run(*step.move((x._local,))), step.output)
+    block = step.run(*step.move((x._local,)))
+    return x._new(block, step.output if step.made is None else step.made(block))
 
 
 class Step:

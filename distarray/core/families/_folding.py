@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core.engine._on_device import lacking_error
 from distarray.typing import Buffer
 
 _NARROW = 256
@@ -81,13 +80,15 @@ def reduce_block(
 ) -> Any:
     """Return `ufunc.reduce` of a block, folded where that is faster.
 
-    `initial` is as in NumPy; with None the first item begins, and a sum of -0.0 stays so.
+    A block on a GPU goes through host memory where CuPy has no such reduction. `initial` is as in
+    NumPy; with None the first item begins, and a sum of -0.0 stays so.
     """
     if dtype is not None:
         block, dtype = convert_to_unit(block, dtype)
     if not _backend.is_numpy(block):
-        if ufunc not in _ON_DEVICE:
-            raise lacking_error(f"{ufunc.__name__}.reduce")
+        if ufunc not in _ON_DEVICE:  # CuPy lacks it
+            on_host = ufunc.reduce(_backend.to_host(block), axes, dtype, None, keepdims, *initial)
+            return _backend.asarray(on_host, _backend.device_of(block))
         function = getattr(_backend.namespace_of(block), _ON_DEVICE[ufunc])
         options = {"dtype": dtype} if ufunc in (np.add, np.multiply) else {}
         return function(block, axis=axes, keepdims=keepdims, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -30,7 +30,7 @@ from distarray.core.engine._pipeline import Step, run, run_one, step_for
 from distarray.core.families import _docstrings
 from distarray.core.families._registry import methods, register, ufuncs
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
-from distarray.layout import REDUCTIONS, Partial, normalize_axes
+from distarray.layout import REDUCTIONS, Layout, Partial, normalize_axes
 from distarray.typing import Buffer, Shape
 
 ABSENT: Any = type("Absent", (), {"__repr__": lambda _: "<no value>"})()
@@ -43,7 +43,7 @@ def reduction(
     name: str,
     sentence: str,
     local: Callable[..., Any],
-    combine: str | Callable[[Any, Any], Any],
+    combine: str | Callable[[Any, Any], Any] | None,
     accepts: tuple[str, ...],
     *,
     ufunc: np.ufunc | None = None,
@@ -62,9 +62,10 @@ def reduction(
         The public name, and the first line of the documentation.
     local : callable
         `local(block, axes, dtype, keepdims, **where)` with the reduced axes as a tuple.
-    combine : str or callable
+    combine : str or callable or None
         The Partial reduction of blocks' results. Where there is none, the function of two of them:
-        the ranks then exchange their results at once.
+        the ranks then exchange their results at once. None: they do not combine, and the function
+        refuses to reduce an axis that is cut.
     accepts : tuple of str
         NumPy's order of the arguments after the array.
     ufunc : ufunc, optional
@@ -105,6 +106,8 @@ def reduction(
             "finish": finish,
             "rules": ((Partial(combine), Partial(combine)),) if rules is None else rules,
         }
+    elif combine is None:
+        options = {"dtypes": _dtypes if dtypes is None else dtypes, "bind": _bind_whole}
     else:
         if rules or dtypes is not None:
             raise ValueError(f"{name} has a combine= that is called: rules= and dtypes= do nothing")
@@ -312,6 +315,11 @@ def _spec(op: Op, call: Call) -> Spec:
     axes = normalize_axes(axis, layout.ndim)
     if checks_empty and layout.size == 0:
         _check_empty(op, layout.shape, call.dtypes[0], axes)
+    exchanged = op.combine is None and op.finish is not None
+    if op.combine is None and not exchanged:
+        check_whole(op, layout, axes)
+    if op.combine is None and len(axes) > 1:
+        _check_reorderable(op, layout.ndim, call.dtypes[0], axes)
     total = op.dtypes(op, call)[0]
     combine = op.combine
     if combine is not None and total.kind not in REDUCTIONS[combine].kinds:
@@ -322,10 +330,8 @@ def _spec(op: Op, call: Call) -> Spec:
             for rule in op.rules
             if isinstance(rule[1], Partial) and stays_partial(rule[1].op, call.dtypes[0], total)
         )
-        return reduction_spec(
-            layout.ndim, axes, keepdims, combine, rules, exchanged=op.combine is None
-        )
-    spec = reduction_spec(layout.ndim, axes, keepdims, combine, exchanged=op.combine is None)
+        return reduction_spec(layout.ndim, axes, keepdims, combine, rules, exchanged=exchanged)
+    spec = reduction_spec(layout.ndim, axes, keepdims, combine, exchanged=exchanged)
     mask = call.shapes[1]
     shift = layout.ndim - len(mask)
     letters = tuple(
@@ -404,6 +410,12 @@ def _bind(step: Step) -> Callable[..., Any]:
     return reduce_local if narrow else (lambda block: local(block, axes, wanted, keepdims))
 
 
+def _bind_whole(step: Step) -> Callable[..., Any]:
+    axis, wanted, keepdims, _ = step.call.static
+    local, axes = step.op.local, normalize_axes(axis, step.sources[0].ndim)
+    return lambda block: local(block, axes, wanted, keepdims)
+
+
 def _bind_state(step: Step) -> Callable[..., State]:
     op, (axis, wanted, *_) = step.op, step.call.static
     local, axes = op.local, normalize_axes(axis, step.sources[0].ndim)
@@ -453,6 +465,31 @@ def _check_empty(op: Op, shape: Shape, dtype: Any, axes: tuple[int, ...]) -> Non
             f"{op.name} over axes {axes} of an array of shape {shape}: {error}; check "
             "x.size first" + (", or pass initial=" if "initial" in op.accepts else "")
         ) from error
+
+
+def _check_reorderable(op: Op, ndim: int, dtype: Any, axes: tuple[int, ...]) -> None:
+    """Refuse several axes where NumPy does, as the result would depend on their order."""
+    try:
+        op.local(np.ones((1,) * ndim, dtype), axes, None, False)
+    except ValueError as error:
+        raise ArgumentError(f"{op.name} over axes {axes}: {error}; reduce one at a time") from error
+
+
+def check_whole(op: Op, layout: Layout, axes: Sequence[int]) -> None:
+    """Refuse axes that are cut, along which results of blocks do not combine.
+
+    Raises
+    ------
+    ArgumentTypeError
+        See above.
+    """
+    cut = [axis for axis in axes if layout.partition(axis).count > 1]
+    if cut:
+        raise ArgumentTypeError(
+            f"{op.name} along axis {cut[0]} of {layout}: it is not associative, so that results of "
+            "blocks do not combine; cut another axis first, as x.redistribute([Shard(other)]), or "
+            "gather a small array with x.full_array()"
+        )
 
 
 def axis_key(axis: Any, ndim: int) -> Any:

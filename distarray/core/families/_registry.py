@@ -26,7 +26,10 @@ public: dict[str, Callable[..., Any]] = {}
 ufuncs: dict[np.ufunc, Any] = {}
 """Row of each ufunc, for `__array_ufunc__`."""
 methods: dict[tuple[np.ufunc, str], Callable[..., Any]] = {}
-"""What a ufunc's method (`reduce`, `accumulate`) of a distributed array calls."""
+"""What a ufunc's method (`reduce`, `accumulate`, ...) of a distributed array calls, with NumPy's
+arguments."""
+method_makers: dict[str, Callable[[np.ufunc], Callable[..., Any]]] = {}
+"""By the name of a method, what makes it for a ufunc of two operands when it is first met."""
 functions: dict[Callable[..., Any], Callable[..., Any]] = {}
 """Ours for each NumPy function that is no ufunc, for `__array_function__`."""
 
@@ -55,6 +58,14 @@ def register(ours: F, answer: Callable[..., Any] | None = None, room: str = "") 
         elif theirs is not None:
             functions[theirs] = answer or ours
     return ours
+
+
+def method_of(ufunc: np.ufunc, name: str) -> Callable[..., Any] | None:
+    """Return what a ufunc's method of a distributed array calls, or None; made when first met."""
+    found = methods.get((ufunc, name))
+    if found is None and name in method_makers and ufunc.signature is None and ufunc.nin == 2:
+        found = methods[ufunc, name] = method_makers[name](ufunc)
+    return found
 
 
 def row_of(ufunc: np.ufunc) -> Any:

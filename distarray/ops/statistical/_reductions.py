@@ -7,7 +7,18 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core import Op, Step, convert_to_unit, reduce_block, reduction, warn
+from distarray.core import (
+    BaseArray,
+    Op,
+    Step,
+    check_travels,
+    convert_to_unit,
+    normalize_operand,
+    reduce_block,
+    reduce_partial,
+    reduction,
+    warn,
+)
 from distarray.layout import REDUCTIONS
 from distarray.typing import Buffer
 
@@ -85,6 +96,21 @@ def _warn_of_nan(step: Step) -> Any:
     return check
 
 
+def without_partial(name: str, x: Any) -> Any:
+    """Return an operand as an array that is not Partial, so that several uses reduce it once."""
+    if not isinstance(x, BaseArray):
+        array = np.asarray(normalize_operand(name, x))
+        check_travels(array.dtype)
+        return array
+    return reduce_partial(name, x) if x._layout.has_partial else x
+
+
+def replace_nan(block: Buffer, item: Any) -> Any:
+    """Return a floating-point block with `item` in the places of NaN."""
+    item = _backend.scalar(block.dtype.type(item), block)
+    return _backend.namespace_of(block).where(np.isnan(block), item, block)
+
+
 def _without_nan(ufunc: Any) -> Any:
     """Return the local call of a ufunc's reduction with its identity in the place of NaN."""
     reduced = by(ufunc)
@@ -93,8 +119,7 @@ def _without_nan(ufunc: Any) -> Any:
         block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool, **extra: Any
     ) -> Buffer:
         if block.dtype.kind in "fc":
-            nothing = _backend.scalar(block.dtype.type(ufunc.identity), block)
-            block = _backend.namespace_of(block).where(np.isnan(block), nothing, block)
+            block = replace_nan(block, ufunc.identity)
         result: Buffer = reduced(block, axes, dtype, keepdims, **extra)
         return result
 

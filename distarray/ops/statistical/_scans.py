@@ -1,4 +1,4 @@
-"""Scans along an axis: cumulative sums and products, and differences of neighbours.
+"""Scans along an axis: cumulative sums and products, `accumulate`, and differences of neighbours.
 
 A scan reads its block twice. First each block is reduced to one item a line; the ranks exchange
 these, and each begins with what the blocks before its own have come to.
@@ -25,7 +25,9 @@ from distarray.core import (
     check_flag,
     check_integer,
     check_out,
+    check_whole,
     convert_to_unit,
+    elementwise,
     local_dtype,
     loop_dtype,
     methods,
@@ -34,6 +36,7 @@ from distarray.core import (
     reduce_block,
     register,
     run_one,
+    run_row,
     step_for,
     write_out,
 )
@@ -46,6 +49,7 @@ from distarray.ops.indexing._items import getitem
 from distarray.ops.manipulation._joining import concat
 from distarray.ops.manipulation._reshape import reshape
 from distarray.ops.manipulation._shape import broadcast_to
+from distarray.ops.statistical._reductions import replace_nan
 from distarray.typing import Buffer
 
 _DOCUMENTATION = """Return {what} up to each item along an axis.
@@ -81,6 +85,30 @@ is sent. Partial inputs are reduced first.
 """
 
 
+ASSOCIATIVE = frozenset(
+    (
+        np.add,
+        np.multiply,
+        np.maximum,
+        np.minimum,
+        np.fmax,
+        np.fmin,
+        np.logical_and,
+        np.logical_or,
+        np.logical_xor,
+        np.bitwise_and,
+        np.bitwise_or,
+        np.bitwise_xor,
+        np.gcd,
+        np.lcm,
+        np.hypot,
+        np.logaddexp,
+        np.logaddexp2,
+    )
+)
+"""The ufuncs by which results of blocks combine, in floating point but for rounding."""
+
+
 def scan(name: str, what: str, ufunc: np.ufunc, function: Callable[..., Any]) -> Op:
     """Return a scan along an axis; `cumsum` and `cumprod` may also take all items in flat order.
 
@@ -93,31 +121,42 @@ def scan(name: str, what: str, ufunc: np.ufunc, function: Callable[..., Any]) ->
     function : callable
         NumPy's function of this name, or the one that does the same on blocks.
     """
-
-    def local(block: Buffer, axis: int, dtype: Any, out: Buffer | None = None) -> Buffer:
-        block, dtype = convert_to_unit(block, dtype)
-        return function(block, axis, dtype, out)
-
     flat = not name.startswith("cumulative")
     axis = "Default: all items in flat order." if flat else "Default, of arrays of one axis: 0."
     verb = "added up" if ufunc is np.add else "multiplied"
-    op = Op(
-        name,
-        local,
-        _spec,
-        call=functools.partial(_call, flat=flat),
-        dtypes=_dtypes,
-        bind=_bind_reduction,
-        finish=_bind_scan,
-        made=_lengthen,
-        ufunc=ufunc,
-    )
+    op = _row(name, ufunc, function, flat)
     text = _DOCUMENTATION.format(what=what, axis=axis, verb=verb, identity=ufunc.identity)
     op.describe(__doc__=text)
     register(op)
     if not flat:
         methods[ufunc, "accumulate"] = op
     return op
+
+
+def accumulation(ufunc: np.ufunc) -> Op:
+    """Return the row of `ufunc.accumulate`; one that is not associative takes uncut axes only."""
+    return _row(f"{ufunc.__name__}.accumulate", ufunc, ufunc.accumulate, False)
+
+
+def _row(name: str, ufunc: np.ufunc, function: Callable[..., Any], flat: bool) -> Op:
+    is_public = name in vars(np)  # and so among CuPy's functions
+
+    def local(block: Buffer, axis: int, dtype: Any, out: Buffer | None = None) -> Buffer:
+        block, dtype = convert_to_unit(block, dtype)
+        if is_public or _backend.is_numpy(block):
+            return function(block, axis, dtype, out)
+        on_host = function(_backend.to_host(block), axis, dtype)
+        result = _backend.asarray(on_host, _backend.device_of(block))
+        if out is None:
+            return result
+        out[...] = result
+        return out
+
+    hooks: dict[str, Any] = {"spec": _whole_spec, "bind": _bind_whole}
+    if ufunc in ASSOCIATIVE:
+        hooks = {"spec": _spec, "bind": _bind_reduction, "finish": _bind_scan}
+    call = functools.partial(_call, flat=flat)
+    return Op(name, local, call=call, dtypes=_dtypes, made=_lengthen, ufunc=ufunc, **hooks)
 
 
 def _call(
@@ -166,9 +205,22 @@ def _spec(op: Op, call: Call) -> Spec:
     return Spec((letters,), letters, exchanged=(call.static[0],), prefix=op.ufunc)
 
 
+def _whole_spec(op: Op, call: Call) -> Spec:
+    letters = _spec(op, call).inputs[0]
+    check_whole(op, call.layouts[0], call.static[:1])
+    return Spec((letters,), letters)
+
+
+def _bind_whole(step: Step) -> Callable[[Buffer], Buffer]:
+    local, axis, result = step.op.local, step.call.static[0], step.result
+    return lambda block: local(block, axis, result)
+
+
 def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
     """Return the dtype of a block's total, wider than half precision, and of the result."""
     dtype = local_dtype(op, call.dtypes[0], 0, call.static[1])
+    if op.ufunc not in ASSOCIATIVE:
+        return dtype, dtype
     return (np.dtype(np.float32) if dtype.char == "e" else dtype,), dtype
 
 
@@ -232,6 +284,67 @@ cumulative_sum = scan("cumulative_sum", "the sum of all items", np.add, np.cumsu
 cumulative_prod = scan("cumulative_prod", "the product of all items", np.multiply, np.cumprod)
 cumsum = scan("cumsum", "the sum of all items", np.add, np.cumsum)
 cumprod = scan("cumprod", "the product of all items", np.multiply, np.cumprod)
+
+
+_NAN_DOCUMENTATION = """Return the {what} of items up to each along an axis, NaN left out.
+
+Parameters
+----------
+x : array
+axis : int, optional
+    Default: all items in flat order.
+dtype : dtype, optional
+    Of the result; as of `{scan}`.
+out : DistArray, optional
+    Where the result goes, of its shape; a wider dtype of it is computed in.
+
+Returns
+-------
+DistArray
+    Cut as `x` is. Where no item has come yet it is {identity}.
+
+Raises
+------
+AxisError
+    If there is no such axis.
+DTypeError
+    If NumPy has no such function for the dtype.
+
+Notes
+-----
+Distribution: along a cut axis each block sends one item a line, to all at once, and nothing else
+is sent. Partial inputs are reduced first. Of items that may be NaN a copy is made.
+
+Examples
+--------
+>>> x = da.asarray(np.array([1.0, np.nan, 3.0]))
+>>> da.{name}(x).tolist()
+{example}
+"""
+
+
+def _beside_nan(name: str, what: str, scanned: Op, example: list[float]) -> Callable[..., Any]:
+    assert scanned.ufunc is not None  # as of all scans
+    identity = scanned.ufunc.identity
+
+    def function(x: Any, /, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
+        if not isinstance(x, BaseArray):
+            check_out(name, x, out)
+            return getattr(np, name)(x, axis, dtype)
+        if x.dtype.kind in "fc":
+            x = run_row(_replaced, (x,), item=identity)
+        return scanned(x, axis, dtype, out)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = _NAN_DOCUMENTATION.format(
+        name=name, what=what, scan=scanned.name, identity=identity, example=example
+    )
+    return register(function)
+
+
+_replaced = elementwise("replace_nan", replace_nan, 1, kinds="fc")
+nancumsum = _beside_nan("nancumsum", "sum", cumsum, [1.0, 1.0, 4.0])
+nancumprod = _beside_nan("nancumprod", "product", cumprod, [1.0, 1.0, 3.0])
 
 
 @register
