@@ -459,8 +459,8 @@ MUTANTS = (
     Mutant(
         "a product beside NaN leaves none out",
         "ops/statistical/_reductions.py",
-        'if block.dtype.kind in "fc":\n            nothing',
-        'if block.dtype.kind in "":\n            nothing',
+        'if block.dtype.kind in "fc":\n            block = replace_nan',
+        'if block.dtype.kind in "":\n            block = replace_nan',
         ("ops/test_every_row.py::test_row_that_computes_with_items",),
     ),
     Mutant(
@@ -540,6 +540,45 @@ MUTANTS = (
         "leads = all(mesh.coordinate[m] == 0 for m in source.sharding_axes(axis))",
         "leads = True",
         ("ops/statistical/test_scans.py::test_scan_agrees_with_numpy_on_random_layouts",),
+    ),
+    Mutant(
+        "results of blocks combine along a cut axis whatever the ufunc",
+        "core/families/_reductions.py",
+        "cut = [axis for axis in axes if layout.partition(axis).count > 1]",
+        "cut = []",
+        (
+            "ops/statistical/test_ufunc_methods.py::test_other_ufunc_works_along_whole_axes_and_refuses_cut_ones",
+        ),
+    ),
+    Mutant(
+        "a slice that goes on over several blocks takes pieces of the next alone",
+        "ops/statistical/_ufunc_methods.py",
+        "if high <= box[axis][0] < end",
+        "if high == box[axis][0] < end",
+        ("ops/statistical/test_ufunc_methods.py::test_slices_are_reduced_as_in_numpy",),
+    ),
+    Mutant(
+        "a slice that ends with its block takes a piece of the next",
+        "ops/statistical/_ufunc_methods.py",
+        "if high <= box[axis][0] < end",
+        "if high <= box[axis][0] <= end",
+        ("ops/statistical/test_ufunc_methods.py::test_slices_are_reduced_as_in_numpy",),
+    ),
+    Mutant(
+        "a variance beside NaN leaves out how far the means of blocks lie apart",
+        "ops/statistical/_moments.py",
+        "return m + n, mean + delta * share, square + more + between",
+        "return m + n, mean + delta * share, square + more",
+        ("ops/statistical/test_beside_nan.py::test_variance_beside_nan_agrees_with_numpy",),
+    ),
+    Mutant(
+        "only the rank of a slice that is all NaN raises",
+        "ops/_searching.py",
+        "call_on_all(step.output.mesh, step.op.name, check)",
+        "check()",
+        (
+            "ops/statistical/test_beside_nan.py::test_a_slice_of_one_rank_that_is_all_nan_raises_on_all",
+        ),
     ),
     Mutant(
         "an empty block takes part in a reduction without an identity",

@@ -3,6 +3,7 @@
 What is imported under its own name is for those floors alone.
 """
 
+from distarray.ops._correlation import average, corrcoef, cov
 from distarray.ops._extraction import compress, extract, place, putmask, trim_zeros
 from distarray.ops._inspection import (
     allclose,
@@ -22,7 +23,7 @@ from distarray.ops._inspection import (
     shares_memory,
     size,
 )
-from distarray.ops._searching import argmax, argmin, where
+from distarray.ops._searching import argmax, argmin, nanargmax, nanargmin, where
 from distarray.ops.creation._asarray import array, asarray, from_dlpack
 from distarray.ops.creation._filled import build as build
 from distarray.ops.creation._filled import (
@@ -215,7 +216,10 @@ from distarray.ops.sorting._sort import (
 )
 from distarray.ops.sorting._sort import partition_in_place as partition_in_place
 from distarray.ops.sorting._sort import sort_in_place as sort_in_place
-from distarray.ops.statistical._moments import mean, nanmean, ptp, std, var
+from distarray.ops.statistical import _ufunc_methods as _ufunc_methods
+from distarray.ops.statistical._differences import ediff1d, trapezoid, unwrap
+from distarray.ops.statistical._interpolation import interp
+from distarray.ops.statistical._moments import mean, nanmean, nanstd, nanvar, ptp, std, var
 from distarray.ops.statistical._reductions import (
     all,
     amax,
@@ -231,7 +235,15 @@ from distarray.ops.statistical._reductions import (
     prod,
     sum,
 )
-from distarray.ops.statistical._scans import cumprod, cumsum, cumulative_prod, cumulative_sum, diff
+from distarray.ops.statistical._scans import (
+    cumprod,
+    cumsum,
+    cumulative_prod,
+    cumulative_sum,
+    diff,
+    nancumprod,
+    nancumsum,
+)
 
 __all__ = [
     "abs",
@@ -269,6 +281,7 @@ __all__ = [
     "atan",
     "atan2",
     "atanh",
+    "average",
     "bitwise_and",
     "bitwise_count",
     "bitwise_invert",
@@ -293,9 +306,11 @@ __all__ = [
     "copy",
     "copysign",
     "copyto",
+    "corrcoef",
     "cos",
     "cosh",
     "count_nonzero",
+    "cov",
     "cross",
     "cumprod",
     "cumsum",
@@ -308,6 +323,7 @@ __all__ = [
     "divide",
     "divmod",
     "dot",
+    "ediff1d",
     "einsum",
     "einsum_path",
     "empty",
@@ -342,6 +358,7 @@ __all__ = [
     "i0",
     "imag",
     "inner",
+    "interp",
     "invert",
     "isclose",
     "iscomplex",
@@ -388,11 +405,17 @@ __all__ = [
     "moveaxis",
     "multiply",
     "nan_to_num",
+    "nanargmax",
+    "nanargmin",
+    "nancumprod",
+    "nancumsum",
     "nanmax",
     "nanmean",
     "nanmin",
     "nanprod",
+    "nanstd",
     "nansum",
+    "nanvar",
     "ndim",
     "negative",
     "nextafter",
@@ -449,12 +472,14 @@ __all__ = [
     "topk",
     "trace",
     "transpose",
+    "trapezoid",
     "tril",
     "trim_zeros",
     "triu",
     "true_divide",
     "trunc",
     "unstack",
+    "unwrap",
     "var",
     "vdot",
     "vecdot",

@@ -17,6 +17,7 @@ from distarray.core import (
     States,
     Step,
     as_block,
+    call_on_all,
     check_fits,
     check_flag,
     check_out,
@@ -30,6 +31,7 @@ from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.layout import normalize_axes, normalize_axis
 from distarray.ops.elementwise import _rounding as rounding
 from distarray.ops.indexing._places import nonzero
+from distarray.ops.statistical._reductions import replace_nan
 from distarray.typing import Buffer
 
 _INDEX = np.dtype(np.int64)
@@ -108,6 +110,58 @@ def _extreme(name: str, place: Callable[..., Any], extreme: Callable[..., Any]) 
     )
 
 
+def _first_beside_nan(step: Step) -> Callable[[Buffer], State]:
+    """Return the function that leaves out NaN, and tells besides where there is nothing else."""
+    axes = normalize_axes(step.call.static[0], step.sources[0].ndim)
+    first, bound = _first(step), -np.inf if step.op is _nan_largest else np.inf
+
+    def state(block: Buffer) -> State:
+        is_missing = np.isnan(block).all(axis=axes, keepdims=True)
+        return (*first(replace_nan(block, bound)), is_missing)
+
+    return state
+
+
+def _first_of_all_beside_nan(extreme: Callable[..., Any]) -> Callable[[Step], Callable[..., Any]]:
+    """Return the second step, which raises on every rank where a line is all NaN on one."""
+
+    def finish(step: Step) -> Callable[..., Any]:
+        index = _first_of_all(extreme)(step)
+
+        def found(states: States, block: Buffer) -> Any:
+            def check() -> None:
+                is_missing = [missing for (_, _, missing), _ in states]
+                if np.logical_and.reduce(is_missing).any():
+                    raise ArgumentError(
+                        f"{step.op.name}: All-NaN slice encountered; there is no item to find"
+                    )
+
+            call_on_all(step.output.mesh, step.op.name, check)
+            return index([(state[:2], box) for state, box in states], block)
+
+        return found
+
+    return finish
+
+
+def _extreme_beside_nan(name: str, place: Callable[..., Any], extreme: Callable[..., Any]) -> Op:
+    def dtypes(op: Op, call: Call) -> tuple[Any, Any]:
+        states, result = _place_dtypes(op, call)
+        return (*states, np.dtype(np.bool_)), result
+
+    return Op(
+        name,
+        place,
+        _place_spec,
+        dtypes=dtypes,
+        bind=_first_beside_nan,
+        finish=_first_of_all_beside_nan(extreme),
+        kinds="fc",
+    )
+
+
+_nan_smallest = _extreme_beside_nan("nanargmin", np.argmin, np.min)
+_nan_largest = _extreme_beside_nan("nanargmax", np.argmax, np.max)
 _first_smallest = _extreme("argmin", np.argmin, np.min)
 _first_largest = _extreme("argmax", np.argmax, np.max)
 
@@ -143,6 +197,62 @@ def argmin(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: bool = Fal
 
 
 argmin.__doc__ = (argmax.__doc__ or "").replace("largest", "smallest")
+
+
+@register
+def nanargmax(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: bool = False) -> Any:
+    """Return the global index of the largest item that is not NaN.
+
+    Parameters
+    ----------
+    x : array
+    axis : int, optional
+        Default: the index into the flattened array (in C order).
+    out : DistArray, optional
+        Of signed integers, and of the result's shape.
+    keepdims : bool
+
+    Returns
+    -------
+    DistArray
+        int64. Of equal items the first in global C order, whatever the layout. As in NumPy, an
+        infinity that is no better than nothing may give way to a NaN before it.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no item, or all of a slice are NaN, on every rank alike.
+
+    Notes
+    -----
+    Distribution: one value and one index per block are exchanged at once; then all ranks of the
+    mesh tell each other whether a slice was all NaN.
+
+    Examples
+    --------
+    >>> int(da.nanargmax(da.asarray(np.array([1.0, np.nan, 3.0]))))
+    2
+    """
+    return _place_beside_nan(_nan_largest, _first_largest, x, axis, out, keepdims)
+
+
+@register
+def nanargmin(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: bool = False) -> Any:
+    return _place_beside_nan(_nan_smallest, _first_smallest, x, axis, out, keepdims)
+
+
+nanargmin.__doc__ = (nanargmax.__doc__ or "").replace("largest", "smallest")
+nanargmin.__doc__ = nanargmin.__doc__.replace("nanargmax", "nanargmin").replace(
+    "    2\n", "    0\n"
+)
+
+
+def _place_beside_nan(op: Op, plain: Op, x: Any, axis: Any, out: Any, keepdims: bool) -> Any:
+    check_out(op.name, x, out)
+    keepdims = check_flag(op.name, "keepdims", keepdims)
+    if not isinstance(x, BaseArray):
+        return getattr(np, op.name)(x, axis, keepdims=keepdims)
+    return _place(op if x.dtype.kind in "fc" else plain, x, axis, out, keepdims)
 
 
 def _place(op: Op, x: Any, axis: Any, out: Any, keepdims: bool) -> Any:

@@ -66,6 +66,18 @@ def _of_one_axis(f: Any, x: Any, i: int) -> Any:
     return f(x, axis=axis, keepdims=bool(i // 2 % 2))
 
 
+def _averaged(f: Any, x: Any, i: int) -> Any:
+    if not x.size:
+        return f(x)
+    axis = None if i % 3 == 0 or not x.ndim else _axis(x, i)
+    weights = (None, abs(x) + 1, np.arange(1.0, x.shape[axis] + 1))[i % 3] if x.ndim else None
+    return f(x, axis=axis, weights=weights, returned=bool(i % 2), keepdims=i > 5)
+
+
+def _as_rows(x: Any) -> Any:
+    return x.reshape(x.shape[0], -1) if x.ndim > 2 and x.size else x
+
+
 def _like(f: Any, x: Any, _: int) -> Any:
     return f(x, dtype=np.int32) * 0
 
@@ -109,6 +121,8 @@ CHOICES: dict[str, Use] = {
     "argpartition": _places_in_order,
     "argsort": _sorted,
     "argwhere": lambda f, x, _: f(x),
+    "nanargmax": _of_one_axis,
+    "nanargmin": _of_one_axis,
     "count_nonzero": _over,
     "diagonal": lambda f, x, i: f(x, i - 3),
     "max": _over,
@@ -164,18 +178,31 @@ CHOICES: dict[str, Use] = {
 """Functions that move or choose items: exact whatever these are."""
 
 COMPUTED: dict[str, Use] = {
+    "average": _averaged,
+    "corrcoef": lambda f, x, i: f(_as_rows(x), rowvar=bool(i % 2)),
+    "cov": lambda f, x, i: f(_as_rows(x), rowvar=bool(i % 2), ddof=i % 3),
     "cumprod": lambda f, x, i: f(x) if i % 2 else _along(f, x, i),
     "cumsum": lambda f, x, i: f(x) if i % 2 else _along(f, x, i),
     "cumulative_prod": lambda f, x, i: f(x, axis=_axis(x, i), include_initial=i % 2),
     "cumulative_sum": lambda f, x, i: f(x, axis=_axis(x, i), include_initial=i % 2),
+    "ediff1d": lambda f, x, i: f(x, *((None, None), (1, None), (None, (2, 3)), (x, 1))[i % 4]),
+    "interp": lambda f, x, i: f(
+        x, (-3, 0, 2), (0.5, -i, 1j if i % 4 > 1 else 2), right=None if i % 2 else 9
+    ),
     "mean": _over,
+    "nancumprod": lambda f, x, i: f(x) if i % 2 else _along(f, x, i),
+    "nancumsum": lambda f, x, i: f(x) if i % 2 else _along(f, x, i),
     "nanmean": _over,
     "nanprod": _over,
+    "nanstd": _over,
     "nansum": _over,
+    "nanvar": _over,
     "prod": _over,
     "ptp": _over,
     "std": _over,
     "sum": _over,
+    "trapezoid": lambda f, x, i: f(x, axis=_axis(x, i), dx=1 + i % 2),
+    "unwrap": lambda f, x, i: f(x, axis=_axis(x, i), period=i % 3 + 3),
     "var": _over,
     "diff": lambda f, x, i: f(x, n=i % 3, axis=_axis(x, i)),
     "allclose": lambda f, x, i: f(x, x + i % 2),
@@ -212,12 +239,13 @@ COMPUTED: dict[str, Use] = {
 """Functions that compute with items: small integers, with which all are exact but moments. Where
 they are named after NaN some items are NaN."""
 
-SCANS = [name for name in COMPUTED if name.startswith("cum")]
+SCANS = [name for name in COMPUTED if name.startswith(("cum", "nancum"))]
 LEAST_AXES = dict.fromkeys((*SCANS, "cross", "diff", "repeat", "size", "vecdot"), 1)
 SORTS = ("argpartition", "argsort", "lexsort", "partition", "sort", "sort_complex")
 LEAST_AXES |= dict.fromkeys(SORTS, 1)
 LEAST_AXES |= {"compress": 1, "nonzero": 1}
 LEAST_AXES |= {"tril": 2, "triu": 2}
+LEAST_AXES |= dict.fromkeys(("trapezoid", "unwrap"), 1)
 """Where NumPy takes arrays of fewer axes, as if these had one more, and we refuse them."""
 
 
@@ -396,6 +424,8 @@ def test_row_that_moves_or_chooses_items(name: str, data: st.DataObject, i: int)
     numbers_only = {
         "argmax",
         "argmin",
+        "nanargmax",
+        "nanargmin",
         "clip",
         "can_cast",
         "result_type",
@@ -426,9 +456,10 @@ def test_row_that_computes_with_items(name: str, data: st.DataObject, i: int) ->
         x.values[data.draw(arrays(np.bool_, x.values.shape))] = np.nan
     theirs = NUMPYS.get(name) or getattr(np, name)
     use = COMPUTED[name]
-    moments = {"mean", "nanmean", "var", "std", "angle"}
+    squares = {"corrcoef", "cov", "nanstd", "nanvar", "std", "var"}
+    moments = {"angle", "average", "mean", "nanmean", *squares}
     close = "fc" if name in moments or x.op == "avg" else ""
-    factor = 64 if name in ("var", "std") else 8
+    factor = 64 if name in squares else 8
     run = lambda function: lambda x: use(function, x, i)  # noqa: E731
     compare(run(public[name]), run(theirs), x, close=close, factor=factor)
 

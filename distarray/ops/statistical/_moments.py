@@ -371,6 +371,70 @@ _variance = Op(
 )
 
 
+# --- the variance of what is not NaN: counts travel with the moments ------------------------------
+
+
+def _counted_dtypes(op: Op, call: Call) -> tuple[Any, Any]:
+    states, result = _variance_dtypes(op, call)
+    return (np.dtype(np.intp), *states), result
+
+
+def _counted_deviations(step: Step) -> Callable[[Buffer], State]:
+    """Return the function that gives count, mean and squared deviations of what is not NaN."""
+    axes = normalize_axes(step.call.static[0], step.sources[0].ndim)
+    _, dtype, squares = step.total
+    add = reductions.by(np.add)
+
+    def state(block: Buffer) -> State:
+        missing = np.isnan(block)
+        count = reductions.nonzero(~missing, axes, None, True)
+        filled = reductions.replace_nan(block, 0)
+        mean = add(filled, axes, dtype, True) / np.maximum(count, 1).astype(squares)
+        library = _backend.namespace_of(block)
+        deviation = library.where(missing, 0, filled.astype(dtype, copy=False) - mean)
+        square = deviation.real * deviation.real
+        if dtype.kind == "c":
+            square = square + deviation.imag * deviation.imag
+        return count, mean, add(as_block(square), axes, squares, True)
+
+    return state
+
+
+def _variance_beside_nan(step: Step) -> Callable[..., Any]:
+    _, correction, _ = step.call.static
+    shape, result, squares = step.output.local_shape(), step.result, step.total[2]
+
+    def merge_counted(a: Any, b: Any) -> Any:
+        """Merge as `merge` does; the mean of no items is 0."""
+        (m, mean, square), (n, other, more) = a, b
+        delta = other - mean
+        share = (n / np.maximum(m + n, 1)).astype(squares)
+        between = (delta.real * delta.real + delta.imag * delta.imag) * (m * share).astype(squares)
+        return m + n, mean + delta * share, square + more + between
+
+    def variance(states: States, _: Buffer) -> Any:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            count, _, square = functools.reduce(merge_counted, [state for state, _ in states])
+            divisor = count - float(correction)
+            if (divisor <= 0).any():
+                warn("Degrees of freedom <= 0 for slice.", RuntimeWarning)
+            divisor = np.where(divisor > 0, divisor, np.nan).astype(squares)
+            return (square / divisor).reshape(shape).astype(result, copy=False)
+
+    return variance
+
+
+_nan_variance = Op(
+    "nanvar",
+    np.nanvar,
+    _state_spec,
+    dtypes=_counted_dtypes,
+    bind=_counted_deviations,
+    finish=_variance_beside_nan,
+    kinds="fc",
+)
+
+
 @register
 def var(
     x: Any,
@@ -438,12 +502,14 @@ def _compute_variance(
         ddof = correction
     if not isinstance(ddof, Real):
         raise ArgumentTypeError(f"correction={ddof!r}: must be a number, 1 for the sample variance")
+    beside_nan = name.startswith("nan")
     if not isinstance(x, BaseArray):
+        function: Any = np.nanvar if beside_nan else np.var
         if _backend.is_cupy(x) and where is True and centre is ABSENT:
-            return np.var(x, axis, dtype, ddof=ddof, keepdims=keepdims)
+            return function(x, axis, dtype, ddof=ddof, keepdims=keepdims)
         given = {} if centre is ABSENT else {"mean": centre}
         block = np.asarray(x)
-        return np.var(block, axis, dtype, ddof=ddof, keepdims=keepdims, where=where, **given)
+        return function(block, axis, dtype, ddof=ddof, keepdims=keepdims, where=where, **given)
     axis = axis_key(axis, x.ndim)
     if centre is None:
         centre = ABSENT
@@ -468,24 +534,36 @@ def _compute_variance(
         have = np.dtype(np.float64) if x.dtype.kind in "biu" else x.dtype
         work = np.result_type(have, np.empty(0, least).real.dtype)
         x = x if work == have else astype(x, work)
+    beside_nan = beside_nan and x.dtype.kind in "fc"
+    if beside_nan and where is not True:
+        x, where = _leave_out(x, normalize_mask(name, x, where)), True
+    if beside_nan and centre is not ABSENT:
+        where = logic.logical_not(logic.isnan(x))
+    row = _nan_variance if beside_nan and centre is ABSENT else _variance
     static = (axis, ddof, keepdims)
     if out is not None and out.dtype.kind == "c":
         wanted = out.dtype
     if out is not None:
-        step = step_for(_variance, (x,), static)
+        step = step_for(row, (x,), static)
         check_fits(name, out, step.output.shape, step.result if wanted is None else wanted)
     if where is True and centre is ABSENT:
-        result = run_one(_variance, x, static)
+        result = run_one(row, x, static)
     else:
-        result = _variance_around(centre, x, axis, ddof, keepdims, where)
+        of_none = np.nan if beside_nan else 0
+        result = _variance_around(centre, x, axis, ddof, keepdims, where, of_none)
     if wanted is None:
         return result
     result = astype(result, wanted, copy=False)
     return arithmetic.divide(result, 1) if wanted.kind == "c" else result  # nan is nan + nan j
 
 
-def _variance_around(centre: Any, x: Any, axis: Any, ddof: float, keepdims: bool, mask: Any) -> Any:
-    """Return the variance under a mask, or around another centre than the mean."""
+def _variance_around(
+    centre: Any, x: Any, axis: Any, ddof: float, keepdims: bool, mask: Any, of_none: float
+) -> Any:
+    """Return the variance under a mask, or around another centre than the mean.
+
+    `of_none` is the divisor where that would not be positive.
+    """
     count = _count_selected(x, axis, keepdims, mask)
     if centre is ABSENT:
         centre = mean(x, axis=axis, keepdims=True, where=mask)
@@ -498,7 +576,7 @@ def _variance_around(centre: Any, x: Any, axis: Any, ddof: float, keepdims: bool
         where=mask,
     )
     divisor = arithmetic.subtract(count, ddof)
-    result = arithmetic.divide(total, where(logic.greater(divisor, 0), divisor, 0))
+    result = arithmetic.divide(total, where(logic.greater(divisor, 0), divisor, of_none))
     return astype(result, deviation.dtype if x.dtype.kind in "fc" else np.float64, copy=False)
 
 
@@ -518,13 +596,108 @@ def std(
 ) -> Any:
     check_out("std", x, out)
     result = _compute_variance("std", x, axis, dtype, out, ddof, keepdims, where, mean, correction)
-    if not isinstance(result, BaseArray):
-        return np.sqrt(result)
-    root = result._new(as_block(np.sqrt(result._local)), result._layout)
-    return write_out("std", out, root)
+    return write_out("std", out, _root(result))
+
+
+def _root(variance: Any) -> Any:
+    if not isinstance(variance, BaseArray):
+        return np.sqrt(variance)
+    return variance._new(as_block(np.sqrt(variance._local)), variance._layout)
 
 
 std.__doc__ = (var.__doc__ or "").replace("the variance over", "the standard deviation over")
+
+
+@register
+def nanvar(
+    x: Any,
+    /,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    ddof: float = 0,
+    keepdims: bool = False,
+    *,
+    where: Any = True,
+    mean: Any = ABSENT,
+    correction: Any = ABSENT,
+) -> Any:
+    """Return the variance over axes of the items that are not NaN.
+
+    Parameters
+    ----------
+    x : array
+    axis : int or tuple of int, optional
+        Default: all axes.
+    dtype : dtype, optional
+        Of the result, floating point or complex; integers give float64. What is computed is never
+        narrower than the items.
+    out : DistArray, optional
+        Where the result goes; a wider dtype of it is computed in.
+    ddof, correction : float
+        The divisor is the count of items that are not NaN less this; the two names mean the same.
+    keepdims : bool
+    where : array of bool, optional
+        Items that count.
+    mean : array, optional
+        What deviations are taken from, of a shape that broadcasts to `x`; default: the mean.
+
+    Returns
+    -------
+    DistArray
+        Of the remaining axes; NaN, with a warning, where the divisor is not positive.
+
+    Raises
+    ------
+    AxisError
+        If an axis is out of range or named twice.
+    DTypeError
+        If items are no numbers, or `dtype` is not floating point.
+    ShapeError
+        If `out`, `where` or `mean` does not fit.
+
+    Notes
+    -----
+    Distribution: count, mean and squared deviations of all blocks along a cut reduced axis are
+    exchanged at once and merged in rank order (Chan, Golub, LeVeque 1979); the result is replicated
+    there. Partial inputs are reduced first. Each block takes memory for three copies of itself.
+
+    Examples
+    --------
+    >>> x = da.asarray(np.array([1.0, np.nan, 3.0]))
+    >>> float(da.nanvar(x))
+    1.0
+    """
+    check_out("nanvar", x, out)
+    result = _compute_variance(
+        "nanvar", x, axis, dtype, out, ddof, keepdims, where, mean, correction
+    )
+    return write_out("nanvar", out, result)
+
+
+@register
+def nanstd(
+    x: Any,
+    /,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    ddof: float = 0,
+    keepdims: bool = False,
+    *,
+    where: Any = True,
+    mean: Any = ABSENT,
+    correction: Any = ABSENT,
+) -> Any:
+    check_out("nanstd", x, out)
+    result = _compute_variance(
+        "nanstd", x, axis, dtype, out, ddof, keepdims, where, mean, correction
+    )
+    return write_out("nanstd", out, _root(result))
+
+
+nanstd.__doc__ = (nanvar.__doc__ or "").replace("the variance over", "the standard deviation over")
+nanstd.__doc__ = nanstd.__doc__.replace("nanvar", "nanstd")
 
 
 @register
