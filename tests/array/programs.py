@@ -139,6 +139,8 @@ def _compare(statement: Statement, found: Any, expected: np.ndarray) -> None:
             return
         found = found.full_array()
     found = np.asarray(found)
+    if found.dtype.kind in "US" and not found.ndim:
+        expected = expected.astype(found.dtype)  # a scalar of NumPy's is as long as its text
     same = found.shape == expected.shape and found.dtype == expected.dtype
     if same and statement.name in SUMMED and found.dtype.kind in "fc":
         eps = np.finfo(found.dtype).eps
@@ -193,8 +195,7 @@ def _call(xp: Any, statement: Statement, operands: list[Any], mesh: tuple[int, .
         case "rebalance":
             return x if xp is np else x.rebalance()
         case "getitem":
-            found = x[_key(static[0], operands[1:])]
-            return np.asarray(found, x.dtype) if xp is np else found  # of one text, not its length
+            return x[_key(static[0], operands[1:])]
         case "setitem":
             of_key = operands[1:] if static[1] is not None else operands[2:]
             x[_key(static[0], of_key)] = operands[1] if static[1] is None else static[1]
