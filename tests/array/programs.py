@@ -108,9 +108,14 @@ def run(program: Program, refused: Counter[str] | None = None) -> None:
                 return  # refused: what follows has no operand
             continue
         if isinstance(expected, Exception):
-            if statement.name == "setitem" and values[statement.operands[min(1, len(statement.operands) - 1)]].size == 1:
+            if (
+                statement.name == "setitem"
+                and values[statement.operands[min(1, len(statement.operands) - 1)]].size == 1
+            ):
                 return  # NumPy refuses an array of one item for one place
-            raise Difference(f"{_line(statement)}: NumPy raises {expected!r}, and we give {found!r}")
+            raise Difference(
+                f"{_line(statement)}: NumPy raises {expected!r}, and we give {found!r}"
+            )
         if isinstance(expected, list):
             if len(found) != len(expected):
                 raise Difference(f"{_line(statement)}: {len(found)} results for {len(expected)}")
@@ -128,7 +133,9 @@ def _compare_errors(
     if isinstance(expected, Exception):
         return
     if not isinstance(found, da.errors.DistArrayError):
-        raise Difference(f"{_line(statement)}: {found!r}, where NumPy gives {expected!r}") from found
+        raise Difference(
+            f"{_line(statement)}: {found!r}, where NumPy gives {expected!r}"
+        ) from found
     if refused is not None:
         refused[f"{statement.name}: {str(found)[:120]}"] += 1
 
@@ -191,7 +198,11 @@ def _call(xp: Any, statement: Statement, operands: list[Any], mesh: tuple[int, .
     match name:
         case "array":
             value, placements, order, boundaries = static
-            return value.copy() if xp is np else _distributed(value, mesh, placements, order, boundaries)
+            return (
+                value.copy()
+                if xp is np
+                else _distributed(value, mesh, placements, order, boundaries)
+            )
         case "redistribute":
             return x if xp is np else x.redistribute(_placements(static[0]))
         case "rebalance":
@@ -253,7 +264,11 @@ def _placements(given: tuple[Any, ...]) -> list[Any]:
 def _distributed(value: Any, mesh: tuple[int, ...], placements: Any, order: Any, own: Any) -> Any:
     ranks = np.arange(int(np.prod(mesh))).reshape(mesh)
     layout = da.Layout(
-        da.DeviceMesh(ranks), _placements(placements), value.shape, shard_order=order, boundaries=own
+        da.DeviceMesh(ranks),
+        _placements(placements),
+        value.shape,
+        shard_order=order,
+        boundaries=own,
     )
     if layout.mesh.coordinate is None:
         return da.distribute_array(value, layout.mesh, layout.placements, src=None)
@@ -262,7 +277,9 @@ def _distributed(value: Any, mesh: tuple[int, ...], placements: Any, order: Any,
     return made._new(np.array(block, value.dtype), layout)
 
 
-def _array(rng: Any, mesh: tuple[int, ...], shape: Any = None, dtype: Any = None) -> tuple[Any, ...]:
+def _array(
+    rng: Any, mesh: tuple[int, ...], shape: Any = None, dtype: Any = None
+) -> tuple[Any, ...]:
     """Return the static part of a statement that makes an array."""
     if shape is None:
         shape = tuple(int(n) for n in rng.choice(LENGTHS, size=rng.choice((0, 1, 1, 1, 2, 2, 3))))
@@ -277,7 +294,9 @@ def _array(rng: Any, mesh: tuple[int, ...], shape: Any = None, dtype: Any = None
     placements, order = _draw_placements(rng, mesh, len(shape))
     own = {}
     for axis in range(len(shape)):
-        blocks = int(np.prod([n for n, p in zip(mesh, placements, strict=True) if p == axis], dtype=int))
+        blocks = int(
+            np.prod([n for n, p in zip(mesh, placements, strict=True) if p == axis], dtype=int)
+        )
         if axis in placements and rng.integers(2):
             cuts = sorted(int(c) for c in rng.integers(0, shape[axis] + 1, size=blocks - 1))
             own[axis] = (0, *cuts, shape[axis])
@@ -372,12 +391,16 @@ def _draw_key(rng: Any, x: np.ndarray, arrays: Any, values: Any) -> tuple[Any, t
                 else:
                     entries.append([int(i) for i in rng.integers(-size, size, size=3)])
             case 5 if rng.integers(3) == 0:
-                entries.append(Ellipsis if Ellipsis not in [e for e in entries if e is Ellipsis] else None)
+                entries.append(
+                    Ellipsis if Ellipsis not in [e for e in entries if e is Ellipsis] else None
+                )
                 continue
             case _:
                 start, stop = (int(n) for n in rng.integers(-size - 1, size + 2, size=2))
                 step = (None, 1, 2, -1, -2)[rng.integers(5)]
-                entries.append(slice(start, stop, step) if rng.integers(2) else slice(None, None, step))
+                entries.append(
+                    slice(start, stop, step) if rng.integers(2) else slice(None, None, step)
+                )
         axis += 1
     key = tuple(entries)
     return (key[0] if len(key) == 1 and rng.integers(2) else key), tuple(used)
@@ -463,7 +486,12 @@ def _tuples(rng: Any, x: int, *_: Any) -> Any:
 
 @_drawn("diff", weight=2)
 def _differences(rng: Any, x: int, arrays: Any, values: Any, mesh: Any) -> Any:
-    return None, (x,), (), (("axis", _axis(rng, values[x], none=False)), ("n", int(rng.integers(3))))
+    return (
+        None,
+        (x,),
+        (),
+        (("axis", _axis(rng, values[x], none=False)), ("n", int(rng.integers(3)))),
+    )
 
 
 @_drawn("flip", "roll", weight=2)
@@ -474,7 +502,9 @@ def _turned(rng: Any, x: int, arrays: Any, values: Any, mesh: Any) -> Any:
 @_drawn("reshape", weight=2)
 def _reshaped(rng: Any, x: int, arrays: Any, values: Any, mesh: Any) -> Any:
     size = values[x].size
-    shapes = [(size,), (1, size), (size, 1)] + [(d, size // d) for d in (2, 3, 4) if size and size % d == 0]
+    shapes = [(size,), (1, size), (size, 1)] + [
+        (d, size // d) for d in (2, 3, 4) if size and size % d == 0
+    ]
     return None, (x,), (shapes[rng.integers(len(shapes))],), ()
 
 
@@ -495,7 +525,9 @@ def _taken(rng: Any, x: int, arrays: Any, values: Any, mesh: Any) -> Any:
 @_drawn("take_along_axis", weight=2)
 def _taken_along(rng: Any, x: int, arrays: Any, values: Any, mesh: Any) -> Any:
     axis = _axis(rng, values[x], none=False)
-    fit = [int(n) for n in arrays if values[n].dtype == np.int64 and values[n].ndim == values[x].ndim]
+    fit = [
+        int(n) for n in arrays if values[n].dtype == np.int64 and values[n].ndim == values[x].ndim
+    ]
     if not fit or not values[x].ndim:
         return None
     return None, (x, fit[rng.integers(len(fit))]), (), (("axis", axis),)
@@ -548,7 +580,11 @@ def _joined(rng: Any, x: int, arrays: Any, values: Any, mesh: Any) -> Any:
 
 @_drawn("bincount", weight=2)
 def _counted(rng: Any, x: int, arrays: Any, values: Any, mesh: Any) -> Any:
-    if values[x].ndim != 1 or values[x].dtype.kind not in "iu" or (values[x].size and values[x].max() > 99):
+    if (
+        values[x].ndim != 1
+        or values[x].dtype.kind not in "iu"
+        or (values[x].size and values[x].max() > 99)
+    ):
         return None
     return None, (x,), (), ()
 
@@ -598,7 +634,9 @@ def _errors_of(programs: list[Program], refused: Counter[str]) -> list[str | Non
             return [f"{type(error).__name__}: {error}"]
         return [message for program in programs for message in _errors_of([program], refused)]
     refused.update(found[0][1])
-    return [next((m for m in ranks if m), None) for ranks in zip(*(f[0] for f in found), strict=True)]
+    return [
+        next((m for m in ranks if m), None) for ranks in zip(*(f[0] for f in found), strict=True)
+    ]
 
 
 def _smaller(program: Program, message: str) -> tuple[Program, str]:
