@@ -77,13 +77,15 @@ from numpy import (
     void,
 )
 
-from distarray import checkpoint, errors, fft, linalg, memory, ops, random, testing
+from distarray import checkpoint, errors, fft, io, linalg, memory, ops, random, testing
 from distarray._missing_names import missing_name_error
 from distarray._namespace_info import __array_namespace_info__, finfo
 from distarray.array import (
     DistArray,
     distribute_array,
+    local_rows,
     map_blocks,
+    print0,
     redistribute,
     visualize,
 )
@@ -95,6 +97,7 @@ from distarray.comm import (
     use_mesh,
 )
 from distarray.core import _replicas, communication, register_rule
+from distarray.io import load, save, store
 from distarray.layout import (
     AbstractMesh,
     Layout,
@@ -169,11 +172,14 @@ __all__ = [
     "intc",
     "integer",
     "intp",
+    "io",
     "isdtype",
     "isscalar",
     "issubdtype",
     "iterable",
     "linalg",
+    "load",
+    "local_rows",
     "long",
     "longdouble",
     "longlong",
@@ -187,14 +193,17 @@ __all__ = [
     "object_",
     "pi",
     "plan",
+    "print0",
     "promote_types",
     "random",
     "redistribute",
     "register_rule",
     "s_",
+    "save",
     "short",
     "signedinteger",
     "single",
+    "store",
     "str_",
     "testing",
     "timedelta64",

@@ -3,7 +3,9 @@
 ``python -m distarray info``, also under mpiexec, tells versions, the MPI library, whether the ranks
 can read each other's memory, which GPUs they have and how values move between these. ``python -m
 distarray plan 8192x8192 4 S0 S1`` prints how an array would move, and ``python -m distarray layout
-10x6 2x2 S0,R`` who would hold it; both without MPI.
+10x6 2x2 S0,R`` who would hold it; both without MPI. ``python -m distarray port script.py`` tells
+which functions of NumPy a script uses, which of them are there, and what they send; the exit status
+is 0 if all are there, 1 if some are not, 2 if the script cannot be read.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any
 import numpy as np
 
 import distarray as da
+from distarray import _port
 from distarray.comm import Communicator, _gpu_info, _memory, world
 from distarray.comm._launcher import node_name
 from distarray.comm.mpi._start import import_mpi
@@ -48,11 +51,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan.add_argument("target", help="the placements to move to")
     plan.add_argument("--dtype", default="float64", help="of the values (default: %(default)s)")
     plan.add_argument("--max-bytes", type=int, help="bound on the scratch memory of a rank")
+    port = commands.add_parser("port", help="what a NumPy script uses, and what becomes of it")
+    port.add_argument("script", help="is parsed, and not run")
     options = parser.parse_args(arguments)
     if options.command == "info":
         info()
         return 0
     try:
+        if options.command == "port":
+            text, is_complete = _port.report(options.script)
+            print(text)
+            return 0 if is_complete else 1
         source = _layout(options.shape, options.mesh, options.placements)
         if options.command == "layout":
             da.visualize(source)

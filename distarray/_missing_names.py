@@ -8,20 +8,7 @@ from typing import Any
 
 import numpy as np
 
-_INSTEAD = {
-    "array2string": "np.array2string(x), which prints a DistArray, or str(x)",
-    "array_repr": "repr(x)",
-    "array_str": "str(x)",
-    "ndarray": "da.DistArray",
-    "asmatrix": "da.asarray, and @ for products",
-    "matrix": "da.asarray, and @ for products",
-    "bmat": "da.block",
-    "fromfile": "da.load, or da.asarray(np.memmap(...)), of which each process reads its block",
-    "memmap": "da.asarray(np.memmap(...)), of which each process reads its block",
-    "ma": "da.where and the functions whose names begin with nan",
-    "lib": "NumPy's own",
-}
-"""Names whose counterpart has another."""
+from distarray.core import INSTEAD
 
 
 def missing_name_error(name: str, names: Sequence[str]) -> AttributeError:
@@ -34,8 +21,8 @@ def missing_name_error(name: str, names: Sequence[str]) -> AttributeError:
 
 
 def _remedy(name: str, near: list[str]) -> str:
-    if name in _INSTEAD:
-        return f"use {_INSTEAD[name]}"
+    if name in INSTEAD:
+        return f"use {INSTEAD[name]}"
     theirs: Any = getattr(np, name)
     if isinstance(theirs, type) or not callable(theirs):
         return f"use NumPy's own, np.{name}"

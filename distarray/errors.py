@@ -105,5 +105,9 @@ class StateDictError(DistArrayError, RuntimeError):
     """A state dict whose names or shapes are not those of the module."""
 
 
-class CheckpointError(DistArrayError, OSError):
+class FileError(DistArrayError, OSError):
+    """A file that is missing, of another format, damaged, or could not be written."""
+
+
+class CheckpointError(FileError):
     """A checkpoint that is missing, damaged, of a newer format, or could not be written."""

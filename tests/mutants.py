@@ -683,6 +683,34 @@ MUTANTS = (
     ),
     # --- checkpoint ------------------------------------------------------------------------------
     Mutant(
+        "a file in Fortran order is read as one in C order",
+        "io/_npy.py",
+        "    if not told.is_fortran:\n",
+        "    if True:\n",
+        ("io/test_npy.py",),
+    ),
+    Mutant(
+        "a file is written under its own name from the start",
+        "checkpoint/_whole_arrays.py",
+        'hidden = os.path.join(directory, f".{name}.tmp-{id}")',
+        "hidden = path",
+        ("io/test_npy.py",),
+    ),
+    Mutant(
+        "ranks write to chunks that other ranks write to as well",
+        "io/_stored.py",
+        "(at + step // 2) // step * step",
+        "at",
+        ("io/test_stored.py",),
+    ),
+    Mutant(
+        "each rank gathers on the one that it names",
+        "array/_convert.py",
+        'token("full_array", position, layout.fingerprint)',
+        'token("full_array", layout.fingerprint)',
+        ("array/test_full_array.py",),
+    ),
+    Mutant(
         "checksums are not compared",
         "checkpoint/storage/_chunks.py",
         "    if told.startswith(found):",

@@ -55,6 +55,7 @@ ALONE = {"bool", "communication", "default_mesh", "init_device_mesh", "map_block
 ALONE |= {"isdtype", "register_rule", "use_mesh", "visualize"}
 ALONE |= {"__array_namespace_info__", "broadcast_shapes", "issubdtype", "isscalar", "iterable"}
 ALONE |= {"may_share_memory", "mintypecode", "shares_memory", "typename"}
+ALONE |= {"load", "local_rows", "print0", "save", "store"}
 """Not functions of arrays."""
 FUNCTIONS = sorted(
     {
@@ -259,8 +260,9 @@ def ends(function: Any) -> list[list[tuple[Any, ...]]]:
 
 
 def without_seed(function: Any, end: Any) -> Any:
-    """Return an end without values that are arbitrary."""
-    return end[:1] if function.__name__.startswith("empty") and end[0] == "result" else end
+    """Return an end without values that are arbitrary, or those of one rank."""
+    free = function.__name__.startswith("empty") or function.__name__ == "full_array"
+    return end[:1] if free and end[0] == "result" else end
 
 
 def named(name: str) -> Any:

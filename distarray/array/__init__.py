@@ -1,15 +1,20 @@
 """The distributed array and its operators, protocols, printing and conversions."""
 
 from distarray.array._array import DistArray, distribute_array, redistribute
-from distarray.array._convert import infer_layout
+from distarray.array._convert import infer_layout, reduced_layout
+from distarray.array._describe import local_rows
 from distarray.array._mapping import map_blocks
+from distarray.array._repr import print0
 from distarray.array._visualize import visualize
 
 __all__ = [
     "DistArray",
     "distribute_array",
     "infer_layout",
+    "local_rows",
     "map_blocks",
+    "print0",
     "redistribute",
+    "reduced_layout",
     "visualize",
 ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from distarray.array import _convert
+from distarray.array import _convert, _describe
+from distarray.array._describe import Text
 from distarray.array._methods import Methods
 from distarray.array._operators import Operators
 from distarray.array._protocols import Protocols
@@ -78,12 +79,66 @@ class DistArray(Operators, Methods, Scalars, Printing, Protocols):
         """Return this process's block itself (not a copy); outside the mesh it has size 0."""
         return self._local
 
-    def full_array(self) -> Buffer:
-        """Return a copy of the global array on every rank of the mesh (collective over the mesh).
+    def full_array(self, dst: int | None = None) -> Any:
+        """Return a copy of the global array, on every rank or on one (collective over the mesh).
 
-        Outside the mesh the result is empty.
+        Parameters
+        ----------
+        dst : int, optional
+            Position in the mesh (row-major) of the process that gets it. None: all of them do.
+
+        Returns
+        -------
+        array or None
+            None where another process gets it. Outside the mesh, without `dst`, the result is
+            empty.
+
+        Raises
+        ------
+        ArgumentError
+            If `dst` is no position in the mesh.
+        MismatchError
+            If the ranks pass different ones.
+
+        Notes
+        -----
+        With `dst` no other process needs memory for more than its block: each item travels once.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> whole = da.arange(4).full_array(dst=0)
+        >>> if whole is not None:  # on one process alone
+        ...     print(whole)
+        [0 1 2 3]
         """
-        return _convert.gather(self)
+        return _convert.gather(self, dst)
+
+    def describe(self) -> Text:
+        """Return who holds what, as text (no communication).
+
+        Returns
+        -------
+        str
+            The same on every process, and shown with its lines at a prompt: shape, dtype and bytes,
+            mesh and placements, how large blocks are, and a line for each of the first 32
+            processes. Whether boundaries follow from values (`Layout.is_counted`) is
+            forgotten where equal ones were given otherwise.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> da.print0(da.zeros((6, 4)).describe())
+        DistArray of shape 6x4, float64, 192 B
+        layout  6x4 [axis0:S(0)]
+        mesh    1 process, on cpu
+        blocks  1, of 6x4, 192 B
+        <BLANKLINE>
+        rank  axis0  axis 0  axis 1  shape  bytes
+        ----  -----  ------  ------  -----  -----
+           0      0  0:6     0:4     6x4    192 B
+        """
+        return _describe.describe(self)
 
     def redistribute(
         self,
@@ -256,7 +311,7 @@ def redistribute(
     --------
     >>> import distarray as da
     >>> da.redistribute(da.ones((4, 6)), [da.Shard(1)]).placements
-    (Shard(1),)
+    (Shard(axis=1),)
     """
     check_distributed("redistribute", x)
     cuts = (shard_order, boundaries)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distarray.comm import _backend, _memory, all_gather_checked, by_answer
+from distarray.comm import _backend, _memory, all_gather_checked, by_answer, token
 from distarray.core import (
     BaseArray,
     _replicas,
@@ -33,9 +33,15 @@ from distarray.errors import (
     LayoutError,
     PlacementError,
 )
-from distarray.layout import Layout, Placement, Shard
+from distarray.layout import Layout, Partial, Placement, Shard
 from distarray.ops import asarray
-from distarray.redistribute import check_dtype, redistribute_async, redistribute_local, scatter_from
+from distarray.redistribute import (
+    check_dtype,
+    gather_to,
+    redistribute_async,
+    redistribute_local,
+    scatter_from,
+)
 from distarray.typing import Box, Buffer, Shape
 
 _AVERAGED_KINDS = "biu"
@@ -276,13 +282,44 @@ def _host_box(source: Any, box: Box) -> np.ndarray:
 # --- out, and to another layout ------------------------------------------------------------------
 
 
-def gather(array: BaseArray) -> Buffer:
-    """Return a copy of the global array; empty outside the mesh."""
+def gather(array: BaseArray, dst: Any = None) -> Any:
+    """Return a copy of the global array; empty outside the mesh.
+
+    With the position of one process in the mesh that has it alone; on the others this is None.
+    """
     block, layout = array._local, array._layout
+    if dst is not None:
+        return _gather_on_one(block, layout, dst)
     if layout.mesh.coordinate is None:
         return block.copy()
     whole = replicated_layout(layout.mesh, layout.shape)
     return unshare(redistribute_local(block, layout, whole), block)
+
+
+def _gather_on_one(block: Buffer, layout: Layout, dst: Any) -> Buffer | None:
+    mesh: Any = layout.mesh
+    position = check_position(dst, mesh, "dst")
+    if mesh.coordinate is None:
+        return None
+    mesh.communicator().agree(
+        token("full_array", position, layout.fingerprint), f"full_array(dst={position})"
+    )
+    reduced = reduced_layout(layout)
+    root = mesh.flat_ranks[position]
+    return gather_to(root, redistribute_local(block, layout, reduced), reduced)
+
+
+def reduced_layout(layout: Layout) -> Layout:
+    """Return the layout with no Partial in which the values of one take least memory.
+
+    Where they are added up they are cut along the longest axis.
+    """
+    if not layout.has_partial or not layout.ndim:
+        return layout.without_partial()
+    axis = layout.shape.index(max(layout.shape))
+    placements = [Shard(axis) if type(p) is Partial else p for p in layout.placements]
+    kept = {a: offsets for a, offsets in (layout.boundaries or {}).items() if a != axis}
+    return layout.replace(placements=placements, boundaries=kept or None)
 
 
 def redistribute(

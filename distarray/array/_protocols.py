@@ -13,6 +13,7 @@ import numpy as np
 from distarray.array import _convert
 from distarray.comm import _backend
 from distarray.core import (
+    INSTEAD,
     BaseArray,
     functions,
     method_of,
@@ -20,6 +21,7 @@ from distarray.core import (
     replicated_layout,
     row_of,
     ufuncs,
+    warn_of_gather,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, ExportError, MeshError
 from distarray.layout import Replicate
@@ -40,7 +42,8 @@ class Protocols(BaseArray):
         """Return the global array on every rank (collective over the mesh).
 
         `np.asarray(x)` is read-only: writing into it would not change `x`. `np.array(x)` and
-        `x.full_array()` are copies to work on.
+        `x.full_array()` are copies to work on. Where the array takes more than a quarter of the
+        free memory, a warning says so, once per line of the program.
 
         Raises
         ------
@@ -64,6 +67,7 @@ class Protocols(BaseArray):
             )
         whole = replicated_layout(layout.mesh, layout.shape)
         permit("np.asarray(x)", layout, whole, self._local.dtype)
+        warn_of_gather("np.asarray(x)", layout, self._local.dtype)
         full = _backend.to_host(_convert.gather(self))
         if copy is None:  # where NumPy's asarray(x) gives x itself, or converts it
             full.flags.writeable = False
@@ -115,10 +119,15 @@ class Protocols(BaseArray):
             kwargs, args = {"mesh": self._layout.mesh, **kwargs}, args[:count]
         if ours is None:
             module = getattr(func, "__module__", "numpy")
+            remedy = (
+                "call it on x.full_array(), which gathers on every rank, on blocks with "
+                "da.map_blocks or x.to_local(), or look for a function of the distarray namespace"
+            )
+            if func.__name__ in INSTEAD:
+                remedy = f"use {INSTEAD[func.__name__]}"
             raise ArgumentTypeError(
                 f"{module}.{func.__name__} has no distributed form, and distarray does not gather "
-                "silently; call it on x.full_array(), which gathers on every rank, on blocks with "
-                "da.map_blocks or x.to_local(), or look for a function of the distarray namespace"
+                f"silently; {remedy}"
             )
         if not all(_is_known(t) for t in types):
             return NotImplemented
@@ -182,6 +191,7 @@ class Protocols(BaseArray):
                     raise ExportError(f"x.__dlpack__(copy=False): {error}") from None
         whole = replicated_layout(layout.mesh, layout.shape)
         permit("x.__dlpack__()", layout, whole, self._local.dtype)
+        warn_of_gather("x.__dlpack__()", layout, self._local.dtype)
         try:
             return _convert.gather(self).__dlpack__(**options)
         except BufferError as error:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from distarray.array import _convert
-from distarray.comm import _backend
+from distarray.array import _convert, _describe
+from distarray.comm import _backend, world
 from distarray.core import BaseArray
 from distarray.typing import Buffer
 
@@ -63,7 +63,11 @@ class Printing(BaseArray):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return _text(self, "DistArray(", ", ", f", {describe(self)})")
+        return _text(self, "DistArray(", ", ", f", {_describe_layout(self)})")
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: who holds what. Nothing is communicated."""
+        return _describe.draw_html(self)
 
     def __str__(self) -> str:
         if self._layout.mesh.coordinate is None:
@@ -71,14 +75,47 @@ class Printing(BaseArray):
         return _text(self, "", " ", "")
 
 
-def describe(x: BaseArray) -> str:
+def print0(
+    *values: Any,
+    sep: str | None = " ",
+    end: str | None = "\n",
+    file: Any = None,
+    flush: bool = True,
+) -> None:
+    r"""Print on the first process alone; all of them call it.
+
+    Parameters
+    ----------
+    *values
+        As for `print`. The text of a DistArray is made on every process of its mesh, which is
+        collective, and printed once.
+    sep, end, file, flush
+        As for `print`, but for `flush`: what one process writes is to be seen at once.
+
+    Notes
+    -----
+    The first process is rank 0 of the program. Of arrays on meshes without it, it knows the layout
+    alone and prints that.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.print0("sum of", da.arange(4), "is", da.arange(4).sum())
+    sum of [0 1 2 3] is 6
+    """
+    texts = [str(value) for value in values]
+    if world().rank == 0:
+        print(*texts, sep=sep, end=end, file=file, flush=flush)
+
+
+def _describe_layout(x: BaseArray) -> str:
     """Return dtype and layout, which need no communication."""
     return f"shape={x.shape}, dtype={x.dtype}, layout={x.layout}"
 
 
 def _text(x: Any, prefix: str, separator: str, suffix: str) -> str:
     if x._layout.mesh.coordinate is None:
-        return f"DistArray(<values outside this process>, {describe(x)})"
+        return f"DistArray(<values outside this process>, {_describe_layout(x)})"
     shown, cut = gather_shown(x)
     part: Any = _backend.to_host(shown)
     if not part.ndim and not prefix:

@@ -10,7 +10,8 @@ from typing import Any
 from distarray.comm import DeviceMesh
 from distarray.core import BaseArray
 from distarray.errors import ArgumentError, ArgumentTypeError
-from distarray.layout import Layout, Partial, Shard, table
+from distarray.layout import Layout, Partial, Shard, bytes_text, shape_text, table
+from distarray.layout import box as boxes
 
 _CELLS = 12  # blocks drawn along an axis, and ranks named in a cell
 _ROWS = 32  # ranks in a table
@@ -68,7 +69,7 @@ def visualize(x: BaseArray | Layout, *, ax: Any = None) -> Any:
         )
     if ax is not None:
         return _plot(layout, ax)
-    text = Drawing(f"{layout}\n{_grid(layout) if layout.ndim <= 2 else _table(layout)}")
+    text = Drawing(f"{layout}\n{_grid(layout) if layout.ndim <= 2 else draw_table(layout)}")
     mesh = layout.mesh
     if not isinstance(mesh, DeviceMesh) or mesh.rank == mesh.flat_ranks[0]:
         print(text, flush=True)
@@ -129,18 +130,28 @@ def _lines(layout: Layout, axis: int) -> list[_Line]:
     return drawn
 
 
-def _grid(layout: Layout) -> str:
-    """Return blocks as cells, rows along the first axis; an array of one axis is one row."""
+def draw_cells(layout: Layout) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """Return the heads of columns, and rows: their labels, and who holds each block.
+
+    Rows are along the first of two axes; an array of one axis, or none, is one row.
+    """
     rows = _lines(layout, 0) if layout.ndim == 2 else [("", ())]
     columns = _lines(layout, layout.ndim - 1) if layout.ndim else [("", ())]
-    cells = [[_cell(layout, (*row, *column)) for _, column in columns] for _, row in rows]
     heads = [label for label, _ in columns]
+    return heads, [
+        (label, [_cell(layout, (*row, *column)) for _, column in columns]) for label, row in rows
+    ]
+
+
+def _grid(layout: Layout) -> str:
+    heads, lines = draw_cells(layout)
+    cells = [line for _, line in lines]
     widths = [max(len(line[j]) for line in [heads, *cells]) for j in range(len(heads))]
-    margin = max(len(label) + 1 for label, _ in rows) if layout.ndim == 2 else 0
+    margin = max(len(label) + 1 for label, _ in lines) if layout.ndim == 2 else 0
     rule = " " * margin + "+" + "+".join("-" * (width + 2) for width in widths) + "+"
     head = " ".join(f"{text:<{width + 2}}" for text, width in zip(heads, widths, strict=True))
     drawn = [(" " * margin + head).rstrip(), rule] if layout.ndim else [rule]
-    for (label, _), line in zip(rows, cells, strict=True):
+    for label, line in lines:
         body = " | ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True))
         drawn += [f"{label:<{margin}}| {body} |", rule]
     return "\n".join(drawn)
@@ -151,16 +162,20 @@ def _cell(layout: Layout, block: tuple[int | None, ...]) -> str:
     return "..." if len(known) < len(block) else _holders(layout, known)
 
 
-def _table(layout: Layout) -> str:
-    """Return one line per rank, in the order of the mesh."""
+def draw_table(layout: Layout, itemsize: int | None = None) -> str:
+    """Return one line per rank, in the order of the mesh; with the bytes of items of a size."""
     mesh = layout.mesh
-    header = ("rank", *mesh.axis_names, *(f"axis {axis}" for axis in range(layout.ndim)), "shape")
+    header = ["rank", *mesh.axis_names, *(f"axis {axis}" for axis in range(layout.ndim)), "shape"]
+    if itemsize is not None:
+        header.append("bytes")
     rows = []
     for place in islice(product(*map(range, mesh.shape)), _ROWS):
         box = layout.local_box(place) or ()
         spans = [f"{start}:{stop}" for start, stop in box]
-        sizes = "x".join(str(stop - start) for start, stop in box)
-        rows.append((mesh.rank_at(place), *place, *spans, sizes))
+        row = [mesh.rank_at(place), *place, *spans, shape_text(boxes.shape(box))]
+        if itemsize is not None:
+            row.append(bytes_text(boxes.volume(box) * itemsize))
+        rows.append(row)
     more = [f"and {mesh.size - _ROWS} more ranks"] if mesh.size > _ROWS else []
     return "\n".join([table(header, rows), *more])
 

@@ -175,7 +175,7 @@ def compare(
     """
     if any(value != values[0] for value in values):
         raise MismatchError(
-            f"{what} of a checkpoint differ between ranks: {by_answer(shown, comm.world_ranks)}; "
+            f"{what} differ between ranks: {by_answer(shown, comm.world_ranks)}; "
             f"pass the same everywhere{hint}"
         )
 

@@ -126,11 +126,9 @@ def _find_layout(target: Target, comm: Communicator) -> Layout | None:
     if block.layout is None:
         return Layout(DeviceMesh(comm.ranks, comm=comm), [Replicate()], entry.shape)
     mesh: Any = block.layout.mesh
-    if mesh._base is not comm:
+    if comm is not mesh._base and (mesh.coordinate is None or comm is not mesh.communicator()):
         return None  # it may have ranks that do not load
-    if mesh.device != "cpu":
-        mesh = DeviceMesh(mesh.ranks, mesh.axis_names, comm=comm)
-    return block.layout.replace(mesh=mesh)
+    return block.layout.replace(mesh=mesh.on("cpu"))
 
 
 def _key(mesh: DeviceMesh) -> bytes:

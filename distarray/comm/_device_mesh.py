@@ -300,7 +300,8 @@ def init_device_mesh(
 
     Examples
     --------
-    >>> mesh = init_device_mesh((1, 1), ("dp", "tp"))
+    >>> import distarray as da
+    >>> mesh = da.init_device_mesh((1, 1), ("dp", "tp"))
     >>> mesh.coordinate
     (0, 0)
     """

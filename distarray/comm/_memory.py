@@ -7,10 +7,11 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.comm import _backend
+from distarray.comm._launcher import count_local_ranks
 from distarray.comm._packing import copy_box
 from distarray.comm.cuda import _device
 from distarray.comm.kernels._loop_nest import fill
-from distarray.comm.shared_memory import _arena
+from distarray.comm.shared_memory import _arena, _node
 from distarray.comm.shared_memory._arena import MemoryStats, set_limit, stats, trim
 from distarray.errors import OutOfMemoryError
 from distarray.typing import Buffer, Shape
@@ -75,6 +76,11 @@ def zeros(shape: Shape, dtype: Any, device: str | None = None) -> Buffer:
     # Every dtype's zero is zero bytes, also between the fields of a structure.
     fill(block.reshape(-1).view(np.uint8) if _backend.is_numpy(block) else block, 0)
     return block
+
+
+def available() -> int:
+    """Return the bytes of host memory that each rank of this node can still have, if all do."""
+    return _node.available() // count_local_ranks()
 
 
 def is_shared(array: Buffer) -> bool:

@@ -210,8 +210,8 @@ def choose_placements(mesh: DeviceMesh, placements: Any, ndim: int) -> tuple[Pla
     return tuple(placements)
 
 
-def check_position(src: Any, mesh: DeviceMesh) -> int:
-    """Return `src` as a position in the mesh.
+def check_position(src: Any, mesh: DeviceMesh, name: str = "src") -> int:
+    """Return an argument, `src` or another one, as a position in the mesh.
 
     Raises
     ------
@@ -222,11 +222,13 @@ def check_position(src: Any, mesh: DeviceMesh) -> int:
         position = operator.index(src)
     except TypeError:
         raise ArgumentTypeError(
-            f"src={describe(src)}: must be the position in the mesh of the process that has the "
-            "value, an integer, or None where all have it"
+            f"{name}={describe(src)}: must be the position in the mesh of the one process that has "
+            "the value, an integer, or None where all have it"
         ) from None
     if not 0 <= position < mesh.size:
-        raise ArgumentError(f"src={src} is no position in {mesh}; it must be 0 to {mesh.size - 1}")
+        raise ArgumentError(
+            f"{name}={src} is no position in {mesh}; it must be 0 to {mesh.size - 1}"
+        )
     return position
 
 

@@ -76,8 +76,8 @@ _METADATA: Final = (
     "ndim",
     "result_type",
 )
-_PRINTING: Final = ("__format__", "visualize")
 _MEMORY: Final = ("may_share_memory", "shares_memory")
+_PRINTING: Final = ("__format__", "describe", "local_rows", "print0", "visualize")
 _OWN: Final = frozenset(
     (
         *("__init__", "__deepcopy__", "__array_namespace__", "distribute_array", "shape", "size"),

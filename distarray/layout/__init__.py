@@ -4,7 +4,7 @@ from distarray.layout import _box as box
 from distarray.layout import _dimmap as dimmap
 from distarray.layout._axes import normalize_axes, normalize_axis, read_axes
 from distarray.layout._dimmap import DimMap
-from distarray.layout._format import bytes_text, seconds_text, table
+from distarray.layout._format import bytes_text, seconds_text, shape_text, table
 from distarray.layout._layout import Layout, counted, mark_counted
 from distarray.layout._mesh import AbstractMesh, Mesh, mesh_description
 from distarray.layout._partition import Partition, chunk, explicit
@@ -51,6 +51,7 @@ __all__ = [
     "read_axes",
     "recall",
     "seconds_text",
+    "shape_text",
     "stages",
     "suggest_for_torch",
     "table",

@@ -74,7 +74,7 @@ class Layout:
 
     Examples
     --------
-    >>> from distarray.layout import AbstractMesh, Replicate, Shard
+    >>> from distarray import AbstractMesh, Layout, Replicate, Shard
     >>> mesh = AbstractMesh((2, 4), axis_names=("dp", "tp"))
     >>> layout = Layout(mesh, (Shard(0), Replicate()), (511, 64))
     >>> print(layout)

@@ -223,7 +223,8 @@ class AbstractMesh(Mesh):
 
     Examples
     --------
-    >>> mesh = AbstractMesh((64, 8, 8), axis_names=("pp", "dp", "tp"))
+    >>> import distarray as da
+    >>> mesh = da.AbstractMesh((64, 8, 8), axis_names=("pp", "dp", "tp"))
     >>> mesh.size, mesh.coordinate_of(77), mesh.rank_at((1, 1, 5))
     (4096, (1, 1, 5), 77)
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distarray.array._array import DistArray, distribute_array
-from distarray.comm import CommLog, DeviceMesh, init_device_mesh
+from distarray.comm import CommLog, DeviceMesh, _memory, init_device_mesh
+from distarray.core.engine import _policy
 from distarray.core.families._registry import functions
 from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError, MeshError
 from distarray.layout import Partial, Replicate, Shard
@@ -361,3 +363,26 @@ def test_dlpack_copies_where_it_must_and_says_so() -> None:
             distribute_array(np.array(["a", "b"]), mesh, [R], src=None).__dlpack__()
 
     on_ranks(program)
+
+
+def test_implicit_gathers_that_fill_the_memory_warn_once_per_line(monkeypatch: Any) -> None:
+    monkeypatch.setattr(_memory, "available", lambda: 40_000)
+    monkeypatch.setattr(_policy, "_LOOKED_AT_BYTES", 0)
+    x = distribute_array(np.zeros(2000), init_device_mesh((1,)), [Shard(0)])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for n in (1999, 2000, 2000):
+            np.asarray(x[:n])  # another size, and so another message
+        x.full_array()
+        np.asarray(x[:1000])
+        x.__dlpack__(copy=True)
+        np.array(x)
+    assert [one.filename for one in caught] == [__file__] * 3
+    assert "np.asarray(x) gathers 15.6 KiB" in str(caught[0].message)
+    assert "x.full_array(dst=0)" in str(caught[2].message)
+
+
+def test_functions_of_numpys_that_are_not_there_name_what_is_instead() -> None:
+    x = distribute_array(np.zeros(4), init_device_mesh((1,)), [R])
+    with pytest.raises(ArgumentTypeError, match=r"numpy.savez .*da.checkpoint.save"):
+        np.savez("never.npz", x)

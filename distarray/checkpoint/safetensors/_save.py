@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -11,24 +10,19 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from distarray.checkpoint import _agreement
 from distarray.checkpoint._agreement import check_flags, check_path
 from distarray.checkpoint._save import collect_tree
 from distarray.checkpoint._save_plan import SavePlan, WritePlan, plan_writes
+from distarray.checkpoint._whole_arrays import WholeFile, write_files
 from distarray.checkpoint.safetensors._load import INDEX, SINGLE
 from distarray.checkpoint.storage import _files
-from distarray.checkpoint.storage._blocks import Block, span, together_from
-from distarray.checkpoint.storage._chunks import iterate_pieces
+from distarray.checkpoint.storage._blocks import Block
 from distarray.checkpoint.storage._dtypes import code_of, describe, dtype_of_spec
-from distarray.checkpoint.storage._manifest import BLOCK_BYTES
 from distarray.checkpoint.storage._safetensors import compose_header
 from distarray.checkpoint.storage._values import is_array, is_container, walk
 from distarray.comm import Communicator, as_communicator
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
-from distarray.layout import box as boxes
-from distarray.typing import Box
 
 _SIZE = re.compile(r"(\d+\.?\d*(?:E\d\d?)?) *(|KB|MB|GB|TB)")
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -137,84 +131,34 @@ def _write(
     kind: str,
 ) -> None:
     """Write hidden files, by all ranks, and give them their names when they are whole."""
-    id = _agreement.call_on_first(comm, lambda: secrets.token_hex(8))
-    hidden = [os.path.join(directory, f".{name}.tmp-{id}") for name in names]
+
+    def prepare() -> str:
+        _files.ensure_directory(directory)
+        return secrets.token_hex(8)
+
+    id = _agreement.call_on_first(comm, prepare)
     arrays = writes.arrays
-    starts: list[tuple[bytes, dict[str, int], int]] = []
-    for shard in shards:
+    files = []
+    for file, shard in zip(names, shards, strict=True):
         items = [(name, arrays[name].spec, arrays[name].shape) for name in shard]
         first, offsets = compose_header(items, metadata)
         size = len(first) + sum(prod(s) * dtype_of_spec(spec).itemsize for _, spec, s in items)
-        starts.append((first, dict(zip(shard, offsets, strict=True)), size))
-
-    def create() -> None:
-        _files.ensure_directory(directory)
-        for file, (first, _, size) in zip(hidden, starts, strict=True):
-            number = _files.create(file)
-            try:
-                _files.set_size(number, size, file)
-                _files.write_at(number, first, 0, file)
-                _files.sync(number, file)
-            finally:
-                os.close(number)
-
-    def fill() -> None:
-        for file, (_, offsets, _) in zip(hidden, starts, strict=True):
-            if not any(writes.mine[name] for name in offsets):
-                continue
-            number = _files.open_to_write(file)
-            try:
-                for name, offset in offsets.items():
-                    for box in writes.mine[name]:
-                        _write_box(number, plan.blocks[name], box, offset, file)
-                _files.sync(number, file)
-            finally:
-                os.close(number)
+        hidden = os.path.join(directory, f".{file}.tmp-{id}")
+        files.append(WholeFile(hidden, first, dict(zip(shard, offsets, strict=True)), size))
 
     def publish() -> None:
         before = set() if kind == "file" else _files_in_index(directory)
         for stale in (INDEX, SINGLE) if kind != "file" else ():
             _files.remove_file(os.path.join(directory, stale))
-        for file, name in zip(hidden, names, strict=True):
-            _files.rename(file, os.path.join(directory, name))
+        for file, name in zip(files, names, strict=True):
+            _files.rename(file.path, os.path.join(directory, name))
         if kind == "shards":
             _write_index(directory, names, shards, arrays, id)
         for stale in sorted(before.difference(names)):
             _files.remove_file(os.path.join(directory, stale))
         _files.sync_directory(directory)
 
-    try:
-        _agreement.call_on_first(comm, create)
-        _agreement.call_on_all(comm, fill)
-        _agreement.call_on_first(comm, publish)
-    except BaseException:
-        if comm.rank == 0:
-            for file in hidden:
-                with contextlib.suppress(OSError):
-                    os.unlink(file)
-        raise
-
-
-def _write_box(file: int, block: Block, box: Box, offset: int, path: str) -> None:
-    """Write a box of an array to where its items are in the whole, in C order."""
-    piece = next(piece for piece in block.pieces if boxes.contains(piece.box, box))
-    values = piece.part(box)
-    first, last = span(block.shape, box)
-    itemsize = values.itemsize
-    if last - first == values.size:
-        at = offset + first * itemsize
-        for data in iterate_pieces(values, BLOCK_BYTES):
-            _files.write_at(file, data, at, path)
-            at += len(data)
-        return
-    # Rows of it that lie together in the file, one after another.
-    outer = together_from(block.shape, box, 1)
-    for index in np.ndindex(values.shape[:outer]):
-        row = np.ascontiguousarray(values[(*index, ...)])
-        corner = tuple(start + i for (start, _), i in zip(box, index, strict=False))
-        rest = box[outer:]
-        start, _ = span(block.shape, (*((i, i + 1) for i in corner), *rest))
-        _files.write_at(file, row.reshape(-1).view(np.uint8), offset + start * itemsize, path)
+    write_files(files, plan.blocks, writes.mine, publish, comm)
 
 
 def _write_index(

@@ -8,8 +8,10 @@ from contextvars import ContextVar
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from distarray.core._warnings import warn
+from distarray.comm import _memory
+from distarray.core._warnings import warn, warn_once
 from distarray.errors import ArgumentError, ImplicitCommunicationError
+from distarray.layout import bytes_text
 from distarray.redistribute import plan
 
 if TYPE_CHECKING:
@@ -21,6 +23,11 @@ _MODES = ("allow", "warn", "raise")
 _RANKS_ASKED = 1024
 """The busiest of these ranks decides, so that every rank decides alike. It bounds the time of a
 check (24 us a rank)."""
+
+_SHARE = 0.25
+"""Of the free memory: what a gather that nobody asked for by name may take without a word."""
+_LOOKED_AT_BYTES = 16 << 20
+"""For fewer it is not worth the 0.1 ms that reading the free memory takes."""
 
 _active: ContextVar[tuple[str, int] | None] = ContextVar("distarray_communication", default=None)
 
@@ -91,6 +98,24 @@ def permit_exchange(name: str, src: Layout, dst: Layout, dtype: Any) -> None:
             offsets = dst.partition(axis).offsets
             items *= max(stop - start for start, stop in pairwise(offsets))
         _decide(name, src, dst, items * dtype.itemsize)
+
+
+def warn_of_gather(call: str, layout: Layout, dtype: Any) -> None:
+    """Warn, once per line of the program, of a copy of a whole array that fills the memory.
+
+    Of what nobody has asked for by name, where it takes more than `_SHARE` of the memory that is
+    free. Each rank asks its own node, and none waits for another.
+    """
+    nbytes = layout.size * dtype.itemsize
+    if nbytes < _LOOKED_AT_BYTES or layout.is_replicated:
+        return
+    free = _memory.available()
+    if nbytes > _SHARE * free:
+        warn_once(
+            f"{call} gathers {bytes_text(nbytes)} on every rank, where {bytes_text(free)} are free "
+            "for each; use functions of distarray, x.to_local(), or a part of x, or ask for the "
+            "whole by x.full_array(), on one rank alone by x.full_array(dst=0)"
+        )
 
 
 def _decide(name: str, src: Layout, dst: Layout, nbytes: int) -> None:

@@ -199,6 +199,6 @@ def register_rule(
     op.describe(__doc__=getattr(func, "__doc__", None), __signature__=_signature(func))
     if isinstance(func, np.ufunc):
         ufuncs[func] = op
-    elif getattr(func, "__module__", "").partition(".")[0] == "numpy":
+    elif (getattr(func, "__module__", "") or "").partition(".")[0] == "numpy":
         functions[func] = op
     return _replicas.compare_arguments(op, op.name) if _replicas.checked else op

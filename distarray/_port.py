@@ -1,0 +1,242 @@
+"""The port report: which of NumPy's functions a script uses, and what becomes of each here.
+
+The script is parsed and not run. Names are followed from its imports of NumPy, or of this library,
+wherever they are used; what a variable holds is not known, so that methods are only guessed at.
+What functions send was measured (`_functions.json`, made by ``python -m tests.function_pages``).
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import distarray as da
+from distarray.core import INSTEAD, functions, method_of
+from distarray.errors import ArgumentError, FileError
+
+KINDS = {
+    "missing": "not there",
+    "gathers": "gathering an operand that is cut, on every process",
+    "items": "sending items, about a block of each process",
+    "states": "exchanging small states",
+    "varies": "sending what depends on their arguments",
+    "nothing": "sending nothing, where operands lie alike",
+    "made": "making or describing arrays, and sending nothing",
+    "numpy": "NumPy's own: types, constants, settings",
+}
+"""What may become of a function, in the order of the report."""
+
+GENERAL = "NumPy's on x.full_array(), or on blocks by da.map_blocks or x.to_local()"
+
+_RANDOM = "rng = da.random.default_rng(seed), and its methods; values depend on the seed alone"
+_SETTINGS = {
+    *("errstate", "geterr", "seterr", "geterrcall", "seterrcall", "getbufsize", "setbufsize"),
+    *("printoptions", "get_printoptions", "set_printoptions", "show_config", "show_runtime"),
+    *("array2string", "base_repr", "binary_repr", "format_float_positional", "s_", "index_exp"),
+    *("format_float_scientific", "typename", "mintypecode", "broadcast", "get_include", "test"),
+}
+"""Names of NumPy's that need no form of ours."""
+_BUILDERS = tuple(map(type, (np.r_, np.c_, np.mgrid, np.ogrid)))
+_METHODS = {name for name in dir(np.ndarray) if not name.startswith("_")} - set(dir(da.DistArray))
+
+
+class Use(NamedTuple):
+    """A name that a script uses, what becomes of it, and what to do."""
+
+    name: str
+    kind: str
+    lines: tuple[int, ...]
+    remedy: str
+
+
+def report(path: str) -> tuple[str, bool]:
+    """Return the report on a script, and whether all that it uses is there.
+
+    Raises
+    ------
+    FileError
+        If the script cannot be read.
+    ArgumentError
+        If it is not written in this version of Python.
+    """
+    try:
+        tree = ast.parse(Path(path).read_bytes(), path)
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from None
+    except (SyntaxError, ValueError) as error:
+        raise ArgumentError(f"{path} is no Python script: {error}") from None
+    found = _Finder()
+    found.visit(tree)
+    for name in list(found.packages):
+        if any(Path(path).with_name(one).exists() for one in (name, f"{name}.py")):
+            del found.packages[name]  # a part of the same program
+    uses = [_judge(name, tuple(lines)) for name, lines in found.names.items()]
+    count = sum(len(use.lines) for use in uses)
+    missing = [use for use in uses if use.kind == "missing"]
+    there = count - sum(len(use.lines) for use in missing)
+    parts = [f"{path}: {there} of {count} uses of NumPy are there"]
+    for kind, told in KINDS.items():
+        of_kind = sorted((use.lines, use.name, use.remedy) for use in uses if use.kind == kind)
+        if of_kind:
+            parts.append(f"\n{told} ({len(of_kind)})")
+            parts += [_line(lines, f"np.{name}", remedy) for lines, name, remedy in of_kind]
+    if found.methods:
+        parts.append("\nmethods that distributed arrays lack, if these are arrays")
+        parts += [_line(tuple(at), f".{name}", "") for name, at in sorted(found.methods.items())]
+    if found.packages:
+        parts.append("\npackages to which a distributed array is gathered by np.asarray")
+        parts += [_line(tuple(at), name, "") for name, at in sorted(found.packages.items())]
+    return "\n".join(parts), not missing
+
+
+def _line(lines: tuple[int, ...], name: str, remedy: str) -> str:
+    lines = tuple(dict.fromkeys(lines))
+    shown = ", ".join(map(str, lines[:6])) + (", ..." if len(lines) > 6 else "")
+    return f"  line {shown}: {name}" + (f": use {remedy}" if remedy else "")
+
+
+# --- what a script uses --------------------------------------------------------------------------
+
+
+class _Finder(ast.NodeVisitor):
+    """Collects names of NumPy with the lines where they are used."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, list[int]] = {}
+        self.methods: dict[str, list[int]] = {}
+        self.packages: dict[str, list[int]] = {}
+        self._known: dict[str, str] = {}
+        """Names in the script, and what they are inside of NumPy."""
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            package, _, rest = alias.name.partition(".")
+            if package not in ("numpy", "distarray"):
+                self._note_package(package, node.lineno)
+            elif alias.asname:
+                self._known[alias.asname] = rest
+            else:
+                self._known[package] = ""
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        package, _, rest = (node.module or "").partition(".")
+        if package not in ("numpy", "distarray"):
+            if not node.level:
+                self._note_package(package, node.lineno)
+            return
+        for alias in node.names:
+            if alias.name == "*":
+                module: Any = _resolve(rest.split("."))[0] if rest else np
+                self._known |= {name: _join(rest, name) for name in getattr(module, "__all__", ())}
+            else:
+                self._known[alias.asname or alias.name] = _join(rest, alias.name)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        path, base = [node.attr], node.value
+        while isinstance(base, ast.Attribute):
+            path.insert(0, base.attr)
+            base = base.value
+        if isinstance(base, ast.Name) and base.id in self._known:
+            self._note(_join(self._known[base.id], ".".join(path)), node.lineno)
+        else:
+            if node.attr in _METHODS:
+                self.methods.setdefault(node.attr, []).append(node.lineno)
+            self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Load) and self._known.get(node.id):
+            self._note(self._known[node.id], node.lineno)
+
+    def _note(self, path: str, line: int) -> None:
+        parts = path.split(".")
+        found, rest = _resolve(parts)
+        if isinstance(found, ModuleType) and not rest:
+            return
+        kept = len(parts) - len(rest)
+        if isinstance(found, np.ufunc) and rest[:1] != [] and hasattr(np.ufunc, rest[0]):
+            kept += 1  # np.add.reduce
+        elif isinstance(found, ModuleType):
+            kept += 1  # what NumPy lacks
+        self.names.setdefault(".".join(parts[:kept]), []).append(line)
+
+    def _note_package(self, package: str, line: int) -> None:
+        if package not in sys.stdlib_module_names and package not in ("mpi4py", "__future__"):
+            self.packages.setdefault(package, []).append(line)
+
+
+def _join(*parts: str) -> str:
+    return ".".join(part for part in parts if part)
+
+
+def _resolve(parts: Iterable[str]) -> tuple[Any, list[str]]:
+    """Return what a path inside of NumPy leads to, through its modules, and what remains of it."""
+    found: Any = np
+    rest = list(parts)
+    while rest and isinstance(found, ModuleType) and hasattr(found, rest[0]):
+        found = getattr(found, rest.pop(0))
+    return found, rest
+
+
+# --- what becomes of it --------------------------------------------------------------------------
+
+
+def _judge(name: str, lines: tuple[int, ...]) -> Use:
+    found, rest = _resolve(name.split("."))
+    package = name.partition(".")[0]
+    own = not isinstance(found, ModuleType) and _is_numpys_own(found)
+    if own or name in _SETTINGS:
+        return Use(name, "numpy", lines, "")
+    ours = _ours(name)
+    if ours is not None:
+        return Use(name, costs().get(name) or costs().get(_name_of(ours), "made"), lines, "")
+    if not rest and callable(found) and found in functions:
+        return Use(name, "made", lines, "")
+    if isinstance(found, np.ufunc) and rest:
+        method = method_of(found, rest[0])
+        if method is not None:
+            return Use(name, costs().get(_name_of(method), "varies"), lines, "")
+        return Use(name, "missing", lines, GENERAL)
+    if name.startswith("random."):
+        return Use(name, "missing", lines, _RANDOM)
+    if isinstance(found, ModuleType):
+        return Use(name, "missing", lines, f"another name: NumPy {np.__version__} has none such")
+    return Use(name, "missing", lines, INSTEAD.get(package, GENERAL))
+
+
+def _ours(name: str) -> Any:
+    found: Any = da
+    for part in name.split("."):
+        found = getattr(found, part, None)
+        if found is None:
+            return None
+    return found
+
+
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__name__", ""))
+
+
+def _is_numpys_own(found: Any) -> bool:
+    """Tell whether something is a type of items, a constant or the like."""
+    if isinstance(found, type):
+        kinds = (np.generic, np.dtype, np.finfo, np.iinfo, Exception)
+        return found is np.ndarray or issubclass(found, kinds)
+    return not callable(found) and not isinstance(found, _BUILDERS)
+
+
+_costs: dict[str, str] = {}
+
+
+def costs() -> dict[str, str]:
+    """Return of each function, by its name, which of `KINDS` it is."""
+    if not _costs:
+        told = json.loads(Path(__file__).with_name("_functions.json").read_text())
+        _costs.update({name: one["sends"] for name, one in told.items()})
+    return _costs

@@ -1,0 +1,30 @@
+"""What to write instead of names of NumPy's that are not there, where there is something better.
+
+Better than to call NumPy's function on the whole array, or on blocks.
+"""
+
+INSTEAD = {
+    **dict.fromkeys(("savez", "savez_compressed"), "da.save for each array, or da.checkpoint.save"),
+    **dict.fromkeys(
+        ("loadtxt", "genfromtxt", "fromregex", "fromiter", "fromstring", "frombuffer"),
+        "NumPy's on one process, and da.distribute_array of its result",
+    ),
+    "fromfile": "da.load, or da.asarray(np.memmap(...)), of which each process reads its block",
+    "memmap": "da.asarray(np.memmap(...)), of which each process reads its block",
+    "savetxt": "NumPy's on x.full_array(dst=0), on that process alone",
+    **dict.fromkeys(("r_", "c_"), "da.concat, da.stack"),
+    **dict.fromkeys(("mgrid", "ogrid"), "da.meshgrid of da.arange"),
+    **dict.fromkeys(("vectorize", "frompyfunc"), "da.map_blocks of the function"),
+    **dict.fromkeys(
+        ("nditer", "ndenumerate", "ndindex"), "a loop over x.to_local(), whose da.local_rows tells"
+    ),
+    "ma": "da.where and the functions whose names begin with nan",
+    **dict.fromkeys(("matrix", "asmatrix"), "da.asarray, and @ for products"),
+    "bmat": "da.block",
+    "array2string": "np.array2string(x), which prints a DistArray, or str(x)",
+    "array_repr": "repr(x)",
+    "array_str": "str(x)",
+    "ndarray": "da.DistArray",
+    "lib": "NumPy's own",
+    **dict.fromkeys(("may_share_memory", "shares_memory"), "x.to_local() of both"),
+}

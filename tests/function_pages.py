@@ -1,0 +1,285 @@
+"""The page of all functions, measured: ``python -m tests.function_pages [--check]``.
+
+Each function is called, as `tests/ops/test_every_row.py` calls it, on four simulated ranks with an
+array of 32 KiB in each placement. What its result's placements are, and what the ranks send, goes
+into `distarray/_functions.json`, which ``python -m distarray port`` reads, and from there into
+`docs/functions.md`. `tests/test_function_pages.py` says when they are to be made anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import distarray as da
+from distarray import _port
+from distarray.core.families._registry import public
+from distarray.errors import DistArrayError
+from distarray.layout import Partial, Replicate, Shard
+from distarray.testing import simulate
+from tests.ops.test_every_row import BY_ITEM, CHOICES, COMPUTED, TOLD
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "distarray" / "_functions.json"
+PAGE = ROOT / "docs" / "functions.md"
+
+RANKS = 4
+SIDE = 64
+BYTES = SIDE * SIDE * 8
+PLACEMENTS = {"R": Replicate(), "S(0)": Shard(0), "S(1)": Shard(1), "P(sum)": Partial()}
+_STANDARD = """
+abs acos acosh add all any arange argmax argmin argsort asarray asin asinh astype atan atan2
+atanh bitwise_and bitwise_invert bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor
+broadcast_arrays broadcast_shapes broadcast_to can_cast ceil clip concat conj copysign cos cosh
+count_nonzero cumulative_prod cumulative_sum diff divide empty empty_like equal exp expand_dims
+expm1 eye finfo flip floor floor_divide from_dlpack full full_like greater greater_equal hypot
+iinfo imag isdtype isfinite isin isinf isnan less less_equal linspace log log10 log1p log2
+logaddexp logical_and logical_not logical_or logical_xor matmul matrix_transpose max maximum
+mean meshgrid min minimum moveaxis multiply negative nextafter nonzero not_equal ones ones_like
+permute_dims positive pow prod real reciprocal remainder repeat reshape result_type roll round
+searchsorted sign signbit sin sinh sort sqrt square squeeze stack std subtract sum take
+take_along_axis tan tanh tensordot tile tril triu trunc unique_all unique_counts unique_inverse
+unique_values unstack var vecdot where zeros zeros_like __array_namespace_info__
+linalg.cholesky linalg.cross linalg.det linalg.diagonal linalg.eig linalg.eigh linalg.eigvals
+linalg.eigvalsh linalg.inv linalg.matmul linalg.matrix_norm linalg.matrix_power
+linalg.matrix_rank linalg.matrix_transpose linalg.outer linalg.pinv linalg.qr linalg.slogdet
+linalg.solve linalg.svd linalg.svdvals linalg.tensordot linalg.trace linalg.vecdot
+linalg.vector_norm fft.fft fft.ifft fft.fftn fft.ifftn fft.rfft fft.irfft fft.rfftn fft.irfftn
+fft.hfft fft.ihfft fft.fftfreq fft.rfftfreq fft.fftshift fft.ifftshift
+"""
+STANDARD = frozenset(_STANDARD.split())
+"""The functions of the array API standard, revision 2025.12."""
+
+
+# --- measuring -----------------------------------------------------------------------------------
+
+
+def values(dtype: str, ndim: int) -> np.ndarray:
+    """Return a matrix that has an inverse and a Cholesky factor, or a vector, of 32 KiB."""
+    found = np.random.default_rng(0).integers(0, 9, (SIDE, SIDE))
+    found = found + found.T + 1000 * np.eye(SIDE, dtype=int)
+    return (found if ndim == 2 else found.reshape(-1)).astype(dtype)
+
+
+USES: dict[str, Callable[[Any], Any]] = {
+    "diff": lambda x: da.diff(x, axis=0),
+    "repeat": lambda x: da.repeat(x, 2, axis=0),
+    "cross": lambda x: da.cross(x[:, :3], x[:, :3]),
+    "linalg.cross": lambda x: da.linalg.cross(x[:, :3], x[:, :3]),
+    "linalg.matrix_power": lambda x: da.linalg.matrix_power(x, 2),
+    "linalg.multi_dot": lambda x: da.linalg.multi_dot([x, x, x]),
+    "linalg.tensorinv": lambda x: da.linalg.tensorinv(x, ind=1),
+    "linalg.tensorsolve": lambda x: da.linalg.tensorsolve(x, x[0]),
+}
+"""Calls that say more than the first of `tests/ops/test_every_row.py`, or of what that lacks."""
+
+
+def calls(name: str) -> Iterator[Callable[[Any], Any]]:
+    """Yield ways to call a function with one array, the most likely first."""
+    function = public[name]
+    if name in USES:
+        yield USES[name]
+    use = CHOICES.get(name) or COMPUTED.get(name)
+    if use is not None:
+        for i in range(4):
+            yield lambda x, i=i: use(function, x, i)
+    elif name in BY_ITEM:
+        yield lambda x: function(*[x] * BY_ITEM[name].nin)
+    yield function
+    yield lambda x: function(x, x)
+
+
+def measure(name: str) -> dict[str, Any]:
+    """Return where results lie and what ranks send, by the placement of the array.
+
+    What takes none of the calls that are tried says nothing.
+    """
+    for dtype in ("f8", "i8", "?", "M8[s]"):
+        for ndim in (2, 1):
+            for call in calls(name):
+                with contextlib.suppress(DistArrayError, TypeError, ValueError, IndexError):
+                    return run(call, values(dtype, ndim))
+    return {"sends": "varies", "results": {}, "received": {"S(0)": {}}}
+
+
+def run(call: Callable[[Any], Any], value: np.ndarray) -> dict[str, Any]:
+    def program() -> dict[str, tuple[str, dict[str, int]]]:
+        mesh = da.init_device_mesh((RANKS,))
+        told = {}
+        for name, placement in PLACEMENTS.items():
+            if placement is Shard(1) and value.ndim == 1:
+                continue
+            if placement is Partial() and value.dtype.kind not in "fi":
+                continue
+            x = da.distribute_array(value, mesh, [placement], src=None)
+            with da.CommLog() as log:
+                result = call(x)
+            told[name] = shown(result), collectives(log)
+        return told
+
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        of_ranks = simulate(RANKS, program, timeout=60)
+    results = {name: told for name, (told, _) in of_ranks[0].items()}
+    sent = {
+        name: {
+            one: max(rank[name][1].get(one, 0) for rank in of_ranks)
+            for one in sorted({key for rank in of_ranks for key in rank[name][1]})
+        }
+        for name in results
+    }
+    most = max(sum(rank["S(0)"][1].values()) for rank in of_ranks)
+    if most == 0:
+        kind = "nothing"
+    elif most <= BYTES // RANKS // 2:
+        kind = "states"
+    else:
+        kind = "items" if most < BYTES * (RANKS - 1) // RANKS * 9 // 10 else "gathers"
+    return {"sends": kind, "results": results, "received": sent}
+
+
+def shown(result: Any) -> str:
+    """Return where the arrays of a result lie."""
+    found = result if isinstance(result, (tuple, list)) else [result]
+    texts = [
+        str(one.placements[0]) + "*" * (one.layout.boundaries is not None)
+        for one in found
+        if isinstance(one, da.DistArray)
+    ]
+    return ", ".join(dict.fromkeys(texts)) or "value"
+
+
+def collectives(log: Any) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for one in log.records:
+        found[one.collective] = found.get(one.collective, 0) + one.nbytes
+    return found
+
+
+def measured() -> dict[str, Any]:
+    """Return what is told of all functions that arrays have."""
+    return {name: measure(name) for name in sorted(public.keys() - TOLD)}
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+HEAD = """# All functions
+
+Made by `python -m tests.function_pages`. What it says was measured, on four ranks, with an array of
+64 x 64 numbers (32 KiB) that is replicated (R), cut along its first or second axis (S(0), S(1)), or
+a sum still to be made (P(sum)). Of functions with more arguments one call is told, mostly with the
+defaults: reductions are over all axes.
+
+- **R**, **S(0)**, **S(1)**, **P(sum)**: the result's placement, for the array's. `*`: with
+  boundaries of its own, which follow from values or arguments (`x.rebalance()` gives the default
+  ones). *value*: no array.
+- **sends**: what an array cut along its first axis makes the ranks send: *nothing*, small *states*,
+  *items* (about a block of each rank), or it *gathers* the array on every rank. In brackets the
+  bytes that the busiest rank receives, by collective.
+- **names**: N stands in NumPy, A in the array API standard (2025.12).
+"""
+
+
+def page(told: dict[str, Any]) -> str:
+    """Return the page on what was measured, and on what is not there."""
+    rows = [
+        [f"`{name}`", names(name), *(one["results"].get(key, "") for key in PLACEMENTS), sends(one)]
+        for name, one in sorted(told.items())
+    ]
+    header = ["function", "names", *PLACEMENTS, "sends"]
+    others = sorted(
+        name
+        for name in da.__all__
+        if name not in told
+        and callable(function := getattr(da, name))
+        and not isinstance(function, type)
+    )
+    aliases = [name for name in others if getattr(getattr(da, name), "__name__", name) in told]
+    plain = [name for name in others if name not in aliases]
+    missing = sorted({*numpys(), *STANDARD} - {*told, *others, *(n for n in numpys() if there(n))})
+    parts = [
+        HEAD,
+        table(header, rows),
+        "\n## Other names of these\n",
+        ", ".join(f"`{name}` ({getattr(da, name).__name__})" for name in aliases),
+        "\n## Functions that make arrays, or take none\n",
+        ", ".join(f"`{name}`" for name in plain),
+        "\n## NumPy's functions that are not there\n",
+        f"Without a remedy: {_port.GENERAL}.\n",
+        table(["function", "remedy"], [[f"`{name}`", remedy(name)] for name in missing]),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def there(name: str) -> bool:
+    found: Any = da
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is not None
+
+
+def numpys() -> list[str]:
+    """Return the names of NumPy's functions of arrays."""
+    found = []
+    for room in ("", "linalg", "fft"):
+        module = getattr(np, room) if room else np
+        for name in module.__all__:
+            one = getattr(module, name)
+            if callable(one) and not isinstance(one, type) and not inspect.ismodule(one):
+                found.append(f"{room}.{name}" if room else name)
+    return [name for name in found if name not in _port._SETTINGS]
+
+
+def names(name: str) -> str:
+    return "N" * (name in numpys()) + "A" * (name in STANDARD)
+
+
+def sends(one: dict[str, Any]) -> str:
+    bytes_of = one["received"]["S(0)"]
+    if one["sends"] == "nothing":
+        return "nothing"
+    if not one["results"]:
+        return "by its arguments"
+    listed = ", ".join(f"{name} {count}" for name, count in bytes_of.items() if count)
+    return f"{one['sends']} ({listed})"
+
+
+def remedy(name: str) -> str:
+    return _port.INSTEAD.get(name.partition(".")[0], "")
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def contents() -> dict[Path, str]:
+    """Return what the files should have."""
+    told = measured()
+    return {DATA: json.dumps(told, indent=0, sort_keys=True) + "\n", PAGE: page(told)}
+
+
+def main(arguments: list[str]) -> int:
+    changed = {
+        path: text
+        for path, text in contents().items()
+        if not path.exists() or path.read_text() != text
+    }
+    for path, text in changed.items():
+        if arguments == ["--check"]:
+            print(f"{path.relative_to(ROOT)} is not current; run python -m tests.function_pages")
+        else:
+            path.write_text(text)
+    return 1 if changed and arguments == ["--check"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

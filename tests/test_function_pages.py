@@ -1,0 +1,35 @@
+"""The page of all functions, and what the port report knows of them, are current."""
+
+from __future__ import annotations
+
+import pytest
+
+from distarray import _port
+from distarray.core.families._registry import public
+from tests import function_pages
+from tests.ops.test_every_row import TOLD
+
+pytestmark = pytest.mark.host_only
+
+
+@pytest.fixture(scope="module")
+def contents():
+    return function_pages.contents()
+
+
+@pytest.mark.parametrize("path", [function_pages.DATA, function_pages.PAGE], ids=lambda p: p.name)
+def test_file_is_what_is_measured_now(path, contents):
+    stale = "python -m tests.function_pages makes it anew"
+    assert path.read_text() == contents[path], stale
+
+
+def test_every_function_of_arrays_is_measured():
+    assert public.keys() - TOLD - _port.costs().keys() == set()
+    assert set(_port.costs().values()) <= set(_port.KINDS)
+
+
+def test_what_is_measured_is_right_where_it_is_known():
+    costs = _port.costs()
+    assert {costs[name] for name in ("add", "sqrt", "sum", "max", "where", "astype")} == {"nothing"}
+    assert {costs[name] for name in ("var", "argmax", "cumulative_sum")} == {"states"}
+    assert costs["matmul"] == "gathers"

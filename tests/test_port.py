@@ -1,0 +1,124 @@
+"""``python -m distarray port``: each use of NumPy is found, with lines and what becomes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from distarray import _port
+from distarray.__main__ import main
+
+SCRIPT = """\
+import os
+import numpy as np
+import numpy.linalg as la
+from numpy import sqrt as root, pi
+from numpy.random import default_rng
+import scipy.stats
+
+x = np.arange(9, dtype=np.float32) * pi
+y = root(x) @ x
+z = la.norm(x)
+np.add.reduce(x)
+np.subtract.reduceat(x, [0, 2])
+np.random.seed(3)
+rng = default_rng(0)
+np.savez("a.npz", x)
+np.no_such_name
+np.linalg.qr
+x.tofile("x")
+with np.errstate(all="ignore"):
+    np.matmul(x, np.newaxis)
+os.path.join("a")
+"""
+
+
+def uses(source: str, tmp_path: Path) -> dict[str, _port.Use]:
+    path = tmp_path / "script.py"
+    path.write_text(source)
+    found = _port._Finder()
+    found.visit(_port.ast.parse(source))
+    return {name: _port._judge(name, tuple(lines)) for name, lines in found.names.items()}
+
+
+def test_names_are_followed_from_imports_with_their_lines(tmp_path):
+    found = uses(SCRIPT, tmp_path)
+    assert {name: use.lines for name, use in found.items()} == {
+        "arange": (8,),
+        "float32": (8,),
+        "pi": (8,),
+        "sqrt": (9,),
+        "linalg.norm": (10,),
+        "add.reduce": (11,),
+        "subtract.reduceat": (12,),
+        "random.seed": (13,),
+        "random.default_rng": (14,),
+        "savez": (15,),
+        "no_such_name": (16,),
+        "linalg.qr": (17,),
+        "errstate": (19,),
+        "matmul": (20,),
+        "newaxis": (20,),
+    }
+
+
+def test_each_use_is_of_its_kind(tmp_path):
+    found = uses(SCRIPT, tmp_path)
+    kinds = {name: use.kind for name, use in found.items()}
+    assert kinds["sqrt"] == "nothing"
+    assert kinds["matmul"] == "gathers"
+    assert kinds["add.reduce"] == "nothing"
+    assert kinds["arange"] == kinds["random.default_rng"] == "made"
+    assert kinds["errstate"] == "numpy"
+    assert kinds["savez"] == kinds["random.seed"] == kinds["no_such_name"] == "missing"
+    assert "da.checkpoint.save" in found["savez"].remedy
+    assert "default_rng" in found["random.seed"].remedy
+    assert np.__version__ in found["no_such_name"].remedy
+
+
+def test_the_report_has_all_of_it_and_the_status_says_what_is_missing(tmp_path, capsys):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    assert main(["port", str(path)]) == 1
+    told = capsys.readouterr().out
+    assert "uses of NumPy are there" in told
+    assert "line 15: np.savez: use da.save for each array" in told
+    assert "line 18: .tofile" in told
+    assert "line 6: scipy" in told
+    assert "os" not in told.split("packages")[1]
+    path.write_text("import distarray as np\nprint(np.sum(np.ones(3)))\n")
+    assert main(["port", str(path)]) == 0
+    assert "2 of 2 uses" in capsys.readouterr().out
+
+
+def test_the_script_is_not_run(tmp_path):
+    assert main(["port", str(_written(tmp_path, "import numpy\nraise SystemExit(7)\n"))]) == 0
+
+
+def test_star_imports_are_followed(tmp_path):
+    found = uses("from numpy import *\nfrom numpy.linalg import *\nsin(inv(1))\nprint(x)", tmp_path)
+    assert found.keys() == {"sin", "linalg.inv"}
+
+
+@pytest.mark.parametrize("source", [None, "def f(:\n", "\0"])
+def test_what_cannot_be_read_is_told(tmp_path, source, capsys):
+    path = tmp_path / "script.py"
+    if source is not None:
+        path.write_text(source)
+    with pytest.raises(SystemExit) as left:
+        main(["port", str(path)])
+    assert left.value.code == 2
+    assert "script.py" in capsys.readouterr().err
+
+
+def _written(folder: Path, source: str) -> Path:
+    path = folder / "script.py"
+    path.write_text(source)
+    return path
+
+
+def test_remedies_are_for_names_that_numpy_has():
+    assert all(hasattr(np, name) for name in _port.INSTEAD)
+    assert all(hasattr(np, name) for name in _port._SETTINGS)
