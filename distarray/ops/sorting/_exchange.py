@@ -9,7 +9,8 @@ same for any number of ranks. Descending lines are ascending ones of the ranks a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from math import prod
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from distarray.ops.sorting._block_sort import argsort_block, merge_order, merge_
 from distarray.ops.sorting._keys import KeyWords, longest
 from distarray.ops.sorting._multiselection import Ranks, ranks_of, select_cuts
 from distarray.typing import Buffer
+
+_GATHERED_BYTES: Final = 32 * 1024
+"""So much of all ranks together every rank gets and sorts: that takes two rounds, and not ten."""
 
 
 def sort_across(
@@ -68,6 +72,7 @@ def sort_across(
     -----
     Distribution: counts of at most 64 KiB are reduced some times (8 of float64 at most), then every
     item and its payload moves to its place, once. Memory: a sorted copy and what arrives, twice.
+    Lines of at most 32 KiB, payload included, are gathered instead, and sorted on every rank.
     """
     if lines.ndim == 1:
         found, carried = sort_across(
@@ -79,12 +84,18 @@ def sort_across(
     offsets = np.asarray(offsets, np.int64)
     total = int(offsets[-1]) if total is None else total
     count, own = len(lines), int(offsets[comm.rank + 1] - offsets[comm.rank])
-    if not count or not total:
-        places = [] if first is None else [np.empty(lines.shape, np.int64)]
-        nothing = [
-            np.empty((count, own, *one.shape[2:]), one.dtype) for one in (lines, *places, *payload)
-        ]
-        return nothing[0], nothing[1:]
+    itemsize = sum(one.itemsize * prod(one.shape[2:]) for one in (lines, *payload))
+    nbytes = total * count * (itemsize if first is None else itemsize + 8)
+    if not nbytes or (lines.itemsize and nbytes <= _GATHERED_BYTES):
+        given = [lines, *payload]
+        if first is not None:
+            places = np.arange(first, first + lines.shape[1])
+            given.insert(1, np.broadcast_to(places, lines.shape))
+        if nbytes:
+            found, *carried = _sort_gathered(comm, given, offsets, descending)
+        else:
+            found, *carried = [np.zeros((count, own, *one.shape[2:]), one.dtype) for one in given]
+        return found, carried
     if descending:
         lines, payload = lines[:, ::-1], [one[:, ::-1] for one in payload]
     runs, carried = _sort_runs(lines, first, payload, descending, stable)
@@ -107,6 +118,27 @@ def sort_across(
         parts[0][None] if count == 1 else np.stack(parts) for parts in zip(*merged, strict=True)
     ]
     return found, carried
+
+
+def _sort_gathered(
+    comm: Communicator, parts: Sequence[Buffer], offsets: np.ndarray, descending: bool
+) -> list[Buffer]:
+    """Return this rank's part of sorted lines, of which every rank gets all, and of the others."""
+    count = len(parts[0])
+    raw = [np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in parts]
+    width = sum(count * one.itemsize * prod(one.shape[2:]) for one in parts)
+    lines: list[list[Buffer]] = [[] for _ in parts]
+    for received in ranks_of(comm).gather(np.concatenate(raw)):
+        length = len(received) // width
+        for found, one in zip(lines, parts, strict=True):
+            shape = (count, length, *one.shape[2:])
+            own, received = np.split(received, [prod(shape) * one.itemsize])
+            found.append(own.view(one.dtype).reshape(shape))
+    whole = [np.concatenate(found, axis=1) for found in lines]
+    order = argsort_block(whole[0], descending=descending)
+    order = order[:, offsets[comm.rank] : offsets[comm.rank + 1]]
+    order += np.arange(count)[:, None] * whole[0].shape[1]
+    return [one.reshape(-1, *one.shape[2:])[order] for one in whole]
 
 
 def _sort_runs(

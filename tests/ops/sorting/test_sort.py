@@ -22,7 +22,7 @@ from distarray.errors import (
     ShapeError,
 )
 from distarray.layout import Partial, Replicate, Shard
-from distarray.ops.sorting import _block_sort, _multiselection, _sort
+from distarray.ops.sorting import _block_sort, _exchange, _multiselection, _sort
 from distarray.ops.sorting._exchange import sort_across
 from tests.array.strategies import KIND, RANKS, Case, agrees, cases, on_ranks, special_cases
 from tests.on_device import host
@@ -41,6 +41,8 @@ def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     else:
         monkeypatch.setattr(_sort, "_turn", lambda layout, axis: None)
         monkeypatch.setattr(_sort, "_LINES", 2 if request.param == "groups" else 1000)
+    if request.param != "groups":
+        monkeypatch.setattr(_exchange, "_GATHERED_BYTES", 0)
     monkeypatch.setattr(_block_sort, "_SHORT", 4)
     monkeypatch.setattr(_multiselection, "_FEW_BYTES", 0 if request.param == "lines" else 64)
     da.testing.reset()
@@ -114,9 +116,11 @@ def test_partial_operands_are_reduced_first(data: st.DataObject) -> None:
 @pytest.mark.skipif(KIND != "cpu", reason="GPUs have no such items")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("gathered", [0, 32768])
 def test_sorts_across_ranks_have_the_bits_of_stable_ones(
-    dtype: Any, descending: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: Any, descending: bool, gathered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(_exchange, "_GATHERED_BYTES", gathered)
     monkeypatch.setattr(_block_sort, "_SHORT", 16)
     rng = np.random.default_rng(3)
     trials = []
@@ -194,8 +198,21 @@ def test_several_mesh_axes_cut_one_axis_in_any_order(way: str) -> None:
     on_ranks(program)
 
 
+def test_few_items_are_gathered_at_once() -> None:
+    values = np.random.default_rng(10).random(600)
+
+    def program() -> None:
+        x = da.distribute_array(values, placements=[Shard(0)])
+        with CommLog() as log:
+            y = da.sort(x)
+        assert log.count() == log.count("all_gather") == 2  # lengths, then items
+        agrees(y, np.sort(values))
+
+    on_ranks(program)
+
+
 def test_each_item_moves_once() -> None:
-    n = 4000
+    n = 40_000
     values = np.arange(n, dtype=float)[::-1].copy()  # every item goes to another rank
 
     def program() -> None:
@@ -203,7 +220,7 @@ def test_each_item_moves_once() -> None:
         with CommLog() as log:
             y = da.sort(x)
         assert log.bytes("rows") == 8 * n // RANKS
-        assert log.bytes() < 8 * n // RANKS + 2 * 1024 * 1024
+        assert log.bytes() < 8 * n // RANKS + 8 * 64 * 1024 * RANKS
         agrees(y, values[::-1])
         with CommLog() as log:
             da.argsort(x)
@@ -357,7 +374,11 @@ def test_items_without_an_order_of_bits_are_refused() -> None:
 
 
 @pytest.mark.parametrize("descending", [False, True])
-def test_payload_travels_with_its_items(descending: bool) -> None:
+@pytest.mark.parametrize("gathered", [0, 32768])
+def test_payload_travels_with_its_items(
+    descending: bool, gathered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_exchange, "_GATHERED_BYTES", gathered)
     rng = np.random.default_rng(8)
     values = rng.integers(0, 6, (3, 50))
     order = expected_order(values, 1, descending)
