@@ -126,6 +126,8 @@ def run(program: Program, refused: Counter[str] | None = None) -> None:
                 return  # refused: what follows has no operand
             continue
         if isinstance(expected, Exception):
+            if isinstance(found, da.DistArray) and found.mesh.coordinate is None:
+                return  # outside of the mesh nobody knows what only values tell
             if (
                 statement.name == "setitem"
                 and values[statement.operands[min(1, len(statement.operands) - 1)]].size == 1
