@@ -659,6 +659,34 @@ MUTANTS = (
         "layout.partition(pair[0]).count == 1)",
         ("fft/test_transforms.py::test_an_axis_that_is_cut_takes_one_exchange_and_others_none",),
     ),
+    Mutant(
+        "what blocks fetch of their neighbours goes to the wrong place",
+        "ops/families/_windows.py",
+        "for at in (start, low)]",
+        "for at in (start, first)]",
+        ("ops/statistical/test_gradient.py::test_gradient_agrees_with_numpy",),
+    ),
+    Mutant(
+        "a diagonal is put into the first rows of a block",
+        "ops/_diagonals.py",
+        "start + max(-k, 0) - first)",
+        "max(-k, 0))",
+        ("ops/test_diagonals.py",),
+    ),
+    Mutant(
+        "a convolution begins one item late",
+        "ops/linear_algebra/_convolution.py",
+        "low = max(start + shift - width + 1, 0)",
+        "low = max(start + shift - width + 2, 0)",
+        ("ops/linear_algebra/test_convolution.py",),
+    ),
+    Mutant(
+        "padding takes the first item for the last",
+        "ops/_padding.py",
+        "_slice(x, axis, x.shape[axis] - 1, x.shape[axis])",
+        "_slice(x, axis, 0, 1)",
+        ("ops/test_padding.py",),
+    ),
     # --- random ----------------------------------------------------------------------------------
     Mutant(
         "random numbers ignore where the block lies",

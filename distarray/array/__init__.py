@@ -4,11 +4,14 @@ from distarray.array._array import DistArray, distribute_array, redistribute
 from distarray.array._convert import infer_layout, reduced_layout
 from distarray.array._describe import local_rows
 from distarray.array._mapping import map_blocks
-from distarray.array._repr import print0
+from distarray.array._repr import array2string, array_repr, array_str, print0
 from distarray.array._visualize import visualize
 
 __all__ = [
     "DistArray",
+    "array2string",
+    "array_repr",
+    "array_str",
     "distribute_array",
     "infer_layout",
     "local_rows",

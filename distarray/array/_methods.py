@@ -6,8 +6,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 import distarray.ops as ops
-from distarray.core import BaseArray
+from distarray.core import BaseArray, check_order
+from distarray.errors import ArgumentError
 
 
 def _method(function: Callable[..., Any], name: str = "") -> Any:
@@ -61,6 +64,19 @@ class Methods(BaseArray):
     trace = _method(ops.trace)
     partition = _method(ops.partition_in_place, "partition")
     sort = _method(ops.sort_in_place, "sort")
+
+    def fill(self, value: Any) -> None:
+        """Write one value, the same on every process, into all items."""
+        if getattr(value, "ndim", 0):
+            raise ArgumentError(
+                f"fill got a value of shape {tuple(value.shape)}; with axes use x[...] = value"
+            )
+        ops.setitem(self, (...,), value)
+
+    def tobytes(self, order: str = "C") -> bytes:
+        """Return the global array as bytes, on every rank (collective over the mesh)."""
+        letter: Any = check_order("tobytes", order, "CFA")
+        return np.asarray(self).tobytes(letter)
 
     def astype(
         self,

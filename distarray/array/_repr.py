@@ -11,7 +11,7 @@ import numpy as np
 
 from distarray.array import _convert, _describe
 from distarray.comm import _backend, world
-from distarray.core import BaseArray
+from distarray.core import BaseArray, register
 from distarray.typing import Buffer
 
 
@@ -123,3 +123,119 @@ def _text(x: Any, prefix: str, separator: str, suffix: str) -> str:
     threshold = {"threshold": 0} if cut else {"threshold": max(part.size, 1)}
     text = np.array2string(part, separator=separator, prefix=prefix, **threshold)
     return f"{prefix}{text}{suffix}"
+
+
+def _options(width: Any, precision: Any, suppress: Any, **others: Any) -> dict[str, Any]:
+    """Return NumPy's arguments of printing as its options, those left out as they are set."""
+    given = {"linewidth": width, "precision": precision, "suppress": suppress, **others}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+@register
+def array_repr(
+    x: Any, /, max_line_width: Any = None, precision: Any = None, suppress_small: Any = None
+) -> str:
+    """Return `repr(x)` with some of NumPy's options of printing (collective over the mesh).
+
+    Parameters
+    ----------
+    x : DistArray or array
+    max_line_width, precision, suppress_small : optional
+        As in NumPy. Default: what `set_printoptions` has set.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.array_repr(da.asarray([1.0, 2.25]), precision=1).partition(" shape")[0]
+    'DistArray([1. , 2.2],'
+    """
+    with np.printoptions(**_options(max_line_width, precision, suppress_small)):
+        return repr(x)
+
+
+@register
+def array_str(
+    x: Any, /, max_line_width: Any = None, precision: Any = None, suppress_small: Any = None
+) -> str:
+    """Return `str(x)` with some of NumPy's options of printing (collective over the mesh).
+
+    Parameters
+    ----------
+    x : DistArray or array
+    max_line_width, precision, suppress_small : optional
+        As in NumPy. Default: what `set_printoptions` has set.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.array_str(da.asarray([1.0, 2.25]), precision=1)
+    '[1.  2.2]'
+    """
+    with np.printoptions(**_options(max_line_width, precision, suppress_small)):
+        return str(x)
+
+
+@register
+def array2string(
+    x: Any,
+    /,
+    max_line_width: Any = None,
+    precision: Any = None,
+    suppress_small: Any = None,
+    separator: str = " ",
+    prefix: str = "",
+    *,
+    formatter: Any = None,
+    threshold: Any = None,
+    edgeitems: Any = None,
+    sign: Any = None,
+    floatmode: Any = None,
+    suffix: str = "",
+    legacy: Any = None,
+) -> str:
+    """Return the values as text (collective over the mesh).
+
+    Parameters
+    ----------
+    x : DistArray or array
+    max_line_width, precision, suppress_small, formatter, threshold, edgeitems : optional
+        As in NumPy. Default: what `set_printoptions` has set.
+    sign, floatmode, legacy : optional
+        As well.
+    separator, prefix, suffix : str
+        Between items; what is written before and after, for which room is left.
+
+    Notes
+    -----
+    Distribution: of an array of more than `threshold` items the corners alone are gathered.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.array2string(da.arange(3), separator=", ")
+    '[0, 1, 2]'
+    """
+    if not isinstance(x, BaseArray):
+        x = np.asarray(x)
+    given = _options(
+        max_line_width,
+        precision,
+        suppress_small,
+        formatter=formatter,
+        threshold=threshold,
+        edgeitems=edgeitems,
+        sign=sign,
+        floatmode=floatmode,
+        legacy=legacy,
+    )
+    with np.printoptions(**given):
+        if not isinstance(x, BaseArray):
+            return np.array2string(x, separator=separator, prefix=prefix, suffix=suffix)
+        if x._layout.mesh.coordinate is None:
+            return repr(x)
+        shown, cut = gather_shown(x)
+        part: Any = _backend.to_host(shown)
+        limit = 0 if cut else max(part.size, 1)
+        return np.array2string(
+            part, separator=separator, prefix=prefix, suffix=suffix, threshold=limit
+        )

@@ -46,6 +46,7 @@ from distarray.core._spec import (
     Letters,
     Spec,
     joining,
+    pointwise,
     reduction_spec,
 )
 from distarray.core._warnings import warn

@@ -4,11 +4,20 @@ What is imported under its own name is for those floors alone.
 """
 
 from distarray.ops._correlation import average, corrcoef, cov
+from distarray.ops._diagonals import diag, diagflat
 from distarray.ops._extraction import compress, extract, place, putmask, trim_zeros
+from distarray.ops._functional import (
+    apply_along_axis,
+    apply_over_axes,
+    piecewise,
+    select,
+    vectorize,
+)
 from distarray.ops._inspection import (
     allclose,
     array_equal,
     array_equiv,
+    asarray_chkfinite,
     broadcast_shapes,
     can_cast,
     common_type,
@@ -18,13 +27,35 @@ from distarray.ops._inspection import (
     may_share_memory,
     min_scalar_type,
     ndim,
+    real_if_close,
     result_type,
     shape,
     shares_memory,
     size,
 )
+from distarray.ops._padding import pad
+from distarray.ops._polynomials import (
+    poly,
+    polyadd,
+    polyder,
+    polydiv,
+    polyfit,
+    polyint,
+    polymul,
+    polysub,
+    polyval,
+    roots,
+    vander,
+)
 from distarray.ops._searching import argmax, argmin, nanargmax, nanargmin, where
-from distarray.ops.creation._asarray import array, asarray, from_dlpack
+from distarray.ops.creation._asarray import (
+    array,
+    asanyarray,
+    asarray,
+    ascontiguousarray,
+    asfortranarray,
+    from_dlpack,
+)
 from distarray.ops.creation._filled import build as build
 from distarray.ops.creation._filled import (
     empty,
@@ -37,9 +68,11 @@ from distarray.ops.creation._filled import (
     zeros_like,
 )
 from distarray.ops.creation._filled import target_layout as target_layout
+from distarray.ops.creation._grids import fromfunction, indices
 from distarray.ops.creation._like import creators as creators
 from distarray.ops.creation._like import meshgrid
-from distarray.ops.creation._ranges import arange, eye, linspace
+from distarray.ops.creation._ranges import arange, eye, geomspace, identity, linspace, logspace, tri
+from distarray.ops.creation._windows import bartlett, blackman, hamming, hanning, kaiser
 from distarray.ops.elementwise._arithmetic import (
     abs,
     absolute,
@@ -174,6 +207,7 @@ from distarray.ops.indexing._items import rows as rows
 from distarray.ops.indexing._items import setitem as setitem
 from distarray.ops.indexing._places import argwhere, flatnonzero, nonzero
 from distarray.ops.linear_algebra._contraction import dot, inner, matmul, outer, tensordot, vecdot
+from distarray.ops.linear_algebra._convolution import convolve, correlate
 from distarray.ops.linear_algebra._einsum import einsum
 from distarray.ops.linear_algebra._products import (
     cross,
@@ -188,6 +222,7 @@ from distarray.ops.linear_algebra._products import (
 from distarray.ops.linear_algebra._whole_axes import Axes as Axes
 from distarray.ops.linear_algebra._whole_axes import LinAlgError as LinAlgError
 from distarray.ops.linear_algebra._whole_axes import whole_axes as whole_axes
+from distarray.ops.manipulation._bits import packbits, unpackbits
 from distarray.ops.manipulation._joining import concat, repeat, roll, stack, tile, unstack
 from distarray.ops.manipulation._joining import concat as concatenate
 from distarray.ops.manipulation._reshape import flatten, ravel, reshape
@@ -196,15 +231,35 @@ from distarray.ops.manipulation._shape import (
     broadcast_to,
     expand_dims,
     flip,
+    fliplr,
+    flipud,
     matrix_transpose,
     moveaxis,
     permute_dims,
+    rollaxis,
+    rot90,
     squeeze,
     swapaxes,
     transpose,
     tril,
     triu,
 )
+from distarray.ops.manipulation._stacking import (
+    array_split,
+    atleast_1d,
+    atleast_2d,
+    atleast_3d,
+    block,
+    column_stack,
+    dsplit,
+    dstack,
+    hsplit,
+    hstack,
+    split,
+    vsplit,
+    vstack,
+)
+from distarray.ops.manipulation._stacking import vstack as row_stack
 from distarray.ops.sorting._sort import (
     argpartition,
     argsort,
@@ -218,6 +273,7 @@ from distarray.ops.sorting._sort import partition_in_place as partition_in_place
 from distarray.ops.sorting._sort import sort_in_place as sort_in_place
 from distarray.ops.statistical import _ufunc_methods as _ufunc_methods
 from distarray.ops.statistical._differences import ediff1d, trapezoid, unwrap
+from distarray.ops.statistical._gradient import gradient
 from distarray.ops.statistical._interpolation import interp
 from distarray.ops.statistical._moments import mean, nanmean, nanstd, nanvar, ptp, std, var
 from distarray.ops.statistical._reductions import (
@@ -257,6 +313,8 @@ __all__ = [
     "amin",
     "angle",
     "any",
+    "apply_along_axis",
+    "apply_over_axes",
     "arange",
     "arccos",
     "arccosh",
@@ -274,14 +332,23 @@ __all__ = [
     "array",
     "array_equal",
     "array_equiv",
+    "array_split",
+    "asanyarray",
     "asarray",
+    "asarray_chkfinite",
+    "ascontiguousarray",
+    "asfortranarray",
     "asin",
     "asinh",
     "astype",
     "atan",
     "atan2",
     "atanh",
+    "atleast_1d",
+    "atleast_2d",
+    "atleast_3d",
     "average",
+    "bartlett",
     "bitwise_and",
     "bitwise_count",
     "bitwise_invert",
@@ -290,6 +357,8 @@ __all__ = [
     "bitwise_or",
     "bitwise_right_shift",
     "bitwise_xor",
+    "blackman",
+    "block",
     "broadcast_arrays",
     "broadcast_shapes",
     "broadcast_to",
@@ -297,16 +366,19 @@ __all__ = [
     "cbrt",
     "ceil",
     "clip",
+    "column_stack",
     "common_type",
     "compress",
     "concat",
     "concatenate",
     "conj",
     "conjugate",
+    "convolve",
     "copy",
     "copysign",
     "copyto",
     "corrcoef",
+    "correlate",
     "cos",
     "cosh",
     "count_nonzero",
@@ -318,11 +390,15 @@ __all__ = [
     "cumulative_sum",
     "deg2rad",
     "degrees",
+    "diag",
+    "diagflat",
     "diagonal",
     "diff",
     "divide",
     "divmod",
     "dot",
+    "dsplit",
+    "dstack",
     "ediff1d",
     "einsum",
     "einsum_path",
@@ -340,6 +416,8 @@ __all__ = [
     "flatnonzero",
     "flatten",
     "flip",
+    "fliplr",
+    "flipud",
     "float_power",
     "floor",
     "floor_divide",
@@ -348,15 +426,24 @@ __all__ = [
     "fmod",
     "frexp",
     "from_dlpack",
+    "fromfunction",
     "full",
     "full_like",
     "gcd",
+    "geomspace",
+    "gradient",
     "greater",
     "greater_equal",
+    "hamming",
+    "hanning",
     "heaviside",
+    "hsplit",
+    "hstack",
     "hypot",
     "i0",
+    "identity",
     "imag",
+    "indices",
     "inner",
     "interp",
     "invert",
@@ -371,6 +458,7 @@ __all__ = [
     "isposinf",
     "isreal",
     "isrealobj",
+    "kaiser",
     "kron",
     "lcm",
     "ldexp",
@@ -389,6 +477,7 @@ __all__ = [
     "logical_not",
     "logical_or",
     "logical_xor",
+    "logspace",
     "matmul",
     "matrix_transpose",
     "matvec",
@@ -424,9 +513,21 @@ __all__ = [
     "ones",
     "ones_like",
     "outer",
+    "packbits",
+    "pad",
     "partition",
     "permute_dims",
+    "piecewise",
     "place",
+    "poly",
+    "polyadd",
+    "polyder",
+    "polydiv",
+    "polyfit",
+    "polyint",
+    "polymul",
+    "polysub",
+    "polyval",
     "positive",
     "pow",
     "power",
@@ -437,6 +538,7 @@ __all__ = [
     "radians",
     "ravel",
     "real",
+    "real_if_close",
     "reciprocal",
     "remainder",
     "repeat",
@@ -445,7 +547,12 @@ __all__ = [
     "right_shift",
     "rint",
     "roll",
+    "rollaxis",
+    "roots",
+    "rot90",
     "round",
+    "row_stack",
+    "select",
     "shape",
     "shares_memory",
     "sign",
@@ -457,6 +564,7 @@ __all__ = [
     "sort",
     "sort_complex",
     "spacing",
+    "split",
     "sqrt",
     "square",
     "squeeze",
@@ -473,17 +581,23 @@ __all__ = [
     "trace",
     "transpose",
     "trapezoid",
+    "tri",
     "tril",
     "trim_zeros",
     "triu",
     "true_divide",
     "trunc",
+    "unpackbits",
     "unstack",
     "unwrap",
+    "vander",
     "var",
     "vdot",
     "vecdot",
     "vecmat",
+    "vectorize",
+    "vsplit",
+    "vstack",
     "where",
     "zeros",
     "zeros_like",

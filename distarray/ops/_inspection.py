@@ -13,6 +13,7 @@ from distarray.core import (
     BaseArray,
     broadcast_shape,
     check_casting,
+    check_distributed,
     check_flag,
     count_reduced,
     describe,
@@ -22,10 +23,12 @@ from distarray.core import (
     register,
     run_into,
 )
-from distarray.errors import DTypeError
+from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.layout import normalize_axes
+from distarray.ops.creation._asarray import asanyarray
 from distarray.ops.elementwise import _logic as logic
-from distarray.ops.elementwise._rounding import copied_row, isclose
+from distarray.ops.elementwise._arithmetic import absolute
+from distarray.ops.elementwise._rounding import copied_row, imag, isclose, real
 from distarray.ops.statistical import _reductions as reductions
 
 
@@ -216,12 +219,77 @@ def copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) ->
 
 
 @register
-def array_repr(arr: Any, *_options: Any, **_named: Any) -> str:
-    """Return `repr(x)`."""
-    return repr(arr)
+def real_if_close(x: Any, /, tol: float = 100) -> Any:
+    """Return the real part of an array whose imaginary parts are all nearly 0; else the array.
+
+    Parameters
+    ----------
+    x : DistArray
+    tol : float
+        How near: in units of the dtype's precision if above 1, else as such.
+
+    Returns
+    -------
+    DistArray
+        A view, or `x` itself.
+
+    Notes
+    -----
+    Distribution: one reduction of a truth value, of which every process learns.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.real_if_close(da.asarray([2 + 1e-15j])).dtype
+    dtype('float64')
+    """
+    if check_distributed("real_if_close", x).dtype.kind != "c":
+        return x
+    try:
+        limit = float(tol)
+    except (TypeError, ValueError):
+        raise ArgumentTypeError(f"real_if_close got tol={describe(tol)}; one number") from None
+    limit *= float(np.finfo(x.dtype).eps) if limit > 1 else 1.0
+    near = bool(reductions.all(logic.less(absolute(imag(x)), limit)))
+    return real(x) if near else x
 
 
-@register
-def array_str(a: Any, *_options: Any, **_named: Any) -> str:
-    """Return `str(x)`."""
-    return str(a)
+def asarray_chkfinite(
+    obj: Any,
+    /,
+    dtype: Any = None,
+    order: Any = None,
+    *,
+    device: Any = None,
+    mesh: Any = None,
+    placements: Any = None,
+) -> Any:
+    """Return a value as a distributed array, after making sure that all items are finite.
+
+    Parameters
+    ----------
+    obj : array_like or DistArray
+    dtype, order, device, mesh, placements
+        As for `asanyarray`.
+
+    Raises
+    ------
+    ArgumentError
+        If an item is infinite or NaN, on every process alike.
+
+    Notes
+    -----
+    Distribution: one reduction of a truth value.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.asarray_chkfinite([1.0, 2.0]))
+    [1. 2.]
+    """
+    where = {"device": device, "mesh": mesh, "placements": placements}
+    x = asanyarray(obj, dtype, order, **where)
+    known = x.dtype.kind in "fc" and x._layout.mesh.coordinate is not None
+    if known and not bool(reductions.all(logic.isfinite(x))):
+        raise ArgumentError("asarray_chkfinite got infinities or NaN; da.isfinite finds them")
+    return x

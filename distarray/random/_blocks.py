@@ -48,7 +48,7 @@ def fill_floats(
     out
         A NumPy or CuPy array, C-contiguous, of the box's shape, float32 or float64.
     kind
-        "uniform" in [0, 1) or standard "normal".
+        "uniform" in [0, 1), standard "normal" or standard "exponential".
     key
         Two words of 32 bits, from the seed.
     call
@@ -138,6 +138,8 @@ def _draw(
     if kind == "normal":
         a, b = _formulas.normal_pair(x0, x1)
         return loc + scale * np.where(second, b, a)
+    if kind == "exponential":
+        return loc + scale * _formulas.exponential(np.where(second, x1, x0))
     unit = _formulas.unit_single if dtype == np.float32 else _formulas.unit_double
     return loc + scale * unit(np.where(second, x1, x0))
 

@@ -171,6 +171,17 @@ def normal_pair(x0: Any, x1: Any) -> tuple[Any, Any]:
     return radius * cosine, radius * sine
 
 
+# --- exponential ---------------------------------------------------------------------------------
+
+
+def exponential(x: Any) -> Any:
+    """Return standard exponential doubles, of 64 random bits: -ln u with u in (0, 1].
+
+    u has steps of 2**-53, so that values reach 36.7.
+    """
+    return 0.0 - logarithm(((x >> _S11) + _ONE) * 2.0**-53)
+
+
 # --- integers ------------------------------------------------------------------------------------
 
 

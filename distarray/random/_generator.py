@@ -10,16 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _memory, world
+from distarray.comm import _backend, _memory, world
 from distarray.core import device_of, normalize_dtype, normalize_shape
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.layout import Placement
 from distarray.ops import build, target_layout
 from distarray.random._blocks import fill_floats, fill_integers
+from distarray.random._distributions import INTEGERS, Distributions, read_scalar
 from distarray.random._seeding import derive_key, normalize_seed
 from distarray.typing import Box, Buffer, Shape
 
 _Fill = Callable[[Buffer, tuple[int, int], int, Shape, Box], None]
+
+_DOUBLE = np.dtype(np.float64)
+_PIECE = 1 << 16
+"""Items that a formula takes at a time: what lies between its steps stays in the cache."""
 
 
 def default_rng(seed: Any = None) -> Generator:
@@ -51,7 +56,7 @@ def default_rng(seed: Any = None) -> Generator:
     return seed if isinstance(seed, Generator) else Generator(seed)
 
 
-class Generator:
+class Generator(Distributions):
     """A source of random numbers with the methods of NumPy's, for distributed arrays.
 
     Every process makes its own generator from the same seed and draws the same arrays from it, in
@@ -59,8 +64,10 @@ class Generator:
     and on the element's linear index in the global array (row-major): never on the number of
     processes, the mesh or the placements. Nothing is sent.
 
-    Integers are exactly those of every platform. Floats are computed in IEEE double precision
-    without library functions, so that they are as well.
+    Integers are exactly those of every platform. Uniform, normal and exponential floats are
+    computed in IEEE double precision without library functions, so that they are as well, and so is
+    what follows from them by arithmetic and square roots (`rayleigh`, `triangular`). The other
+    distributions take NumPy's logarithms and powers, whose last bits may differ between processors.
 
     Parameters
     ----------
@@ -143,7 +150,7 @@ class Generator:
         ArgumentError
             If the interval is empty or infinite.
         """
-        low, high = _scalar("low", low), _scalar("high", high)
+        low, high = read_scalar("low", low), read_scalar("high", high)
         if not (low <= high and math.isfinite(high - low)):
             raise ArgumentError(
                 f"low={low!r}, high={high!r} is no interval: low must not be above high, and "
@@ -192,7 +199,7 @@ class Generator:
         ArgumentError
             If `scale` is negative.
         """
-        loc, scale = _scalar("loc", loc), _scalar("scale", scale)
+        loc, scale = read_scalar("loc", loc), read_scalar("scale", scale)
         if not scale >= 0:
             raise ArgumentError(f"scale={scale!r} is a standard deviation and must be 0 or more")
         return self._floats("normal", loc, scale, size, dtype, mesh, placements)
@@ -292,12 +299,33 @@ class Generator:
         mesh: Any,
         placements: Sequence[Placement] | None,
     ) -> Any:
-        found = normalize_dtype(dtype)
-        if found not in (np.float64, np.float32):
-            raise DTypeError(f"dtype={found} cannot be drawn; use float64 or float32 and astype")
+        found = _check_floats(dtype)
 
         def fill(out: Buffer, key: tuple[int, int], call: int, shape: Shape, box: Box) -> None:
             fill_floats(out, kind, key, call, shape, box, loc, scale)
+
+        return self._draw(fill, size, found, mesh, placements)
+
+    def _made(
+        self,
+        kind: str,
+        formula: Callable[[Buffer], Buffer],
+        size: Any,
+        dtype: Any,
+        mesh: Any,
+        placements: Sequence[Placement] | None,
+    ) -> Any:
+        """Return an array of what a formula makes of float64 numbers of a kind, item by item."""
+        found = dtype if dtype is INTEGERS else _check_floats(dtype)
+
+        def fill(out: Buffer, key: tuple[int, int], call: int, shape: Shape, box: Box) -> None:
+            same = out.dtype == _DOUBLE
+            numbers = out if same else _memory.empty(out.shape, _DOUBLE, _backend.device_of(out))
+            fill_floats(numbers, kind, key, call, shape, box)
+            flat, given = out.reshape(-1), numbers.reshape(-1)
+            for start in range(0, flat.size, _PIECE):
+                part = slice(start, start + _PIECE)
+                flat[part] = formula(given[part])
 
         return self._draw(fill, size, found, mesh, placements)
 
@@ -342,15 +370,11 @@ class Generator:
         return self._entropy
 
 
-def _scalar(name: str, value: Any) -> float:
-    """Return a real number of a distribution as a float."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ArgumentTypeError(
-            f"{name}={value!r} is not one real number; draw standard values and scale them, e.g. "
-            "loc + scale * rng.standard_normal(size)"
-        ) from None
+def _check_floats(dtype: Any) -> np.dtype[Any]:
+    found = normalize_dtype(dtype)
+    if found not in (np.float64, np.float32):
+        raise DTypeError(f"dtype={found} cannot be drawn; use float64 or float32 and astype")
+    return found
 
 
 def _integer(name: str, value: Any) -> int:

@@ -20,7 +20,14 @@ from numba.extending import intrinsic, overload, register_jitable
 
 from distarray.comm.kernels import Kernel
 from distarray.random import _formulas
-from distarray.random._formulas import normal_pair, philox, scaled, unit_double, unit_single
+from distarray.random._formulas import (
+    exponential,
+    normal_pair,
+    philox,
+    scaled,
+    unit_double,
+    unit_single,
+)
 
 _BATCH: Final = 256  # words and numbers: 12 KiB, which the first-level cache holds
 _u64 = np.uint64
@@ -72,6 +79,7 @@ for _formula in (
     normal_pair,
     _formulas.logarithm,
     _formulas.cosine_and_sine,
+    exponential,
 ):
     register_jitable(error_model="numpy")(_formula)
 
@@ -88,13 +96,17 @@ def _fill_bits(
 @_loop
 def _to_floats(
     y0: np.ndarray, y1: np.ndarray, x0: np.ndarray, x1: np.ndarray, count: int,
-    loc: float, scale: float, is_normal: bool, is_single: bool,
+    loc: float, scale: float, is_normal: bool, is_exponential: bool, is_single: bool,
 ) -> None:  # fmt: skip
     if is_normal:
         for j in range(count):
             a, b = normal_pair(x0[j], x1[j])
             y0[j] = loc + scale * a
             y1[j] = loc + scale * b
+    elif is_exponential:
+        for j in range(count):
+            y0[j] = loc + scale * exponential(x0[j])
+            y1[j] = loc + scale * exponential(x1[j])
     elif is_single:
         for j in range(count):
             y0[j] = loc + scale * unit_single(x0[j])
@@ -180,7 +192,7 @@ def _row_start(row: int, sizes: np.ndarray, strides: np.ndarray) -> int:
 
 @functools.cache
 def kernel(kind: str, dtype: str) -> Kernel:
-    """Return the kernel for "uniform" or "normal" floats, or for an "integer", of a dtype.
+    """Return the kernel for an "integer", or "uniform", "normal" or "exponential" floats.
 
     Integers are written as "uint8", "uint16", "uint32" or "uint64". The arguments: where to write;
     the first element, in C order of the box; the sizes and global strides of the box; the linear
@@ -188,7 +200,8 @@ def kernel(kind: str, dtype: str) -> Kernel:
     integers the least, how many there are (0 for 2**64), and the bound below which the lower bits
     of a product are drawn again.
     """
-    is_integer, is_normal, is_single = kind == "integer", kind == "normal", dtype == "float32"
+    is_integer, is_single = kind == "integer", dtype == "float32"
+    is_normal, is_exponential = kind == "normal", kind == "exponential"
 
     def fill(
         out: np.ndarray, first: int, sizes: np.ndarray, strides: np.ndarray, corner: int,
@@ -217,7 +230,9 @@ def kernel(kind: str, dtype: str) -> Kernel:
                         )  # fmt: skip
                     at = _put(out, at, end, odd, y0, y1, count)
                 else:
-                    _to_floats(z0, z1, x0, x1, count, loc, scale, is_normal, is_single)
+                    _to_floats(
+                        z0, z1, x0, x1, count, loc, scale, is_normal, is_exponential, is_single
+                    )  # fmt: skip
                     at = _put(out, at, end, odd, z0, z1, count)
                 index += at - before
 

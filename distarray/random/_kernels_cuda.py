@@ -77,8 +77,8 @@ def _compile(*names: str) -> list[Callable[..., Any]]:
 
 
 _philox, _scaled = device(_formulas.philox), device(_formulas.scaled)
-_unit_double, _unit_single, _, _, _normal_pair = _compile(
-    "unit_double", "unit_single", "logarithm", "cosine_and_sine", "normal_pair"
+_unit_double, _unit_single, _, _exponential, _, _normal_pair = _compile(
+    "unit_double", "unit_single", "logarithm", "exponential", "cosine_and_sine", "normal_pair"
 )
 
 
@@ -147,6 +147,12 @@ def _two_normal(x0: Any, x1: Any, block: Any, words: Any, parameters: Any) -> An
 
 
 @device
+def _two_exponentials(x0: Any, x1: Any, block: Any, words: Any, parameters: Any) -> Any:
+    loc, scale, _ = parameters
+    return loc + _multiply(scale, _exponential(x0)), loc + _multiply(scale, _exponential(x1))
+
+
+@device
 def _two_doubles(x0: Any, x1: Any, block: Any, words: Any, parameters: Any) -> Any:
     loc, scale, _ = parameters
     return loc + _multiply(scale, _unit_double(x0)), loc + _multiply(scale, _unit_double(x1))
@@ -160,9 +166,13 @@ def _two_singles(x0: Any, x1: Any, block: Any, words: Any, parameters: Any) -> A
 
 @functools.cache
 def kernel(kind: str, dtype: str) -> Any:
-    """Return the kernel for "uniform" or "normal" floats, or for an "integer", of a dtype."""
-    uniform = _two_singles if dtype == "float32" else _two_doubles
-    make = {"uniform": uniform, "normal": _two_normal, "integer": _two_integers}[kind]
+    """Return the kernel for an "integer", or "uniform", "normal" or "exponential" floats."""
+    make = {
+        "uniform": _two_singles if dtype == "float32" else _two_doubles,
+        "normal": _two_normal,
+        "exponential": _two_exponentials,
+        "integer": _two_integers,
+    }[kind]
 
     @cuda.jit
     def fill(out: Any, table: Any, p0: Any, p1: Any, p2: Any) -> None:

@@ -14,7 +14,11 @@ from distarray.random import _blocks
 from distarray.random._blocks import fill_floats, fill_integers
 
 KEY = (0x12345678, 0x9ABCDEF0)
-FLOATS = [(kind, dtype) for kind in ("uniform", "normal") for dtype in ("float32", "float64")]
+FLOATS = [
+    (kind, dtype)
+    for kind in ("uniform", "normal", "exponential")
+    for dtype in ("float32", "float64")
+]
 INTEGERS = [
     ("int64", -5, 11),
     ("int64", -(2**63), 2**64),

@@ -13,7 +13,6 @@ from distarray.errors import ArgumentTypeError
 F = TypeVar("F", bound=Callable[..., Any])
 
 ALIASES = {
-    "array_str": ("array2string",),
     "concat": ("concatenate",),
     "max": ("amax",),
     "min": ("amin",),

@@ -11,6 +11,7 @@ from distarray.core import (
     cast,
     check_device_name,
     check_flag,
+    check_order,
     convert_on_all,
     copy_block,
     normalize_dtype,
@@ -177,6 +178,107 @@ def from_dlpack(
 
 _HOST = 1
 """DLPack's kDLCPU."""
+
+
+def asanyarray(
+    obj: Any,
+    /,
+    dtype: Any = None,
+    order: Any = None,
+    *,
+    device: Any = None,
+    copy: bool | None = None,
+    mesh: Any = None,
+    placements: Sequence[Placement] | None = None,
+) -> Any:
+    """Return a value as a distributed array: `asarray`, as there are no subclasses.
+
+    Parameters
+    ----------
+    obj : array_like or DistArray
+    dtype, device, copy, mesh, placements
+        As for `asarray`.
+    order : {None, "K", "A", "C", "F"}
+        Of each block in memory; "C" and "F" may copy.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x = da.ones(3)
+    >>> da.asanyarray(x) is x
+    True
+    """
+    order = "K" if order is None else check_order("asanyarray", order, "CFAK")
+    x = asarray(obj, dtype, device=device, copy=copy, mesh=mesh, placements=placements)
+    return in_order(x, order)
+
+
+def ascontiguousarray(
+    obj: Any,
+    /,
+    dtype: Any = None,
+    *,
+    device: Any = None,
+    mesh: Any = None,
+    placements: Sequence[Placement] | None = None,
+) -> Any:
+    """Return a value as a distributed array of at least one axis whose blocks lie in C order.
+
+    Parameters
+    ----------
+    obj : array_like or DistArray
+    dtype, device, mesh, placements
+        As for `asarray`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.ascontiguousarray(da.ones((2, 3)).T).to_local().flags.c_contiguous
+    True
+    """
+    return _contiguous(obj, dtype, device, mesh, placements, "C")
+
+
+def asfortranarray(
+    obj: Any,
+    /,
+    dtype: Any = None,
+    *,
+    device: Any = None,
+    mesh: Any = None,
+    placements: Sequence[Placement] | None = None,
+) -> Any:
+    """Return a value as a distributed array of at least one axis whose blocks lie in Fortran order.
+
+    Parameters
+    ----------
+    obj : array_like or DistArray
+    dtype, device, mesh, placements
+        As for `asarray`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.asfortranarray(da.ones((2, 3))).to_local().flags.f_contiguous
+    True
+    """
+    return _contiguous(obj, dtype, device, mesh, placements, "F")
+
+
+def _contiguous(obj: Any, dtype: Any, device: Any, mesh: Any, placements: Any, order: str) -> Any:
+    x = asarray(obj, dtype, device=device, mesh=mesh, placements=placements)
+    if not x.ndim:
+        layout = x._layout.replace(shape=(1,))
+        x = x._new(x._local.reshape(layout.local_shape()), layout)
+    return in_order(x, order)
+
+
+def in_order(x: Any, order: str) -> Any:
+    """Return `x`, or a copy whose block lies in an order in memory, if it does not."""
+    flags = x._local.flags
+    if (order == "C" and not flags.c_contiguous) or (order == "F" and not flags.f_contiguous):
+        return x._new(copy_block(x._local, order), x._layout)
+    return x
 
 
 def _convert(

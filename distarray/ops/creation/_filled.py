@@ -114,8 +114,16 @@ def as_scalar(value: Any) -> Any:
     return array
 
 
-def _full(layout: Layout, dtype: np.dtype[Any], value: Any) -> Any:
-    # Converted once, before any block exists: a value out of range fails on every rank alike.
+def check_value(name: str, value: Any, dtype: np.dtype[Any]) -> np.ndarray:
+    """Return a scalar argument as a 0-d array of a dtype.
+
+    Raises
+    ------
+    ArgumentError
+        If it has axes, or does not convert.
+    OutOfRangeError
+        If the dtype cannot hold it.
+    """
     item = np.zeros((), dtype)
     scalar = as_scalar(value)
     try:
@@ -124,8 +132,14 @@ def _full(layout: Layout, dtype: np.dtype[Any], value: Any) -> Any:
     except (TypeError, ValueError, OverflowError) as error:
         refused = OutOfRangeError if isinstance(error, OverflowError) else ArgumentError
         raise refused(
-            f"fill_value {value!r} does not become {dtype}: {error}; pass another dtype or value"
+            f"{name} {value!r} does not become {dtype}: {error}; pass another dtype or value"
         ) from None
+    return item
+
+
+def fill_layout(layout: Layout, dtype: np.dtype[Any], value: Any) -> Any:
+    """Return an array of one value; see `full` for what is raised."""
+    item = check_value("fill_value", value, dtype)  # before any block exists, on every rank alike
 
     def make(box: Box) -> Buffer:
         block = _memory.empty(boxes.shape(box), dtype, device_of(layout))
@@ -139,7 +153,7 @@ def _full(layout: Layout, dtype: np.dtype[Any], value: Any) -> Any:
 
 
 def _ones(layout: Layout, dtype: np.dtype[Any]) -> Any:
-    return _full(layout, dtype, 1)
+    return fill_layout(layout, dtype, 1)
 
 
 def _layout_like(
@@ -286,7 +300,7 @@ def full(
     value = as_scalar(fill_value)
     kind = normalize_dtype(dtype, value.dtype)
     layout = target_layout(sizes, mesh, placements, device)
-    return _full(layout, kind, fill_value)
+    return fill_layout(layout, kind, fill_value)
 
 
 def full_like(
@@ -301,7 +315,7 @@ def full_like(
     placements: Sequence[Placement] | None = None,
 ) -> Any:
     layout = _layout_like(x, shape, mesh, placements, device)
-    return _full(layout, _dtype_like(x, dtype), fill_value)
+    return fill_layout(layout, _dtype_like(x, dtype), fill_value)
 
 
 full.__doc__ = _DOCUMENTATION.format(

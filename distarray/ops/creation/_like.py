@@ -9,9 +9,16 @@ import numpy as np
 
 from distarray.core import BaseArray, check_flag, register
 from distarray.errors import ArgumentError
-from distarray.ops.creation._asarray import array, asarray
+from distarray.ops.creation._asarray import (
+    array,
+    asanyarray,
+    asarray,
+    ascontiguousarray,
+    asfortranarray,
+)
 from distarray.ops.creation._filled import empty, full, ones, zeros
-from distarray.ops.creation._ranges import arange, eye
+from distarray.ops.creation._grids import fromfunction
+from distarray.ops.creation._ranges import arange, eye, identity, tri
 from distarray.ops.elementwise._rounding import copy as copy_of
 from distarray.ops.manipulation._reshape import reshape
 from distarray.ops.manipulation._shape import broadcast_arrays
@@ -19,14 +26,17 @@ from distarray.ops.manipulation._shape import broadcast_arrays
 creators: dict[Callable[..., Any], tuple[Callable[..., Any], int]] = {
     np.arange: (arange, 4),
     np.array: (array, 2),
-    np.asanyarray: (asarray, 2),
+    np.asanyarray: (asanyarray, 3),
     np.asarray: (asarray, 2),
-    np.ascontiguousarray: (asarray, 2),
-    np.asfortranarray: (asarray, 2),
+    np.ascontiguousarray: (ascontiguousarray, 2),
+    np.asfortranarray: (asfortranarray, 2),
     np.empty: (empty, 2),
     np.eye: (eye, 4),
+    np.fromfunction: (fromfunction, 2),
     np.full: (full, 3),
+    np.identity: (identity, 2),
     np.ones: (ones, 2),
+    np.tri: (tri, 4),
     np.zeros: (zeros, 2),
 }
 """What NumPy's functions call with `like=` a distributed array, on its mesh, and how many arguments

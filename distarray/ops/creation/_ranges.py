@@ -1,4 +1,4 @@
-"""Arrays whose values follow from the index: arange, linspace, eye, tri masks.
+"""Arrays whose values follow from the index: arange, linspace, logspace, eye, triangles.
 
 A process computes its own block from the global index, with the same operations in the same order
 as NumPy, so that the values are bitwise NumPy's for every split.
@@ -18,6 +18,8 @@ from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, Shape
 from distarray.layout import Placement
 from distarray.layout import box as boxes
 from distarray.ops.creation._filled import build, target_layout
+from distarray.ops.elementwise._arithmetic import power
+from distarray.ops.elementwise._rounding import astype
 from distarray.typing import Box, Buffer
 
 PIECE = 32 * 1024
@@ -231,6 +233,195 @@ def _end(name: str, value: Any) -> Any:
     if isinstance(value, (complex, np.complexfloating)):
         return value
     return _number("linspace", name, value)
+
+
+def logspace(
+    start: Any,
+    stop: Any,
+    /,
+    num: int = 50,
+    endpoint: bool = True,
+    base: Any = 10.0,
+    dtype: Any = None,
+    *,
+    device: Any = None,
+    mesh: Any = None,
+    placements: Sequence[Placement] | None = None,
+) -> Any:
+    """Return powers of a base whose exponents are evenly spaced.
+
+    Parameters
+    ----------
+    start, stop : number
+        First and last exponent; may be complex.
+    num : int
+        How many values.
+    endpoint : bool
+        Whether `stop` is the last exponent.
+    base : number
+    dtype : data type, optional
+        Default: NumPy's floating dtype for these numbers.
+    device, mesh, placements
+        As for `empty`.
+
+    Returns
+    -------
+    DistArray
+        Of shape `(num,)`.
+
+    Raises
+    ------
+    ArgumentError
+        If `num` is negative.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.logspace(0, 3, 4))
+    [   1.   10.  100. 1000.]
+    """
+    base = base if isinstance(base, complex) else _number("logspace", "base", base)
+    exponents = linspace(
+        start, stop, num, endpoint, device=device, mesh=mesh, placements=placements
+    )
+    values = power(base, exponents)
+    return values if dtype is None else astype(values, dtype, copy=False)
+
+
+def geomspace(
+    start: Any,
+    stop: Any,
+    /,
+    num: int = 50,
+    endpoint: bool = True,
+    dtype: Any = None,
+    *,
+    device: Any = None,
+    mesh: Any = None,
+    placements: Sequence[Placement] | None = None,
+) -> Any:
+    """Return values of which each is the same multiple of the one before.
+
+    Parameters
+    ----------
+    start, stop : number
+        First and last value, not 0; may be complex.
+    num : int
+        How many values.
+    endpoint : bool
+        Whether `stop` is the last value.
+    dtype : data type, optional
+        Default: NumPy's floating dtype for these numbers.
+    device, mesh, placements
+        As for `empty`.
+
+    Returns
+    -------
+    DistArray
+        Of shape `(num,)`.
+
+    Raises
+    ------
+    ArgumentError
+        If `num` is negative, or an end is 0.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.geomspace(1, 1000, 4))
+    [   1.   10.  100. 1000.]
+    """
+    ends = [np.asarray(_end("start", start)), np.asarray(_end("stop", stop))]
+    if not all(ends):
+        raise ArgumentError(
+            f"geomspace({start}, {stop}) has an end that is 0; no multiple leads on"
+        )
+    wanted = None if dtype is None else normalize_dtype(dtype)
+    own = np.result_type(*ends, 1.0, *([] if wanted is None else [np.zeros((), wanted)]))
+    first, last = (end.astype(own) for end in ends)
+    sign = np.sign(first)
+    low, high = (np.log10(end / sign)[()] for end in (first, last))
+    values = logspace(
+        low, high, num, endpoint, dtype=own, device=device, mesh=mesh, placements=placements
+    )
+    size = values.shape[0]
+    if size:
+        values[0] = first / sign
+    if size > 1 and endpoint:
+        values[size - 1] = last / sign
+    values *= sign[()]
+    return astype(values, own if wanted is None else wanted, copy=False)
+
+
+def identity(
+    n: int,
+    /,
+    dtype: Any = None,
+    *,
+    device: Any = None,
+    mesh: Any = None,
+    placements: Sequence[Placement] | None = None,
+) -> Any:
+    """Return a square matrix with ones on its diagonal and zeros elsewhere; see `eye`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.identity(2))
+    [[1. 0.]
+     [0. 1.]]
+    """
+    return eye(n, dtype=dtype, device=device, mesh=mesh, placements=placements)
+
+
+def tri(
+    N: int,  # noqa: N803 (NumPy's name)
+    M: int | None = None,  # noqa: N803 (NumPy's name)
+    /,
+    k: int = 0,
+    dtype: Any = float,
+    *,
+    device: Any = None,
+    mesh: Any = None,
+    placements: Sequence[Placement] | None = None,
+) -> Any:
+    """Return a matrix with ones on diagonal `k` and below, and zeros above.
+
+    Parameters
+    ----------
+    N, M : int
+        How many rows and columns; square if `M` is left out.
+    k : int
+        Which diagonal: above the main one if positive.
+    dtype : data type
+    device, mesh, placements
+        As for `empty`.
+
+    Raises
+    ------
+    ShapeError
+        If a size is negative.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.tri(2, 3, dtype=int))
+    [[1 0 0]
+     [1 1 0]]
+    """
+    rows = check_integer("tri", "N", N)
+    columns = rows if M is None else check_integer("tri", "M", M)
+    diagonal = min(max(check_integer("tri", "k", k), -rows), columns)
+    if rows < 0 or columns < 0:
+        raise ShapeError(f"tri({rows}, {columns}) has a negative size; pass 0 or more")
+    kind = normalize_dtype(dtype)
+    layout = target_layout((rows, columns), mesh, placements, device)
+
+    def make(box: Box) -> Buffer:
+        height, width = boxes.shape(box)
+        return np.tri(height, width, diagonal + box[0][0] - box[1][0], dtype=kind)
+
+    return build(layout, kind, make)
 
 
 def eye(

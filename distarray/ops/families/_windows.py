@@ -2,12 +2,13 @@
 
 The redistribution engine moves boxes of one index space. A reshape whose items change process
 relates boxes of one shape to stretches of the flat order, and a reversal relates a block to its
-mirror image. Both are pairs of windows: what a peer's block is read through, and where it goes.
+mirror image. Both are pairs of windows: what a peer's block is read through, and where it goes. So
+is what a block needs of its neighbours' items.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -229,3 +230,65 @@ def mirror(layout: Layout, axes: Sequence[int], what: str) -> Exchange:
     target = Window(0, WHOLE, None, (WHOLE,) * layout.ndim)
     pair = Pair(peer, source, target)
     return Exchange(communicator, (pair,), (pair,), what)
+
+
+# --- neighbours ----------------------------------------------------------------------------------
+
+Reach = Callable[[Sequence[int]], tuple[int, int]]
+"""`reach(coordinate)` is the stretch of an axis that the process at a mesh coordinate needs."""
+
+
+def from_neighbours(layout: Layout, axis: int, reach: Reach, what: str) -> Exchange:
+    """Return the exchange that gives every process a stretch of the cut `axis` of `layout`.
+
+    Stretches may overlap, reach into any number of blocks, and be empty.
+    """
+    mesh: Any = layout.mesh
+    communicator = mesh.communicator(tuple(sorted(layout.sharding_axes(axis))))
+    mine = mesh.coordinate
+
+    def pairs(here: Any, there: Any, peer: int) -> Iterator[Pair]:
+        """Yield the window of the block at one coordinate that another needs, if there is one."""
+        box = layout.local_box(here)
+        assert box is not None  # both processes are in the mesh
+        (start, stop), (low, high) = box[axis], reach(there)
+        first, last = max(start, low), min(stop, high)
+        if first < last:
+            keys = [(*(WHOLE,) * axis, slice(first - at, last - at)) for at in (start, low)]
+            yield Pair(peer, *(Window(0, WHOLE, None, key) for key in keys))
+
+    receives: list[Pair] = []
+    sends: list[Pair] = []
+    for peer, rank in enumerate(communicator.ranks):
+        other = mesh.coordinate_of(rank)
+        receives += pairs(other, mine, peer)
+        sends += pairs(mine, other, peer)
+    return Exchange(communicator, tuple(receives), tuple(sends), what)
+
+
+def fetch(layout: Layout, axis: int, reach: Reach, what: str) -> Callable[[Buffer], Buffer]:
+    """Return the function of a block that gives the stretch of `axis` that this process needs.
+
+    It is collective over the mesh axes that cut `axis`; where none does, it takes the stretch.
+    """
+    mesh: Any = layout.mesh
+    low, high = reach(mesh.coordinate)
+    shape = list(layout.local_shape())
+    if not layout.sharding_axes(axis):
+        key = (*(WHOLE,) * axis, slice(low, high))
+        return lambda block: block[key]
+    shape[axis] = high - low
+    exchange = from_neighbours(layout, axis, reach, what)
+
+    def fetch_stretch(block: Buffer) -> Buffer:
+        return run(exchange, block, _memory.empty(tuple(shape), block.dtype, mesh.device))
+
+    return fetch_stretch
+
+
+def borders(layout: Layout, axis: int, width: int) -> Layout:
+    """Return a layout of as many items as blocks get from their neighbours, `width` a block."""
+    blocks = len(layout.partition(axis).offsets) - 1
+    shape = (*layout.shape[:axis], width * blocks, *layout.shape[axis + 1 :])
+    boundaries = {a: o for a, o in (layout.boundaries or {}).items() if a != axis}
+    return layout.replace(shape=shape, boundaries=boundaries or None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,10 @@ from distarray.core import (
     run_one,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
-from distarray.layout import Layout, Shard, normalize_axes, normalize_axis
+from distarray.layout import Shard, normalize_axes, normalize_axis
 from distarray.ops.elementwise._arithmetic import multiply
 from distarray.ops.elementwise._rounding import conj
-from distarray.ops.families._relabel import carry_cuts
+from distarray.ops.families._relabel import carry_cuts, uncut_axes
 from distarray.ops.linear_algebra._contraction import matmul, vecdot
 from distarray.ops.linear_algebra._whole_axes import Axes, whole_axes
 from distarray.ops.manipulation._reshape import reshape
@@ -94,28 +95,29 @@ def cross(
 
 
 def _diagonal_spec(_: Op, call: Call) -> Layouts:
-    """Return how a matrix must be cut, and the diagonal then is: as the axis that is cut."""
-    layout, (offset, rows, columns) = call.layouts[0], call.static
-    if layout.sharding_axes(rows) and layout.sharding_axes(columns):
-        layout = _cut_rows_alone(layout, rows, columns)
-    kept, first = rows, max(-offset, 0)
-    if layout.sharding_axes(columns):
-        kept, first = columns, max(offset, 0)
+    """Cut the diagonal where the blocks of the matrix cut it: first by rows, then by columns."""
+    (layout,), (offset, rows, columns) = call.layouts, call.static
     below, right = max(-offset, 0), max(offset, 0)
     length = max(0, min(layout.shape[rows] - below, layout.shape[columns] - right))
     others = [axis for axis in range(layout.ndim) if axis not in (rows, columns)]
-    places = {axis: place for place, axis in enumerate(others)} | {kept: len(others)}
-    offsets = tuple(min(max(at - first, 0), length) for at in layout.partition(kept).offsets)
-    cut = {len(others): offsets} if layout.sharding_axes(kept) else None
+    last = len(others)
+    places = {axis: place for place, axis in enumerate(others)}
     shape = (*(layout.shape[axis] for axis in others), length)
-    return Layouts((layout,), carry_cuts(layout, shape, places, cut), copies_view=True)
-
-
-def _cut_rows_alone(layout: Layout, rows: int, columns: int) -> Layout:
-    """Return the layout in which what cuts columns cuts rows as well."""
-    placements = [Shard(rows) if p == Shard(columns) else p for p in layout.placements]
-    kept = {a: o for a, o in (layout.boundaries or {}).items() if a not in (rows, columns)}
-    return layout.replace(placements=placements, boundaries=kept or None)
+    free = carry_cuts(uncut_axes(layout, (rows, columns)), shape, places)
+    cutting = (*layout.sharding_axes(rows), *layout.sharding_axes(columns))
+    if not cutting:
+        return Layouts((layout,), free, copies_view=True)
+    tops = [min(max(at - below, 0), length) for at in layout.partition(rows).offsets]
+    lefts = [min(max(at - right, 0), length) for at in layout.partition(columns).offsets]
+    offsets = [0]
+    for start, stop in pairwise(tops):
+        offsets += [min(max(left, start), stop) for left in lefts[1:]]
+    output = free.replace(
+        placements=[Shard(last) if m in cutting else p for m, p in enumerate(free.placements)],
+        shard_order=[*(m for axis in range(last) for m in free.sharding_axes(axis)), *cutting],
+        boundaries={**(free.boundaries or {}), last: offsets},
+    )
+    return Layouts((layout,), output, copies_view=True)
 
 
 def _diagonal_bind(step: Step) -> Callable[[Buffer], Buffer]:
@@ -144,8 +146,8 @@ def diagonal(x: Any, /, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     Returns
     -------
     DistArray
-        With the diagonals along its last axis, read-only. That is cut where the rows, or the
-        columns, are cut, with the items of each process; `x.rebalance()` makes it even.
+        A view with the diagonals along its last axis, read-only. That is cut where rows or columns
+        are cut, with the items of each process; `x.rebalance()` makes it even.
 
     Raises
     ------
@@ -154,8 +156,7 @@ def diagonal(x: Any, /, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
 
     Notes
     -----
-    Distribution: nothing is sent, unless both rows and columns are cut: then rows alone are cut
-    first, by one exchange. `Partial` arrays stay so.
+    Distribution: nothing is sent. `Partial` arrays stay so.
 
     Examples
     --------

@@ -23,6 +23,7 @@ from distarray.core import (
     Step,
     as_integers,
     cast,
+    check_casting,
     check_distributed,
     common_mesh,
     convert_on_all,
@@ -85,7 +86,14 @@ _roll = join("roll")
 
 
 @register
-def concat(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: Any = None) -> Any:
+def concat(
+    arrays: Sequence[Any],
+    /,
+    axis: int | None = 0,
+    *,
+    dtype: Any = None,
+    casting: Any = "same_kind",
+) -> Any:
     """Join arrays along an axis that they have.
 
     Parameters
@@ -97,6 +105,8 @@ def concat(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: Any = None)
         None joins the arrays in flat order.
     dtype : data type, optional
         Default: that to which all promote.
+    casting : str
+        Which conversions are allowed, as in NumPy.
 
     Returns
     -------
@@ -112,8 +122,11 @@ def concat(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: Any = None)
         If there is no such axis.
     ArgumentTypeError
         If none of them is distributed.
+    DTypeError
+        If `casting` forbids a conversion.
     """
-    given = normalize_operands("concat", _list_arrays("concat", arrays))
+    check_casting("concat", casting)
+    given = normalize_operands("concat", list_arrays("concat", arrays))
     if not given:
         raise ShapeError("concat got no arrays; pass at least one")
     check_distributed("concat", next((x for x in given if isinstance(x, BaseArray)), given[0]))
@@ -127,6 +140,12 @@ def concat(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: Any = None)
     else:
         wanted = normalize_dtype(dtype)
         dtype = max((with_length(wanted, own) for own in dtypes), key=lambda one: one.itemsize)
+    for own in dtypes:
+        if not np.can_cast(own, dtype, casting):
+            raise DTypeError(
+                f"concat of {own} into {dtype} with casting={casting!r}; pass another dtype, or "
+                "casting='unsafe'"
+            )
     shapes = [x.shape for x in given]
     along = normalize_axis(axis, len(shapes[0]))
     join_shapes(shapes, along)  # which must fit before anything is sent
@@ -152,7 +171,7 @@ def _common_dtype(dtypes: Sequence[Any]) -> Any:
         ) from None
 
 
-def _list_arrays(name: str, arrays: Any) -> list[Any]:
+def list_arrays(name: str, arrays: Any) -> list[Any]:
     try:
         return list(arrays)
     except TypeError:
@@ -212,8 +231,18 @@ def resize_axis(layout: Layout, axis: int, size: int) -> Layout:
 
 
 @register
-def stack(arrays: Sequence[Any], /, axis: int = 0) -> Any:
+def stack(
+    arrays: Sequence[Any], /, axis: int = 0, *, dtype: Any = None, casting: Any = "same_kind"
+) -> Any:
     """Join arrays of one shape along a new axis.
+
+    Parameters
+    ----------
+    arrays : sequence of DistArray or array
+    axis : int
+        Of the result.
+    dtype, casting
+        As for `concat`.
 
     Raises
     ------
@@ -222,14 +251,14 @@ def stack(arrays: Sequence[Any], /, axis: int = 0) -> Any:
     AxisError
         If the result has no such axis.
     """
-    given = [x if hasattr(x, "ndim") else np.asarray(x) for x in _list_arrays("stack", arrays)]
+    given = [x if hasattr(x, "ndim") else np.asarray(x) for x in list_arrays("stack", arrays)]
     shapes = [tuple(x.shape) for x in given]
     if len(set(shapes)) != 1:
         raise ShapeError(f"stack got shapes {tuple(shapes)}; pass arrays of one shape")
     wide = [
         expand_dims(x, axis) if isinstance(x, BaseArray) else np.expand_dims(x, axis) for x in given
     ]
-    return concat(wide, axis)
+    return concat(wide, axis, dtype=dtype, casting=casting)
 
 
 @register

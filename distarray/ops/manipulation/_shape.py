@@ -124,6 +124,36 @@ def moveaxis(x: Any, /, source: Axes, destination: Axes) -> Any:
     )
 
 
+@register
+def rollaxis(x: Any, /, axis: int, start: int = 0) -> Any:
+    """Return the array with an axis before another one; `moveaxis` says it more simply.
+
+    Parameters
+    ----------
+    x : DistArray
+    axis : int
+        The axis that moves.
+    start : int
+        Before which axis, up to the number of axes.
+
+    Raises
+    ------
+    AxisError
+        If there is no such axis or place.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.rollaxis(da.ones((2, 3, 4)), 2).shape
+    (4, 2, 3)
+    """
+    ndim = check_distributed("rollaxis", x)._layout.ndim
+    source = normalize_axis(axis, ndim)
+    start = check_integer("rollaxis", "start", start)
+    place = ndim if start == ndim else normalize_axis(start, ndim)
+    return moveaxis(x, source, place - (source < place))
+
+
 # --- axes of length 1 ----------------------------------------------------------------------------
 
 
@@ -228,6 +258,87 @@ def flip(x: Any, /, axis: Axes = None) -> Any:
     layout = check_distributed("flip", x)._layout
     axes = normalize_axes(axis, layout.ndim)
     return flip_axes(x, axes) if layout.ndim else x[()]
+
+
+@register
+def fliplr(x: Any, /) -> Any:
+    """Return the array with its columns, along axis 1, in reversed order; see `flip`.
+
+    Raises
+    ------
+    AxisError
+        If it has fewer than two axes.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.fliplr(da.arange(4).reshape(2, 2)))
+    [[1 0]
+     [3 2]]
+    """
+    return flip(x, 1)
+
+
+@register
+def flipud(x: Any, /) -> Any:
+    """Return the array with its rows, along axis 0, in reversed order; see `flip`.
+
+    Raises
+    ------
+    AxisError
+        If it has no axes.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.flipud(da.arange(3)))
+    [2 1 0]
+    """
+    return flip(x, 0)
+
+
+@register
+def rot90(x: Any, /, k: int = 1, axes: Sequence[int] = (0, 1)) -> Any:
+    """Return the array turned by right angles, from the first to the second of two axes.
+
+    Parameters
+    ----------
+    x : DistArray
+    k : int
+        How often.
+    axes : two ints
+        The plane.
+
+    Returns
+    -------
+    DistArray
+        Its axes are cut as those of `x` that they were; see `flip` for what is sent.
+
+    Raises
+    ------
+    AxisError
+        If there are no such two axes.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.rot90(da.arange(4).reshape(2, 2)))
+    [[1 3]
+     [0 2]]
+    """
+    plane = normalize_axes(axes, check_distributed("rot90", x)._layout.ndim)
+    if len(plane) != 2:
+        raise AxisError(f"rot90 got axes={axes!r}; it turns in the plane of two")
+    first, second = plane
+    match check_integer("rot90", "k", k) % 4:
+        case 0:
+            return flip_axes(x, ())
+        case 1:
+            return swapaxes(flip(x, second), first, second)
+        case 2:
+            return flip(x, plane)
+        case _:
+            return flip(swapaxes(x, first, second), second)
 
 
 @register

@@ -54,7 +54,7 @@ def test_trace_agrees_with_numpy(x: Any, offset: int) -> None:
         on_ranks(program)
 
 
-def test_diagonal_sends_nothing_unless_rows_and_columns_are_cut() -> None:
+def test_diagonal_sends_nothing() -> None:
     values = np.arange(48.0).reshape(8, 6)
 
     def program() -> None:
@@ -70,7 +70,7 @@ def test_diagonal_sends_nothing_unless_rows_and_columns_are_cut() -> None:
         x = da.asarray(values, mesh=grid, placements=[Shard(0), Shard(1)])
         with CommLog() as log:
             y = da.diagonal(x)
-        assert 0 < log.bytes() <= values.nbytes // 4
+        assert log.count() == 0
         agrees(y, np.diagonal(values))
 
     on_ranks(program)

@@ -1,0 +1,360 @@
+"""Padding: items put before and after those of an array along its axes.
+
+What comes before an axis lies in its first block, what comes after it in the last one, so that the
+array's own items stay with their processes. The axes are padded one after another, each with what
+the ones before it have become. The new items are made of slices of the array, which alone are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from distarray.core import (
+    call_on_all,
+    check_distributed,
+    copy_block,
+    describe,
+    plain_buffer,
+    reduce_partial,
+    register,
+    run,
+)
+from distarray.errors import ArgumentError, ArgumentTypeError
+from distarray.layout import Layout, normalize_axis
+from distarray.ops.creation._filled import fill_layout
+from distarray.ops.elementwise._arithmetic import divide, multiply, subtract
+from distarray.ops.elementwise._logic import equal
+from distarray.ops.elementwise._rounding import astype, floor, round
+from distarray.ops.families._lines import make_whole
+from distarray.ops.families._selection import WHOLE_AXIS, select
+from distarray.ops.indexing._items import getitem
+from distarray.ops.manipulation._joining import join, repeat
+from distarray.ops.manipulation._shape import broadcast_to
+from distarray.ops.statistical._moments import mean
+from distarray.ops.statistical._reductions import any as any_of
+from distarray.ops.statistical._reductions import max as max_of
+from distarray.ops.statistical._reductions import min as min_of
+
+Widths = tuple[int, int]
+Maker = Callable[[Any, int, Widths, Any], tuple[Any, Any]]
+"""`make(x, axis, widths, argument)` gives what comes before and after `x` along an axis."""
+
+_pad = join("pad")
+
+
+def _target(layout: Layout, axis: int, widths: Widths) -> Layout:
+    """Return the layout in which the first and the last block along an axis are longer."""
+    size = layout.shape[axis] + sum(widths)
+    boundaries = dict(layout.boundaries or {})
+    if layout.sharding_axes(axis):
+        _, *inner, _ = layout.partition(axis).offsets
+        boundaries[axis] = (0, *(i + widths[0] for i in inner), size)
+    shape = (*layout.shape[:axis], size, *layout.shape[axis + 1 :])
+    return layout.replace(shape=shape, boundaries=boundaries or None)
+
+
+def _surround(x: Any, axis: int, before: Any, after: Any) -> Any:
+    """Return `x` between two arrays along an axis, either of which may be None."""
+    left, right = (0 if part is None else part.shape[axis] for part in (before, after))
+    parts = [
+        part if part is x else astype(part, x.dtype, copy=False)
+        for part in (before, x, after)
+        if part is not None
+    ]
+    return run(_pad, parts, (axis, _target(x._layout, axis, (left, right))))
+
+
+def _slice(x: Any, axis: int, start: int, stop: int) -> Any:
+    return getitem(x, (*(slice(None),) * axis, slice(start, stop)))
+
+
+def _backwards(axis: int) -> Any:
+    return (*(slice(None),) * axis, slice(None, None, -1))
+
+
+# --- what comes before and after -----------------------------------------------------------------
+
+
+def _constant(x: Any, axis: int, widths: Widths, values: Any) -> tuple[Any, Any]:
+    target = _target(x._layout, axis, widths)
+    starts = (0, widths[0] + x.shape[axis])
+
+    def make(start: int, width: int, value: Any) -> Any:
+        part = (start, start + width, None)
+        layout = select(target, (*(WHOLE_AXIS,) * axis, part)).kept
+        return fill_layout(layout, x.dtype, value) if width else None
+
+    left, right = (make(*one) for one in zip(starts, widths, values, strict=True))
+    return left, right
+
+
+def _edges(x: Any, axis: int) -> tuple[Any, Any]:
+    return _slice(x, axis, 0, 1), _slice(x, axis, x.shape[axis] - 1, x.shape[axis])
+
+
+def _edge(x: Any, axis: int, widths: Widths, _: Any) -> tuple[Any, Any]:
+    pairs = zip(_edges(x, axis), widths, strict=True)
+    left, right = (repeat(part, width, axis) if width else None for part, width in pairs)
+    return left, right
+
+
+def _linear_ramp(x: Any, axis: int, widths: Widths, ends: Any) -> tuple[Any, Any]:
+    left, right = (
+        _ramp(edge, axis, width, end) if width else None
+        for edge, width, end in zip(_edges(x, axis), widths, ends, strict=True)
+    )
+    return left, None if right is None else getitem(right, _backwards(axis))
+
+
+def _ramp(edge: Any, axis: int, width: int, end: Any) -> Any:
+    """Return what NumPy's `linspace` gives from a number to an edge, which it leaves out."""
+    dtype = np.linspace(end, np.zeros(1, edge.dtype), 2).dtype
+    index = np.arange(width).astype(dtype).reshape(-1, *(1,) * (edge.ndim - axis - 1))
+    distance = subtract(edge, end, dtype=dtype)
+    step = divide(distance, width)
+    outside = edge._layout.mesh.coordinate is None  # where it makes no difference
+    if outside or bool(any_of(equal(step, 0))):  # some step has vanished: divided first
+        line = multiply(repeat(distance, width, axis), index / width)
+    else:
+        line = multiply(repeat(step, width, axis), index)
+    line += end
+    return floor(line) if edge.dtype.kind in "iu" else line
+
+
+def _statistic(function: Callable[..., Any]) -> Maker:
+    """Return the maker of a statistic of the items next to the edge, or of all along an axis."""
+
+    def make(x: Any, axis: int, widths: Widths, lengths: Any) -> tuple[Any, Any]:
+        size = x.shape[axis]
+        known: dict[tuple[int, int], Any] = {}
+        found: list[Any] = [None, None]
+        for side, (width, length) in enumerate(zip(widths, lengths, strict=True)):
+            count = size if length is None else min(length, size)
+            if not count and function is not mean:
+                raise ArgumentError("pad got stat_length=0, of which there is no extreme; pass 1")
+            if not width:
+                continue
+            bounds = (size - count, size) if side else (0, count)
+            if bounds not in known:
+                row = function(_slice(x, axis, *bounds), axis=axis, keepdims=True)
+                row = reduce_partial("pad", row) if row._layout.has_partial else row
+                row = round(row) if x.dtype.kind in "iu" and function is mean else row
+                known[bounds] = astype(row, x.dtype, copy=False)
+            row = known[bounds]
+            shape = (*row.shape[:axis], width, *row.shape[axis + 1 :])
+            found[side] = broadcast_to(row, shape)
+        return found[0], found[1]
+
+    return make
+
+
+def _extend(x: Any, axis: int, widths: Widths, take: Callable[..., tuple[Any, Any]]) -> Any:
+    """Pad an axis in as many steps as it takes, each with up to as many items as there are.
+
+    `take(x, widths)` gives what comes next before and after `x`.
+    """
+    left, right = widths
+    while left or right:
+        before, after = take(x, left, right)
+        left -= 0 if before is None else before.shape[axis]
+        right -= 0 if after is None else after.shape[axis]
+        x = _surround(x, axis, before, after)
+    return x
+
+
+def _wrap(x: Any, axis: int, widths: Widths) -> Any:
+    length = x.shape[axis]
+
+    def take(x: Any, left: int, right: int) -> tuple[Any, Any]:
+        size = x.shape[axis]
+        period = size // length * length
+        left, right = min(left, period), min(right, period)
+        before = _slice(x, axis, period - left, period) if left else None
+        return before, _slice(x, axis, size - period, size - period + right) if right else None
+
+    return _extend(x, axis, widths, take)
+
+
+def _reflect(x: Any, axis: int, widths: Widths, skipped: int, odd: bool) -> Any:
+    """Pad with mirror images, which leave out the outermost item if `skipped` is 1."""
+    if x.shape[axis] == 1:
+        return _surround(x, axis, *_edge(x, axis, widths, None))
+    length = x.shape[axis] - skipped
+
+    def image(x: Any, start: int, width: int, edge: Any) -> Any:
+        if not width:
+            return None
+        part = getitem(_slice(x, axis, start, start + width), _backwards(axis))
+        return subtract(multiply(repeat(edge, width, axis), 2), part) if odd else part
+
+    def take(x: Any, left: int, right: int) -> tuple[Any, Any]:
+        size = x.shape[axis]
+        period = (size - skipped) // length * length
+        left, right = min(left, period), min(right, period)
+        first, last = _edges(x, axis)
+        after = image(x, size - skipped - right, right, last)
+        return image(x, skipped, left, first), after
+
+    return _extend(x, axis, widths, take)
+
+
+# --- modes ---------------------------------------------------------------------------------------
+
+_MAKERS: dict[str, tuple[Maker, str | None]] = {
+    "constant": (_constant, "constant_values"),
+    "edge": (_edge, None),
+    "linear_ramp": (_linear_ramp, "end_values"),
+    "maximum": (_statistic(max_of), "stat_length"),
+    "mean": (_statistic(mean), "stat_length"),
+    "minimum": (_statistic(min_of), "stat_length"),
+}
+"""For each mode what makes the new items, and the argument that it takes."""
+_ARGUMENTS = {
+    **{mode: argument for mode, (_, argument) in _MAKERS.items()},
+    "empty": None,
+    "reflect": "reflect_type",
+    "symmetric": "reflect_type",
+    "wrap": None,
+}
+_IMAGES = ("even", "odd")
+_REST = {"constant_values": 0, "end_values": 0, "stat_length": None, "reflect_type": "even"}
+
+
+@register
+def pad(x: Any, /, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
+    """Return the array with items put before and after its own along its axes.
+
+    Parameters
+    ----------
+    x : DistArray
+    pad_width : int, sequence or dict
+        How many: one number, a pair for before and after, a pair for each axis, or a dict of
+        numbers and pairs by axis.
+    mode : str or callable
+        "constant", "edge", "empty", "linear_ramp", "maximum", "mean", "minimum", "reflect",
+        "symmetric" or "wrap", as in NumPy; or a function of a plain line, its pair of widths, the
+        axis and a dict of the other arguments, which fills in the ends of the line.
+    **kwargs
+        `constant_values`, `end_values`, `stat_length`, `reflect_type`, as in NumPy.
+
+    Returns
+    -------
+    DistArray
+        Cut as `x` is, with longer first and last blocks (see `rebalance`).
+
+    Raises
+    ------
+    ArgumentError
+        If a width is negative, there is no such mode or argument of it, or an empty axis would
+        have to be extended by its items.
+    ArgumentTypeError
+        If a width is no integer.
+
+    Notes
+    -----
+    Distribution: the items of `x` stay where they are. Along a cut axis "reflect", "symmetric" and
+    "wrap" send the stretches of `x` that the new items are made of, and statistics are reductions;
+    other modes send nothing. `Partial` arrays are reduced first. For each padded axis the block is
+    copied once. A function needs whole lines, as that of `apply_along_axis`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.pad(da.arange(4), (1, 2), mode="reflect"))
+    [1 0 1 2 3 2 1]
+    """
+    layout = check_distributed("pad", x)._layout
+    widths = _read_widths(pad_width, layout.ndim)
+    if not callable(mode) and (not isinstance(mode, str) or mode not in _ARGUMENTS):
+        raise ArgumentError(
+            f"pad got mode={describe(mode)}; one of {', '.join(sorted(_ARGUMENTS))}, or a function"
+        )
+    if layout.has_partial:
+        x = reduce_partial("pad", x)
+    if callable(mode):
+        return _pad_by(mode, x, widths, kwargs)
+    argument = _ARGUMENTS[mode]
+    unknown = kwargs.keys() - {argument}
+    if unknown:
+        raise ArgumentTypeError(f"pad with mode={mode!r} takes no {', '.join(sorted(unknown))}")
+    if not any(map(any, widths)):
+        return x._new(copy_block(x._local), x._layout)
+    given = kwargs.get(argument, _REST.get(argument))  # type: ignore[arg-type]
+    if argument == "reflect_type" and (not isinstance(given, str) or given not in _IMAGES):
+        raise ArgumentError(f"pad got reflect_type={describe(given)}; 'even' or 'odd'")
+    pairs = _read_pairs(argument, given, layout.ndim) if mode in _MAKERS and argument else None
+    if argument == "stat_length":
+        _check_counts(argument, given, pairs or [])
+    if mode not in ("constant", "empty"):
+        for axis, pair in enumerate(widths):
+            if any(pair) and not layout.shape[axis]:
+                raise ArgumentError(
+                    f"pad with mode={mode!r} along axis {axis} of length 0: there are no items to "
+                    "extend it by; use mode='constant'"
+                )
+        if not layout.size:
+            mode = "empty"
+    for axis, pair in enumerate(widths):
+        if not any(pair):
+            continue
+        if mode == "wrap":
+            x = _wrap(x, axis, pair)
+        elif mode in ("reflect", "symmetric"):
+            x = _reflect(x, axis, pair, int(mode == "reflect"), given == "odd")
+        elif mode == "empty":
+            x = _surround(x, axis, *_constant(x, axis, pair, (0, 0)))
+        else:
+            make = _MAKERS[mode][0]
+            x = _surround(x, axis, *make(x, axis, pair, pairs[axis] if pairs else None))
+    return x
+
+
+def _read_widths(given: Any, ndim: int) -> list[Widths]:
+    if isinstance(given, dict):
+        spread = [(0, 0)] * ndim
+        for axis, width in given.items():
+            spread[normalize_axis(axis, ndim)] = width if isinstance(width, tuple) else (width,) * 2
+        given = spread if ndim else 0
+    return _check_counts("pad_width", given, _read_pairs("pad_width", given, ndim))
+
+
+def _check_counts(name: str, given: Any, pairs: list[Any]) -> list[Any]:
+    counts = [n for pair in pairs for n in pair if n is not None or name == "pad_width"]
+    if any(isinstance(n, bool) or not isinstance(n, int) for n in counts):
+        raise ArgumentTypeError(f"pad got {name}={describe(given)}; these are integers")
+    if min(counts, default=0) < 0:
+        raise ArgumentError(f"pad got {name}={describe(given)}; these must be 0 or more")
+    return pairs
+
+
+def _read_pairs(name: str, given: Any, ndim: int) -> list[Any]:
+    """Return a pair for each axis of what is given once, as a pair, or for each axis."""
+    try:
+        array = np.asarray(None if given is None else plain_buffer(given, "pad", objects=True))
+        if array.ndim < 3 and array.size < 3 and array.shape != (2, 1):
+            array = array.reshape(1, -1)
+        return [tuple(pair) for pair in np.broadcast_to(array, (ndim, 2)).tolist()]
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            f"pad got {name}={describe(given)} for {ndim} axes: {error}; pass one value, a pair, "
+            "or a pair for each axis"
+        ) from None
+
+
+def _pad_by(function: Callable[..., Any], x: Any, widths: Sequence[Widths], options: Any) -> Any:
+    """Pad with zeros, and let a function fill in the ends of every line along every axis."""
+    for axis, pair in enumerate(widths):
+        x = _surround(x, axis, *_constant(x, axis, pair, (0, 0)))
+    for axis, pair in enumerate(widths):
+        x = make_whole("pad", x, axis)
+        lines = np.moveaxis(x._local, axis, -1)
+
+        def fill(lines: Any = lines, pair: Widths = pair, axis: int = axis) -> None:
+            for place in np.ndindex(lines.shape[:-1]) if lines.size else ():
+                function(lines[(*place, ...)], pair, axis, options)
+
+        call_on_all(x._layout.mesh, "pad", fill)
+    return x

@@ -1,0 +1,255 @@
+"""Polynomials by their coefficients, the highest power first, as in NumPy's old functions.
+
+Coefficients are few: where they are distributed every process gets them, and computes with them by
+NumPy. Values of polynomials are computed where the items are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from distarray.comm import _backend
+from distarray.core import (
+    BaseArray,
+    Call,
+    Layouts,
+    Op,
+    Spec,
+    Step,
+    check_distributed,
+    check_flag,
+    check_integer,
+    common_mesh,
+    describe,
+    move,
+    plain_buffer,
+    pointwise,
+    register,
+    replicated_layout,
+    run,
+    run_one,
+)
+from distarray.errors import ArgumentError, DTypeError, MeshError, ShapeError
+from distarray.layout import Replicate
+from distarray.ops.creation._asarray import asarray
+from distarray.ops.families._relabel import carry_cuts
+from distarray.typing import Buffer
+
+COEFFICIENTS = 1 << 16
+"""How many coefficients every process may be given; NumPy's time grows with their square."""
+
+
+def _read(name: str, value: Any) -> Buffer:
+    """Return coefficients as an array of NumPy, on every process of the mesh."""
+    if not isinstance(value, BaseArray):
+        return _backend.to_host(plain_buffer(value, name))
+    layout: Any = value._layout
+    if layout.size > COEFFICIENTS:
+        raise ArgumentError(
+            f"{name} got {layout.size} coefficients; every process computes with all of them, and "
+            f"they may be {COEFFICIENTS} at most; pass x.full_array() for more"
+        )
+    if layout.mesh.coordinate is None:
+        raise MeshError(
+            f"{name}: this process is not in {layout.mesh}, and has none of the coefficients; call "
+            "it on the processes of the mesh alone"
+        )
+    block = move(name, value._local, layout, replicated_layout(layout.mesh, layout.shape))
+    return _backend.to_host(block)
+
+
+# --- of few coefficients -------------------------------------------------------------------------
+
+_FEW = """{sentence}
+
+Parameters
+----------
+{names} : array or DistArray
+    Up to 65,536 items, plain ones alike on every process.
+*args, **kwargs
+    NumPy's other arguments.
+
+Returns
+-------
+array or DistArray
+    NumPy's result; where an argument is distributed, on every process of its mesh, replicated.
+
+Raises
+------
+ArgumentError
+    If there are more coefficients, or NumPy refuses them.
+
+Notes
+-----
+Distribution: distributed arguments are gathered. Every process then computes the same.
+"""
+
+
+def _of_few(name: str, sentence: str, names: str) -> Callable[..., Any]:
+    """Return NumPy's function of few coefficients."""
+    theirs = getattr(np, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = [x for x in (*args, *kwargs.values()) if isinstance(x, BaseArray)]
+        if not given:
+            return theirs(*args, **kwargs)
+        mesh = common_mesh(name, [x._layout.mesh for x in given])
+        plain = [_read(name, x) if isinstance(x, BaseArray) else x for x in args]
+        named = {k: _read(name, x) if isinstance(x, BaseArray) else x for k, x in kwargs.items()}
+        try:
+            result = theirs(*plain, **named)
+        except (TypeError, ValueError, IndexError, np.linalg.LinAlgError) as error:
+            raise ArgumentError(f"{name}: {error}") from error
+
+        def place(value: Any) -> Any:
+            return asarray(value, mesh=mesh, placements=[Replicate()] * mesh.ndim)
+
+        return tuple(map(place, result)) if isinstance(result, tuple) else place(result)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = _FEW.format(sentence=sentence, names=names)
+    return register(call)
+
+
+poly = _of_few("poly", "Return the coefficients of the polynomial with given zeros.", "zeros")
+polyadd = _of_few("polyadd", "Return the sum of two polynomials.", "p1, p2")
+polyder = _of_few("polyder", "Return a derivative of a polynomial.", "p")
+polydiv = _of_few("polydiv", "Return quotient and remainder of two polynomials.", "p1, p2")
+polyfit = _of_few("polyfit", "Return the polynomial that fits points best.", "x, y")
+polyint = _of_few("polyint", "Return an antiderivative of a polynomial.", "p")
+polymul = _of_few("polymul", "Return the product of two polynomials.", "p1, p2")
+polysub = _of_few("polysub", "Return the difference of two polynomials.", "p1, p2")
+roots = _of_few("roots", "Return the zeros of a polynomial.", "p")
+
+
+# --- of many items -------------------------------------------------------------------------------
+
+
+def _horner(coefficients: Buffer, block: Buffer) -> Buffer:
+    values = np.zeros_like(block)
+    for coefficient in coefficients:
+        values = values * block + coefficient
+    return values
+
+
+def _values_spec(_: Op, call: Call) -> Spec:
+    (shape,) = call.shapes
+    return pointwise((shape,), shape)
+
+
+_polyval = Op("polyval", _horner, _values_spec, dtypes=lambda _, call: (call.static, call.static))
+
+
+@register
+def polyval(p: Any, x: Any, /) -> Any:
+    """Return the values of a polynomial at the items of an array, by Horner's rule.
+
+    Parameters
+    ----------
+    p : array or DistArray
+        Its coefficients, the highest power first; up to 65,536.
+    x : DistArray or array
+
+    Returns
+    -------
+    DistArray
+        Placed as `x`; on every process, where `p` alone is distributed.
+
+    Raises
+    ------
+    ShapeError
+        If the coefficients have another number of axes than one.
+    ArgumentError
+        If there are more.
+    DTypeError
+        If items of the dtypes cannot be multiplied.
+
+    Notes
+    -----
+    Distribution: a distributed `p` is gathered; the items stay where they are.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.polyval([1, 0, -1], da.arange(4)))
+    [-1  0  3  8]
+    """
+    distributed = next((one for one in (x, p) if isinstance(one, BaseArray)), x)
+    mesh = check_distributed("polyval", distributed)._layout.mesh
+    coefficients = _read("polyval", p)
+    if coefficients.ndim != 1:
+        raise ShapeError(f"polyval got coefficients of shape {coefficients.shape}; one axis")
+    if not isinstance(x, BaseArray):
+        x = asarray(x, mesh=mesh, placements=[Replicate()] * mesh.ndim)
+    try:
+        dtype = _horner(coefficients[:1], np.zeros(1, x.dtype)).dtype
+    except TypeError as error:
+        raise DTypeError(f"polyval of {coefficients.dtype} at {x.dtype}: {error}") from None
+    return run(_polyval, (x,), dtype, coefficients)
+
+
+def _vander_spec(_: Op, call: Call) -> Layouts:
+    (layout,), (count, _) = call.layouts, call.static
+    whole = layout.without_partial()
+    return Layouts((whole,), carry_cuts(whole, (*layout.shape, count), {0: 0}))
+
+
+def _vander_dtypes(_: Op, call: Call) -> tuple[Any, Any]:
+    dtype = np.vander(np.zeros(1, call.dtypes[0]), 1).dtype
+    return dtype, dtype
+
+
+def _vander_bind(step: Step) -> Callable[[Buffer], Buffer]:
+    return lambda block: np.vander(block, *step.call.static)
+
+
+_vander = Op(
+    "vander", np.vander, _vander_spec, dtypes=_vander_dtypes, bind=_vander_bind, kinds="biufc"
+)
+
+
+@register
+def vander(x: Any, /, N: int | None = None, increasing: bool = False) -> Any:  # noqa: N803 (NumPy's)
+    """Return the Vandermonde matrix, whose columns are powers of the items.
+
+    Parameters
+    ----------
+    x : DistArray
+        Of one axis.
+    N : int, optional
+        How many columns; default: as many as rows.
+    increasing : bool
+        Whether powers increase from the left.
+
+    Returns
+    -------
+    DistArray
+        Cut by rows as `x` is.
+
+    Raises
+    ------
+    ShapeError
+        If `x` has another number of axes.
+    ArgumentError
+        If `N` is negative.
+
+    Notes
+    -----
+    Distribution: nothing is sent.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.vander(da.asarray([2, 3]), 3))
+    [[4 2 1]
+     [9 3 1]]
+    """
+    if check_distributed("vander", x)._layout.ndim != 1:
+        raise ShapeError(f"vander got an array of shape {x.shape}; it takes one axis")
+    count = x.shape[0] if N is None else check_integer("vander", "N", N)
+    if count < 0:
+        raise ArgumentError(f"vander got N={describe(N)}; it must be 0 or more")
+    return run_one(_vander, x, (count, check_flag("vander", "increasing", increasing)))

@@ -1,0 +1,191 @@
+"""Gradients: differences of each item's neighbours, which blocks have of their own or fetch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from distarray.comm import _backend
+from distarray.core import (
+    PLAIN_SCALARS,
+    BaseArray,
+    Call,
+    Layouts,
+    Op,
+    Step,
+    check_distributed,
+    check_integer,
+    describe,
+    empty_block,
+    plain_buffer,
+    reduce_partial,
+    register,
+    run,
+)
+from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
+from distarray.layout import Layout, Replicate, Shard, normalize_axes
+from distarray.ops.families._windows import borders, fetch
+from distarray.typing import Buffer
+
+
+def _reach(layout: Layout, axis: int, least: int) -> Callable[[Any], tuple[int, int]]:
+    """Return which items the differences of a block need: its own, one more at each end, `least`.
+
+    At the ends of the axis NumPy's formulas need `least` items; a block has fewer where it is
+    short.
+    """
+    size = layout.shape[axis]
+
+    def reach(coordinate: Any) -> tuple[int, int]:
+        box = layout.local_box(coordinate)
+        assert box is not None  # only processes of the mesh are asked
+        start, stop = box[axis]
+        if start == stop:
+            return start, start
+        low, high = max(start - 1, 0), min(stop + 1, size)
+        return (low, max(high, low + least)) if low == 0 else (min(low, high - least), high)
+
+    return reach
+
+
+def _spec(_: Op, call: Call) -> Layouts:
+    """Keep the layout of the array, and cut coordinates as it is cut along the axis."""
+    (layout, *others), (axis, edge_order) = call.layouts, call.static
+    size = layout.shape[axis]
+    if size < edge_order + 1:
+        raise ShapeError(
+            f"gradient along axis {axis} of shape {layout.shape} with edge_order={edge_order} "
+            f"needs at least {edge_order + 1} items"
+        )
+    cutting = layout.sharding_axes(axis)
+    boundaries = (layout.boundaries or {}).get(axis)
+    line = layout.replace(
+        placements=[
+            Shard(0) if m in cutting else Replicate() for m in range(len(layout.placements))
+        ],
+        shape=(size,),
+        shard_order=list(cutting),
+        boundaries=None if boundaries is None else {0: boundaries},
+    )
+    sends = [(layout, borders(layout, axis, 2), False)] if cutting else []
+    return Layouts((layout, *(line for _ in others)), layout, tuple(sends))
+
+
+def _dtypes(_: Op, call: Call) -> tuple[Any, Any]:
+    try:
+        dtype = np.gradient(np.zeros(2, call.dtypes[0])).dtype
+    except TypeError as error:
+        raise DTypeError(f"gradient of {call.dtypes[0]}: {error}; convert with astype") from None
+    return dtype, dtype
+
+
+def _bind(step: Step) -> Callable[..., Buffer]:
+    axis, edge_order = step.call.static
+    layout = step.output
+    box = layout.local_box()
+    assert box is not None  # only processes of the mesh have blocks
+    start, stop = box[axis]
+    reach = _reach(layout, axis, edge_order + 1)
+    low, _ = reach(layout.mesh.coordinate)
+    part = (*(slice(None),) * axis, slice(start - low, stop - low))
+    places = (axis, *(0 for _ in step.sources[1:]))
+    fetches = [
+        fetch(source, place, reach, f"gradient along axis {axis} of {layout!r}")
+        for source, place in zip(step.sources, places, strict=True)
+    ]
+
+    def differences(spacing: Any, *blocks: Buffer) -> Buffer:
+        wide, *line = (get(block) for get, block in zip(fetches, blocks, strict=True))
+        if not wide.size:
+            return empty_block(layout, step.result)
+        by = line[0] if line else spacing
+        return np.gradient(wide, by, axis=axis, edge_order=edge_order)[part]
+
+    return differences
+
+
+_gradient = Op("gradient", np.gradient, _spec, dtypes=_dtypes, bind=_bind)
+
+
+@register
+def gradient(x: Any, /, *varargs: Any, axis: Any = None, edge_order: int = 1) -> Any:
+    """Return the gradient: central differences, and differences to one side at the ends.
+
+    Parameters
+    ----------
+    x : DistArray
+    *varargs : number or array, optional
+        Distances of neighbours: one number for all axes, or for each axis a number or the
+        coordinates of its items, plain or distributed. Default: 1.
+    axis : int or tuple of int, optional
+        Default: all.
+    edge_order : {1, 2}
+        Order of the differences at the ends of an axis.
+
+    Returns
+    -------
+    DistArray or tuple of DistArray
+        For each axis an array placed as `x`; for one axis that array. Integers give float64.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If there is another number of distances than of axes.
+    ArgumentError
+        If `edge_order` is another one, or coordinates are as many as do not fit.
+    ShapeError
+        If an axis has fewer items than `edge_order + 1`.
+    DTypeError
+        If items of the dtype cannot be subtracted.
+
+    Notes
+    -----
+    Distribution: along a cut axis each block fetches one item a line from each neighbour, in one
+    exchange, and nothing else is sent. Beyond the result there are a copy of the block with these
+    items and NumPy's own temporaries of that size. `Partial` arrays are reduced first.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.gradient(da.asarray([1.0, 2, 4, 7])))
+    [1.  1.5 2.5 3. ]
+    """
+    layout = check_distributed("gradient", x)._layout
+    axes = normalize_axes(axis, layout.ndim)
+    edge_order = check_integer("gradient", "edge_order", edge_order)
+    if edge_order not in (1, 2):
+        raise ArgumentError(f"gradient got edge_order={edge_order}; it must be 1 or 2")
+    steps = [_spacing(one) for one in varargs] or [1.0]
+    if len(steps) == 1 and not getattr(steps[0], "ndim", 0):
+        steps *= len(axes)
+    if len(steps) != len(axes):
+        raise ArgumentTypeError(
+            f"gradient got {len(varargs)} distances for {len(axes)} axes; pass one for each axis, "
+            "or one number"
+        )
+    for step, along in zip(steps, axes, strict=True):
+        if getattr(step, "ndim", 0) and step.shape != (layout.shape[along],):
+            raise ArgumentError(
+                f"gradient got coordinates of shape {tuple(step.shape)} for axis {along} of length "
+                f"{layout.shape[along]}; pass as many, in one axis"
+            )
+    source = reduce_partial("gradient", x) if layout.has_partial else x
+    found = []
+    for step, along in zip(steps, axes, strict=True):
+        coordinates = [step] if getattr(step, "ndim", 0) else []
+        found.append(run(_gradient, [source, *coordinates], (along, edge_order), step))
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _spacing(value: Any) -> Any:
+    """Return a distance as a number, or coordinates as an array."""
+    if isinstance(value, BaseArray):
+        return reduce_partial("gradient", value) if value._layout.has_partial else value
+    array = plain_buffer(value, "gradient")
+    if array.dtype.kind not in "biufcmM":
+        raise ArgumentTypeError(f"gradient got {describe(value)}; distances are numbers or times")
+    if isinstance(value, PLAIN_SCALARS):  # whose dtype gives way to that of the array
+        return value
+    return array if array.ndim else _backend.to_host(array)[()]

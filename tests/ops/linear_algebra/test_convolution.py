@@ -1,0 +1,66 @@
+"""Convolutions agree with NumPy for every layout, and fetch what the kernel reaches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import distarray as da
+from distarray.errors import ArgumentError, DTypeError, ShapeError
+from distarray.testing import simulate
+from tests.array.strategies import agrees, cases, on_ranks
+
+DTYPES = tuple(map(np.dtype, ("f8", "i4", "u1", "c16", "?", "f4")))
+
+
+@pytest.mark.parametrize("name", ["convolve", "correlate"])
+@settings(max_examples=40)
+@given(data=st.data(), mode=st.sampled_from(("full", "same", "valid")), plain=st.booleans())
+def test_slides_agree_with_numpy(name: str, data: st.DataObject, mode: str, plain: bool) -> None:
+    sizes = st.sampled_from((1, 2, 3, 5, 8, 13))
+    x = data.draw(cases(DTYPES, ("sum", "max"), shape=(data.draw(sizes),)))
+    y = data.draw(cases(DTYPES, ("sum",), x.mesh_shape, (data.draw(sizes),)))
+    expected = getattr(np, name)(x.value, y.value, mode)
+
+    def program() -> None:
+        other: Any = y.value if plain else y.build()
+        agrees(getattr(da, name)(x.build(), other, mode), expected)
+        if plain:
+            swapped = getattr(np, name)(y.value, x.value, mode)
+            agrees(getattr(da, name)(y.value, x.build(), mode), swapped)
+
+    on_ranks(program)
+
+
+def test_each_block_fetches_one_item_less_than_the_kernel_has() -> None:
+    def program() -> int:
+        x = da.ones(4000, mesh=da.init_device_mesh((4,)))
+        kernel = np.ones(11)
+        with da.CommLog() as log, da.communication("raise", min_bytes=81):
+            y = da.convolve(x, kernel, mode="same")
+        assert y.layout is x.layout
+        return log.bytes()
+
+    assert simulate(4, program) == [40, 80, 80, 40]
+
+
+def test_wrong_arguments_are_refused() -> None:
+    def program() -> None:
+        x = da.ones(8)
+        with pytest.raises(ArgumentError, match="mode"):
+            da.convolve(x, x, mode="some")
+        with pytest.raises(ShapeError):
+            da.convolve(x.reshape(2, 4), x)
+        with pytest.raises(ShapeError):
+            da.correlate(x, x[:0])
+        with pytest.raises(DTypeError):
+            da.convolve(x, np.array(["a"]))
+        long = da.ones(200_000)
+        with pytest.raises(ArgumentError, match="Fourier"):
+            da.convolve(long, long)
+
+    simulate(2, program)

@@ -1,0 +1,153 @@
+"""Padding agrees with NumPy in every mode and layout, and leaves the array's items in place."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import distarray as da
+from distarray import Replicate, Shard
+from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError
+from distarray.testing import simulate
+from tests.array.strategies import agrees, cases, on_ranks
+
+MODES = (
+    "constant", "edge", "linear_ramp", "maximum", "mean", "minimum", "reflect", "symmetric", "wrap",
+)  # fmt: skip
+
+
+def _options(mode: str, i: int) -> dict[str, Any]:
+    options: dict[str, tuple[Any, ...]] = {
+        "constant_values": (0, (1, 2), 3.5),
+        "end_values": (0, (1, -2), 0.5),
+        "stat_length": (None, 2, ((1, 3),)),
+        "reflect_type": ("even", "odd", "odd"),
+    }
+    names = {
+        "constant": "constant_values",
+        "linear_ramp": "end_values",
+        "maximum": "stat_length",
+        "mean": "stat_length",
+        "minimum": "stat_length",
+        "reflect": "reflect_type",
+        "symmetric": "reflect_type",
+    }
+    return {names[mode]: options[names[mode]][i % 3]} if mode in names and i % 4 else {}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@settings(max_examples=12)
+@given(data=st.data(), i=st.integers(0, 11))
+def test_pad_agrees_with_numpy(mode: str, data: st.DataObject, i: int) -> None:
+    case = data.draw(cases(tuple(map(np.dtype, ("f8", "i2", "u1", "c16", "f4"))), ("sum", "max")))
+    width = st.tuples(st.integers(0, 9), st.integers(0, 9))
+    widths = tuple(data.draw(width) for _ in case.shape) if i % 2 else (i % 3, i % 5)
+    options = _options(mode, i)
+    expected: Any = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            expected = np.pad(case.value, widths, mode, **options)
+        except (TypeError, ValueError) as error:
+            expected = error
+
+    def program() -> None:
+        x = case.build()
+        if isinstance(expected, Exception):
+            with pytest.raises((DistArrayError, TypeError)):
+                da.pad(x, widths, mode, **options)
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            inexact = mode in ("mean", "linear_ramp") and expected.dtype.kind in "fc"
+            agrees(
+                da.pad(x, widths, mode, **options), expected, **({"rtol": 1e-6} if inexact else {})
+            )
+
+    on_ranks(program)
+
+
+def test_items_stay_where_they_are_and_the_ends_get_longer() -> None:
+    def program() -> None:
+        mesh = da.init_device_mesh((3,))
+        x = da.arange(9.0, mesh=mesh)
+        with da.CommLog() as log, da.communication("raise"):
+            y = da.pad(x, (2, 1))
+            z = da.pad(x, (2, 1), mode="edge")
+            empty = da.pad(x, (2, 1), mode="empty")
+        assert not log.records
+        assert y.layout.boundaries == z.layout.boundaries == {0: (0, 5, 8, 12)}
+        assert empty.layout is y.layout
+        assert x.to_local().tolist() == y.to_local()[2 if mesh.rank == 0 else 0 :][:3].tolist()
+
+    simulate(3, program)
+
+
+def test_reflection_sends_no_more_than_it_puts_there() -> None:
+    def program() -> int:
+        x = da.ones((3000, 10), mesh=da.init_device_mesh((3,)))
+        with da.CommLog() as log:
+            da.pad(x, ((2, 3), (0, 0)), mode="reflect")
+        return log.bytes()
+
+    assert max(simulate(3, program)) <= 5 * 10 * 8
+
+
+def test_function_fills_in_the_ends_of_every_line() -> None:
+    def ends(line: Any, widths: tuple[int, int], axis: int, options: Any) -> None:
+        before, after = widths
+        if before:
+            line[:before] = options.get("value", 7) + axis
+        if after:
+            line[-after:] = line.sum()
+
+    value = np.arange(12.0).reshape(3, 4)
+    expected = np.pad(value, ((1, 2), (2, 0)), ends, value=5)  # type: ignore[call-overload]
+
+    def program() -> None:
+        x = da.distribute_array(value, da.init_device_mesh((2,)), [Shard(1)])
+        agrees(da.pad(x, ((1, 2), (2, 0)), ends, value=5), expected)
+        line = da.pad(x[0], 1, ends)
+        agrees(line, np.pad(value[0], 1, ends))  # type: ignore[call-overload]
+
+        def broken(line: Any, *_: Any) -> None:
+            raise KeyError("no")
+
+        with pytest.raises(KeyError):
+            da.pad(x, 1, broken)
+
+    simulate(2, program)
+
+
+def test_widths_may_be_a_dict() -> None:
+    def program() -> None:
+        x = da.ones((2, 3), mesh=da.init_device_mesh((2,)), placements=[Replicate()])
+        agrees(da.pad(x, {-1: (1, 2)}), np.pad(np.ones((2, 3)), {-1: (1, 2)}))
+
+    simulate(2, program)
+
+
+def test_wrong_arguments_are_refused() -> None:
+    def program() -> None:
+        x = da.ones((4, 3))
+        for width, mode, options, error in (
+            (-1, "edge", {}, ArgumentError),
+            (1.5, "edge", {}, ArgumentTypeError),
+            ((1, 2, 3), "edge", {}, ArgumentError),
+            (1, "median", {}, ArgumentError),
+            (1, "nothing", {}, ArgumentError),
+            (1, "edge", {"constant_values": 1}, ArgumentTypeError),
+            (1, "maximum", {"stat_length": 0}, ArgumentError),
+            (1, "reflect", {"reflect_type": "strange"}, ArgumentError),
+        ):
+            with pytest.raises(error):
+                da.pad(x, width, mode, **options)
+        with pytest.raises(ArgumentError, match="no items to extend"):
+            da.pad(x[:0], 1, "edge")
+
+    simulate(2, program)

@@ -1,0 +1,73 @@
+"""Polynomials: values where the items are, coefficients on every process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import distarray as da
+from distarray import Replicate, Shard
+from distarray.errors import ArgumentError, ShapeError
+from distarray.testing import simulate
+from tests.array.strategies import agrees
+
+
+def test_values_stay_where_the_items_are() -> None:
+    value, p = np.linspace(-1, 1, 12).reshape(3, 4), np.array([2.0, 0, -1])
+
+    def program() -> None:
+        mesh = da.init_device_mesh((3,))
+        x = da.distribute_array(value, mesh, [Shard(0)])
+        with da.CommLog() as log, da.communication("raise"):
+            y = np.polyval(p, x)
+        assert not log.records
+        assert y.layout is x.layout
+        agrees(y, np.polyval(p, value))
+        q = da.distribute_array(p, mesh, [Shard(0)])
+        agrees(da.polyval(q, x), np.polyval(p, value))
+        agrees(da.polyval(q, value), np.polyval(p, value))
+        agrees(da.polyval([], x), np.polyval([], value))
+
+    simulate(3, program)
+
+
+def test_coefficients_that_are_distributed_give_replicated_results() -> None:
+    zeros = np.array([1.0, 2, 3])
+
+    def program() -> None:
+        x = da.distribute_array(zeros, da.init_device_mesh((2,)), [Shard(0)])
+        p = da.poly(x)
+        assert p.placements == (Replicate(),)
+        agrees(p, np.poly(zeros))
+        agrees(da.roots(p), np.roots(np.poly(zeros)))
+        for found, wanted in zip(da.polydiv(p, x), np.polydiv(np.poly(zeros), zeros), strict=True):
+            agrees(found, wanted)
+        assert isinstance(da.polyadd([1, 2], [3]), np.ndarray)
+        with pytest.raises(ArgumentError, match="65536"):
+            da.polyadd(da.ones(70_000), x)
+        with pytest.raises(ArgumentError):
+            da.roots(x.reshape(1, 3))
+        with pytest.raises(ShapeError):
+            da.polyval(x.reshape(1, 3), x)
+
+    simulate(2, program)
+
+
+@pytest.mark.parametrize("options", [{}, {"N": 2}, {"N": 0}, {"N": 4, "increasing": True}])
+def test_powers_of_items_lie_in_their_rows(options: dict[str, Any]) -> None:
+    value = np.array([1, -2, 3, 4, 5], np.int8)
+
+    def program() -> None:
+        x = da.asarray(value, mesh=da.init_device_mesh((3,)))
+        with da.CommLog() as log, da.communication("raise"):
+            y = da.vander(x, **options)
+        assert not log.records
+        agrees(y, np.vander(value, **options))
+        with pytest.raises(ShapeError):
+            da.vander(y)
+        with pytest.raises(ArgumentError):
+            da.vander(x, -1)
+
+    simulate(3, program)
