@@ -268,7 +268,7 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, int, An
         Of shape (m,) or (m, k).
     rcond : float, optional
         Singular values of `a` up to this times the largest count as 0. Default: max(m, n) times the
-        precision of float64; so also if it is negative.
+        precision of float64; that alone if it is negative.
 
     Returns
     -------
@@ -311,9 +311,12 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, int, An
     a, b = astype(a, wide), b.astype(wide)
     rows, columns = shapes[0]
     u, s, vh = svd(a, full_matrices=False)
-    cutoff = -1.0 if rcond is None else _number("lstsq", rcond)
-    if cutoff < 0:
-        cutoff = float(np.finfo(np.float64).eps) * builtins.max(shapes[0])
+    precision = float(np.finfo(np.float64).eps)
+    if rcond is None:
+        cutoff = precision * builtins.max(shapes[0])
+    else:
+        given = _number("lstsq", rcond)
+        cutoff = given if given >= 0 else precision
     kept = s > cutoff * max(s, initial=0)
     rank = int(sum(kept))
     right = b if b.ndim == 2 else b[:, None]

@@ -142,6 +142,21 @@ def test_an_axis_that_is_cut_takes_one_exchange_and_others_none() -> None:
     on_ranks(program)
 
 
+def test_two_mesh_axes_go_on_cutting_different_axes() -> None:
+    value = np.random.default_rng(0).normal(size=(8, 8, 4))
+
+    def program() -> None:
+        mesh = da.init_device_mesh((2, 2))
+        x = da.asarray(value, mesh=mesh, placements=[Shard(0), Shard(1)])
+        with CommLog() as log:
+            y = da.fft.fftn(x)
+        assert y.placements == (Shard(1), Shard(2))
+        assert 0 < log.bytes() <= y.to_local().nbytes  # half of a block, twice
+        agrees(y, np.fft.fftn(value), **CLOSE)
+
+    on_ranks(program)
+
+
 def test_a_single_line_is_collected_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_whole_axes, "REPLICATED_BYTES", 800)
 
