@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from distarray.comm import _backend
 from distarray.core import (
     BaseArray,
     Call,
@@ -330,13 +331,16 @@ def _roll_axis(x: Any, shift: int, axis: int) -> Any:
 
 @register
 def repeat(x: Any, /, repeats: Any, axis: int | None = None) -> Any:
-    """Return the array with every item repeated along an axis; nothing is sent.
+    """Return the array with every item repeated along an axis.
+
+    Nothing is sent, but for the lengths of the new blocks where `repeats` is distributed, 8 bytes
+    each, and what of it lies elsewhere than its item.
 
     Parameters
     ----------
     x : DistArray
     repeats : int or 1-d array of int
-        How often; one for all items, or one for each. The same on every process.
+        How often; one for all items, or one for each. A plain array is the same on every process.
     axis : int or None
         None repeats the items in flat order.
 
@@ -359,6 +363,8 @@ def repeat(x: Any, /, repeats: Any, axis: int | None = None) -> Any:
     size = layout.shape[along]
     if repeats.__class__ is int:
         return run_one(_repeat, x, (along, repeats))
+    if isinstance(repeats, BaseArray):
+        return _repeat_by(x, repeats, along)
     counts = plain_buffer(repeats, "repeat", objects=True)
     counts = counts if counts.size else counts.astype(np.int64)
     if counts.dtype.kind not in "iu" or counts.ndim > 1 or counts.size not in (1, size):
@@ -399,6 +405,41 @@ def _repeat_bind(step: Step) -> Callable[[Buffer], Buffer]:
 
 
 _repeat = Op("repeat", np.repeat, _repeat_spec, bind=_repeat_bind)
+
+
+def _repeat_by(x: Any, counts: Any, along: int) -> Any:
+    """Return items repeated as often as distributed numbers say."""
+    size = x.shape[along]
+    if counts.dtype.kind not in "iu" or counts.ndim > 1 or counts.size not in (1, size):
+        raise ArgumentError(
+            f"repeat got repeats of {counts.dtype} and shape {counts.shape}; pass an integer, or "
+            f"one for each of the {size} items of axis {along}"
+        )
+    if counts.size == 1:
+        return repeat(x, int(change_shape(counts, ())), axis=along)
+    return run(_repeat_each, (x, counts), along)
+
+
+def _repeat_each_spec(_: Op, call: Call) -> Layouts:
+    axis, (layout, counts) = call.static, call.layouts
+    aligned = carry_cuts(layout.without_partial(), counts.shape, {axis: 0})
+    return Layouts((layout, aligned), layout, counted=axis)
+
+
+def _repeat_each_bind(step: Step) -> Callable[[Buffer, Buffer], Buffer]:
+    axis = step.call.static
+
+    def repeat_each(block: Buffer, counts: Buffer) -> Buffer:
+        if (counts < 0).any():
+            raise ArgumentError("repeat got negative repeats; numbers must be 0 or more")
+        return np.repeat(block, _backend.to_host(counts).astype(np.int64), axis)
+
+    return repeat_each
+
+
+_repeat_each = Op(
+    "repeat", np.repeat, _repeat_each_spec, bind=_repeat_each_bind, check=lambda _: True
+)
 
 
 @register

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -219,3 +220,30 @@ def test_more_items_than_can_be_counted_are_refused_on_every_rank(call: Any, err
             call(x)
 
     on_ranks(program)
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_repeats_that_are_distributed_agree_with_numpy(data: st.DataObject) -> None:
+    x = data.draw(cases((np.float64, np.int32), ("sum",)))
+    axis = data.draw(st.sampled_from((None, *range(len(x.shape)))))
+    size = x.shape[axis] if axis is not None else math.prod(x.shape)
+    size = data.draw(st.sampled_from((size, size, 1)))
+    kinds = (np.int64, np.uint8, np.int16)
+    counts = data.draw(cases(kinds, ("max",), mesh_shape=x.mesh_shape, shape=(size,)))
+    negative = bool((counts.value < 0).any())
+    expected = None if negative else np.repeat(x.value, counts.value, axis)
+
+    def program() -> str | None:
+        array, times = x.build(), counts.build()
+        if array.mesh.coordinate is None:
+            return None  # the lengths depend on values
+        if expected is None:
+            with pytest.raises(ArgumentError) as caught:
+                joining.repeat(array, times, axis)
+            return str(caught.value)
+        agrees(joining.repeat(array, times, axis), expected)
+        agrees(np.repeat(array, times, axis), expected)
+        return ""
+
+    assert len({one for one in on_ranks(program) if one is not None}) == 1
