@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm import Communicator, Parcels, _memory, push_rows
+from distarray.comm import Communicator, Parcels, _memory, gather_words, push_rows
 from distarray.ops.sorting._block_sort import argsort_block, merge_order, merge_runs, sort_block
 from distarray.ops.sorting._keys import KeyWords, longest
 from distarray.ops.sorting._multiselection import Ranks, ranks_of, select_cuts
@@ -92,7 +92,7 @@ def sort_across(
             places = np.arange(first, first + lines.shape[1])
             given.insert(1, np.broadcast_to(places, lines.shape))
         if nbytes:
-            found, *carried = _sort_gathered(comm, given, offsets, descending)
+            found, *carried = _sort_gathered(comm, given, offsets, token, what, descending)
         else:
             found, *carried = [np.zeros((count, own, *one.shape[2:]), one.dtype) for one in given]
         return found, carried
@@ -121,14 +121,22 @@ def sort_across(
 
 
 def _sort_gathered(
-    comm: Communicator, parts: Sequence[Buffer], offsets: np.ndarray, descending: bool
+    comm: Communicator,
+    parts: Sequence[Buffer],
+    offsets: np.ndarray,
+    token: int,
+    what: object,
+    descending: bool,
 ) -> list[Buffer]:
     """Return this rank's part of sorted lines, of which every rank gets all, and of the others."""
     count = len(parts[0])
-    raw = [np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in parts]
+    own = np.concatenate([np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in parts])
+    sizes = [size for (size,) in gather_words(comm, [len(own)], token, what)]
+    everything = np.empty(sum(sizes), np.uint8)
+    comm.all_gather(own, everything, sizes)
     width = sum(count * one.itemsize * prod(one.shape[2:]) for one in parts)
     lines: list[list[Buffer]] = [[] for _ in parts]
-    for received in ranks_of(comm).gather(np.concatenate(raw)):
+    for received in np.split(everything, np.cumsum(sizes)[:-1]):
         length = len(received) // width
         for found, one in zip(lines, parts, strict=True):
             shape = (count, length, *one.shape[2:])

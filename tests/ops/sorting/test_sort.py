@@ -18,6 +18,7 @@ from distarray.errors import (
     AxisError,
     DTypeError,
     ImplicitCommunicationError,
+    MismatchError,
     ReadOnlyError,
     ShapeError,
 )
@@ -207,6 +208,17 @@ def test_few_items_are_gathered_at_once() -> None:
             y = da.sort(x)
         assert log.count() == log.count("all_gather") == 2  # lengths, then items
         agrees(y, np.sort(values))
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("n", [40, 40_000])
+def test_ranks_that_sort_otherwise_are_told_apart(n: int) -> None:
+    def program() -> None:
+        x = da.arange(float(n))
+        with pytest.raises(MismatchError):
+            da.sort(x, descending=simulated_world().rank == 1)
+        agrees(da.sort(x), np.arange(float(n)))
 
     on_ranks(program)
 
