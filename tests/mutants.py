@@ -422,8 +422,8 @@ MUTANTS = (
     Mutant(
         "values for tiles are written where the mask is false, too",
         "ops/indexing/_masks.py",
-        "np.copyto(x._local, moved, where=bits)",
-        "np.copyto(x._local, moved)",
+        "    _put(x, axis, bits, _take(moved, bits, axis))\n",
+        "    x._local[...] = moved\n",
         ("ops/indexing/test_masks.py::test_tiles_take_values_for_the_masked_items_alone",),
     ),
     Mutant(

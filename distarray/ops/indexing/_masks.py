@@ -121,23 +121,23 @@ def _spec(_: Op, call: Call) -> Layouts:
 
 def _bind(step: Step) -> Callable[[Buffer, Buffer], Buffer]:
     axis: int = step.call.static
-    count = step.call.layouts[1].ndim
+    return lambda block, mask: _take(block, mask, axis)
 
-    def function(block: Buffer, mask: Buffer) -> Buffer:
-        before, after = block.shape[:axis], block.shape[axis + count :]
-        rows, flat = block.reshape(*before, mask.size, *after), mask.reshape(-1)
-        shape = (*before, int(np.count_nonzero(flat)), *after)
-        out = _memory.empty(shape, block.dtype, _backend.device_of(block))
-        if prod(before) == 1:
-            one_axis = (len(flat), *after), (shape[axis], *after)
-            compress(rows.reshape(one_axis[0]), flat, out.reshape(one_axis[1]))
-        elif rows.flags.c_contiguous and _backend.is_numpy(rows):
-            np.take(rows, np.flatnonzero(flat), axis=axis, out=out, mode="clip")
-        else:  # which np.take would copy as a whole
-            out[...] = rows[(*(slice(None),) * axis, flat)]
-        return out
 
-    return function
+def _take(block: Buffer, mask: Buffer, axis: int) -> Buffer:
+    """Return the items of a block where a mask of its axes from `axis` on is true."""
+    before, after = block.shape[:axis], block.shape[axis + mask.ndim :]
+    rows, flat = block.reshape(*before, mask.size, *after), mask.reshape(-1)
+    shape = (*before, int(np.count_nonzero(flat)), *after)
+    out = _memory.empty(shape, block.dtype, _backend.device_of(block))
+    if prod(before) == 1:
+        one_axis = (len(flat), *after), (shape[axis], *after)
+        compress(rows.reshape(one_axis[0]), flat, out.reshape(one_axis[1]))
+    elif rows.flags.c_contiguous and _backend.is_numpy(rows):
+        np.take(rows, np.flatnonzero(flat), axis=axis, out=out, mode="clip")
+    else:  # which np.take would copy as a whole
+        out[...] = rows[(*(slice(None),) * axis, flat)]
+    return out
 
 
 _select = Op("indexing by a mask", np.compress, _spec, bind=_bind)
@@ -201,8 +201,7 @@ def assign_by_mask(x: Any, mask: Any, axis: int, value: Any, repeats: bool = Fal
     _put(spread, axis, bits, block)
     moved = move(_ASSIGNMENT, spread._local, source, layout)
     bits = _block_of_mask(x, mask, _mask_layout(layout, axis, count))
-    bits = bits.reshape(bits.shape + (1,) * (layout.ndim - axis - count))
-    np.copyto(x._local, moved, where=bits)
+    _put(x, axis, bits, _take(moved, bits, axis))
 
 
 def _put(x: Any, axis: int, mask: Buffer, block: Buffer) -> None:
