@@ -79,7 +79,13 @@ from distarray.core.families._elementwise import elementwise, refusal_error, run
 from distarray.core.families._fast_paths import inplace_path
 from distarray.core.families._folding import convert_to_unit, reduce_block
 from distarray.core.families._instead import INSTEAD
-from distarray.core.families._moments import Moments, merge, moments, state_dtype
+from distarray.core.families._moments import (
+    Moments,
+    merge,
+    moments,
+    moments_beside_nan,
+    state_dtype,
+)
 from distarray.core.families._reductions import (
     ABSENT,
     axis_key,

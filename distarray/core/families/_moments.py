@@ -105,6 +105,27 @@ def moments(block: Buffer, axes: tuple[int, ...]) -> Moments:
     return Moments(count, mean, m2)
 
 
+def moments_beside_nan(block: Buffer, dtype: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield how many items of each piece of a block are not NaN, their mean and squared deviations.
+
+    The mean of no items is 0. `dtype` is that of the mean.
+    """
+    flat = _flat(block)
+    length = min(PIECE_BYTES // dtype.itemsize, flat.size)
+    scratch, mask = np.empty(length, dtype), np.empty(length, np.bool_)
+    for start in range(0, flat.size, length):
+        piece = flat[start : start + length]
+        items, missing = scratch[: piece.size], mask[: piece.size]
+        np.isnan(piece, out=missing)
+        count = np.intp(piece.size - np.count_nonzero(missing))
+        np.copyto(items, piece)
+        np.copyto(items, 0, where=missing)
+        mean = dtype.type(np.add.reduce(items) / max(count, 1))
+        np.subtract(items, mean, out=items)
+        np.copyto(items, 0, where=missing)
+        yield count, mean, _sum_of_squares(items)
+
+
 def _on_device(block: Buffer, axes: tuple[int, ...], dtype: Any) -> Moments:
     """Return the moments of a CuPy block by whole-array functions: no cache to fit tiles into."""
     mean = block.mean(axis=axes, dtype=dtype, keepdims=True)

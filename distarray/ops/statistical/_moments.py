@@ -32,6 +32,7 @@ from distarray.core import (
     loop_dtype,
     merge,
     moments,
+    moments_beside_nan,
     normalize_dtype,
     normalize_mask,
     normalize_operands,
@@ -397,24 +398,31 @@ def _counted_deviations(step: Step) -> Callable[[Buffer], State]:
             square = square + deviation.imag * deviation.imag
         return count, mean, add(as_block(square), axes, squares, True)
 
-    return state
+    def state_of_all(block: Buffer) -> State:
+        if not _backend.is_numpy(block):
+            return state(block)
+        total = functools.reduce(_merge_counted, moments_beside_nan(block, dtype))
+        return tuple(np.full((1,) * block.ndim, part) for part in total)
+
+    return state_of_all if len(axes) == step.sources[0].ndim else state
+
+
+def _merge_counted(a: State, b: State) -> State:
+    """Merge as `merge` does; the mean of no items is 0."""
+    (m, mean, square), (n, other, more) = a, b
+    delta = other - mean
+    share = (n / np.maximum(m + n, 1)).astype(square.dtype)
+    between = (delta.real * delta.real + delta.imag * delta.imag) * (m * share).astype(square.dtype)
+    return m + n, mean + delta * share, square + more + between
 
 
 def _variance_beside_nan(step: Step) -> Callable[..., Any]:
     _, correction, _ = step.call.static
     shape, result, squares = step.output.local_shape(), step.result, step.total[2]
 
-    def merge_counted(a: Any, b: Any) -> Any:
-        """Merge as `merge` does; the mean of no items is 0."""
-        (m, mean, square), (n, other, more) = a, b
-        delta = other - mean
-        share = (n / np.maximum(m + n, 1)).astype(squares)
-        between = (delta.real * delta.real + delta.imag * delta.imag) * (m * share).astype(squares)
-        return m + n, mean + delta * share, square + more + between
-
     def variance(states: States, _: Buffer) -> Any:
         with np.errstate(divide="ignore", invalid="ignore"):
-            count, _, square = functools.reduce(merge_counted, [state for state, _ in states])
+            count, _, square = functools.reduce(_merge_counted, [state for state, _ in states])
             divisor = count - float(correction)
             if (divisor <= 0).any():
                 warn("Degrees of freedom <= 0 for slice.", RuntimeWarning)

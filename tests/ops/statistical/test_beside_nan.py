@@ -183,3 +183,16 @@ def test_scans_beside_nan_agree_with_numpy(data: st.DataObject) -> None:
             agrees(out, expected.astype(np.complex128))
 
     on_ranks(program)
+
+
+@pytest.mark.parametrize("shape", [(200_003,), (401, 700)])
+def test_variance_of_large_blocks_is_as_accurate_as_numpys(shape: tuple[int, ...]) -> None:
+    value = np.random.default_rng(2).random(shape) + 1e6
+    value.reshape(-1)[::11] = np.nan
+
+    def program() -> None:
+        for x in (da.distribute_array(value), da.distribute_array(value.T).T):
+            for axis in (None, *range(len(shape))):
+                agrees(da.nanvar(x, axis=axis), np.nanvar(value, axis), rtol=1e-9, atol=0)
+
+    on_ranks(program)
