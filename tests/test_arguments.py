@@ -90,6 +90,7 @@ RIGHT: dict[str, Any] = {
     "pad_width": 1, "indices_or_sections": 2, "func1d": np.sum, "func": np.sum,
     "function": np.hypot, "dimensions": (2, 3), "M": 4, "N": 4, "beta": 2.0,
     "condlist": [On("booleans")], "choicelist": [On("x")], "funclist": [1],
+    "bins": [1.0, 5.0], "q": 0.5,
 }  # fmt: skip
 
 OURS = {
@@ -152,6 +153,19 @@ STRICT = {
     "funclist": "functions and numbers",
     "default": "no Python objects",
     "choicelist": "no Python objects",
+    "assume_unique": "as keepdims",
+    "invert": "as keepdims",
+    "return_index": "as keepdims",
+    "return_inverse": "as keepdims",
+    "return_counts": "as keepdims",
+    "return_indices": "as keepdims",
+    "sorted": "as keepdims",
+    "density": "as keepdims",
+    "right": "as keepdims",
+    "bins": "no Python objects",
+    "ar1": "no Python objects",
+    "ar2": "no Python objects",
+    "sample": "points of one or two axes",
     "x": "distributed, where the layout decides",
     "x1": "no Python objects",
     "x2": "no Python objects",
@@ -343,6 +357,7 @@ SAME_ARGUMENTS = [
     for name in FUNCTIONS
     if hasattr(np, name)
     and name not in ("cumulative_sum", "astype", "copyto", "einsum", "result_type", "can_cast")
+    and name != "unique_values"  # whose order NumPy leaves open
     and not name.startswith("empty")
 ]
 

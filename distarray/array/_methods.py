@@ -53,6 +53,7 @@ class Methods(BaseArray):
     clip = _method(ops.clip)
     copy = _method(ops.copy)
     repeat = _method(ops.repeat)
+    searchsorted = _method(ops.searchsorted)
     conj = conjugate = _method(ops.conj)
     ravel = _method(ops.ravel)
     flatten = _method(ops.flatten)

@@ -260,6 +260,15 @@ from distarray.ops.manipulation._stacking import (
     vstack,
 )
 from distarray.ops.manipulation._stacking import vstack as row_stack
+from distarray.ops.searching._searchsorted import searchsorted
+from distarray.ops.sets._membership import intersect1d, isin, setdiff1d, setxor1d, union1d
+from distarray.ops.sets._unique import (
+    unique,
+    unique_all,
+    unique_counts,
+    unique_inverse,
+    unique_values,
+)
 from distarray.ops.sorting._sort import (
     argpartition,
     argsort,
@@ -274,8 +283,24 @@ from distarray.ops.sorting._sort import sort_in_place as sort_in_place
 from distarray.ops.statistical import _ufunc_methods as _ufunc_methods
 from distarray.ops.statistical._differences import ediff1d, trapezoid, unwrap
 from distarray.ops.statistical._gradient import gradient
+from distarray.ops.statistical._histograms import (
+    bincount,
+    digitize,
+    histogram,
+    histogram2d,
+    histogram_bin_edges,
+    histogramdd,
+)
 from distarray.ops.statistical._interpolation import interp
 from distarray.ops.statistical._moments import mean, nanmean, nanstd, nanvar, ptp, std, var
+from distarray.ops.statistical._quantiles import (
+    median,
+    nanmedian,
+    nanpercentile,
+    nanquantile,
+    percentile,
+    quantile,
+)
 from distarray.ops.statistical._reductions import (
     all,
     amax,
@@ -349,6 +374,7 @@ __all__ = [
     "atleast_3d",
     "average",
     "bartlett",
+    "bincount",
     "bitwise_and",
     "bitwise_count",
     "bitwise_invert",
@@ -394,6 +420,7 @@ __all__ = [
     "diagflat",
     "diagonal",
     "diff",
+    "digitize",
     "divide",
     "divmod",
     "dot",
@@ -437,6 +464,10 @@ __all__ = [
     "hamming",
     "hanning",
     "heaviside",
+    "histogram",
+    "histogram2d",
+    "histogram_bin_edges",
+    "histogramdd",
     "hsplit",
     "hstack",
     "hypot",
@@ -446,11 +477,13 @@ __all__ = [
     "indices",
     "inner",
     "interp",
+    "intersect1d",
     "invert",
     "isclose",
     "iscomplex",
     "iscomplexobj",
     "isfinite",
+    "isin",
     "isinf",
     "isnan",
     "isnat",
@@ -485,6 +518,7 @@ __all__ = [
     "maximum",
     "may_share_memory",
     "mean",
+    "median",
     "meshgrid",
     "min",
     "min_scalar_type",
@@ -500,8 +534,11 @@ __all__ = [
     "nancumsum",
     "nanmax",
     "nanmean",
+    "nanmedian",
     "nanmin",
+    "nanpercentile",
     "nanprod",
+    "nanquantile",
     "nanstd",
     "nansum",
     "nanvar",
@@ -516,6 +553,7 @@ __all__ = [
     "packbits",
     "pad",
     "partition",
+    "percentile",
     "permute_dims",
     "piecewise",
     "place",
@@ -534,6 +572,7 @@ __all__ = [
     "prod",
     "ptp",
     "putmask",
+    "quantile",
     "rad2deg",
     "radians",
     "ravel",
@@ -552,7 +591,10 @@ __all__ = [
     "rot90",
     "round",
     "row_stack",
+    "searchsorted",
     "select",
+    "setdiff1d",
+    "setxor1d",
     "shape",
     "shares_memory",
     "sign",
@@ -587,6 +629,12 @@ __all__ = [
     "triu",
     "true_divide",
     "trunc",
+    "union1d",
+    "unique",
+    "unique_all",
+    "unique_counts",
+    "unique_inverse",
+    "unique_values",
     "unpackbits",
     "unstack",
     "unwrap",

@@ -116,6 +116,19 @@ def _placed(f: Any, x: Any, i: int) -> Any:
 MOVING_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 SLIDES = ("full", "same", "valid")
 
+
+def _with_others(f: Any, x: Any, i: int) -> Any:
+    return f(x, x[..., :1] if x.ndim and i % 2 else x)
+
+
+def _of_points(counts: Any, edges: Any) -> Any:
+    return (counts, *edges)
+
+
+def _at(q: Any, f: Any) -> Any:
+    return lambda x, **options: f(x, q, **options)
+
+
 CHOICES: dict[str, Use] = {
     "apply_along_axis": lambda f, x, i: f(lambda line: line[:: (1, 2, -1)[i % 3]], _axis(x, i), x),
     "array_split": lambda f, x, i: f(x, (1 + i % 4, [1, 3, -1])[i % 2], axis=_axis(x, i)),
@@ -203,6 +216,16 @@ CHOICES: dict[str, Use] = {
     "triu": lambda f, x, i: f(x, i - 3),
     "unstack": lambda f, x, i: f(x, axis=_axis(x, i)),
     "where": lambda f, x, i: f(x == x, x, x[..., ::-1] if x.ndim and i % 2 else x),
+    "intersect1d": _with_others,
+    "isin": lambda f, x, i: f(x, x[..., :1] if x.ndim else x, invert=bool(i % 2)),
+    "setdiff1d": _with_others,
+    "setxor1d": _with_others,
+    "union1d": _with_others,
+    "unique": lambda f, x, i: f(x, True, bool(i % 2), bool(i // 2 % 2)),
+    "unique_all": lambda f, x, _: tuple(f(x))[::3],
+    "unique_counts": lambda f, x, _: tuple(f(x)),
+    "unique_inverse": lambda f, x, _: f(x)[0],
+    "unique_values": lambda f, x, _: f(x),
 }
 """Functions that move or choose items: exact whatever these are."""
 
@@ -279,6 +302,19 @@ COMPUTED: dict[str, Use] = {
     "vecdot": lambda f, x, i: f(x, x) if i % 2 else f(x, x, axis=_axis(x, i)),
     "vecmat": lambda f, x, _: f(x[..., 0], x),
     "zeros_like": _like,
+    "bincount": lambda f, x, i: f(x, minlength=i),
+    "digitize": lambda f, x, i: f(x, ((0, 2, 4), (3, 1, 0))[i % 2], right=bool(i // 2 % 2)),
+    "histogram": lambda f, x, i: f(x, 1 + i % 4, density=bool(i // 4 % 2)),
+    "histogram2d": lambda f, x, i: f(x, x, 1 + i % 3),
+    "histogram_bin_edges": lambda f, x, i: f(x, (3, "sqrt", "sturges")[i % 3]),
+    "histogramdd": lambda f, x, i: _of_points(*f(x, 1 + i % 3)),
+    "median": _over,
+    "nanmedian": _over,
+    "nanpercentile": lambda f, x, i: _over(_at((0, 30.0, 100)[i % 3], f), x, i),
+    "nanquantile": lambda f, x, i: _over(_at((0.2, 0.5, 1)[i % 3], f), x, i),
+    "percentile": lambda f, x, i: _over(_at((0, 30.0, 100)[i % 3], f), x, i),
+    "quantile": lambda f, x, i: _over(_at([0.2, 0.5], f), x, i),
+    "searchsorted": lambda f, x, i: f([0, 1, 1, 3], x, ("left", "right")[i % 2]),
 }
 """Functions that compute with items: small integers, with which all are exact but moments. Where
 they are named after NaN some items are NaN."""
@@ -287,7 +323,7 @@ SCANS = [name for name in COMPUTED if name.startswith(("cum", "nancum"))]
 LEAST_AXES = dict.fromkeys((*SCANS, "cross", "diff", "repeat", "size", "vecdot"), 1)
 SORTS = ("argpartition", "argsort", "lexsort", "partition", "sort", "sort_complex")
 LEAST_AXES |= dict.fromkeys(SORTS, 1)
-LEAST_AXES |= {"compress": 1, "nonzero": 1}
+LEAST_AXES |= {"compress": 1, "histogramdd": 1, "nonzero": 1}
 LEAST_AXES |= {"tril": 2, "triu": 2}
 LEAST_AXES |= dict.fromkeys(("trapezoid", "unwrap"), 1)
 """Where NumPy takes arrays of fewer axes, as if these had one more, and we refuse them."""
@@ -329,7 +365,11 @@ LOCAL = {"may_share_memory", "shares_memory"}
 MAIN = {name for name in public if "." not in name}
 """The others, of `linalg` and `fft`, are proven in tests/linalg and tests/fft."""
 BY_ITEM = {name: row for name, row in public.items() if isinstance(row, Op) and row.plain}
-NUMPYS = {"flatten": np.ravel, "permute_dims": np.transpose}
+NUMPYS = {
+    "flatten": np.ravel,
+    "permute_dims": np.transpose,
+    "unique_values": lambda x: np.unique(x, equal_nan=False),
+}
 
 
 def test_every_row_is_a_public_name() -> None:

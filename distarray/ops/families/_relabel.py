@@ -51,6 +51,19 @@ def uncut_axes(layout: Layout, axes: Sequence[int]) -> Layout:
     return layout.replace(placements=placements, boundaries=boundaries or None)
 
 
+def move_cuts(layout: Layout, axes: Sequence[int], target: int) -> Layout:
+    """Return the layout in which the mesh axes that cut some axes cut another one instead."""
+    cutting = [m for axis in axes for m in layout.sharding_axes(axis)]
+    if not cutting:
+        return layout
+    placements = [Shard(target) if m in cutting else p for m, p in enumerate(layout.placements)]
+    others = [a for a in range(layout.ndim) if a != target and a not in axes]
+    order = [*layout.sharding_axes(target), *cutting]
+    order += [m for axis in others for m in layout.sharding_axes(axis)]
+    boundaries = {axis: own for axis, own in (layout.boundaries or {}).items() if axis in others}
+    return layout.replace(placements=placements, shard_order=order, boundaries=boundaries or None)
+
+
 def replace_axes(
     layout: Layout,
     axes: range,

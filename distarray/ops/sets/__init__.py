@@ -1,0 +1,1 @@
+"""Sets: the different items of arrays, and which of them others have."""

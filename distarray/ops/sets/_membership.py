@@ -1,0 +1,246 @@
+"""Membership: which items of one array another one has, and the sets that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from distarray.core import BaseArray, check_flag, normalize_operand, register, run
+from distarray.errors import ArgumentError, DTypeError
+from distarray.ops.creation._asarray import asarray
+from distarray.ops.elementwise._rounding import astype
+from distarray.ops.families._values import check_one_mesh
+from distarray.ops.indexing._items import getitem
+from distarray.ops.manipulation._joining import concat
+from distarray.ops.manipulation._reshape import reshape
+from distarray.ops.searching._searchsorted import FEW_BYTES, search_op
+from distarray.ops.sets._unique import Wanted, find_unique
+from distarray.typing import Buffer
+
+
+def _contains(items: Buffer, sought: Buffer, invert: bool) -> Buffer:
+    return np.isin(sought, items, invert=invert)
+
+
+def _found(invert: bool) -> Callable[[Buffer, int, Buffer], Buffer]:
+    """Return the function that looks for items where they belong in a sorted block."""
+
+    def find(block: Buffer, _: int, sought: Buffer) -> Buffer:
+        if not len(sought):
+            return np.empty(0, bool)
+        place = np.minimum(np.searchsorted(block, sought), len(block) - 1)
+        nearest = block[place]
+        return nearest != sought if invert else nearest == sought
+
+    return find
+
+
+_member = search_op("isin", _contains, _found, lambda invert: "all" if invert else "any")
+
+
+@register
+def isin(
+    x1: Any,
+    x2: Any,
+    /,
+    assume_unique: bool = False,
+    invert: bool = False,
+    *,
+    kind: Any = None,
+) -> Any:
+    """Tell of each item of an array whether it is among those of another.
+
+    Parameters
+    ----------
+    x1, x2 : array or number
+        Items, and those among which they are looked for.
+    assume_unique : bool
+        Has no effect.
+    invert : bool
+        Tell whether it is not.
+    kind : {None, "sort", "table"}
+        Has no effect; "table" is for integers and booleans alone.
+
+    Returns
+    -------
+    DistArray
+        bool, of the shape of `x1`, and cut as that is. Where `x2` is cut and `x1` is not, or has up
+        to 64 KiB: `Partial`, as any block of `x2` may have an item. NaN is in nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such kind, or no table of such items.
+    DTypeError
+        If NumPy does not compare the two.
+
+    Notes
+    -----
+    Distribution: nothing is sent where `x1` or `x2` is not cut, and up to 64 KiB of the smaller one
+    are gathered. Else the different items of `x2` are found as by `unique`, and those of `x1` are
+    looked up among them as by `searchsorted`.
+
+    Examples
+    --------
+    >>> da.isin(da.asarray([1, 2, 3]), [3, 1, 7]).tolist()
+    [True, False, True]
+    """
+    check_flag("isin", "assume_unique", assume_unique)
+    invert = check_flag("isin", "invert", invert)
+    if kind is not None and not (isinstance(kind, str) and kind in ("sort", "table")):
+        raise ArgumentError(f"isin(kind={kind!r}): must be None, 'sort' or 'table'")
+    if not isinstance(x1, BaseArray) and not isinstance(x2, BaseArray):
+        choice: Any = kind
+        return np.isin(x1, x2, invert=invert, kind=choice)
+    x1, x2 = (
+        x if isinstance(x, BaseArray) else np.asarray(normalize_operand("isin", x))
+        for x in (x1, x2)
+    )
+    if kind == "table" and not {x1.dtype.kind, x2.dtype.kind} <= set("biu"):
+        raise ArgumentError(
+            f"isin(kind='table') of {x1.dtype} in {x2.dtype}: a table is of integers; pass None"
+        )
+    both = isinstance(x1, BaseArray) and isinstance(x2, BaseArray)
+    if both and min(x1.nbytes, x2.nbytes) > FEW_BYTES:
+        check_one_mesh("isin", x1, x2)
+        (x2,) = find_unique(x2)
+    return run(_member, (x2, x1), invert)
+
+
+# --- sets -----------------------------------------------------------------------------------------
+
+
+def _as_arrays(name: str, ar1: Any, ar2: Any) -> tuple[Any, Any]:
+    """Return two arrays, a plain one as a distributed one beside the other."""
+    check_one_mesh(name, ar1, ar2)
+    mesh = (ar1 if isinstance(ar1, BaseArray) else ar2)._layout.mesh
+    first, second = (
+        x if isinstance(x, BaseArray) else asarray(normalize_operand(name, x), mesh=mesh)
+        for x in (ar1, ar2)
+    )
+    return first, second
+
+
+def _unique_alike(ar1: Any, ar2: Any, places: bool = False) -> list[list[Any]]:
+    """Return the different items of two arrays in the dtype of both."""
+    try:
+        dtype = np.result_type(ar1.dtype, ar2.dtype)
+    except TypeError as error:
+        raise DTypeError(f"a set of items of {ar1.dtype} and {ar2.dtype}: {error}") from error
+    return [find_unique(astype(x, dtype, copy=False), Wanted(places)) for x in (ar1, ar2)]
+
+
+def _is_plain(ar1: Any, ar2: Any) -> bool:
+    return not isinstance(ar1, BaseArray) and not isinstance(ar2, BaseArray)
+
+
+_SETS = """Return the different items {what}, in ascending order.
+
+Parameters
+----------
+ar1, ar2 : array
+assume_unique : bool
+    {unique}
+{more}
+Returns
+-------
+DistArray
+    Cut as of `unique`.{results}
+
+Raises
+------
+DTypeError
+    If items have no order of their own, or NumPy has no dtype for both.
+
+Notes
+-----
+Distribution: as of `unique` of both arrays, and of `isin` of their different items.
+
+Examples
+--------
+>>> da.{name}(da.asarray([3, 1, 3, 2]), [2, 3, 5]).tolist()
+{answer}
+"""
+
+
+def _describe(
+    what: str,
+    answer: str,
+    unique: str = "Has no effect.",
+    more: str = "",
+    results: str = "",
+) -> Callable[[Any], Any]:
+    def describe(function: Any) -> Any:
+        text = _SETS.format(
+            name=function.__name__,
+            what=what,
+            answer=answer,
+            unique=unique,
+            more=more,
+            results=results,
+        )
+        if function.__name__ == "union1d":
+            text = text.replace("assume_unique : bool\n    Has no effect.\n", "")
+        function.__doc__ = text
+        return register(function)
+
+    return describe
+
+
+@_describe(
+    "that two arrays have in common",
+    "[2, 3]",
+    more="return_indices : bool\n    Return the places of the first of each in both as well.\n",
+    results=" With `return_indices` three of them.",
+)
+def intersect1d(
+    ar1: Any, ar2: Any, assume_unique: bool = False, return_indices: bool = False
+) -> Any:
+    check_flag("intersect1d", "assume_unique", assume_unique)
+    index = check_flag("intersect1d", "return_indices", return_indices)
+    if _is_plain(ar1, ar2):
+        return np.intersect1d(ar1, ar2, return_indices=index)  # type: ignore[call-overload]
+    first, second = _unique_alike(*_as_arrays("intersect1d", ar1, ar2), index)
+    common = isin(first[0], second[0])
+    result = getitem(first[0], common)
+    if not index:
+        return result
+    others = isin(second[0], first[0])
+    return result, getitem(first[1], common), getitem(second[1], others)
+
+
+@_describe("that one of two arrays has, or both have", "[1, 2, 3, 5]")
+def union1d(ar1: Any, ar2: Any) -> Any:
+    if _is_plain(ar1, ar2):
+        return np.union1d(ar1, ar2)
+    (first,), (second,) = _unique_alike(*_as_arrays("union1d", ar1, ar2))
+    return find_unique(concat([first, second]))[0]
+
+
+@_describe(
+    "of one array that another does not have",
+    "[1]",
+    unique="Return those items of `ar1` as they lie, however often.",
+)
+def setdiff1d(ar1: Any, ar2: Any, assume_unique: bool = False) -> Any:
+    assume_unique = check_flag("setdiff1d", "assume_unique", assume_unique)
+    if _is_plain(ar1, ar2):
+        return np.setdiff1d(ar1, ar2, assume_unique)
+    first, second = _as_arrays("setdiff1d", ar1, ar2)
+    items = reshape(first, (-1,)) if assume_unique else find_unique(first)[0]
+    return getitem(items, isin(items, second, invert=True))
+
+
+@_describe("that one of two arrays has, and not the other", "[1, 5]")
+def setxor1d(ar1: Any, ar2: Any, assume_unique: bool = False) -> Any:
+    check_flag("setxor1d", "assume_unique", assume_unique)
+    if _is_plain(ar1, ar2):
+        return np.setxor1d(ar1, ar2)
+    (first,), (second,) = _unique_alike(*_as_arrays("setxor1d", ar1, ar2))
+    alone = [
+        getitem(one, isin(one, other, invert=True))
+        for one, other in ((first, second), (second, first))
+    ]
+    return find_unique(concat(alone), Wanted(equal_nan=False))[0]

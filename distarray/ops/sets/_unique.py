@@ -1,0 +1,416 @@
+"""The different items of an array, in ascending order.
+
+Each process sorts its block and drops what is there twice. Multiselection then divides the rest
+into parts of about equal length, cut between different items, so that equal items meet on one
+process, which merges what it gets; each process sends an item once, and at most one of a kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from distarray.comm import Communicator, Parcels, gather_words, push_rows, token
+from distarray.core import (
+    BaseArray,
+    Call,
+    Layouts,
+    Op,
+    Step,
+    check_flag,
+    check_integer,
+    register,
+    run,
+)
+from distarray.errors import ArgumentError
+from distarray.layout import Replicate, Shard, normalize_axis
+from distarray.ops.families._values import on_host
+from distarray.ops.sorting._block_sort import argsort_block, merge_order, sort_block
+from distarray.ops.sorting._keys import KeyWords, longest
+from distarray.ops.sorting._multiselection import ranks_of, select_cuts, select_values
+from distarray.typing import Buffer
+
+
+class UniqueAllResult(NamedTuple):
+    """What `unique_all` returns."""
+
+    values: Any
+    indices: Any
+    inverse_indices: Any
+    counts: Any
+
+
+class UniqueCountsResult(NamedTuple):
+    """What `unique_counts` returns."""
+
+    values: Any
+    counts: Any
+
+
+class UniqueInverseResult(NamedTuple):
+    """What `unique_inverse` returns."""
+
+    values: Any
+    inverse_indices: Any
+
+
+class Wanted(NamedTuple):
+    """What is asked for beside the values."""
+
+    places: bool = False
+    inverse: bool = False
+    counts: bool = False
+    equal_nan: bool = True
+
+
+_VALUES = Wanted()
+
+# --- the row --------------------------------------------------------------------------------------
+
+
+def _spec(_: Op, call: Call) -> Layouts:
+    layout = call.layouts[0].without_partial()
+    placements = [Shard(0) if type(p) is Shard else Replicate() for p in layout.placements]
+    cut = Shard(0) in placements
+    output = layout.replace(placements=placements, shape=(0,), shard_order=None, boundaries=None)
+    return Layouts((layout,), output, ((layout, layout, False),) if cut else (), counted=0)
+
+
+def _bind(step: Step) -> Callable[..., Any]:
+    return _Unique(step)
+
+
+_unique = Op(
+    "unique",
+    np.unique,
+    _spec,
+    dtypes=lambda _, call: (None, call.dtypes[0]),
+    bind=_bind,
+)
+
+
+class _Unique:
+    """The local step: the different items of all blocks that have their place here."""
+
+    def __init__(self, step: Step) -> None:
+        layout = step.sources[0]
+        mesh: Any = layout.mesh
+        cutting = step.output.sharding_axes(0)
+        self._comm: Communicator | None = None
+        if cutting and mesh.communicator(cutting).size > 1:
+            self._comm = mesh.communicator(cutting)
+        self._step, self._shape = step, layout.shape
+        self._box = layout.local_box() or ()
+        self._token = token("unique", layout.fingerprint, step.call.dtypes[0].str, step.call.static)
+
+    def __call__(self, inverse: list[Buffer], block: Buffer) -> Any:
+        """Return the values, and the arrays asked for; that of the block's shape in `inverse`."""
+        wanted = self._step.call.static
+
+        @on_host
+        def find(block: Buffer) -> tuple[Buffer, ...]:
+            dtype = block.dtype
+            items = block.astype(dtype.newbyteorder("="), copy=False).reshape(-1)
+            found = _distinct(items, wanted)
+            own = found.inverse
+            if self._comm is not None:
+                places = self._global_places(found.places) if wanted.places else None
+                found, ids = self._merge(self._comm, found._replace(places=places), wanted)
+                own = None if own is None else ids[own]
+            parts = [found.values.astype(dtype, copy=False)]
+            parts += [found.places] if wanted.places else []
+            parts += [found.counts] if wanted.counts else []
+            parts += [own.reshape(block.shape)] if own is not None else []
+            return tuple(parts)
+
+        parts = find(block)
+        if wanted.inverse:
+            inverse.append(parts[-1])
+            parts = parts[:-1]
+        return parts if len(parts) > 1 else parts[0]
+
+    def _global_places(self, places: Any) -> Buffer:
+        """Return the places in the flattened array of items, given theirs in the block."""
+        shape = [stop - start for start, stop in self._box]
+        local = np.unravel_index(places, shape)
+        corner = [start for start, _ in self._box]
+        moved = tuple(one + start for one, start in zip(local, corner, strict=True))
+        return np.ravel_multi_index(moved, self._shape).astype(np.int64, copy=False)
+
+    def _merge(
+        self, comm: Communicator, own: _Distinct, wanted: Wanted
+    ) -> tuple[_Distinct, Buffer]:
+        """Return what this process has of all different items, and the numbers of the own ones."""
+        parcels = self._divide(comm, own.values, wanted.equal_nan)
+        rows = [own.values]
+        rows += [own.places] if wanted.places else []
+        rows += [own.counts] if wanted.counts else []
+        received, offsets = push_rows(comm, rows, parcels, self._token + 1, self._step)
+        order = merge_order(received[0], offsets)
+        run = received[0][order]
+        starts = _starts(run, wanted.equal_nan)
+        firsts = np.flatnonzero(starts)
+        rest = [one[order] for one in received[1:]]
+        found = _Distinct(
+            run[firsts],
+            _first_places(run, rest.pop(0), firsts, wanted.equal_nan) if wanted.places else None,
+            None,
+            _reduced(np.add, rest.pop(0), firsts) if wanted.counts else None,
+        )
+        if not wanted.inverse:
+            return found, order
+        lengths = gather_words(comm, [len(firsts)], self._token + len(rows) + 1, self._step)
+        numbers = np.empty(len(order), np.int64)
+        numbers[order] = np.cumsum(starts) - 1 + sum(n for (n,) in lengths[: comm.rank])
+        back = Parcels(offsets, None)
+        (ids,), _ = push_rows(comm, [numbers], back, self._token + len(rows) + 2, self._step)
+        return found, ids
+
+    def _divide(self, comm: Communicator, run: Buffer, equal_nan: bool) -> Parcels:
+        """Return the parts of a sorted run that go to each process; equal items go to one."""
+        most = longest(run)
+        told = gather_words(comm, [len(run), most], self._token, self._step)
+        total = sum(length for length, _ in told)
+        cuts = np.zeros(comm.size + 1, np.int64)
+        cuts[-1] = len(run)
+        if total:
+            text = run.dtype.kind in "US"
+            keys = KeyWords(run.dtype, max(n for _, n in told) if text else None)
+            ranks = ranks_of(comm)
+            places = np.arange(1, comm.size) * total // comm.size
+            splitters = select_values(run, places, keys, ranks)
+            cuts[1:-1] = np.searchsorted(run, splitters, "left")
+            missing = _is_missing(splitters)
+            if missing.any():
+                if equal_nan:  # there is one at most on each process
+                    cuts[1:-1][missing] = len(run) - np.count_nonzero(_is_missing(run))
+                else:  # each stays alone, wherever it goes
+                    cuts[1:-1][missing] = select_cuts(run, places, keys, ranks)[missing]
+        return Parcels(cuts, None)
+
+
+class _Distinct(NamedTuple):
+    """The different items of a block, in ascending order."""
+
+    values: Buffer
+    places: Any
+    """The place of the first of each, if it is wanted."""
+    inverse: Any
+    """For each item its number among the values, if it is wanted."""
+    counts: Any
+
+
+def _distinct(items: Buffer, wanted: Wanted) -> _Distinct:
+    order = argsort_block(items) if wanted.places or wanted.inverse else None
+    run = sort_block(items) if order is None else items[order]
+    starts = _starts(run, wanted.equal_nan)
+    firsts = np.flatnonzero(starts)
+    counts = np.diff(np.append(firsts, len(run))) if wanted.counts else None
+    inverse = None
+    if wanted.inverse:
+        inverse = np.empty(len(run), np.int64)
+        inverse[order] = np.cumsum(starts) - 1
+    index = order[firsts] if wanted.places and order is not None else None
+    return _Distinct(run[firsts], index, inverse, counts)
+
+
+def _starts(run: Buffer, equal_nan: bool) -> Buffer:
+    """Tell of each item of a sorted run whether it differs from the one before."""
+    starts = np.ones(len(run), bool)
+    starts[1:] = run[1:] != run[:-1]
+    if equal_nan and len(run) and _is_missing(run[-1:])[0]:
+        starts[np.searchsorted(_is_missing(run), True) + 1 :] = False
+    return starts
+
+
+def _is_missing(items: Buffer) -> Buffer:
+    return np.isnan(items) if items.dtype.kind in "fcmM" else np.zeros(items.shape, bool)
+
+
+def _first_places(run: Buffer, places: Buffer, firsts: Buffer, equal_nan: bool) -> Buffer:
+    """Return the least place of each item; of one NaN for all those of the first in order."""
+    if equal_nan and run.dtype.kind == "c" and len(run) and np.isnan(run[-1]):
+        words = KeyWords(run.dtype).encode(run[firsts[-1] :])
+        places[firsts[-1] :][(words != words[0]).any(axis=1)] = np.iinfo(np.int64).max
+    return _reduced(np.minimum, places, firsts)
+
+
+def _reduced(ufunc: np.ufunc, items: Buffer, firsts: Buffer) -> Buffer:
+    return ufunc.reduceat(items, firsts) if len(firsts) else items
+
+
+# --- the functions --------------------------------------------------------------------------------
+
+
+def find_unique(x: Any, wanted: Wanted = _VALUES) -> list[Any]:
+    """Return the different items of a distributed array, and what else is wanted, as `unique`."""
+    inverse: list[Buffer] = []
+    found = run(_unique, (x,), wanted, inverse)
+    results = list(found) if isinstance(found, tuple) else [found]
+    if wanted.inverse:
+        numbers = x._new(inverse[0], x._layout.without_partial())
+        results.insert(1 + wanted.places, numbers)
+    return results
+
+
+@register
+def unique(
+    ar: Any,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    axis: int | None = None,
+    *,
+    equal_nan: bool = True,
+    sorted: bool = True,
+) -> Any:
+    """Return the different items of an array, in ascending order.
+
+    Parameters
+    ----------
+    ar : array
+    return_index : bool
+        Return the places of their first occurrences in the flattened array as well.
+    return_inverse : bool
+        Return for each item its place among the different ones as well.
+    return_counts : bool
+        Return how often each of them occurs as well.
+    axis : int, optional
+        Of an array of one axis that one: different parts of arrays of several axes are not found.
+    equal_nan : bool
+        Return one NaN for all, and not each.
+    sorted : bool
+        Has no effect: the items are always sorted.
+
+    Returns
+    -------
+    DistArray or tuple of DistArray
+        The values, places and counts are cut by the mesh axes that cut `ar`, into blocks of about
+        equal lengths, which the values tell; `rebalance` makes them the default ones. The places of
+        all items have the shape of `ar`, and are cut as it is.
+
+    Raises
+    ------
+    ArgumentError
+        If an axis of an array of several axes is given.
+    DTypeError
+        If items have no order of their own.
+
+    Notes
+    -----
+    Distribution: the different items of each block go to where they have their place, once, with 8
+    bytes for each index and count; for `return_inverse` 8 bytes of each come back. Memory: the
+    block, sorted; with index or inverse 8 bytes an item, three times. Partial inputs are reduced
+    first. Blocks on a GPU are sorted by NumPy on the host.
+
+    Examples
+    --------
+    >>> values, counts = da.unique(da.asarray([3, 1, 3, 2]), return_counts=True)
+    >>> values.tolist(), counts.tolist()
+    ([1, 2, 3], [1, 1, 2])
+    """
+    index = check_flag("unique", "return_index", return_index)
+    inverse = check_flag("unique", "return_inverse", return_inverse)
+    counts = check_flag("unique", "return_counts", return_counts)
+    equal_nan = check_flag("unique", "equal_nan", equal_nan)
+    check_flag("unique", "sorted", sorted)
+    if not isinstance(ar, BaseArray):
+        return np.unique(  # type: ignore[call-overload]
+            ar, index, inverse, counts, axis, equal_nan=equal_nan
+        )
+    if axis is not None:
+        normalize_axis(check_integer("unique", "axis", axis), ar.ndim)
+        if ar.ndim > 1:
+            raise ArgumentError(
+                f"unique(axis={axis}) of an array of shape {ar.shape}: different parts of arrays "
+                "are not found where they are distributed; use np.unique(x.full_array(), axis=...)"
+            )
+    results = find_unique(ar, Wanted(index, inverse, counts, equal_nan))
+    return tuple(results) if len(results) > 1 else results[0]
+
+
+def _all_of(name: str, x: Any, wanted: Wanted) -> Sequence[Any]:
+    return find_unique(x, wanted) if isinstance(x, BaseArray) else getattr(np, name)(x)
+
+
+_DOCUMENTATION = """Return the different items of an array{what}.
+
+Each NaN is different from all others; those of tiles follow one another block by block.
+
+Parameters
+----------
+x : array
+
+Returns
+-------
+{results}
+
+Raises
+------
+DTypeError
+    If items have no order of their own.
+
+Notes
+-----
+Distribution: as `unique`.
+
+Examples
+--------
+>>> {example}
+{answer}
+"""
+
+_RESULTS = {
+    "values": "values : DistArray\n    In ascending order; cut as of `unique`.",
+    "indices": "indices : DistArray\n    Of their first occurrences in the flattened array.",
+    "inverse_indices": (
+        "inverse_indices : DistArray\n    For each item its place among the values; cut as `x` is."
+    ),
+    "counts": "counts : DistArray\n    How often each occurs.",
+}
+
+
+def _describe(what: str, names: Sequence[str], answer: str) -> Callable[[Any], Any]:
+    def describe(function: Any) -> Any:
+        called = f"da.{function.__name__}(da.asarray([3, 1, 3]))"
+        each = f"[one.tolist() for one in {called}]" if len(names) > 1 else f"{called}.tolist()"
+        function.__doc__ = _DOCUMENTATION.format(
+            what=what,
+            results="\n".join(_RESULTS[name] for name in names),
+            example=each,
+            answer=answer,
+        )
+        return register(function)
+
+    return describe
+
+
+@_describe("", ("values",), "[1, 3]")
+def unique_values(x: Any, /) -> Any:
+    if not isinstance(x, BaseArray):
+        return np.unique_values(x)
+    return find_unique(x, Wanted(equal_nan=False))[0]
+
+
+@_describe(" and how often each occurs", ("values", "counts"), "[[1, 3], [1, 2]]")
+def unique_counts(x: Any, /) -> UniqueCountsResult:
+    wanted = Wanted(counts=True, equal_nan=False)
+    return UniqueCountsResult(*_all_of("unique_counts", x, wanted))
+
+
+@_describe(
+    " and each item's place among them", ("values", "inverse_indices"), "[[1, 3], [1, 0, 1]]"
+)
+def unique_inverse(x: Any, /) -> UniqueInverseResult:
+    wanted = Wanted(inverse=True, equal_nan=False)
+    return UniqueInverseResult(*_all_of("unique_inverse", x, wanted))
+
+
+@_describe(
+    ", where and how often they occur", tuple(_RESULTS), "[[1, 3], [1, 0], [1, 0, 1], [1, 2]]"
+)
+def unique_all(x: Any, /) -> UniqueAllResult:
+    wanted = Wanted(True, True, True, False)
+    return UniqueAllResult(*_all_of("unique_all", x, wanted))

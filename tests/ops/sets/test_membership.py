@@ -1,0 +1,148 @@
+"""Items of other arrays are found as in NumPy, whichever of both is brought to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import distarray as da
+from distarray.comm import CommLog, simulate
+from distarray.errors import ArgumentError
+from distarray.layout import Partial, Shard
+from distarray.ops.searching import _searchsorted as searching
+from distarray.ops.sets import _membership as membership
+from distarray.testing import reset
+from tests.array.strategies import (
+    KIND,
+    MESH_SHAPES,
+    RANKS,
+    Case,
+    agrees,
+    cases,
+    on_ranks,
+    special_cases,
+)
+
+DTYPES = ("?", "i1", "u8", "i8", "f4", "f8", "c16")
+OTHERS = ("U3", "S2", "M8[s]", "m8[D]") if KIND == "cpu" else ()
+
+
+@pytest.fixture(scope="module", params=["gathered", "asked"])
+def few_bytes(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Let arrays of all sizes be gathered, or none."""
+    reset()
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "asked":
+            for module in (searching, membership):
+                patch.setattr(module, "FEW_BYTES", 0)
+        yield request.param
+    reset()
+
+
+@st.composite
+def two_cases(draw: Any) -> tuple[Case, Case]:
+    mesh_shape = draw(st.sampled_from(MESH_SHAPES))
+    if draw(st.booleans()):
+        kinds: Any = (draw(st.sampled_from((*DTYPES, *OTHERS))),)
+        make = special_cases
+    else:
+        kinds, make = ("i4", "f8", "u1"), cases
+    return tuple(draw(make(kinds, (), mesh_shape=mesh_shape)) for _ in range(2))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("ranks_per_node", [None, 1])
+@settings(max_examples=50, deadline=None)
+@given(pair=two_cases(), invert=st.booleans())
+def test_items_are_found_as_in_numpy(
+    few_bytes: str, ranks_per_node: int | None, pair: tuple[Case, Case], invert: bool
+) -> None:
+    first, second = pair
+    expected = np.isin(first.value, second.value, invert=invert)
+
+    def program() -> None:
+        x, y = first.build(), second.build()
+        if x.mesh.coordinate is None:
+            return
+        agrees(np.isin(x, y, invert=invert), expected)
+        agrees(da.isin(x, second.value, invert=invert), expected)
+        agrees(da.isin(first.value, y, invert=invert), expected)
+
+    simulate(RANKS, program, ranks_per_node=ranks_per_node)
+
+
+@settings(max_examples=50, deadline=None)
+@given(pair=two_cases(), plain=st.sampled_from((None, 0, 1)))
+def test_sets_are_those_of_numpy(
+    few_bytes: str, pair: tuple[Case, Case], plain: int | None
+) -> None:
+    values = [one.value for one in pair]
+    names = ("intersect1d", "union1d", "setdiff1d", "setxor1d")
+    expected = [getattr(np, name)(*values) for name in names]
+    indices = np.intersect1d(*values, return_indices=True)
+    again = values[0][np.isin(*values, invert=True)]  # NumPy's drops what is there twice
+
+    def program() -> None:
+        arrays: list[Any] = [one.build() for one in pair]
+        if arrays[0].mesh.coordinate is None:
+            return
+        if plain is not None:
+            arrays[plain] = values[plain]
+        for name, wanted in zip(names, expected, strict=True):
+            agrees(getattr(np, name)(*arrays), wanted)
+        for one, wanted in zip(da.intersect1d(*arrays, return_indices=True), indices, strict=True):
+            agrees(one, wanted)
+        agrees(da.setdiff1d(*arrays, assume_unique=True), again)
+
+    on_ranks(program)
+
+
+def test_nothing_is_sent_where_one_is_not_cut() -> None:
+    def program() -> None:
+        x = da.arange(30).reshape(10, 3)
+        with CommLog() as log:
+            found = da.isin(x, [3, 40, 7])
+            some = da.isin([3, 40, 7], x)
+            others = da.isin(5, x, invert=True)
+        assert log.count() == 0
+        assert found.placements == (Shard(0),)
+        assert some.placements == (Partial("any"),)
+        assert others.placements == (Partial("all"),)
+        agrees(found, np.isin(np.arange(30).reshape(10, 3), [3, 40, 7]))
+        agrees(some, [True, False, True])
+        agrees(others, False)
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("ranks_per_node", [None, 1])
+def test_large_sets_stay_distributed(ranks_per_node: int | None) -> None:
+    rng = np.random.default_rng(4)
+    first, second = (rng.integers(0, 60_000, 30_000) for _ in range(2))
+
+    def program() -> None:
+        x, y = da.asarray(first), da.asarray(second)
+        with CommLog() as log:
+            found = da.isin(x, y)
+        agrees(found, np.isin(first, second))
+        assert log.bytes() < 3 * first.nbytes // RANKS + 600_000
+        agrees(da.setxor1d(x, y), np.setxor1d(first, second))
+        assert da.union1d(x, y).layout.partition(0).largest < 20_000
+
+    simulate(RANKS, program, ranks_per_node=ranks_per_node)
+
+
+def test_kinds_that_are_none_are_refused() -> None:
+    def program() -> None:
+        x = da.arange(4.0)
+        with pytest.raises(ArgumentError, match="'table'"):
+            da.isin(x, x, kind="tree")
+        with pytest.raises(ArgumentError, match="integers"):
+            da.isin(x, x, kind="table")
+        agrees(da.isin(da.arange(4), [1], kind="table"), [False, True, False, False])
+
+    on_ranks(program)

@@ -1,0 +1,154 @@
+"""Different items are NumPy's, in its order, with their places, numbers and counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import distarray as da
+from distarray.comm import CommLog, simulate
+from distarray.errors import ArgumentError, AxisError, ImplicitCommunicationError, MeshError
+from distarray.layout import Shard
+from tests.array.strategies import KIND, RANKS, Case, agrees, cases, on_ranks, special_cases
+from tests.on_device import host
+
+DTYPES = ("?", "i1", "u8", "i8", "f2", "f4", "f8", "c8", "c16")
+OTHERS = ("U3", "S2", "M8[s]", "m8[D]", ">i4") if KIND == "cpu" else ()
+
+
+def same_but_for_nan(places: Any, expected: np.ndarray, values: Any, is_index: bool) -> None:
+    """Check places or numbers, of which those of NaN are in any order: of tiles block by block."""
+    full = host(places.full_array()).copy()
+    missing = np.isnan(values) if values.dtype.kind in "fcmM" else np.zeros(values.shape, bool)
+    for array in (full, expected := expected.copy()):
+        which = missing if is_index else missing[array]
+        array[which] = np.sort(array[which])
+    np.testing.assert_array_equal(full, expected)
+    assert places.dtype == expected.dtype
+
+
+@pytest.mark.parametrize("ranks_per_node", [None, 1, 2])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), flags=st.tuples(*[st.booleans()] * 4))
+def test_items_and_what_is_told_of_them_are_those_of_numpy(
+    ranks_per_node: int | None, data: st.DataObject, flags: tuple[bool, ...]
+) -> None:
+    index, inverse, counts, equal_nan = flags
+    case: Case = data.draw(
+        st.one_of(special_cases((*DTYPES, *OTHERS), ()), cases(("i4", "f8"), ("sum", "max")))
+    )
+    value = case.value
+    # In NumPy which NaN of several comes first is known only with its places.
+    expected = np.unique(value, True, True, True, equal_nan=equal_nan)
+    told = range(1, 1 + index + inverse)
+    wanted = [expected[0]]
+    wanted += [one for one, flag in zip(expected[1:], flags, strict=False) if flag]
+
+    def program() -> None:
+        x = case.build()
+        if x.mesh.coordinate is None:
+            with pytest.raises(MeshError, match="cannot know the shape"):
+                da.unique(x, index, inverse, counts, equal_nan=equal_nan)
+            return
+        found = np.unique(x, index, inverse, counts, equal_nan=equal_nan)
+        found = found if isinstance(found, tuple) else (found,)
+        for i, (one, other) in enumerate(zip(found, wanted, strict=True)):
+            if i in told and not equal_nan:
+                same_but_for_nan(one, other, expected[0], i == 1 and index)
+            else:
+                agrees(one, other.astype(one.dtype) if one.dtype.kind in "SU" else other)
+        if inverse:
+            places = found[1 + index]
+            assert places.layout is x.layout.without_partial()
+        agrees(x, value)
+
+    simulate(RANKS, program, ranks_per_node=ranks_per_node)
+
+
+@settings(max_examples=30, deadline=None)
+@given(case=special_cases(("f8", "i4", "c16"), ()))
+def test_functions_of_the_standard_tell_every_nan_apart(case: Case) -> None:
+    value = case.value
+    values, indices, inverse, counts = np.unique(value, True, True, True, equal_nan=False)
+
+    def program() -> None:
+        x = case.build()
+        if x.mesh.coordinate is None:
+            return
+        agrees(da.unique_values(x), values)
+        found = np.unique_counts(x)
+        agrees(found.values, values)
+        agrees(found.counts, counts)
+        found = da.unique_inverse(x)
+        agrees(found.values, values)
+        same_but_for_nan(found.inverse_indices, inverse, values, False)
+        found = np.unique_all(x)
+        agrees(found.values, values)
+        same_but_for_nan(found.indices, indices, values, True)
+        same_but_for_nan(found.inverse_indices, inverse, values, False)
+        agrees(found.counts, counts)
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("ranks_per_node", [None, 1])
+def test_large_arrays_are_divided_evenly(ranks_per_node: int | None) -> None:
+    rng = np.random.default_rng(0)
+    n = 40_000
+    for values in (rng.permutation(n), rng.integers(0, 300, n), np.full(n, np.nan), np.ones(n)):
+        expected = np.unique(values, True, True, True, equal_nan=False)
+
+        def program(values: Any = values, expected: Any = expected) -> None:
+            x = da.asarray(values)
+            with CommLog() as log:
+                (found,) = [da.unique_values(x)]
+            agrees(found, expected[0])
+            assert log.bytes() <= len(expected[0]) * 8 * 1.1 + 600_000
+            most = found.layout.partition(0).largest
+            assert most <= len(expected[0]) / RANKS * 1.3 + RANKS
+            for one, other in zip(da.unique_all(x), expected, strict=True):
+                agrees(one, other)
+
+        simulate(RANKS, program, ranks_per_node=ranks_per_node)
+
+
+def test_signs_of_zeros_are_those_of_the_first() -> None:
+    for values in ([0.0, -0.0, 1.0, -0.0], [-0.0, 1.0, 0.0, 0.0]):
+
+        def program(values: Any = values) -> None:
+            found = host(da.unique(da.asarray(values)).full_array())
+            assert np.array_equal(np.signbit(found), np.signbit([values[0], 1.0]))
+
+        on_ranks(program)
+
+
+def test_results_take_part_in_further_operations() -> None:
+    values = np.random.default_rng(2).integers(0, 50, 300)
+
+    def program() -> None:
+        x = da.asarray(values)
+        found, counts = da.unique(x, return_counts=True)
+        assert found.placements == (Shard(0),)
+        common, times = np.unique(values, return_counts=True)
+        agrees(found[counts > 6], common[times > 6])
+        agrees(found.rebalance() * counts, common * times)
+
+    on_ranks(program)
+
+
+def test_what_is_refused() -> None:
+    def program() -> None:
+        x = da.ones((4, 3))
+        with pytest.raises(ArgumentError, match="full_array"):
+            da.unique(x, axis=0)
+        with pytest.raises(AxisError):
+            da.unique(x, axis=2)
+        agrees(da.unique(x[:, 0], axis=0), [1.0])
+        with da.communication("raise"), pytest.raises(ImplicitCommunicationError):
+            da.unique(x)
+
+    on_ranks(program)

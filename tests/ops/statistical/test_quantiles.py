@@ -1,0 +1,301 @@
+"""Quantiles have NumPy's bits, whether blocks are searched together or lines brought together."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import distarray as da
+from distarray.comm import CommLog, simulate
+from distarray.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DTypeError,
+    IndexingError,
+    ShapeError,
+)
+from distarray.layout import Replicate, Shard
+from distarray.ops.statistical import _quantiles
+from distarray.ops.statistical._quantile_methods import METHODS
+from distarray.testing import reset
+from tests.array.strategies import (
+    KIND,
+    RANKS,
+    Case,
+    agrees,
+    cases,
+    on_ranks,
+    special_cases,
+)
+
+REAL = ("?", "i1", "u8", "i8", "f2", "f4", "f8")
+TIMES = ("M8[s]", "m8[D]") if KIND == "cpu" else ()
+TEXT = ("U3", "S2") if KIND == "cpu" else ()
+
+
+@pytest.fixture(scope="module", params=["sorted", "sampled", "lines"])
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Let small arrays be computed on as large ones are."""
+    reset()
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "sampled":
+            patch.setattr(_quantiles, "_SORTED", -1)
+            patch.setattr(_quantiles, "_SAMPLE", 4)
+            patch.setattr(_quantiles, "_MARGIN", 0.3)
+            patch.setattr(_quantiles, "_PIECE", 3)
+        if request.param == "lines":
+            patch.setattr(_quantiles, "_FEW_LINES", 0)
+        yield request.param
+    reset()
+
+
+def compared(function: str, case: Case, *args: Any, weighing: Any = None, **options: Any) -> None:
+    """Compare a function of a distributed array with NumPy's."""
+    extra = {} if weighing is None else {"weights": weighing.value}
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            expected = getattr(np, function)(case.value, *args, **options, **extra)
+        except (TypeError, ValueError, IndexError):
+            expected = None
+
+        errors = ArgumentError, ArgumentTypeError, DTypeError, IndexingError
+
+        def program() -> None:
+            x = case.build()
+            if x.mesh.coordinate is None and weighing is not None:
+                return
+            own = {} if weighing is None else {"weights": weighing.build()}
+            with np.errstate(all="ignore"):
+                if expected is None:
+                    with pytest.raises(errors):
+                        getattr(da, function)(x, *args, **options, **own)
+                else:
+                    result = getattr(np, function)(x, *args, **options, **own)
+                    agrees(result, expected)
+
+        on_ranks(program)
+
+
+@st.composite
+def axes_of(draw: Any, case: Case) -> Any:
+    ndim = len(case.shape)
+    several = st.lists(st.integers(-ndim, ndim - 1), max_size=ndim, unique_by=lambda a: a % ndim)
+    return draw(st.one_of(st.none(), several.map(tuple))) if ndim else None
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data(), ignores_nan=st.booleans(), percent=st.booleans(), keepdims=st.booleans())
+def test_quantiles_are_those_of_numpy(
+    way: str, data: st.DataObject, ignores_nan: bool, percent: bool, keepdims: bool
+) -> None:
+    method = data.draw(st.sampled_from([*METHODS]))
+    discrete = method in ("lower", "higher", "nearest", "inverted_cdf", "closest_observation")
+    kinds = (*REAL, *TIMES, *(TEXT if discrete else ()))
+    case: Case = data.draw(special_cases(kinds, ()))
+    if data.draw(st.booleans()) and case.values.dtype.kind == "f":
+        case.values[np.isnan(case.values)] = 1.5
+    q: Any = data.draw(
+        st.sampled_from(
+            (0.5, 0, 1, 0.25, [0.1, 0.9, 0.9], [[0.0, 1.0], [0.3, 0.7]], np.float32(0.4), [])
+        )
+    )
+    axis = data.draw(axes_of(case))
+    name = ("nan" if ignores_nan else "") + ("percentile" if percent else "quantile")
+    if ignores_nan and np.ndim(q) == 2:  # which NumPy's functions beside NaN misplace
+        q = [0.0, 0.3, 1.0]
+    if ignores_nan and case.values.dtype.itemsize < 8:
+        q = 0.3  # where all items of a line are NaN, NumPy's dtype is that of the items, else wider
+    if case.values.dtype == np.float16 and isinstance(q, np.float32):
+        q = 0.3  # likewise of one line
+    q = np.multiply(q, 100) if percent and not isinstance(q, (int, float)) else q
+    compared(name, case, q, axis=axis, method=method, keepdims=keepdims)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), ignores_nan=st.booleans(), keepdims=st.booleans())
+def test_medians_are_those_of_numpy(
+    way: str, data: st.DataObject, ignores_nan: bool, keepdims: bool
+) -> None:
+    case: Case = data.draw(
+        st.one_of(special_cases((*REAL, *TIMES[1:]), ()), cases(("c16", "f8", "i4"), ("sum",)))
+    )
+    name = "nanmedian" if ignores_nan else "median"
+    if ignores_nan and case.values.dtype.kind in "fc":  # of short lines NumPy's adds items up
+        with np.errstate(all="ignore"):
+            case.values[np.abs(case.values) > 100] = 3
+    compared(name, case, axis=data.draw(axes_of(case)), keepdims=keepdims)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), ignores_nan=st.booleans())
+def test_weighted_quantiles_are_those_of_numpy(
+    way: str, data: st.DataObject, ignores_nan: bool
+) -> None:
+    kinds = ("i4", "f4", "f8", *TEXT, *TIMES)
+    case: Case = data.draw(special_cases(kinds, ()))
+    weighing: Case = data.draw(cases(("f8", "i4", "u1"), (), case.mesh_shape, case.shape))
+    weighing.values[...] = np.abs(weighing.values)
+    q = data.draw(st.sampled_from((0.5, 0.0, 1.0, [0.25, 0.75], np.float32(0.4))))
+    axis = data.draw(axes_of(case))
+    if np.any(weighing.value.sum(axis=axis) == 0):
+        weighing.values[...] += 1
+    name = "nanquantile" if ignores_nan else "quantile"
+    if ignores_nan and case.values.dtype.kind == "f":  # so that weights of others are not all
+        weighing.values[...] += 1
+    compared(name, case, q, axis=axis, method="inverted_cdf", weighing=weighing)
+
+
+def test_weights_along_an_axis() -> None:
+    values = np.random.default_rng(0).integers(0, 9, (12, 5)).astype(float)
+    weights = np.arange(12)
+
+    def program() -> None:
+        for placement in (Shard(0), Shard(1), Replicate()):
+            x = da.asarray(values, placements=[placement])
+            for own in (weights, da.asarray(weights)):
+                found = da.quantile(x, 0.4, axis=0, method="inverted_cdf", weights=own)
+                expected = np.quantile(values, 0.4, axis=0, method="inverted_cdf", weights=weights)
+                agrees(found, expected)
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("ranks_per_node", [None, 1])
+@pytest.mark.parametrize("kind", ["normal", "few values", "sorted", "one block has all small"])
+def test_large_blocks_are_searched_by_a_sample(kind: str, ranks_per_node: int | None) -> None:
+    rng = np.random.default_rng(1)
+    n = RANKS * (_quantiles._SORTED + 1000)
+    values = rng.normal(size=n)
+    if kind == "few values":
+        values = np.round(values)
+    elif kind == "sorted":
+        values.sort()
+    elif kind == "one block has all small":
+        values[: n // RANKS] -= 100
+    q = [0.001, 0.5, 0.73]
+    gone = values.copy()
+    gone[rng.random(n) < 0.3] = np.nan
+
+    def program() -> None:
+        x = da.asarray(values)
+        with CommLog() as log:
+            found = da.quantile(x, q)
+        agrees(found, np.quantile(values, q))
+        assert log.bytes() < 8 * _quantiles._SAMPLE + 600_000
+        agrees(da.median(x), np.median(values))
+        agrees(
+            da.percentile(x, np.arange(0, 101, 10)), np.percentile(values, np.arange(0, 101, 10))
+        )
+        agrees(da.nanquantile(da.asarray(gone), q), np.nanquantile(gone, q))
+        assert np.isnan(float(da.quantile(da.asarray(gone), 0.5)))
+
+    simulate(RANKS, program, ranks_per_node=ranks_per_node)
+
+
+def test_lines_stay_where_they_are_or_are_brought_together() -> None:
+    values = np.random.default_rng(0).random((8, 100))
+
+    def program() -> None:
+        x = da.asarray(values)
+        with CommLog() as log:
+            found = da.quantile(x, [0.1, 0.5], axis=1)
+        assert log.count() == 0
+        assert found.placements == (Shard(1),)
+        agrees(found, np.quantile(values, [0.1, 0.5], axis=1))
+        with CommLog() as log:
+            found = da.median(x, axis=0)
+        assert log.bytes() == values.nbytes // RANKS * 3 // 4
+        assert found.placements == (Shard(0),)
+        agrees(found, np.median(values, axis=0))
+        assert da.median(x).layout.is_replicated
+
+    on_ranks(program)
+
+
+def test_results_go_into_out() -> None:
+    values = np.random.default_rng(0).random((8, 10))
+
+    def program() -> None:
+        x = da.asarray(values)
+        out = da.zeros((2, 10), placements=[Shard(1)])
+        assert da.quantile(x, [0.2, 0.4], axis=0, out=out) is out
+        agrees(out, np.quantile(values, [0.2, 0.4], axis=0))
+        one = da.zeros((), dtype=np.float32)
+        assert np.median(x, out=one) is one
+        agrees(one, np.float32(np.median(values)))
+        with CommLog() as log, pytest.raises(ShapeError, match="out="):
+            da.median(x, axis=0, out=out)
+        assert log.count() == 0
+
+    on_ranks(program)
+
+
+def test_quantiles_of_two_axes_come_first_beside_nan() -> None:
+    values, q = np.arange(6.0).reshape(2, 3), np.array([[0.0, 1.0], [0.3, 0.7]])
+
+    def program() -> None:
+        for axis in (0, (0, 1), ()):
+            found = da.nanquantile(da.asarray(values), q, axis=axis)
+            agrees(found, np.quantile(values, q, axis=axis))
+
+    on_ranks(program)
+
+
+def test_quantiles_may_be_distributed() -> None:
+    values, q = np.arange(20.0), np.linspace(0, 1, 7)
+
+    def program() -> None:
+        agrees(da.quantile(da.asarray(values), da.asarray(q)), np.quantile(values, q))
+
+    on_ranks(program)
+
+
+def test_wrong_arguments_are_refused_alike() -> None:
+    def program() -> None:
+        x = da.arange(8.0)
+        for call, error, message in (
+            (lambda: da.quantile(x, 1.5), ArgumentError, "from 0 to 1"),
+            (lambda: da.percentile(x, [50, 101]), ArgumentError, "from 0 to 100"),
+            (lambda: da.quantile(x, "a"), ArgumentTypeError, "real numbers"),
+            (lambda: da.quantile(x, 0.5, method="best"), ArgumentError, "one of inverted_cdf"),
+            (lambda: da.quantile(x, 0.5, method=3), ArgumentTypeError, "name"),
+            (lambda: da.quantile(x * 1j, 0.5), DTypeError, "real numbers"),
+            (lambda: da.quantile(x > 3, 0.5), DTypeError, "subtract"),
+            (lambda: da.quantile(x[:0], 0.5), IndexingError, "quantile"),
+            (lambda: da.quantile(x, 0.5, weights=x), ArgumentError, "inverted_cdf"),
+        ):
+            with CommLog() as log, pytest.raises(error, match=message):
+                call()
+            assert log.count() == 0
+        with np.errstate(all="ignore"):
+            endless = x / 0
+        for weights, message in ((x - 1, "0 or more"), (x * 0, "add up"), (endless, "add up")):
+            with np.errstate(invalid="ignore"), pytest.raises(ArgumentError, match=message):
+                da.quantile(x, 0.5, method="inverted_cdf", weights=weights)
+        with pytest.raises(ArgumentTypeError, match="axis="):
+            da.quantile(x, 0.5, method="inverted_cdf", weights=x[:3])
+        with pytest.raises(ShapeError, match="weights"):
+            da.quantile(x, 0.5, axis=0, method="inverted_cdf", weights=x[:3])
+        agrees(da.median(x), 3.5)
+
+    on_ranks(program)
+
+
+def test_missing_lines_warn_as_in_numpy() -> None:
+    values = np.array([[np.nan, 1.0], [np.nan, 3.0]])
+
+    def program() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            agrees(da.nanmedian(da.asarray(values), axis=0), [np.nan, 2.0])
+
+    on_ranks(program)
+    with pytest.warns(RuntimeWarning, match="All-NaN slice"):
+        simulate(1, lambda: da.nanmedian(da.asarray(values), axis=0))
