@@ -84,9 +84,9 @@ def norm(x: Any, /, ord: Any = None, axis: Any = None, keepdims: bool = False) -
     if axis is None and (ord is None or (ndim == 2 and ord == "f") or (ord, ndim) == (2, 1)):
         return _vector(x, 2, axes, keepdims)
     if len(axes) == 1:
-        return _vector(x, 2 if ord is None else ord, axes, keepdims)
+        return _vector(x, ord, axes, keepdims)
     if len(axes) == 2:
-        return _matrix(x, "fro" if ord in (None, "f") else ord, axes, keepdims)
+        return _matrix(x, ord, axes, keepdims)
     raise ArgumentError(
         f"norm got ord={ord!r} over {len(axes)} axes; it takes one or two, and vector_norm any"
     )
@@ -185,7 +185,7 @@ def _inexact(x: Any) -> Any:
 
 def _vector(x: Any, ord: Any, axes: Any, keepdims: bool) -> Any:
     x = _inexact(x)
-    if ord is None or isinstance(ord, str):
+    if isinstance(ord, str):
         raise ArgumentError(f"a norm of vectors got ord={ord!r}; it is a number, inf or -inf")
     reduced: Any = {"axis": axes, "keepdims": keepdims}
     if ord == 0:
@@ -197,7 +197,7 @@ def _vector(x: Any, ord: Any, axes: Any, keepdims: bool) -> Any:
         return min(sizes, **reduced)
     if ord == 1:
         return sum(sizes, **reduced)
-    if ord == 2:
+    if ord is None or ord == 2:
         return sqrt(sum(square(sizes), **reduced))
     return power(sum(power(sizes, ord), **reduced), _real(x).type(1) / _real(x).type(ord))
 
@@ -209,7 +209,7 @@ def _real(x: Any) -> Any:
 def _matrix(x: Any, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
     x = _inexact(x)
     rows, columns = axes
-    if ord == "fro":
+    if ord in (None, "fro", "f"):
         return sqrt(sum(square(abs(x)), axis=axes, keepdims=keepdims))
     if ord in (1, -1, np.inf, -np.inf):
         first, second = (rows, columns) if ord in (1, -1) else (columns, rows)

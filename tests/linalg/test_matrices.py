@@ -34,7 +34,7 @@ FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "inv": lambda f, x: f(x),
     "matrix_norm": lambda f, x: tuple(
         f(x, ord=ord, keepdims=i % 2 > 0)
-        for i, ord in enumerate(("fro", "nuc", 1, -1, 2, -2, np.inf, -np.inf, "fro", 1))
+        for i, ord in enumerate(("fro", "nuc", 1, -1, 2, -2, np.inf, -np.inf, None, 1))
     ),
     "matrix_power": lambda f, x: (f(x, 3), f(x, 0), f(x, 1), f(x, 6), f(x, -2)),
     "pinv": lambda f, x: (f(x), f(x, 0.5), f(x, rtol=np.full(x.shape[:-2], 0.1))),
