@@ -85,6 +85,9 @@ def test_numpys_like_makes_distributed_arrays_on_the_mesh_of_an_array() -> None:
                 np.array([[1, 2], [3, 4]], np.float32),
             ),
             (np.asarray([1.5, 2], like=x), np.asarray([1.5, 2])),
+            (np.identity(3, like=x), np.identity(3)),
+            (np.tri(2, 3, dtype=int, like=x), np.tri(2, 3, dtype=int)),
+            (np.fromfunction(np.add, (2, 3), like=x), np.fromfunction(np.add, (2, 3))),
             (np.asanyarray(x, like=x), np.ones((4, 4))),
         )
         for array, expected in made:
