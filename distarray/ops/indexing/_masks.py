@@ -207,6 +207,7 @@ def assign_by_mask(x: Any, mask: Any, axis: int, value: Any, repeats: bool = Fal
 def _put(x: Any, axis: int, mask: Buffer, block: Buffer) -> None:
     """Write a block where a mask of the local one, of its axes from `axis` on, is true."""
     local, key = x._local, (slice(None),) * axis
+    block = block.reshape(()) if block.size == 1 else block  # which NumPy need not broadcast
     if not _backend.is_numpy(local):
         write(x, (*key, mask), block)
         return
