@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import distarray as da
-from benchmarks.cases import Move
+from benchmarks.cases import Move, shuffled_rows
 from benchmarks.measure import Work
 
 NAME = "distarray"
@@ -44,6 +44,7 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
     flat = dx.reshape(-1)
     rows, columns, everywhere = ([PLACEMENTS[name]] for name in ("S0", "S1", "R"))
     mask = dy > 0.5 if name == "x[mask]" else None
+    order = da.asarray(shuffled_rows(dx.shape[0]))
     works: dict[str, Work] = {
         "x + y": lambda: dx + dy,
         "x * 2 + y": lambda: dx * 2 + dy,
@@ -55,6 +56,8 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
         "x.std()": lambda: float(dx.std()),
         "x.mean(0)": lambda: dx.mean(axis=0).redistribute(everywhere),
         "x[mask]": lambda: dx[mask],
+        "x[rows]": lambda: dx[order],
+        "x[rows] = y": lambda: (dx.__setitem__(order, dy), dx)[1],
         "S0 @ R": lambda: dx @ dr,
         "S0 @ S0": lambda: (dx @ dy).redistribute(rows),
         "sort": lambda: da.sort(flat),

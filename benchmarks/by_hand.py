@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from mpi4py import MPI
 
-from benchmarks.cases import Move
+from benchmarks.cases import Move, shuffled_rows
 from benchmarks.measure import Work
 
 NAME = "by hand"
@@ -117,6 +117,12 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
             return lambda: (comm.Allreduce(x.sum(axis=0), total), total / rows)[1]
         case "x[mask]":
             return _select(comm, x.reshape(-1), y.reshape(-1) > 0.5)
+        case "x[rows]":
+            wanted, places = _rows_of_ranks(comm, len(x))
+            return _exchange_rows(comm, x, np.zeros_like(x), wanted, places)
+        case "x[rows] = y":
+            wanted, places = _rows_of_ranks(comm, len(x))
+            return _exchange_rows(comm, y, x.copy(), places, wanted)
         case "S0 @ R":
             out = np.zeros((x.shape[0], r.shape[1]))
             return lambda: np.matmul(x, r, out=out)
@@ -141,6 +147,35 @@ def _select(comm: MPI.Comm, x: np.ndarray, mask: np.ndarray) -> Work:
     def work() -> np.ndarray:
         comm.Allgather(np.array(np.count_nonzero(mask)), counts)
         return np.take(x, np.flatnonzero(mask), out=out, mode="clip")
+
+    return work
+
+
+def _rows_of_ranks(comm: MPI.Comm, count: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """List which rows of this block every rank wants, and where those of each rank go here."""
+    order = shuffled_rows(count * comm.size).reshape(comm.size, count)
+    wanted = [theirs[theirs // count == comm.rank] % count for theirs in order]
+    places = [np.flatnonzero(order[comm.rank] // count == other) for other in range(comm.size)]
+    return wanted, places
+
+
+def _exchange_rows(
+    comm: MPI.Comm,
+    block: np.ndarray,
+    out: np.ndarray,
+    taken: list[np.ndarray],
+    placed: list[np.ndarray],
+) -> Work:
+    """Pack the rows for each rank, and put what comes from each in its place."""
+    sent, received = ([len(rows) * block.shape[1] for rows in part] for part in (taken, placed))
+    order, target = np.concatenate(taken), np.concatenate(placed)
+    send, receive = np.zeros((len(order), block.shape[1])), np.zeros((len(target), block.shape[1]))
+
+    def work() -> np.ndarray:
+        np.take(block, order, axis=0, out=send, mode="clip")
+        comm.Alltoallv([send, sent], [receive, received])
+        out[target] = receive
+        return out
 
     return work
 

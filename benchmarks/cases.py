@@ -98,6 +98,8 @@ LARGE_OPERATIONS = (
     "x.std()",
     "x.mean(0)",
     "x[mask]",
+    "x[rows]",
+    "x[rows] = y",
     "S0 @ R",
     "S0 @ S0",
     "sort",
@@ -112,3 +114,8 @@ SORT_SIZE = 2896
 def large_size(name: str) -> int:
     """Give the rows and columns of the arrays of a large operation."""
     return SORT_SIZE if "sort" in name else MATMUL_SIZE if "@" in name else LARGE_SIZE
+
+
+def shuffled_rows(count: int) -> np.ndarray:
+    """Order the rows of an array at random."""
+    return np.random.default_rng(7).permutation(count)
