@@ -29,7 +29,7 @@ from distarray.comm._device_mesh import (
     use_mesh,
     world,
 )
-from distarray.comm._grouping import Parcels, compress, group_rows, merge_runs
+from distarray.comm._grouping import Parcels, compress, group_rows, merge_runs, take_rows
 from distarray.comm._log import (
     CommLog,
     copy_log_context,
@@ -98,6 +98,7 @@ __all__ = [
     "simulate",
     "simulated_world",
     "split_parts",
+    "take_rows",
     "token",
     "unrecorded",
     "use_mesh",

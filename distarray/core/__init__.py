@@ -55,6 +55,7 @@ from distarray.core.engine._cache import cache, remember
 from distarray.core.engine._cache import clear as clear_cache
 from distarray.core.engine._float_errors import (
     DEFAULT_ERROR_STATE,
+    call_alike,
     call_on_all,
     convert_on_all,
     error_state,

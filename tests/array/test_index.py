@@ -159,10 +159,11 @@ def test_reversal_of_a_cut_axis_takes_one_exchange_of_the_blocks() -> None:
         (slice(0, 3, 0), "step 0"),
         (1.0, "holds a float"),
         (slice(1.0, 3), "has the bound 1.0"),
-        ([0, 1], "arrays of integers"),
-        (np.array([0, 1]), "arrays of integers"),
+        ([0, 12], "index 12 is out of range"),
+        (np.array([0, -13]), "index -13 is out of range"),
+        ([0.5], "an array of float64"),
         (np.ones((11, 4), bool), "mask of shape"),
-        ("name", "holds a str"),
+        ("name", "holds the name"),
     ],
 )
 def test_bad_key_raises_on_every_rank_and_sends_nothing(key: Any, words: str) -> None:

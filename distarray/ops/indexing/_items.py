@@ -38,6 +38,8 @@ from distarray.ops.families._selection import (
     selection,
 )
 from distarray.ops.families._shape_function import relabel, shape_function
+from distarray.ops.indexing._arrays import get_by_arrays, has_index_arrays, set_by_arrays
+from distarray.ops.indexing._fields import field_names, select_fields
 from distarray.ops.indexing._keys import Advanced, AdvancedKey, Index, broadcast_indices, parse
 from distarray.ops.indexing._masks import assign_by_mask, select_by_mask
 from distarray.ops.indexing._values import (
@@ -81,16 +83,27 @@ def getitem(x: Any, key: Any) -> Any:
     result tell each other how many items they keep, 8 bytes each, and so all processes of the mesh
     learn the shape; outside the mesh nobody does, and the call raises there.
 
+    Index arrays, as DistArrays of any layout or as arrays and lists that every process has alike,
+    are broadcast to one shape, as by NumPy; beside them, and beside each other, masks stand for the
+    places of their true items. Where an indexed axis is cut, each process takes the rows that its
+    part of the index names: in a node from where they lie, between nodes each that it lacks once.
+    The result is cut as the index, by the mesh axes that cut the indexed axes, or else along the
+    index's longest axis; along others as `x`, and the index is gathered there, 8 bytes an item.
+    Beside the result this needs 24 bytes for each index of the process.
+
+    The name of a field of a structured array, or a list of names, gives a view.
+
     Parameters
     ----------
     x : DistArray
     key
-        Integers, slices, `...`, None, booleans, masks, and tuples of these.
+        Integers, slices, `...`, None, booleans, masks, index arrays, and tuples of these; or names.
 
     Raises
     ------
     IndexingError
-        If the key is out of range, too long, or of another kind; if a mask has other lengths.
+        If the key is out of range, too long, or of another kind; if a mask has other lengths, or
+        index arrays do not broadcast.
     MeshError
         If the key has a mask and this process is not in the mesh.
     """
@@ -98,6 +111,9 @@ def getitem(x: Any, key: Any) -> Any:
     try:
         entries = normalize_key(key)
     except IndexingError:
+        names = field_names(key)
+        if names is not None:
+            return select_fields(x, names)
         return _get_advanced(x, parse(key, x.shape))
     step = steps[_index, entries, x._layout, block.dtype]
     found = step.spec
@@ -132,11 +148,14 @@ def setitem(x: Any, key: Any, value: Any) -> None:
         redistributed first. One that has an item for each that a mask selects goes where these are
         (processes tell each other how many, as for reading), and no other item moves; where several
         of the masked axes are cut, it is written along the first of them, and as much as `x` moves.
+        What index arrays select is sent to its owners with 8 bytes for each index, unless every
+        process has index and value; of items that they name repeatedly the last value counts.
 
     Raises
     ------
     IndexingError
-        If the key is out of range, too long, or of another kind; if a mask has other lengths.
+        If the key is out of range, too long, or of another kind; if a mask has other lengths, or
+        index arrays do not broadcast.
     ShapeError
         If the value does not broadcast to the selected shape.
     DeviceError
@@ -150,7 +169,11 @@ def setitem(x: Any, key: Any, value: Any) -> None:
     try:
         entries = normalize_key(key)
     except IndexingError:
-        _set_advanced(x, parse(key, x.shape), value)
+        names = field_names(key)
+        if names is None:
+            _set_advanced(x, parse(key, x.shape), value)
+        else:
+            setitem(select_fields(x, names), ..., value)
         return
     found = steps[_index, entries, x._layout, x._local.dtype].spec
     if isinstance(value, PendingWrite):
@@ -253,6 +276,8 @@ def _same_memory(a: Buffer, b: Buffer) -> bool:
 
 def _get_advanced(x: Any, found: Advanced) -> Any:
     """Return the items that a key with arrays or booleans selects: always a copy."""
+    if has_index_arrays(found):
+        return get_by_arrays(x, found)
     key, only, chosen = found.key, _only_mask(found), _is_chosen(found)
     nothing = (*(slice(None),) * key.place, slice(0))
     if only is None:
@@ -274,6 +299,9 @@ def _set_advanced(x: Any, found: Advanced, value: Any) -> None:
     """Write into the items that a key with arrays or booleans selects."""
     if isinstance(value, PendingWrite):
         value = value.settle(x, "a key with arrays")
+    if has_index_arrays(found):
+        set_by_arrays(x, found, value)
+        return
     check_writable("assignment", x)
     if isinstance(value, BaseArray):
         check_device("assignment", x, value)
@@ -294,24 +322,11 @@ def _set_advanced(x: Any, found: Advanced, value: Any) -> None:
 
 
 def _only_mask(found: Advanced) -> tuple[Index, Any] | None:
-    """Return the one mask of a key; None where there are but booleans and integers.
-
-    Raises
-    ------
-    IndexingError
-        If it has index arrays or several masks.
-    """
-    arrays = [
-        (one, found.arrays[one.operand]) for one in found.key.indices if one.operand is not None
-    ]
-    masks = [(index, array) for index, array in arrays if index.is_mask and index.ndim]
-    if len(masks) > 1 or not all(index.is_mask for index, _ in arrays):
-        raise IndexingError(
-            "an index holds arrays of integers, or several masks; integers, slices, ..., None and "
-            "one mask select items here; for single rows join slices with da.concat, or index the "
-            "plain array x.full_array()"
-        )
-    return masks[0] if masks else None
+    """Return the one mask of a key; None where there are but booleans and integers."""
+    for one in found.key.indices:
+        if one.operand is not None and one.ndim:
+            return one, found.arrays[one.operand]
+    return None
 
 
 def _is_chosen(found: Advanced) -> bool:

@@ -1,0 +1,118 @@
+"""Keys with index arrays: their slices select a view, and the arrays select rows of that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from distarray.core import BaseArray, cast, check_writable, move, run_one, steps
+from distarray.ops.families._selection import WHOLE_AXIS, Selection, flip_axes, selection
+from distarray.ops.indexing._gather import select_by_arrays
+from distarray.ops.indexing._keys import Advanced, Index, broadcast_indices
+from distarray.ops.indexing._places import nonzero
+from distarray.ops.indexing._scatter import write_by_arrays
+from distarray.ops.indexing._values import check_device, check_kinds, on_device, read_value
+
+_view = selection("indexing by arrays")
+
+
+def has_index_arrays(found: Advanced) -> bool:
+    """Tell whether a key has arrays of integers, or several masks, which count as such."""
+    arrays = [one for one in found.key.indices if one.operand is not None and one.ndim]
+    return len(arrays) > 1 or not all(one.is_mask for one in arrays)
+
+
+def _with_places(found: Advanced) -> Advanced:
+    """Return a key with the places of true items for its masks: an index array for each axis."""
+    indices: list[Index] = []
+    arrays: list[Any] = []
+    for index in found.key.indices:
+        if index.operand is None:
+            indices.append(index)
+            continue
+        array = found.arrays[index.operand]
+        if index.is_mask and index.ndim:
+            places = (nonzero if isinstance(array, BaseArray) else np.nonzero)(array)
+            indices += [Index(index.axis + k, 1, len(arrays) + k, False) for k in range(index.ndim)]
+            arrays += places
+        else:
+            indices.append(replace(index, operand=len(arrays)))
+            arrays.append(array)
+    return Advanced(replace(found.key, indices=tuple(indices)), tuple(arrays))
+
+
+def get_by_arrays(x: BaseArray, found: Advanced) -> Any:
+    """Return what a key with index arrays selects; see `getitem`."""
+    found = _with_places(found)
+    basic = found.key.basic
+    if any(entry != WHOLE_AXIS for entry in basic):
+        x = run_one(_view, x, basic)
+    return select_by_arrays(x, found.key, found.arrays)
+
+
+def set_by_arrays(x: BaseArray, found: Advanced, value: Any) -> None:
+    """Write a value into what a key with index arrays selects; see `setitem`."""
+    check_writable("assignment", x)
+    dtype = x._local.dtype
+    if isinstance(value, BaseArray):
+        check_device("assignment", x, value)
+        check_kinds(x, value)
+        value = cast("assignment", value, dtype)
+    else:
+        value = read_value(x, value)
+        value = on_device(value if value.dtype == dtype else value.astype(dtype), x._local)
+    _write(x, found, value)
+
+
+def apply_by_arrays(x: BaseArray, found: Advanced, ufunc: np.ufunc, value: Any) -> None:
+    """Apply a ufunc to what a key with index arrays selects, once for each index.
+
+    Of `Partial` arrays the reduced values change, and are split again.
+    """
+    layout = x._layout
+    if not layout.has_partial:
+        _write(x, found, value, ufunc)
+        return
+    whole = layout.without_partial()
+    reduced = x._new(move(f"{ufunc.__name__}.at", x._local, layout, whole), whole)
+    _write(reduced, found, value, ufunc)
+    x._local[...] = move(f"{ufunc.__name__}.at", reduced._local, whole, layout)
+
+
+def _write(x: BaseArray, found: Advanced, value: Any, ufunc: np.ufunc | None = None) -> None:
+    """Write a value, or apply a ufunc with it, where a key selects items."""
+    found = _with_places(found)
+    key = found.key
+    selected: Selection = steps[_view, key.basic, x._layout, x._local.dtype].spec
+    inside = selected.kept.mesh.coordinate is not None  # type: ignore[attr-defined]
+    view = x._new(x._local[selected.key] if inside else x._local, selected.kept)
+    if value is not None:
+        index = broadcast_indices([array.shape for array in found.arrays])
+        ndim = len(key.kept) + len(index)
+        value = _without_leading(value, value.ndim - ndim)
+        # Of an axis that a slice reverses across processes the view is not reversed.
+        places = [key.kept.index(axis) for axis in selected.flipped]
+        axes = [i if i < key.place else i + len(index) for i in places]
+        value = _reversed(value, [axis - ndim + value.ndim for axis in axes])
+    write_by_arrays(view, key, found.arrays, value, ufunc)
+
+
+def _without_leading(value: Any, count: int) -> Any:
+    """Return a value without so many leading axes, if they are of length 1."""
+    if count <= 0 or value.shape[:count] != (1,) * count:
+        return value
+    return (
+        run_one(_view, value, (0,) * count) if isinstance(value, BaseArray) else value[(0,) * count]
+    )
+
+
+def _reversed(value: Any, axes: list[int]) -> Any:
+    """Return a value with its items reversed along those of some axes that it has."""
+    axes = [axis for axis in axes if axis >= 0 and value.shape[axis] > 1]
+    if not axes:
+        return value
+    if isinstance(value, BaseArray):
+        return flip_axes(value, axes)
+    return np.flip(value, tuple(axes))

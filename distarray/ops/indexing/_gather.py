@@ -1,0 +1,386 @@
+"""Reading items by index arrays: each process takes the rows that its part of the index names.
+
+Index arrays are brought together: items of one axis or of several, broadcast to one shape. Where an
+array is cut along an axis that they select from, the index is cut by the same mesh axes, as it is
+or else along its longest axis, so that no large result is replicated. Each process then finds who
+owns its rows, and takes them: in a node from where they lie, between nodes each one once. Along
+other mesh axes the array stays as it is, and the index is gathered to all of them, 8 bytes an item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from distarray.comm import (
+    Communicator,
+    Parcels,
+    _backend,
+    _memory,
+    default_placements,
+    gather_words,
+    group_rows,
+    pull_rows,
+    take_rows,
+    token,
+)
+from distarray.core import BaseArray, Call, Layouts, Op, Step, common_mesh, move, run
+from distarray.errors import IndexingError, MeshError
+from distarray.layout import Layout, Partition, Replicate, Shard
+from distarray.layout import box as boxes
+from distarray.ops.families._relabel import carry_cuts
+from distarray.ops.indexing._keys import AdvancedKey, broadcast_indices, wrap_index
+from distarray.typing import Buffer, Shape
+
+IndexedAxes = tuple[int | None, ...]
+"""The axis that each index array selects from; None: one that only broadcasts with the others."""
+
+
+def select_by_arrays(view: BaseArray, key: AdvancedKey, arrays: Sequence[Any]) -> Any:
+    """Return the items of a view that index arrays select; see `getitem`."""
+    axes, indices = index_operands(view, key, arrays)
+    return run(_gather, (view, *indices), (axes, key.place))
+
+
+def index_operands(
+    view: BaseArray, key: AdvancedKey, arrays: Sequence[Any]
+) -> tuple[IndexedAxes, list[Any]]:
+    """Return index arrays as operands of the engine, and the axes that they select from."""
+    axes: list[int | None] = []
+    indices: list[Any] = []
+    for index in key.indices:
+        if index.operand is None:
+            axes.append(index.axis)
+            indices.append(np.zeros((), np.int64))
+            continue
+        array = arrays[index.operand]
+        if index.ndim == 0:  # True is an array of one item, False of none
+            axes.append(None)
+            array = np.zeros(int(bool(array)), np.int64)
+        else:
+            axes.append(index.axis)
+        indices.append(bring(view, array) if isinstance(array, BaseArray) else array)
+    device = _backend.device_of(view._local)
+    return tuple(axes), [
+        one if isinstance(one, BaseArray) else _backend.asarray(one, device) for one in indices
+    ]
+
+
+def bring(x: BaseArray, other: BaseArray) -> BaseArray:
+    """Return an array on a mesh that it has in common with another one."""
+    mesh: Any = x._layout.mesh
+    try:
+        common_mesh("indexing", (mesh, other._layout.mesh))
+    except MeshError:
+        shape = other._layout.shape
+        there = Layout(mesh, default_placements(mesh, len(shape)), shape)
+        return other._new(move("indexing", other._local, other._layout, there), there)
+    return other
+
+
+# --- layouts -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Indexing(Layouts):
+    """The layouts of an array, of index arrays together, and of the items that they select."""
+
+    index: Layout
+    """Of the index arrays, broadcast to one shape."""
+    selected: Layout
+    """Of the selected items: `place` axes of the array's others, those of the index, the rest."""
+    cutting: tuple[int, ...]
+    """The mesh axes that cut the indexed axes, so that ranks are numbered as blocks are."""
+
+
+def index_layout(
+    layout: Layout, own: Sequence[Layout], shape: Shape, allowed: Sequence[int], cut: Sequence[int]
+) -> Layout:
+    """Return how index arrays of the layouts `own`, broadcast to `shape`, are cut together.
+
+    As the largest of those that are cut is, where `allowed` mesh axes do so; of the mesh axes `cut`
+    those that are left cut the longest axis.
+    """
+    mesh = layout.mesh
+    found = Layout(mesh, (Replicate(),) * mesh.ndim, shape)
+    for one in sorted(own, key=lambda one: one.size, reverse=True):
+        kept = [m for m in allowed if type(one.placements[m]) is Shard]
+        if kept:
+            found = _broadcast(one, shape, kept)
+            break
+    left = [m for m in cut if type(found.placements[m]) is not Shard]
+    if not left or not shape:
+        return found
+    longest = max(range(len(shape)), key=shape.__getitem__)
+    placements = [Shard(longest) if m in left else p for m, p in enumerate(found.placements)]
+    order = [m for axis in range(len(shape)) for m in found.sharding_axes(axis)]
+    boundaries = {axis: b for axis, b in (found.boundaries or {}).items() if axis != longest}
+    return found.replace(
+        placements=placements, shard_order=[*order, *left], boundaries=boundaries or None
+    )
+
+
+def _broadcast(one: Layout, shape: Shape, kept: Sequence[int]) -> Layout:
+    """Return the layout of an array broadcast to a shape, cut by the mesh axes `kept` alone."""
+    others = [m for m in range(one.mesh.ndim) if m not in kept]
+    placements = [Replicate() if m in others else p for m, p in enumerate(one.placements)]
+    boundaries = {
+        axis: b
+        for axis, b in (one.boundaries or {}).items()
+        if not any(m in others for m in one.sharding_axes(axis))
+    }
+    one = one.replace(placements=placements, boundaries=boundaries or None)
+    shift = len(shape) - one.ndim
+    same = {
+        axis: axis + shift for axis, size in enumerate(one.shape) if size == shape[axis + shift]
+    }
+    return carry_cuts(one, shape, same)
+
+
+def align(layout: Layout, shape: Shape) -> Layout:
+    """Return the layout of an array that broadcasts to one of a layout, block by block."""
+    shift = layout.ndim - len(shape)
+    same = {
+        axis + shift: axis
+        for axis, size in enumerate(shape)
+        if size == layout.shape[axis + shift] and size != 1
+    }
+    return carry_cuts(layout, shape, same)
+
+
+def selected_layout(layout: Layout, index: Layout, axes: IndexedAxes, place: int) -> Layout:
+    """Return the layout of the items that an index selects from axes of an array."""
+    kept = [axis for axis in range(layout.ndim) if axis not in axes]
+    places = {axis: i if i < place else i + index.ndim for i, axis in enumerate(kept)}
+    sizes = [layout.shape[axis] for axis in kept]
+    shape = (*sizes[:place], *index.shape, *sizes[place:])
+    free = carry_cuts(layout, shape, places)
+    placements = [
+        Shard(place + p.axis) if type(p) is Shard else free.placements[m]
+        for m, p in enumerate(index.placements)
+    ]
+    order: list[int] = []
+    for axis in range(len(shape)):
+        of_index = place <= axis < place + index.ndim
+        order += index.sharding_axes(axis - place) if of_index else free.sharding_axes(axis)
+    boundaries = {
+        **(free.boundaries or {}),
+        **{place + axis: b for axis, b in (index.boundaries or {}).items()},
+    }
+    return free.replace(placements=placements, shard_order=order, boundaries=boundaries or None)
+
+
+def cutting_axes(layout: Layout, axes: IndexedAxes) -> tuple[int, ...]:
+    """Return the mesh axes that cut the indexed axes, in the order of these."""
+    return tuple(m for axis in axes if axis is not None for m in layout.sharding_axes(axis))
+
+
+def count_blocks(layout: Layout, cutting: Sequence[int]) -> int:
+    """Return into how many blocks some mesh axes cut."""
+    return prod(layout.mesh.shape[m] for m in cutting)
+
+
+def checked_shape(layout: Layout, own: Sequence[Layout], axes: IndexedAxes) -> Shape:
+    """Return the shape of index arrays together.
+
+    Raises
+    ------
+    IndexingError
+        If they do not broadcast, or select from an axis without items.
+    """
+    shape = broadcast_indices([one.shape for one in own])
+    empty = [axis for axis in axes if axis is not None and not layout.shape[axis]]
+    if empty and 0 not in shape:
+        raise IndexingError(
+            f"an index array selects from axis {empty[0]} of an array of shape {layout.shape}, "
+            "which has no items"
+        )
+    return shape
+
+
+def known_layout(have: Layout, want: Layout) -> Layout:
+    """Return how an index array goes into the local step: as it is where every rank has it all.
+
+    Then every rank looks whether it is in range by itself, and takes its part.
+    """
+    return have if have.is_replicated else want
+
+
+def _gather_spec(_: Op, call: Call) -> Indexing:
+    axes, place = call.static
+    layout, *own = call.layouts
+    shape = checked_shape(layout, own, axes)
+    cutting = cutting_axes(layout, axes)
+    index = index_layout(layout, own, shape, (*cutting, *layout.replicated_axes), cutting)
+    selected = selected_layout(layout, index, axes, place)
+    moved = [known_layout(one, align(index, one.shape)) for one in own]
+    sends = ((layout, selected, False),) if count_blocks(layout, cutting) > 1 else ()
+    return Indexing(
+        (layout, *moved), selected, sends, index=index, selected=selected, cutting=cutting
+    )
+
+
+# --- the local step ------------------------------------------------------------------------------
+
+
+class IndexBlocks:
+    """Reads blocks of index arrays: where the rows are that they name."""
+
+    def __init__(self, step: Step, own: Sequence[Layout], axes: IndexedAxes) -> None:
+        """`own` are the layouts of the index arrays, as they come."""
+        found: Any = step.spec
+        layout, mesh = step.sources[0], found.index.mesh
+        box = found.index.local_box()
+        assert box is not None  # only processes of the mesh have blocks
+        self.shape = boxes.shape(box)
+        self._box, self._step, self._own, self._axes = box, step, own, axes
+        self._sizes = [0 if axis is None else layout.shape[axis] for axis in axes]
+        self._blocks = [_Blocks(layout.partition(a)) for a in axes if a is not None]
+        self._is_empty = 0 in found.index.shape
+        self.communicator: Communicator | None = None
+        """Of the ranks that have the rows, where there are several."""
+        if found.cutting and mesh.communicator(found.cutting).size > 1:
+            self.communicator = mesh.communicator(found.cutting)
+        telling = sorted(
+            {m for one in own for m, p in enumerate(one.placements) if type(p) is Shard}
+        )
+        self._telling: Communicator | None = None
+        if telling and mesh.communicator(telling).size > 1:
+            self._telling = mesh.communicator(telling)
+        layouts = [one.fingerprint for one in step.sources]
+        dtypes = [dtype.str for dtype in step.call.dtypes]
+        self.token = token(step.op.name, layouts, repr(step.call.static), dtypes)
+
+    def read(self, blocks: Sequence[Buffer]) -> list[np.ndarray]:
+        """Return, flat, the indices of this rank's part of the index, one array for each axis.
+
+        Raises
+        ------
+        IndexingError
+            On every rank, if one is out of range.
+        """
+        found: list[np.ndarray] = []
+        error: IndexingError | None = None
+        for block, own, axis, size in zip(blocks, self._own, self._axes, self._sizes, strict=True):
+            if axis is None:
+                continue
+            index = _backend.to_host(block)
+            try:
+                index = index if self._is_empty else wrap_index(index, size, axis)
+            except IndexingError as raised:
+                if own.is_replicated:
+                    raise
+                error, index = raised, np.zeros((1,) * index.ndim, np.int64)
+            if own.is_replicated:
+                index = index[self._part(own.shape)]
+            found.append(np.broadcast_to(index, self.shape).reshape(-1))
+        if self._telling is not None:
+            gather_words(self._telling, (), self.token, self._step, error)
+        elif error is not None:
+            raise error
+        return found
+
+    def _part(self, shape: Shape) -> tuple[slice, ...]:
+        """Return this rank's part of an index array that it has all of."""
+        box = self._box[len(self._box) - len(shape) :]
+        return tuple(
+            slice(0, 1) if size == 1 else slice(*bounds)
+            for size, bounds in zip(shape, box, strict=True)
+        )
+
+    def locate(self, indices: Sequence[np.ndarray]) -> tuple[Any, np.ndarray]:
+        """Return which rank of the communicator has each row, and its number in the block there.
+
+        Rows of several axes are numbered in C order. Without a communicator there is no rank.
+        """
+        owner: Any = None
+        number: Any = None
+        for index, blocks in zip(indices, self._blocks, strict=True):
+            if blocks.count == 1:
+                number = index if number is None else number * blocks.size + index
+                continue
+            block, place = blocks.divide(index)
+            owner = block if owner is None else owner * blocks.count + block
+            number = place if number is None else number * blocks.lengths[block] + place
+        return owner, number
+
+
+class _Blocks:
+    """The blocks of an axis."""
+
+    __slots__ = ("_offsets", "_step", "count", "lengths", "size")
+
+    def __init__(self, partition: Partition) -> None:
+        self.count, self.size = partition.count, partition.size
+        self._offsets = np.asarray(partition.offsets)
+        self.lengths = np.diff(self._offsets)
+        step = int(self._offsets[1])
+        even = np.minimum(np.arange(self.count + 1) * step, self.size)
+        self._step = step if np.array_equal(even, self._offsets) else 0
+
+    def divide(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the block of each index, and its place there."""
+        if self._step:  # in memory whose pages are warm: these are most of the time
+            block: np.ndarray = _memory.empty(index.shape, np.int64)
+            place: np.ndarray = _memory.empty(index.shape, np.int64)
+            np.floor_divide(index, self._step, out=block)
+            np.multiply(block, self._step, out=place)
+            return block, np.subtract(index, place, out=place)
+        block = np.searchsorted(self._offsets, index, "right") - 1
+        return block, index - self._offsets[block]
+
+
+def rows_of(block: Buffer, axes: IndexedAxes) -> Buffer:
+    """Return a block with its indexed axes first: a view."""
+    front = [axis for axis in axes if axis is not None]
+    others = [axis for axis in range(block.ndim) if axis not in front]
+    return block.transpose([*front, *others])
+
+
+def _bind(step: Step) -> Callable[..., Buffer]:
+    axes, place = step.call.static
+    indexed = [axis for axis in axes if axis is not None]
+    index = IndexBlocks(step, step.sources[1:], axes)
+    layout = step.sources[0]
+    sizes = layout.local_shape()
+    kept = [sizes[axis] for axis in range(layout.ndim) if axis not in indexed]
+    shape = (*index.shape, *kept)
+    s = len(index.shape)
+    order = [*range(s, s + place), *range(s), *range(s + place, len(shape))]
+    comm = index.communicator
+
+    def gather(block: Buffer, *blocks: Buffer) -> Buffer:
+        indices = index.read(blocks)
+        if comm is None and indexed == [place] and place and _is_plain(block):
+            into = _memory.empty((*kept[:place], *index.shape, *kept[place:]), block.dtype)
+            number = indices[0].reshape(index.shape)
+            return np.take(block, number, axis=place, out=into, mode="clip")
+        owner, number = index.locate(indices)
+        rows = rows_of(block, axes)
+        rows = rows.reshape(prod(rows.shape[: len(indexed)]), *kept)
+        out = _memory.empty(shape, block.dtype, _backend.device_of(block))
+        flat = out.reshape(prod(index.shape), *kept)
+        if comm is None:
+            take_rows(rows, number, flat)
+        else:
+            parcels = group_rows(owner, comm.size)
+            assert parcels.order is not None
+            numbers: np.ndarray = _memory.empty(number.shape, np.int64)
+            np.take(number, parcels.order, out=numbers, mode="clip")
+            wanted = Parcels(parcels.offsets, numbers)
+            pull_rows(comm, rows, wanted, index.token, step, out=flat, place=parcels.order)
+        return out.transpose(order)
+
+    return gather
+
+
+def _is_plain(block: Buffer) -> bool:
+    """Tell whether NumPy takes items of a block along any axis without copying it."""
+    return _backend.is_numpy(block) and block.flags.c_contiguous
+
+
+_gather = Op("indexing by arrays", np.take, _gather_spec, bind=_bind)

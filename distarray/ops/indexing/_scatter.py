@@ -1,0 +1,239 @@
+"""Writing items by index arrays: their owners write what others send them, in the index's order.
+
+The index is cut as for reading, by the mesh axes that cut the indexed axes alone: where the array
+is replicated, all copies change alike. Values go to the owners of their rows with the numbers of
+these. Owners write in rank order; where that is not C order of the index, places travel as well,
+and put them in order. So the last of repeated indices wins, as in NumPy, and what adds up (in
+`ufunc.at`) does so in NumPy's order, to the last bit. Values that are the same for all rows are not
+sent; nothing is where every rank has the index and the values.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from distarray.comm import Communicator, _backend, group_rows, push_rows, take_rows
+from distarray.core import BaseArray, Call, Op, Step, call_alike, run
+from distarray.errors import ShapeError
+from distarray.layout import Layout, Shard
+from distarray.layout import box as boxes
+from distarray.ops.indexing._gather import (
+    IndexBlocks,
+    Indexing,
+    align,
+    bring,
+    checked_shape,
+    count_blocks,
+    cutting_axes,
+    index_layout,
+    index_operands,
+    known_layout,
+    rows_of,
+    selected_layout,
+)
+from distarray.ops.indexing._keys import AdvancedKey
+from distarray.typing import Buffer, Shape
+
+
+def write_by_arrays(
+    view: BaseArray, key: AdvancedKey, arrays: Sequence[Any], value: Any, ufunc: Any = None
+) -> None:
+    """Write a value into the items of a view that index arrays select.
+
+    Parameters
+    ----------
+    view : DistArray
+        Looks at the memory that changes.
+    key, arrays
+        As `parse` gives them.
+    value : DistArray or array
+        Of the dtype of the view, unless there is a `ufunc`.
+    ufunc : ufunc, optional
+        Applied to each item and its value, as its method `at` does; `value` is None for one of one
+        operand.
+
+    Raises
+    ------
+    IndexingError
+        If an index is out of range; nothing is written then.
+    ShapeError
+        If the value does not broadcast to the selected shape.
+    """
+    axes, indices = index_operands(view, key, arrays)
+    static = (axes, key.place, ufunc)
+    if value is None:
+        run(_write, (view, *indices), static)
+        return
+    if isinstance(value, BaseArray):
+        value = bring(view, value)
+    run(_write, (view, *indices, value), static)
+
+
+def _spec(_: Op, call: Call) -> Indexing:
+    axes, place, _ = call.static
+    layout, *own = call.layouts
+    values = own[len(axes) :]
+    own = own[: len(axes)]
+    shape = checked_shape(layout, own, axes)
+    cutting = cutting_axes(layout, axes)
+    everywhere = all(one.is_replicated for one in (*own, *values))
+    index = index_layout(layout, own, shape, cutting, () if everywhere else cutting)
+    selected = selected_layout(layout, index, axes, place)
+    moved = [known_layout(one, align(index, one.shape)) for one in own]
+    moved += [align(selected, _check_fits(one.shape, selected.shape)) for one in values]
+    sends: tuple[tuple[Layout, Layout, bool], ...] = ()
+    if not everywhere and count_blocks(layout, cutting) > 1:
+        sends = ((layout, selected, False),)
+    return Indexing(
+        (layout, *moved), layout, sends, index=index, selected=selected, cutting=cutting
+    )
+
+
+def _check_fits(shape: Shape, selected: Shape) -> Shape:
+    """Return the shape of a value, which must broadcast to that of the selected items."""
+    fits = len(shape) <= len(selected) and all(
+        n in (1, m) for n, m in zip(shape[::-1], selected[::-1], strict=False)
+    )
+    if not fits:
+        raise ShapeError(
+            f"a value of shape {shape} does not broadcast to the selected shape {selected}; sizes "
+            "must be equal or 1, counted from the last axis"
+        )
+    return shape
+
+
+class _Value:
+    """Brings blocks of a value into rows: one for each item of this rank's part of the index."""
+
+    def __init__(self, layout: Layout, found: Any, place: int) -> None:
+        box = found.selected.local_box()
+        assert box is not None  # only processes of the mesh have blocks
+        self._shape = boxes.shape(box)
+        s = found.index.ndim
+        of_index = range(place, place + s)
+        first = found.selected.ndim - layout.ndim
+        self.varies = any(
+            axis - first in range(layout.ndim) and layout.shape[axis - first] != 1
+            for axis in of_index
+        )
+        """Whether rows differ; else one stands for all."""
+        self._count = prod(self._shape[axis] for axis in of_index)
+        self._others = [axis for axis in range(len(self._shape)) if axis not in of_index]
+        self._order = [*of_index, *self._others]
+
+    def rows(self, block: Buffer) -> Buffer:
+        """Return the rows, or the one that stands for all, which broadcasts to each."""
+        block = block[(None,) * (len(self._shape) - block.ndim)]
+        if not self.varies:
+            return block.reshape([block.shape[axis] for axis in self._others])
+        wide = _backend.namespace_of(block).broadcast_to(block, self._shape)
+        return wide.transpose(self._order).reshape(
+            self._count, *(self._shape[axis] for axis in self._others)
+        )
+
+
+def _bind(step: Step) -> Callable[..., Buffer]:
+    axes, place, ufunc = step.call.static
+    found: Any = step.spec
+    n = len(axes)
+    depth = sum(axis is not None for axis in axes)
+    index = IndexBlocks(step, step.sources[1 : 1 + n], axes)
+    value = None if len(step.sources) == 1 + n else _Value(step.sources[-1], found, place)
+    varies = value is not None and value.varies
+    everywhere = not any(type(p) is Shard for p in found.index.placements)
+    places = None if _lies_in_order(found.index, found.cutting) else _places(found.index)
+    comm = index.communicator
+
+    def write(block: Buffer, *blocks: Buffer) -> Buffer:
+        indices = index.read(blocks[:n])
+        rows = None if value is None else value.rows(blocks[-1])
+        owner, number = index.locate(indices)
+        if comm is not None and everywhere:
+            mine = np.flatnonzero(owner == comm.rank)
+            number = number[mine]
+            rows = _taken(rows, mine) if varies else rows
+        elif comm is not None:
+            number, rows = send(comm, owner, number, rows)
+        apply = functools.partial(_apply, rows_of(block, axes), depth, number, rows, varies, ufunc)
+        if ufunc is None:
+            apply()
+        else:
+            call_alike(step.output.mesh, step.op.name, apply)
+        return block
+
+    def send(
+        comm: Communicator, owner: np.ndarray, number: np.ndarray, rows: Any
+    ) -> tuple[np.ndarray, Any]:
+        """Send the numbers of rows, and rows that vary, to their owners; return what comes."""
+        sent = [number] if places is None else [number, places]
+        if varies:
+            sent = [_backend.asarray(one, _backend.device_of(rows)) for one in sent] + [rows]
+        received, _ = push_rows(comm, sent, group_rows(owner, comm.size), index.token, step)
+        if varies:
+            rows = received.pop()
+        number, *order = map(_backend.to_host, received)
+        if order:
+            first = np.argsort(order[0], kind="stable")
+            return number[first], _taken(rows, first) if varies else rows
+        return number, rows
+
+    return write
+
+
+def _lies_in_order(index: Layout, cutting: Sequence[int]) -> bool:
+    """Tell whether the parts of the index, in the order of ranks, follow each other in C order."""
+    cut = [axis for axis in range(index.ndim) if index.sharding_axes(axis)]
+    if not cut:
+        return True
+    before = prod(index.shape[: cut[0]])
+    return before <= 1 and len(cut) == 1 and index.sharding_axes(cut[0]) == tuple(cutting)
+
+
+def _places(index: Layout) -> np.ndarray:
+    """Return the places of this rank's part of an index in C order of the whole."""
+    places = np.zeros((), np.int64)
+    for (start, stop), size in zip(index.local_box() or (), index.shape, strict=True):
+        places = np.add.outer(places * size, np.arange(start, stop))
+    return places.reshape(-1)
+
+
+def _taken(rows: Buffer, which: np.ndarray) -> Buffer:
+    return rows[_backend.asarray(which, _backend.device_of(rows))]
+
+
+def _apply(
+    rows: Buffer, depth: int, number: np.ndarray, value: Any, varies: bool, ufunc: Any
+) -> None:
+    """Write into rows, numbered along their first `depth` axes; the last of equal numbers wins."""
+    if not number.size:
+        return
+    on_host = _backend.is_numpy(rows)
+    where: Any = (number,) if depth == 1 else np.unravel_index(number, rows.shape[:depth])
+    if ufunc is not None:
+        target = _backend.to_host(rows)
+        shape = number.shape + rows.shape[depth:]
+        values = [] if value is None else [np.broadcast_to(_backend.to_host(value), shape)]
+        ufunc.at(target, where, *values)
+        if not on_host:
+            rows[...] = _backend.asarray(target, _backend.device_of(rows))
+        return
+    if not on_host:
+        if varies:  # kernels write in any order
+            _, last = np.unique(number[::-1], return_index=True)
+            last = number.size - 1 - last
+            where, value = tuple(one[last] for one in where), _taken(value, last)
+        rows[tuple(_backend.asarray(one, _backend.device_of(rows)) for one in where)] = value
+        return
+    shares = np.may_share_memory(rows, value) or np.may_share_memory(rows, number)
+    if depth == 1 and varies and rows.flags.c_contiguous and not shares:
+        take_rows(value, slice(None), rows, number)
+    else:
+        rows[where] = value
+
+
+_write = Op("assignment by arrays", np.put, _spec, bind=_bind)
