@@ -85,6 +85,8 @@ def _functions(path: Path) -> set[str]:
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
+_INDEX_ARRAYS = "ops/indexing/test_index_arrays.py::"
+
 MUTANTS = (
     # --- layout: who holds what ------------------------------------------------------------------
     Mutant(
@@ -439,6 +441,40 @@ MUTANTS = (
         "rows[:, 0] += start",
         "rows[:, 0] += 0",
         ("ops/indexing/test_places.py",),
+        "an index out of range on one rank is not told to the others",
+        "ops/indexing/_gather.py",
+        "gather_words(self._telling, (), self.token, self._step, error)",
+        "gather_words(self._telling, (), self.token, self._step, None)",
+        (_INDEX_ARRAYS + "test_an_index_out_of_range_raises_on_every_rank_and_writes_nothing",),
+    ),
+    Mutant(
+        "rows before a boundary are looked for in the block after it",
+        "ops/indexing/_gather.py",
+        'np.searchsorted(self._offsets, index, "right") - 1',
+        'np.searchsorted(self._offsets, index, "left")',
+        (_INDEX_ARRAYS + "test_items_are_those_of_numpy_for_all_layouts",),
+    ),
+    Mutant(
+        "values for repeated indices are written in the order of ranks",
+        "ops/indexing/_scatter.py",
+        'first = np.argsort(order[0], kind="stable")',
+        "first = np.arange(order[0].size)",
+        (_INDEX_ARRAYS + "test_the_last_of_an_index_that_is_cut_along_its_second_axis_is_written",),
+    ),
+    Mutant(
+        "an index is cut along an axis that replicates the array being written",
+        "ops/indexing/_scatter.py",
+        "index = index_layout(layout, own, shape, cutting, () if everywhere else cutting)",
+        "index = index_layout(\n        layout, own, shape, (*cutting, *layout.replicated_axes),"
+        " () if everywhere else cutting\n    )",
+        (_INDEX_ARRAYS + "test_all_replicas_change_alike_where_the_index_is_cut_along_them",),
+    ),
+    Mutant(
+        "selections that take items of different blocks are taken for one",
+        "ops/families/_selection.py",
+        "parts.append((_TAKEN, layout.partition(axis).owner(item)))",
+        "parts.append((_TAKEN, 0))",
+        ("array/test_index.py::test_getitem_agrees_with_numpy",),
     ),
     Mutant(
         "what is derived from counted layouts is kept for good",

@@ -91,6 +91,9 @@ RIGHT: dict[str, Any] = {
     "function": np.hypot, "dimensions": (2, 3), "M": 4, "N": 4, "beta": 2.0,
     "condlist": [On("booleans")], "choicelist": [On("x")], "funclist": [1],
     "bins": [1.0, 5.0], "q": 0.5,
+    "choices": [0, 1], "dims": (SIZE, SIZE), "ind": [0, 1], "indices": [[0, 1, 0, 1]],
+    "multi_index": (On("integers"), 0), "new_shape": (2, 3), "mask_func": np.triu, "v": 1.0,
+    "val": 1.0,
 }  # fmt: skip
 
 OURS = {
@@ -139,6 +142,14 @@ STRICT = {
     "ddof": "a Python number",
     "correction": "a Python number",
     "fill_value": "one number",
+    "ind": "integers",
+    "m": "an integer",
+    "indices": "integers",
+    "mode": "a word, as NumPy documents it",
+    "n": "an integer",
+    "v": "no Python objects",
+    "val": "no Python objects",
+    "wrap": "as keepdims",
     "axes": "not negative",
     "step": "a real number",
     "stop": "a real number",
@@ -173,7 +184,11 @@ STRICT = {
 """Arguments of which NumPy takes more than we do, and why."""
 CALLED = {"func", "func1d", "function", "mode"}
 """Arguments that may be functions, which raise what they like."""
-OTHER_VALUES = {"mean": "found in the same pass", "where": "items elsewhere are 0"}
+OTHER_VALUES = {
+    "ndim": "an integer, and no array",
+    "mean": "found in the same pass",
+    "where": "items elsewhere are 0",
+}
 """Arguments with which NumPy's result is another."""
 
 

@@ -28,7 +28,9 @@ def test_other_names_of_a_numpy_function_are_there_as_well(name: str) -> None:
 
 
 def test_methods_are_those_functions_that_are_methods_of_numpys_arrays() -> None:
-    methods = [name for name in da.__all__ if callable(getattr(np.ndarray, name, None))]
+    in_place = {"resize"}  # changes the shape of the array, which layouts do not
+    names = [name for name in da.__all__ if name not in in_place]
+    methods = [name for name in names if callable(getattr(np.ndarray, name, None))]
     assert [name for name in methods if not callable(getattr(da.DistArray, name, None))] == []
 
     def program() -> None:

@@ -110,6 +110,28 @@ def _copied(f: Any, x: Any, i: int) -> Any:
 def _placed(f: Any, x: Any, i: int) -> Any:
     out = x.copy()
     f(out, x == x, x[..., ::-1] if x.ndim and i % 2 else x)
+
+
+def _places(x: Any, i: int) -> Any:
+    """Return indices of any items in flat order, as many as there are, some of them twice."""
+    return np.arange(x.size) * (i + 1) % max(x.size, 1)
+
+
+def _put(f: Any, x: Any, i: int) -> Any:
+    out = x.copy()
+    f(out, _places(x, i), x[::-1] if x.ndim and i % 2 else x)
+    return out
+
+
+def _put_along(f: Any, x: Any, i: int) -> Any:
+    out, axis = x.copy(), _axis(x, i)
+    f(out, np.zeros((1,) * x.ndim, int) - i % 2, x[(0,) * x.ndim], axis)
+    return out
+
+
+def _filled_diagonal(f: Any, x: Any, i: int) -> Any:
+    out = x.copy()
+    f(out, x.ravel()[:3] if i % 2 else x[(0,) * x.ndim], wrap=bool(i // 2 % 2))
     return out
 
 
@@ -173,22 +195,29 @@ CHOICES: dict[str, Use] = {
     "min_scalar_type": lambda f, x, _: f(x),
     "nanmax": _over,
     "nanmin": _over,
+    "append": lambda f, x, i: f(x, x[:1] if x.ndim else x, None if i % 2 else 0),
     "array_equal": lambda f, x, i: f(x, x[..., ::-1] if x.ndim and i % 2 else x),
     "array_equiv": lambda f, x, i: f(x, x[:1] if x.ndim and i % 2 else x),
     "broadcast_arrays": lambda f, x, _: f(x, x[..., :1] if x.ndim else x),
     "broadcast_to": lambda f, x, i: f(x, (1 + i % 3, *x.shape)),
     "can_cast": lambda f, x, i: f(x.dtype, (np.float64, np.int8)[i % 2]),
+    "choose": lambda f, x, i: f((x == x[..., ::-1]), [x, x[..., :1]]),
     "clip": lambda f, x, i: f(x, *((0, 2), (None, 1), (1, None))[i % 3]),
     "compress": lambda f, x, i: f(np.arange(9) % 5 == i % 5, x[:8], axis=0) if i < 9 else f([0], x),
     "concat": lambda f, x, i: f([x, x], axis=None if i % 4 == 3 else _axis(x, i)),
     "copy": lambda f, x, _: f(x),
     "copyto": _copied,
+    "delete": lambda f, x, i: f(x, (0, [0, -1], slice(None, None, 2))[i % 3], _axis(x, i)),
+    "diag_indices_from": lambda f, x, _: f(x),
     "expand_dims": lambda f, x, i: f(x, _axis(x, i)),
     "extract": lambda f, x, _: f(x, x),
     "flatnonzero": lambda f, x, _: f(x),
     "flatten": lambda f, x, _: f(x),
     "flip": lambda f, x, i: f(x) if i % 2 else _along(f, x, i),
     "lexsort": lambda f, x, i: f((x, x[..., ::-1]), axis=_axis(x, i)),
+    "fill_diagonal": _filled_diagonal,
+    "insert": lambda f, x, i: f(x, (0, -1, [1, 0, 1])[i % 3], x[(0,) * x.ndim], _axis(x, i)),
+    "ix_": lambda f, x, _: f((x == x).ravel(), (x != x).ravel()),
     "matrix_transpose": lambda f, x, _: f(x),
     "moveaxis": lambda f, x, i: f(x, _axis(x, i), 0),
     "ndim": lambda f, x, _: f(x),
@@ -197,9 +226,12 @@ CHOICES: dict[str, Use] = {
     "permute_dims": lambda f, x, _: f(x, tuple(reversed(range(x.ndim)))),
     "place": _placed,
     "putmask": _placed,
+    "put": _put,
+    "put_along_axis": _put_along,
     "ravel": lambda f, x, _: f(x),
     "repeat": lambda f, x, i: f(x, i % 3, axis=None if i % 2 else _axis(x, i)),
     "reshape": lambda f, x, i: f(x, ((-1,), (x.size, 1), (*x.shape, 1), (1, -1))[i % 4]),
+    "resize": lambda f, x, i: f(x, ((7,), (2, 5), 0, 3)[i % 4]),
     "result_type": lambda f, x, _: f(x, np.float32),
     "roll": lambda f, x, i: f(x, i - 3, axis=None if i % 2 else _axis(x, i)),
     "shape": lambda f, x, _: f(x),
@@ -209,11 +241,15 @@ CHOICES: dict[str, Use] = {
     "squeeze": lambda f, x, _: f(x),
     "stack": lambda f, x, i: f([x, x], axis=_axis(x, i)),
     "swapaxes": lambda f, x, i: f(x, 0, _axis(x, i)),
+    "take": lambda f, x, i: f(x, [0, -1, 0], axis=None if i % 4 == 3 else _axis(x, i)),
+    "take_along_axis": lambda f, x, i: f(x, np.zeros((1,) * x.ndim, int) - i % 2, axis=_axis(x, i)),
     "tile": lambda f, x, i: f(x, ((2,), 1, (i % 3, 2))[i % 3]),
     "transpose": lambda f, x, _: f(x),
     "tril": lambda f, x, i: f(x, i - 3),
     "trim_zeros": lambda f, x, i: f(x, ("fb", "f", "b")[i % 3], None if i % 2 else _axis(x, i)),
+    "tril_indices_from": lambda f, x, i: f(x, i - 3),
     "triu": lambda f, x, i: f(x, i - 3),
+    "triu_indices_from": lambda f, x, i: f(x, i - 3),
     "unstack": lambda f, x, i: f(x, axis=_axis(x, i)),
     "where": lambda f, x, i: f(x == x, x, x[..., ::-1] if x.ndim and i % 2 else x),
     "intersect1d": _with_others,
@@ -285,6 +321,7 @@ COMPUTED: dict[str, Use] = {
     "full_like": lambda f, x, i: f(x, i),
     "imag": lambda f, x, _: f(x),
     "inner": lambda f, x, _: f(x, x),
+    "ravel_multi_index": lambda f, x, i: f((x, x[..., ::-1]), (7, 8), mode=("wrap", "clip")[i % 2]),
     "isclose": lambda f, x, i: f(x, x + i % 2),
     "iscomplexobj": lambda f, x, _: f(x),
     "isrealobj": lambda f, x, _: f(x),
@@ -299,6 +336,7 @@ COMPUTED: dict[str, Use] = {
     "tensordot": lambda f, x, i: f(x, x, axes=((_axis(x, i),), (_axis(x, i),))),
     "trace": lambda f, x, i: f(x, i - 3),
     "vdot": lambda f, x, _: f(x, x),
+    "unravel_index": lambda f, x, i: f(x, ((6,), (2, 3), (7, 1, 2))[i % 3], order="CF"[i % 2]),
     "vecdot": lambda f, x, i: f(x, x) if i % 2 else f(x, x, axis=_axis(x, i)),
     "vecmat": lambda f, x, _: f(x[..., 0], x),
     "zeros_like": _like,
@@ -326,6 +364,9 @@ LEAST_AXES |= dict.fromkeys(SORTS, 1)
 LEAST_AXES |= {"compress": 1, "histogramdd": 1, "nonzero": 1}
 LEAST_AXES |= {"tril": 2, "triu": 2}
 LEAST_AXES |= dict.fromkeys(("trapezoid", "unwrap"), 1)
+LEAST_AXES |= dict.fromkeys(
+    ("choose", "delete", "insert", "put_along_axis", "ravel_multi_index", "take"), 1
+)
 """Where NumPy takes arrays of fewer axes, as if these had one more, and we refuse them."""
 
 

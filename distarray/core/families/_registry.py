@@ -28,7 +28,8 @@ methods: dict[tuple[np.ufunc, str], Callable[..., Any]] = {}
 """What a ufunc's method (`reduce`, `accumulate`, ...) of a distributed array calls, with NumPy's
 arguments."""
 method_makers: dict[str, Callable[[np.ufunc], Callable[..., Any]]] = {}
-"""By the name of a method, what makes it for a ufunc of two operands when it is first met."""
+"""By the name of a method, what makes it for a ufunc (of two operands, but for "at") when it is
+first met."""
 functions: dict[Callable[..., Any], Callable[..., Any]] = {}
 """Ours for each NumPy function that is no ufunc, for `__array_function__`."""
 
@@ -62,7 +63,8 @@ def register(ours: F, answer: Callable[..., Any] | None = None, room: str = "") 
 def method_of(ufunc: np.ufunc, name: str) -> Callable[..., Any] | None:
     """Return what a ufunc's method of a distributed array calls, or None; made when first met."""
     found = methods.get((ufunc, name))
-    if found is None and name in method_makers and ufunc.signature is None and ufunc.nin == 2:
+    fits = ufunc.signature is None and (ufunc.nin == 2 or name == "at")
+    if found is None and name in method_makers and fits:
         found = methods[ufunc, name] = method_makers[name](ufunc)
     return found
 

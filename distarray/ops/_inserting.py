@@ -1,0 +1,239 @@
+"""Items put into arrays, taken out of them, and arrays of another size, along an axis."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from distarray.core import (
+    BaseArray,
+    check_distributed,
+    describe,
+    normalize_shape,
+    plain_buffer,
+    register,
+)
+from distarray.errors import ArgumentTypeError, IndexingError, ShapeError
+from distarray.layout import normalize_axis
+from distarray.ops.creation._filled import empty_like, ones, zeros_like
+from distarray.ops.indexing._items import getitem, setitem
+from distarray.ops.manipulation._joining import concat, resize_axis, tile
+from distarray.ops.manipulation._reshape import change_shape
+from distarray.ops.manipulation._shape import moveaxis
+
+
+@register
+def append(x: Any, /, values: Any, axis: int | None = None) -> Any:
+    """Return an array with others after its items, along an axis.
+
+    Parameters
+    ----------
+    x : DistArray
+    values : DistArray or array_like
+        Of the shape of `x` but for `axis`. Plain ones must be the same on every process.
+    axis : int or None
+        None takes the items of both in flat order.
+
+    Returns
+    -------
+    DistArray
+        As `concat` places it.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+    AxisError
+        If there is no such axis.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.append(da.arange(3), [7, 8]).full_array()
+    array([0, 1, 2, 7, 8])
+    """
+    parts = [
+        one if isinstance(one, BaseArray) else plain_buffer(one, "append") for one in (x, values)
+    ]
+    return concat(parts, axis)
+
+
+@register
+def delete(x: Any, /, obj: Any, axis: int | None = None) -> Any:
+    """Return an array without the items at some places along an axis.
+
+    Parameters
+    ----------
+    x : DistArray
+    obj : int, slice, DistArray or array_like
+        Which: integers, or booleans for all places.
+    axis : int or None
+        None takes the items in flat order.
+
+    Returns
+    -------
+    DistArray
+        Items stay where they are; along a cut axis the boundaries follow (see `rebalance`).
+
+    Raises
+    ------
+    IndexingError
+        If a place is out of range.
+    AxisError
+        If there is no such axis.
+
+    Notes
+    -----
+    Distribution: as `x[mask]`, 8 bytes from each process along the mesh axes that cut the axis; and
+    the places that others than this process have.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.delete(da.arange(5), [0, -1]).full_array()
+    array([1, 2, 3])
+    """
+    x, along = _along("delete", x, axis)
+    kept = ones((x.shape[along],), dtype=bool, mesh=x._layout.mesh)
+    setitem(kept, obj if isinstance(obj, (slice, BaseArray)) else _places("delete", obj), False)
+    return getitem(x, (*(slice(None),) * along, kept))
+
+
+@register
+def insert(x: Any, /, obj: Any, values: Any, axis: int | None = None) -> Any:
+    """Return an array with values put in before the items at some places along an axis.
+
+    Parameters
+    ----------
+    x : DistArray
+    obj : int, slice or array_like
+        The places in `x`, up to its length; several of one place keep their order.
+    values : DistArray, array_like or number
+        Broadcast along the axes of `x`, with one row for each place; converted to the dtype of `x`.
+    axis : int or None
+        None takes the items in flat order.
+
+    Returns
+    -------
+    DistArray
+        Placed as `x`, `axis` by the default split.
+
+    Raises
+    ------
+    IndexingError
+        If a place is out of range.
+    ShapeError
+        If the values do not fit.
+    AxisError
+        If there is no such axis.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.insert(da.arange(4), [1, 3], [7, 8]).full_array()
+    array([0, 7, 1, 2, 8, 3])
+    """
+    x, along = _along("insert", x, axis)
+    size = x.shape[along]
+    places = np.arange(size)[obj] if isinstance(obj, slice) else _places("insert", obj)
+    if places.dtype == np.bool_:
+        places = np.flatnonzero(places)
+    if places.ndim > 1:
+        raise ShapeError(f"insert got places of shape {places.shape}; they have one axis at most")
+    several = places.reshape(-1)
+    wrong = several[(several < -size) | (several > size)]
+    if wrong.size:
+        raise IndexingError(
+            f"insert got place {wrong[0]} for axis {along} of length {size}; it must be from "
+            f"{-size} to {size}"
+        )
+    several = np.where(several < 0, several + size, several)
+    if not isinstance(values, BaseArray):
+        values = plain_buffer(values, "insert", objects=True)
+    if several.size == 1:  # it takes as many rows as the values have
+        values = _widened(values, x.ndim)
+        if not places.ndim:  # along the first of their axes
+            move = moveaxis if isinstance(values, BaseArray) else np.moveaxis
+            values = move(values, 0, along)
+        several = np.repeat(several, values.shape[along])
+    order = np.argsort(several, kind="stable")
+    several[order] += np.arange(several.size)
+    layout = resize_axis(x._layout.without_partial(), along, size + several.size)
+    out = empty_like(x, shape=layout.shape, mesh=layout.mesh, placements=layout.placements)
+    before = (slice(None),) * along
+    mine = ones((size + several.size,), dtype=bool, mesh=x._layout.mesh)
+    setitem(mine, several, False)
+    setitem(out, (*before, mine), x)
+    setitem(out, (*before, several), values)
+    return out
+
+
+@register
+def resize(x: Any, /, new_shape: Any) -> Any:
+    """Return an array of another shape, filled with the items of `x` in flat order, repeatedly.
+
+    Parameters
+    ----------
+    x : DistArray
+    new_shape : int or sequence of int
+        The shape.
+
+    Returns
+    -------
+    DistArray
+        Zeros where `x` has no items.
+
+    Raises
+    ------
+    ShapeError
+        If a length is negative.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.resize(da.arange(3), (2, 4)).full_array()
+    array([[0, 1, 2, 0],
+           [1, 2, 0, 1]])
+    """
+    check_distributed("resize", x)
+    shape = normalize_shape(new_shape)
+    n = prod(shape)
+    if not x.size or not n:
+        return zeros_like(x, shape=shape)
+    flat = tile(change_shape(x, (-1,)), -(-n // x.size))
+    return change_shape(getitem(flat, slice(n)), shape)
+
+
+def _along(name: str, x: Any, axis: int | None) -> tuple[Any, int]:
+    """Return the array, flat without an axis, and the axis."""
+    check_distributed(name, x)
+    if axis is None:
+        return change_shape(x, (-1,)), 0
+    return x, normalize_axis(axis, x.ndim)
+
+
+def _places(name: str, obj: Any) -> Any:
+    """Return places that every process has as an array of integers or booleans."""
+    if isinstance(obj, BaseArray):
+        raise ArgumentTypeError(
+            f"{name} got a DistArray of places, which every process must have; pass "
+            "obj.full_array()"
+        )
+    places = plain_buffer(obj, name, objects=True)
+    if not places.size and isinstance(obj, (list, tuple)):
+        places = places.astype(np.intp)
+    if places.dtype.kind not in ("iub" if places.ndim else "iu"):
+        raise IndexingError(
+            f"{name} got obj={describe(obj)}; pass an integer, a slice, integers or booleans"
+        )
+    return places
+
+
+def _widened(values: Any, ndim: int) -> Any:
+    """Return values with leading axes of length 1, as many as make `ndim` of them."""
+    key = (None,) * (ndim - values.ndim)
+    if not key:
+        return values
+    return getitem(values, key) if isinstance(values, BaseArray) else values[key]

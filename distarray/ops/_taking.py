@@ -1,0 +1,593 @@
+"""Items taken and put by their numbers, along an axis or in flat order, and chosen among arrays.
+
+All but `choose` and what `take_along_axis` finds in a block are indexing by arrays: see `getitem`
+for who sends what.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from distarray.comm import _backend
+from distarray.core import (
+    BaseArray,
+    Call,
+    Op,
+    Spec,
+    Step,
+    broadcast_shape,
+    check_distributed,
+    check_flag,
+    check_out,
+    check_writable,
+    describe,
+    method_makers,
+    normalize_operands,
+    plain_buffer,
+    pointwise,
+    register,
+    run,
+    write_out,
+)
+from distarray.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DTypeError,
+    IndexingError,
+    ShapeError,
+)
+from distarray.layout import Replicate, normalize_axis
+from distarray.ops.creation._asarray import asarray
+from distarray.ops.creation._ranges import arange
+from distarray.ops.elementwise._arithmetic import floor_divide, maximum, minimum, remainder
+from distarray.ops.elementwise._rounding import astype
+from distarray.ops.indexing._arrays import apply_by_arrays, has_index_arrays
+from distarray.ops.indexing._items import getitem, setitem
+from distarray.ops.indexing._keys import parse, wrap_index
+from distarray.ops.manipulation._joining import unstack
+from distarray.ops.manipulation._reshape import change_shape
+from distarray.ops.manipulation._shape import squeeze
+from distarray.typing import Buffer
+
+_MODES = ("raise", "wrap", "clip")
+
+# --- take and put --------------------------------------------------------------------------------
+
+
+@register
+def take(
+    x: Any, indices: Any, /, axis: int | None = None, out: Any = None, mode: str = "raise"
+) -> Any:
+    """Return the items at some places along an axis.
+
+    Parameters
+    ----------
+    x : DistArray or array
+        A plain array must be the same on every process.
+    indices : DistArray, array_like or int
+        Of integers, of any shape and layout; negative ones count from the end.
+    axis : int or None
+        None takes items in flat order.
+    out : DistArray, optional
+        Where the result goes; of its shape.
+    mode : {"raise", "wrap", "clip"}
+        What becomes of indices out of range: an error, the rest of the division by the length, or
+        the nearest index in range (0 for negative ones).
+
+    Returns
+    -------
+    DistArray
+        With the axes of `indices` in place of `axis`. Where `axis` is cut they are cut by the same
+        mesh axes, as those of `indices` are or else along the longest; the other axes are cut as
+        those of `x`.
+
+    Raises
+    ------
+    IndexingError
+        If an index is out of range.
+    DTypeError
+        If the indices are no integers.
+    AxisError
+        If there is no such axis.
+
+    Notes
+    -----
+    Where `axis` is cut every process takes the rows that it lacks from their owners: in a node from
+    where they lie, between nodes each once. Beside the result it needs 24 bytes for each index of
+    its own.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x = da.arange(12).reshape(4, 3)
+    >>> da.take(x, [2, 0], axis=0).full_array()
+    array([[6, 7, 8],
+           [0, 1, 2]])
+    """
+    _check_mode("take", mode)
+    index = _read_indices("take", indices)
+    if not isinstance(x, BaseArray):
+        there = check_distributed("take", index)._layout.mesh
+        x = asarray(plain_buffer(x, "take"), mesh=there, placements=[Replicate()] * there.ndim)
+    check_out("take", x, out)
+    several = index if index.ndim else _with_axis(index)
+    if axis is None:
+        x = _countable(x)
+        result = getitem(x, _flat_key(_in_range(several, x.size, mode), x.shape))
+        along = 0
+    else:
+        along = normalize_axis(axis, x.ndim)
+        several = _in_range(several, x.shape[along], mode)
+        result = getitem(x, (*(slice(None),) * along, several))
+    if not index.ndim:
+        result = squeeze(result, along)
+    if out is not None and out.shape != result.shape:
+        raise ShapeError(f"take(out=) has shape {out.shape}, and the result {result.shape}")
+    return write_out("take", out, result)
+
+
+@register
+def put(x: Any, /, ind: Any, v: Any, mode: str = "raise") -> None:
+    """Write values into the items at some places, in flat order.
+
+    Parameters
+    ----------
+    x : DistArray
+        Changed in place.
+    ind : DistArray, array_like or int
+        Of integers, taken in flat order; where one is repeated the last value counts.
+    v : DistArray, array_like or number
+        One for each index; repeated where they are fewer, and cut off where they are more.
+    mode : {"raise", "wrap", "clip"}
+        As for `take`.
+
+    Raises
+    ------
+    IndexingError
+        If an index is out of range; nothing is written then.
+    DTypeError
+        If the indices are no integers, or the values do not become those of `x`.
+    ReadOnlyError
+        If the array is read-only.
+
+    Notes
+    -----
+    Values go to the owners of the items, with 8 bytes for each; nothing is sent where every process
+    has all indices and values.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x = da.zeros(5)
+    >>> da.put(x, [0, 3], [7, 8])
+    >>> x.full_array()
+    array([7., 0., 0., 8., 0.])
+    """
+    check_distributed("put", x)
+    _check_mode("put", mode)
+    index = _read_indices("put", ind)
+    values: Any = v if isinstance(v, BaseArray) else plain_buffer(v, "put", objects=True)
+    if index.size and not x.size:
+        raise IndexingError(f"put got {index.size} indices for an array of shape {x.shape}")
+    if not values.size or not index.size:
+        return
+    target = _with_axis(x) if x.ndim == 0 else x
+    index = index if index.ndim else _with_axis(index)
+    values = _repeated(values, index)
+    setitem(target, _flat_key(_in_range(index, target.size, mode), target.shape), values)
+
+
+def _repeated(values: Any, index: Any) -> Any:
+    """Return as many values as there are indices, in the shape of these; one stays one."""
+    n = index.size
+    if values.size == 1:
+        return change_shape(values, (1,)) if isinstance(values, BaseArray) else values.reshape(1)
+    if not isinstance(values, BaseArray) and not isinstance(index, BaseArray):
+        return _backend.namespace_of(values).resize(values, index.shape)
+    if values.size < n:
+        some: Any = index if isinstance(index, BaseArray) else values
+        values = take(values, remainder(arange(n, mesh=some._layout.mesh), values.size))
+    elif not isinstance(values, BaseArray):
+        values = values.reshape(-1)[:n]
+    else:
+        values = getitem(change_shape(values, (-1,)), slice(n))
+    if isinstance(values, BaseArray):
+        return change_shape(values, index.shape)
+    return values.reshape(index.shape)
+
+
+@register
+def take_along_axis(x: Any, indices: Any, /, axis: int | None = -1) -> Any:
+    """Return the items at places along an axis that differ from line to line.
+
+    Parameters
+    ----------
+    x : DistArray
+    indices : DistArray or array_like
+        Of integers, with as many axes as `x`; the others than `axis` broadcast with those of `x`.
+    axis : int or None
+        None takes items in flat order, by indices of one axis.
+
+    Returns
+    -------
+    DistArray
+        Of the shape of `indices`, broadcast. Where `axis` is not cut, lines stay where they are;
+        else it is cut as `indices`, or along its longest axis.
+
+    Raises
+    ------
+    IndexingError
+        If an index is out of range, or the indices are no integers.
+    ShapeError
+        If `indices` has another number of axes, or the shapes do not broadcast.
+    AxisError
+        If there is no such axis.
+
+    Notes
+    -----
+    Where `axis` is cut items are taken from their owners, as in `take`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x = da.asarray([[3, 1, 2], [4, 6, 5]])
+    >>> da.take_along_axis(x, [[1], [0]], axis=1).full_array()
+    array([[1],
+           [4]])
+    """
+    check_distributed("take_along_axis", x)
+    index = _read_lines("take_along_axis", x, indices, axis)
+    if axis is None:
+        return take(x, index)
+    along = normalize_axis(axis, x.ndim)
+    if x._layout.sharding_axes(along):
+        return getitem(x, _lines_key(x, index, along))
+    return run(_take_along, (x, index), along)
+
+
+@register
+def put_along_axis(x: Any, /, indices: Any, values: Any, axis: int | None) -> None:
+    """Write values into the items at places along an axis that differ from line to line.
+
+    Parameters
+    ----------
+    x : DistArray
+        Changed in place.
+    indices, axis
+        As for `take_along_axis`.
+    values : DistArray, array_like or number
+        Broadcast to the shape of `indices`.
+
+    Raises
+    ------
+    IndexingError
+        If an index is out of range, or the indices are no integers; nothing is written then.
+    ShapeError
+        If the shapes do not fit.
+    AxisError
+        If there is no such axis.
+    ReadOnlyError
+        If the array is read-only.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x = da.zeros((2, 3), dtype=int)
+    >>> da.put_along_axis(x, [[1], [2]], 9, axis=1)
+    >>> x.full_array()
+    array([[0, 9, 0],
+           [0, 0, 9]])
+    """
+    check_distributed("put_along_axis", x)
+    index = _read_lines("put_along_axis", x, indices, axis)
+    if axis is None:
+        target = _with_axis(x) if x.ndim == 0 else x
+        numbers = _read_indices("put_along_axis", index)
+        setitem(target, _flat_key(numbers, target.shape), values)
+    else:
+        setitem(x, _lines_key(x, index, normalize_axis(axis, x.ndim)), values)
+
+
+def _read_lines(name: str, x: Any, indices: Any, axis: int | None) -> Any:
+    """Return indices as an array of integers with as many axes as `x`, or one in flat order."""
+    index = indices if isinstance(indices, BaseArray) else plain_buffer(indices, name, objects=True)
+    if index.dtype.kind not in "iu":
+        raise IndexingError(f"{name} got indices of {index.dtype}; they must be integers")
+    wanted = 1 if axis is None else x.ndim
+    if index.ndim != wanted:
+        raise ShapeError(
+            f"{name} got indices of shape {tuple(index.shape)} and axis={axis} for an array of "
+            f"shape {x.shape}; they must have {wanted} axes"
+        )
+    return index
+
+
+def _lines_key(x: Any, index: Any, along: int) -> tuple[Any, ...]:
+    """Return a key of index arrays: `index` along one axis, and all places of the others."""
+    key: list[Any] = []
+    for axis, size in enumerate(x.shape):
+        places = np.arange(size).reshape([-1 if a == axis else 1 for a in range(x.ndim)])
+        key.append(index if axis == along else places)
+    return tuple(key)
+
+
+def _lines_spec(_: Op, call: Call) -> Spec:
+    along, (shape, own) = call.static, call.shapes
+    others = [1 if axis == along else size for axis, size in enumerate(shape)]
+    theirs = [1 if axis == along else size for axis, size in enumerate(own)]
+    both = broadcast_shape("take_along_axis", (tuple(others), tuple(theirs)))
+    letters = [
+        tuple(
+            axis if sizes[axis] == size and axis != along else None
+            for axis, size in enumerate(both)
+        )
+        for sizes in (shape, own)
+    ]
+    source = tuple(len(both) if axis == along else one for axis, one in enumerate(letters[0]))
+    index = tuple(along if axis == along else one for axis, one in enumerate(letters[1]))
+    return Spec((source, index), tuple(range(len(both))))
+
+
+def _lines_bind(step: Step) -> Callable[[Buffer, Buffer], Buffer]:
+    along = step.call.static
+    size = step.sources[0].shape[along]
+
+    def along_lines(block: Buffer, index: Buffer) -> Buffer:
+        number = wrap_index(_backend.to_host(index), size, along)
+        number = _backend.asarray(number, _backend.device_of(block))
+        return _backend.namespace_of(block).take_along_axis(block, number, along)
+
+    return along_lines
+
+
+_take_along = Op(
+    "take_along_axis",
+    np.take_along_axis,
+    _lines_spec,
+    bind=_lines_bind,
+    check=lambda operands: isinstance(operands[1], BaseArray),
+)
+
+
+# --- methods of ufuncs ---------------------------------------------------------------------------
+
+
+def _apply_at(ufunc: np.ufunc, x: Any, indices: Any, *operands: Any) -> None:
+    """Apply a ufunc in place to the items that a key selects, as NumPy's `ufunc.at`.
+
+    Items that index arrays name several times change as often, in C order of the index: the result
+    has NumPy's bits for every layout.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If the ufunc takes another number of operands, or has several results.
+    IndexingError
+        If an index is out of range; nothing has changed then.
+    DTypeError
+        If the ufunc's results cannot be written into `x`.
+    ReadOnlyError
+        If the array is read-only.
+
+    Notes
+    -----
+    Distribution: operands go to the owners of the items with 8 bytes for each, 8 more where the
+    index is cut along another axis than its first; on GPUs the blocks are copied to the host.
+    """
+    name = f"{ufunc.__name__}.at"
+    check_distributed(name, x)
+    if ufunc.nin != 1 + len(operands) or ufunc.nout != 1 or ufunc.signature is not None:
+        raise ArgumentTypeError(
+            f"{name} got {len(operands)} operands besides the array and the index; it takes ufuncs "
+            f"item by item of one result, with {ufunc.nin - 1} more operands for this one"
+        )
+    values = [
+        one if isinstance(one, BaseArray) else np.asarray(plain_buffer(one, name))
+        for one in operands
+    ]
+    check_writable(name, x)
+    try:
+        with np.errstate(all="ignore"):
+            ufunc.at(np.ones(1, x.dtype), [0], *[np.ones(1, one.dtype) for one in values])
+    except TypeError as error:
+        raise DTypeError(f"{name}: {error}; convert the operands with astype") from None
+    found = parse(indices, x.shape)
+    if has_index_arrays(found):
+        apply_by_arrays(x, found, ufunc, values[0] if values else None)
+    else:  # which names no item twice
+        setitem(x, indices, ufunc(getitem(x, indices), *values))
+
+
+method_makers["at"] = lambda ufunc: functools.partial(_apply_at, ufunc)
+
+
+# --- choose --------------------------------------------------------------------------------------
+
+
+@register
+def choose(x: Any, /, choices: Any, out: Any = None, mode: str = "raise") -> Any:
+    """Return, item by item, the one of several arrays that the integers in `x` name.
+
+    Parameters
+    ----------
+    x : DistArray
+        Of integers; shapes broadcast.
+    choices : sequence of DistArray, array_like or number, or DistArray
+        An array stands for the arrays along its first axis.
+    out : DistArray, optional
+        Where the result goes; of its shape.
+    mode : {"raise", "wrap", "clip"}
+        As for `take`.
+
+    Returns
+    -------
+    DistArray
+        Placed as the result of other functions item by item.
+
+    Raises
+    ------
+    ArgumentError
+        If an integer names none of the arrays.
+    DTypeError
+        If `x` has no integers.
+    ShapeError
+        If the shapes do not broadcast.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.choose(da.asarray([1, 0, 1]), [[1, 2, 3], -5]).full_array()
+    array([-5,  2, -5])
+    """
+    _check_mode("choose", mode)
+    several: Any = choices
+    if isinstance(choices, BaseArray) or (_backend.is_buffer(choices) and choices.ndim):
+        several = unstack(choices) if isinstance(choices, BaseArray) else list(choices)
+    elif not isinstance(choices, Sequence) or isinstance(choices, (str, bytes)) or not len(choices):
+        raise ArgumentTypeError(
+            f"choose got choices={describe(choices)}; pass a sequence of at least one array"
+        )
+    x = x if isinstance(x, BaseArray) else plain_buffer(x, "choose", objects=True)
+    if x.dtype.kind not in "biu":
+        raise DTypeError(f"choose got an array of {x.dtype}; integers name one of the choices")
+    arrays = [
+        one if isinstance(one, BaseArray) else np.asarray(one)
+        for one in normalize_operands("choose", several)
+    ]
+    check_out("choose", x, out)
+    return write_out("choose", out, run(_choose, (x, *arrays), mode))
+
+
+def _choose_dtypes(_: Op, call: Call) -> tuple[Any, Any]:
+    dtype = np.result_type(*call.dtypes[1:])
+    return dtype, dtype
+
+
+def _choose_spec(_: Op, call: Call) -> Spec:
+    return pointwise(call.shapes, broadcast_shape("choose", call.shapes))
+
+
+def _choose_bind(step: Step) -> Callable[..., Buffer]:
+    mode = step.call.static
+
+    def chosen(which: Buffer, *blocks: Buffer) -> Buffer:
+        try:
+            return _backend.namespace_of(which).choose(which, list(blocks), mode=mode)
+        except ValueError:
+            raise ArgumentError(
+                f"choose got integers that name none of the {len(blocks)} choices; mode='clip' or "
+                "'wrap' takes others"
+            ) from None
+
+    return chosen
+
+
+_choose = Op(
+    "choose",
+    np.choose,
+    _choose_spec,
+    dtypes=_choose_dtypes,
+    bind=_choose_bind,
+    check=lambda _: True,
+)
+
+
+# --- diagonals -----------------------------------------------------------------------------------
+
+
+@register
+def fill_diagonal(x: Any, /, val: Any, wrap: bool = False) -> None:
+    """Write values into the main diagonal.
+
+    Parameters
+    ----------
+    x : DistArray
+        Changed in place. With more than two axes, all of one length.
+    val : DistArray, array_like or number
+        Repeated along the diagonal, in flat order.
+    wrap : bool
+        Go on with further diagonals below, in matrices with more rows than columns: one row is left
+        out between them.
+
+    Raises
+    ------
+    ShapeError
+        If there are fewer than two axes, or more of different lengths.
+    ReadOnlyError
+        If the array is read-only.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x = da.zeros((2, 2))
+    >>> da.fill_diagonal(x, [1, 2])
+    >>> x.full_array()
+    array([[1., 0.],
+           [0., 2.]])
+    """
+    shape = check_distributed("fill_diagonal", x).shape
+    wrap = check_flag("fill_diagonal", "wrap", wrap)
+    if len(shape) < 2 or (len(shape) > 2 and len(set(shape)) > 1):
+        raise ShapeError(
+            f"fill_diagonal got an array of shape {shape}; it takes two axes, or more of one length"
+        )
+    if wrap and len(shape) == 2 and shape[1]:
+        put(x, arange(0, x.size, shape[1] + 1, mesh=x._layout.mesh), val)
+        return
+    values = val if isinstance(val, BaseArray) else plain_buffer(val, "fill_diagonal", objects=True)
+    places = np.arange(min(shape))
+    if values.size and places.size:
+        setitem(x, (places,) * len(shape), _repeated(values, places))
+
+
+# --- indices -------------------------------------------------------------------------------------
+
+
+def _check_mode(name: str, mode: Any) -> None:
+    if not isinstance(mode, str) or mode not in _MODES:
+        error = ArgumentError if isinstance(mode, str) else ArgumentTypeError
+        raise error(f"{name}(mode={describe(mode)}): one of {', '.join(map(repr, _MODES))}")
+
+
+def _read_indices(name: str, indices: Any) -> Any:
+    """Return indices as an array of int64, distributed or plain."""
+    if not isinstance(indices, BaseArray):
+        empty = isinstance(indices, (list, tuple)) and not indices
+        indices = plain_buffer(indices, name, dtype=np.int64 if empty else None, objects=True)
+    if indices.dtype.kind not in "iub":
+        raise DTypeError(
+            f"{name} got indices of {indices.dtype}; pass integers, and a mask as x[mask]"
+        )
+    return astype(indices, np.int64) if isinstance(indices, BaseArray) else indices.astype(np.int64)
+
+
+def _in_range(index: Any, size: int, mode: str) -> Any:
+    """Return indices as a mode other than "raise" changes them."""
+    if mode == "raise" or not size:
+        return index
+    if mode == "wrap":
+        return remainder(index, size)
+    return minimum(maximum(index, 0), size - 1)
+
+
+def _flat_key(index: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """Return index arrays, one for each axis, for places in flat order; negative ones stay so."""
+    key: list[Any] = []
+    for size in shape[:0:-1]:
+        key.append(remainder(index, size))
+        index = floor_divide(index, size)
+    return (index, *key[::-1])
+
+
+def _with_axis(x: Any) -> Any:
+    """Return an array without axes as one of one item, in the same memory."""
+    return getitem(x, None) if isinstance(x, BaseArray) else x.reshape(1)
+
+
+def _countable(x: Any) -> Any:
+    """Return an array whose items places in flat order name: with an axis, and none of length 0."""
+    return change_shape(x, (-1,)) if x.ndim == 0 or not x.size else x
