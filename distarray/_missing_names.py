@@ -15,7 +15,7 @@ def missing_name_error(name: str, names: Sequence[str]) -> AttributeError:
     """Return the error for an attribute that the namespace, whose `names` are given, has not."""
     text = f"module 'distarray' has no attribute {name!r}"
     if name in np.__all__ and not name.startswith("__"):
-        near = difflib.get_close_matches(name, names, 3, 0.75)
+        near = difflib.get_close_matches(name, names, 3, 0.8)
         text = f"distarray has no {name!r} as NumPy has; {_remedy(name, near)}"
     return AttributeError(text)
 

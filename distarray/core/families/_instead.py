@@ -22,6 +22,13 @@ INSTEAD = {
     **dict.fromkeys(("matrix", "asmatrix"), "da.asarray, and @ for products"),
     "bmat": "da.block",
     "ndarray": "da.DistArray",
-    "lib": "NumPy's own",
-    **dict.fromkeys(("may_share_memory", "shares_memory"), "x.to_local() of both"),
+    **dict.fromkeys(
+        (
+            *("seterr", "geterr", "seterrcall", "geterrcall", "setbufsize", "getbufsize"),
+            *("base_repr", "binary_repr", "format_float_positional", "format_float_scientific"),
+            *("show_config", "show_runtime", "get_include", "info", "datetime_data", "test"),
+            *("isfortran", "require", "nested_iters", "lib"),
+        ),
+        "NumPy's own, of numbers and of x.to_local()",
+    ),
 }
