@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend, all_gather_checked
+from distarray.comm import all_gather_checked
 from distarray.core import (
     BaseArray,
     Call,
@@ -34,6 +34,7 @@ from distarray.ops._inspection import result_type
 from distarray.ops.creation._filled import check_value
 from distarray.ops.elementwise._rounding import astype, where
 from distarray.ops.families._lines import make_whole
+from distarray.ops.families._on_host import call_on_host
 from distarray.ops.families._relabel import carry_cuts
 from distarray.ops.indexing._items import getitem
 from distarray.ops.manipulation._joining import list_arrays
@@ -183,20 +184,9 @@ def _may_raise(_: Sequence[Any]) -> bool:
     return True
 
 
-def _call_function(function: Callable[..., Any], *blocks: Any) -> Any:
-    """Call a function that knows NumPy's arrays alone; those of a GPU visit the host."""
-    if all(map(_backend.is_numpy, blocks)):
-        return function(*blocks)
-    result = function(*map(_backend.to_host, blocks))
-    device = _backend.device_of(next(x for x in blocks if not _backend.is_numpy(x)))
-    if isinstance(result, tuple):
-        return tuple([_backend.asarray(one, device) for one in result])
-    return _backend.asarray(result, device)
-
-
 _vectorized = Op(
     "vectorize",
-    _call_function,
+    call_on_host,
     _spec,
     dtypes=lambda _, call: (None, call.static),
     check=_may_raise,
@@ -287,11 +277,7 @@ def _first_item(x: Any) -> Any:
 # --- conditions ----------------------------------------------------------------------------------
 
 
-def _piecewise(functions: Callable[..., Any], block: Any, *conditions: Any) -> Any:
-    return _call_function(functions, block, *conditions)
-
-
-_pieces = Op("piecewise", _piecewise, _spec, check=_may_raise)
+_pieces = Op("piecewise", call_on_host, _spec, check=_may_raise)
 
 
 @register

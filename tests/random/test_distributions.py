@@ -14,6 +14,7 @@ from distarray import Replicate, Shard
 from distarray.comm import simulate
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.random import default_rng
+from tests.on_device import host
 from tests.random.test_statistics import kolmogorov_smirnov
 
 SIZE = 100_000
@@ -45,16 +46,16 @@ CASES: dict[str, tuple[tuple[float, ...], Callable[[Any], Any]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_distribution_functions_are_met(name: str) -> None:
     args, distribution = CASES[name]
-    (values,) = simulate(1, lambda: getattr(default_rng(3), name)(*args, SIZE).full_array())
+    (drawn,) = simulate(1, lambda: getattr(default_rng(3), name)(*args, SIZE).full_array())
+    values = np.sort(host(drawn))
     assert np.isfinite(values).all()
-    values.sort()
     assert kolmogorov_smirnov(values, distribution(values)) < 1.95
 
 
 def test_trials_until_success() -> None:
     def program() -> None:
         for p in (0.3, 0.02, 1.0):
-            values = default_rng(5).geometric(p, SIZE).full_array()
+            values = host(default_rng(5).geometric(p, SIZE).full_array())
             assert values.dtype == np.int64
             assert values.min() == 1
             for least in (1, 2, 5, 40):
@@ -84,8 +85,8 @@ def test_values_do_not_depend_on_mesh_or_placements(
             for dtype in (np.float64, np.float32):
                 x = getattr(rng, name)(*args, (53, 6), dtype=dtype, **where)
                 assert x.dtype == dtype
-                found.append(x.full_array())
-        return [*found, rng.geometric(0.1, (53, 6), **where).full_array()]
+                found.append(host(x.full_array()))
+        return [*found, host(rng.geometric(0.1, (53, 6), **where).full_array())]
 
     alone = simulate(1, lambda: draws(da.init_device_mesh((1,)), [Replicate()]))[0]
     for found in simulate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError, DTypeError
 from distarray.layout import normalize_axis
+from distarray.ops.families._on_host import call_on_host
 from distarray.ops.families._relabel import carry_cuts
 from distarray.ops.manipulation._reshape import reshape
 from distarray.typing import Buffer
@@ -52,9 +54,11 @@ def _spec(op: Op, call: Call) -> Layouts:
 def _bind(step: Step) -> Callable[[Buffer], Buffer]:
     axis, _, order = step.call.static
     if step.op is _packed:
-        return lambda block: np.packbits(block, axis=axis, bitorder=order)
-    count = step.output.local_shape()[axis]
-    return lambda block: np.unpackbits(block, axis=axis, count=count, bitorder=order)
+        local: Any = functools.partial(np.packbits, axis=axis, bitorder=order)
+    else:
+        count = step.output.local_shape()[axis]
+        local = functools.partial(np.unpackbits, axis=axis, count=count, bitorder=order)
+    return lambda block: call_on_host(local, block)
 
 
 _packed = Op("packbits", np.packbits, _spec, dtypes=_dtypes, bind=_bind)
