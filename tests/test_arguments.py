@@ -57,6 +57,7 @@ ALONE |= {"__array_namespace_info__", "broadcast_shapes", "issubdtype", "isscala
 ALONE |= {"may_share_memory", "mintypecode", "shares_memory", "typename"}
 ALONE |= {"load", "local_rows", "print0", "save", "store"}
 ALONE |= {"get_printoptions", "printoptions", "set_printoptions"}
+ALONE |= {"array2string", "array_repr", "array_str", "fromfunction"}
 """Not functions of arrays."""
 ALIKE = {"asfortranarray", "atleast_2d", "atleast_3d", "blackman", "bartlett", "column_stack"}
 ALIKE |= {"dsplit", "dstack", "fliplr", "hamming", "hanning", "hsplit", "polyadd", "polydiv"}
@@ -159,6 +160,10 @@ STRICT = {
     "values": "no Python objects",
     "mask": "nor are objects true or false",
     "indices_or_sections": "integers",
+    "edge_order": "an integer",
+    "M": "an integer",
+    "N": "an integer",
+    "base": "one number",
     "pad_width": "plain integers",
     "condlist": "of the shape of x, or of booleans",
     "funclist": "functions and numbers",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import distarray.ops as ops
-from distarray.core import BaseArray, check_order
+from distarray.core import BaseArray, check_order, plain_buffer
 from distarray.errors import ArgumentError
 
 
@@ -71,10 +71,10 @@ class Methods(BaseArray):
 
     def fill(self, value: Any) -> None:
         """Write one value, the same on every process, into all items."""
-        if getattr(value, "ndim", 0):
-            raise ArgumentError(
-                f"fill got a value of shape {tuple(value.shape)}; with axes use x[...] = value"
-            )
+        shape = getattr(value, "shape", None)
+        shape = plain_buffer(value, "fill", objects=True).shape if shape is None else tuple(shape)
+        if shape:
+            raise ArgumentError(f"fill got a value of shape {shape}; with axes use x[...] = value")
         ops.setitem(self, (...,), value)
 
     def tobytes(self, order: str = "C") -> bytes:

@@ -78,7 +78,7 @@ def indices(
      [0 1 2]]
     """
     sizes = normalize_shape(dimensions)
-    kind = normalize_dtype(dtype, np.dtype(int))
+    kind = normalize_dtype(dtype)
     grid = target_layout(sizes, mesh, placements, device)
     if check_flag("indices", "sparse", sparse):
         return tuple(_coordinate(_open(grid, axis), axis, kind) for axis in range(len(sizes)))

@@ -1,0 +1,59 @@
+"""What blocks fetch of their neighbours, and functions of lines, on ranks of MPI.
+
+Run under mpiexec with `--with-mpi`, also with ``DISTARRAY_RANKS_PER_NODE=1``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import distarray as da
+from distarray import Shard
+from distarray.comm import world
+from distarray.errors import CommunicationError
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+
+def same(found: Any, wanted: Any) -> None:
+    np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [1, 3, 40, 100_003])
+def test_blocks_fetch_what_lies_beyond_their_ends(length: int) -> None:
+    value = np.sin(np.arange(length) * 0.7)
+    x = da.asarray(value)
+    if length > 2:
+        same(da.gradient(x, edge_order=2), np.gradient(value, edge_order=2))
+    for mode in ("full", "same", "valid"):
+        same(da.convolve(x, value[:30], mode), np.convolve(value, value[:30], mode))
+    for mode in ("reflect", "symmetric", "wrap", "mean"):
+        same(da.pad(x, (5, 70), mode=mode), np.pad(value, (5, 70), mode=mode))
+
+
+def test_lines_and_diagonals() -> None:
+    value = np.arange(35.0).reshape(5, 7)
+    x = da.asarray(value)
+    same(da.apply_along_axis(np.cumsum, 0, x), value.cumsum(0))
+    same(da.diagonal(x, 1), np.diagonal(value, 1))
+    same(da.packbits(x.astype(int) % 3, axis=0), np.packbits(value.astype(int) % 3, axis=0))
+    cut = x.redistribute([Shard(1)])
+    same(
+        da.gradient(cut, np.arange(7.0) ** 2, axis=1),
+        np.gradient(value, np.arange(7.0) ** 2, axis=1),
+    )
+
+
+def test_an_error_on_one_rank_is_raised_on_all() -> None:
+    def refuse(line: Any) -> Any:
+        if line[0] == 0:
+            raise KeyError("zero")
+        return line
+
+    x = da.arange(float(4 * world().size)).reshape(-1, 4)
+    with pytest.raises((KeyError, CommunicationError), match="zero"):
+        da.apply_along_axis(refuse, 1, x)
+    same(da.sum(x), x.size * (x.size - 1) / 2)  # in step again
