@@ -619,6 +619,15 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "states of however many lines are gathered on every rank",
+        "core/engine/_pipeline.py",
+        "return blocks > 1 and states > depth * itemsize and states * lines > _MANY_STATES",
+        "return False",
+        (
+            "core/families/test_reductions.py::test_states_of_many_lines_are_not_gathered_where_the_block_is_less",
+        ),
+    ),
+    Mutant(
         "an empty block takes part in a reduction without an identity",
         "core/engine/_pipeline.py",
         "if _has_empty_block(source, spec):",

@@ -35,6 +35,11 @@ from distarray.layout import box as boxes
 from distarray.redistribute import redistribute_local
 from distarray.typing import Box, Buffer
 
+_MANY_STATES = 1 << 20
+"""Bytes of states of which every rank may have so many, also where they are more than its block.
+
+Not measured: less than what moving the array costs in time, and nothing beside other memory."""
+
 
 class _Steps(Resolutions):
     """Steps by (operation, static arguments, layout and dtype of each operand), made at need."""
@@ -244,6 +249,9 @@ class Step:
             return [None if have is required else (have, required) for have, required in pairs]
         work = None if op.work is None else functools.partial(op.work, spec)
         moves, self.partial = resolve(spec, layouts, work)
+        if spec.exchanged and self._states_outgrow(moves[0][1] if moves[0] else layouts[0], spec):
+            # The exchange finds that nothing is cut along its axes: kept axes are, instead.
+            moves, self.partial = resolve(replace(spec, exchanged=None), layouts, work)
         combine = spec.combine if self.partial.has_partial else None
         kind = None if combine is None or self.total is None else self.total.kind
         if combine and kind and not REDUCTIONS[combine].has_exact_identity(kind):
@@ -252,6 +260,22 @@ class Step:
                 self.spec = replace(spec, combine=None, partial=())
                 moves, self.partial = resolve(self.spec, layouts, work)
         return moves
+
+    def _states_outgrow(self, source: Layout, spec: Spec) -> bool:
+        """Tell whether every rank would get more states than it has items, and many of them."""
+        if spec.prefix is not None:  # which hold little more than one
+            return False
+        blocks, depth, lines = 1, 1, 1
+        for axis, letter in enumerate(spec.inputs[0]):
+            count = source.partition(axis).count
+            length = -(-source.shape[axis] // count)
+            if letter in (spec.exchanged or ()):
+                blocks, depth = blocks * count, depth * length
+            else:
+                lines *= length
+        states = blocks * sum(dtype.itemsize for dtype in self.total)
+        itemsize = self.call.dtypes[0].itemsize
+        return blocks > 1 and states > depth * itemsize and states * lines > _MANY_STATES
 
     def _bound(self) -> Callable[..., Buffer]:
         """Return the function of this process's blocks."""

@@ -121,8 +121,9 @@ _LAZY = (
 
 _EXCHANGED = (
     "Distribution: where a mesh axis cuts a reduced axis, the results of all blocks are exchanged "
-    "at once, and the result is replicated there. Kept axes stay cut. Partial inputs are reduced "
-    "first."
+    "at once, and the result is replicated there. Kept axes stay cut. Where results of more than a "
+    "mebibyte would be more than the items of a block, a kept axis is cut instead. Partial inputs "
+    "are reduced first."
 )
 
 

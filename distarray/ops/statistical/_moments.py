@@ -481,7 +481,8 @@ def var(
     Notes
     -----
     Distribution: the states of all blocks along a cut reduced axis are exchanged at once and merged
-    in rank order (Chan, Golub, LeVeque 1979); the result is replicated there.
+    in rank order (Chan, Golub, LeVeque 1979); the result is replicated there. Where these are over
+    a mebibyte and more than the items of a block, a kept axis is cut instead.
     """
     check_out("var", x, out)
     result = _compute_variance("var", x, axis, dtype, out, ddof, keepdims, where, mean, correction)
@@ -668,7 +669,8 @@ def nanvar(
     -----
     Distribution: count, mean and squared deviations of all blocks along a cut reduced axis are
     exchanged at once and merged in rank order (Chan, Golub, LeVeque 1979); the result is replicated
-    there. Partial inputs are reduced first. Each block takes memory for three copies of itself.
+    there. Where these are over a mebibyte and more than the items of a block, a kept axis is cut
+    instead. Partial inputs are reduced first. Each block takes memory for three copies of itself.
 
     Examples
     --------

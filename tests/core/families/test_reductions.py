@@ -988,3 +988,20 @@ def test_keepdims_that_is_no_integer_raises_on_every_rank(name: str) -> None:
             ours.round(x, None)
 
     on_ranks(program)
+
+
+@pytest.mark.parametrize("name", ["var", "nanmax", "nanvar", "nanmean", "argmax"])
+def test_states_of_many_lines_are_not_gathered_where_the_block_is_less(name: str) -> None:
+    value = np.random.default_rng(3).random((8, 50_000))
+
+    def program() -> None:
+        x = distribute_array(value, init_device_mesh((4,)), [Shard(0)])
+        with CommLog() as log:
+            result = getattr(ours, name)(x, axis=0)
+        assert result.placements == (Shard(0),)
+        assert log.bytes() <= value.nbytes * 3 // 16  # the new block, but for the part that is here
+        agrees(result, getattr(np, name)(value, axis=0), rtol=1e-13)
+        few = x[:, :1000]
+        assert getattr(ours, name)(few, axis=0).placements == (Replicate(),)
+
+    on_ranks(program)
