@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import numba
 from numba import types
 from numba.extending import intrinsic
 
@@ -42,20 +41,24 @@ def _loading(type_: Any) -> Any:
     return intrinsic(load)
 
 
-@intrinsic
-def _store_word(typing: Any, address: Any, value: Any) -> Any:
-    """Write an int64 to an address."""
+def _storing(type_: Any) -> Any:
+    """Return the function that writes an item to an address."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = pointer_to(builder, args[0], context.get_value_type(types.int64))
-        builder.store(args[1], pointer, align=1)
-        return context.get_dummy_value()
+    def store(typing: Any, address: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = pointer_to(builder, args[0], context.get_value_type(type_))
+            builder.store(args[1], pointer, align=1)
+            return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64), generate
+        return types.void(types.int64, type_), generate
+
+    store.__name__ = f"store_{type_}"
+    return intrinsic(store)
 
 
 _LOAD: Final = {kind: _loading(type_) for kind, type_ in _KINDS.items()}
-_load_byte, _load_word = _LOAD["u1"], _LOAD["i8"]
+_STORE: Final = {kind: _storing(type_) for kind, type_ in _KINDS.items()}
+_load_byte, _load_word, _store_word = _LOAD["u1"], _LOAD["i8"], _STORE["i8"]
 
 
 def _compressing(size: int) -> Kernel:
@@ -147,62 +150,93 @@ GROUP: Final[dict[int, Kernel]] = {size: _grouping(size) for size in (1, 2, 4, 8
 """By the size of an owner's number."""
 
 
-@numba.njit(nogil=True)
-def _precedes(b: Any, a: Any) -> Any:
-    """Tell whether b comes before a, which comes first among equals; NaN comes last."""
-    return (b < a) | ((a != a) & (b == b))
-
-
 def _merging(kind: str, carries: bool) -> Kernel:
     """Return the kernel for one kind of item, and whether integers travel with the items."""
-    load, size = _LOAD[kind], int(kind[1])
+    load, store, size = _LOAD[kind], _STORE[kind], int(kind[1])
 
     def merge(
         dst: int, a: int, na: int, b: int, nb: int, dst_words: int, a_words: int, b_words: int
     ) -> None:
-        """Merge two sorted runs, from both ends at once: neither end waits for the other."""
-        a_last, b_last = a + (na - 1) * size, b + (nb - 1) * size
-        last = dst + (na + nb - 1) * size
-        if carries:
-            a_last_word, b_last_word = a_words + (na - 1) * 8, b_words + (nb - 1) * 8
-            last_word = dst_words + (na + nb - 1) * 8
-        while a <= a_last and b <= b_last:
-            second = _precedes(load(b), load(a))
-            move(dst, b if second else a, size, 0)
-            b += size * second
-            a += size * (1 - second)
-            dst += size
+        """Merge two sorted runs: both halves of the result, each from both its ends.
+
+        So four items are on their way at once, of which none waits for another.
+        """
+        a_end, b_end = na, nb
+        while na and load(a + (na - 1) * size) != load(a + (na - 1) * size):
+            na -= 1  # NaN comes last; without it one comparison tells which item is first
+        while nb and load(b + (nb - 1) * size) != load(b + (nb - 1) * size):
+            nb -= 1
+        half = (na + nb) // 2
+        cut, most = max(0, half - nb), min(half, na)
+        while cut < most:  # how many of a are in the first half
+            middle = (cut + most) // 2
+            if load(b + (half - middle - 1) * size) < load(a + middle * size):
+                most = middle
+            else:
+                cut = middle + 1
+        # From i to p of a and from j to q of b go to k to z, in the first half and the second.
+        i, p, j, q, k, z = 0, cut - 1, 0, half - cut - 1, 0, half - 1
+        i2, p2, j2, q2, k2, z2 = cut, na - 1, half - cut, nb - 1, half, na + nb - 1
+        while not carries and i <= p and j <= q and i2 <= p2 and j2 <= q2:
+            x, y = load(a + i * size), load(b + j * size)
+            second = y < x
+            store(dst + k * size, y if second else x)
+            i += 1 - second
+            j += second
+            k += 1
             # Where that was the last of its run it compares so that the other's is taken.
-            first = _precedes(load(b_last), load(a_last))
-            move(last, a_last if first else b_last, size, 0)
-            a_last -= size * first
-            b_last -= size * (1 - first)
-            last -= size
-            if carries:
-                move(dst_words, b_words if second else a_words, 8, 0)
-                b_words += 8 * second
-                a_words += 8 * (1 - second)
-                dst_words += 8
-                move(last_word, a_last_word if first else b_last_word, 8, 0)
-                a_last_word -= 8 * first
-                b_last_word -= 8 * (1 - first)
-                last_word -= 8
-        while a <= a_last:
-            move(dst, a, size, 0)
-            a += size
-            dst += size
-            if carries:
-                move(dst_words, a_words, 8, 0)
-                a_words += 8
-                dst_words += 8
-        while b <= b_last:
-            move(dst, b, size, 0)
-            b += size
-            dst += size
-            if carries:
-                move(dst_words, b_words, 8, 0)
-                b_words += 8
-                dst_words += 8
+            x, y = load(a + p * size), load(b + q * size)
+            first = y < x
+            store(dst + z * size, x if first else y)
+            p -= first
+            q -= 1 - first
+            z -= 1
+            x, y = load(a + i2 * size), load(b + j2 * size)
+            second = y < x
+            store(dst + k2 * size, y if second else x)
+            i2 += 1 - second
+            j2 += second
+            k2 += 1
+            x, y = load(a + p2 * size), load(b + q2 * size)
+            first = y < x
+            store(dst + z2 * size, x if first else y)
+            p2 -= first
+            q2 -= 1 - first
+            z2 -= 1
+        for part in range(3):
+            while i <= p and j <= q:
+                x, y = load(a + i * size), load(b + j * size)
+                second = y < x
+                store(dst + k * size, y if second else x)
+                if carries:
+                    v, w = _load_word(a_words + i * 8), _load_word(b_words + j * 8)
+                    _store_word(dst_words + k * 8, w if second else v)
+                i += 1 - second
+                j += second
+                k += 1
+                x, y = load(a + p * size), load(b + q * size)
+                first = y < x
+                store(dst + z * size, x if first else y)
+                if carries:
+                    v, w = _load_word(a_words + p * 8), _load_word(b_words + q * 8)
+                    _store_word(dst_words + z * 8, v if first else w)
+                p -= first
+                q -= 1 - first
+                z -= 1
+            for at in range(i, p + 1):
+                move(dst + k * size, a + at * size, size, 0)
+                if carries:
+                    move(dst_words + k * 8, a_words + at * 8, 8, 0)
+                k += 1
+            for at in range(j, q + 1):
+                move(dst + k * size, b + at * size, size, 0)
+                if carries:
+                    move(dst_words + k * 8, b_words + at * 8, 8, 0)
+                k += 1
+            if part == 0:
+                i, p, j, q, k, z = i2, p2, j2, q2, k2, z2
+            else:  # all NaN
+                i, p, j, q, k, z = na, a_end - 1, nb, b_end - 1, na + nb, a_end + b_end - 1
 
     return Kernel(merge, f"void({', '.join(['int64'] * 8)})", _intrinsics)
 
