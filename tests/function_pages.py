@@ -21,7 +21,7 @@ import numpy as np
 
 import distarray as da
 from distarray import _port
-from distarray.core.families._registry import public
+from distarray.core.families._registry import functions, public
 from distarray.errors import DistArrayError
 from distarray.layout import Partial, Replicate, Shard
 from distarray.testing import simulate
@@ -74,6 +74,12 @@ USES: dict[str, Callable[[Any], Any]] = {
     "repeat": lambda x: da.repeat(x, 2, axis=0),
     "cross": lambda x: da.cross(x[:, :3], x[:, :3]),
     "linalg.cross": lambda x: da.linalg.cross(x[:, :3], x[:, :3]),
+    "dsplit": lambda x: da.dsplit(da.expand_dims(x, 2), 1),
+    "unpackbits": lambda x: da.unpackbits(x.astype(np.uint8)),
+    "roots": lambda x: da.roots(x[:8, 0]),
+    "kron": lambda x: da.kron(x, x[:2, :2]),
+    "outer": lambda x: da.outer(x[0], x[1]),
+    "linalg.outer": lambda x: da.linalg.outer(x[0], x[1]),
     "linalg.matrix_power": lambda x: da.linalg.matrix_power(x, 2),
     "linalg.multi_dot": lambda x: da.linalg.multi_dot([x, x, x]),
     "linalg.tensorinv": lambda x: da.linalg.tensorinv(x, ind=1),
@@ -137,12 +143,12 @@ def run(call: Callable[[Any], Any], value: np.ndarray) -> dict[str, Any]:
         for name in results
     }
     most = max(sum(rank["S(0)"][1].values()) for rank in of_ranks)
-    if most == 0:
-        kind = "nothing"
-    elif most <= BYTES // RANKS // 2:
-        kind = "states"
+    if sent["S(0)"].get("all_gather", 0) >= BYTES * (RANKS - 1) // RANKS:
+        kind = "gathers"
+    elif most > BYTES // RANKS // 2:
+        kind = "items"
     else:
-        kind = "items" if most < BYTES * (RANKS - 1) // RANKS * 9 // 10 else "gathers"
+        kind = "states" if most else "nothing"
     return {"sends": kind, "results": results, "received": sent}
 
 
@@ -195,21 +201,22 @@ def page(told: dict[str, Any]) -> str:
         for name, one in sorted(told.items())
     ]
     header = ["function", "names", *PLACEMENTS, "sends"]
-    others = sorted(
-        name
-        for name in da.__all__
-        if name not in told
-        and callable(function := getattr(da, name))
-        and not isinstance(function, type)
-    )
-    aliases = [name for name in others if getattr(getattr(da, name), "__name__", name) in told]
+    rooms = {"": da, "fft.": da.fft, "linalg.": da.linalg, "io.": da.io}
+    callables = {
+        f"{room}{name}": function
+        for room, module in rooms.items()
+        for name in module.__all__
+        if callable(function := getattr(module, name)) and not isinstance(function, type)
+    }
+    others = sorted(callables.keys() - told.keys())
+    aliases = {name: own for name in others if (own := callables[name].__name__) in told}
     plain = [name for name in others if name not in aliases]
-    missing = sorted({*numpys(), *STANDARD} - {*told, *others, *(n for n in numpys() if there(n))})
+    missing = sorted(name for name in {*numpys(), *STANDARD} if not is_there(name))
     parts = [
         HEAD,
         table(header, rows),
         "\n## Other names of these\n",
-        ", ".join(f"`{name}` ({getattr(da, name).__name__})" for name in aliases),
+        ", ".join(f"`{name}` ({own})" for name, own in aliases.items()),
         "\n## Functions that make arrays, or take none\n",
         ", ".join(f"`{name}`" for name in plain),
         "\n## NumPy's functions that are not there\n",
@@ -219,11 +226,9 @@ def page(told: dict[str, Any]) -> str:
     return "\n".join(parts) + "\n"
 
 
-def there(name: str) -> bool:
-    found: Any = da
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found is not None
+def is_there(name: str) -> bool:
+    """Tell whether we have a function, or NumPy's takes distributed arrays."""
+    return _port._ours(name) is not None or getattr(np, name, None) in functions
 
 
 def numpys() -> list[str]:
