@@ -1065,14 +1065,14 @@ MUTANTS = (
         "ops/statistical/_quantiles.py",
         "if ((within < 0) | (within >= width)).any():",
         "if (within >= width).any():",
-        ("ops/statistical/test_quantiles.py::test_quantiles_are_those_of_numpy",),
+        ("ops/statistical/test_quantiles.py::test_every_place_is_found_although_samples_mislead",),
     ),
     Mutant(
         "items without weight are quantiles where blocks are searched together",
         "ops/statistical/_quantiles.py",
         "reached = (below > 0) & (parts",
         "reached = (below >= 0) & (parts",
-        ("ops/statistical/test_quantiles.py::test_weighted_quantiles_are_those_of_numpy",),
+        ("ops/statistical/test_quantiles.py::test_items_without_weight_are_no_quantiles",),
     ),
     Mutant(
         "all items equal make bins without width",

@@ -47,7 +47,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
         if request.param == "sampled":
             patch.setattr(_quantiles, "_SORTED", -1)
             patch.setattr(_quantiles, "_SAMPLE", 4)
-            patch.setattr(_quantiles, "_MARGIN", 0.3)
+            patch.setattr(_quantiles, "_MARGIN", 0.0)
             patch.setattr(_quantiles, "_PIECE", 3)
         if request.param == "lines":
             patch.setattr(_quantiles, "_FEW_LINES", 0)
@@ -150,6 +150,29 @@ def test_weighted_quantiles_are_those_of_numpy(
     if ignores_nan and case.values.dtype.kind == "f":  # so that weights of others are not all
         weighing.values[...] += 1
     compared(name, case, q, axis=axis, method="inverted_cdf", weighing=weighing)
+
+
+def test_every_place_is_found_although_samples_mislead(way: str) -> None:
+    rng = np.random.default_rng(2)
+    values = np.concatenate([rng.normal(size=60), np.zeros(30), rng.normal(size=37) * 100])
+
+    def program() -> None:
+        x = da.asarray(values)
+        for q in np.linspace(0, 1, 40):
+            agrees(da.quantile(x, q, method="lower"), np.quantile(values, q, method="lower"))
+
+    on_ranks(program)
+
+
+def test_items_without_weight_are_no_quantiles() -> None:
+    values, weights = np.arange(12.0), np.array([0, 0, 0, 0, 2, 0, 1, 1, 0, 0, 0, 0])
+
+    def program() -> None:
+        for q in (0.0, 0.5, 0.75, 1.0):
+            found = da.quantile(da.asarray(values), q, method="inverted_cdf", weights=weights)
+            agrees(found, np.quantile(values, q, method="inverted_cdf", weights=weights))
+
+    on_ranks(program)
 
 
 def test_weights_along_an_axis() -> None:
