@@ -30,6 +30,7 @@ from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, Shape
 from distarray.layout import Shard
 from distarray.ops.families._values import check_one_mesh, errors_of_numpy, on_host, read_values
 from distarray.ops.indexing._items import getitem
+from distarray.ops.sorting._block_sort import argsort_block
 from distarray.ops.sorting._multiselection import ranks_of
 from distarray.typing import Buffer
 
@@ -38,6 +39,10 @@ FEW_BYTES: Final = 64 * 1024
 
 _ASKED: Final = 1 << 16
 """Questions that an owner answers in one round, at least; more if they are spread evenly."""
+
+_IN_ORDER: Final = 1 << 13
+"""Of so many sought items, and of as many in which they are, the sought ones are sorted first, so
+that searches that follow one another end close by (1 Mi in as many: 1 s against 0.15)."""
 
 Answer = Callable[[Buffer, int, Buffer], Any]
 """A sorted block, how many items come before it, what is sought -> an item for each of these."""
@@ -149,7 +154,12 @@ class _Owners:
 
 
 def _count(items: Buffer, sought: Buffer, side: str) -> Any:
-    return np.searchsorted(items, sought, side)  # type: ignore[call-overload]
+    if min(items.size, sought.size) < _IN_ORDER:
+        return np.searchsorted(items, sought, side)  # type: ignore[call-overload]
+    order = argsort_block(np.asarray(sought, sought.dtype.newbyteorder("=")).reshape(-1))
+    places = np.empty(len(order), np.int64)
+    places[order] = np.searchsorted(items, sought.reshape(-1)[order], side)  # type: ignore[call-overload]
+    return places.reshape(sought.shape)
 
 
 _place = search_op(

@@ -40,6 +40,7 @@ def few_bytes(request: pytest.FixtureRequest) -> Iterator[str]:
         if request.param == "asked":
             patch.setattr(searching, "FEW_BYTES", 0)
             patch.setattr(searching, "_ASKED", 1)
+            patch.setattr(searching, "_IN_ORDER", 2)
         yield request.param
     reset()
 
