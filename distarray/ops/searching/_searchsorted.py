@@ -42,7 +42,7 @@ _ASKED: Final = 1 << 16
 
 _IN_ORDER: Final = 1 << 13
 """Of so many sought items, and of as many in which they are, the sought ones are sorted first, so
-that searches that follow one another end close by (1 Mi in as many: 1 s against 0.15)."""
+that searches that follow one another end close by (1 Mi in 512 Ki float64: 0.5 s against 0.15)."""
 
 Answer = Callable[[Buffer, int, Buffer], Any]
 """A sorted block, how many items come before it, what is sought -> an item for each of these."""

@@ -8,11 +8,12 @@ process, which merges what it gets; each process sends an item once, and at most
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from distarray.comm import Communicator, Parcels, gather_words, push_rows, token
+from distarray.comm import Communicator, Parcels, _backend, gather_words, push_rows, token
 from distarray.core import (
     BaseArray,
     Call,
@@ -21,12 +22,15 @@ from distarray.core import (
     Step,
     check_flag,
     check_integer,
+    move,
     register,
     run,
 )
 from distarray.errors import ArgumentError
 from distarray.layout import Replicate, Shard, normalize_axis
+from distarray.ops.families._relabel import carry_cuts, move_cuts
 from distarray.ops.families._values import on_host
+from distarray.ops.manipulation._shape import moveaxis
 from distarray.ops.sorting._block_sort import argsort_block, merge_order, sort_block
 from distarray.ops.sorting._keys import KeyWords, longest
 from distarray.ops.sorting._multiselection import ranks_of, select_cuts, select_values
@@ -255,6 +259,27 @@ def find_unique(x: Any, wanted: Wanted = _VALUES) -> list[Any]:
     return results
 
 
+def _find_rows(x: Any, axis: Any, wanted: Wanted) -> list[Any]:
+    """Return the different parts along an axis: their items are the fields of structures."""
+    rows = moveaxis(x, axis, 0)
+    rest = rows.shape[1:]
+    width = prod(rest)
+    if not width or not _backend.is_numpy(rows._local):
+        raise ArgumentError(
+            f"unique(axis={axis}) of shape {x.shape} on {rows._layout.mesh.device!r}: parts must "
+            "have items, and lie in host memory; take them there with x.to_device('cpu')"
+        )
+    source = move_cuts(rows._layout.without_partial(), range(1, rows.ndim), 0)
+    block = np.ascontiguousarray(move("unique", rows._local, rows._layout, source))
+    fields = np.dtype([(f"f{i}", rows.dtype) for i in range(width)])
+    items = block.reshape(len(block), width).view(fields).reshape(len(block))
+    lines = x._new(items, carry_cuts(source, rows.shape[:1], {0: 0}))
+    values, *others = find_unique(lines, wanted)
+    own = values._local.view(rows.dtype).reshape(len(values._local), *rest)
+    layout = carry_cuts(values._layout, (*values.shape, *rest), {0: 0})
+    return [moveaxis(x._new(own, layout), 0, axis), *others]
+
+
 @register
 def unique(
     ar: Any,
@@ -278,7 +303,8 @@ def unique(
     return_counts : bool
         Return how often each of them occurs as well.
     axis : int, optional
-        Of an array of one axis that one: different parts of arrays of several axes are not found.
+        Return the different parts along this axis, in the order of their first items, then of their
+        second ones, and so on; parts that have NaN are all different.
     equal_nan : bool
         Return one NaN for all, and not each.
     sorted : bool
@@ -289,19 +315,22 @@ def unique(
     DistArray or tuple of DistArray
         The values, places and counts are cut by the mesh axes that cut `ar`, into blocks of about
         equal lengths, which the values tell; `rebalance` makes them the default ones. The places of
-        all items have the shape of `ar`, and are cut as it is.
+        all items have the shape of `ar`, and are cut as it is; of parts they have one axis.
 
     Raises
     ------
+    AxisError
+        If there is no such axis.
     ArgumentError
-        If an axis of an array of several axes is given.
+        If the parts along an axis have no items, or are on a GPU.
     DTypeError
         If items have no order of their own.
 
     Notes
     -----
     Distribution: the different items of each block go to where they have their place, once, with 8
-    bytes for each index and count; for `return_inverse` 8 bytes of each come back. Memory: the
+    bytes for each index and count; for `return_inverse` 8 bytes of each come back. Parts along an
+    axis that are cut are brought together first. Memory: the
     block, sorted; with index or inverse 8 bytes an item, three times. Partial inputs are reduced
     first. Blocks on a GPU are sorted by NumPy on the host.
 
@@ -321,13 +350,10 @@ def unique(
             ar, index, inverse, counts, axis, equal_nan=equal_nan
         )
     if axis is not None:
-        normalize_axis(check_integer("unique", "axis", axis), ar.ndim)
-        if ar.ndim > 1:
-            raise ArgumentError(
-                f"unique(axis={axis}) of an array of shape {ar.shape}: different parts of arrays "
-                "are not found where they are distributed; use np.unique(x.full_array(), axis=...)"
-            )
-    results = find_unique(ar, Wanted(index, inverse, counts, equal_nan))
+        axis = normalize_axis(check_integer("unique", "axis", axis), ar.ndim)
+    wanted = Wanted(index, inverse, counts, equal_nan)
+    several = axis is not None and ar.ndim > 1
+    results = _find_rows(ar, axis, wanted) if several else find_unique(ar, wanted)
     return tuple(results) if len(results) > 1 else results[0]
 
 

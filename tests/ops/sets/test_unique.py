@@ -95,6 +95,42 @@ def test_functions_of_the_standard_tell_every_nan_apart(case: Case) -> None:
     on_ranks(program)
 
 
+@pytest.mark.host_only
+@pytest.mark.parametrize("ranks_per_node", [None, 1])
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), flags=st.tuples(*[st.booleans()] * 3))
+def test_parts_along_an_axis_are_those_of_numpy(
+    ranks_per_node: int | None, data: st.DataObject, flags: tuple[bool, ...]
+) -> None:
+    case: Case = data.draw(
+        st.one_of(cases(("i4", "f8", "?"), ("sum",)), special_cases((*DTYPES, *OTHERS), ()))
+    )
+    ndim = len(case.shape)
+    if ndim < 2:
+        return
+    axis = data.draw(st.integers(-ndim, ndim - 1))
+    if 0 in np.delete(case.shape, axis) or (case.values.dtype == bool and case.op):
+        return
+    if data.draw(st.booleans()) and case.shape[axis] > 1:  # some parts twice
+        first = (slice(None),) * (1 + axis % ndim)
+        case.values[(*first, 0)] = case.values[(*first, -1)]
+    if case.values.dtype.kind in "fc":
+        case.values[np.isnan(case.values)] = 7
+    expected = np.unique(case.value, *flags, axis=axis)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+
+    def program() -> None:
+        x = case.build()
+        if x.mesh.coordinate is None:
+            return
+        found = np.unique(x, *flags, axis=axis)
+        found = found if isinstance(found, tuple) else (found,)
+        for one, other in zip(found, expected, strict=True):
+            agrees(one, other)
+
+    simulate(RANKS, program, ranks_per_node=ranks_per_node)
+
+
 @pytest.mark.parametrize("ranks_per_node", [None, 1])
 def test_large_arrays_are_divided_evenly(ranks_per_node: int | None) -> None:
     rng = np.random.default_rng(0)
@@ -143,8 +179,8 @@ def test_results_take_part_in_further_operations() -> None:
 def test_what_is_refused() -> None:
     def program() -> None:
         x = da.ones((4, 3))
-        with pytest.raises(ArgumentError, match="full_array"):
-            da.unique(x, axis=0)
+        with pytest.raises(ArgumentError, match="items"):
+            da.unique(x[:, :0], axis=0)
         with pytest.raises(AxisError):
             da.unique(x, axis=2)
         agrees(da.unique(x[:, 0], axis=0), [1.0])
