@@ -42,6 +42,7 @@ from distarray.errors import (
 )
 from distarray.layout import Replicate, normalize_axis
 from distarray.ops.creation._asarray import asarray
+from distarray.ops.creation._filled import empty_like
 from distarray.ops.creation._ranges import arange
 from distarray.ops.elementwise._arithmetic import floor_divide, maximum, minimum, remainder
 from distarray.ops.elementwise._rounding import astype
@@ -121,8 +122,12 @@ def take(
         along = 0
     else:
         along = normalize_axis(axis, x.ndim)
-        several = _in_range(several, x.shape[along], mode)
-        result = getitem(x, (*(slice(None),) * along, several))
+        before, after = x.shape[:along], x.shape[along + 1 :]
+        if 0 in before + after:  # NumPy looks at no index where no item is taken
+            result = empty_like(x, shape=(*before, *several.shape, *after))
+        else:
+            several = _in_range(several, x.shape[along], mode)
+            result = getitem(x, (*(slice(None),) * along, several))
     if not index.ndim:
         result = squeeze(result, along)
     if out is not None and out.shape != result.shape:

@@ -110,6 +110,7 @@ def _copied(f: Any, x: Any, i: int) -> Any:
 def _placed(f: Any, x: Any, i: int) -> Any:
     out = x.copy()
     f(out, x == x, x[..., ::-1] if x.ndim and i % 2 else x)
+    return out
 
 
 def _places(x: Any, i: int) -> Any:
