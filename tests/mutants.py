@@ -441,6 +441,8 @@ MUTANTS = (
         "rows[:, 0] += start",
         "rows[:, 0] += 0",
         ("ops/indexing/test_places.py",),
+    ),
+    Mutant(
         "an index out of range on one rank is not told to the others",
         "ops/indexing/_gather.py",
         "gather_words(self._telling, (), self.token, self._step, error)",
