@@ -46,6 +46,7 @@ from distarray.ops._inspection import (
     shares_memory,
     size,
 )
+from distarray.ops._interpolation import interp
 from distarray.ops._padding import pad
 from distarray.ops._polynomials import (
     poly,
@@ -312,7 +313,6 @@ from distarray.ops.statistical._histograms import (
     histogram_bin_edges,
     histogramdd,
 )
-from distarray.ops.statistical._interpolation import interp
 from distarray.ops.statistical._moments import mean, nanmean, nanstd, nanvar, ptp, std, var
 from distarray.ops.statistical._quantiles import (
     median,

@@ -62,3 +62,12 @@ def test_a_slice_of_one_rank_that_is_all_nan_raises_on_all() -> None:
         with pytest.raises(ArgumentError, match="All-NaN"):
             da.nanargmin(x, axis=1)
     assert int(da.nanargmin(x)) == 0
+
+
+def test_points_in_blocks_are_asked_for() -> None:
+    rng = np.random.default_rng(6)
+    points, values = np.sort(rng.random(20_000)), rng.random(20_000)
+    wanted = rng.random(3_001) * 1.2 - 0.1
+    x, xp, fp = (da.distribute_array(one, src=None) for one in (wanted, points, values))
+    result = da.interp(x, xp, fp)
+    np.testing.assert_array_equal(result.full_array(), np.interp(wanted, points, values))

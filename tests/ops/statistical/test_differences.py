@@ -158,12 +158,35 @@ def test_points_that_do_not_fit_are_refused() -> None:
             (ShapeError, (x, np.ones((2, 2)), np.ones((2, 2)))),
             (ArgumentError, (x, np.ones(0), np.ones(0))),
             (DTypeError, (x * 1j, np.arange(3), np.arange(3))),
-            (ArgumentTypeError, (x, da.arange(20_000), np.arange(20_000))),
+            (ArgumentTypeError, (x, da.arange(20_000), np.arange(20_000) * 1j)),
         ):
             with pytest.raises(error):
                 da.interp(*arguments)
         with pytest.raises(ArgumentError):
             np.interp(x, [1, 2], [3, 4], period=0)
         agrees(np.interp([0.5, 3], x, x * 2), np.array([1.0, 6.0]))
+
+    on_ranks(program)
+
+
+def test_many_points_in_blocks_are_asked_for() -> None:
+    rng = np.random.default_rng(4)
+    points = np.sort(rng.integers(0, 40_000, 20_000) / 4)  # some of them twice
+    values = rng.random(20_000)
+    values[::50], values[7::50] = np.inf, np.nan
+    wanted = np.concatenate([rng.random(500) * 12_000 - 900, points[::40], [np.nan, np.inf]])
+
+    def program() -> None:
+        for placements in ([Shard(0)], [da.Replicate()]):
+            x = da.distribute_array(wanted, placements=placements)
+            xp, fp = da.distribute_array(points), da.distribute_array(values)
+            for options in ({}, {"left": -1.0, "right": 7}):
+                expected = np.interp(wanted, points, values, **options)
+                agrees(da.interp(x, xp, fp, **options), expected)
+                agrees(da.interp(x, xp, values, **options), expected)
+                agrees(np.interp(wanted, points, fp, **options), expected)
+        with da.CommLog() as log:
+            da.interp(da.distribute_array(wanted), xp, fp)
+        assert log.bytes() < points.nbytes  # nobody has them all
 
     on_ranks(program)
