@@ -34,6 +34,7 @@ from distarray.ops.indexing._items import getitem
 from distarray.ops.manipulation._joining import join, repeat
 from distarray.ops.manipulation._shape import broadcast_to
 from distarray.ops.statistical._moments import mean
+from distarray.ops.statistical._quantiles import median
 from distarray.ops.statistical._reductions import any as any_of
 from distarray.ops.statistical._reductions import max as max_of
 from distarray.ops.statistical._reductions import min as min_of
@@ -133,7 +134,7 @@ def _statistic(function: Callable[..., Any]) -> Maker:
         found: list[Any] = [None, None]
         for side, (width, length) in enumerate(zip(widths, lengths, strict=True)):
             count = size if length is None else min(length, size)
-            if not count and function is not mean:
+            if not count and function not in (mean, median):
                 raise ArgumentError("pad got stat_length=0, of which there is no extreme; pass 1")
             if not width:
                 continue
@@ -141,7 +142,7 @@ def _statistic(function: Callable[..., Any]) -> Maker:
             if bounds not in known:
                 row = function(_slice(x, axis, *bounds), axis=axis, keepdims=True)
                 row = reduce_partial("pad", row) if row._layout.has_partial else row
-                row = round(row) if x.dtype.kind in "iu" and function is mean else row
+                row = round(row) if x.dtype.kind in "iu" else row
                 known[bounds] = astype(row, x.dtype, copy=False)
             row = known[bounds]
             shape = (*row.shape[:axis], width, *row.shape[axis + 1 :])
@@ -209,6 +210,7 @@ _MAKERS: dict[str, tuple[Maker, str | None]] = {
     "linear_ramp": (_linear_ramp, "end_values"),
     "maximum": (_statistic(max_of), "stat_length"),
     "mean": (_statistic(mean), "stat_length"),
+    "median": (_statistic(median), "stat_length"),
     "minimum": (_statistic(min_of), "stat_length"),
 }
 """For each mode what makes the new items, and the argument that it takes."""
@@ -234,9 +236,9 @@ def pad(x: Any, /, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any
         How many: one number, a pair for before and after, a pair for each axis, or a dict of
         numbers and pairs by axis.
     mode : str or callable
-        "constant", "edge", "empty", "linear_ramp", "maximum", "mean", "minimum", "reflect",
-        "symmetric" or "wrap", as in NumPy; or a function of a plain line, its pair of widths, the
-        axis and a dict of the other arguments, which fills in the ends of the line.
+        "constant", "edge", "empty", "linear_ramp", "maximum", "mean", "median", "minimum",
+        "reflect", "symmetric" or "wrap", as in NumPy; or a function of a plain line, its pair of
+        widths, the axis and a dict of the other arguments, which fills in the ends of the line.
     **kwargs
         `constant_values`, `end_values`, `stat_length`, `reflect_type`, as in NumPy.
 
