@@ -106,6 +106,12 @@ def merged_layout(layout: Layout, axis: int, count: int) -> Layout:
 # --- reading -------------------------------------------------------------------------------------
 
 
+def is_mask_of(key: Any, shape: Shape) -> bool:
+    """Tell whether a key is one array of booleans that fits the first axes of a shape."""
+    is_array = isinstance(key, BaseArray) or _backend.is_buffer(key)
+    return is_array and key.dtype == bool and key.ndim > 0 and key.shape == shape[: key.ndim]
+
+
 def select_by_mask(x: Any, mask: Any, axis: int) -> Any:
     """Return the items of `x` where a mask of its axes from `axis` on is true; see `getitem`."""
     return run(_select, (x, mask), axis)

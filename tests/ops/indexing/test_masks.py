@@ -431,3 +431,39 @@ def test_a_view_of_a_read_only_array_is_not_written() -> None:
         agrees(x, np.arange(8.0))
 
     on_ranks(program)
+
+
+# --- beside index arrays -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("placements", [(Shard(0),), (Shard(1),), (Shard(2), Shard(0)), (R, R)])
+@pytest.mark.parametrize("distributed", [False, True])
+def test_masks_beside_arrays_count_as_the_places_of_their_items(
+    placements: tuple[Any, ...], distributed: bool
+) -> None:
+    values = np.arange(120.0).reshape(6, 5, 4)
+    first, second = np.array([1, 0, 1, 0, 0, 1], bool), np.array([1, 1, 0, 1], bool)
+    both, places = values[..., 0] % 8 > 3, np.array([[3, -1, 0]])
+    keys = (
+        lambda a, b, c: (a, slice(None), b),
+        lambda a, b, c: (a, places, b),
+        lambda a, b, c: (slice(1, None, 2), [0, 1, 1], b),
+        lambda a, b, c: (c, 2),
+        lambda a, b, c: (c, np.arange(both.sum()) % 4),
+        lambda a, b, c: (None, a, ..., True, [0, 1, -1]),
+    )
+
+    def program() -> None:
+        mesh = da.init_device_mesh((4,) if len(placements) == 1 else (2, 2))
+        x = da.distribute_array(values, mesh, placements, src=None)
+        masks = first, second, both
+        own = [da.distribute_array(m, mesh, src=None) for m in masks] if distributed else masks
+        for key in keys:
+            agrees(x[key(*own)], values[key(*masks)])
+            y, expected = x.copy(), values.copy()
+            value = np.arange(values[key(*masks)].shape[-1]) - 7.0
+            y[key(*own)] = value
+            expected[key(*masks)] = value
+            agrees(y, expected)
+
+    on_ranks(program)
