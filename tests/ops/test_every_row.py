@@ -101,6 +101,19 @@ def _sorted(f: Any, x: Any, i: int) -> Any:
     return f(x, axis=None if i % 4 == 3 else _axis(x, i), kind="stable")
 
 
+def _topk(f: Any, x: Any, i: int) -> Any:
+    axis = _axis(x, i)
+    return f(x, min(i, x.shape[axis]), axis, largest=bool(i % 2))
+
+
+def _numpys_topk(x: np.ndarray, k: int, axis: int, *, largest: bool) -> tuple[np.ndarray, ...]:
+    given = np.flip(x, axis) if largest else x
+    order = np.argsort(given, axis, kind="stable")
+    order = np.flip(x.shape[axis] - 1 - order, axis) if largest else order
+    places = np.take(order, range(k), axis)
+    return np.take_along_axis(x, places.astype(np.intp), axis), places
+
+
 def _copied(f: Any, x: Any, i: int) -> Any:
     out = x.copy()
     f(out, x[..., ::-1] if x.ndim and i % 2 else x)
@@ -245,6 +258,7 @@ CHOICES: dict[str, Use] = {
     "take": lambda f, x, i: f(x, [0, -1, 0], axis=None if i % 4 == 3 else _axis(x, i)),
     "take_along_axis": lambda f, x, i: f(x, np.zeros((1,) * x.ndim, int) - i % 2, axis=_axis(x, i)),
     "tile": lambda f, x, i: f(x, ((2,), 1, (i % 3, 2))[i % 3]),
+    "topk": _topk,
     "transpose": lambda f, x, _: f(x),
     "tril": lambda f, x, i: f(x, i - 3),
     "trim_zeros": lambda f, x, i: f(x, ("fb", "f", "b")[i % 3], None if i % 2 else _axis(x, i)),
@@ -360,7 +374,7 @@ they are named after NaN some items are NaN."""
 
 SCANS = [name for name in COMPUTED if name.startswith(("cum", "nancum"))]
 LEAST_AXES = dict.fromkeys((*SCANS, "cross", "diff", "repeat", "size", "vecdot"), 1)
-SORTS = ("argpartition", "argsort", "lexsort", "partition", "sort", "sort_complex")
+SORTS = ("argpartition", "argsort", "lexsort", "partition", "sort", "sort_complex", "topk")
 LEAST_AXES |= dict.fromkeys(SORTS, 1)
 LEAST_AXES |= {"compress": 1, "histogramdd": 1, "nonzero": 1}
 LEAST_AXES |= {"tril": 2, "triu": 2}
@@ -410,6 +424,7 @@ BY_ITEM = {name: row for name, row in public.items() if isinstance(row, Op) and 
 NUMPYS = {
     "flatten": np.ravel,
     "permute_dims": np.transpose,
+    "topk": _numpys_topk,
     "unique_values": lambda x: np.unique(x, equal_nan=False),
 }
 

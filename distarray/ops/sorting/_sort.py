@@ -575,6 +575,7 @@ def sort_complex(x: Any, /) -> Any:
     return astype(found, np.dtype(code))
 
 
+@register
 def topk(x: Any, /, k: int, axis: int = -1, *, largest: bool = True) -> tuple[Any, Any]:
     """Return the greatest items along an axis, or the least, and where they are.
 
