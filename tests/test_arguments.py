@@ -148,6 +148,7 @@ STRICT = {
     "indices": "integers",
     "mode": "a word, as NumPy documents it",
     "n": "an integer",
+    "ndim": "an integer",
     "v": "no Python objects",
     "val": "no Python objects",
     "wrap": "as keepdims",
