@@ -129,6 +129,11 @@ def insert(x: Any, /, obj: Any, values: Any, axis: int | None = None) -> Any:
     AxisError
         If there is no such axis.
 
+    Notes
+    -----
+    Distribution: the items of `x` go to where the default split has them, and the values as for
+    `put`. Memory: a byte for each item of the axis on the process, beside the result.
+
     Examples
     --------
     >>> import distarray as da

@@ -97,9 +97,11 @@ def take(
 
     Notes
     -----
-    Where `axis` is cut every process takes the rows that it lacks from their owners: in a node from
-    where they lie, between nodes each once. Beside the result it needs 24 bytes for each index of
-    its own.
+    Distribution: where `axis` is cut every process takes the rows that it lacks from their owners,
+    in a node from where they lie, between nodes each once; distributed indices take one exchange of
+    8 bytes more, so that all learn of one out of range. Else nothing is sent but indices that are
+    cut along mesh axes that cut other axes of `x`: all of these get them, 8 bytes each. Memory
+    besides the result: 24 bytes for each index of the process.
 
     Examples
     --------
@@ -161,8 +163,9 @@ def put(x: Any, /, ind: Any, v: Any, mode: str = "raise") -> None:
 
     Notes
     -----
-    Values go to the owners of the items, with 8 bytes for each; nothing is sent where every process
-    has all indices and values.
+    Distribution: values go to the owners of the items, with 8 bytes for each; nothing is sent where
+    every process has all indices and values. Memory: 32 bytes for each index of the process, and
+    the values sent and received.
 
     Examples
     --------
@@ -234,7 +237,8 @@ def take_along_axis(x: Any, indices: Any, /, axis: int | None = -1) -> Any:
 
     Notes
     -----
-    Where `axis` is cut items are taken from their owners, as in `take`.
+    Distribution: where `axis` is cut items are taken from their owners, as in `take`. Else the
+    indices come to the lines of `x`, which stay where they are.
 
     Examples
     --------
@@ -277,6 +281,10 @@ def put_along_axis(x: Any, /, indices: Any, values: Any, axis: int | None) -> No
         If there is no such axis.
     ReadOnlyError
         If the array is read-only.
+
+    Notes
+    -----
+    Distribution: as `put`.
 
     Examples
     --------
@@ -442,6 +450,11 @@ def choose(x: Any, /, choices: Any, out: Any = None, mode: str = "raise") -> Any
     ShapeError
         If the shapes do not broadcast.
 
+    Notes
+    -----
+    Distribution: what does not fit together is brought together first, as for other functions item
+    by item; then all processes tell each other whether an integer names none of the arrays.
+
     Examples
     --------
     >>> import distarray as da
@@ -524,6 +537,10 @@ def fill_diagonal(x: Any, /, val: Any, wrap: bool = False) -> None:
         If there are fewer than two axes, or more of different lengths.
     ReadOnlyError
         If the array is read-only.
+
+    Notes
+    -----
+    Distribution: nothing is sent, unless `val` is distributed, or with `wrap`: then as `put`.
 
     Examples
     --------
