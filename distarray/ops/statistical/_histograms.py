@@ -429,7 +429,11 @@ def histogram2d(
         return np.histogram2d(x, y, bins, range, density, weights)
     check_one_mesh("histogram2d", x, y, weights, *_each(bins))
     bins = _read("histogram2d", bins)
-    if (isinstance(bins, (list, tuple)) or np.ndim(bins)) and len(bins) not in (1, 2):
+    try:
+        given = len(bins)
+    except TypeError:  # one number
+        given = 1
+    if given not in (1, 2):
         bins = [bins, bins]  # the edges of both
     counts, (first, second) = _histogram_of_points(
         "histogram2d", [x, y], bins, range, density, weights

@@ -87,6 +87,20 @@ def test_other_dtypes_promote_and_numbers_are_arrays(few_bytes: str) -> None:
     on_ranks(program)
 
 
+def test_items_are_read_in_the_order_of_a_sorter(few_bytes: str) -> None:
+    items, sought = np.random.default_rng(1).permutation(50), np.arange(-3, 60, 2)
+    order = np.argsort(items)
+    expected = np.searchsorted(items, sought, sorter=order)
+
+    def program() -> None:
+        x, y = da.asarray(items), da.asarray(sought)
+        agrees(da.searchsorted(x, y, sorter=order), expected)
+        agrees(x.searchsorted(y, sorter=da.argsort(x)), expected)
+        agrees(da.searchsorted(items, y, sorter=da.asarray(order)), expected)
+
+    on_ranks(program)
+
+
 def test_unsorted_items_give_some_place_and_never_a_wait(few_bytes: str) -> None:
     rng = np.random.default_rng(3)
 
