@@ -423,9 +423,11 @@ def _bind_state(step: Step) -> Callable[..., State]:
         return lambda block: (local(block, axes, wanted, True),)
     assert op.identity is not None  # as of all that take where=
     nothing = op.identity(op, step.call.dtypes[0])
+    is_wider = isinstance(nothing, float) and step.call.dtypes[0].kind in "biu"
 
     def reduce_masked(block: Buffer, mask: Any) -> State:
         library = _backend.namespace_of(block)
+        block = block.astype(np.float64) if is_wider else block
         kept = library.where(library.asarray(mask), block, _backend.scalar(nothing, block))
         return (local(kept, axes, wanted, True),)
 

@@ -50,9 +50,8 @@ def draw_case(data: st.DataObject, ufunc: np.ufunc, special: bool = True) -> Any
     return data.draw((special_cases if exact else cases)(dtypes, ("max",)))
 
 
-@pytest.mark.host_only  # CuPy has few of them
 @pytest.mark.parametrize("ufunc", UFUNCS, ids=lambda one: one.__name__)
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_associative_ufunc_reduces_and_accumulates_as_in_numpy(
     ufunc: np.ufunc, data: st.DataObject
@@ -85,7 +84,6 @@ def test_associative_ufunc_reduces_and_accumulates_as_in_numpy(
         on_ranks(program)
 
 
-@pytest.mark.host_only
 @pytest.mark.parametrize("ufunc", [np.gcd, np.bitwise_and, np.logical_xor, np.logaddexp, np.lcm])
 def test_masked_reductions_and_initial_items(ufunc: np.ufunc) -> None:
     value = np.arange(1, 25).reshape(6, 4)
@@ -103,7 +101,6 @@ def test_masked_reductions_and_initial_items(ufunc: np.ufunc) -> None:
     on_ranks(program)
 
 
-@pytest.mark.host_only
 @pytest.mark.parametrize("ufunc", OTHERS, ids=lambda one: one.__name__)
 def test_other_ufunc_works_along_whole_axes_and_refuses_cut_ones(ufunc: np.ufunc) -> None:
     value = np.array([[5, 2, 1, 1], [1, 2, 0, 2], [2, 1, 1, 0], [0, 1, 1, 3], [4, 1, 2, 2]])
@@ -137,9 +134,8 @@ def test_other_ufunc_works_along_whole_axes_and_refuses_cut_ones(ufunc: np.ufunc
     assert all(messages == first for messages in others)
 
 
-@pytest.mark.host_only
 @pytest.mark.parametrize("ufunc", UFUNCS, ids=lambda one: one.__name__)
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_slices_are_reduced_as_in_numpy(ufunc: np.ufunc, data: st.DataObject) -> None:
     case = draw_case(data, ufunc)
