@@ -30,6 +30,7 @@ from distarray.errors import MeshError, ShapeError
 from distarray.layout import Layout, Replicate, Shard, counted, kept
 from distarray.layout import box as boxes
 from distarray.ops.families._relabel import carry_cuts, uncut_axes
+from distarray.ops.indexing._gather import bring
 from distarray.ops.indexing._values import block_of_value, check_device, on_device, write
 from distarray.typing import Buffer, Shape
 
@@ -114,6 +115,8 @@ def is_mask_of(key: Any, shape: Shape) -> bool:
 
 def select_by_mask(x: Any, mask: Any, axis: int) -> Any:
     """Return the items of `x` where a mask of its axes from `axis` on is true; see `getitem`."""
+    if isinstance(x, BaseArray) and isinstance(mask, BaseArray):
+        mask = bring(x, mask)
     return run(_select, (x, mask), axis)
 
 

@@ -412,6 +412,22 @@ def test_tiles_take_values_for_the_masked_items_alone() -> None:
     on_ranks(program)
 
 
+def test_masks_come_from_other_meshes() -> None:
+    def program() -> None:
+        mesh = da.DeviceMesh([2, 0])
+        x = da.distribute_array(np.arange(6.0), mesh, [Shard(0)], src=None)
+        mask = da.arange(6) % 3 > 0
+        if mesh.coordinate is None:
+            with pytest.raises(MeshError, match="cannot know the shape"):
+                x[mask]
+        else:
+            agrees(x[mask], [1.0, 2.0, 4.0, 5.0])
+        x[mask] = 7
+        agrees(x, [0.0, 7, 7, 3, 7, 7])
+
+    on_ranks(program)
+
+
 def test_values_from_other_processes_are_refused_on_all() -> None:
     def program() -> None:
         x = da.distribute_array(np.arange(6.0), da.DeviceMesh([0, 1]), [Shard(0)], src=None)
