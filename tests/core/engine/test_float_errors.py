@@ -200,7 +200,7 @@ def test_text_that_does_not_convert_raises_on_every_rank(values, target):
             lambda: x.astype(target),
             lambda: asarray(x, dtype=target),
             lambda: asarray(np.asarray(values), dtype=target, mesh=mesh),
-            lambda: joining.concat([x, y], dtype=target),
+            lambda: joining.concat([x, y], dtype=target, casting="unsafe"),
             lambda: np.copyto(y, x, casting="unsafe"),
             lambda: np.copyto(y, np.asarray(values), casting="unsafe"),
             lambda: y.__setitem__(..., np.asarray(values)),
