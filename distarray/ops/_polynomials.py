@@ -67,62 +67,172 @@ _FEW = """{sentence}
 
 Parameters
 ----------
-{names} : array or DistArray
-    Up to 65,536 items, plain ones alike on every process.
-*args, **kwargs
-    NumPy's other arguments.
+{arguments}
 
 Returns
 -------
 array or DistArray
-    NumPy's result; where an argument is distributed, on every process of its mesh, replicated.
+    NumPy's result; where an argument is distributed, replicated on every process of its mesh.
 
 Raises
 ------
 ArgumentError
-    If there are more coefficients, or NumPy refuses them.
+    If there are more than 65,536 coefficients, or NumPy refuses them.
 
 Notes
 -----
 Distribution: distributed arguments are gathered. Every process then computes the same.
+
+Examples
+--------
+>>> import distarray as da
+>>> print(da.{example})
+{shown}
 """
+_ONE = "p : array or DistArray\n    Coefficients, the highest power first."
+_PAIR = "a1, a2 : array or DistArray\n    Coefficients, the highest power first."
+_POINTS = """x, y : array or DistArray
+    The points.
+deg : int
+    Its degree.
+rcond, full, w, cov : optional
+    As in NumPy."""
+_INTEGRAL = f"""{_ONE}
+m : int
+    How often it is integrated.
+k : number or array, optional
+    Constants of integration; default: 0."""
 
 
-def _of_few(name: str, sentence: str, names: str) -> Callable[..., Any]:
-    """Return NumPy's function of few coefficients."""
-    theirs = getattr(np, name)
+def _compute(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Return what a function of NumPy's makes of few coefficients."""
+    name = function.__name__
+    given = [x for x in (*args, *options.values()) if isinstance(x, BaseArray)]
+    mesh = common_mesh(name, [x._layout.mesh for x in given]) if given else None
+    plain = [_read(name, x) if isinstance(x, BaseArray) else x for x in args]
+    named = {k: _read(name, x) if isinstance(x, BaseArray) else x for k, x in options.items()}
+    try:
+        result = function(*plain, **named)
+    except (TypeError, ValueError, IndexError, np.linalg.LinAlgError) as error:
+        raise ArgumentError(f"{name}: {error}") from error
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        given = [x for x in (*args, *kwargs.values()) if isinstance(x, BaseArray)]
-        if not given:
-            return theirs(*args, **kwargs)
-        mesh = common_mesh(name, [x._layout.mesh for x in given])
-        plain = [_read(name, x) if isinstance(x, BaseArray) else x for x in args]
-        named = {k: _read(name, x) if isinstance(x, BaseArray) else x for k, x in kwargs.items()}
-        try:
-            result = theirs(*plain, **named)
-        except (TypeError, ValueError, IndexError, np.linalg.LinAlgError) as error:
-            raise ArgumentError(f"{name}: {error}") from error
+    def place(value: Any) -> Any:
+        if mesh is None:
+            return value
+        return asarray(value, mesh=mesh, placements=[Replicate()] * mesh.ndim)
 
-        def place(value: Any) -> Any:
-            return asarray(value, mesh=mesh, placements=[Replicate()] * mesh.ndim)
-
-        return tuple(map(place, result)) if isinstance(result, tuple) else place(result)
-
-    call.__name__ = call.__qualname__ = name
-    call.__doc__ = _FEW.format(sentence=sentence, names=names)
-    return register(call)
+    return tuple(map(place, result)) if isinstance(result, tuple) else place(result)
 
 
-poly = _of_few("poly", "Return the coefficients of the polynomial with given zeros.", "zeros")
-polyadd = _of_few("polyadd", "Return the sum of two polynomials.", "p1, p2")
-polyder = _of_few("polyder", "Return a derivative of a polynomial.", "p")
-polydiv = _of_few("polydiv", "Return quotient and remainder of two polynomials.", "p1, p2")
-polyfit = _of_few("polyfit", "Return the polynomial that fits points best.", "x, y")
-polyint = _of_few("polyint", "Return an antiderivative of a polynomial.", "p")
-polymul = _of_few("polymul", "Return the product of two polynomials.", "p1, p2")
-polysub = _of_few("polysub", "Return the difference of two polynomials.", "p1, p2")
-roots = _of_few("roots", "Return the zeros of a polynomial.", "p")
+def poly(seq_of_zeros: Any, /) -> Any:
+    return _compute(np.poly, seq_of_zeros)
+
+
+def polyadd(a1: Any, a2: Any, /) -> Any:
+    return _compute(np.polyadd, a1, a2)
+
+
+def polyder(p: Any, /, m: int = 1) -> Any:
+    return _compute(np.polyder, p, m)
+
+
+def polydiv(u: Any, v: Any, /) -> Any:
+    return _compute(np.polydiv, u, v)
+
+
+def polyfit(
+    x: Any,
+    y: Any,
+    /,
+    deg: int,
+    rcond: Any = None,
+    full: bool = False,
+    w: Any = None,
+    cov: Any = False,
+) -> Any:
+    return _compute(np.polyfit, x, y, deg, rcond=rcond, full=full, w=w, cov=cov)
+
+
+def polyint(p: Any, /, m: int = 1, k: Any = None) -> Any:
+    return _compute(np.polyint, p, m, k)
+
+
+def polymul(a1: Any, a2: Any, /) -> Any:
+    return _compute(np.polymul, a1, a2)
+
+
+def polysub(a1: Any, a2: Any, /) -> Any:
+    return _compute(np.polysub, a1, a2)
+
+
+def roots(p: Any, /) -> Any:
+    return _compute(np.roots, p)
+
+
+_function: Callable[..., Any]
+for _function, _sentence, _arguments, _example, _shown in (
+    (
+        poly,
+        "Return the coefficients of the polynomial with given zeros.",
+        "seq_of_zeros : array or DistArray\n    A matrix stands for its eigenvalues.",
+        "poly([1, -1])",
+        "[ 1.  0. -1.]",
+    ),
+    (
+        polyadd,
+        "Return the sum of two polynomials.",
+        _PAIR,
+        "polyadd([1, 2], [3])",
+        "[1 5]",
+    ),
+    (
+        polyder,
+        "Return a derivative of a polynomial.",
+        f"{_ONE}\nm : int\n    Which derivative.",
+        "polyder([1, 2, 3])",
+        "[2 2]",
+    ),
+    (
+        polydiv,
+        "Return quotient and remainder of two polynomials.",
+        _PAIR.replace("a1, a2", "u, v"),
+        "polydiv([1, 0, -1], [1, 1])[0]",
+        "[ 1. -1.]",
+    ),
+    (
+        polyfit,
+        "Return the polynomial that fits points best, by least squares.",
+        _POINTS,
+        "polyfit([0, 1, 2], [1, 3, 5], 1).round(6)",
+        "[2. 1.]",
+    ),
+    (
+        polyint,
+        "Return an antiderivative of a polynomial.",
+        _INTEGRAL,
+        "polyint([2, 2])",
+        "[1. 2. 0.]",
+    ),
+    (
+        polymul,
+        "Return the product of two polynomials.",
+        _PAIR,
+        "polymul([1, 1], [1, -1])",
+        "[ 1  0 -1]",
+    ),
+    (
+        polysub,
+        "Return the difference of two polynomials.",
+        _PAIR,
+        "polysub([1, 2], [3])",
+        "[ 1 -1]",
+    ),
+    (roots, "Return the zeros of a polynomial.", _ONE, "roots([1, 0, -1])", "[-1.  1.]"),
+):
+    _function.__doc__ = _FEW.format(
+        sentence=_sentence, arguments=_arguments, example=_example, shown=_shown
+    )
+    register(_function)
 
 
 # --- of many items -------------------------------------------------------------------------------
