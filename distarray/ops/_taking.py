@@ -98,8 +98,8 @@ def take(
     Notes
     -----
     Distribution: where `axis` is cut every process takes the rows that it lacks from their owners,
-    in a node from where they lie, between nodes each once; distributed indices take one exchange of
-    8 bytes more, so that all learn of one out of range. Else nothing is sent but indices that are
+    in a node from where they lie, between nodes each once; all learn of an index out of range. Else
+    nothing is sent but indices that are
     cut along mesh axes that cut other axes of `x`: all of these get them, 8 bytes each. Memory
     besides the result: 24 bytes for each index of the process.
 

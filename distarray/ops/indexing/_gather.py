@@ -251,12 +251,15 @@ class IndexBlocks:
         self._telling: Communicator | None = None
         if telling and mesh.communicator(telling).size > 1:
             self._telling = mesh.communicator(telling)
+        self._tell_later = self.communicator is not None and {*telling} <= {*found.cutting}
         layouts = [one.fingerprint for one in step.sources]
         dtypes = [dtype.str for dtype in step.call.dtypes]
         self.token = token(step.op.name, layouts, repr(step.call.static), dtypes)
 
-    def read(self, blocks: Sequence[Buffer]) -> list[np.ndarray]:
+    def read(self, blocks: Sequence[Buffer]) -> tuple[list[np.ndarray], IndexingError | None]:
         """Return, flat, the indices of this rank's part of the index, one array for each axis.
+
+        And the error for one out of range, if there is one that the exchange of rows has to tell.
 
         Raises
         ------
@@ -278,11 +281,12 @@ class IndexBlocks:
             if own.is_replicated:
                 index = index[self._part(own.shape)]
             found.append(np.broadcast_to(index, self.shape).reshape(-1))
-        if self._telling is not None:
+        if self._telling is None:
+            if error is not None:
+                raise error
+        elif not self._tell_later:
             gather_words(self._telling, (), self.token, self._step, error)
-        elif error is not None:
-            raise error
-        return found
+        return found, error
 
     def _part(self, shape: Shape) -> tuple[slice, ...]:
         """Return this rank's part of an index array that it has all of."""
@@ -354,7 +358,7 @@ def _bind(step: Step) -> Callable[..., Buffer]:
     comm = index.communicator
 
     def gather(block: Buffer, *blocks: Buffer) -> Buffer:
-        indices = index.read(blocks)
+        indices, error = index.read(blocks)
         if comm is None and indexed == [place] and place and _is_plain(block):
             into = _memory.empty((*kept[:place], *index.shape, *kept[place:]), block.dtype)
             number = indices[0].reshape(index.shape)
@@ -372,7 +376,8 @@ def _bind(step: Step) -> Callable[..., Buffer]:
             numbers: np.ndarray = _memory.empty(number.shape, np.int64)
             np.take(number, parcels.order, out=numbers, mode="clip")
             wanted = Parcels(parcels.offsets, numbers)
-            pull_rows(comm, rows, wanted, index.token, step, out=flat, place=parcels.order)
+            where = {"out": flat, "place": parcels.order}
+            pull_rows(comm, rows, wanted, index.token, step, **where, error=error)
         return out.transpose(order)
 
     return gather

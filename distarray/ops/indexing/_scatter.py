@@ -150,7 +150,7 @@ def _bind(step: Step) -> Callable[..., Buffer]:
     comm = index.communicator
 
     def write(block: Buffer, *blocks: Buffer) -> Buffer:
-        indices = index.read(blocks[:n])
+        indices, error = index.read(blocks[:n])
         rows = None if value is None else value.rows(blocks[-1])
         owner, number = index.locate(indices)
         if comm is not None and everywhere:
@@ -158,7 +158,7 @@ def _bind(step: Step) -> Callable[..., Buffer]:
             number = number[mine]
             rows = _taken(rows, mine) if varies else rows
         elif comm is not None:
-            number, rows = send(comm, owner, number, rows)
+            number, rows = send(comm, owner, number, rows, error)
         apply = functools.partial(_apply, rows_of(block, axes), depth, number, rows, varies, ufunc)
         if ufunc is None:
             apply()
@@ -167,13 +167,14 @@ def _bind(step: Step) -> Callable[..., Buffer]:
         return block
 
     def send(
-        comm: Communicator, owner: np.ndarray, number: np.ndarray, rows: Any
+        comm: Communicator, owner: np.ndarray, number: np.ndarray, rows: Any, error: Any
     ) -> tuple[np.ndarray, Any]:
         """Send the numbers of rows, and rows that vary, to their owners; return what comes."""
         sent = [number] if places is None else [number, places]
         if varies:
             sent = [_backend.asarray(one, _backend.device_of(rows)) for one in sent] + [rows]
-        received, _ = push_rows(comm, sent, group_rows(owner, comm.size), index.token, step)
+        parcels = group_rows(owner, comm.size)
+        received, _ = push_rows(comm, sent, parcels, index.token, step, error)
         if varies:
             rows = received.pop()
         number, *order = map(_backend.to_host, received)
