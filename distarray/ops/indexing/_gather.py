@@ -328,6 +328,7 @@ class _Blocks:
 
     def divide(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the block of each index, and its place there."""
+        index = index.astype(np.int64, copy=False)  # of what is unsigned NumPy subtracts no int64
         if self._step:  # in memory whose pages are warm: these are most of the time
             block: np.ndarray = _memory.empty(index.shape, np.int64)
             place: np.ndarray = _memory.empty(index.shape, np.int64)
