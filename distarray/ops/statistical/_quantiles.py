@@ -25,6 +25,7 @@ from distarray.core import (
     Step,
     as_block,
     axis_key,
+    call_alike,
     check_distributed,
     check_fits,
     check_flag,
@@ -180,7 +181,7 @@ def _bind(step: Step) -> Callable[..., Buffer]:
     @on_host
     def compute_checked(wanted: _Quantiles, *blocks: Buffer) -> Buffer:
         if len(blocks) == 1:
-            return compute(wanted, *blocks)
+            return call_alike(mesh, wanted.name, lambda: compute(wanted, *blocks))
         found: list[Buffer] = []  # only the values tell whether weights are good
         with np.errstate(divide="ignore", invalid="ignore"):  # weights of 0 in all raise
             all_gather_checked(mesh, wanted.name, lambda: found.append(compute(wanted, *blocks)))

@@ -17,6 +17,7 @@ from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,
     DTypeError,
+    FloatingError,
     IndexingError,
     ShapeError,
 )
@@ -267,6 +268,20 @@ def test_quantiles_of_two_axes_come_first_beside_nan() -> None:
         for axis in (0, (0, 1), ()):
             found = da.nanquantile(da.asarray(values), q, axis=axis)
             agrees(found, np.quantile(values, q, axis=axis))
+
+    on_ranks(program)
+
+
+def test_errors_that_one_rank_has_all_raise() -> None:
+    values = np.ones((RANKS, 6))
+    values[1, :3] = -1.7e308
+    values[1, 3:] = 1.7e308
+
+    def program() -> None:
+        x = da.asarray(values)
+        with np.errstate(over="raise"), pytest.raises(FloatingError, match="overflow"):
+            da.quantile(x, 0.5, axis=1)
+        agrees(da.quantile(x, 0.1, axis=1), np.quantile(values, 0.1, axis=1))
 
     on_ranks(program)
 
