@@ -44,6 +44,8 @@ SUMMED = [
     "nanmean",
     "nancumsum",
     "nanvar",
+    "trace",
+    "vander",
     "cov",
     "quantile",
     "median",
@@ -353,6 +355,8 @@ def _draw_call(rng: Any, arrays: list[int], values: dict[int, Any], mesh: Any) -
 
 def _is_tame(x: np.ndarray) -> bool:
     """Tell whether sums of the items overflow or underflow in no order."""
+    if x.dtype.kind in "iu":
+        return not x.size or max(abs(int(x.min())), int(x.max())) < 2**40
     if x.dtype.kind not in "fc":
         return True
     sizes = np.abs(x[np.isfinite(x) & (x != 0)])
@@ -504,8 +508,25 @@ def _accumulated(rng: Any, x: int, arrays: Any, values: Any, mesh: Any) -> Any:
 
 @_drawn("nonzero", "argwhere", "flatnonzero", "unique", "unique_values", "ravel", "transpose",
         "fliplr", "atleast_2d", "trim_zeros", weight=2)  # fmt: skip
+@_drawn("ediff1d", "rot90", "flipud", "tril", "triu", "atleast_3d", "diagonal", "trace", "vander",
+        "sort_complex", "nan_to_num", "isnan", "signbit")  # fmt: skip
 def _alone(rng: Any, x: int, *_: Any) -> Any:
     return None, (x,), (), ()
+
+
+@_drawn("pad", weight=2)
+def _padded(rng: Any, x: int, arrays: Any, values: Any, mesh: Any) -> Any:
+    modes = ("constant", "edge", "wrap", "reflect", "symmetric", "maximum", "minimum")
+    if values[x].dtype.kind in "mM":  # NumPy would round their largest item, and cannot
+        modes = modes[:5]
+    widths = tuple(tuple(int(n) for n in rng.integers(0, 4, size=2)) for _ in values[x].shape)
+    return None, (x,), (widths,), (("mode", modes[rng.integers(len(modes))]),)
+
+
+@_drawn("array_split")
+def _split(rng: Any, x: int, arrays: Any, values: Any, mesh: Any) -> Any:
+    axis = _axis(rng, values[x], none=False)
+    return "array_split", (x,), (int(rng.integers(1, 6)),), (("axis", axis),)
 
 
 @_drawn("unique_inverse", "unique_counts", weight=2)
@@ -580,7 +601,7 @@ def _is_sorted(row: np.ndarray) -> bool:
     return bool(np.array_equal(np.sort(row), row, equal_nan=row.dtype.kind in "fcmM"))
 
 
-@_drawn("isin", "union1d", "intersect1d", "setdiff1d", "setxor1d", weight=2)
+@_drawn("isin", "union1d", "intersect1d", "setdiff1d", "setxor1d", "sort_complex", weight=2)
 def _pair(rng: Any, x: int, arrays: Any, values: Any, mesh: Any) -> Any:
     same = [int(n) for n in arrays if values[n].dtype == values[x].dtype]
     return None, (x, same[rng.integers(len(same))]), (), ()
