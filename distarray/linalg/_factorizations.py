@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distarray.core import check_flag, register, run
+from distarray.core import BaseArray, check_flag, register, run
 from distarray.errors import ArgumentError
-from distarray.ops import Axes, whole_axes
+from distarray.linalg._tall import is_tall, tall_qr, tall_svd
+from distarray.ops import Axes, matrix_transpose, whole_axes
 
 
 class EigResult(NamedTuple):
@@ -133,7 +134,10 @@ def qr(x: Any, /, mode: str = "reduced") -> Any:
 
     Notes
     -----
-    Distribution: as for `cholesky`.
+    Distribution: as for `cholesky`. But where rows are cut, and blocks have as many of them as there
+    are columns, the processes along the cut get each other's triangles, n x n, and no row: TSQR
+    (Demmel, Grigori, Hoemmen, Langou 2012). Peak memory: twice the block of `Q`, and triangles of
+    up to 128 MiB.
 
     Examples
     --------
@@ -147,6 +151,9 @@ def qr(x: Any, /, mode: str = "reduced") -> Any:
         raise ArgumentError(
             f"qr got mode={mode!r}; it is one of {', '.join(map(repr, subscripts))}"
         )
+    if mode in ("reduced", "r") and isinstance(x, BaseArray) and is_tall(x.layout):
+        found = run(tall_qr, (x,), "r" if mode == "r" else "qr")
+        return found if mode == "r" else QRResult(*found)
     found = run(_qr, (x,), Axes(subscripts[mode], None, (("mode", mode),)))
     return QRResult(*found) if mode in ("reduced", "complete") else found
 
@@ -182,7 +189,8 @@ def svd(
 
     Notes
     -----
-    Distribution: as for `cholesky`.
+    Distribution: without `full_matrices` as for `qr`, or for that of the transpose; else as for
+    `cholesky`.
 
     Examples
     --------
@@ -192,6 +200,18 @@ def svd(
     """
     flags = {"full_matrices": full_matrices, "compute_uv": compute_uv, "hermitian": hermitian}
     flags = {name: check_flag("svd", name, flag) for name, flag in flags.items()}
+    needs = "values" if not flags["compute_uv"] else None if flags["full_matrices"] else "svd"
+    if needs is not None and isinstance(x, BaseArray) and x.ndim > 1:
+        if is_tall(x.layout):
+            found = run(tall_svd, (x,), needs)
+            return found if needs == "values" else SVDResult(*found)
+        turned = matrix_transpose(x)
+        if is_tall(turned.layout):
+            found = run(tall_svd, (turned,), needs)
+            if needs == "values":
+                return found
+            u, s, vh = found
+            return SVDResult(matrix_transpose(vh), s, matrix_transpose(u))
     if not flags["compute_uv"]:
         return run(_svd, (x,), Axes("ij->k", None, tuple(flags.items())))
     return SVDResult(*run(_svd, (x,), Axes("ij->ik,l,mj", None, tuple(flags.items()))))

@@ -79,7 +79,7 @@ def permit(name: str, src: Layout, dst: Layout, dtype: Any) -> None:
         Under "raise", on every rank alike, before anything is sent.
     """
     if _active.get() is not None:
-        _decide(name, src, dst, received_bytes(src, dst, dtype))
+        _decide(name, f"an operand from {src} to {dst}", received_bytes(src, dst, dtype))
 
 
 def permit_exchange(name: str, src: Layout, dst: Layout, dtype: Any) -> None:
@@ -97,7 +97,18 @@ def permit_exchange(name: str, src: Layout, dst: Layout, dtype: Any) -> None:
         for axis in range(dst.ndim):
             offsets = dst.partition(axis).offsets
             items *= max(stop - start for start, stop in pairwise(offsets))
-        _decide(name, src, dst, items * dtype.itemsize)
+        _decide(name, f"an operand from {src} to {dst}", items * dtype.itemsize)
+
+
+def permit_bytes(name: str, nbytes: int) -> None:
+    """Do as `permit` for items whose number values tell: all ranks pass the same bytes.
+
+    Raises
+    ------
+    ImplicitCommunicationError
+        Under "raise", on every rank alike, before the items are sent.
+    """
+    _decide(name, "items", nbytes)
 
 
 def warn_of_gather(call: str, layout: Layout, dtype: Any) -> None:
@@ -118,7 +129,7 @@ def warn_of_gather(call: str, layout: Layout, dtype: Any) -> None:
         )
 
 
-def _decide(name: str, src: Layout, dst: Layout, nbytes: int) -> None:
+def _decide(name: str, what: str, nbytes: int) -> None:
     active = _active.get()
     if active is None:
         return
@@ -126,7 +137,7 @@ def _decide(name: str, src: Layout, dst: Layout, nbytes: int) -> None:
     if nbytes == 0 or nbytes < min_bytes:
         return
     message = (
-        f"{name} would move an operand from {src} to {dst} ({nbytes} bytes to the busiest rank); "
+        f"{name} would move {what} ({nbytes} bytes to the busiest rank); "
         "redistribute the operand yourself beforehand, choose placements that fit together, or "
         'allow it with communication("allow")'
     )

@@ -28,7 +28,17 @@ from distarray.comm import (
     take_rows,
     token,
 )
-from distarray.core import BaseArray, Call, Layouts, Op, Step, common_mesh, move, run
+from distarray.core import (
+    BaseArray,
+    Call,
+    Layouts,
+    Op,
+    Step,
+    common_mesh,
+    move,
+    replicated_layout,
+    run,
+)
 from distarray.errors import IndexingError, MeshError
 from distarray.layout import Layout, Partition, Replicate, Shard
 from distarray.layout import box as boxes
@@ -218,7 +228,12 @@ def _gather_spec(_: Op, call: Call) -> Indexing:
     index = index_layout(layout, own, shape, (*cutting, *layout.replicated_axes), cutting)
     selected = selected_layout(layout, index, axes, place)
     moved = [known_layout(one, align(index, one.shape)) for one in own]
-    sends = ((layout, selected, False),) if count_blocks(layout, cutting) > 1 else ()
+    sends: tuple[tuple[Layout, Layout, bool], ...] = ()
+    if count_blocks(layout, cutting) > 1:
+        sends = ((layout, selected, False),)
+        if layout.size < prod(selected.partition(axis).largest for axis in range(selected.ndim)):
+            # A row comes once, however often it is asked for.
+            sends = ((layout, replicated_layout(layout.mesh, layout.shape), True),)
     return Indexing(
         (layout, *moved), selected, sends, index=index, selected=selected, cutting=cutting
     )

@@ -23,6 +23,7 @@ from distarray.core import (
     check_flag,
     check_integer,
     move,
+    permit_bytes,
     register,
     run,
 )
@@ -77,9 +78,8 @@ _VALUES = Wanted()
 def _spec(_: Op, call: Call) -> Layouts:
     layout = call.layouts[0].without_partial()
     placements = [Shard(0) if type(p) is Shard else Replicate() for p in layout.placements]
-    cut = Shard(0) in placements
     output = layout.replace(placements=placements, shape=(0,), shard_order=None, boundaries=None)
-    return Layouts((layout,), output, ((layout, layout, False),) if cut else (), counted=0)
+    return Layouts((layout,), output, counted=0)
 
 
 def _bind(step: Step) -> Callable[..., Any]:
@@ -147,7 +147,7 @@ class _Unique:
         self, comm: Communicator, own: _Distinct, wanted: Wanted
     ) -> tuple[_Distinct, Buffer]:
         """Return what this process has of all different items, and the numbers of the own ones."""
-        parcels = self._divide(comm, own.values, wanted.equal_nan)
+        parcels = self._divide(comm, own.values, wanted)
         rows = [own.values]
         rows += [own.places] if wanted.places else []
         rows += [own.counts] if wanted.counts else []
@@ -172,11 +172,13 @@ class _Unique:
         (ids,), _ = push_rows(comm, [numbers], back, self._token + len(rows) + 2, self._step)
         return found, ids
 
-    def _divide(self, comm: Communicator, run: Buffer, equal_nan: bool) -> Parcels:
+    def _divide(self, comm: Communicator, run: Buffer, wanted: Wanted) -> Parcels:
         """Return the parts of a sorted run that go to each process; equal items go to one."""
-        most = longest(run)
+        most, equal_nan = longest(run), wanted.equal_nan
         told = gather_words(comm, [len(run), most], self._token, self._step)
         total = sum(length for length, _ in told)
+        beside = 8 * (wanted.places + wanted.counts + wanted.inverse)
+        permit_bytes(self._step.op.name, total * (run.itemsize + beside))
         cuts = np.zeros(comm.size + 1, np.int64)
         cuts[-1] = len(run)
         if total:

@@ -1,0 +1,124 @@
+"""Factorizations of tall matrices whose rows are cut, which send triangles and no rows (TSQR).
+
+Each process factorizes its rows, all of them get all triangles and factorize these, and each takes
+its rows of the product: one round of the algorithm of Demmel, Grigori, Hoemmen and Langou,
+"Communication-optimal parallel and sequential QR and LU factorizations" (2012).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from distarray.comm import _backend, gather_states, token
+from distarray.core import Call, Layouts, Op, Step, refusal_error
+from distarray.layout import Layout, Replicate, Shard
+from distarray.ops import LinAlgError
+from distarray.ops.linear_algebra._whole_axes import REPLICATED_BYTES
+from distarray.typing import Buffer
+
+
+def is_tall(layout: Layout) -> bool:
+    """Tell whether triangles of all processes are less than the matrix, and few enough to keep."""
+    if layout.ndim < 2 or not layout.size:
+        return False
+    *batch, rows, columns = layout.shape
+    count = layout.partition(layout.ndim - 2).count
+    triangles = count * columns * columns * 16 * prod(batch)
+    return (
+        count > 1
+        and layout.partition(layout.ndim - 1).count == 1
+        and rows >= count * columns
+        and triangles <= REPLICATED_BYTES
+    )
+
+
+def _spec(_: Op, call: Call) -> Layouts:
+    source = call.layouts[0].without_partial()
+    *batch, _, columns = source.shape
+    blocks = source.partition(source.ndim - 2)
+    heights = [
+        min(stop - start, columns) for start, stop in map(blocks.bounds, range(blocks.count))
+    ]
+    triangles = source.replace(
+        shape=(*batch, sum(heights), columns),
+        boundaries=(source.boundaries or {})
+        | {source.ndim - 2: tuple(int(n) for n in np.cumsum([0, *heights]))},
+    )
+    return Layouts((source,), source, ((triangles, _with_whole_rows(triangles), True),))
+
+
+def _with_whole_rows(layout: Layout) -> Layout:
+    rows = layout.ndim - 2
+    boundaries = {axis: own for axis, own in (layout.boundaries or {}).items() if axis != rows}
+    placements = [Replicate() if p == Shard(rows) else p for p in layout.placements]
+    return layout.replace(placements=placements, boundaries=boundaries or None)
+
+
+def _outputs(step: Step) -> tuple[Layout, ...]:
+    source = step.sources[0]
+    *batch, _, columns = source.shape
+    whole = _with_whole_rows(source)
+    square = whole.replace(shape=(*batch, columns, columns))
+    values = whole.replace(shape=(*batch, columns))
+    kinds = {"qr": (source, square), "r": (square,), "svd": (source, values, square)}
+    return kinds.get(step.call.static, (values,))
+
+
+def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
+    try:
+        q, s, _ = np.linalg.svd(np.empty((0, 1, 1), call.dtypes[0]))
+    except (TypeError, ValueError) as error:
+        raise refusal_error(op.name, error, call.dtypes) from error
+    kinds: dict[str, Any] = {"qr": (q.dtype,) * 2, "r": q.dtype, "svd": (q.dtype, s.dtype, q.dtype)}
+    found = kinds.get(call.static, s.dtype)
+    return found, found
+
+
+def _bind(step: Step) -> Callable[[Buffer], Any]:
+    kind, source, name = step.call.static, step.sources[0], step.op.name
+    comm = source.mesh.communicator(source.sharding_axes(source.ndim - 2))
+    number = token(name, source.fingerprint, kind, step.call.dtypes[0].str)
+    has_columns = kind in ("qr", "svd")
+
+    def function(block: Buffer) -> Any:
+        rows = _backend.to_host(block)
+        columns = rows.shape[-1]
+        q, r = np.linalg.qr(rows) if has_columns else (rows, np.linalg.qr(rows, "r"))
+        height = r.shape[-2]
+        own = np.zeros((*r.shape[:-2], columns, columns), r.dtype)
+        own[..., :height, :] = r
+        told = gather_states(comm, own.reshape(-1).view(np.uint8), number, step)
+        stack = np.moveaxis(told.view(r.dtype).reshape(comm.size, *own.shape), 0, -3)
+        stack = stack.reshape(*own.shape[:-2], -1, columns)
+        first = comm.rank * columns
+        if kind == "r":
+            return _on(block, np.linalg.qr(stack, "r"))
+        if kind == "qr":
+            inner, r = np.linalg.qr(stack)
+            return _on(block, q @ inner[..., first : first + height, :], r)
+        try:
+            if kind == "values":
+                return _on(block, np.linalg.svd(stack, compute_uv=False))
+            inner, s, vh = np.linalg.svd(stack, full_matrices=False)
+        except np.linalg.LinAlgError as error:  # on all processes, which compute the same
+            raise LinAlgError(f"{name}: {error}") from None
+        return _on(block, q @ inner[..., first : first + height, :], s, vh)
+
+    return function
+
+
+def _on(block: Buffer, *results: np.ndarray) -> Any:
+    device = _backend.device_of(block)
+    moved = tuple(_backend.asarray(np.ascontiguousarray(one), device) for one in results)
+    return moved if len(moved) > 1 else moved[0]
+
+
+tall_qr = Op("qr", np.linalg.qr, _spec, dtypes=_dtypes, bind=_bind, outputs=_outputs)
+"""Its static argument is "qr", or "r" for the triangle alone."""
+
+tall_svd = Op("svd", np.linalg.svd, _spec, dtypes=_dtypes, bind=_bind, outputs=_outputs)
+"""Its static argument is "svd", or "values" for the singular values alone."""
