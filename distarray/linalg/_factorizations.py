@@ -134,10 +134,10 @@ def qr(x: Any, /, mode: str = "reduced") -> Any:
 
     Notes
     -----
-    Distribution: as for `cholesky`. But where rows are cut, and blocks have as many of them as there
-    are columns, the processes along the cut get each other's triangles, n x n, and no row: TSQR
-    (Demmel, Grigori, Hoemmen, Langou 2012). Peak memory: twice the block of `Q`, and triangles of
-    up to 128 MiB.
+    Distribution: as for `cholesky`. But where rows are cut, and blocks have as many of them as
+    there are columns, the processes along the cut get each other's triangles, n x n, and no row:
+    TSQR (Demmel, Grigori, Hoemmen, Langou 2012). Peak memory: twice the block of `Q`, and triangles
+    of up to 128 MiB.
 
     Examples
     --------
