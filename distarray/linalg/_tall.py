@@ -38,6 +38,7 @@ def is_tall(layout: Layout) -> bool:
 
 def _spec(_: Op, call: Call) -> Layouts:
     source = call.layouts[0].without_partial()
+    source = _with_whole(source, source.ndim - 1)  # a mesh axis of one process may cut it
     *batch, _, columns = source.shape
     blocks = source.partition(source.ndim - 2)
     heights = [
@@ -48,20 +49,22 @@ def _spec(_: Op, call: Call) -> Layouts:
         boundaries=(source.boundaries or {})
         | {source.ndim - 2: tuple(int(n) for n in np.cumsum([0, *heights]))},
     )
-    return Layouts((source,), source, ((triangles, _with_whole_rows(triangles), True),))
+    return Layouts((source,), source, ((triangles, _with_whole(triangles, source.ndim - 2), True),))
 
 
-def _with_whole_rows(layout: Layout) -> Layout:
-    rows = layout.ndim - 2
-    boundaries = {axis: own for axis, own in (layout.boundaries or {}).items() if axis != rows}
-    placements = [Replicate() if p == Shard(rows) else p for p in layout.placements]
+def _with_whole(layout: Layout, axis: int) -> Layout:
+    """Return the layout without cuts of an axis."""
+    if Shard(axis) not in layout.placements:
+        return layout
+    boundaries = {a: own for a, own in (layout.boundaries or {}).items() if a != axis}
+    placements = [Replicate() if p == Shard(axis) else p for p in layout.placements]
     return layout.replace(placements=placements, boundaries=boundaries or None)
 
 
 def _outputs(step: Step) -> tuple[Layout, ...]:
     source = step.sources[0]
     *batch, _, columns = source.shape
-    whole = _with_whole_rows(source)
+    whole = _with_whole(source, source.ndim - 2)
     square = whole.replace(shape=(*batch, columns, columns))
     values = whole.replace(shape=(*batch, columns))
     kinds = {"qr": (source, square), "r": (square,), "svd": (source, values, square)}
