@@ -36,20 +36,24 @@ def is_tall(layout: Layout) -> bool:
     )
 
 
-def _spec(_: Op, call: Call) -> Layouts:
+def _spec(_op: Op, call: Call) -> Layouts:
     source = call.layouts[0].without_partial()
     source = _with_whole(source, source.ndim - 1)  # a mesh axis of one process may cut it
-    *batch, _, columns = source.shape
-    blocks = source.partition(source.ndim - 2)
-    heights = [
-        min(stop - start, columns) for start, stop in map(blocks.bounds, range(blocks.count))
-    ]
+    *batch, _rows, columns = source.shape
+    heights = _heights(source)
     triangles = source.replace(
         shape=(*batch, sum(heights), columns),
         boundaries=(source.boundaries or {})
         | {source.ndim - 2: tuple(int(n) for n in np.cumsum([0, *heights]))},
     )
     return Layouts((source,), source, ((triangles, _with_whole(triangles, source.ndim - 2), True),))
+
+
+def _heights(source: Layout) -> list[int]:
+    """Return the number of rows of each block's triangle."""
+    blocks = source.partition(source.ndim - 2)
+    lengths = (stop - start for start, stop in map(blocks.bounds, range(blocks.count)))
+    return [min(length, source.shape[-1]) for length in lengths]
 
 
 def _with_whole(layout: Layout, axis: int) -> Layout:
@@ -83,35 +87,46 @@ def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
 
 def _bind(step: Step) -> Callable[[Buffer], Any]:
     kind, source, name = step.call.static, step.sources[0], step.op.name
-    comm = source.mesh.communicator(source.sharding_axes(source.ndim - 2))
+    mesh: Any = source.mesh
+    comm = mesh.communicator(source.sharding_axes(source.ndim - 2))
     number = token(name, source.fingerprint, kind, step.call.dtypes[0].str)
+    heights = _heights(source)
+    first = sum(heights[: comm.rank])
+    own_rows = slice(first, first + heights[comm.rank])
+    # Without the rows that fill up triangles: columns of the factor could lie in them.
+    kept = np.concatenate([i * source.shape[-1] + np.arange(n) for i, n in enumerate(heights)])
     has_columns = kind in ("qr", "svd")
 
     def function(block: Buffer) -> Any:
+        q: np.ndarray
+        r: np.ndarray
         rows = _backend.to_host(block)
         columns = rows.shape[-1]
-        q, r = np.linalg.qr(rows) if has_columns else (rows, np.linalg.qr(rows, "r"))
-        height = r.shape[-2]
+        q, r = np.linalg.qr(rows) if has_columns else (rows, _triangle(rows))
         own = np.zeros((*r.shape[:-2], columns, columns), r.dtype)
-        own[..., :height, :] = r
+        own[..., : r.shape[-2], :] = r
         told = gather_states(comm, own.reshape(-1).view(np.uint8), number, step)
         stack = np.moveaxis(told.view(r.dtype).reshape(comm.size, *own.shape), 0, -3)
-        stack = stack.reshape(*own.shape[:-2], -1, columns)
-        first = comm.rank * columns
+        stack = stack.reshape(*own.shape[:-2], -1, columns)[..., kept, :]
         if kind == "r":
-            return _on(block, np.linalg.qr(stack, "r"))
+            return _on(block, _triangle(stack))
         if kind == "qr":
             inner, r = np.linalg.qr(stack)
-            return _on(block, q @ inner[..., first : first + height, :], r)
+            return _on(block, q @ inner[..., own_rows, :], r)
         try:
             if kind == "values":
                 return _on(block, np.linalg.svd(stack, compute_uv=False))
             inner, s, vh = np.linalg.svd(stack, full_matrices=False)
         except np.linalg.LinAlgError as error:  # on all processes, which compute the same
             raise LinAlgError(f"{name}: {error}") from None
-        return _on(block, q @ inner[..., first : first + height, :], s, vh)
+        return _on(block, q @ inner[..., own_rows, :], s, vh)
 
     return function
+
+
+def _triangle(x: np.ndarray) -> np.ndarray:
+    found: Any = np.linalg.qr(x, "r")
+    return found
 
 
 def _on(block: Buffer, *results: np.ndarray) -> Any:
