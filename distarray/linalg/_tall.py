@@ -107,7 +107,7 @@ def _bind(step: Step) -> Callable[[Buffer], Any]:
         own[..., : r.shape[-2], :] = r
         told = gather_states(comm, own.reshape(-1).view(np.uint8), number, step)
         stack = np.moveaxis(told.view(r.dtype).reshape(comm.size, *own.shape), 0, -3)
-        stack = stack.reshape(*own.shape[:-2], -1, columns)[..., kept, :]
+        stack = stack.reshape(*own.shape[:-2], comm.size * columns, columns)[..., kept, :]
         if kind == "r":
             return _on(block, _triangle(stack))
         if kind == "qr":
