@@ -16,8 +16,7 @@ import numpy as np
 from distarray.comm import _backend, gather_states, token
 from distarray.core import Call, Layouts, Op, Step, refusal_error
 from distarray.layout import Layout, Replicate, Shard
-from distarray.ops import LinAlgError
-from distarray.ops.linear_algebra._whole_axes import REPLICATED_BYTES
+from distarray.ops import REPLICATED_BYTES, LinAlgError
 from distarray.typing import Buffer
 
 

@@ -241,6 +241,7 @@ from distarray.ops.linear_algebra._products import (
     vdot,
     vecmat,
 )
+from distarray.ops.linear_algebra._whole_axes import REPLICATED_BYTES as REPLICATED_BYTES
 from distarray.ops.linear_algebra._whole_axes import Axes as Axes
 from distarray.ops.linear_algebra._whole_axes import LinAlgError as LinAlgError
 from distarray.ops.linear_algebra._whole_axes import whole_axes as whole_axes

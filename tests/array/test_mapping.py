@@ -139,12 +139,12 @@ def test_a_letter_that_is_not_combined_is_made_whole_first() -> None:
 
 
 def test_a_registered_numpy_function_answers_through_numpy() -> None:
-    assert np.trim_zeros not in functions
-    row = register_rule(np.hamming, "->i")
+    assert np.is_busday not in functions
+    row = register_rule(np.is_busday, "->i")
     try:
-        assert functions[np.hamming] is row
+        assert functions[np.is_busday] is row
     finally:
-        del functions[np.hamming]
+        del functions[np.is_busday]
 
 
 def test_rules_that_cannot_be_read_or_do_not_fit_are_refused() -> None:
