@@ -78,8 +78,8 @@ def main(arguments: list[str] | None = None) -> None:
     else:
         part = flights_data.read_part(mesh.rank, mesh.size, share=options.share)
         flights = da.DistArray.from_local(part, mesh, [da.Shard(0)])
-        # What scikit-learn makes itself is small, and written into by pieces: every rank has it.
-        defaults = da.use_mesh(mesh, [da.Replicate()])
+        # The small arrays that scikit-learn makes it writes into by pieces: every rank has them.
+        defaults = da.use_mesh(mesh, min_items=10_000)
         with defaults, da.communication("raise", min_bytes=2**20), np.errstate(invalid="ignore"):
             found = fit(flights)
     if mesh.rank == 0:

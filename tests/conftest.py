@@ -37,6 +37,8 @@ SWITCH_SECONDS = 0.0005
 
 PASSED, FAILED, SKIPPED = 0, 1, 2
 
+os.environ.setdefault("SCIPY_ARRAY_API", "1")  # scikit-learn wants it before SciPy is imported
+
 hypothesis.settings.register_profile("plain", deadline=None, print_blob=True)
 hypothesis.settings.register_profile(
     "mpi",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -421,14 +422,14 @@ def _checked_device(device: str | None) -> str:
 
 # --- defaults ------------------------------------------------------------------------------------
 
-_chosen: ContextVar[tuple[DeviceMesh, tuple[Placement, ...] | None] | None] = ContextVar(
+_chosen: ContextVar[tuple[DeviceMesh, tuple[Placement, ...] | None, int] | None] = ContextVar(
     "distarray_mesh", default=None
 )
 
 
 @contextmanager
 def use_mesh(
-    mesh: DeviceMesh, placements: Sequence[Placement] | None = None
+    mesh: DeviceMesh, placements: Sequence[Placement] | None = None, *, min_items: int = 0
 ) -> Iterator[DeviceMesh]:
     """Make a mesh, and placements where given, the defaults inside a ``with`` block.
 
@@ -439,18 +440,35 @@ def use_mesh(
     placements
         How they go there, one per mesh axis; an array that lacks the axis of a ``Shard`` is
         replicated there. Default: the first mesh axis shards axis 0, the others replicate.
+    min_items
+        Arrays of fewer items that are created inside (``zeros``, ``asarray``, ...) are replicated.
+        Libraries that know nothing of placements make small arrays, write into them by pieces, and
+        want them everywhere.
 
     Raises
     ------
+    ArgumentTypeError
+        ``mesh`` is no mesh, or ``min_items`` no integer.
     PlacementError
         Not one placement per mesh axis, or a ``Partial``.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> with da.use_mesh(da.default_mesh(), min_items=1000):
+    ...     print(da.zeros(10).layout.placements, da.zeros(2000).layout.placements)
+    (Replicate(),) (Shard(axis=0),)
     """
     if not isinstance(mesh, DeviceMesh):
         raise ArgumentTypeError(
             f"use_mesh takes a DeviceMesh, not {mesh!r}; make one with init_device_mesh"
         )
     chosen = None if placements is None else _checked_placements(mesh, placements)
-    token = _chosen.set((mesh, chosen))
+    try:
+        least = operator.index(min_items)
+    except TypeError:
+        raise ArgumentTypeError(f"use_mesh(min_items={min_items!r}): must be an integer") from None
+    token = _chosen.set((mesh, chosen, least))
     try:
         yield mesh
     finally:
@@ -486,18 +504,23 @@ def default_device() -> str:
     return DEFAULT_DEVICE if chosen is None else chosen[0].device
 
 
-def default_placements(mesh: DeviceMesh, ndim: int) -> tuple[Placement, ...]:
+def default_placements(
+    mesh: DeviceMesh, ndim: int, items: int | None = None
+) -> tuple[Placement, ...]:
     """Return how an array with ``ndim`` axes is placed on ``mesh`` where nobody says.
 
-    The placements of the innermost ``use_mesh`` of that mesh; else the first mesh axis shards
-    axis 0, and the others replicate.
+    The placements of the innermost ``use_mesh`` of that mesh, which may replicate what is created
+    with few ``items``; else the first mesh axis shards axis 0, and the others replicate.
     """
     chosen = _chosen.get()
-    if chosen is not None and chosen[0] is mesh and chosen[1] is not None:
-        return tuple(
-            Replicate() if isinstance(p, Shard) and not -ndim <= p.axis < ndim else p
-            for p in chosen[1]
-        )
+    if chosen is not None and chosen[0] is mesh:
+        if items is not None and items < chosen[2]:
+            return (Replicate(),) * mesh.ndim
+        if chosen[1] is not None:
+            return tuple(
+                Replicate() if isinstance(p, Shard) and not -ndim <= p.axis < ndim else p
+                for p in chosen[1]
+            )
     if ndim == 0:
         return (Replicate(),) * mesh.ndim
     return (Shard(0), *(Replicate(),) * (mesh.ndim - 1))

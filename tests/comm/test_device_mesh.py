@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import distarray as da
 from distarray.comm import (
     DeviceMesh,
     default_mesh,
@@ -207,6 +208,21 @@ def test_default_mesh_is_one_axis_over_all_ranks():
         assert default_placements(grid, 1) == (Shard(0), Replicate())
 
     simulate(3, run)
+
+
+def test_use_mesh_replicates_what_is_created_small():
+    def run():
+        mesh = init_device_mesh((2,))
+        with use_mesh(mesh, min_items=7):
+            assert default_placements(mesh, 1, 6) == (Replicate(),)
+            assert default_placements(mesh, 1, 7) == default_placements(mesh, 1) == (Shard(0),)
+            assert da.zeros((2, 3)).layout.is_replicated
+            assert da.asarray([1.0] * 7).layout.placements == (Shard(0),)
+        assert da.zeros(6).layout.placements == (Shard(0),)
+        with pytest.raises(ArgumentTypeError, match="min_items"), use_mesh(mesh, min_items=0.5):
+            pass
+
+    simulate(2, run)
 
 
 def test_use_mesh_nests_and_ends_also_by_an_error():

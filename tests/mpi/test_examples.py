@@ -10,6 +10,7 @@ from pathlib import Path
 import flights_data
 import flights_numpy
 import flights_pca_kmeans
+import flights_sklearn
 import heat_equation
 import hello_layout
 import numpy as np
@@ -40,6 +41,22 @@ def test_flights_agree_with_numpy() -> None:
     for name in ("mean", "std", "variances", "components", "centres"):
         np.testing.assert_allclose(found[name], expected[name], rtol=TOLERANCE, atol=TOLERANCE)
     np.testing.assert_allclose(found["inertia"], expected["inertia"], rtol=TOLERANCE)
+
+
+def test_scikit_learn_agrees_with_one_process() -> None:
+    mesh = da.default_mesh()
+    part = flights_data.read_part(mesh.rank, mesh.size, share=SHARE)
+    rows = da.DistArray.from_local(part, mesh, [da.Shard(0)])
+    with (
+        da.use_mesh(mesh, min_items=1000),
+        da.communication("raise", min_bytes=2**20),
+        np.errstate(invalid="ignore"),
+    ):
+        found = flights_sklearn.fit(rows)
+    expected = flights_sklearn.fit(flights_data.read_part(0, 1, share=SHARE))
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def test_flights_program_writes_result_and_plot(mpi_tmp_path: Path) -> None:

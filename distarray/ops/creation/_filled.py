@@ -41,7 +41,7 @@ def target_layout(
     given = choose_mesh(mesh)
     check_device_name(device)
     if placements is None:
-        placements = default_placements(given, len(shape))
+        placements = default_placements(given, len(shape), prod(shape))
     if device is not None and device != given.device:
         if mesh is not None:
             raise DeviceError(
