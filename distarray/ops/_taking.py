@@ -348,9 +348,11 @@ def _lines_spec(_: Op, call: Call) -> Spec:
 def _lines_bind(step: Step) -> Callable[[Buffer, Buffer], Buffer]:
     along = step.call.static
     size = step.sources[0].shape[along]
+    is_empty = 0 in step.output.shape  # then NumPy does not tell what is out of range
 
     def along_lines(block: Buffer, index: Buffer) -> Buffer:
-        number = wrap_index(_backend.to_host(index), size, along)
+        number = _backend.to_host(index)
+        number = number if is_empty else wrap_index(number, size, along)
         number = _backend.asarray(number, _backend.device_of(block))
         return _backend.namespace_of(block).take_along_axis(block, number, along)
 

@@ -7,8 +7,11 @@ from collections import Counter
 import pytest
 
 from tests.array import programs
+from tests.on_device import DEVICE
 
 EACH = 50
+
+pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="operands of NumPy's stay on the host")
 
 
 @pytest.mark.parametrize("first", range(0, 4 * EACH, EACH))

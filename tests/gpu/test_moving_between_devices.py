@@ -16,7 +16,7 @@ from distarray.comm.simulated._ranks import simulate
 from distarray.core._arguments import plain_buffer
 from distarray.core.engine import _operands
 from distarray.errors import ArgumentError, ArgumentTypeError, DeviceError
-from distarray.ops.indexing import _items
+from distarray.ops.indexing import _masks, _values
 from tests.array.strategies import Case, cases, on_ranks
 from tests.on_device import BESIDE, host, stand_in
 
@@ -27,7 +27,8 @@ R, S0, S1 = da.Replicate(), da.Shard(0), da.Shard(1)
 def as_users_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refuse NumPy operands, as the library does outside of these suites."""
     monkeypatch.setattr(_operands, "match_device", BESIDE[0])
-    monkeypatch.setattr(_items, "match_device", BESIDE[0])
+    monkeypatch.setattr(_values, "match_device", BESIDE[0])
+    monkeypatch.setattr(_masks, "match_device", BESIDE[0])
     monkeypatch.setattr(_convert, "plain_buffer", plain_buffer)
 
 

@@ -72,7 +72,7 @@ def test_compress_and_extract(data: st.DataObject) -> None:
     if case.shape and data.draw(st.booleans()):
         axis = data.draw(st.integers(-len(case.shape), len(case.shape) - 1))
     length = case.value.size if axis is None else case.shape[axis]
-    length = max(0, length + data.draw(st.integers(-2, 2)))
+    length = max(0, length + data.draw(st.integers(-2, 2 if case.value.size else 0)))
     condition: Case = data.draw(cases((np.bool_, np.int32), (), case.mesh_shape, (length,)))
     given_ = condition if data.draw(st.booleans()) else condition.value
     compare(lambda space, own: space.compress(own[0], own[1], axis), (given_, case))

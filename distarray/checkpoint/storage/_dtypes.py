@@ -6,6 +6,7 @@ Also conversion between them, of the values that bits of the lacking ones stand 
 from __future__ import annotations
 
 import ast
+import threading
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +18,9 @@ from distarray.errors import CheckpointError, DTypeError
 
 Spec = str | dict[str, str]
 """How a dtype is written: a name, or ``{"numpy": description}`` for what has none."""
+
+_parsing = threading.Lock()
+"""CPython 3.11 may fail with a SystemError where two threads parse, as simulated ranks do."""
 
 _CODES = {
     "bool": "BOOL",
@@ -79,7 +83,8 @@ def dtype_of_spec(spec: Any) -> np.dtype[Any]:
             return np.dtype([(spec, f"u{_BITS[spec]}")])
     elif isinstance(spec, dict) and isinstance(spec.get("numpy"), str):
         try:
-            found = np.lib.format.descr_to_dtype(ast.literal_eval(spec["numpy"]))
+            with _parsing:
+                found = np.lib.format.descr_to_dtype(ast.literal_eval(spec["numpy"]))
         except (ValueError, TypeError, SyntaxError) as error:
             raise CheckpointError(f"dtype {spec['numpy']!r} cannot be read: {error}") from None
         if not found.hasobject:
