@@ -1,4 +1,4 @@
-"""What the array API standard asks a namespace to say of itself, and of floating-point dtypes."""
+"""Inspection of the namespace as the array API standard has it, and of floating-point dtypes."""
 
 from __future__ import annotations
 

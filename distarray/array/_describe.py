@@ -1,4 +1,4 @@
-"""Who holds what of an array: text, a table for notebooks, its rows here; nothing is sent."""
+"""Descriptions of who holds what of an array: text, a table, its rows here; nothing is sent."""
 
 from __future__ import annotations
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.array import programs
@@ -23,11 +25,23 @@ def test_programs_agree_with_numpy(first: int) -> None:
     assert not found
 
 
-def test_a_wrong_answer_is_noticed_and_made_smaller() -> None:
-    program = programs.draw(7)
-    last = program.statements[-1].number
-    assert not isinstance(program.answers[0], Exception)
-    program.answers[0] = program.answers[0].reshape(-1)[:0].copy()
+def test_a_wrong_answer_is_noticed_and_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(x: Any, **options: Any) -> Any:
+        return right(x, **options)[::-1].copy()
+
+    right = np.sort
+    values = np.array([3.0, 1.0, 2.0]), (0,), None, None
+    program = programs.Program((2,))
+    own: dict[int, Any] = {}
+    for number, call in enumerate(
+        [("array", (), values), ("isnan", (0,), ()), ("sort", (0,), ()), ("isnan", (2,), ())]
+    ):
+        programs._answer(program, own, programs.Statement(*call, (), number))
+    assert programs._errors_of([program], Counter()) == [None]
+    monkeypatch.setattr(np, "sort", wrong)
+    program.answers[2] = program.answers[2][::-1].copy()
     (message,) = programs._errors_of([program], Counter())
     assert message is not None
-    assert last
+    smaller, message = programs._smaller(program, message)
+    assert [statement.name for statement in smaller.statements] == ["array", "sort"]
+    assert "sort" in message
