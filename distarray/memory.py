@@ -30,6 +30,13 @@ def stats(device: str = "cpu") -> MemoryStats:
         If ``device`` is none of these.
     DeviceError
         If there is no such GPU.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x = da.zeros(10**6)
+    >>> da.memory.stats().in_use >= x.nbytes
+    True
     """
     kind = str(device).partition(":")[0]
     if device == "cpu":
@@ -60,6 +67,13 @@ def trim(keep: int = 0) -> None:
     ------
     ArgumentError
         If it is no such number.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.memory.trim()
+    >>> da.memory.stats().idle
+    0
     """
     _memory.trim(_checked(keep, "trim"))
     _pinned.pool.trim()
@@ -77,6 +91,15 @@ def set_limit(nbytes: int) -> None:
     ------
     ArgumentError
         If it is no number of bytes.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> limit = da.memory.stats().limit
+    >>> da.memory.set_limit(2**30)
+    >>> da.memory.stats().limit
+    1073741824
+    >>> da.memory.set_limit(limit)
     """
     _memory.set_limit(_checked(nbytes, "set_limit"))
 

@@ -1,4 +1,4 @@
-"""The examples of public functions and methods run, and give what they say, on one process."""
+"""Every public function, class and method has an example, which gives what it says."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import contextlib
 import doctest
 import inspect
 import io
-import types
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,33 +17,38 @@ from tests.on_device import DEVICE
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="what is printed is that of the host")
 
 
-def documented() -> dict[str, Any]:
-    """Return public functions and methods whose docstrings have examples, by name."""
-    found: dict[str, Any] = {}
-    rooms = [da, da.DistArray, da.random.Generator]
-    rooms += [one for name in da.__all__ if isinstance(one := getattr(da, name), types.ModuleType)]
-    for room in rooms:
+def documented() -> dict[str, str]:
+    """Return the docstrings of our public functions, classes and methods, each once, by name."""
+    found: dict[str, str] = {}
+    rooms = [da, *(one for name in da.__all__ if inspect.ismodule(one := getattr(da, name)))]
+    for room in [*rooms, da.DistArray, da.random.Generator]:
         for name in getattr(room, "__all__", None) or dir(room):
             one = inspect.getattr_static(room, name)
             one = getattr(one, "__func__", one)
             ours = (getattr(one, "__module__", None) or "").startswith("distarray")
-            if ours and ">>>" in (one.__doc__ or "") and not name.startswith("_"):
-                found[f"{room.__name__}.{name}"] = one
-    return found
+            is_error = isinstance(one, type) and issubclass(one, Exception)
+            if ours and not is_error and not name.startswith("_"):
+                found.setdefault(inspect.getdoc(one) or "", f"{room.__name__}.{name}")
+    return {name: text for text, name in found.items()}
 
 
-ELSEWHERE = {"distarray.checkpoint.load_safetensors", "distarray.checkpoint.open"}
-"""Examples with files that there must be; tests/checkpoint/test_page.py runs such."""
-DOCUMENTED = {name: one for name, one in documented().items() if name not in ELSEWHERE}
+DOCUMENTED = documented()
+
+
+def test_every_public_name_has_one_section_of_examples() -> None:
+    lacking = [name for name, text in DOCUMENTED.items() if text.count("Examples\n--------\n") != 1]
+    assert not lacking
 
 
 @pytest.mark.parametrize("name", sorted(DOCUMENTED))
-def test_example_gives_what_it_says(name: str) -> None:
-    text = inspect.getdoc(DOCUMENTED[name])
-    assert text is not None
+def test_example_gives_what_it_says(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where examples write files
     test = doctest.DocTestParser().get_doctest(
-        text, {"da": da, "np": np, "__name__": name}, name, None, 0
+        DOCUMENTED[name], {"da": da, "np": np, "__name__": name}, name, None, 0
     )
+    assert test.examples
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         failures, _ = doctest.DocTestRunner(verbose=False).run(test, out=out.write)

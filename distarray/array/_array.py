@@ -24,6 +24,13 @@ class DistArray(Operators, Methods, Scalars, Printing, Protocols):
     Make one with `distribute_array`, `DistArray.from_local` or a creation function. Reading shape,
     dtype or layout never communicates. Operators and functions follow NumPy; a result that is a
     sum (min, max, ...) over processes stays `Partial` until something needs its value.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x = da.ones((4, 3), placements=[da.Shard(0)])
+    >>> print((2 * x).sum(axis=0), x.placements)
+    [8. 8. 8.] (Shard(axis=0),)
     """
 
     __slots__ = ()
@@ -71,12 +78,29 @@ class DistArray(Operators, Methods, Scalars, Printing, Protocols):
         -----
         Blocks may have any sizes, as long as together they tile the array: what is not the default
         split becomes the layout's `boundaries`. Integers under `Partial("avg")` become float64.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import distarray as da
+        >>> x = da.DistArray.from_local(np.ones((2, 3)), placements=[da.Shard(0)])
+        >>> x.shape == (2 * x.mesh.size, 3)
+        True
         """
         block, layout = _convert.adopt(local, mesh, placements, shape, check)
         return new_array(block, layout)
 
     def to_local(self) -> Buffer:
-        """Return this process's block itself (not a copy); outside the mesh it has size 0."""
+        """Return this process's block itself (not a copy); outside the mesh it has size 0.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> x = da.zeros(3, placements=[da.Replicate()])
+        >>> x.to_local()[0] = 1
+        >>> print(x)
+        [1. 0. 0.]
+        """
         return self._local
 
     def full_array(self, dst: int | None = None) -> Any:
@@ -177,6 +201,13 @@ class DistArray(Operators, Methods, Scalars, Printing, Protocols):
             If the placements do not fit the mesh or the array.
         LayoutError
             If the boundaries do not split the axis into as many blocks as there are.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> x = da.ones((4, 4), placements=[da.Shard(0)])
+        >>> x.redistribute([da.Shard(1)]).placements
+        (Shard(axis=1),)
         """
         cuts = (shard_order, boundaries)
         return _convert.redistribute(self, placements, mesh, cuts, async_op, max_bytes)
@@ -243,6 +274,13 @@ class DistArray(Operators, Methods, Scalars, Printing, Protocols):
         ------
         DeviceError
             If there is no such device here.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> x = da.ones(3)
+        >>> x.to_device("cpu") is x
+        True
         """
         if stream is not None:
             raise ArgumentTypeError(
@@ -286,6 +324,14 @@ def distribute_array(
         If `src` is no position in the mesh.
     PlacementError
         If the placements do not fit the mesh or the value.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import distarray as da
+    >>> x = da.distribute_array(np.arange(6).reshape(2, 3), placements=[da.Shard(1)])
+    >>> print(x.sum(axis=0))
+    [3 5 7]
     """
     if isinstance(value, DistArray):
         return value.redistribute(placements, mesh=mesh)

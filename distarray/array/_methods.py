@@ -70,7 +70,16 @@ class Methods(BaseArray):
     sort = _method(ops.sort_in_place, "sort")
 
     def fill(self, value: Any) -> None:
-        """Write one value, the same on every process, into all items."""
+        """Write one value, the same on every process, into all items.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> x = da.zeros(3)
+        >>> x.fill(7)
+        >>> print(x)
+        [7. 7. 7.]
+        """
         shape = getattr(value, "shape", None)
         shape = plain_buffer(value, "fill", objects=True).shape if shape is None else tuple(shape)
         if shape:
@@ -78,7 +87,14 @@ class Methods(BaseArray):
         ops.setitem(self, (...,), value)
 
     def tobytes(self, order: str = "C") -> bytes:
-        """Return the global array as bytes, on every rank (collective over the mesh)."""
+        r"""Return the global array as bytes, on every rank (collective over the mesh).
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> da.asarray([1, 2], dtype="u1").tobytes()
+        b'\x01\x02'
+        """
         letter: Any = check_order("tobytes", order, "CFA")
         return np.asarray(self).tobytes(letter)
 
@@ -92,20 +108,50 @@ class Methods(BaseArray):
         *,
         device: Any = None,
     ) -> Any:
-        """Return the array converted to another dtype; placements stay."""
+        """Return the array converted to another dtype; placements stay.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> print(da.asarray([1.7, -1.7]).astype(int))
+        [ 1 -1]
+        """
         del order, subok
         return ops.astype(self, dtype, casting=casting, copy=copy, device=device)
 
     def compress(self, condition: Any, axis: Any = None, out: Any = None) -> Any:
-        """Return the slices along an axis where a condition is true; see `distarray.compress`."""
+        """Return the slices along an axis where a condition is true; see `distarray.compress`.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> print(da.arange(4).compress([True, False, True, False]))
+        [0 2]
+        """
         return ops.compress(condition, self, axis, out)
 
     def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> Any:
-        """Return the items in another shape, given as integers or one tuple."""
+        """Return the items in another shape, given as integers or one tuple.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> print(da.arange(6).reshape(2, -1))
+        [[0 1 2]
+         [3 4 5]]
+        """
         return ops.reshape(self, _shape_argument(shape), order, copy=copy)
 
     def transpose(self, *axes: Any) -> Any:
-        """Return the array with its axes in the order given, reversed without any."""
+        """Return the array with its axes in the order given, reversed without any.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> x = da.zeros((2, 3, 4))
+        >>> x.transpose().shape, x.transpose(0, 2, 1).shape
+        ((4, 3, 2), (2, 4, 3))
+        """
         return ops.transpose(self, _shape_argument(axes) if axes else None)
 
     @property

@@ -229,7 +229,14 @@ class Protocols(BaseArray):
         )
 
     def tolist(self) -> Any:
-        """Return the global array as nested lists, on every rank (collective over the mesh)."""
+        """Return the global array as nested lists, on every rank (collective over the mesh).
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> da.arange(4).reshape(2, 2).tolist()
+        [[0, 1], [2, 3]]
+        """
         return np.asarray(self).tolist()
 
 

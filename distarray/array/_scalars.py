@@ -67,6 +67,13 @@ class Scalars(BaseArray):
         ----------
         *index : int
             Of an array of more than one item: one index per axis, or one into the flat array.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> x = da.asarray([[1, 2], [3, 4]])
+        >>> x.item(1, 0), x.item(3)
+        (3, 4)
         """
         if index:
             key = index[0] if len(index) == 1 else index

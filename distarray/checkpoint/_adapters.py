@@ -216,6 +216,14 @@ class Placing:
         Where the array shall be. Default: the default mesh.
     placements
         One per mesh axis. Default: the first mesh axis shards axis 0, the others replicate.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.checkpoint.save("ckpt", {"x": da.zeros((4, 4))})
+    >>> columns = da.checkpoint.Placing(placements=[da.Shard(1)])
+    >>> da.checkpoint.load("ckpt", {"x": columns})["x"].placements
+    (Shard(axis=1),)
     """
 
     __slots__ = ("mesh", "placements")

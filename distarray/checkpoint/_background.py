@@ -22,6 +22,14 @@ class Handle:
 
     At the end of the program it is finished first. If the program ends with an error, the save
     does as well, and the previous checkpoint stays.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> handle = da.checkpoint.save("ckpt", {"x": da.arange(3)}, async_op=True)
+    >>> handle.wait()
+    >>> handle.test()
+    True
     """
 
     __slots__ = ("__weakref__", "_future", "_told", "path")

@@ -128,9 +128,12 @@ def open(path: str | os.PathLike[str], *, step: int | None = None) -> Opened:
 
     Examples
     --------
-    >>> with_weights = da.checkpoint.open("run/ckpt")
-    >>> list(with_weights)[:2]
-    ['model.up.weight', 'model.up.bias']
-    >>> with_weights["model.up.weight"][:10].mean()
+    >>> import distarray as da
+    >>> da.checkpoint.save("ckpt", {"up": {"weight": da.ones((4, 3)), "bias": da.zeros(3)}})
+    >>> saved = da.checkpoint.open("ckpt")
+    >>> sorted(saved)
+    ['up.bias', 'up.weight']
+    >>> print(saved["up.weight"][:2].mean())
+    1.0
     """
     return Opened(read_manifest(path, step))

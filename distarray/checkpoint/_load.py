@@ -85,6 +85,15 @@ def load(
     Memory beside the result: 8 MiB for reading, the manifest, and 16 MiB with ``cast``; for arrays
     that are read together a share of one array and what comes from the others, 128 MiB each or one
     block. Where a file turns out to be damaged some values may have been replaced already.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.checkpoint.save("ckpt", {"x": da.arange(4), "epoch": 3})
+    >>> state = {"x": da.zeros(4, int), "epoch": 0}
+    >>> state = da.checkpoint.load("ckpt", state)
+    >>> print(state["x"], state["epoch"])
+    [0 1 2 3] 3
     """
     base = as_communicator(comm)
     finish(base)

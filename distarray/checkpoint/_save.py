@@ -102,6 +102,13 @@ def save(
     -----
     Memory: 8 MiB for writing; with ``async_op`` also a copy of what this rank writes, that is of
     its blocks, and of its share of what is replicated, until the save is complete.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.checkpoint.save("ckpt", {"x": da.arange(4), "epoch": 3})
+    >>> da.checkpoint.load("ckpt")["epoch"]
+    3
     """
     base = as_communicator(comm)
     _background.finish(base)

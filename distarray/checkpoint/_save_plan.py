@@ -44,6 +44,13 @@ class PerRank:
     It is loaded on as many ranks as it was saved on, each of which gets its own; another number
     raises. ``PerRank(None)``, or None, asks for it in a template. Loading without a template on
     another number of ranks returns a `PerRank` of the list of all values.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.checkpoint.save("ckpt", {"rank": da.checkpoint.PerRank(7)})
+    >>> da.checkpoint.load("ckpt", {"rank": da.checkpoint.PerRank(None)})["rank"]
+    7
     """
 
     __slots__ = ("value",)

@@ -84,6 +84,13 @@ class DeviceMesh(Mesh):
         not fit.
     DeviceError
         A device of another kind, or one that is not here.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> mesh = da.DeviceMesh([[0]], ("rows", "columns"))
+    >>> mesh.shape, mesh.axis_names
+    ((1, 1), ('rows', 'columns'))
     """
 
     __slots__ = (
@@ -489,7 +496,15 @@ def _checked_placements(mesh: DeviceMesh, placements: Sequence[Placement]) -> tu
 
 
 def default_mesh() -> DeviceMesh:
-    """Return the mesh of the innermost ``use_mesh``; else one axis over all ranks."""
+    """Return the mesh of the innermost ``use_mesh``; else one axis over all ranks.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> mesh = da.default_mesh()
+    >>> mesh.axis_names, mesh.device
+    (('axis0',), 'cpu')
+    """
     chosen = _chosen.get()
     if chosen is not None:
         return chosen[0]

@@ -67,14 +67,12 @@ def save(file: Any, arr: Any, allow_pickle: bool = True) -> None:
 
     Examples
     --------
-    >>> import os, tempfile
     >>> import numpy as np
     >>> import distarray as da
-    >>> path = os.path.join(tempfile.mkdtemp(), "x.npy")
-    >>> da.save(path, da.arange(4))
-    >>> np.load(path)
+    >>> da.save("x.npy", da.arange(4))
+    >>> np.load("x.npy")
     array([0, 1, 2, 3])
-    >>> print(da.load(path))
+    >>> print(da.load("x.npy"))
     [0 1 2 3]
     """
     del allow_pickle
@@ -145,7 +143,10 @@ def load(
 
     Examples
     --------
-    See `save`.
+    >>> import distarray as da
+    >>> da.save("x.npy", da.arange(4))
+    >>> print(da.load("x.npy"))
+    [0 1 2 3]
     """
     del allow_pickle
     mesh = choose_mesh(mesh)

@@ -52,13 +52,11 @@ def store(x: Any, target: Any) -> None:
 
     Examples
     --------
-    >>> import os, tempfile
     >>> import numpy as np
     >>> import distarray as da
-    >>> path = os.path.join(tempfile.mkdtemp(), "x.npy")
-    >>> target = np.lib.format.open_memmap(path, mode="w+", dtype="f8", shape=(3,))
+    >>> target = np.lib.format.open_memmap("x.npy", mode="w+", dtype="f8", shape=(3,))
     >>> da.store(da.linspace(0, 1, 3), target)
-    >>> print(da.asarray(np.load(path, mmap_mode="r")))
+    >>> print(da.asarray(np.load("x.npy", mmap_mode="r")))
     [0.  0.5 1. ]
     """
     check_distributed("store", x)

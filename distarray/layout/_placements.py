@@ -17,6 +17,12 @@ class Placement:
 
     Placements are values: equal ones are the same object, also after pickling, so that `is`
     compares them.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.Shard(0) is da.Shard(0), isinstance(da.Partial(), da.Placement)
+    (True, True)
     """
 
     __slots__ = ()
@@ -49,6 +55,13 @@ class Shard(Placement):
     axis : int
         Array axis to cut. A negative axis counts from the last one and is resolved by `Layout`,
         which knows the number of axes.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> layout = da.Layout(da.AbstractMesh((2,)), [da.Shard(0)], (5, 3))
+    >>> layout.local_shape((0,)), layout.local_shape((1,))
+    ((3, 3), (2, 3))
     """
 
     __slots__ = ("axis",)
@@ -83,7 +96,15 @@ class Shard(Placement):
 
 @final
 class Replicate(Placement):
-    """Give every coordinate of the mesh axis the same values."""
+    """Give every coordinate of the mesh axis the same values.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> layout = da.Layout(da.AbstractMesh((2,)), [da.Replicate()], (5, 3))
+    >>> layout.local_shape((0,)), layout.local_shape((1,))
+    ((5, 3), (5, 3))
+    """
 
     __slots__ = ()
 
@@ -112,6 +133,13 @@ class Partial(Placement):
     op : str
         Reduction that turns the blocks into the value: ``sum avg min max prod``, ``any all`` of
         booleans, ``band bor bxor`` of integers and booleans.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> total = da.arange(4, placements=[da.Shard(0)]).sum()
+    >>> total.placements, int(total)
+    ((Partial('sum'),), 6)
     """
 
     __slots__ = ("op",)

@@ -34,19 +34,41 @@ from distarray.ops.statistical import _reductions as reductions
 
 @register
 def shape(x: Any, /) -> tuple[int, ...]:
-    """Return the global shape."""
+    """Return the global shape.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.shape(da.zeros((2, 3)))
+    (2, 3)
+    """
     return x.shape if isinstance(x, BaseArray) else np.shape(x)
 
 
 @register
 def ndim(x: Any, /) -> int:
-    """Return the number of axes."""
+    """Return the number of axes.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.ndim(da.zeros((2, 3)))
+    2
+    """
     return len(shape(x))
 
 
 @register
 def size(x: Any, /, axis: Any = None) -> int:
-    """Return the number of items, of the whole or along axes."""
+    """Return the number of items, of the whole or along axes.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x = da.zeros((2, 3))
+    >>> da.size(x), da.size(x, axis=1)
+    (6, 3)
+    """
     if axis is None:
         return int(np.prod(shape(x), dtype=np.int64))
     axes = normalize_axes(axis, ndim(x))
@@ -55,13 +77,27 @@ def size(x: Any, /, axis: Any = None) -> int:
 
 @register
 def iscomplexobj(x: Any, /) -> bool:
-    """Tell whether the dtype is complex."""
+    """Tell whether the dtype is complex.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.iscomplexobj(da.asarray([1 + 0j])), da.iscomplexobj(da.asarray([1.0]))
+    (True, False)
+    """
     return bool(x.dtype.kind == "c") if isinstance(x, BaseArray) else np.iscomplexobj(x)
 
 
 @register
 def isrealobj(x: Any, /) -> bool:
-    """Tell whether the dtype is not complex."""
+    """Tell whether the dtype is not complex.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.isrealobj(da.asarray([1 + 0j])), da.isrealobj(da.asarray([1.0]))
+    (False, True)
+    """
     return not iscomplexobj(x)
 
 
@@ -144,7 +180,14 @@ def _compare_memory(name: str, x1: Any, x2: Any, max_work: Any) -> bool:
 
 @register
 def result_type(*arrays_and_dtypes: Any) -> Any:
-    """Return the dtype that NumPy promotes arrays, dtypes and Python numbers to."""
+    """Return the dtype that NumPy promotes arrays, dtypes and Python numbers to.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.result_type(da.arange(3), da.float32, 1.0)
+    dtype('float64')
+    """
     given = [x.dtype if isinstance(x, BaseArray) else x for x in arrays_and_dtypes]
     try:
         return np.result_type(*given)
@@ -154,14 +197,28 @@ def result_type(*arrays_and_dtypes: Any) -> Any:
 
 @register
 def can_cast(from_: Any, to: Any, /, casting: Any = "safe") -> bool:
-    """Tell whether a dtype, or that of an array, may be cast to another."""
+    """Tell whether a dtype, or that of an array, may be cast to another.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.can_cast(da.arange(3), da.float64), da.can_cast(da.float64, da.int64)
+    (True, False)
+    """
     check_casting("can_cast", casting)
     return np.can_cast(from_.dtype if isinstance(from_, BaseArray) else from_, to, casting)
 
 
 @register
 def common_type(*arrays: Any) -> Any:
-    """Return the inexact dtype that all arrays have in common."""
+    """Return the inexact dtype that all arrays have in common.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.common_type(da.arange(3), da.zeros(3, da.float32))
+    <class 'numpy.float64'>
+    """
     known = [x if hasattr(x, "dtype") else plain_buffer(x, "common_type") for x in arrays]
     try:
         return np.common_type(*(np.empty(0, x.dtype) for x in known))
@@ -173,13 +230,29 @@ def common_type(*arrays: Any) -> Any:
 def allclose(
     x1: Any, x2: Any, /, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> bool:
-    """Tell whether all items agree within `atol + rtol * abs(x2)`; collective over the mesh."""
+    """Tell whether all items agree within `atol + rtol * abs(x2)`; collective over the mesh.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x = da.asarray([1.0, 2.0])
+    >>> da.allclose(x, x + 1e-9), da.allclose(x, x + 0.1)
+    (True, False)
+    """
     return bool(reductions.all(isclose(x1, x2, rtol=rtol, atol=atol, equal_nan=equal_nan)))
 
 
 @register
 def array_equal(x1: Any, x2: Any, /, equal_nan: bool = False) -> bool:
-    """Tell whether shapes and all items are equal; collective over the mesh."""
+    """Tell whether shapes and all items are equal; collective over the mesh.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x = da.arange(3)
+    >>> da.array_equal(x, [0, 1, 2]), da.array_equal(x, [0, 1])
+    (True, False)
+    """
     equal_nan = check_flag("array_equal", "equal_nan", equal_nan)
     try:
         if shape(x1) != shape(x2):
@@ -194,7 +267,14 @@ def array_equal(x1: Any, x2: Any, /, equal_nan: bool = False) -> bool:
 
 @register
 def array_equiv(x1: Any, x2: Any, /) -> bool:
-    """Tell whether all items are equal after broadcasting; collective over the mesh."""
+    """Tell whether all items are equal after broadcasting; collective over the mesh.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.array_equiv(da.ones((2, 3)), [1, 1, 1])
+    True
+    """
     try:
         np.broadcast_shapes(shape(x1), shape(x2))
     except ValueError:
@@ -204,7 +284,16 @@ def array_equiv(x1: Any, x2: Any, /) -> bool:
 
 @register
 def copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) -> None:
-    """Copy values into an array, which keeps its layout and dtype."""
+    """Copy values into an array, which keeps its layout and dtype.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x = da.arange(4)
+    >>> da.copyto(x, 0, where=x > 1)
+    >>> print(x)
+    [0 1 0 0]
+    """
     if isinstance(src, PLAIN_SCALARS) and isinstance(dst, BaseArray):
         item = np.zeros((), dst.dtype)
         try:

@@ -187,6 +187,12 @@ def argmax(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: bool = Fal
     Notes
     -----
     Distribution: one value and one index per block are exchanged at once.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.argmax(da.asarray([[1, 5], [3, 4]]), axis=0))
+    [1 0]
     """
     return _place(_first_largest, x, axis, out, keepdims)
 
@@ -197,6 +203,7 @@ def argmin(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: bool = Fal
 
 
 argmin.__doc__ = (argmax.__doc__ or "").replace("largest", "smallest")
+argmin.__doc__ = argmin.__doc__.replace("argmax", "argmin").replace("[1 0]", "[0 1]")
 
 
 @register

@@ -69,6 +69,12 @@ class Distributions:
         ----------
         size, dtype, mesh, placements
             As for `random`.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> print(da.random.default_rng(7).standard_exponential(3))
+        [1.04042743 0.23419417 1.49601266]
         """
         return self._floats("exponential", 0.0, 1.0, size, dtype, mesh, placements)
 
@@ -86,6 +92,12 @@ class Distributions:
         ----------
         size, dtype, mesh, placements
             As for `random`.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> print(da.random.default_rng(7).standard_cauchy(3))
+        [-0.4965206   1.29934589 -1.17816316]
         """
 
         def formula(u: Buffer) -> Buffer:
@@ -115,6 +127,12 @@ class Distributions:
         ------
         ArgumentError
             If `scale` is negative.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> print(da.random.default_rng(7).exponential(2.0, 3))
+        [2.08085487 0.46838834 2.99202533]
         """
         return self._floats(
             "exponential", 0.0, _scale("scale", scale), size, dtype, mesh, placements
@@ -141,6 +159,12 @@ class Distributions:
         ------
         ArgumentError
             If `p` is not above 0, or above 1.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> print(da.random.default_rng(7).geometric(0.2, 5))
+        [ 5  2  7 11  5]
         """
         p = _scale("p", p, positive=True)
         if p > 1:
@@ -175,6 +199,12 @@ class Distributions:
         ------
         ArgumentError
             If `scale` is negative.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> print(da.random.default_rng(7).gumbel(0.0, 2.0, 3))
+        [-0.07926324  2.90320946 -0.80560669]
         """
         loc, scale = read_scalar("loc", loc), _scale("scale", scale)
 
@@ -206,6 +236,12 @@ class Distributions:
         ------
         ArgumentError
             If `scale` is negative.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> print(da.random.default_rng(7).laplace(0.0, 2.0, 3))
+        [-0.6945605   1.74654078 -1.60573097]
         """
         loc, scale = read_scalar("loc", loc), _scale("scale", scale)
 
@@ -238,6 +274,12 @@ class Distributions:
         ------
         ArgumentError
             If `scale` is negative.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> print(da.random.default_rng(7).logistic(0.0, 2.0, 3))
+        [-1.20909808  2.6644468  -2.48476406]
         """
         loc, scale = read_scalar("loc", loc), _scale("scale", scale)
 
@@ -269,6 +311,12 @@ class Distributions:
         ------
         ArgumentError
             If `sigma` is negative.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> print(da.random.default_rng(7).lognormal(0.0, 0.5, 3))
+        [1.20281861 0.49796921 2.03120125]
         """
         mean, sigma = read_scalar("mean", mean), _scale("sigma", sigma)
         return self._made(
@@ -297,6 +345,12 @@ class Distributions:
         ------
         ArgumentError
             If `a` is not above 0.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> print(da.random.default_rng(7).pareto(3.0, 3))
+        [0.41454673 0.08119263 0.64653139]
         """
         a = _scale("a", a, positive=True)
         return self._made("exponential", lambda e: np.expm1(e / a), size, dtype, mesh, placements)
@@ -323,6 +377,12 @@ class Distributions:
         ------
         ArgumentError
             If `a` is not above 0.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> print(da.random.default_rng(7).power(3.0, 3))
+        [0.86476905 0.59325011 0.91893164]
         """
         a = _scale("a", a, positive=True)
         return self._made(
@@ -351,6 +411,12 @@ class Distributions:
         ------
         ArgumentError
             If `scale` is negative.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> print(da.random.default_rng(7).rayleigh(2.0, 3))
+        [2.8850337  1.36877805 3.45949437]
         """
         scale = _scale("scale", scale)
         return self._made(
@@ -381,6 +447,12 @@ class Distributions:
         ------
         ArgumentError
             If they are not in this order, or the interval is empty.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> print(da.random.default_rng(7).triangular(0.0, 1.0, 4.0, 3))
+        [1.21425838 2.41712227 0.94661847]
         """
         left, mode, right = (
             read_scalar(name, value)
@@ -423,6 +495,12 @@ class Distributions:
         ------
         ArgumentError
             If `a` is negative.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> print(da.random.default_rng(7).weibull(2.0, 3))
+        [1.02001345 0.48393612 1.22311597]
         """
         a = _scale("a", a)
         return self._made(

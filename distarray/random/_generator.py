@@ -78,6 +78,13 @@ class Generator(Distributions):
     -----
     The numbers come from Philox 4x32-10 (Salmon et al., SC'11) and are not those of NumPy's
     generators. Normal values are made by the Box-Muller transform.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> rng = da.random.default_rng(7)
+    >>> print(rng.integers(0, 10, 3), rng.integers(0, 10, 3))
+    [3 7 2] [2 8 4]
     """
 
     __slots__ = ("_calls", "_children", "_entropy", "_key", "_path")
@@ -123,6 +130,12 @@ class Generator(Distributions):
             If a size is negative.
         PlacementError
             If the placements do not fit the mesh or the shape.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> print(da.random.default_rng(7).random(3))
+        [0.35330364 0.79120817 0.22402163]
         """
         return self._floats("uniform", 0.0, 1.0, size, dtype, mesh, placements)
 
@@ -149,6 +162,12 @@ class Generator(Distributions):
         ------
         ArgumentError
             If the interval is empty or infinite.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> print(da.random.default_rng(7).uniform(-1.0, 1.0, 3))
+        [-0.29339273  0.58241635 -0.55195674]
         """
         low, high = read_scalar("low", low), read_scalar("high", high)
         if not (low <= high and math.isfinite(high - low)):
@@ -172,6 +191,12 @@ class Generator(Distributions):
         ----------
         size, dtype, mesh, placements
             As for `random`; float32 values are the float64 ones, rounded.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> print(da.random.default_rng(7).standard_normal(3))
+        [ 0.36933529 -1.39443405  1.41725473]
         """
         return self._floats("normal", 0.0, 1.0, size, dtype, mesh, placements)
 
@@ -198,6 +223,12 @@ class Generator(Distributions):
         ------
         ArgumentError
             If `scale` is negative.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> print(da.random.default_rng(7).normal(5.0, 2.0, 3))
+        [5.73867058 2.21113191 7.83450946]
         """
         loc, scale = read_scalar("loc", loc), read_scalar("scale", scale)
         if not scale >= 0:
@@ -234,6 +265,12 @@ class Generator(Distributions):
             If `dtype` is no integer type.
         ArgumentError
             If there is no such integer, or one that the dtype cannot hold.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> print(da.random.default_rng(7).integers(0, 10, 5))
+        [3 7 2 0 3]
         """
         first, last = (
             (0, _integer("low", low))
@@ -270,6 +307,13 @@ class Generator(Distributions):
         ----------
         n_children : int
             How many; calling again gives further ones.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> children = da.random.default_rng(7).spawn(2)
+        >>> print(*(child.integers(0, 10, 3) for child in children))
+        [5 6 7] [2 9 4]
         """
         count = _integer("n_children", n_children)
         if count < 0:

@@ -36,6 +36,16 @@ class Plan:
     steps
         One after another; a step's ``dst`` is the next one's ``src``. None where the layouts are
         the same.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> mesh = da.AbstractMesh((4,))
+    >>> rows = da.Layout(mesh, [da.Shard(0)], (8, 8))
+    >>> whole = da.Layout(mesh, [da.Replicate()], (8, 8))
+    >>> plan = da.plan(rows, whole, "float64")
+    >>> len(plan.steps), plan.bytes_received(0), plan.bytes_lower_bound(0)
+    (1, 384, 384)
     """
 
     src: Layout
@@ -155,6 +165,15 @@ def plan(
         A ``Partial`` has an operation that this dtype does not know.
     ArgumentError
         ``max_bytes`` is not positive.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> mesh = da.AbstractMesh((4,))
+    >>> rows = da.Layout(mesh, [da.Shard(0)], (8, 8))
+    >>> columns = da.Layout(mesh, [da.Shard(1)], (8, 8))
+    >>> print(da.plan(rows, columns, "float64"))
+    8x8 [axis0:S(0)] -> 8x8 [axis0:S(1)] of float64: all-to-all
     """
     for layout in (src, dst):
         if not isinstance(layout, Layout):

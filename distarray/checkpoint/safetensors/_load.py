@@ -81,11 +81,13 @@ def load_safetensors(
 
     Examples
     --------
-    >>> dt.parallelize_module(model, mesh, plan)
-    >>> da.checkpoint.load_safetensors("hub/model", model)
-    >>> weights = da.checkpoint.load_safetensors(
-    ...     "hub/model", placements={"*.down.weight": [da.Shard(1)], "*": [da.Shard(0)]}
-    ... )
+    >>> import distarray as da
+    >>> da.checkpoint.save_safetensors("hub", {"up": da.ones((4, 3)), "down": da.ones((3, 4))})
+    ['model.safetensors']
+    >>> placements = {"down": [da.Shard(1)], "*": [da.Shard(0)]}
+    >>> weights = da.checkpoint.load_safetensors("hub", placements=placements)
+    >>> weights["up"].placements, weights["down"].placements
+    ((Shard(axis=0),), (Shard(axis=1),))
     """
     base = as_communicator(comm)
 

@@ -79,6 +79,14 @@ def save_safetensors(
     Each file appears by one step, when all are whole, and the index last: a directory in which
     this was interrupted has none, and does not load. Files of the model that was there before, as
     its index names them, are removed after that; others stay. Memory: 8 MiB.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.checkpoint.save_safetensors("hub", {"up": {"weight": da.ones((2, 3))}})
+    ['model.safetensors']
+    >>> da.checkpoint.load_safetensors("hub")["up.weight"].shape
+    (2, 3)
     """
     base = as_communicator(comm)
 

@@ -144,6 +144,14 @@ def steps(path: str | os.PathLike[str]) -> list[int]:
     ----------
     path
         As passed to `save` together with ``step=``.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> for step in (10, 20):
+    ...     da.checkpoint.save("run", {"x": da.arange(3)}, step=step)
+    >>> da.checkpoint.steps("run")
+    [10, 20]
     """
     path = check_path(path)
     found = set()
@@ -157,7 +165,16 @@ def steps(path: str | os.PathLike[str]) -> list[int]:
 
 
 def latest(path: str | os.PathLike[str]) -> int | None:
-    """Return the largest step of which there is a checkpoint; None without any."""
+    """Return the largest step of which there is a checkpoint; None without any.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> for step in (10, 20):
+    ...     da.checkpoint.save("run", {"x": da.arange(3)}, step=step)
+    >>> da.checkpoint.latest("run")
+    20
+    """
     found = steps(path)
     return found[-1] if found else None
 

@@ -39,7 +39,15 @@ HAS_MEMORY_FILES = hasattr(os, "memfd_create")  # Linux; elsewhere there is no a
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """What a pool of this process holds, in bytes."""
+    """What a pool of this process holds, in bytes.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> found = da.memory.stats()
+    >>> found.idle <= found.limit
+    True
+    """
 
     in_use: int
     """Held by arrays that are alive."""

@@ -51,6 +51,14 @@ def communication(mode: str = "allow", min_bytes: int = 0) -> Iterator[None]:
     ------
     ArgumentError
         If `mode` is none of the three or `min_bytes` is negative.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x, y = da.zeros((4, 4)), da.zeros((4, 4), placements=[da.Shard(1)])
+    >>> with da.communication("raise"):
+    ...     print((x + y).shape)  # on several processes: ImplicitCommunicationError
+    (4, 4)
     """
     if mode not in _MODES:
         raise ArgumentError(f"communication mode {mode!r} is not known; use one of {_MODES}")

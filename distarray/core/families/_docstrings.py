@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from distarray.core._dtypes import KINDS
 from distarray.core._spec import Rule
+from distarray.core.families._examples import example
 
 if TYPE_CHECKING:
     from distarray.core._op import Op
@@ -47,7 +48,8 @@ Notes
 {kinds}
 
 {distribution}
-"""
+
+{example}"""
 
 REDUCTION = """{sentence}
 
@@ -72,7 +74,8 @@ ShapeError
 Notes
 -----
 {distribution}
-"""
+
+{example}"""
 
 _NOTHING_LEFT = """ArgumentError
     If there is no item, or may be none under `where`, and no `initial`.
@@ -147,6 +150,7 @@ def reduction(op: Op, sentence: str) -> str:
         sentence=sentence,
         arguments=arguments(("x", *op.accepts, "where")),
         errors=_NOTHING_LEFT if op.ufunc is not None and op.ufunc.identity is None else "",
+        example=example(op),
     )
     if op.combine is None:
         return filled(distribution=paragraph(_EXCHANGED))

@@ -13,6 +13,7 @@ from distarray.core._op import Op
 from distarray.core._spec import POINTWISE, Rule
 from distarray.core.families import _docstrings
 from distarray.core.families._elementwise import elementwise, refusal_error
+from distarray.core.families._examples import example
 from distarray.core.families._fast_paths import binary_path, unary_path
 from distarray.core.families._registry import register
 
@@ -90,5 +91,6 @@ def _describe(op: Op, operands: tuple[str, ...], sentence: str, **fields: Any) -
         operands=_docstrings.operands(operands),
         kinds=_docstrings.kinds(op.kinds),
         distribution=_docstrings.pointwise(op.rules),
+        example=example(op),
     )
     return register(op.describe(__doc__=doc, **fields))

@@ -62,6 +62,14 @@ def asarray(
         If the value holds Python objects.
     ArgumentError
         If `copy=False` cannot be had.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x = da.asarray([[1, 2], [3, 4]], placements=[da.Shard(1)])
+    >>> print(x + 1)
+    [[2 3]
+     [4 5]]
     """
     if isinstance(obj, BaseArray):
         return _convert(obj, dtype, device, copy, mesh, placements)
@@ -115,6 +123,15 @@ def array(
     ------
     DTypeError
         If the value holds Python objects.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x = da.zeros(2)
+    >>> y = da.array(x)
+    >>> y[0] = 1
+    >>> print(x, y)
+    [0. 0.] [1. 0.]
     """
     return asarray(obj, dtype=dtype, device=device, copy=copy, mesh=mesh, placements=placements)
 

@@ -209,7 +209,12 @@ PlacementError
     If the placements do not fit the mesh or the shape.
 DeviceError
     If `device` is not that of `mesh`.
-{errors}"""
+{errors}
+Examples
+--------
+>>> import distarray as da
+>>> {example}
+"""
 _OF_SHAPE = {
     "first": "shape : int or sequence of int\n    Global shape.\n",
     "shape": "",
@@ -235,7 +240,9 @@ OutOfRangeError
 }
 
 
-def _of_shape(name: str, sentence: str, make: Callable[[Layout, Any], Any]) -> Callable[..., Any]:
+def _of_shape(
+    name: str, sentence: str, make: Callable[[Layout, Any], Any], example: str
+) -> Callable[..., Any]:
     """Return a public function that makes an array of a shape."""
 
     def create(
@@ -249,12 +256,16 @@ def _of_shape(name: str, sentence: str, make: Callable[[Layout, Any], Any]) -> C
         layout = target_layout(normalize_shape(shape), mesh, placements, device)
         return make(layout, normalize_dtype(dtype))
 
-    create.__doc__ = _DOCUMENTATION.format(sentence=sentence, **_OF_SHAPE, **_NO_VALUE)
+    create.__doc__ = _DOCUMENTATION.format(
+        sentence=sentence, example=example, **_OF_SHAPE, **_NO_VALUE
+    )
     create.__name__ = create.__qualname__ = name
     return create
 
 
-def _like(name: str, sentence: str, make: Callable[[Layout, Any], Any]) -> Callable[..., Any]:
+def _like(
+    name: str, sentence: str, make: Callable[[Layout, Any], Any], example: str
+) -> Callable[..., Any]:
     """Return a public function that makes an array like another."""
 
     def create(
@@ -270,21 +281,37 @@ def _like(name: str, sentence: str, make: Callable[[Layout, Any], Any]) -> Calla
         layout = _layout_like(x, shape, mesh, placements, device)
         return make(layout, _dtype_like(x, dtype))
 
-    create.__doc__ = _DOCUMENTATION.format(sentence=sentence, **_LIKE, **_NO_VALUE)
+    create.__doc__ = _DOCUMENTATION.format(sentence=sentence, example=example, **_LIKE, **_NO_VALUE)
     create.__name__ = create.__qualname__ = name
     return create
 
 
-empty = _of_shape("empty", "Return an array whose values are arbitrary.", _empty)
-zeros = _of_shape("zeros", "Return an array of zeros.", _zeros)
-ones = _of_shape("ones", "Return an array of ones.", _ones)
+empty = _of_shape(
+    "empty",
+    "Return an array whose values are arbitrary.",
+    _empty,
+    "da.empty((2, 3)).shape\n(2, 3)",
+)
+zeros = _of_shape("zeros", "Return an array of zeros.", _zeros, "print(da.zeros(3))\n[0. 0. 0.]")
+ones = _of_shape("ones", "Return an array of ones.", _ones, "print(da.ones(3, int))\n[1 1 1]")
 empty_like = _like(
-    "empty_like", "Return any values, with the shape, dtype and layout of another.", _empty
+    "empty_like",
+    "Return any values, with the shape, dtype and layout of another.",
+    _empty,
+    "da.empty_like(da.zeros((2, 3))).shape\n(2, 3)",
 )
 zeros_like = _like(
-    "zeros_like", "Return zeros, with the shape, dtype and layout of another.", _zeros
+    "zeros_like",
+    "Return zeros, with the shape, dtype and layout of another.",
+    _zeros,
+    "print(da.zeros_like(da.arange(3)))\n[0 0 0]",
 )
-ones_like = _like("ones_like", "Return ones, with the shape, dtype and layout of another.", _ones)
+ones_like = _like(
+    "ones_like",
+    "Return ones, with the shape, dtype and layout of another.",
+    _ones,
+    "print(da.ones_like(da.arange(3)))\n[1 1 1]",
+)
 
 
 def full(
@@ -320,11 +347,13 @@ def full_like(
 
 full.__doc__ = _DOCUMENTATION.format(
     sentence="Return an array filled with one value.",
+    example="print(da.full(3, 7))\n[7 7 7]",
     **{**_OF_SHAPE, "dtype": "the value's own, as NumPy finds it"},
     **_VALUE,
 )
 full_like.__doc__ = _DOCUMENTATION.format(
     sentence="Return one value everywhere, with the shape, dtype and layout of another.",
+    example="print(da.full_like(da.arange(3), 7))\n[7 7 7]",
     **_LIKE,
     **_VALUE,
 )

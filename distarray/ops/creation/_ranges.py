@@ -78,6 +78,12 @@ def arange(
     ------
     ArgumentError
         If `step` is 0, or the length is not finite.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.arange(5), da.arange(1, 8, 3))
+    [0 1 2 3 4] [1 4 7]
     """
     if stop is None:
         start, stop = 0, start
@@ -190,6 +196,12 @@ def linspace(
     ------
     ArgumentError
         If `num` is negative.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.linspace(0, 1, 5))
+    [0.   0.25 0.5  0.75 1.  ]
     """
     ends = [_end("start", start), _end("stop", stop)]
     num = check_integer("linspace", "num", num)
@@ -452,6 +464,13 @@ def eye(
     ------
     ShapeError
         If a size is negative.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.eye(2, 3, 1))
+    [[0. 1. 0.]
+     [0. 0. 1.]]
     """
     rows = check_integer("eye", "n_rows", n_rows)
     columns = rows if n_cols is None else check_integer("eye", "n_cols", n_cols)

@@ -53,7 +53,14 @@ copied_row = elementwise("copyto", lambda block: block, 1)
 
 @register
 def round(x: Any, /, decimals: int = 0, out: Any = None) -> Any:
-    """Round to a number of decimals, half to even; see NumPy's `round`."""
+    """Round to a number of decimals, half to even; see NumPy's `round`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.round(da.asarray([1.25, 2.5, -1.5])), da.round(da.asarray([1.26]), 1))
+    [ 1.  2. -2.] [1.3]
+    """
     places = check_integer("round", "decimals", decimals)
     options: dict[str, Any] = {"decimals": places} if places else {}
     if out is None:
@@ -66,7 +73,14 @@ around = round
 
 @register
 def fix(x: Any, /) -> Any:
-    """Round towards zero."""
+    """Round towards zero.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.fix(da.asarray([1.7, -1.7])))
+    [ 1. -1.]
+    """
     return trunc(x)
 
 
@@ -94,6 +108,12 @@ def clip(
     ------
     ArgumentTypeError
         If a limit is given under both names.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.clip(da.arange(6), 1, 4))
+    [1 1 2 3 4 4]
     """
     if (a_min is not None and min is not None) or (a_max is not None and max is not None):
         raise ArgumentTypeError("clip() takes each limit once: by position, or as min=, max=")
@@ -112,7 +132,14 @@ def clip(
 
 @register
 def angle(x: Any, /, deg: bool = False) -> Any:
-    """Return the angle of complex numbers, in radians or degrees."""
+    """Return the angle of complex numbers, in radians or degrees.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.angle(da.asarray([1, 1j, -1]), deg=True))
+    [  0.  90. 180.]
+    """
     return run_row(_angle, (x,), deg=check_flag("angle", "deg", deg))
 
 
@@ -120,7 +147,14 @@ def angle(x: Any, /, deg: bool = False) -> Any:
 def nan_to_num(
     x: Any, /, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
 ) -> Any:
-    """Replace NaN by `nan` and infinities by the given or the largest finite numbers."""
+    """Replace NaN by `nan` and infinities by the given or the largest finite numbers.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.nan_to_num(da.asarray([da.nan, da.inf, 1.0]), posinf=9))
+    [0. 9. 1.]
+    """
     copy = check_flag("nan_to_num", "copy", copy)
     result = run_row(_filled, (x,), nan=nan, posinf=posinf, neginf=neginf)
     if copy or not isinstance(x, BaseArray):
@@ -132,20 +166,41 @@ def nan_to_num(
 def isclose(
     x1: Any, x2: Any, /, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> Any:
-    """Tell where items agree within `atol + rtol * abs(x2)`."""
+    """Tell where items agree within `atol + rtol * abs(x2)`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.isclose(da.asarray([1.0, 2.0]), [1.0 + 1e-9, 2.1]))
+    [ True False]
+    """
     equal_nan = check_flag("isclose", "equal_nan", equal_nan)
     return run_row(_close, (x1, x2), rtol=rtol, atol=atol, equal_nan=equal_nan)
 
 
 @register
 def real(x: Any, /) -> Any:
-    """Return real parts: a view, but a read-only copy where `x` must be reduced first."""
+    """Return real parts: a view, but a read-only copy where `x` must be reduced first.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.real(da.asarray([1 + 2j, 3])))
+    [1. 3.]
+    """
     return _part(real_part, x)
 
 
 @register
 def imag(x: Any, /) -> Any:
-    """Return imaginary parts; see `real`."""
+    """Return imaginary parts; see `real`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.imag(da.asarray([1 + 2j, 3])))
+    [2. 0.]
+    """
     return _part(imag_part, x)
 
 
@@ -158,7 +213,17 @@ def _part(row: Any, x: Any) -> Any:
 
 @register
 def copy(x: Any, /, order: str = "K", subok: bool = True) -> Any:  # noqa: ARG001 (NumPy's)
-    """Return an array of the same layout and values in memory of its own."""
+    """Return an array of the same layout and values in memory of its own.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x = da.arange(3)
+    >>> y = da.copy(x)
+    >>> y[0] = 7
+    >>> print(x, y)
+    [0 1 2] [7 1 2]
+    """
     check_order("copy", order, "CFAK")
     if not isinstance(x, BaseArray):
         return np.array(plain_buffer(x, "copy", objects=True), copy=True)
@@ -198,6 +263,12 @@ def astype(
         If `casting` forbids the conversion, or text is not that of a value of `dtype`.
     DTypeError
         If `dtype` holds Python objects.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.astype(da.asarray([1.7, -1.7]), int))
+    [ 1 -1]
     """
     target = normalize_dtype(dtype)
     check_casting("astype", casting)

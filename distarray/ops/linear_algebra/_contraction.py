@@ -284,6 +284,13 @@ def matmul(x1: Any, x2: Any, /) -> Any:
     Notes
     -----
     `Partial` operands are reduced first.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.matmul(da.asarray([[1, 2], [3, 4]]), [[0, 1], [1, 0]]))
+    [[2 1]
+     [4 3]]
     """
     try:
         output = _quick[x1._layout, x2._layout]
@@ -315,6 +322,12 @@ def dot(x1: Any, x2: Any, /) -> Any:
     ------
     ShapeError
         If the shapes do not fit together.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.dot(da.asarray([[1, 2], [3, 4]]), [1, 1]))
+    [3 7]
     """
     x1, x2 = normalize_operands("dot", (x1, x2))
     ndims = [getattr(x, "ndim", 0) for x in (x1, x2)]
@@ -342,6 +355,12 @@ def vecdot(x1: Any, x2: Any, /, axis: int = -1) -> Any:
         If the shapes do not fit together.
     AxisError
         If an operand has no such axis.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.vecdot(da.asarray([[1, 2], [3, 4]]), [1, 1]))
+    [3 7]
     """
     return run(_vecdot, (x1, x2), check_integer("vecdot", "axis", axis))
 
@@ -364,6 +383,12 @@ def tensordot(x1: Any, x2: Any, /, axes: int | Sequence[Sequence[int]] = 2) -> A
         If there is no such axis.
     ArgumentError
         If the two sequences do not name equally many.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.tensordot(da.ones((2, 3, 4)), da.ones((3, 4)), axes=2))
+    [12. 12.]
     """
     x1, x2 = normalize_operands("tensordot", (x1, x2))
     left, right = (x.ndim if isinstance(x, BaseArray) else np.ndim(x) for x in (x1, x2))
@@ -396,7 +421,15 @@ def tensordot(x1: Any, x2: Any, /, axes: int | Sequence[Sequence[int]] = 2) -> A
 
 @register
 def outer(x1: Any, x2: Any, /) -> Any:
-    """Return the products of every item of `x1` with every item of `x2`, both taken as flat."""
+    """Return the products of every item of `x1` with every item of `x2`, both taken as flat.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.outer(da.asarray([1, 2]), [3, 4]))
+    [[3 4]
+     [6 8]]
+    """
     x1, x2 = normalize_operands("outer", (x1, x2))
     flat = [
         reshape(x, (-1,)) if isinstance(x, BaseArray) else np.reshape(x, (-1,)) for x in (x1, x2)
@@ -406,7 +439,14 @@ def outer(x1: Any, x2: Any, /) -> Any:
 
 @register
 def inner(x1: Any, x2: Any, /) -> Any:
-    """Return the sum of products over the last axis of both operands."""
+    """Return the sum of products over the last axis of both operands.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.inner(da.asarray([1, 2]), [3, 4]))
+    11
+    """
     x1, x2 = normalize_operands("inner", (x1, x2))
     if any(getattr(x, "ndim", 0) == 0 for x in (x1, x2)):
         return dot(x1, x2)

@@ -109,6 +109,13 @@ def einsum(subscripts: str, /, *operands: Any) -> Any:
         If the subscripts cannot be read or do not fit the operands.
     ShapeError
         If lengths differ.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x = da.asarray([[1, 2], [3, 4]])
+    >>> print(da.einsum("ij,ij->i", x, x))
+    [ 5 25]
     """
     if not isinstance(subscripts, str):
         raise ArgumentTypeError(

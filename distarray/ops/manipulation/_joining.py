@@ -125,6 +125,12 @@ def concat(
         If none of them is distributed.
     DTypeError
         If `casting` forbids a conversion.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.concat([da.arange(3), da.zeros(2, int)]))
+    [0 1 2 0 0]
     """
     check_casting("concat", casting)
     given = normalize_operands("concat", list_arrays("concat", arrays))
@@ -251,6 +257,13 @@ def stack(
         If there is no array, or the shapes differ.
     AxisError
         If the result has no such axis.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.stack([da.arange(3), da.ones(3, int)]))
+    [[0 1 2]
+     [1 1 1]]
     """
     given = [x if hasattr(x, "ndim") else np.asarray(x) for x in list_arrays("stack", arrays)]
     shapes = [tuple(x.shape) for x in given]
@@ -270,6 +283,13 @@ def unstack(x: Any, /, axis: int = 0) -> tuple[Any, ...]:
     ------
     AxisError
         If there is no such axis.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x, y = da.unstack(da.arange(6).reshape(2, 3))
+    >>> print(x, y)
+    [0 1 2] [3 4 5]
     """
     along = normalize_axis(axis, check_distributed("unstack", x).ndim)
     before = (slice(None),) * along
@@ -299,6 +319,12 @@ def roll(x: Any, /, shift: int | Sequence[int], axis: Axes = None) -> Any:
         If there are several shifts and not as many axes.
     AxisError
         If there is no such axis.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.roll(da.arange(5), 2))
+    [3 4 0 1 2]
     """
     check_distributed("roll", x)
     try:
@@ -355,6 +381,12 @@ def repeat(x: Any, /, repeats: Any, axis: int | None = None) -> Any:
         If a number is negative, or there is not one for each item.
     AxisError
         If there is no such axis.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.repeat(da.arange(3), 2), da.repeat(da.arange(3), [1, 0, 2]))
+    [0 0 1 1 2 2] [0 2 2]
     """
     if axis is None:
         return repeat(change_shape(check_distributed("repeat", x), (-1,)), repeats, axis=0)
@@ -458,6 +490,12 @@ def tile(x: Any, /, reps: int | Sequence[int]) -> Any:
         If a number is not an integer.
     ArgumentError
         If a number is negative.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.tile(da.arange(3), 2))
+    [0 1 2 0 1 2]
     """
     check_distributed("tile", x)
     try:

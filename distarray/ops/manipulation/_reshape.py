@@ -154,6 +154,13 @@ def reshape(
     A sharded axis stays in place where it is the first of the axes that it merges with, or is
     divided at block boundaries; `Partial` stays as it is. Otherwise the axes concerned take one
     exchange, in which each process receives its part of the flat order.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.reshape(da.arange(6), (2, -1)))
+    [[0 1 2]
+     [3 4 5]]
     """
     check_distributed("reshape", x)
     copy = None if copy is None else check_flag("reshape", "copy", copy)
@@ -198,7 +205,14 @@ def _reshape_as(x: Any, asked: Shape, copy: bool | None, contiguous: bool = Fals
 
 @register
 def ravel(x: Any, /, order: str = "C") -> Any:
-    """Return the items in row-major order as one axis, contiguous in each block; see `reshape`."""
+    """Return the items in row-major order as one axis, contiguous in each block; see `reshape`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.ravel(da.asarray([[1, 2], [3, 4]])))
+    [1 2 3 4]
+    """
     check_distributed("ravel", x)
     first = transpose(x) if check_order("ravel", order, "CF") == "F" else x
     return _reshape_as(first, (-1,), None, contiguous=True)
@@ -206,7 +220,14 @@ def ravel(x: Any, /, order: str = "C") -> Any:
 
 @register
 def flatten(x: Any, /, order: str = "C") -> Any:
-    """Return a copy of the items in row-major order as one axis; see `reshape`."""
+    """Return a copy of the items in row-major order as one axis; see `reshape`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.flatten(da.asarray([[1, 2], [3, 4]])))
+    [1 2 3 4]
+    """
     return reshape(check_distributed("flatten", x), (-1,), order, copy=True)
 
 

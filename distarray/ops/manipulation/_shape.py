@@ -66,6 +66,12 @@ def permute_dims(x: Any, /, axes: Sequence[int]) -> Any:
     ------
     AxisError
         If `axes` is not a permutation of the axes.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.permute_dims(da.zeros((2, 3, 4)), (2, 0, 1)).shape
+    (4, 2, 3)
     """
     return run_one(_transpose, check_distributed("transpose", x), _as_key(axes))
 
@@ -78,6 +84,12 @@ def transpose(x: Any, /, axes: Sequence[int] | None = None) -> Any:
     ------
     AxisError
         If `axes` is not a permutation of the axes.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.transpose(da.zeros((2, 3, 4))).shape
+    (4, 3, 2)
     """
     return run_one(_transpose, check_distributed("transpose", x), _as_key(axes))
 
@@ -90,6 +102,12 @@ def matrix_transpose(x: Any, /) -> Any:
     ------
     AxisError
         If it has fewer than two axes.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.matrix_transpose(da.zeros((2, 3, 4))).shape
+    (2, 4, 3)
     """
     if check_distributed("matrix_transpose", x)._layout.ndim < 2:
         raise AxisError(
@@ -106,6 +124,12 @@ def swapaxes(x: Any, /, axis1: int, axis2: int) -> Any:
     ------
     AxisError
         If there is no such axis.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.swapaxes(da.zeros((2, 3, 4)), 0, 2).shape
+    (4, 3, 2)
     """
     return run_one(_swapaxes, check_distributed("swapaxes", x), (_as_key(axis1), _as_key(axis2)))
 
@@ -118,6 +142,12 @@ def moveaxis(x: Any, /, source: Axes, destination: Axes) -> Any:
     ------
     AxisError
         If an axis does not exist, is named twice, or the two do not name equally many.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.moveaxis(da.zeros((2, 3, 4)), 0, -1).shape
+    (3, 4, 2)
     """
     return run_one(
         _moveaxis, check_distributed("moveaxis", x), (_as_key(source), _as_key(destination))
@@ -173,6 +203,12 @@ def squeeze(x: Any, /, axis: Axes = None) -> Any:
         If a named axis has another length.
     AxisError
         If there is no such axis.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.squeeze(da.zeros((1, 3, 1))).shape
+    (3,)
     """
     return run_one(_squeeze, check_distributed("squeeze", x), _as_key(axis))
 
@@ -185,6 +221,12 @@ def expand_dims(x: Any, /, axis: int | Sequence[int] = 0) -> Any:
     ------
     AxisError
         If the result has no such place.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> da.expand_dims(da.zeros((2, 3)), axis=1).shape
+    (2, 1, 3)
     """
     return run_one(_expand_dims, check_distributed("expand_dims", x), _as_key(axis))
 
@@ -219,6 +261,13 @@ def broadcast_to(x: Any, /, shape: int | Sequence[int]) -> Any:
     ------
     ShapeError
         If the array does not broadcast to `shape`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.broadcast_to(da.arange(3), (2, 3)))
+    [[0 1 2]
+     [0 1 2]]
     """
     result = run_one(_broadcast_to, check_distributed("broadcast_to", x), normalize_shape(shape))
     return result._new(_backend.make_read_only(result._local), result._layout)
@@ -232,6 +281,13 @@ def broadcast_arrays(*arrays: Any) -> tuple[Any, ...]:
     ------
     ShapeError
         If their shapes do not fit together.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x, y = da.broadcast_arrays(da.arange(3), da.ones((2, 1)))
+    >>> x.shape, y.shape
+    ((2, 3), (2, 3))
     """
     shapes = [check_distributed("broadcast_arrays", x)._layout.shape for x in arrays]
     try:
@@ -254,6 +310,12 @@ def flip(x: Any, /, axis: Axes = None) -> Any:
     Along an uncut axis the result looks at the memory of `x`. Along a cut axis blocks and their
     mirror images are exchanged: the result is a read-only copy, whose boundaries are the mirror
     image of those of `x`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.flip(da.arange(4)))
+    [3 2 1 0]
     """
     layout = check_distributed("flip", x)._layout
     axes = normalize_axes(axis, layout.ndim)
@@ -343,13 +405,31 @@ def rot90(x: Any, /, k: int = 1, axes: Sequence[int] = (0, 1)) -> Any:
 
 @register
 def tril(x: Any, /, k: int = 0) -> Any:
-    """Return the last two axes' items on and below diagonal `k`, zeros elsewhere."""
+    """Return the last two axes' items on and below diagonal `k`, zeros elsewhere.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.tril(da.ones((3, 3), int)))
+    [[1 0 0]
+     [1 1 0]
+     [1 1 1]]
+    """
     return _triangle(_lower, x, k)
 
 
 @register
 def triu(x: Any, /, k: int = 0) -> Any:
-    """Return the last two axes' items on and above diagonal `k`, zeros elsewhere."""
+    """Return the last two axes' items on and above diagonal `k`, zeros elsewhere.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.triu(da.ones((3, 3), int)))
+    [[1 1 1]
+     [0 1 1]
+     [0 0 1]]
+    """
     return _triangle(_upper, x, k)
 
 

@@ -640,7 +640,16 @@ def sort_in_place(
     descending: bool = False,
     stable: bool | None = None,
 ) -> None:
-    """Put the items in order along an axis; see `distarray.sort`."""
+    """Put the items in order along an axis; see `distarray.sort`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x = da.asarray([3, 1, 2])
+    >>> x.sort()
+    >>> print(x)
+    [1 2 3]
+    """
     check_writable("sort", check_distributed("sort", x))
     given = sort(x, _one_axis("sort", axis), kind, order, descending=descending, stable=stable)
     write_out("sort", x, given)
@@ -654,7 +663,16 @@ def partition_in_place(
     kind: str = "introselect",
     order: str | Sequence[str] | None = None,
 ) -> None:
-    """Put the items at some places in order along an axis; see `distarray.partition`."""
+    """Put the items at some places in order along an axis; see `distarray.partition`.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> x = da.asarray([3, 1, 2])
+    >>> x.partition(0)
+    >>> int(x[0])
+    1
+    """
     check_writable("partition", check_distributed("partition", x))
     write_out("partition", x, partition(x, kth, _one_axis("partition", axis), kind, order))
 

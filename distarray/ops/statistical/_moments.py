@@ -150,6 +150,12 @@ def mean(
     -----
     Distribution: where a mesh axis cuts a reduced axis, the sums of all blocks are reduced at once
     and divided by the count, and the result is replicated there. Kept axes stay cut.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.mean(da.asarray([[1, 2], [3, 4]]), axis=0))
+    [2. 3.]
     """
     if out is None and where is True and isinstance(x, BaseArray):
         return reduce(_mean, x, axis, dtype, out, keepdims)
@@ -483,6 +489,12 @@ def var(
     Distribution: the states of all blocks along a cut reduced axis are exchanged at once and merged
     in rank order (Chan, Golub, LeVeque 1979); the result is replicated there. Where these are over
     a mebibyte and more than the items of a block, a kept axis is cut instead.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.var(da.asarray([1, 5])))
+    4.0
     """
     check_out("var", x, out)
     result = _compute_variance("var", x, axis, dtype, out, ddof, keepdims, where, mean, correction)
@@ -615,6 +627,7 @@ def _root(variance: Any) -> Any:
 
 
 std.__doc__ = (var.__doc__ or "").replace("the variance over", "the standard deviation over")
+std.__doc__ = std.__doc__.replace("da.var", "da.std").replace("4.0", "2.0")
 
 
 @register
@@ -725,6 +738,12 @@ def ptp(x: Any, /, axis: Any = None, out: Any = None, keepdims: bool = False) ->
         If an axis is out of range or named twice.
     ArgumentError
         If there is no item.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.ptp(da.asarray([3, 1, 7])))
+    6
     """
     check_out("ptp", x, out)
     wide: dict[str, Any] = {}

@@ -28,6 +28,7 @@ from distarray.core import (
     check_whole,
     convert_to_unit,
     elementwise,
+    example,
     local_dtype,
     loop_dtype,
     methods,
@@ -82,7 +83,8 @@ Notes
 -----
 Distribution: along a cut axis each block sends one item a line, to all at once, and nothing else
 is sent. Partial inputs are reduced first.
-"""
+
+{example}"""
 
 
 ASSOCIATIVE = frozenset(
@@ -125,7 +127,9 @@ def scan(name: str, what: str, ufunc: np.ufunc, function: Callable[..., Any]) ->
     axis = "Default: all items in flat order." if flat else "Default, of arrays of one axis: 0."
     verb = "added up" if ufunc is np.add else "multiplied"
     op = _row(name, ufunc, function, flat)
-    text = _DOCUMENTATION.format(what=what, axis=axis, verb=verb, identity=ufunc.identity)
+    text = _DOCUMENTATION.format(
+        what=what, axis=axis, verb=verb, identity=ufunc.identity, example=example(op)
+    )
     op.describe(__doc__=text)
     register(op)
     if not flat:
@@ -370,6 +374,12 @@ def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = ABSENT, append: A
     Notes
     -----
     Distribution: along a cut axis each block gets its neighbour's first item.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.diff(da.asarray([1, 4, 9, 16])), da.diff(da.asarray([1, 4, 9, 16]), n=2))
+    [3 5 7] [2 2]
     """
     if not isinstance(x, BaseArray):
         given = {"prepend": prepend, "append": append}
