@@ -97,11 +97,7 @@ class Search:
             return not (len(pending) == 1 and isinstance(direct[0], ReduceScatterStep))
         if not self._one_mesh:
             return _spread(self._goal) and _disjoint(self._src.mesh, self._goal.mesh)
-        gathered = sum(
-            type(p) is Shard and type(q) is Replicate
-            for p, q in zip(self._src.placements, self._goal.placements, strict=True)
-        )
-        return gathered > 1 and self._model.ranks_per_node is not None
+        return bool(self._staged_gathers(self._src))
 
     def _pending(self, layout: Layout) -> list[tuple[int, str]]:
         """Return mesh axis and operation of the reductions still to do."""
@@ -162,16 +158,7 @@ class Search:
         self, layout: Layout, dtype: np.dtype[Any], pending: list[tuple[int, str]]
     ) -> Iterator[Step]:
         """Yield the steps that bring mesh axes to the goal's placements without reducing."""
-        changed = [
-            i
-            for i, (p, q) in enumerate(zip(layout.placements, self._goal.placements, strict=True))
-            if p is not q and type(p) is not Partial
-        ]
-        if not pending:
-            changed = [i for i in changed if type(layout.placements[i]) is Shard]
-            changed = [i for i in changed if type(self._goal.placements[i]) is Replicate]
-            if len(changed) < 2 or self._model.ranks_per_node is None:
-                return
+        changed = self._changed(layout) if pending else self._staged_gathers(layout)
         choices = [[i] for i in changed]
         if len(changed) > 1 and pending:
             choices.append(changed)
@@ -180,6 +167,25 @@ class Search:
             for i in chosen:
                 placements[i] = self._goal.placements[i]
             yield self._step(layout, tuple(placements), dtype)
+
+    def _changed(self, layout: Layout) -> list[int]:
+        """Return the mesh axes whose placements are not the goal's, and not ``Partial``."""
+        both = zip(layout.placements, self._goal.placements, strict=True)
+        return [i for i, (p, q) in enumerate(both) if p is not q and type(p) is not Partial]
+
+    def _staged_gathers(self, layout: Layout) -> list[int]:
+        """Return the mesh axes along which to gather one at a time, if that can pay.
+
+        Between nodes, where nothing but gathers is left: what else changes could let a rank
+        gather values that it does not keep.
+        """
+        changed = self._changed(layout)
+        gathers = all(
+            type(layout.placements[i]) is Shard and type(self._goal.placements[i]) is Replicate
+            for i in changed
+        )
+        pays = len(changed) > 1 and self._model.ranks_per_node is not None
+        return changed if gathers and pays else []
 
     def _step(
         self, layout: Layout, placements: tuple[Placement, ...], dtype: np.dtype[Any]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import currently_in_test_context, given, note, settings
+from hypothesis import currently_in_test_context, example, given, note, settings
 
 import distarray.errors
 from distarray.errors import ArgumentError, DTypeError, MeshError, ShapeError
@@ -76,6 +76,13 @@ def test_plan_gives_the_destination_blocks_in_rounds(move):
 
 
 @given(moves(partial=False))
+@example(
+    Move(  # gathers along one mesh axis while another one slices
+        Layout(AbstractMesh((3, 2, 2)), (Shard(0), Replicate(), Shard(1)), (3, 2, 1)),
+        Layout(AbstractMesh((3, 2, 2)), (Replicate(), Shard(0), Replicate()), (3, 2, 1)),
+        np.dtype(float),
+    )
+)
 @settings(max_examples=200)
 def test_no_rank_receives_more_than_it_lacks_without_reductions(move):
     src, dst, dtype = move

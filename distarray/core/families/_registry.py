@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -30,6 +31,8 @@ arguments."""
 method_makers: dict[str, Callable[[np.ufunc], Callable[..., Any]]] = {}
 """By the name of a method, what makes it for a ufunc (of two operands, but for "at") when it is
 first met."""
+_making = threading.RLock()
+"""Ranks that are threads meet a ufunc at the same time."""
 functions: dict[Callable[..., Any], Callable[..., Any]] = {}
 """Ours for each NumPy function that is no ufunc, for `__array_function__`."""
 
@@ -65,7 +68,10 @@ def method_of(ufunc: np.ufunc, name: str) -> Callable[..., Any] | None:
     found = methods.get((ufunc, name))
     fits = ufunc.signature is None and (ufunc.nin == 2 or name == "at")
     if found is None and name in method_makers and fits:
-        found = methods[ufunc, name] = method_makers[name](ufunc)
+        with _making:
+            found = methods.get((ufunc, name))
+            if found is None:
+                found = methods[ufunc, name] = method_makers[name](ufunc)
     return found
 
 
