@@ -37,11 +37,12 @@ def array_keys(draw: Any, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -
     first = draw(st.sampled_from(places))
     used = draw(st.integers(first + 1, len(shape)))
     dots = draw(st.integers(0, used)) if draw(st.booleans()) else None
-    if dots is not None and first >= dots:
-        used = len(shape)
+    after = 0 if dots is None else used - dots
+    axes = [*range(used - after), *range(len(shape) - after, len(shape))]
+    axes = axes if first in axes else list(range(len(shape)))
     key: list[Any] = []
-    for axis in range(used):
-        if axis == dots:
+    for place, axis in enumerate(axes):
+        if place == dots:
             key.append(Ellipsis)
         if draw(st.integers(0, 5)) == 0:
             key.append(None)
@@ -54,7 +55,7 @@ def array_keys(draw: Any, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -
             key.append(draw(st.integers(-shape[axis], shape[axis] - 1)))
         else:
             key.append(draw(slices(shape[axis])))
-    if dots == used:
+    if dots == len(axes):
         key.append(Ellipsis)
     return tuple(key)
 

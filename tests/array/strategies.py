@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,10 @@ _REDUCE = {
     "bor": np.bitwise_or,
     "bxor": np.bitwise_xor,
 }
+
+
+sample = cache(st.sampled_from)
+"""A choice from a tuple: Hypothesis looks longer through a new strategy than it draws from one."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +171,7 @@ def special_items(dtype: Any) -> np.ndarray:
 def special_cases(draw: Any, dtypes: Sequence[Any], ops: Sequence[str] = (), **kinds: Any) -> Case:
     """Draw a distributed array of NaN, infinities, extremes, and ordinary items among them."""
     case = draw(cases((np.uint8,), ops, **kinds))
-    items = special_items(draw(st.sampled_from(list(dtypes))))
+    items = special_items(draw(sample(tuple(dtypes))))
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
     values = items[rng.integers(items.size, size=case.values.shape)]
     if draw(st.booleans()):  # few of them, so that not every sum is NaN
@@ -188,7 +194,22 @@ def special_pairs(draw: Any, dtypes: Sequence[Any], ops: Sequence[str] = ()) -> 
 @st.composite
 def shapes(draw: Any, max_dims: int = 3) -> tuple[int, ...]:
     """Draw a shape, also with axes of length 0 and 1, or none."""
-    return tuple(draw(st.lists(st.sampled_from((0, 1, 2, 3, 5, 8)), max_size=max_dims)))
+    return tuple(draw(_lists_of_sizes(max_dims)))
+
+
+@cache
+def _lists_of_sizes(max_dims: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(sample((0, 1, 2, 3, 5, 8)), max_size=max_dims)
+
+
+@cache
+def _cuts(size: int, blocks: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, size), min_size=blocks - 1, max_size=blocks - 1)
+
+
+@cache
+def _orders(ndim: int) -> st.SearchStrategy[Any]:
+    return sample((None, *permutations(range(ndim))))
 
 
 @st.composite
@@ -201,40 +222,35 @@ def cases(
     max_dims: int = 3,
 ) -> Case:
     """Draw a distributed array; `ops` are the Partial ops that may occur."""
-    mesh_shape = draw(st.sampled_from(MESH_SHAPES)) if mesh_shape is None else mesh_shape
+    mesh_shape = draw(sample(MESH_SHAPES)) if mesh_shape is None else mesh_shape
     shape = draw(shapes(max_dims)) if shape is None else shape
-    choices: list[Placement] = [Replicate(), *(Shard(axis) for axis in range(len(shape)))]
-    op = draw(st.sampled_from((None, *ops)))
-    if op is not None:
-        choices.append(Partial(op))
-    placements = tuple(draw(st.sampled_from(choices)) for _ in mesh_shape)
+    op = draw(sample((None, *ops)))
+    choices: tuple[Placement, ...] = (Replicate(), *map(Shard, range(len(shape))))
+    choices += () if op is None else (Partial(op),)
+    placements = tuple(draw(sample(choices)) for _ in mesh_shape)
     count = math.prod(
         size for size, p in zip(mesh_shape, placements, strict=True) if type(p) is Partial
     )
-    dtype = draw(st.sampled_from(list(dtypes)))
+    dtype = draw(sample(tuple(dtypes)))
     values = values_of(dtype, (count, *shape), draw(st.integers(0, 2**16)))
     if op == "avg":
         values = values.astype(np.result_type(dtype, np.float64))
-    order = draw(st.one_of(st.none(), st.permutations(range(len(mesh_shape)))))
+    order = draw(_orders(len(mesh_shape)))
     boundaries = []
     for axis, size in enumerate(shape):
         blocks = math.prod(
             n for n, p in zip(mesh_shape, placements, strict=True) if p is Shard(axis)
         )
         if Shard(axis) in placements and draw(st.booleans()):
-            cuts = sorted(
-                draw(st.lists(st.integers(0, size), min_size=blocks - 1, max_size=blocks - 1))
-            )
+            cuts = sorted(draw(_cuts(size, blocks)))
             boundaries.append((axis, (0, *cuts, size)))
-    return Case(
-        mesh_shape, placements, values, None if order is None else tuple(order), tuple(boundaries)
-    )
+    return Case(mesh_shape, placements, values, order, tuple(boundaries))
 
 
 @st.composite
 def pairs(draw: Any, dtypes: Sequence[Any], ops: Sequence[str] = ()) -> tuple[Case, Case]:
     """Draw two arrays on one mesh whose shapes broadcast."""
-    mesh_shape = draw(st.sampled_from(MESH_SHAPES))
+    mesh_shape = draw(sample(MESH_SHAPES))
     shape = draw(shapes())
     found = []
     for _ in range(2):
