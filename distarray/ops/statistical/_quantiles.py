@@ -379,6 +379,8 @@ def _run(
     except ArgumentTypeError as error:
         raise DTypeError(f"{name} of {a.dtype}: {error}; convert with astype") from error
     dtype = np.asarray(tried).dtype
+    if dtype.kind in "US":  # that of a scalar is as long as its text
+        dtype = a.dtype
     if out is not None:
         kept = [1 if i in axes else n for i, n in enumerate(a.shape) if keepdims or i not in axes]
         check_fits(name, out, (*wanted.shape, *kept), dtype)
