@@ -123,7 +123,10 @@ def parse(key: Any, shape: Shape) -> Advanced:
     for index in indices:
         if index.is_mask and index.operand is not None:
             first = index.axis - items[: index.axis].count(None)
-            _check_mask(arrays[index.operand].shape, shape, first)
+            mask = arrays[index.operand]
+            _check_mask(mask.shape, shape, first)
+            if not mask.size:
+                arrays[index.operand] = _nothing_of(mask, shape[first : first + mask.ndim])
     view = tuple(len(item) if type(item) is range else 1 for item in items)
     together = bool(places) and places[-1] - places[0] == len(places) - 1
     place = indices[0].axis if together else 0
@@ -219,9 +222,16 @@ def _slices(items: Sequence[Item], shape: Shape) -> Key:
     return tuple(slices)
 
 
+def _nothing_of(mask: Any, shape: Shape) -> Buffer:
+    """Return a mask of a shape, in memory of one item, that selects what an empty mask does."""
+    block = mask._local if isinstance(mask, BaseArray) else mask
+    xp = _backend.namespace_of(block)
+    return xp.broadcast_to(xp.zeros((), bool), shape)
+
+
 def _check_mask(mask: Shape, shape: Shape, first: int) -> None:
     for axis, (size, items) in enumerate(zip(mask, shape[first:], strict=False), first):
-        if size != items:
+        if size not in (items, 0):  # the standard, and NumPy, let an axis without items pass
             raise IndexingError(
                 f"a mask of shape {mask} does not fit axes {first} to {first + len(mask) - 1} of "
                 f"an array of shape {shape}: axis {axis} has {items} items, and {size} in the mask"

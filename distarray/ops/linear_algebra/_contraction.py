@@ -431,10 +431,11 @@ def outer(x1: Any, x2: Any, /) -> Any:
      [6 8]]
     """
     x1, x2 = normalize_operands("outer", (x1, x2))
-    flat = [
-        reshape(x, (-1,)) if isinstance(x, BaseArray) else np.reshape(x, (-1,)) for x in (x1, x2)
-    ]
-    return run(_tensordot, flat, ((), ()))
+    column, row = (
+        reshape(x, shape) if isinstance(x, BaseArray) else np.reshape(x, shape)
+        for x, shape in ((x1, (-1, 1)), (x2, (1, -1)))
+    )
+    return multiply(column, row)  # a product of matrices adds to 0.0, which loses -0.0
 
 
 @register

@@ -372,6 +372,21 @@ def test_ranks_that_select_from_other_layouts_are_told_apart() -> None:
 # --- writing -------------------------------------------------------------------------------------
 
 
+def test_masks_with_an_axis_without_items_select_nothing() -> None:
+    values = np.arange(6.0).reshape(2, 3)
+
+    def program() -> None:
+        x = da.asarray(values)
+        for shape in ((0, 0), (2, 0), (0, 3), (0,)):
+            mask = np.zeros(shape, bool)
+            for key in (mask, da.asarray(mask)):
+                agrees(x[key], values[mask])
+                x[key] = 7
+        agrees(x, values)
+
+    on_ranks(program)
+
+
 def test_what_is_written_where_a_mask_is_true_goes_there_alone() -> None:
     def program() -> None:
         values = np.arange(4000.0).reshape(1000, 4)
