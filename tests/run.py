@@ -1,8 +1,9 @@
 """Run the whole suite: ``python -m tests.run``.
 
 First everything that needs no MPI, with simulated ranks, in processes at the same time:
-tests/torch in two, what compiles kernels, what starts jobs and waits for them, the rest, and once
-more what is about arrays, with their blocks on GPUs or, where there is none, on a stand-in.
+tests/torch in two, arrays and their operations, what compiles kernels, what starts jobs and waits
+for them, the rest, and once more what is about arrays, with their blocks on GPUs or, where there is
+none, on a stand-in.
 ``tests/mpi`` on 1 rank runs beside them; then it runs on 2, 3 and 4 ranks under mpiexec, its tests
 marked ``eight_ranks`` on 8, and a few on 3 with their blocks on a device. Every run has a hard
 limit, and so has the suite; after it all processes are ended, and tests that hung are named. A test
@@ -50,6 +51,7 @@ JOBS = (
 """Files that start jobs of some ranks, and wait for them more than they compute."""
 COMPUTE = ("benchmarks", "comm")
 """Folders, but for those files, that compile kernels or run programs."""
+ARRAYS = ("array", "core", "fft", "linalg", "ops")
 ON_DEVICE = (
     "gpu",
     "array",
@@ -156,23 +158,24 @@ def _runs(paths: list[str], ranks: int) -> list[Run]:
         chosen = _select(paths, ranks)
         return [Run(ranks, chosen)] if chosen else []
     folder = ROOT / "tests"
-    sharded, arrays, jobs = (_below(names) for names in (("torch/fsdp",), ON_DEVICE, JOBS))
+    sharded, on_device, jobs = (_below(names) for names in (("torch/fsdp",), ON_DEVICE, JOBS))
     torch = sorted(map(str, (folder / "torch").rglob("test_*.py")))
     compute = sorted({str(path) for name in COMPUTE for path in (folder / name).rglob("test_*.py")})
     others = sorted(
         str(path)
         for path in folder.iterdir()
-        if path.name not in ("torch", "mpi", *COMPUTE)
+        if path.name not in ("torch", "mpi", *COMPUTE, *ARRAYS)
         and (path.name.startswith("test_") or (path.is_dir() and path.name[0] not in "._"))
     )
     # The longest first: each takes a core where there is one.
     return [
+        Run(0, _below(ARRAYS), "plain, arrays and operations"),
         Run(0, [path for path in torch if "fsdp" not in Path(path).parts], "plain, torch"),
         Run(0, sharded, "plain, torch, sharded"),
         Run(0, [path for path in compute if path not in jobs], "plain, kernels and programs"),
         Run(0, jobs, "plain, jobs of some ranks"),
         Run(0, [path for path in others if path not in jobs], "plain, the rest"),
-        Run(0, arrays, f"plain, on {_device()}", "cuda"),
+        Run(0, on_device, f"plain, on {_device()}", "cuda"),
     ]
 
 

@@ -26,7 +26,7 @@ R = Replicate()
 OPS = ("sum", "avg", "prod", "min", "max")
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(data=st.data(), src=st.sampled_from((0, None, -1)))
 def test_distributed_value_comes_back_whole(data: st.DataObject, src: int | None) -> None:
     case = data.draw(cases((np.float64, np.int32, np.bool_, np.complex64), ("sum", "max")))
@@ -47,7 +47,7 @@ def test_distributed_value_comes_back_whole(data: st.DataObject, src: int | None
     on_ranks(program)
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_blocks_of_any_split_are_adopted_without_a_copy(data: st.DataObject) -> None:
     case = data.draw(cases((np.float64, np.int32), OPS))
@@ -70,7 +70,7 @@ def test_blocks_of_any_split_are_adopted_without_a_copy(data: st.DataObject) -> 
     on_ranks(program)
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_redistribute_keeps_values_between_any_placements_and_meshes(data: st.DataObject) -> None:
     case = data.draw(cases((np.float64, np.int32), ("sum", "max")))

@@ -46,7 +46,7 @@ def parse(text: str) -> list[str]:
 
 
 @given(cases(("f8", "?", "i2"), ("sum", "max")))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_text_is_alike_on_all_ranks_and_tells_every_block(case: Case) -> None:
     def program() -> tuple[str, str]:
         x = case.build()
@@ -105,7 +105,7 @@ def test_names_are_escaped_in_html() -> None:
 
 
 @given(cases(("i8",), ("sum",)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_local_rows_say_where_rows_of_the_block_are(case: Case) -> None:
     def program() -> None:
         x = case.build()

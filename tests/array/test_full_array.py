@@ -18,7 +18,7 @@ DTYPES = ("f8", "i2", "?", "c16", *(("U3", "M8[s]") if KIND == "cpu" else ()))
 
 
 @given(st.one_of(cases(("f8", "i4"), ("sum", "max")), special_cases(DTYPES)), st.integers(0, 3))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_one_rank_has_all_values_and_the_others_none(case: Case, dst: int) -> None:
     def program() -> None:
         x = case.build()

@@ -32,7 +32,7 @@ def written(case: Case, key: Any, value: Any) -> np.ndarray:
 
 
 @pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(data=st.data())
 def test_distributed_value_of_any_layout_is_written(data: st.DataObject) -> None:
     case: Case = data.draw(cases(DTYPES, ("sum", "max") if data.draw(st.booleans()) else ()))
@@ -56,7 +56,7 @@ def test_distributed_value_of_any_layout_is_written(data: st.DataObject) -> None
 
 
 @pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_plain_value_is_written_without_communication(data: st.DataObject) -> None:
     case: Case = data.draw(cases(DTYPES, ("sum",)))

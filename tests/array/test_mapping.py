@@ -30,7 +30,7 @@ from tests.array.strategies import agrees, cases, on_ranks
 R = Replicate()
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_blocks_of_a_mapped_function_keep_the_layout(data: st.DataObject) -> None:
     case = data.draw(cases((np.float64, np.int32), ("sum",)))
@@ -96,7 +96,7 @@ def test_outside_the_mesh_the_function_is_not_called() -> None:
     on_ranks(program)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_function_with_a_rule_agrees_whatever_the_layouts(data: st.DataObject) -> None:
     size = data.draw(st.sampled_from((1, 3, 6)))

@@ -26,7 +26,7 @@ NUMBERS = (np.float64, np.float32, np.int32, np.uint8)
 
 
 @pytest.mark.parametrize("name", [*ARITHMETIC, *COMPARISONS])
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_operator_agrees_with_numpy(name: str, data: st.DataObject) -> None:
     function = getattr(operator, name)
@@ -74,7 +74,7 @@ def test_bit_operator_agrees_with_numpy(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", ["iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow"])
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_in_place_keeps_layout_and_dtype_and_agrees_with_numpy(
     name: str, data: st.DataObject
@@ -111,7 +111,7 @@ def test_in_place_keeps_layout_and_dtype_and_agrees_with_numpy(
     on_ranks(program)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_out_and_where_agree_with_numpy(data: st.DataObject) -> None:
     x, y = data.draw(pairs((np.float64,), ("sum", "max")))
@@ -133,7 +133,7 @@ def test_out_and_where_agree_with_numpy(data: st.DataObject) -> None:
     on_ranks(program)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_where_and_clip_agree_with_numpy(data: st.DataObject) -> None:
     x, y = data.draw(pairs((np.float64, np.int32), ("sum",)))
@@ -152,7 +152,7 @@ def test_where_and_clip_agree_with_numpy(data: st.DataObject) -> None:
         on_ranks(program)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_large_results_agree_and_lie_in_reused_memory(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from((np.float64, np.float32, np.int64)))

@@ -24,7 +24,7 @@ from tests.on_device import host
 R = Replicate()
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_asarray_is_the_global_array_on_every_rank(data: st.DataObject) -> None:
     case = data.draw(cases((np.float64, np.int32, np.bool_), ("sum", "max")))
@@ -54,7 +54,7 @@ def test_asarray_of_a_replicated_array_is_a_copy() -> None:
     on_ranks(program)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_numpy_functions_call_ours(data: st.DataObject) -> None:
     x, y = data.draw(pairs((np.float64,), ("sum",)))
@@ -82,7 +82,7 @@ def test_numpy_functions_call_ours(data: st.DataObject) -> None:
         on_ranks(program)
 
 
-@settings(max_examples=20)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_functions_with_two_results_agree_with_numpy(data: st.DataObject) -> None:
     x, y = data.draw(pairs((np.float64, np.int32), ("sum",)))
@@ -138,7 +138,7 @@ def test_unsupported_numpy_functions_raise_and_name_the_remedy() -> None:
     on_ranks(program)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_numbers_are_the_global_value_on_every_rank(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from((np.float64, np.int32, np.bool_, np.complex128)))

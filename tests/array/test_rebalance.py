@@ -16,7 +16,7 @@ from tests.on_device import DEVICE
 
 
 @given(cases(dtypes=["i8", "f4", "?"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_all_layouts_get_the_default_split_of_their_placements(case: Case) -> None:
     def program() -> None:
         x = case.build()
@@ -35,7 +35,7 @@ def test_all_layouts_get_the_default_split_of_their_placements(case: Case) -> No
     st.lists(st.integers(0, 9), min_size=4, max_size=4),
     st.sampled_from(["f8", "c16", "f4" if DEVICE != "cpu" else "U3"]),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_items_travel_once_and_only_those_that_a_rank_lacks(lengths: list[int], dtype: str) -> None:
     values = values_of("i8", (sum(lengths), 3), seed=1).astype(dtype)
 

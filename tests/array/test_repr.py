@@ -14,7 +14,7 @@ from distarray.layout import Partial, Replicate, Shard
 from tests.array.strategies import cases, on_ranks
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_str_is_numpys_of_the_global_array(data: st.DataObject) -> None:
     case = data.draw(cases((np.float64, np.int32, np.bool_, np.complex64), ("sum",)))
@@ -33,7 +33,7 @@ def test_str_is_numpys_of_the_global_array(data: st.DataObject) -> None:
             assert "outside" in text
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data(), edge=st.integers(1, 3))
 def test_corners_of_a_long_array_print_as_numpy_prints_them(data: st.DataObject, edge: int) -> None:
     shape = data.draw(st.sampled_from(((50,), (7, 9), (2, 40), (3, 8, 9), (40, 1), (5, 0))))

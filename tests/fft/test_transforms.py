@@ -34,7 +34,7 @@ def dtypes(name: str) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", ONE)
-@settings(max_examples=20)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_transform_of_one_axis_agrees_with_numpy(name: str, data: st.DataObject) -> None:
     x = data.draw(cases(dtypes(name), ("max",)))

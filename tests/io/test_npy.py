@@ -36,7 +36,7 @@ RECORD = np.dtype([("a", "<i2"), ("b", ">f8", (2,)), ("text", "U2")])
 @given(
     st.one_of(cases(("f8", "i4"), ("sum", "max")), special_cases(("f4", "?", "c16", "u1", *TEXT)))
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_any_layout_gives_the_file_that_numpy_writes(case: Case) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.npy"
@@ -53,7 +53,7 @@ def test_any_layout_gives_the_file_that_numpy_writes(case: Case) -> None:
 
 
 @given(shapes(), st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_any_layout_loads_what_numpy_wrote(shape: tuple[int, ...], data: st.DataObject) -> None:
     case = data.draw(cases(("f8", "i2", "?", "c16", *TEXT[:3:2]), shape=shape))
     version = data.draw(st.sampled_from([None, (1, 0), (2, 0), (3, 0)]))
@@ -156,7 +156,7 @@ def test_columns_are_brought_to_rows_first_and_read_once(
 
 
 @given(st.sampled_from(MESH_SHAPES), shapes(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_layouts_to_write_in_hold_every_item(mesh_shape: Any, shape: Any, data: Any) -> None:
     places = [Replicate(), *(Shard(axis) for axis in range(len(shape)))]
     layout = Layout(

@@ -68,7 +68,7 @@ def test_any_layout_is_written(kind: str, data: st.DataObject) -> None:
 
 
 @given(cases(("f8",)), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_no_two_ranks_write_to_one_chunk(case: Case, data: st.DataObject) -> None:
     chunks = tuple(data.draw(st.integers(1, 4)) for _ in case.shape)
 

@@ -172,7 +172,7 @@ def test_lstsq_and_matrix_rank_agree_with_numpy(data: st.DataObject) -> None:
     on_ranks(program)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_norm_agrees_with_numpy(data: st.DataObject) -> None:
     x = data.draw(cases((*DTYPES, np.bool_), ("max",)))
@@ -201,7 +201,7 @@ def test_norm_agrees_with_numpy(data: st.DataObject) -> None:
     on_ranks(program)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_vector_norm_takes_any_axes(data: st.DataObject) -> None:
     x = data.draw(cases((np.float64, np.complex128, np.float32), ("sum",)))

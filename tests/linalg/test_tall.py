@@ -19,7 +19,7 @@ from tests.array.strategies import Case, cases, on_ranks
 DTYPES = (np.float64, np.float32, np.complex128, np.int32)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_factors_multiply_to_the_matrix_and_have_orthonormal_columns(data: Any) -> None:
     columns = data.draw(st.integers(1, 3))

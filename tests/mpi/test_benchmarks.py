@@ -20,6 +20,11 @@ def _even() -> None:
         pytest.skip(f"the benchmarks divide {SIZE} rows evenly, {COMM.size} ranks cannot")
 
 
+def _two() -> None:
+    if COMM.size > 2:
+        pytest.skip("more ranks time the same on two cores, and take their time")
+
+
 @pytest.mark.parametrize("module", [by_distarray, by_hand], ids=lambda module: module.NAME)
 def test_moves_give_every_rank_its_block(module) -> None:
     _even()
@@ -34,7 +39,7 @@ def test_moves_give_every_rank_its_block(module) -> None:
 
 
 def test_small_and_large_operations_are_checked_before_they_are_timed(monkeypatch) -> None:
-    _even()
+    _two()
     monkeypatch.setattr(cases, "LARGE_SIZE", SIZE * 8)
     monkeypatch.setattr(cases, "MATMUL_SIZE", SIZE * 8)
     rows = [overhead._measure(COMM, "x @ R", [by_distarray, by_hand], True)]
@@ -50,8 +55,8 @@ def test_sharded_contenders_compute_the_same_and_hold_their_share() -> None:
     pytest.importorskip("torch")
     from benchmarks import fsdp, fsdp_memory
 
-    _even()
-    for reshard in (True, False)[: 4 // COMM.size]:
+    _two()
+    for reshard in (True, False):
         rows = fsdp._measured(COMM, (128, 2, 8), reshard, peer=False, quick=True)
         assert len(rows) == 2
         for row in rows:
@@ -75,7 +80,7 @@ def test_sharded_contenders_compute_the_same_and_hold_their_share() -> None:
 def test_checkpoints_are_the_same_by_all_contenders(tmp_path) -> None:
     from benchmarks import checkpoint
 
-    _even()
+    _two()
     folder = COMM.bcast(tmp_path)
     rows = checkpoint.measured(COMM, folder, 1 << 20, peer=False, repeats=1)
     assert [row["case"] for row in rows] == ["save", "load", "load columns of rows"]

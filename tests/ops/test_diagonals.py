@@ -16,7 +16,7 @@ from distarray.testing import simulate
 from tests.array.strategies import KIND, agrees, cases, on_ranks
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data(), offset=st.integers(-9, 9))
 def test_diagonals_agree_with_numpy_and_send_nothing(data: st.DataObject, offset: int) -> None:
     sizes = st.sampled_from((0, 1, 2, 3, 5, 8))
@@ -53,7 +53,7 @@ def test_of_tiles_each_process_has_what_its_tile_has() -> None:
     simulate(4, program)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data(), k=st.integers(-4, 4))
 def test_matrices_of_diagonals_send_nothing(data: st.DataObject, k: int) -> None:
     case = data.draw(cases((np.dtype("i4"),), ("sum",), shape=(data.draw(st.integers(0, 9)),)))

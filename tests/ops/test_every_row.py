@@ -608,7 +608,7 @@ def test_row_that_computes_with_items(name: str, data: st.DataObject, i: int) ->
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_selection(name: str, data: st.DataObject) -> None:
     kinds = NUMBERS if "+=" in name else (*NUMBERS, *TEXT_AND_TIMES)
@@ -618,7 +618,7 @@ def test_selection(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(JOINS))
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_join(name: str, data: st.DataObject) -> None:
     kinds = data.draw(st.sampled_from([NUMBERS, *((kind,) for kind in TEXT_AND_TIMES)]))

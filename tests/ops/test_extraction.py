@@ -64,7 +64,7 @@ def changed(name: str) -> Callable[[Any, tuple[Any, ...]], Any]:
     return change
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_compress_and_extract(data: st.DataObject) -> None:
     case: Case = data.draw(cases(DTYPES, ("max",) if data.draw(st.booleans()) else ()))
@@ -83,7 +83,7 @@ def test_compress_and_extract(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", ["place", "putmask"])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_place_and_putmask(name: str, data: st.DataObject) -> None:
     case: Case = data.draw(cases((np.float64, np.int32)))
@@ -100,7 +100,7 @@ def test_place_and_putmask(name: str, data: st.DataObject) -> None:
         compare(changed(name), operands)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_trim_zeros(data: st.DataObject) -> None:
     case: Case = data.draw(cases(DTYPES))

@@ -24,7 +24,7 @@ from tests.array.strategies import agrees, cases, on_ranks
 DTYPES = tuple(map(np.dtype, ("f8", "i4", "c16")))
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data(), kind=st.integers(0, 3))
 def test_lines_become_what_the_function_returns(data: st.DataObject, kind: int) -> None:
     shape = tuple(data.draw(st.lists(st.sampled_from((1, 2, 3, 5)), min_size=1, max_size=3)))
@@ -78,7 +78,7 @@ def test_errors_of_functions_are_raised_on_all_ranks() -> None:
     simulate(4, program)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(data=st.data(), told=st.booleans())
 def test_vectorized_functions_agree_with_numpys(data: st.DataObject, told: bool) -> None:
     shape = tuple(data.draw(st.lists(st.sampled_from((1, 2, 3, 5)), max_size=2)))
@@ -142,7 +142,7 @@ def test_a_function_of_pieces_is_called_only_where_there_are_items() -> None:
     simulate(4, program)
 
 
-@settings(max_examples=20)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_select_takes_the_first_condition_that_holds(data: st.DataObject) -> None:
     x = data.draw(cases(DTYPES, ("sum",)))

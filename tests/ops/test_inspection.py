@@ -13,7 +13,7 @@ from distarray.layout import Partial, Replicate, Shard
 from tests.array.strategies import agrees, cases, on_ranks, pairs
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_shapes_and_dtypes_are_known_without_communication(data: st.DataObject) -> None:
     case = data.draw(cases((np.float32, np.complex64, np.int8), ("sum",)))
@@ -38,7 +38,7 @@ def test_shapes_and_dtypes_are_known_without_communication(data: st.DataObject) 
     on_ranks(program)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_equality_of_arrays_is_one_answer_on_every_rank(data: st.DataObject) -> None:
     x, y = data.draw(pairs((np.float64,), ("sum",)))
@@ -79,7 +79,7 @@ def test_copyto_of_a_broadcast_value_passes_ranks_outside_the_mesh() -> None:
     on_ranks(program)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_copyto_and_range_agree_with_numpy(data: st.DataObject) -> None:
     x, y = data.draw(pairs((np.float64,), ("sum", "max")))

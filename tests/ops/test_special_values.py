@@ -38,7 +38,7 @@ def reflected(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "truediv", "floordiv", "mod", "lt", "ge"])
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(data=st.data(), scalar=st.sampled_from(SCALARS))
 def test_operator_with_a_foreign_scalar(name: str, data: st.DataObject, scalar: Any) -> None:
     function = getattr(operator, name)
@@ -49,7 +49,7 @@ def test_operator_with_a_foreign_scalar(name: str, data: st.DataObject, scalar: 
 
 
 @pytest.mark.parametrize("name", ["eq", "ne", "lt", "le", "add", "sub", "maximum", "minimum"])
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_text_and_times_are_numpys(name: str, data: st.DataObject) -> None:
     function = getattr(operator, name, None) or getattr(np, name)
@@ -57,7 +57,7 @@ def test_text_and_times_are_numpys(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", ["sum", "prod", "mean"])
-@settings(max_examples=20)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_integers_are_added_up_exactly(name: str, data: st.DataObject) -> None:
     integers = [dtype for dtype in NUMBERS if dtype.kind in "biu"]
@@ -68,7 +68,7 @@ def test_integers_are_added_up_exactly(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", ["sum", "mean"])
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_floats_are_added_up_to_rounding_of_their_magnitude(name: str, data: st.DataObject) -> None:
     x = data.draw(special_cases([d for d in NUMBERS if d.kind in "fc"], ("max",)))

@@ -37,7 +37,7 @@ class Stored:
         raise AssertionError("all of it is read")
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_each_rank_reads_its_own_box_once(data: st.DataObject) -> None:
     case: Case = data.draw(cases((np.float64, np.int32, np.bool_), ("sum", "avg")))

@@ -56,7 +56,7 @@ def whole(shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
 
 
 @pytest.mark.parametrize("what", FLOATS + INTEGERS, ids=str)
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_kernel_and_numpy_give_the_same_bits_for_any_box(what: Any, data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 30), max_size=4)))

@@ -34,7 +34,7 @@ def calls(draw: Any) -> tuple[Spec, list[Layout]]:
 
 
 @given(calls(), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_choice_is_that_of_a_search_through_all(call: Any, weighed: bool) -> None:
     spec, operands = call
     work = (lambda targets: 1e-6 * sum(one.size for one in targets)) if weighed else None

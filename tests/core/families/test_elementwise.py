@@ -53,7 +53,7 @@ def compare(row: Op, *operands: Any) -> None:
         on_ranks(program)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_promotion_is_numpys_for_any_pair_of_dtypes(data: st.DataObject) -> None:
     x, y = data.draw(
@@ -64,7 +64,7 @@ def test_promotion_is_numpys_for_any_pair_of_dtypes(data: st.DataObject) -> None
         compare(row, x, y)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data(), number=st.sampled_from((2, 0, -1, 2.5, True, 1j, np.float32(3), np.int8(2))))
 def test_numbers_are_weak_or_strong_as_in_numpy(data: st.DataObject, number: Any) -> None:
     x = data.draw(cases([np.float32, np.int16, np.float16, np.bool_], ("sum", "avg", "max")))
@@ -73,7 +73,7 @@ def test_numbers_are_weak_or_strong_as_in_numpy(data: st.DataObject, number: Any
     compare(row, number, x)
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_linear_functions_of_sums_agree_whatever_stays_partial(data: st.DataObject) -> None:
     row = data.draw(

@@ -73,7 +73,7 @@ def compare(name: str, case: Case, *, close: bool, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["sum", "prod", "min", "max", "any", "all", "count_nonzero"])
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_reduction_agrees_with_numpy_on_random_layouts(name: str, data: st.DataObject) -> None:
     case = data.draw(cases(NUMBERS, ("sum", "max", "avg", "prod")))
@@ -84,7 +84,7 @@ def test_reduction_agrees_with_numpy_on_random_layouts(name: str, data: st.DataO
 
 
 @pytest.mark.parametrize("name", ["mean", "var", "std"])
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_moment_agrees_with_numpy_on_random_layouts(name: str, data: st.DataObject) -> None:
     case = data.draw(cases(NUMBERS, ("sum", "max", "avg")))
@@ -98,7 +98,7 @@ def test_moment_agrees_with_numpy_on_random_layouts(name: str, data: st.DataObje
 
 
 @pytest.mark.parametrize("name", ["argmin", "argmax"])
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_place_is_the_first_in_global_order_on_random_layouts(
     name: str, data: st.DataObject
@@ -112,7 +112,7 @@ def test_place_is_the_first_in_global_order_on_random_layouts(
 
 
 @pytest.mark.parametrize("name", ["sum", "prod", "min", "max", "any", "all", "mean", "var", "std"])
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_masked_reduction_agrees_with_numpy(name: str, data: st.DataObject) -> None:
     case = data.draw(cases((np.float64, np.int32), ("sum", "max")))
@@ -139,7 +139,7 @@ def test_masked_reduction_agrees_with_numpy(name: str, data: st.DataObject) -> N
 
 
 @pytest.mark.parametrize("name", ["sum", "prod", "mean", "var"])
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(data=st.data(), dtype=st.sampled_from((np.float32, np.float64, np.complex64)))
 def test_dtype_argument_is_numpys(name: str, data: st.DataObject, dtype: Any) -> None:
     case = data.draw(cases((np.float64, np.int32, np.bool_, np.float16), ("sum",)))
@@ -148,7 +148,7 @@ def test_dtype_argument_is_numpys(name: str, data: st.DataObject, dtype: Any) ->
     compare(name, case, close=True, axis=data.draw(axes_of(len(case.shape))), dtype=dtype)
 
 
-@settings(max_examples=20)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_initial_counts_once_whatever_the_layout(data: st.DataObject) -> None:
     case = data.draw(cases((np.float64, np.int32), ("sum", "prod", "min", "max")))
@@ -342,7 +342,7 @@ def test_variance_of_complex_items_drops_no_imaginary_part(wanted: str) -> None:
     on_ranks(program)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_result_goes_into_an_array_of_another_layout(data: st.DataObject) -> None:
     case = data.draw(cases((np.float64,), ("sum",)))

@@ -105,6 +105,8 @@ def test_replicas_out_of_step_hear_of_it(mesh):
 @pytest.mark.filterwarnings("ignore")  # of the compiler itself
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled(mesh, backend):
+    if backend == "eager" and mesh.size > 2:
+        pytest.skip("a part of what the other backend compiles")
     model, x = mlp(), values(mesh["dp"].size * 4, 3, 6)
     twin = single_process(model, x, 2)
     mine = dt.parallelize_module(copy.deepcopy(model), mesh["tp"], PLAN)

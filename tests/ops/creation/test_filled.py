@@ -91,7 +91,7 @@ def test_like_takes_shape_dtype_and_layout_of_its_model(case: Case) -> None:
     on_ranks(program)
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(
     start=finite | st.integers(-300, 300),
     count=st.integers(0, 40),
@@ -117,7 +117,7 @@ def test_arange_is_bitwise_numpys_for_every_split(
     on_ranks(program)
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(
     start=finite | st.integers(-300, 300) | st.complex_numbers(max_magnitude=1e3),
     stop=finite | st.integers(-300, 300),
@@ -174,7 +174,7 @@ def test_eye_agrees_with_numpy(rows: int, columns: int | None, k: int, case: Cas
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     case=cases((np.float64, np.int32, np.bool_), ("sum", "max")),
     dtype=st.none() | st.just(np.float32),
@@ -223,7 +223,7 @@ def test_asarray_copy_decides_whether_memory_is_shared() -> None:
     on_ranks(program)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_asarray_redistributes_a_distributed_array(data: st.DataObject) -> None:
     case: Case = data.draw(cases((np.float64, np.uint8), ("sum", "max")))

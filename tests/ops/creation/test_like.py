@@ -13,7 +13,7 @@ from distarray.errors import ArgumentError
 from tests.array.strategies import agrees, cases, on_ranks
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_meshgrid_agrees_with_numpy(data: st.DataObject) -> None:
     count = data.draw(st.integers(0, 3))

@@ -37,7 +37,7 @@ def draw_case(data: st.DataObject, ops: tuple[str, ...] = ("sum", "max")) -> Cas
     return None if complex_max or not any(case.shape) else case
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_items_are_those_of_numpy_for_all_layouts(data: st.DataObject) -> None:
     case = draw_case(data)
@@ -58,7 +58,7 @@ def test_items_are_those_of_numpy_for_all_layouts(data: st.DataObject) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_the_last_value_is_written_as_by_numpy(data: st.DataObject) -> None:
     case = draw_case(data)
@@ -83,7 +83,7 @@ def test_the_last_value_is_written_as_by_numpy(data: st.DataObject) -> None:
     on_ranks(program)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_ufunc_at_adds_up_in_the_order_of_numpy(data: st.DataObject) -> None:
     case: Case = data.draw(cases((np.float64, np.int64), ("sum", "max")))
@@ -471,7 +471,7 @@ def some_indices(draw: Any, size: int, mesh_shape: tuple[int, ...], beyond: int 
     return found
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_take_and_put(data: st.DataObject) -> None:
     case: Case = data.draw(cases(DTYPES, ("sum",)))
@@ -496,7 +496,7 @@ def test_take_and_put(data: st.DataObject) -> None:
     same(da.put, np.put, case, index, value, mode=mode)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_take_and_put_along_axis(data: st.DataObject) -> None:
     case: Case = data.draw(cases(DTYPES, ("sum",)))
@@ -521,7 +521,7 @@ def test_take_and_put_along_axis(data: st.DataObject) -> None:
     same(da.put_along_axis, np.put_along_axis, case, flat, 5, axis=None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_choose(data: st.DataObject) -> None:
     case: Case = data.draw(cases((np.int64, np.uint8), ("sum",)))

@@ -46,7 +46,7 @@ def masks(
     return found
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_items_are_those_of_numpy_for_all_layouts(data: st.DataObject) -> None:
     case: Case = data.draw(cases(DTYPES, OPS if data.draw(st.booleans()) else ()))
@@ -156,7 +156,7 @@ def numpys(function: Any) -> Any:
             return None
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_masks_stand_beside_other_entries_as_in_numpy(data: st.DataObject) -> None:
     case, own, key = data.draw(masked(OPS if data.draw(st.booleans()) else ()))
@@ -179,7 +179,7 @@ def test_masks_stand_beside_other_entries_as_in_numpy(data: st.DataObject) -> No
     on_ranks(program)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_values_are_written_as_numpy_writes_them(data: st.DataObject) -> None:
     dtypes = (np.float64, np.int32, np.complex64)

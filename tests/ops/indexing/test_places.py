@@ -21,7 +21,7 @@ KINDS += tuple(map(np.dtype, ("U3", "S3", "M8[s]", "m8[ns]"))) if KIND == "cpu" 
 
 
 @pytest.mark.parametrize("name", ["nonzero", "argwhere", "flatnonzero", "where"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_places_are_those_of_numpy_for_all_layouts(name: str, data: st.DataObject) -> None:
     ops = ("max",) if data.draw(st.booleans()) else ()

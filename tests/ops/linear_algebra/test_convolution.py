@@ -18,7 +18,7 @@ DTYPES = tuple(map(np.dtype, ("f8", "i4", "u1", "c16", "?", "f4")))
 
 
 @pytest.mark.parametrize("name", ["convolve", "correlate"])
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data(), mode=st.sampled_from(("full", "same", "valid")), plain=st.booleans())
 def test_slides_agree_with_numpy(name: str, data: st.DataObject, mode: str, plain: bool) -> None:
     sizes = st.sampled_from((1, 2, 3, 5, 8, 13))

@@ -18,7 +18,7 @@ from tests.array.strategies import agrees, cases, on_ranks, special_cases
 NUMBERS = (np.float64, np.int32, np.complex128, np.float32)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_diagonal_agrees_with_numpy(data: st.DataObject) -> None:
     x = data.draw(special_cases((np.dtype("f8"), np.dtype("i4"), np.dtype("c16")), ("max",)))
@@ -39,7 +39,7 @@ def test_diagonal_agrees_with_numpy(data: st.DataObject) -> None:
     on_ranks(program)
 
 
-@settings(max_examples=20)
+@settings(max_examples=15)
 @given(x=cases((*NUMBERS, np.int8), ("sum",), max_dims=3), offset=st.integers(-3, 3))
 def test_trace_agrees_with_numpy(x: Any, offset: int) -> None:
     assume(len(x.shape) > 1)
@@ -76,7 +76,7 @@ def test_diagonal_sends_nothing() -> None:
     on_ranks(program)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_cross_agrees_with_numpy(data: st.DataObject) -> None:
     shape = [*data.draw(st.sampled_from(((), (4,), (2, 5), (1, 3))))]
@@ -99,7 +99,7 @@ def test_cross_agrees_with_numpy(data: st.DataObject) -> None:
     on_ranks(program)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_kron_agrees_with_numpy(data: st.DataObject) -> None:
     x = data.draw(cases(NUMBERS, ("sum",), max_dims=2))
@@ -112,7 +112,7 @@ def test_kron_agrees_with_numpy(data: st.DataObject) -> None:
     on_ranks(program)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_products_of_vectors_and_matrices_agree_with_numpy(data: st.DataObject) -> None:
     rows, columns = data.draw(st.sampled_from(((3, 4), (1, 5), (8, 2))))

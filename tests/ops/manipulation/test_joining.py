@@ -22,7 +22,7 @@ OPS = ("sum", "max")
 DTYPES = (np.float64, np.int8, np.float32)
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(data=st.data())
 def test_concat_and_stack_agree_with_numpy(data: st.DataObject) -> None:
     first: Case = data.draw(cases(DTYPES, OPS))
@@ -51,7 +51,7 @@ def test_concat_and_stack_agree_with_numpy(data: st.DataObject) -> None:
     on_ranks(program)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_roll_repeat_tile_and_unstack_agree_with_numpy(data: st.DataObject) -> None:
     case: Case = data.draw(cases(DTYPES, OPS))
@@ -222,7 +222,7 @@ def test_more_items_than_can_be_counted_are_refused_on_every_rank(call: Any, err
     on_ranks(program)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_repeats_that_are_distributed_agree_with_numpy(data: st.DataObject) -> None:
     x = data.draw(cases((np.float64, np.int32), ("sum",)))

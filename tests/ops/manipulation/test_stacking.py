@@ -35,7 +35,7 @@ def test_stacks_of_different_layouts_agree_with_numpy(name: str, data: st.DataOb
     on_ranks(program)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_blocks_are_assembled_as_by_numpy(data: st.DataObject) -> None:
     rows, columns = (data.draw(st.tuples(*[st.sampled_from((1, 2, 3, 0))] * 2)) for _ in "ab")

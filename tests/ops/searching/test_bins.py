@@ -44,7 +44,7 @@ def same(found: np.ndarray, expected: np.ndarray) -> None:
 
 @pytest.mark.filterwarnings("ignore:Converting input")
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_histogram_of_blocks_is_numpys(dtype: str, data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
@@ -87,7 +87,7 @@ def test_histogram_of_blocks_is_numpys(dtype: str, data: st.DataObject) -> None:
         same(bins_.density(total, edges), np.histogram(values, bins, limits, density=True)[0])
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_histogram_of_dimensions_is_numpys(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
@@ -157,7 +157,7 @@ def test_rules_give_numpys_number_of_bins(rule: str) -> None:
                 same(bins_.equal_edges(found, outer, values.dtype), expected)
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_bincount_of_blocks_is_numpys(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))

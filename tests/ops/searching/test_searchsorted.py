@@ -57,7 +57,7 @@ def sorted_and_sought(draw: Any) -> tuple[Case, Case]:
 
 
 @pytest.mark.parametrize("ranks_per_node", [None, 1, 2])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(pair=sorted_and_sought(), side=st.sampled_from(("left", "right")))
 def test_places_are_those_of_numpy(
     few_bytes: str, ranks_per_node: int | None, pair: Any, side: str
@@ -202,7 +202,7 @@ def test_special_items_have_places() -> None:
     on_ranks(program)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     x=cases((np.int32, np.float64, np.uint8), ("sum",)),
     bins=st.lists(st.integers(-4, 6), max_size=6),

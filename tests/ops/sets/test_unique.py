@@ -32,7 +32,7 @@ def same_but_for_nan(places: Any, expected: np.ndarray, values: Any, is_index: b
 
 
 @pytest.mark.parametrize("ranks_per_node", [None, 1, 2])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data(), flags=st.tuples(*[st.booleans()] * 4))
 def test_items_and_what_is_told_of_them_are_those_of_numpy(
     ranks_per_node: int | None, data: st.DataObject, flags: tuple[bool, ...]
@@ -69,7 +69,7 @@ def test_items_and_what_is_told_of_them_are_those_of_numpy(
     simulate(RANKS, program, ranks_per_node=ranks_per_node)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(case=special_cases(("f8", "i4", "c16"), ()))
 def test_functions_of_the_standard_tell_every_nan_apart(case: Case) -> None:
     value = case.value
@@ -97,7 +97,7 @@ def test_functions_of_the_standard_tell_every_nan_apart(case: Case) -> None:
 
 @pytest.mark.host_only
 @pytest.mark.parametrize("ranks_per_node", [None, 1])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data(), flags=st.tuples(*[st.booleans()] * 3))
 def test_parts_along_an_axis_are_those_of_numpy(
     ranks_per_node: int | None, data: st.DataObject, flags: tuple[bool, ...]

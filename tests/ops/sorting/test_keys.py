@@ -59,7 +59,7 @@ def test_decoded_words_equal_the_items_they_come_from(dtype: Any, data: st.DataO
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_decode_ascends_with_any_words(dtype: Any, data: st.DataObject) -> None:
     keys = KeyWords(dtype)

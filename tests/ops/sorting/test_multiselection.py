@@ -112,7 +112,7 @@ def test_no_place_needs_no_round() -> None:
         assert counted.rounds == counted.gathered == []
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_lines_are_selected_from_each_by_itself(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=4))

@@ -29,7 +29,7 @@ def with_nan(data: st.DataObject, dtypes: Any = DTYPES) -> Any:
     return case
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_variance_beside_nan_agrees_with_numpy(data: st.DataObject) -> None:
     case = with_nan(data)
@@ -120,7 +120,7 @@ def test_moments_of_all_blocks_are_exchanged_at_once() -> None:
     on_ranks(program)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_places_of_extremes_beside_nan_agree_with_numpy(data: st.DataObject) -> None:
     case = with_nan(data)
@@ -160,7 +160,7 @@ def test_a_slice_of_one_rank_that_is_all_nan_raises_on_all() -> None:
     assert all(message == first for message in others)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_scans_beside_nan_agree_with_numpy(data: st.DataObject) -> None:
     case = with_nan(data, (np.float64, np.complex128, np.int32, np.float16))

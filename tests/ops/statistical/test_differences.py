@@ -23,7 +23,7 @@ from tests.array.strategies import agrees, cases, on_ranks
 RNG = np.random.default_rng(8)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_trapezoid_agrees_with_numpy_on_random_layouts(data: st.DataObject) -> None:
     case = data.draw(cases((np.float64, np.int32, np.complex128, np.bool_), ("sum", "max")))
@@ -50,7 +50,7 @@ def test_trapezoid_agrees_with_numpy_on_random_layouts(data: st.DataObject) -> N
     on_ranks(program)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_unwrapped_phases_agree_with_numpy_on_random_layouts(data: st.DataObject) -> None:
     case = data.draw(cases((np.float64, np.int32, np.float32, np.int8), ("sum", "max")))
@@ -72,7 +72,7 @@ def test_unwrapped_phases_agree_with_numpy_on_random_layouts(data: st.DataObject
     on_ranks(program)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_differences_in_flat_order_agree_with_numpy(data: st.DataObject) -> None:
     case = data.draw(cases((np.float64, np.int32, np.uint8), ("sum", "max")))
@@ -124,7 +124,7 @@ def test_bad_arguments_of_differences_raise_alike() -> None:
     on_ranks(program)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_interpolation_agrees_with_numpy_on_random_layouts(data: st.DataObject) -> None:
     case = data.draw(cases((np.float64, np.int32, np.float32, np.bool_), ("sum", "max")))

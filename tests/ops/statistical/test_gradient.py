@@ -23,7 +23,7 @@ from distarray.testing import simulate
 from tests.array.strategies import agrees, cases, on_ranks
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data(), i=st.integers(0, 23))
 def test_gradient_agrees_with_numpy(data: st.DataObject, i: int) -> None:
     dtypes = tuple(map(np.dtype, ("f8", "f4", "c16", "i4", "u1", "f2")))

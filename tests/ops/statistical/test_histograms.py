@@ -25,7 +25,7 @@ DTYPES = ("?", "i2", "u1", "i8", "f2", "f4", "f8")
 pytestmark = pytest.mark.filterwarnings("ignore:Converting input")
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_counts_and_edges_are_those_of_numpy(data: st.DataObject) -> None:
     case: Case = data.draw(cases(DTYPES, ("max",)))
@@ -101,7 +101,7 @@ def test_counts_send_nothing_where_the_range_is_known() -> None:
     on_ranks(program)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_histograms_of_points_are_those_of_numpy(data: st.DataObject) -> None:
     shape = data.draw(st.sampled_from(((0, 2), (1, 1), (12, 2), (7, 3))))
@@ -168,7 +168,7 @@ def spread(request: pytest.FixtureRequest) -> Iterator[str]:
     reset()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_integers_are_counted_as_in_numpy(spread: str, data: st.DataObject) -> None:
     shape = (data.draw(st.sampled_from((0, 1, 5, 20))),)

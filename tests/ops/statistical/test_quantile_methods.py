@@ -113,7 +113,7 @@ def test_median_is_the_mean_of_the_middle(dtype: str) -> None:
         assert np.asarray(found).dtype == np.asarray(expected).dtype
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_weighted_places_add_up_over_blocks(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))

@@ -26,7 +26,7 @@ SCANS = ("cumulative_sum", "cumulative_prod")
 
 
 @pytest.mark.parametrize("name", SCANS)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_scan_agrees_with_numpy_on_random_layouts(name: str, data: st.DataObject) -> None:
     case = data.draw(cases(DTYPES, ("sum", "max")))
@@ -55,7 +55,7 @@ def test_scan_agrees_with_numpy_on_random_layouts(name: str, data: st.DataObject
     on_ranks(program)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_difference_agrees_with_numpy_on_random_layouts(data: st.DataObject) -> None:
     case = data.draw(cases((np.float64, np.int32, np.uint8, np.bool_), ("sum", "max")))

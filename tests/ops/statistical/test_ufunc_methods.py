@@ -195,7 +195,7 @@ def test_slices_stay_where_they_begin_and_send_one_item_of_each_line() -> None:
     on_ranks(program)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_outer_agrees_with_numpy_on_random_layouts(data: st.DataObject) -> None:
     mesh_shape = data.draw(st.sampled_from(((4,), (2, 2), (3,))))
