@@ -105,7 +105,9 @@ def test_dot_outer_and_inner_agree_with_numpy(data: st.DataObject) -> None:
 def test_outer_keeps_the_signs_of_zeros() -> None:
     def program() -> None:
         x = distribute_array(np.array([0.0, 1.0, -3.0]), src=None)
-        agrees(np.signbit(contraction.outer(x, -x)), np.signbit(np.outer([0, 1, -3], [-0.0, -1, 3])))
+        agrees(
+            np.signbit(contraction.outer(x, -x)), np.signbit(np.outer([0, 1, -3], [-0.0, -1, 3]))
+        )
 
     on_ranks(program)
 
