@@ -57,7 +57,6 @@ class Methods(BaseArray):
     take = _method(ops.take)
     put = _method(ops.put)
     choose = _method(ops.choose)
-    conj = conjugate = _method(ops.conj)
     ravel = _method(ops.ravel)
     flatten = _method(ops.flatten)
     squeeze = _method(ops.squeeze)
@@ -68,6 +67,12 @@ class Methods(BaseArray):
     trace = _method(ops.trace)
     partition = _method(ops.partition_in_place, "partition")
     sort = _method(ops.sort_in_place, "sort")
+
+    def conj(self) -> Any:
+        """Return complex conjugates; of dtypes that are not complex the array itself."""
+        return ops.conj(self) if self.dtype.kind == "c" else self
+
+    conjugate = conj
 
     def fill(self, value: Any) -> None:
         """Write one value, the same on every process, into all items.

@@ -201,7 +201,8 @@ def svd(
     flags = {"full_matrices": full_matrices, "compute_uv": compute_uv, "hermitian": hermitian}
     flags = {name: check_flag("svd", name, flag) for name, flag in flags.items()}
     needs = "values" if not flags["compute_uv"] else None if flags["full_matrices"] else "svd"
-    if needs is not None and isinstance(x, BaseArray) and x.ndim > 1:
+    may_be_tall = not flags["hermitian"]  # which is square
+    if needs is not None and may_be_tall and isinstance(x, BaseArray) and x.ndim > 1:
         if is_tall(x.layout):
             found = run(tall_svd, (x,), needs)
             return found if needs == "values" else SVDResult(*found)

@@ -8,6 +8,7 @@ its rows of the product: one round of the algorithm of Demmel, Grigori, Hoemmen 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from distarray.comm import _backend, gather_states, token
 from distarray.core import Call, Layouts, Op, Step, refusal_error
 from distarray.layout import Layout, Replicate, Shard
-from distarray.ops import REPLICATED_BYTES, LinAlgError
+from distarray.ops import REPLICATED_BYTES, raise_alike
 from distarray.typing import Buffer
 
 
@@ -95,6 +96,8 @@ def _bind(step: Step) -> Callable[[Buffer], Any]:
     # Without the rows that fill up triangles: columns of the factor could lie in them.
     kept = np.concatenate([i * source.shape[-1] + np.arange(n) for i, n in enumerate(heights)])
     has_columns = kind in ("qr", "svd")
+    options: dict[str, Any] = {"full_matrices": False} if has_columns else {"compute_uv": False}
+    decompose = raise_alike(partial(np.linalg.svd, **options), name, step.outputs[-1])
 
     def function(block: Buffer) -> Any:
         q: np.ndarray
@@ -112,12 +115,9 @@ def _bind(step: Step) -> Callable[[Buffer], Any]:
         if kind == "qr":
             inner, r = np.linalg.qr(stack)
             return _on(block, q @ inner[..., own_rows, :], r)
-        try:
-            if kind == "values":
-                return _on(block, np.linalg.svd(stack, compute_uv=False))
-            inner, s, vh = np.linalg.svd(stack, full_matrices=False)
-        except np.linalg.LinAlgError as error:  # on all processes, which compute the same
-            raise LinAlgError(f"{name}: {error}") from None
+        if kind == "values":
+            return _on(block, decompose(stack))
+        inner, s, vh = decompose(stack)
         return _on(block, q @ inner[..., own_rows, :], s, vh)
 
     return function

@@ -265,7 +265,20 @@ class vectorize:  # noqa: N801 (NumPy's name)
         dtypes = tuple(map(np.dtype, types))
         function = np.vectorize(self._function, otypes=types, cache=self._cache)
         static = dtypes if len(dtypes) > 1 else dtypes[0]
-        return run(_vectorized, arrays, static, function)
+        results = run(_vectorized, arrays, static, function)
+        if len(dtypes) > 1:
+            return tuple(map(_as_long_on_all, results, dtypes))
+        return _as_long_on_all(results, dtypes[0])
+
+
+def _as_long_on_all(x: Any, asked: np.dtype[Any]) -> Any:
+    """Return an array of text that is as long on all processes as the longest of all items."""
+    mesh: Any = x._layout.mesh
+    if asked.kind not in "US" or asked.itemsize or mesh.coordinate is None:
+        return x
+    lengths = all_gather_checked(mesh, "vectorize", lambda: x.dtype.itemsize)
+    longest = np.dtype(asked.char + str(max(lengths) // np.dtype(asked.char + "1").itemsize))
+    return x._new(x._local.astype(longest), x._layout)
 
 
 def _first_item(x: Any) -> Any:

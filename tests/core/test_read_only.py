@@ -234,6 +234,7 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
     "flip last": lambda x: np.flip(x, -1),
     "real": lambda x: x.real,
     "imag": lambda x: x.imag,
+    "conjugates": lambda x: x.conj(),
     "as it is": lambda x: x.astype(x.dtype, copy=False),
     "broadcast": lambda x: np.broadcast_to(x, (2, *x.shape)),
     "broadcast in place": lambda x: np.broadcast_to(x, x.shape),

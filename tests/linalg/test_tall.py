@@ -115,6 +115,22 @@ def test_not_a_number_is_an_error_on_every_rank() -> None:
     on_ranks(program)
 
 
+def test_not_a_number_in_one_of_several_matrices_is_an_error_on_every_rank() -> None:
+    values = np.random.default_rng(3).standard_normal((2, 40, 2))
+    values[1, 7, 0] = np.nan
+
+    def program() -> None:
+        mesh = da.init_device_mesh((2, 2))
+        x = da.distribute_array(values, mesh, [da.Shard(0), da.Shard(1)])
+        for function in (da.linalg.svdvals, lambda x: da.linalg.svd(x, full_matrices=False)):
+            with pytest.raises(da.linalg.LinAlgError):
+                function(x)
+        with pytest.raises(da.linalg.LinAlgError, match="square"):
+            da.linalg.svd(x, hermitian=True)
+
+    on_ranks(program)
+
+
 def test_few_rows_and_large_triangles_go_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
     def program() -> tuple[bool, ...]:
         mesh = da.init_device_mesh((4,))

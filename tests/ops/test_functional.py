@@ -119,6 +119,17 @@ def test_vectorize_of_other_arguments() -> None:
     simulate(2, program)
 
 
+def test_text_is_as_long_on_all_ranks_as_the_longest() -> None:
+    def program() -> None:
+        x = da.distribute_array(np.array([8, 9, 10, 11]))
+        agrees(da.vectorize(str)(x), np.array(["8", "9", "10", "11"]))
+        texts, counts = da.vectorize(lambda n: ("x" * n, n))(x)
+        agrees(texts, np.array(["x" * n for n in (8, 9, 10, 11)]))
+        agrees(counts, np.array([8, 9, 10, 11]))
+
+    simulate(3, program)
+
+
 def test_a_function_of_pieces_is_called_only_where_there_are_items() -> None:
     def program() -> None:
         value = np.arange(-4, 4)

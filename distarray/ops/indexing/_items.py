@@ -241,7 +241,8 @@ def _align_plain(array: Buffer, found: Selection) -> Buffer:
     """Return a plain value with one axis per (trailing) axis of the selection's view."""
     axes = _axes_of(array.shape, found)
     array = array.reshape([1 if axis is None else array.shape[axis] for axis in axes])
-    return np.flip(array, _backwards(found, array.shape))
+    flips = _backwards(found, array.shape)
+    return np.flip(array, flips) if flips else array  # of one item it would be a scalar
 
 
 def _write_distributed(x: Any, found: Selection, value: Any) -> None:

@@ -247,20 +247,27 @@ def _own_part(step: Step, layout: Layout) -> tuple[slice, ...] | None:
 
 
 def _bind_failing(step: Step) -> Callable[..., Any]:
-    call, name, mesh = _bind(step), step.op.name, step.partial.mesh
+    return raise_alike(_bind(step), step.op.name, step.partial)
+
+
+def raise_alike(function: Callable[..., Any], name: str, layout: Layout) -> Callable[..., Any]:
+    """Return a function that raises a `LinAlgError` on all processes if it does on one.
+
+    `layout` is that of the matrices, none of which is cut.
+    """
 
     def attempt(*blocks: Any) -> Any:
         try:
-            return call(*blocks)
+            return function(*blocks)
         except np.linalg.LinAlgError as error:
             raise LinAlgError(f"{name}: {error}") from None
 
-    if step.partial.is_replicated:  # all processes compute the same, and fail alike
+    if layout.is_replicated:  # all processes compute the same, and fail alike
         return attempt
 
     def attempt_on_all(*blocks: Any) -> Any:
         try:
-            return call_on_all(mesh, name, lambda: attempt(*blocks))
+            return call_on_all(layout.mesh, name, lambda: attempt(*blocks))
         except OurLinAlgError as error:
             raise LinAlgError(str(error)) from None
 
