@@ -1,6 +1,7 @@
 """A distributed array over MPI: NumPy's interface, blocks on the processes of a mesh."""
 
-from typing import TYPE_CHECKING, NoReturn
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from numpy import (
     bool,
@@ -80,7 +81,7 @@ from numpy import (
     void,
 )
 
-from distarray import checkpoint, errors, fft, io, linalg, memory, ops, random, testing
+from distarray import errors, fft, io, linalg, memory, ops, random, testing
 from distarray._missing_names import missing_name_error
 from distarray._namespace_info import __array_namespace_info__, finfo
 from distarray.array import (
@@ -245,7 +246,14 @@ if _replicas.checked:
     _replicas.compare_public_calls(globals(), DistArray, random.Generator)
 
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:
+    from distarray import checkpoint as checkpoint
+else:
 
-    def __getattr__(name: str) -> NoReturn:
+    def __getattr__(name):
+        if name == "checkpoint":  # is imported when it is named: it takes long, and many need none
+            return import_module("distarray.checkpoint")
         raise missing_name_error(name, __all__)
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

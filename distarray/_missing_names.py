@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,8 @@ def missing_name_error(name: str, names: Sequence[str]) -> AttributeError:
     """Return the error for an attribute that the namespace, whose `names` are given, has not."""
     text = f"module 'distarray' has no attribute {name!r}"
     if name in np.__all__ and not name.startswith("__"):
+        import difflib
+
         near = difflib.get_close_matches(name, names, 3, 0.8)
         text = f"distarray has no {name!r} as NumPy has; {_remedy(name, near)}"
     return AttributeError(text)

@@ -49,10 +49,11 @@ def test_no_module_imports_the_public_door() -> None:
 
 
 def test_import_starts_nothing() -> None:
-    """``import distarray`` loads neither MPI nor Numba, nor anything optional."""
+    """``import distarray`` loads neither MPI nor Numba, nor what is optional or takes long."""
     program = (
         "import sys, distarray;"
-        "heavy = ['mpi4py.MPI', 'numba', 'cupy', 'torch', 'h5py', 'zarr', 'matplotlib'];"
+        "heavy = ['mpi4py.MPI', 'numba', 'cupy', 'torch', 'h5py', 'zarr', 'matplotlib',"
+        " 'distarray.checkpoint', 'concurrent.futures', 'subprocess', 'socket'];"
         "print(*(name for name in heavy if name in sys.modules))"
     )
     output = subprocess.run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from typing import Any
 
@@ -121,4 +120,6 @@ def _table(rows: list[str]) -> str:
 
 
 def _row(tag: str, *cells: str) -> str:
+    import html
+
     return "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)

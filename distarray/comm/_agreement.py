@@ -8,7 +8,6 @@ each other by `all_gather_checked`, together with what is wrong with it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -40,6 +39,8 @@ def token(*doing: object) -> int:
 
     The objects have the same ``repr`` in every process.
     """
+    import hashlib
+
     digest = hashlib.blake2b(repr(doing).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 2
 

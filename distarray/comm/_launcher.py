@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -149,6 +148,8 @@ def machine_name(world_rank: int) -> str:
     try:
         return node + Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
+        import socket
+
         return node + socket.gethostname()
 
 
@@ -201,6 +202,8 @@ def process_namespace() -> str:
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
+        import socket
+
         return socket.gethostname()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -191,6 +192,7 @@ class Op:
         return self.name
 
 
+@functools.lru_cache(8)  # rows of a family share their `call`
 def _without_op(call: Callable[..., Any]) -> inspect.Signature:
     """Return the public signature of a `call`: without the operation and what is bound already."""
     _, *parameters = inspect.signature(call).parameters.values()

@@ -14,7 +14,6 @@ of sets and dictionaries.
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import re
 import threading
@@ -89,6 +88,8 @@ _OWN: Final = frozenset(
 
 def digest(block: Buffer) -> str:
     """Return what tells the bits of a block from those of all others, in C order."""
+    import hashlib
+
     array = _backend.to_host(block)
     found = hashlib.blake2b(digest_size=16)
     if array.dtype.names is not None:  # what lies between the fields means nothing

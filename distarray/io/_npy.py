@@ -12,14 +12,6 @@ import numpy as np
 from numpy.lib import format as npy
 
 from distarray.array import reduced_layout
-from distarray.checkpoint import (
-    begin,
-    call_on_first,
-    check_path,
-    read_array,
-    write_array,
-    writing_layout,
-)
 from distarray.core import (
     BaseArray,
     check_travels,
@@ -75,6 +67,8 @@ def save(file: Any, arr: Any, allow_pickle: bool = True) -> None:
     >>> print(da.load("x.npy"))
     [0 1 2 3]
     """
+    from distarray.checkpoint import begin, check_path, write_array, writing_layout
+
     del allow_pickle
     x: Any = arr if isinstance(arr, BaseArray) else asarray(arr)
     layout, dtype = x.layout, x.dtype
@@ -148,6 +142,8 @@ def load(
     >>> print(da.load("x.npy"))
     [0 1 2 3]
     """
+    from distarray.checkpoint import begin, call_on_first, check_path, read_array
+
     del allow_pickle
     mesh = choose_mesh(mesh)
 

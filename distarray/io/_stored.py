@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distarray.checkpoint import call_on_all, split_box
 from distarray.comm import Communicator, _backend, all_gather_checked
 from distarray.core import check_distributed
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
@@ -141,6 +140,8 @@ def _check_parallel(told: list[_Target], comm: Communicator) -> None:
 
 
 def _store_by_one(x: Any, target: Any, writer: int) -> None:
+    from distarray.checkpoint import call_on_all, split_box
+
     comm = x.mesh.communicator()
     pieces = max(1, -(-x.nbytes // _PIECE_BYTES))
     for box in split_box(boxes.whole(x.shape), pieces) if x.size else ():
@@ -154,6 +155,8 @@ def _store_by_one(x: Any, target: Any, writer: int) -> None:
 
 
 def _store_by_all(x: Any, target: Any, chunks: Shape) -> None:
+    from distarray.checkpoint import call_on_all
+
     layout = _aligned_layout(x.layout, chunks)
     x = x.redistribute(
         layout.placements, shard_order=layout.shard_order, boundaries=layout.boundaries

@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
 from itertools import accumulate
 from math import prod
 from typing import Any, Final, NoReturn, cast, final
@@ -147,6 +146,8 @@ class Layout:
     def fingerprint(self) -> int:
         """A 64-bit number, the same in every process, that differs where layouts differ."""
         if self._fingerprint is None:
+            from hashlib import blake2b
+
             mesh = self.mesh
             text = repr(
                 (

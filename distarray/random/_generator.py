@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -408,6 +407,8 @@ class Generator(Distributions):
 
     def _known_entropy(self) -> tuple[int, ...]:
         if self._entropy is None:
+            import secrets
+
             everyone = world()
             found = secrets.randbits(128) if everyone.rank == 0 else None
             self._entropy = (everyone.broadcast_object(found, root=0),)

@@ -7,7 +7,6 @@ for this use, mixes them into 8 bytes, so that similar seeds have unrelated keys
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -47,6 +46,8 @@ def derive_key(entropy: Sequence[int], path: Sequence[int] = ()) -> tuple[int, i
     path
         Which child of which child this is.
     """
+    import hashlib
+
     spelled = b"".join(map(_spell, (len(entropy), *entropy, *path)))
     digest = hashlib.blake2b(spelled, digest_size=8, person=b"distarray.random").digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")

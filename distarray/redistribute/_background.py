@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +22,9 @@ from distarray.comm.cuda import fork_stream
 from distarray.layout import Layout
 from distarray.redistribute._execute import BoundStep, bound_steps, redistribute_local, refuse
 from distarray.typing import Buffer
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 
 class Handle:
@@ -55,6 +57,8 @@ class _Worker:
     """The thread of one rank."""
 
     def __init__(self) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
         self._thread = ThreadPoolExecutor(1, "distarray background")
         self._failures: list[BaseException] = []
         """What the program has not heard of; another list once it has."""
@@ -141,6 +145,8 @@ def run_in_background(work: Callable[[bool], Buffer], *, alone: bool = False) ->
 
 def run_now(work: Callable[[bool], Buffer]) -> Handle:
     """Return the handle of work that is done here and now, in the foreground."""
+    from concurrent.futures import Future
+
     done: Future[Buffer] = Future()
     done.set_result(work(False))
     return Handle(done)

@@ -67,7 +67,7 @@ Measured on two ranks of Zen 5: of blocks of 512 KiB that is as quick as to read
 rounds, of 32 KiB it takes a third of the time. All together count, as each rank reads all.
 """
 
-_ON_GPU = token("blocks on GPUs")
+_ON_GPU = 0x1AD69E8B247F843C  # any number of 62 bits does
 _PROGRAMS_KEPT = 4096  # any number of this size does
 _programs: dict[tuple[Layout, Layout, np.dtype[Any], int | None, bool], tuple[BoundStep, ...]] = {}
 _programs_lock = threading.Lock()

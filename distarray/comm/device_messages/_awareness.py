@@ -14,9 +14,7 @@ import ctypes
 import os
 import re
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -228,6 +226,9 @@ def _run_children(communicator: Communicator, everyone: list[_Told]) -> list[Fin
 
 def child(device: int) -> Finding:
     """Return what a process of its own finds, which sends memory of a GPU to itself."""
+    import subprocess
+    import tempfile
+
     if not sys.executable:
         return _untold("this program does not know its Python")
     program = Path(__file__).with_name("_selftest.py")

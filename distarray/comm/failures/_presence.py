@@ -14,23 +14,23 @@ of containers with networks of their own, are not found: of them nothing is know
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
-import json
 import os
 import select
-import socket
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from distarray.comm import _launcher
 from distarray.comm._agreement import calls_hint
 from distarray.comm.failures import _waits
 from distarray.comm.failures._roll_call import Inquiry, Whereabouts
 from distarray.comm.failures._waits import START, Meeting, Question
+
+if TYPE_CHECKING:
+    import socket
 
 _BYTES_AT_MOST: Final = 1 << 16  # of a message
 _SAID_AT_MOST: Final = 300  # characters of what a rank does, and of its line
@@ -92,7 +92,7 @@ class Presence:
 
     def _take(self, name: str) -> None:
         """Take a name until the process is over, which is after the interpreter."""
-        taken = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        taken = _new_socket()
         try:
             taken.bind(name)
         except OSError:
@@ -108,7 +108,7 @@ class Presence:
         if _waits.counts_itself(meeting.place):
             return []
         joined = _digest(meeting.place, meeting.number)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as looking:
+        with _new_socket() as looking:
             return [
                 rank
                 for rank in meeting.ranks
@@ -124,7 +124,7 @@ class Presence:
         if self._socket is not None:
             return
         with contextlib.suppress(OSError):
-            listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            listening = _new_socket()
             listening.setblocking(False)
             listening.bind(self._name(self.rank))
             self._socket = listening
@@ -169,6 +169,8 @@ class Presence:
                     self._take_in(word, int(rank), *rest)
 
     def _take_in(self, word: bytes, rank: int, number: bytes = b"", text: bytes = b"") -> None:
+        import json
+
         if word in (_LEAVES, _NEVER):
             self.left.add(rank)
             if word == _NEVER:
@@ -209,6 +211,8 @@ class Presence:
 
     def ask(self, questions: Collection[Inquiry]) -> dict[Inquiry, Whereabouts]:
         """Return where ranks are, about a meeting each; nothing of those that do not answer."""
+        import json
+
         found: dict[Inquiry, Whereabouts] = {}
         numbers: dict[int, Inquiry] = {}
         for rank, (place, nth) in questions:
@@ -233,12 +237,12 @@ class Presence:
 
     def here(self, ranks: Iterable[int]) -> set[int]:
         """Return which other ranks have taken their names, and are alive."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as looking:
+        with _new_socket() as looking:
             return {r for r in ranks if r != self.rank and _is_taken(looking, self._name(r))}
 
     def gone(self, ranks: Iterable[int]) -> set[int]:
         """Return which other ranks have come to the end of the program, as far as that is known."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as looking:
+        with _new_socket() as looking:
             return {
                 rank
                 for rank in ranks
@@ -299,6 +303,12 @@ def message_of_gone(rank: int, gone: Sequence[int], doing: object) -> str:
     )
 
 
+def _new_socket() -> socket.socket:
+    import socket
+
+    return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+
 def _is_taken(looking: socket.socket, name: str) -> bool:
     try:
         looking.connect(name)
@@ -308,4 +318,6 @@ def _is_taken(looking: socket.socket, name: str) -> bool:
 
 
 def _digest(*what: object) -> str:
+    import hashlib
+
     return hashlib.blake2b(repr(what).encode(), digest_size=10).hexdigest()

@@ -13,7 +13,6 @@ named after everything its machine code depends on, so that whoever writes there
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import inspect
 import os
@@ -123,6 +122,8 @@ def _folders(
     function: Callable[..., Any], signature: str, uses: Sequence[ModuleType]
 ) -> list[Path]:
     """Return where a kernel may be kept, best first."""
+    import hashlib
+
     import numba
     from llvmlite import binding
 

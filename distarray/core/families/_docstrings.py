@@ -98,6 +98,7 @@ _POINTWISE = (
 )
 
 
+@functools.cache
 def paragraph(text: str) -> str:
     """Return text broken into lines."""
     return textwrap.fill(text, 98, break_on_hyphens=False)

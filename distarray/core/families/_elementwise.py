@@ -95,7 +95,7 @@ def elementwise(
         ufunc=ufunc,
         **fields,
     )
-    return op.describe(__signature__=_signature(op))
+    return op.describe(__signature__=_signature(op.nin, op.nout, ufunc is not None))
 
 
 # --- the public arguments ------------------------------------------------------------------------
@@ -112,18 +112,19 @@ _OPTIONS = {
 _TAKEN = frozenset(("out", *_OPTIONS))
 
 
-def _signature(op: Op) -> inspect.Signature:
+@functools.cache
+def _signature(nin: int, nout: int, is_ufunc: bool) -> inspect.Signature:
     """Return the signature of a ufunc; what is none takes only `out` besides its operands."""
     kind = inspect.Parameter
-    operands = ["x"] if op.nin == 1 else [f"x{i + 1}" for i in range(op.nin)]
+    operands = ["x"] if nin == 1 else [f"x{i + 1}" for i in range(nin)]
     parameters = [kind(x, kind.POSITIONAL_ONLY) for x in operands]
-    if op.nout == 1:
+    if nout == 1:
         parameters.append(kind("out", kind.POSITIONAL_OR_KEYWORD, default=None))
     else:
-        outs = [f"out{i + 1}" for i in range(op.nout)]
+        outs = [f"out{i + 1}" for i in range(nout)]
         parameters += [kind(out, kind.POSITIONAL_ONLY, default=None) for out in outs]
-        parameters.append(kind("out", kind.KEYWORD_ONLY, default=(None,) * op.nout))
-    if op.ufunc is not None:
+        parameters.append(kind("out", kind.KEYWORD_ONLY, default=(None,) * nout))
+    if is_ufunc:
         parameters += [kind(key, kind.KEYWORD_ONLY, default=_OPTIONS[key]) for key in _OPTIONS]
     return inspect.Signature(parameters)
 
