@@ -10,11 +10,11 @@ from distarray.checkpoint._adapters import Finish
 from distarray.checkpoint._agreement import check_flags, check_path, check_step
 from distarray.checkpoint._background import finish
 from distarray.checkpoint._fill import fill
-from distarray.checkpoint._load_plan import LoadPlan, list_names
+from distarray.checkpoint._load_plan import LoadPlan
 from distarray.checkpoint.storage._chunks import check_size
 from distarray.checkpoint.storage._directory import MANIFEST, Place, latest, step_path, steps
 from distarray.checkpoint.storage._manifest import Manifest
-from distarray.comm import as_communicator
+from distarray.comm import as_communicator, list_first
 from distarray.core import warn
 from distarray.errors import ArgumentError, CheckpointError
 
@@ -116,9 +116,9 @@ def load(
     fill(plan.targets, plan.manifest, verify, base)
     result = _agreement.run_on_all(base, finish_state)
     if base.rank == 0 and (missing or unexpected):
-        parts = [f"it lacks {list_names(missing)}"] if missing else []
+        parts = [f"it lacks {list_first(missing)}"] if missing else []
         if unexpected:
-            parts.append(f"nothing asked for its {list_names(unexpected)}")
+            parts.append(f"nothing asked for its {list_first(unexpected)}")
         warn(f"{directory} was loaded in part: {'; '.join(parts)}")
     return result
 

@@ -28,9 +28,8 @@ from distarray.checkpoint.storage._values import (
     kind_of,
     walk,
 )
+from distarray.comm import list_first
 from distarray.errors import CheckpointError, StateDictError
-
-_SHOWN = 8  # names that a message lists
 
 
 class LoadPlan:
@@ -208,15 +207,14 @@ class LoadPlan:
         if not wrong:
             wrong = self._find_clashes()
         if strict and unexpected:
-            wrong.insert(0, f"the checkpoint has and the state lacks {list_names(unexpected)}")
+            wrong.insert(0, f"the checkpoint has and the state lacks {list_first(unexpected)}")
         if strict and missing:
-            wrong.insert(0, f"the checkpoint lacks {list_names(missing)}")
+            wrong.insert(0, f"the checkpoint lacks {list_first(missing)}")
         if wrong:
-            more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
             hint = ", or strict=False for names that differ" if strict and not self._wrong else ""
             raise StateDictError(
                 f"{self.manifest.directory or self.manifest.path} does not fit the state: "
-                f"{'; '.join(wrong[:_SHOWN])}{more}. Pass the state that was saved, in any "
+                f"{list_first(wrong, '; ')}. Pass the state that was saved, in any "
                 f"layout{hint}"
             )
         return missing, unexpected
@@ -309,12 +307,6 @@ def _is_active(template: Any) -> bool:
 
 def _describe(node: Node) -> str:
     return f"a {kind_of(node) or 'dict'}" if isinstance(node, dict) else repr(node)
-
-
-def list_names(names: list[str]) -> str:
-    """Return the first of some names, and how many more there are."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def containers(name: str) -> Iterator[str]:

@@ -21,7 +21,7 @@ _SUCH_CALLS = (
 )
 _TENSORS = ("tensor", "torch.")  # in what is done with tensors, which have no such calls
 
-_SHOWN = 8  # ranks and answers that a message lists
+_SHOWN = 8  # names, ranks or answers that a message lists
 
 
 def calls_hint(*doing: object) -> str:
@@ -71,17 +71,20 @@ def by_answer(said: Sequence[Any], ranks: Iterable[int]) -> str:
     groups: dict[str, list[int]] = {}
     for rank, one in zip(ranks, said, strict=True):
         groups.setdefault(str(one), []).append(rank)
-    parts = [f"{name_ranks(found)}: {text}" for text, found in groups.items()]
-    more = [f"and {len(parts) - _SHOWN} others"] if len(parts) > _SHOWN else []
-    return "; ".join(parts[:_SHOWN] + more)
+    return list_first([f"{name_ranks(found)}: {text}" for text, found in groups.items()], "; ")
 
 
 def name_ranks(found: Sequence[int]) -> str:
     """Return some ranks, for a message."""
     if len(found) == 1:
         return f"rank {found[0]}"
-    more = f" and {len(found) - _SHOWN} others" if len(found) > _SHOWN else ""
-    return f"ranks {', '.join(map(str, found[:_SHOWN]))}{more}"
+    return f"ranks {list_first(found)}"
+
+
+def list_first(items: Sequence[object], separator: str = ", ") -> str:
+    """Return the first of some items, and how many more there are, for a message."""
+    more = [f"and {len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
+    return separator.join([*map(str, items[:_SHOWN]), *more])
 
 
 class Failure(NamedTuple):

@@ -77,7 +77,7 @@ def _rank() -> Any:
 
 
 @contextmanager
-def unrecorded() -> Iterator[None]:
+def pause_logs() -> Iterator[None]:
     """Keep what runs inside out of the logs: a part of a communication that is recorded whole."""
     token = _active.set(())
     try:

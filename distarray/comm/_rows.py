@@ -74,7 +74,7 @@ def push_rows(
         received = [_taken(block, parcels.part(0)) for block in rows]
         return received, np.array([0, parcels.size], np.int64)
     in_place = comm.reaches_all() and comm.reaches_all(_kind(rows))
-    with _log.unrecorded():
+    with _log.pause_logs():
         push = _push_in_place if in_place else _push_messages
         received, offsets = push(comm, rows, parcels, token, what, error)
     own = int(offsets[comm.rank + 1] - offsets[comm.rank])
@@ -121,7 +121,7 @@ def pull_rows(
         target.put(0, rows, parcels.part(0))
         return out
     in_place = comm.reaches_all() and comm.reaches_all(_kind([rows]))
-    with _log.unrecorded():
+    with _log.pause_logs():
         if in_place:
             gather_words(comm, (), token, what, error)
             with comm.views(rows, token + 1, what) as views:

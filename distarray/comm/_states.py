@@ -46,7 +46,7 @@ def gather_states(
         everyone = np.frombuffer(bytearray().join(small), np.uint8).reshape(comm.size, -1)
     else:
         everyone = _memory.empty((comm.size, mine.size), np.uint8)
-        with _log.unrecorded():
+        with _log.pause_logs():
             if comm.reaches_all():
                 with comm.views(mine, token, what) as views:
                     for row, view in zip(everyone, views, strict=True):
@@ -117,7 +117,7 @@ def exclusive_scan(
     started = perf_counter()
     fold = _Fold(combine)
     result: np.ndarray | None
-    with _log.unrecorded():
+    with _log.pause_logs():
         if comm.size > _FEW and state.nbytes * comm.size > _FOLDED_BY_ALL:
             result, nbytes = _fold_parts(comm, state, fold, filled, token, what)
         elif state.nbytes > SMALL_BYTES and comm.reaches_all():

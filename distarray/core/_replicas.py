@@ -28,8 +28,8 @@ from distarray.comm import (
     all_gather_checked,
     by_answer,
     default_mesh,
+    pause_logs,
     setting,
-    unrecorded,
 )
 from distarray.core._arguments import describe
 from distarray.core._base import BaseArray
@@ -142,7 +142,7 @@ def exchange(mesh: Any, call: str, say: Callable[[], Said]) -> list[Said]:
 
     Logs keep what a program communicates, with the check on or off.
     """
-    with unrecorded():
+    with pause_logs():
         return all_gather_checked(mesh, call, say)
 
 

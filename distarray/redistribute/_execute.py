@@ -35,12 +35,12 @@ from distarray.comm import (
     copy_box,
     copy_boxes,
     fill,
+    pause_logs,
     record,
     recording,
     reduce_boxes,
     reduce_into,
     token,
-    unrecorded,
 )
 from distarray.errors import MismatchError
 from distarray.layout import REDUCTIONS, Layout, chunk, forget_recent, keep_recent, recall
@@ -278,7 +278,7 @@ class _Collective(ABC):
         if communicator is None or not recording():
             return self._run(local, purpose)
         started = perf_counter()
-        with unrecorded():
+        with pause_logs():
             result = self._run(local, purpose)
         step = self._step
         nbytes = step.bytes_received(communicator.ranks[communicator.rank])

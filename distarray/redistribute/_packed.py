@@ -23,10 +23,10 @@ from distarray.comm import (
     _backend,
     _memory,
     copy_boxes,
+    pause_logs,
     record,
     recording,
     reduce_boxes,
-    unrecorded,
 )
 from distarray.layout import Layout, Partial, Replicate, Shard
 from distarray.redistribute._execute import redistribute_local
@@ -116,7 +116,7 @@ class Packed:
         full = _memory.empty((self.total,), own.dtype, _backend.device_of(own))
         communicator = self.communicator(background)
         started = perf_counter()
-        with unrecorded():
+        with pause_logs():
             if communicator.size == 1:
                 self._place([own], full)
             elif communicator.reaches_all(_backend.device_of(own)):
@@ -140,7 +140,7 @@ class Packed:
         """
         communicator = self.communicator(background)
         started = perf_counter()
-        with unrecorded():
+        with pause_logs():
             if communicator.size == 1:
                 own = self._own_blocks([full], op)
             elif communicator.reaches_all(_backend.device_of(full)):

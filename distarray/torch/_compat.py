@@ -261,7 +261,7 @@ COMPILER: Final = "torch._dynamo"
 """The module without which nothing is compiled; torch imports it with its first use. Since 2.0."""
 
 
-def mark_untraced(function: F) -> F:
+def mark_disabled(function: F) -> F:
     """Mark a function as one that the compiler does not trace into while it traces others.
 
     Since 2.0; ``torch.compiler.disable`` sets the same marks, and imports the compiler, which takes

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from distarray.array import infer_layout
-from distarray.comm import DeviceMesh, simulated_world, token, unrecorded
+from distarray.comm import DeviceMesh, pause_logs, simulated_world, token
 from distarray.errors import ArgumentTypeError, LayoutError, MeshError
 from distarray.layout import Layout, Placement, Shard, suggest_for_torch
-from distarray.torch._opaque import untraced
+from distarray.torch._opaque import disable_compile
 from distarray.typing import Shape
 
 T = TypeVar("T")
@@ -319,7 +319,7 @@ def gradient_source(tensor: torch.Tensor) -> Placed | None:
     return found if type(found) is Placed else None
 
 
-@untraced
+@disable_compile
 def hand_on(source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     """Return a result that was computed item by item, placed as its source where that is known."""
     placed = own_placed(source)
@@ -399,7 +399,7 @@ def _told_shapes(draft: Layout, dtype: torch.dtype) -> tuple[Shape, ...]:
     mesh: Any = draft.mesh
     comm = mesh.communicator()
     told = np.array(draft.shape, np.int64)
-    with unrecorded():
+    with pause_logs():
         if comm.reaches_all():
             with comm.views(told, number, what) as views:
                 return tuple([tuple(view.tolist()) for view in views])

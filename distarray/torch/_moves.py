@@ -42,7 +42,7 @@ from distarray.torch._layouts import (
     own_placed,
     place,
 )
-from distarray.torch._opaque import refuse_transforms, untraced
+from distarray.torch._opaque import disable_compile, refuse_transforms
 from distarray.torch._routes import Origin, Route, current, join_purposes, routes_between, to_parts
 
 _BETWEEN_RANKS = (
@@ -138,7 +138,7 @@ class PendingTensor:
         return self._result
 
 
-@untraced  # a graph of torch.compile ends where it is called
+@disable_compile  # a graph of torch.compile ends where it is called
 def redistribute(
     tensor: torch.Tensor,
     mesh: DeviceMesh,
@@ -275,8 +275,8 @@ def routes(
 
 
 # Outside of compiled code the check costs less than a wrapper.
-_move_apart: Any = untraced(move)
-_routes_apart: Any = untraced(routes)
+_move_apart: Any = disable_compile(move)
+_routes_apart: Any = disable_compile(routes)
 
 
 def _needs_gradient(tensor: torch.Tensor) -> bool:

@@ -31,18 +31,13 @@ class Pausing(TorchFunctionMode):
     pauses = 0
 
 
-def untraced_itself(function: F) -> F:
-    """Keep torch.compile out of a function, but not out of what it calls.
+def skip_compile(function: F) -> F:
+    """Keep torch.compile out of a function, but not out of what it calls: ``recursive=False``.
 
     For functions of which there are many alike, in many modules: the compiler would trace them for
     each anew, up to a limit beyond which it gives all of them up.
     """
-    return untraced_alone(_compat.mark_untraced(function))
-
-
-def untraced_alone(function: F) -> F:
-    """Keep torch.compile out of a function where it is called by what is not compiled."""
-    return _compat.skip_frame(function)
+    return _compat.skip_frame(_compat.mark_disabled(function))
 
 
 class pause_modes:  # noqa: N801 - reads as a phrase: with pause_modes()
@@ -50,7 +45,7 @@ class pause_modes:  # noqa: N801 - reads as a phrase: with pause_modes()
 
     __slots__ = ("_beneath", "_taken")
 
-    @untraced_itself
+    @skip_compile
     def __enter__(self) -> pause_modes:
         self._taken: list[Any] = []
         self._beneath: list[Pausing] = []
@@ -64,7 +59,7 @@ class pause_modes:  # noqa: N801 - reads as a phrase: with pause_modes()
                 mode.pauses += 1
         return self
 
-    @untraced_itself
+    @skip_compile
     def __exit__(self, *_: object) -> None:
         for mode in self._beneath:
             mode.pauses -= 1
@@ -72,7 +67,7 @@ class pause_modes:  # noqa: N801 - reads as a phrase: with pause_modes()
             _compat.push_function_mode(self._taken.pop())
 
 
-@untraced_itself
+@skip_compile
 def resume(pause: pause_modes, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function where the modes see it again that a pause has taken away."""
     pause.__exit__()
@@ -82,12 +77,12 @@ def resume(pause: pause_modes, function: Callable[..., Any], *args: Any, **kwarg
         pause.__enter__()
 
 
-def untraced(function: F) -> F:
+def disable_compile(function: F) -> F:
     """Keep torch.compile and the mode that follows layouts out of a function and what it calls.
 
-    Graphs end before it, and begin again after it. Where nothing has been compiled and no mode is
-    open a call costs next to nothing more, and torch's compiler, whose import takes seconds, is not
-    imported.
+    As ``torch.compiler.disable`` does: graphs end before it, and begin again after it. Where
+    nothing has been compiled and no mode is open a call costs next to nothing more, and torch's
+    compiler, whose import takes seconds, is not imported.
     """
     apart: Any = None
 
@@ -101,7 +96,7 @@ def untraced(function: F) -> F:
         with pause_modes():
             return (apart or function)(*args, **kwargs)
 
-    return untraced_itself(cast("F", call))
+    return skip_compile(cast("F", call))
 
 
 # --- transforms -----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch
 
 from distarray.errors import ModifiedError
 from distarray.torch import _compat
-from distarray.torch._opaque import untraced
+from distarray.torch._opaque import disable_compile
 
 
 class Geometry(NamedTuple):
@@ -88,7 +88,7 @@ class Hooks:
         self.take = take
         self.outer = outer
 
-    @untraced
+    @disable_compile
     def pack(self, tensor: torch.Tensor) -> Any:
         """Return what is saved in the place of a tensor."""
         found = self.take(tensor)
@@ -98,7 +98,7 @@ class Hooks:
             return _PackedOutside(self.outer[0](tensor), self.outer[1])
         return Kept(tensor, _compat.version(tensor))
 
-    @untraced
+    @disable_compile
     def unpack(self, saved: Any) -> torch.Tensor:
         """Return a saved tensor."""
         found: torch.Tensor = saved.restore()

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from distarray.comm import CommLog, _log
-from distarray.comm._log import record, recording, unrecorded
+from distarray.comm._log import pause_logs, record, recording
 from distarray.comm.simulated import _ranks
 from distarray.testing import simulate
 
@@ -84,7 +84,7 @@ def test_log_records_what_another_library_does_for_its_thread(monkeypatch):
             def help_out():
                 _ranks._thread.communicator = rank
                 record("all_reduce", "dp", 8, 0.1)
-                with unrecorded():
+                with pause_logs():
                     record("all_reduce", "dp", 8, 0.1)
                 context.append(_log.copy_log_context())
 

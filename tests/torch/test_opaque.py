@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
-from distarray.torch._opaque import pause_modes, resume, untraced  # noqa: E402
+from distarray.torch._opaque import disable_compile, pause_modes, resume  # noqa: E402
 from distarray.torch.following import Following  # noqa: E402
 
 
@@ -27,15 +27,15 @@ def depth():
 
 
 def test_pauses_also_where_the_function_raises():
-    @untraced
+    @disable_compile
     def fails():
         assert depth() == 0
         raise ValueError("inside")
 
-    assert untraced(depth)() == 0
+    assert disable_compile(depth)() == 0
     with Following(strict=False):
         assert depth() == 1
-        assert untraced(depth)() == 0
+        assert disable_compile(depth)() == 0
         with pytest.raises(ValueError, match="inside"):
             fails()
         assert depth() == 1
@@ -43,22 +43,22 @@ def test_pauses_also_where_the_function_raises():
 
 def test_modes_of_others_see_what_they_saw():
     with Counting() as counting, Following():
-        untraced(torch.ones)(2)
+        disable_compile(torch.ones)(2)
         assert counting.seen == 1
     with Following(), Counting() as counting:
-        untraced(torch.ones)(2)
+        disable_compile(torch.ones)(2)
         assert counting.seen == 1
 
 
 def test_pauses_beneath_modes_of_others():
     with Following() as following, Counting():
-        assert untraced(lambda: following.pauses)() == 1
+        assert disable_compile(lambda: following.pauses)() == 1
         assert following.pauses == 0
 
 
 def test_pauses_all_that_are_open():
     with Following(), Following(strict=False):
-        assert untraced(depth)() == 0
+        assert disable_compile(depth)() == 0
         assert depth() == 2
 
 

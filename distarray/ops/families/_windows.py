@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from distarray.comm import _backend, _memory, copy_box, record, recording, token, unrecorded
+from distarray.comm import _backend, _memory, copy_box, pause_logs, record, recording, token
 from distarray.layout import Layout
 from distarray.layout import box as boxes
 from distarray.typing import Box, Buffer, Shape
@@ -66,7 +66,7 @@ def run(exchange: Exchange, block: Buffer, out: Buffer) -> Buffer:
         _carry(exchange, block, out)
         return out
     started = perf_counter()
-    with unrecorded():
+    with pause_logs():
         _carry(exchange, block, out)
     own = communicator.rank
     nbytes = sum(pair.target.of(out).nbytes for pair in exchange.receives if pair.peer != own)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from distarray.comm import DeviceMesh, all_gather_checked
+from distarray.comm import DeviceMesh, all_gather_checked, list_first
 from distarray.core import group_by_answer
 from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError
 from distarray.layout import Layout, Shard
@@ -17,8 +17,6 @@ from distarray.torch._full import digest_of
 from distarray.torch._layouts import placed_of
 from distarray.torch._moves import check_mesh
 from distarray.torch._shards import is_shard
-
-_SHOWN = 8  # tensors that a message names
 
 
 class _Held(NamedTuple):
@@ -79,10 +77,9 @@ def check_replicas(module: nn.Module, mesh: DeviceMesh, *, buffers: bool = True)
     for name in dict.fromkeys(name for one in told.values() for name in one):
         wrong += _list_differences(name, told)
     if wrong:
-        more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         raise MismatchError(
             f"on the ranks of {mesh} these are not alike, as digests tell: "
-            f"{'; '.join(wrong[:_SHOWN])}{more}. {_advice(module)}"
+            f"{list_first(wrong, '; ')}. {_advice(module)}"
         )
 
 

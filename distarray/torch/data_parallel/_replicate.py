@@ -18,7 +18,7 @@ from distarray.torch._compat import BatchNormBase, buffers_of, is_going_backward
 from distarray.torch._layouts import placed_of
 from distarray.torch._modules import check_described_alike, locate_errors, prefix_errors
 from distarray.torch._moves import check_mesh
-from distarray.torch._opaque import untraced
+from distarray.torch._opaque import disable_compile
 from distarray.torch._shards import is_shard
 from distarray.torch.data_parallel._reducer import NAME, Replica
 
@@ -218,7 +218,7 @@ def _check_same(what: str, tensor: torch.Tensor, mesh: DeviceMesh) -> None:
 # --- at every call -------------------------------------------------------------------------------
 
 
-@untraced
+@disable_compile
 def _before(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any]) -> None:
     replica: Replica = module.__dict__[NAME]
     with locate_errors(module):
@@ -231,7 +231,7 @@ def _before(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any]) -> None:
             _broadcast_buffers(module, replica)
 
 
-@untraced
+@disable_compile
 def _after(module: nn.Module, _: tuple[Any, ...], output: Any) -> None:
     replica: Replica = module.__dict__[NAME]
     for tensor in leaves_of(output):

@@ -19,7 +19,7 @@ import torch
 
 from distarray.errors import LayoutError
 from distarray.layout import Layout, Shard
-from distarray.torch._compat import is_in_function_forward
+from distarray.torch._compat import is_in_function_forward, skip_frame
 from distarray.torch._layouts import (
     Lost,
     Placed,
@@ -30,7 +30,7 @@ from distarray.torch._layouts import (
     note,
     place,
 )
-from distarray.torch._opaque import Pausing, untraced, untraced_alone
+from distarray.torch._opaque import Pausing, disable_compile
 from distarray.torch.following._axes import PRODUCTS, Axes, cut_axes, divided_axes, single_axes
 from distarray.torch.following._gradients import RESIZING, derive, place_beside, sum_gradients
 from distarray.torch.following._operands import (
@@ -134,7 +134,7 @@ class Following(Pausing):
         finally:
             self.is_inside = False
 
-    @untraced_alone
+    @skip_frame
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -152,7 +152,7 @@ class Following(Pausing):
             return self._followed(Call(func, rule, args, kwargs), drawing)
         return func(*args, **kwargs)
 
-    @untraced
+    @disable_compile
     def _followed(self, call: Call, drawing: bool) -> Any:
         if not drawing and not _concerns(call):
             call = sum_gradients(call)

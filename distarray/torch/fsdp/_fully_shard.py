@@ -20,7 +20,7 @@ from distarray.torch._buffers import check_travels
 from distarray.torch._compat import parameters_of
 from distarray.torch._modules import check_described_alike, locate_errors, prefix_errors, state_of
 from distarray.torch._moves import check_mesh
-from distarray.torch._opaque import untraced_itself
+from distarray.torch._opaque import skip_compile
 from distarray.torch.data_parallel import REPLICA
 from distarray.torch.fsdp._group import Group, check_reshard_after_forward
 from distarray.torch.fsdp._module import FSDPModule, call_unsharded, mix_in
@@ -156,7 +156,7 @@ def register_fsdp_forward_method(module: nn.Module, name: str) -> None:
     if not callable(method):
         raise ArgumentError(f"{type(module).__name__} has no method {name!r}")
 
-    @untraced_itself
+    @skip_compile
     def whole(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return call_unsharded(self, types.MethodType(method, self), args, kwargs)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distarray.comm import DeviceMesh
+from distarray.comm import DeviceMesh, list_first
 from distarray.errors import ArgumentError, ModifiedError
 from distarray.redistribute import Handle
 from distarray.torch._compat import is_going_backward, version
@@ -240,7 +240,7 @@ class Group:
                 return
         raise ArgumentError(
             f"{name!r} is no parameter that {self.name} shards; it has "
-            f"{', '.join(m.path for m in self.members[:8])}"
+            f"{list_first([m.path for m in self.members])}"
         )
 
     # --- what modules see ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from torch import nn
 
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.torch._modules import locate_errors, place_parameters
-from distarray.torch._opaque import untraced_itself
+from distarray.torch._opaque import skip_compile
 from distarray.torch.fsdp._bucket import Extension, PostAllGather, PreAllGather
 from distarray.torch.fsdp._group import Group
 from distarray.torch.fsdp._state import Call, State, state_beside
@@ -35,7 +35,7 @@ class FSDPModule:
     Methods with ``recurse`` also apply to the sharded modules inside.
     """
 
-    @untraced_itself
+    @skip_compile
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module with whole parameters."""
         return call_unsharded(cast("nn.Module", self), super().__call__, args, kwargs)  # type: ignore[misc]
@@ -233,7 +233,7 @@ class FSDPModule:
                 yield state.group
 
 
-@untraced_itself
+@skip_compile
 def call_unsharded(module: nn.Module, function: Any, args: Any, kwargs: Any) -> Any:
     """Return what a function of a sharded module returns, called with whole parameters."""
     state = state_beside(module)

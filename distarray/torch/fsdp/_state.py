@@ -12,7 +12,7 @@ from torch import nn
 from distarray.errors import ArgumentError
 from distarray.torch._compat import is_going_backward, leaves_of, map_leaves, parameters_of
 from distarray.torch._modules import locate_errors
-from distarray.torch._opaque import refuse_transforms, untraced
+from distarray.torch._opaque import disable_compile, refuse_transforms
 from distarray.torch._saved_tensors import enter_hooks
 from distarray.torch._shards import is_shard
 from distarray.torch.data_parallel import REPLICA
@@ -48,7 +48,7 @@ class Call:
         "_token",
     )
 
-    @untraced
+    @disable_compile
     def __init__(self, state: State, module: nn.Module) -> None:
         refuse_transforms(_SHARDED_MODULES)
         group = self._group = state.group
@@ -86,7 +86,7 @@ class Call:
             self._context.enter(group)
         group.depth += 1
 
-    @untraced
+    @disable_compile
     def end(self) -> None:
         """Let the parameters go."""
         try:
@@ -163,7 +163,7 @@ class State:
                     )
         self._checked = Registrations.count
 
-    @untraced
+    @disable_compile
     def pre_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the arguments of a call, converted as the policy has it."""
         if self.group is not None and torch.is_grad_enabled():
@@ -183,7 +183,7 @@ class State:
                 tensor.register_hook(group.post_backward)
                 group.ends_with_inputs = True
 
-    @untraced
+    @disable_compile
     def post_forward(self, output: Any) -> Any:
         """Return the output of a call, converted; its gradient will announce the backward pass."""
         group = self.group

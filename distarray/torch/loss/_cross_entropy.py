@@ -26,7 +26,7 @@ from distarray.layout import Layout, Replicate, Shard
 from distarray.torch._buffers import bytes_of, check_travels
 from distarray.torch._layouts import check_mesh, is_placed, layout_from, layout_of, placed_of
 from distarray.torch._moves import move
-from distarray.torch._opaque import refuse_transforms, untraced
+from distarray.torch._opaque import disable_compile, refuse_transforms
 from distarray.torch._routes import routes_between
 from distarray.torch.loss._row_losses import SHARDED_LOSSES, Terms, row_losses
 from distarray.torch.parallel import one_axis
@@ -34,7 +34,7 @@ from distarray.torch.parallel import one_axis
 _REDUCTIONS = ("mean", "sum", "none")
 
 
-@untraced
+@disable_compile
 def vocab_parallel_cross_entropy(
     logits: torch.Tensor,
     target: torch.Tensor,

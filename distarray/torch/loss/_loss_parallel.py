@@ -14,7 +14,7 @@ from distarray.errors import LayoutError
 from distarray.layout import Layout
 from distarray.torch._compat import is_in_function_forward, reduction_of
 from distarray.torch._layouts import check_mesh, is_sharded, lost_of
-from distarray.torch._opaque import untraced
+from distarray.torch._opaque import disable_compile
 from distarray.torch.following import Following, cut_axes, known_layout
 from distarray.torch.loss._cross_entropy import vocab_parallel_cross_entropy
 from distarray.torch.parallel import one_axis
@@ -87,7 +87,7 @@ class _LossParallel(Following):
     def anew(self) -> Following:
         return _LossParallel(self._mesh)
 
-    @untraced
+    @disable_compile
     def _cross_entropy(
         self,
         input: torch.Tensor,

@@ -22,7 +22,7 @@ from distarray.errors import DistArrayError
 from distarray.torch._compat import function_mode_depth, function_modes, parameters_of
 from distarray.torch._layouts import lost_of
 from distarray.torch._modules import check_own, locate, state_of
-from distarray.torch._opaque import pause_modes, resume, untraced, untraced_itself
+from distarray.torch._opaque import disable_compile, pause_modes, resume, skip_compile
 from distarray.torch._routes import moving_for
 from distarray.torch.following import Following, tensors_in
 from distarray.torch.parallel._arrivals import check_lost
@@ -125,10 +125,10 @@ def _wrap_forward(wrapping: Wrapping, stock: bool) -> Any:
         return _call(module, wrapping, args, kwargs)
 
     call.wrapping = wrapping  # type: ignore[attr-defined]
-    return untraced_itself(call)
+    return skip_compile(call)
 
 
-@untraced_itself
+@skip_compile
 def _call(
     module: nn.Module, wrapping: Wrapping, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -163,7 +163,7 @@ def _following_modes() -> list[Following]:
     return [mode for mode in function_modes() if isinstance(mode, Following)]
 
 
-@untraced_itself
+@skip_compile
 def _seen_inside(
     function: Callable[..., Any],
     module: nn.Module,
@@ -176,7 +176,7 @@ def _seen_inside(
         return function(module, partial(resume, pause, forward), *args, **kwargs)
 
 
-@untraced
+@disable_compile
 def _enter(
     module: nn.Module, wrapping: Wrapping, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
@@ -202,7 +202,7 @@ def _enter(
     return args, kwargs, own
 
 
-@untraced
+@disable_compile
 def _leave(module: nn.Module, wrapping: Wrapping, output: Any) -> Any:
     try:
         with moving_for(state_of(module).path):
@@ -214,7 +214,7 @@ def _leave(module: nn.Module, wrapping: Wrapping, output: Any) -> Any:
     return output
 
 
-@untraced
+@disable_compile
 def _check_leaving(module: nn.Module, output: Any) -> None:
     """Raise where what leaves is of each rank's alone, and nothing says how it is placed.
 

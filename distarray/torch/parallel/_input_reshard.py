@@ -28,7 +28,7 @@ from distarray.torch import _compat
 from distarray.torch._buffers import buffer_of, is_dense, tensor_of
 from distarray.torch._layouts import Placed, check_mesh, is_placed, own_placed, watched
 from distarray.torch._modules import state_of
-from distarray.torch._opaque import untraced
+from distarray.torch._opaque import disable_compile
 from distarray.torch._saved_tensors import Geometry, all_hooks_are_ours, enter_hooks
 from distarray.torch._shards import block_of
 from distarray.torch.parallel._arrivals import placements_over
@@ -116,7 +116,7 @@ def input_reshard(module: nn.Module, mesh: DeviceMesh, dim: int) -> nn.Module:
     return module
 
 
-@untraced
+@disable_compile
 def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     own: _Resharding = module.__dict__[_NAME]
     context = contextlib.ExitStack()
@@ -132,7 +132,7 @@ def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     context.enter_context(_resharding(call))
 
 
-@untraced
+@disable_compile
 def _after(module: nn.Module, _: Any, __: Any) -> None:
     under_way = module.__dict__[_NAME].under_way
     if under_way:  # empty where something failed before the first hook

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distarray.comm import DeviceMesh
+from distarray.comm import DeviceMesh, list_first
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Replicate
 from distarray.torch.parallel._colwise import ColwiseParallel, hook_columns
@@ -112,10 +112,10 @@ class LowRankParallel(ParallelStyle):
         found = {n: m for n, m in module.named_modules() if n and fnmatchcase(n, pattern)}
         layers = {n: m for n, m in found.items() if isinstance(m, nn.Linear)}
         if not layers:
-            names = [name for name, _ in module.named_modules() if name]
+            names = [repr(name) for name, _ in module.named_modules() if name]
             raise ArgumentError(
                 f"{role}={pattern!r} matches no Linear of the {type(module).__name__}, which has "
-                f"{', '.join(map(repr, names[:8])) or 'no modules'}"
+                f"{list_first(names) or 'no modules'}"
             )
         return list(layers.values())
 

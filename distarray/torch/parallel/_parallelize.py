@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from distarray.comm import DeviceMesh, all_gather_checked, unrecorded
+from distarray.comm import DeviceMesh, all_gather_checked, pause_logs
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Layout, chunk
 from distarray.torch._layouts import check_mesh, is_sharded, placed_of
@@ -268,7 +268,7 @@ def agree_on_plan(
         chosen.extend(choose())
         return [f"src_data_rank={src_data_rank}", *_describe(chosen)]
 
-    with unrecorded():
+    with pause_logs():
         told = all_gather_checked(mesh, "parallelize_module", say)
     check_described_alike("parallelize_module needs the same model and plan", told, mesh)
     return chosen

@@ -15,7 +15,7 @@ from distarray.layout import Layout, Replicate, Shard
 from distarray.torch._layouts import hand_on, is_placed, layout_from, place
 from distarray.torch._modules import state_of
 from distarray.torch._moves import move
-from distarray.torch._opaque import untraced
+from distarray.torch._opaque import disable_compile
 from distarray.torch._routes import routes_between
 from distarray.torch.following import cut_axes, relabel
 from distarray.torch.parallel._arrivals import find_placed
@@ -84,7 +84,7 @@ class SequenceParallel(ParallelStyle):
         for name in names:
             self.distribute(module, name, mesh, [Replicate()])
 
-        @untraced
+        @disable_compile
         def run(module: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
             x: Any = next(iter((*args, *kwargs.values())), None)
             if not isinstance(x, torch.Tensor):

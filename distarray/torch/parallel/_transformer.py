@@ -14,7 +14,7 @@ from distarray.layout import Layout, Replicate
 from distarray.torch._compat import parameters_of
 from distarray.torch._modules import state_of
 from distarray.torch._moves import move
-from distarray.torch._opaque import untraced
+from distarray.torch._opaque import disable_compile
 from distarray.torch._routes import routes_between
 from distarray.torch.parallel._colwise import ColwiseParallel
 from distarray.torch.parallel._forward_wrapper import extend
@@ -74,7 +74,7 @@ class TransformerLayerParallel(ParallelStyle):
                 extend(child)
         hidden = Features.of(state_of(module.linear1).placed["weight"], mesh)
 
-        @untraced
+        @disable_compile
         def leave_out(
             module: nn.Module, forward: Callable[[torch.Tensor], Any], input: torch.Tensor
         ) -> Any:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from distarray.checkpoint import join_name
-from distarray.comm import DeviceMesh, all_gather_checked, by_answer
+from distarray.comm import DeviceMesh, all_gather_checked, by_answer, list_first
 from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError, StateDictError
 from distarray.layout import Layout, Replicate
 from distarray.torch import _modules
@@ -22,7 +22,6 @@ from distarray.torch._layouts import Placed, is_sharded, own_placed
 from distarray.torch._shards import block_of
 
 T = TypeVar("T")
-SHOWN = 8  # names that a message lists
 
 
 class Entry(NamedTuple):
@@ -193,8 +192,7 @@ class OptimizerState:
 
 def quote(names: list[str]) -> str:
     """Return the first of some names, and how many more there are."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(map(repr, names[:SHOWN])) + more
+    return list_first([repr(name) for name in names])
 
 
 class Holder:

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from distarray.comm import DeviceMesh
+from distarray.comm import DeviceMesh, list_first
 from distarray.errors import ArgumentTypeError, StateDictError
 from distarray.torch import _compat, _modules
 from distarray.torch._buffers import check_travels
 from distarray.torch._layouts import place
 from distarray.torch._shard_records import drop_records, find_difference, list_records, record_of
-from distarray.torch.state._entries import SHOWN, Entry, Holder, ModuleState, quote, receiver_of
+from distarray.torch.state._entries import Entry, Holder, ModuleState, quote, receiver_of
 
 
 def state_dict(
@@ -220,9 +220,8 @@ def _compare(own: ModuleState, told: _Told, strict: bool, whole: bool) -> Incomp
         wrong.append(f"hooks of the module rename {quote(odd)}; load it before it is parallelized")
     if wrong:
         raise StateDictError(
-            f"the state dict does not fit the {type(module).__name__}: {'; '.join(wrong[:SHOWN])}"
-            + (f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else "")
-            + ". Pass the state of this module, whole or as blocks"
+            f"the state dict does not fit the {type(module).__name__}: {list_first(wrong, '; ')}. "
+            "Pass the state of this module, whole or as blocks"
             + (", or strict=False for names that differ" if missing or unexpected else "")
         )
     return IncompatibleKeys(missing, unexpected)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from distarray.comm import _memory, unrecorded
+from distarray.comm import _memory, pause_logs
 from distarray.errors import ArgumentError, MismatchError
 from distarray.layout import Layout
 from distarray.random import fill_floats
@@ -148,7 +148,7 @@ def _check_alike(layout: Layout, key: Key) -> None:
     mesh: Any = layout.mesh
     comm = mesh.communicator()
     told = np.empty(2 * comm.size, np.int64)
-    with unrecorded():
+    with pause_logs():
         comm.all_gather(np.array(key, np.int64), told)
     if (told.reshape(-1, 2) != key).any():
         raise MismatchError(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from distarray.comm import Purpose
+from distarray.comm import Purpose, list_first
 from distarray.core import common_mesh, lift
 from distarray.errors import (
     ArgumentError,
@@ -27,7 +27,6 @@ from distarray.torch._layouts import is_sharded, layout_of
 from distarray.torch._shard_records import name_of as recorded_name
 
 _R = Replicate()
-_SHOWN = 8  # names that a message lists
 
 
 class Block(NamedTuple):
@@ -217,11 +216,11 @@ def _reduce_over(mesh: Any, blocks: Sequence[Block], p: float, asked: str) -> fl
 
 def list_names(names: Sequence[str]) -> str:
     """Return names for a message, which tells long lists apart by a digest."""
-    shown = ", ".join(names[:_SHOWN])
-    if len(names) <= _SHOWN:
+    shown = list_first(names)
+    if shown == ", ".join(names):
         return shown
     digest = hashlib.blake2b(repr(list(names)).encode(), digest_size=4).hexdigest()
-    return f"{shown} and {len(names) - _SHOWN} others ({digest})"
+    return f"{shown} ({digest})"
 
 
 def _mesh_of(block: Block) -> Any:

@@ -22,7 +22,7 @@ from distarray.errors import ArgumentError
 from distarray.layout import Shard
 from distarray.torch._compat import leaves_of
 from distarray.torch._layouts import is_sharded, placed_of
-from distarray.torch._opaque import untraced
+from distarray.torch._opaque import disable_compile
 
 _STEPS = 3
 """Some begin to mix items after their first step, with what they have gathered in it."""
@@ -44,7 +44,7 @@ def check_optimizers() -> None:
     register_optimizer_step_pre_hook(_check)
 
 
-@untraced
+@disable_compile
 def _check(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     count = sum(len(group["params"]) for group in optimizer.param_groups)
     if _checked.get(optimizer) == count:

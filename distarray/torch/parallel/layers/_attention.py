@@ -13,14 +13,14 @@ from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Placement, Replicate, Shard
 from distarray.torch._modules import check_own
-from distarray.torch._opaque import untraced
+from distarray.torch._opaque import disable_compile
 from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._partition_rules import check_stock
 from distarray.torch.parallel.layers._features import Features, gather_input, sum_output
 from distarray.torch.training import dropout
 
 _R = Replicate()
-_check_untraced = untraced(check_own)
+_check_own = disable_compile(check_own)
 
 
 def cut_heads(
@@ -51,7 +51,7 @@ def cut_heads(
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        _check_untraced(module.out_proj)
+        _check_own(module.out_proj)
         if is_causal and attn_mask is None:
             raise ArgumentError(
                 "is_causal=True says what attn_mask is, but there is none; pass one, made for "
@@ -255,7 +255,7 @@ def attend(
     return weights @ v, weights if need_weights else None
 
 
-@untraced
+@disable_compile
 def _drop_weights(weights: torch.Tensor, p: float, heads: Features) -> torch.Tensor:
     batch, _, *pairs = weights.shape
     return dropout(weights, p, layout=heads.layout((batch, heads.size, *pairs), 1))

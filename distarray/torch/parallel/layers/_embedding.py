@@ -17,7 +17,7 @@ from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, IndexingError, LayoutError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.torch._moves import move
-from distarray.torch._opaque import refuse_transforms, untraced
+from distarray.torch._opaque import disable_compile, refuse_transforms
 from distarray.torch._routes import routes_between
 from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._partition_rules import hook_arguments
@@ -59,7 +59,7 @@ def cut_vectors(style: Any, module: nn.Embedding | nn.EmbeddingBag, mesh: Device
     style.on_output(module, lambda _, y: features.leave(y, style.output_layouts, -1))
 
 
-@untraced
+@disable_compile
 @torch.no_grad()
 def _renormalise(module: Any, mesh: DeviceMesh, words: torch.Tensor, largest: float) -> None:
     """Scale the vectors that are looked up down to the largest norm; each rank has a part of it."""
@@ -97,7 +97,7 @@ def cut_vocabulary(style: Any, module: nn.Embedding, mesh: DeviceMesh) -> None:
     start, stop = layout.local_box()[0]  # type: ignore[index]
     module.padding_idx = local_padding(padding, start, stop)  # type: ignore[assignment]
 
-    @untraced
+    @disable_compile
     def look_up(
         _: nn.Module, forward: Callable[..., torch.Tensor], input: torch.Tensor, **kwargs: Any
     ) -> torch.Tensor:
@@ -166,7 +166,7 @@ def cut_bags(style: Any, module: nn.EmbeddingBag, mesh: DeviceMesh) -> None:
     module.padding_idx = local_padding(padding, start, stop)
     module.mode = "sum"
 
-    @untraced
+    @disable_compile
     def add_up(
         module: nn.EmbeddingBag,
         forward: Callable[..., torch.Tensor],

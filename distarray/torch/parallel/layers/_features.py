@@ -20,7 +20,7 @@ from distarray.torch._buffers import check_travels, wire_dtype
 from distarray.torch._layouts import Placed, hand_on, layout_from, own_placed, place
 from distarray.torch._modules import state_of
 from distarray.torch._moves import move, routes
-from distarray.torch._opaque import untraced
+from distarray.torch._opaque import disable_compile
 from distarray.torch._routes import routes_between
 from distarray.torch.parallel._arrivals import check_arrival
 from distarray.torch.parallel._gradient_sums import use_apart
@@ -73,7 +73,7 @@ class Features:
         """Return the layout of an activation of a full shape whose features are along ``axis``."""
         return _layout(self.mesh, Shard(axis), tuple(shape), self.boundaries)
 
-    @untraced
+    @disable_compile
     def take(self, x: torch.Tensor, given: Placement | None, axis: int) -> torch.Tensor:
         """Return this rank's shard of the features of an input, which arrives as ``given``.
 
@@ -110,7 +110,7 @@ class Features:
             x = _shards.order_by_ranks(x, self.parts, self.units, self.mesh.size, axis)
         return move(x, *routes_between(src, self.layout(src.shape, axis)))
 
-    @untraced
+    @disable_compile
     def leave(self, y: torch.Tensor, target: Placement | None, axis: int) -> torch.Tensor:
         """Return an output, of which this rank computed its features, as ``target`` has it."""
         axis %= y.ndim
@@ -181,7 +181,7 @@ def cut_parameters(
     return Features.of(state_of(module).placed["weight"], mesh)
 
 
-@untraced
+@disable_compile
 def gather_input(
     x: torch.Tensor, mesh: DeviceMesh, given: Placement = _R, name: str = "the input"
 ) -> torch.Tensor:
@@ -198,7 +198,7 @@ def gather_input(
     return _gather(x, mesh, given, name, [_P])
 
 
-@untraced
+@disable_compile
 def gather_whole(x: torch.Tensor, mesh: DeviceMesh, given: Placement) -> torch.Tensor:
     """Return an input, which arrives as ``given``, whole on every rank."""
     return _gather(x, mesh, given, "the input", None)
@@ -225,7 +225,7 @@ def _gather(
     return move(x, *routes(x, mesh, [given], [_R], grad_placements=gradients))
 
 
-@untraced
+@disable_compile
 def sum_output(
     y: torch.Tensor,
     mesh: DeviceMesh,

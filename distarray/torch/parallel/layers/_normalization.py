@@ -22,7 +22,7 @@ from distarray.comm import DeviceMesh
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.torch._compat import buffers_of, check_input_dim
 from distarray.torch._moves import move
-from distarray.torch._opaque import untraced
+from distarray.torch._opaque import disable_compile
 from distarray.torch._routes import routes_between
 from distarray.torch._shards import placed_as
 from distarray.torch.parallel._forward_wrapper import extend
@@ -136,7 +136,7 @@ def _axis(module: Any, x: torch.Tensor) -> int:
     return 1
 
 
-@untraced
+@disable_compile
 def _without_channels(
     module: Any, _: Callable[..., torch.Tensor], input: torch.Tensor
 ) -> torch.Tensor:
