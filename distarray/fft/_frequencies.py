@@ -66,38 +66,18 @@ def rfftfreq(
     mesh: Any = None,
     placements: Sequence[Placement] | None = None,
 ) -> Any:
-    """Return the frequencies of the items of `rfft`: 0, 1, ..., n // 2 over `n * d`.
-
-    Parameters
-    ----------
-    n : int
-        Length of the transform.
-    d : float
-        Distance of samples.
-    dtype : data type, optional
-        Default: float64, in which they are computed.
-    device, mesh, placements
-        As for `empty`.
-
-    Returns
-    -------
-    DistArray
-        Of shape `(n // 2 + 1,)`. Nothing is sent: each process computes its part.
-
-    Raises
-    ------
-    ArgumentError
-        If `n` is not positive.
-
-    Examples
-    --------
-    >>> import distarray as da
-    >>> print(da.fft.rfftfreq(4))
-    [0.   0.25 0.5 ]
-    """
     n = _check_length("rfftfreq", n)
     index = arange(n // 2 + 1, device=device, mesh=mesh, placements=placements)
     return _scale(index, n, d, dtype)
+
+
+rfftfreq.__doc__ = (
+    (fftfreq.__doc__ or "")
+    .replace("`fft`: 0, 1, ..., -2, -1 over", "`rfft`: 0, 1, ..., n // 2 over")
+    .replace("`(n,)`", "`(n // 2 + 1,)`")
+    .replace("fft.fftfreq(4", "fft.rfftfreq(4")
+    .replace("[ 0.    0.25 -0.5  -0.25]", "[0.   0.25 0.5 ]")
+)
 
 
 def _check_length(name: str, n: Any) -> int:

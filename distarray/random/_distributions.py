@@ -43,8 +43,93 @@ def _scale(name: str, value: Any, positive: bool = False) -> float:
 
 
 def _inside(numbers: Buffer) -> Buffer:
-    """Return uniform numbers of which none is 0."""
+    """Return numbers of which none is 0."""
     return np.maximum(numbers, _LEAST)
+
+
+_DOCUMENTATION = """{sentence}
+
+Parameters
+----------
+{parameters}
+size, dtype, mesh, placements
+    As for `random`.
+
+Raises
+------
+ArgumentError
+    If {wrong}.
+
+Examples
+--------
+>>> import distarray as da
+>>> print(da.random.default_rng(7).{name}({arguments}, 3))
+{example}
+"""
+
+
+def _of_place_and_scale(
+    name: str, sentence: str, kind: str, formula: Callable[[Buffer], Buffer], example: str
+) -> Callable[..., Any]:
+    """Return a method that scales and moves what a formula makes of numbers of a kind."""
+
+    def draw(
+        self: Any,
+        loc: Any = 0.0,
+        scale: Any = 1.0,
+        size: Any = None,
+        *,
+        dtype: Any = np.float64,
+        mesh: Any = None,
+        placements: Sequence[Placement] | None = None,
+    ) -> Any:
+        loc, scale = read_scalar("loc", loc), _scale("scale", scale)
+        return self._made(kind, lambda x: loc + scale * formula(x), size, dtype, mesh, placements)
+
+    draw.__doc__ = _DOCUMENTATION.format(
+        name=name,
+        sentence=sentence,
+        parameters="loc, scale : float\n    Where its middle is, and how wide it is; scalars.",
+        wrong="`scale` is negative",
+        arguments="0.0, 2.0",
+        example=example,
+    )
+    draw.__name__, draw.__qualname__ = name, f"Generator.{name}"
+    return draw
+
+
+def _of_shape(
+    name: str, sentence: str, formula: Callable[[Buffer, float], Buffer], example: str
+) -> Callable[..., Any]:
+    """Return a method that draws what a formula makes of exponential numbers and a parameter."""
+
+    def draw(
+        self: Any,
+        a: Any,
+        size: Any = None,
+        *,
+        dtype: Any = np.float64,
+        mesh: Any = None,
+        placements: Sequence[Placement] | None = None,
+    ) -> Any:
+        a = _scale("a", a, positive=True)
+        return self._made("exponential", lambda e: formula(e, a), size, dtype, mesh, placements)
+
+    draw.__doc__ = _DOCUMENTATION.format(
+        name=name,
+        sentence=sentence,
+        parameters="a : float\n    Its shape, a scalar.",
+        wrong="`a` is not above 0",
+        arguments="3.0",
+        example=example,
+    )
+    draw.__name__, draw.__qualname__ = name, f"Generator.{name}"
+    return draw
+
+
+def _two_sided(u: Buffer) -> Buffer:
+    far = np.log(2.0 * np.minimum(_inside(u), 1.0 - u))
+    return np.where(u < 0.5, far, -far)
 
 
 class Distributions:
@@ -54,6 +139,40 @@ class Distributions:
 
     _floats: Callable[..., Any]
     _made: Callable[..., Any]
+
+    gumbel = _of_place_and_scale(
+        "gumbel",
+        "Draw floats from the Gumbel distribution of largest values.",
+        "exponential",
+        lambda e: -np.log(_inside(e)),
+        "[-0.07926324  2.90320946 -0.80560669]",
+    )
+    laplace = _of_place_and_scale(
+        "laplace",
+        "Draw floats from the Laplace distribution, exponential to both sides.",
+        "uniform",
+        _two_sided,
+        "[-0.6945605   1.74654078 -1.60573097]",
+    )
+    logistic = _of_place_and_scale(
+        "logistic",
+        "Draw floats from the logistic distribution.",
+        "uniform",
+        lambda u: np.log(_inside(u) / (1.0 - u)),
+        "[-1.20909808  2.6644468  -2.48476406]",
+    )
+    pareto = _of_shape(
+        "pareto",
+        "Draw floats from the Pareto II or Lomax distribution.",
+        lambda e, a: np.expm1(e / a),
+        "[0.41454673 0.08119263 0.64653139]",
+    )
+    power = _of_shape(
+        "power",
+        "Draw floats from [0, 1] with a density of power `a - 1`.",
+        lambda e, a: np.power(-np.expm1(-e), 1.0 / a),
+        "[0.86476905 0.59325011 0.91893164]",
+    )
 
     def standard_exponential(
         self,
@@ -176,118 +295,6 @@ class Distributions:
 
         return self._made("exponential", formula, size, INTEGERS, mesh, placements)
 
-    def gumbel(
-        self,
-        loc: Any = 0.0,
-        scale: Any = 1.0,
-        size: Any = None,
-        *,
-        dtype: Any = np.float64,
-        mesh: Any = None,
-        placements: Sequence[Placement] | None = None,
-    ) -> Any:
-        """Draw floats from the Gumbel distribution of largest values.
-
-        Parameters
-        ----------
-        loc, scale : float
-            Where its middle is, and how wide it is; scalars.
-        size, dtype, mesh, placements
-            As for `random`.
-
-        Raises
-        ------
-        ArgumentError
-            If `scale` is negative.
-
-        Examples
-        --------
-        >>> import distarray as da
-        >>> print(da.random.default_rng(7).gumbel(0.0, 2.0, 3))
-        [-0.07926324  2.90320946 -0.80560669]
-        """
-        loc, scale = read_scalar("loc", loc), _scale("scale", scale)
-
-        def formula(e: Buffer) -> Buffer:
-            return loc - scale * np.log(np.maximum(e, _LEAST))
-
-        return self._made("exponential", formula, size, dtype, mesh, placements)
-
-    def laplace(
-        self,
-        loc: Any = 0.0,
-        scale: Any = 1.0,
-        size: Any = None,
-        *,
-        dtype: Any = np.float64,
-        mesh: Any = None,
-        placements: Sequence[Placement] | None = None,
-    ) -> Any:
-        """Draw floats from the Laplace distribution, exponential to both sides.
-
-        Parameters
-        ----------
-        loc, scale : float
-            Where its middle is, and how wide it is; scalars.
-        size, dtype, mesh, placements
-            As for `random`.
-
-        Raises
-        ------
-        ArgumentError
-            If `scale` is negative.
-
-        Examples
-        --------
-        >>> import distarray as da
-        >>> print(da.random.default_rng(7).laplace(0.0, 2.0, 3))
-        [-0.6945605   1.74654078 -1.60573097]
-        """
-        loc, scale = read_scalar("loc", loc), _scale("scale", scale)
-
-        def formula(u: Buffer) -> Buffer:
-            far = np.log(2.0 * np.minimum(_inside(u), 1.0 - u))
-            return loc + scale * np.where(u < 0.5, far, -far)
-
-        return self._made("uniform", formula, size, dtype, mesh, placements)
-
-    def logistic(
-        self,
-        loc: Any = 0.0,
-        scale: Any = 1.0,
-        size: Any = None,
-        *,
-        dtype: Any = np.float64,
-        mesh: Any = None,
-        placements: Sequence[Placement] | None = None,
-    ) -> Any:
-        """Draw floats from the logistic distribution.
-
-        Parameters
-        ----------
-        loc, scale : float
-            Where its middle is, and how wide it is; scalars.
-        size, dtype, mesh, placements
-            As for `random`.
-
-        Raises
-        ------
-        ArgumentError
-            If `scale` is negative.
-
-        Examples
-        --------
-        >>> import distarray as da
-        >>> print(da.random.default_rng(7).logistic(0.0, 2.0, 3))
-        [-1.20909808  2.6644468  -2.48476406]
-        """
-        loc, scale = read_scalar("loc", loc), _scale("scale", scale)
-
-        def formula(u: Buffer) -> Buffer:
-            return loc + scale * np.log(_inside(u) / (1.0 - u))
-
-        return self._made("uniform", formula, size, dtype, mesh, placements)
-
     def lognormal(
         self,
         mean: Any = 0.0,
@@ -321,72 +328,6 @@ class Distributions:
         mean, sigma = read_scalar("mean", mean), _scale("sigma", sigma)
         return self._made(
             "normal", lambda n: np.exp(mean + sigma * n), size, dtype, mesh, placements
-        )
-
-    def pareto(
-        self,
-        a: Any,
-        size: Any = None,
-        *,
-        dtype: Any = np.float64,
-        mesh: Any = None,
-        placements: Sequence[Placement] | None = None,
-    ) -> Any:
-        """Draw floats from the Pareto II or Lomax distribution.
-
-        Parameters
-        ----------
-        a : float
-            Its shape, a scalar.
-        size, dtype, mesh, placements
-            As for `random`.
-
-        Raises
-        ------
-        ArgumentError
-            If `a` is not above 0.
-
-        Examples
-        --------
-        >>> import distarray as da
-        >>> print(da.random.default_rng(7).pareto(3.0, 3))
-        [0.41454673 0.08119263 0.64653139]
-        """
-        a = _scale("a", a, positive=True)
-        return self._made("exponential", lambda e: np.expm1(e / a), size, dtype, mesh, placements)
-
-    def power(
-        self,
-        a: Any,
-        size: Any = None,
-        *,
-        dtype: Any = np.float64,
-        mesh: Any = None,
-        placements: Sequence[Placement] | None = None,
-    ) -> Any:
-        """Draw floats from [0, 1] with a density of power `a - 1`.
-
-        Parameters
-        ----------
-        a : float
-            A scalar.
-        size, dtype, mesh, placements
-            As for `random`.
-
-        Raises
-        ------
-        ArgumentError
-            If `a` is not above 0.
-
-        Examples
-        --------
-        >>> import distarray as da
-        >>> print(da.random.default_rng(7).power(3.0, 3))
-        [0.86476905 0.59325011 0.91893164]
-        """
-        a = _scale("a", a, positive=True)
-        return self._made(
-            "exponential", lambda e: np.power(-np.expm1(-e), 1.0 / a), size, dtype, mesh, placements
         )
 
     def rayleigh(

@@ -449,58 +449,6 @@ _nan_variance = Op(
 )
 
 
-@register
-def var(
-    x: Any,
-    /,
-    axis: Any = None,
-    dtype: Any = None,
-    out: Any = None,
-    ddof: float = 0,
-    keepdims: bool = False,
-    *,
-    where: Any = True,
-    mean: Any = ABSENT,
-    correction: Any = ABSENT,
-) -> Any:
-    """Return the variance over axes, in one pass over the data.
-
-    Parameters
-    ----------
-    x : array
-    axis : int or tuple of int, optional
-        Default: all axes.
-    dtype : dtype, optional
-        Of the result, floating point or complex; integers give float64. What is computed is never
-        narrower than the items.
-    out : DistArray, optional
-        Where the result goes; a wider dtype of it is computed in.
-    ddof, correction : float
-        The divisor is the count less this; the two names mean the same.
-    keepdims : bool
-    where : array of bool, optional
-        Items that count.
-    mean : array, optional
-        What deviations are taken from, of a shape that broadcasts to `x`; default: the mean, found
-        in the same pass.
-
-    Notes
-    -----
-    Distribution: the states of all blocks along a cut reduced axis are exchanged at once and merged
-    in rank order (Chan, Golub, LeVeque 1979); the result is replicated there. Where these are over
-    a mebibyte and more than the items of a block, a kept axis is cut instead.
-
-    Examples
-    --------
-    >>> import distarray as da
-    >>> print(da.var(da.asarray([1, 5])))
-    4.0
-    """
-    check_out("var", x, out)
-    result = _compute_variance("var", x, axis, dtype, out, ddof, keepdims, where, mean, correction)
-    return write_out("var", out, result)
-
-
 def _compute_variance(
     name: str,
     x: Any,
@@ -601,23 +549,90 @@ def _variance_around(
     return astype(result, deviation.dtype if x.dtype.kind in "fc" else np.float64, copy=False)
 
 
-@register
-def std(
-    x: Any,
-    /,
-    axis: Any = None,
-    dtype: Any = None,
-    out: Any = None,
-    ddof: float = 0,
-    keepdims: bool = False,
-    *,
-    where: Any = True,
-    mean: Any = ABSENT,
-    correction: Any = ABSENT,
-) -> Any:
-    check_out("std", x, out)
-    result = _compute_variance("std", x, axis, dtype, out, ddof, keepdims, where, mean, correction)
-    return write_out("std", out, _root(result))
+_DOCUMENTATION = """Return the {what} over axes{of}{how}.
+
+Parameters
+----------
+x : array
+axis : int or tuple of int, optional
+    Default: all axes.
+dtype : dtype, optional
+    Of the result, floating point or complex; integers give float64. What is computed is never
+    narrower than the items.
+out : DistArray, optional
+    Where the result goes; a wider dtype of it is computed in.
+ddof, correction : float
+    The divisor is the count{of} less this; the two names mean the same.
+keepdims : bool
+where : array of bool, optional
+    Items that count.
+mean : array, optional
+    What deviations are taken from, of a shape that broadcasts to `x`; default: the mean.
+
+Returns
+-------
+DistArray
+    Of the remaining axes; {missing}, with a warning, where the divisor is not positive.
+
+Raises
+------
+AxisError
+    If an axis is out of range or named twice.
+DTypeError
+    If items are no numbers, or `dtype` is not floating point.
+ShapeError
+    If `out`, `where` or `mean` does not fit.
+
+Notes
+-----
+Distribution: count, mean and squared deviations of all blocks along a cut reduced axis are
+exchanged at once and merged in rank order (Chan, Golub, LeVeque 1979); the result is replicated
+there. Where these are over a mebibyte and more than the items of a block, a kept axis is cut
+instead. Partial inputs are reduced first.{memory}
+
+Examples
+--------
+>>> import distarray as da
+>>> float(da.{name}(da.asarray({items})))
+{answer}
+"""
+
+
+def _spread(name: str) -> Callable[..., Any]:
+    """Return `var` or `std`, or what leaves out NaN of them."""
+    is_root, ignores = name.endswith("std"), name.startswith("nan")
+
+    def function(
+        x: Any,
+        /,
+        axis: Any = None,
+        dtype: Any = None,
+        out: Any = None,
+        ddof: float = 0,
+        keepdims: bool = False,
+        *,
+        where: Any = True,
+        mean: Any = ABSENT,
+        correction: Any = ABSENT,
+    ) -> Any:
+        check_out(name, x, out)
+        result = _compute_variance(
+            name, x, axis, dtype, out, ddof, keepdims, where, mean, correction
+        )
+        return write_out(name, out, _root(result) if is_root else result)
+
+    function.__doc__ = _DOCUMENTATION.format(
+        name=name,
+        what="standard deviation" if is_root else "variance",
+        of=" of the items that are not NaN" if ignores else "",
+        how="" if ignores else ", in one pass over the data",
+        missing="NaN" if ignores else "NaN or infinity",
+        memory=" Each block takes memory for three copies of itself." if ignores else "",
+        items="[1.0, 5.0, np.nan]" if ignores else "[1.0, 5.0]",
+        answer=2.0 if is_root else 4.0,
+    )
+    function.__name__ = function.__qualname__ = name
+    return register(function)
 
 
 def _root(variance: Any) -> Any:
@@ -626,101 +641,10 @@ def _root(variance: Any) -> Any:
     return variance._new(as_block(np.sqrt(variance._local)), variance._layout)
 
 
-std.__doc__ = (var.__doc__ or "").replace("the variance over", "the standard deviation over")
-std.__doc__ = std.__doc__.replace("da.var", "da.std").replace("4.0", "2.0")
-
-
-@register
-def nanvar(
-    x: Any,
-    /,
-    axis: Any = None,
-    dtype: Any = None,
-    out: Any = None,
-    ddof: float = 0,
-    keepdims: bool = False,
-    *,
-    where: Any = True,
-    mean: Any = ABSENT,
-    correction: Any = ABSENT,
-) -> Any:
-    """Return the variance over axes of the items that are not NaN.
-
-    Parameters
-    ----------
-    x : array
-    axis : int or tuple of int, optional
-        Default: all axes.
-    dtype : dtype, optional
-        Of the result, floating point or complex; integers give float64. What is computed is never
-        narrower than the items.
-    out : DistArray, optional
-        Where the result goes; a wider dtype of it is computed in.
-    ddof, correction : float
-        The divisor is the count of items that are not NaN less this; the two names mean the same.
-    keepdims : bool
-    where : array of bool, optional
-        Items that count.
-    mean : array, optional
-        What deviations are taken from, of a shape that broadcasts to `x`; default: the mean.
-
-    Returns
-    -------
-    DistArray
-        Of the remaining axes; NaN, with a warning, where the divisor is not positive.
-
-    Raises
-    ------
-    AxisError
-        If an axis is out of range or named twice.
-    DTypeError
-        If items are no numbers, or `dtype` is not floating point.
-    ShapeError
-        If `out`, `where` or `mean` does not fit.
-
-    Notes
-    -----
-    Distribution: count, mean and squared deviations of all blocks along a cut reduced axis are
-    exchanged at once and merged in rank order (Chan, Golub, LeVeque 1979); the result is replicated
-    there. Where these are over a mebibyte and more than the items of a block, a kept axis is cut
-    instead. Partial inputs are reduced first. Each block takes memory for three copies of itself.
-
-    Examples
-    --------
-    >>> x = da.asarray(np.array([1.0, np.nan, 3.0]))
-    >>> float(da.nanvar(x))
-    1.0
-    """
-    check_out("nanvar", x, out)
-    result = _compute_variance(
-        "nanvar", x, axis, dtype, out, ddof, keepdims, where, mean, correction
-    )
-    return write_out("nanvar", out, result)
-
-
-@register
-def nanstd(
-    x: Any,
-    /,
-    axis: Any = None,
-    dtype: Any = None,
-    out: Any = None,
-    ddof: float = 0,
-    keepdims: bool = False,
-    *,
-    where: Any = True,
-    mean: Any = ABSENT,
-    correction: Any = ABSENT,
-) -> Any:
-    check_out("nanstd", x, out)
-    result = _compute_variance(
-        "nanstd", x, axis, dtype, out, ddof, keepdims, where, mean, correction
-    )
-    return write_out("nanstd", out, _root(result))
-
-
-nanstd.__doc__ = (nanvar.__doc__ or "").replace("the variance over", "the standard deviation over")
-nanstd.__doc__ = nanstd.__doc__.replace("nanvar", "nanstd")
+var = _spread("var")
+std = _spread("std")
+nanvar = _spread("nanvar")
+nanstd = _spread("nanstd")
 
 
 @register

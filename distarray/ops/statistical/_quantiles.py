@@ -528,8 +528,22 @@ Examples
 """
 
 
-def _describe(function: Any) -> Any:
-    name = function.__name__
+def _quantiles_over_axes(name: str) -> Callable[..., Any]:
+    """Return `quantile` or `percentile`, or what leaves out NaN of them."""
+
+    def function(
+        a: Any,
+        q: Any,
+        axis: Any = None,
+        out: Any = None,
+        overwrite_input: bool = False,
+        method: str = "linear",
+        keepdims: bool = False,
+        *,
+        weights: Any = None,
+    ) -> Any:
+        return _compute(name, a, q, axis, out, overwrite_input, method, keepdims, weights)
+
     percent, ignores = name.endswith("percentile"), name.startswith("nan")
     function.__doc__ = _DOCUMENTATION.format(
         name=name,
@@ -541,67 +555,14 @@ def _describe(function: Any) -> Any:
         asked="[0, 50]" if percent else "[0.0, 0.5]",
         answer="[1.0, 3.0]" if ignores else "[1.0, 2.5]",
     )
+    function.__name__ = function.__qualname__ = name
     return register(function)
 
 
-@_describe
-def quantile(
-    a: Any,
-    q: Any,
-    axis: Any = None,
-    out: Any = None,
-    overwrite_input: bool = False,
-    method: str = "linear",
-    keepdims: bool = False,
-    *,
-    weights: Any = None,
-) -> Any:
-    return _compute("quantile", a, q, axis, out, overwrite_input, method, keepdims, weights)
-
-
-@_describe
-def percentile(
-    a: Any,
-    q: Any,
-    axis: Any = None,
-    out: Any = None,
-    overwrite_input: bool = False,
-    method: str = "linear",
-    keepdims: bool = False,
-    *,
-    weights: Any = None,
-) -> Any:
-    return _compute("percentile", a, q, axis, out, overwrite_input, method, keepdims, weights)
-
-
-@_describe
-def nanquantile(
-    a: Any,
-    q: Any,
-    axis: Any = None,
-    out: Any = None,
-    overwrite_input: bool = False,
-    method: str = "linear",
-    keepdims: bool = False,
-    *,
-    weights: Any = None,
-) -> Any:
-    return _compute("nanquantile", a, q, axis, out, overwrite_input, method, keepdims, weights)
-
-
-@_describe
-def nanpercentile(
-    a: Any,
-    q: Any,
-    axis: Any = None,
-    out: Any = None,
-    overwrite_input: bool = False,
-    method: str = "linear",
-    keepdims: bool = False,
-    *,
-    weights: Any = None,
-) -> Any:
-    return _compute("nanpercentile", a, q, axis, out, overwrite_input, method, keepdims, weights)
+quantile = _quantiles_over_axes("quantile")
+percentile = _quantiles_over_axes("percentile")
+nanquantile = _quantiles_over_axes("nanquantile")
+nanpercentile = _quantiles_over_axes("nanpercentile")
 
 
 @register
