@@ -683,7 +683,7 @@ MUTANTS = (
     Mutant(
         "a singular matrix is an error on its rank alone",
         "ops/linear_algebra/_whole_axes.py",
-        "    if step.partial.is_replicated:  #",
+        "    if layout.is_replicated:  #",
         "    if True:  #",
         ("linalg/test_matrices.py::test_a_matrix_that_fails_on_one_rank_fails_on_all",),
     ),

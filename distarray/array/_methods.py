@@ -69,7 +69,14 @@ class Methods(BaseArray):
     sort = _method(ops.sort_in_place, "sort")
 
     def conj(self) -> Any:
-        """Return complex conjugates; of dtypes that are not complex the array itself."""
+        """Return complex conjugates; of dtypes that are not complex the array itself.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> print(da.asarray([1 + 2j]).conj())
+        [1.-2.j]
+        """
         return ops.conj(self) if self.dtype.kind == "c" else self
 
     conjugate = conj
