@@ -28,7 +28,13 @@ from distarray.core import (
     register,
     run,
 )
-from distarray.errors import ArgumentError, ArgumentTypeError, MeshError, ShapeError
+from distarray.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DTypeError,
+    MeshError,
+    ShapeError,
+)
 from distarray.layout import normalize_axis, read_axes
 from distarray.ops._inspection import result_type
 from distarray.ops.creation._filled import check_value
@@ -70,8 +76,8 @@ def apply_along_axis(
         If there is no such axis.
     ArgumentError
         If there is no line, or one line alone that is cut and has more than 1 MiB.
-    ShapeError
-        If results on different processes differ in shape.
+    ShapeError, DTypeError
+        If results on different processes differ in shape or dtype.
     MeshError
         On a process outside of the mesh, which cannot know what the function returns.
 
@@ -109,22 +115,27 @@ def apply_along_axis(
             return None
         results.append(as_block(np.apply_along_axis(func1d, along, lines, *args, **kwargs)))
         shape = results[0].shape
-        return shape[along : len(shape) - after], results[0].dtype.str
+        return shape[along : len(shape) - after], results[0].dtype
 
     told = [one for one in all_gather_checked(mesh, "apply_along_axis", say) if one is not None]
-    shapes = {shape for shape, _ in told}
-    if len(shapes) > 1:
-        raise ShapeError(
-            f"apply_along_axis: the function returned shapes {' and '.join(map(str, shapes))}; "
-            "they must be equal"
-        )
     shape, dtype = told[0]
+    for other, kind in told:
+        if other != shape:
+            raise ShapeError(
+                f"apply_along_axis: the function returned shapes {shape} and {other}; they must be "
+                "equal"
+            )
+        if kind != dtype:  # NumPy takes that of the first line
+            raise DTypeError(
+                f"apply_along_axis: the function returned items of {dtype} and {kind}; "
+                "convert them in the function"
+            )
     places = {a: a if a < along else a + len(shape) - 1 for a in range(layout.ndim) if a != along}
     whole = (*layout.shape[:along], *shape, *layout.shape[along + 1 :])
     output = carry_cuts(layout, whole, places)
     if not results:
-        return x._new(empty_block(output, np.dtype(dtype)), output)
-    return x._new(results[0].astype(dtype, copy=False), output)
+        return x._new(empty_block(output, dtype), output)
+    return x._new(results[0], output)
 
 
 @register
@@ -216,8 +227,8 @@ class vectorize:  # noqa: N801 (NumPy's name)
     Notes
     -----
     Distribution: that of functions item by item: what fits together stays where it is. Without
-    `otypes` the first items are fetched. As in NumPy it is a loop of Python; `da.map_blocks` calls
-    a function of whole blocks.
+    `otypes` the first items are fetched. Of text all processes tell each other the length. As in
+    NumPy it is a loop of Python; `da.map_blocks` calls a function of whole blocks.
 
     Examples
     --------

@@ -187,6 +187,17 @@ def test_number_too_large_for_the_dtype_raises_on_every_rank() -> None:
 
 
 @pytest.mark.host_only
+def test_an_array_of_one_text_is_written_into_another_without_axes() -> None:
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        x = distribute_array(np.array("ab"), mesh, [Replicate()], src=None)
+        x[...] = np.array(["cd"])
+        agrees(x, np.array("cd"))
+
+    on_ranks(program)
+
+
+@pytest.mark.host_only
 def test_read_only_block_is_refused_with_the_remedy() -> None:
     def program() -> None:
         x = distribute_array(np.arange(4.0), init_device_mesh((4,)), [Replicate()], src=None)

@@ -15,6 +15,7 @@ from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,
     CommunicationError,
+    DTypeError,
     MeshError,
     ShapeError,
 )
@@ -74,6 +75,8 @@ def test_errors_of_functions_are_raised_on_all_ranks() -> None:
             da.piecewise(x, [x >= 0], [refuse])
         with pytest.raises(ShapeError, match="equal"):
             da.apply_along_axis(lambda line: line[: 1 + line[0] // 4], 1, x)
+        with pytest.raises(DTypeError, match="int64 and float64"):
+            da.apply_along_axis(lambda line: line[0] / 4 if line[0] > 3 else line[0], 1, x)
 
     simulate(4, program)
 
