@@ -25,6 +25,7 @@ from distarray.core import (
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, IndexingError, ShapeError
 from distarray.layout import normalize_axes, normalize_axis
 from distarray.ops._inspection import copyto
+from distarray.ops.creation._asarray import asarray
 from distarray.ops.indexing._items import getitem, setitem
 from distarray.ops.indexing._masks import assign_by_mask, select_by_mask
 from distarray.ops.indexing._places import flatnonzero, truths
@@ -180,6 +181,8 @@ def place(arr: Any, mask: Any, vals: Any) -> None:
     mask = _mask_for("place", arr, mask)
     _check_safe("place", arr, vals)
     vals = _values_for("place", arr, vals)
+    if vals.size > 1 and arr._layout.has_partial and not isinstance(vals, BaseArray):
+        vals = asarray(vals, mesh=arr._layout.mesh)  # written as blocks that reduce to them
     if not vals.size:
         if reductions.any(mask) if isinstance(mask, BaseArray) else mask.any():
             raise ArgumentError("place got no values, and a mask that is true somewhere")

@@ -22,7 +22,7 @@ from distarray.errors import (
     ReadOnlyError,
     ShapeError,
 )
-from distarray.layout import Shard
+from distarray.layout import Partial, Shard
 from distarray.ops import _extraction
 from tests.array.strategies import RANKS, Case, agrees, cases, on_ranks
 
@@ -86,7 +86,7 @@ def test_compress_and_extract(data: st.DataObject) -> None:
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_place_and_putmask(name: str, data: st.DataObject) -> None:
-    case: Case = data.draw(cases((np.float64, np.int32)))
+    case: Case = data.draw(cases((np.float64, np.int32), ("sum",)))
     shape = data.draw(st.sampled_from((case.shape, (case.value.size,))))
     mask: Case = data.draw(cases((np.bool_,), (), case.mesh_shape, shape))
     some = data.draw(st.sampled_from(((1,), (2,), (3,), (2, 2), (17,), (0,), (), case.shape)))
@@ -98,6 +98,15 @@ def test_place_and_putmask(name: str, data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_extraction, "FEW_BYTES", limit)
         compare(changed(name), operands)
+
+
+def test_values_are_placed_once_into_an_array_that_is_partial() -> None:
+    def program() -> None:
+        x = da.arange(6.0).redistribute([Partial("sum")])
+        da.place(x, np.arange(6) > 2, [7, 8])
+        agrees(x, np.array([0.0, 1, 2, 7, 8, 7]))
+
+    on_ranks(program)
 
 
 @settings(max_examples=20, deadline=None)
