@@ -12,13 +12,11 @@ from distarray.comm._agreement import (
     attempt,
     by_answer,
     list_first,
-    mismatch_error,
-    name_ranks,
     raise_alike,
     token,
 )
 from distarray.comm._block_reduction import reduce_boxes, reduce_into
-from distarray.comm._collectives import on_host, split_parts
+from distarray.comm._collectives import split_parts
 from distarray.comm._communicator import SMALL_BYTES, Communicator
 from distarray.comm._device_mesh import (
     DeviceMesh,
@@ -83,10 +81,7 @@ __all__ = [
     "is_bfloat16",
     "list_first",
     "merge_runs",
-    "mismatch_error",
-    "name_ranks",
     "narrow_bfloat16",
-    "on_host",
     "pack",
     "pause_logs",
     "pull_rows",

@@ -7,7 +7,7 @@ from distarray.layout._dimmap import DimMap
 from distarray.layout._format import bytes_text, seconds_text, shape_text, table
 from distarray.layout._layout import Layout, counted, mark_counted
 from distarray.layout._mesh import AbstractMesh, Mesh, mesh_description
-from distarray.layout._partition import Partition, chunk, explicit
+from distarray.layout._partition import Partition, chunk
 from distarray.layout._placements import Partial, Placement, Replicate, Shard, suggest_for_torch
 from distarray.layout._propagate import propagate, stages
 from distarray.layout._recent import (
@@ -18,7 +18,7 @@ from distarray.layout._recent import (
     kept,
     recall,
 )
-from distarray.layout._reduction import REDUCTIONS, Reduction
+from distarray.layout._reduction import REDUCTIONS
 
 __all__ = [
     "REDUCTIONS",
@@ -29,7 +29,6 @@ __all__ = [
     "Partial",
     "Partition",
     "Placement",
-    "Reduction",
     "Replicate",
     "Shard",
     "box",
@@ -38,7 +37,6 @@ __all__ = [
     "counted",
     "dimmap",
     "entry_bytes",
-    "explicit",
     "forget_recent",
     "has_counted",
     "keep_recent",

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.comm.cuda import is_usable, launch, threads, upload, wrap
-from distarray.comm.kernels import _threads, are_loaded, load_kernels
+from distarray.comm.kernels import are_loaded, load_kernels, run_in_threads, thread_count
 from distarray.random import _formulas
 from distarray.typing import Box, Buffer, Shape
 
@@ -110,12 +110,12 @@ def _fill_on_host(
         start, stop = cut
         run(flat[start:stop], start, sizes, strides, corner, words, *given)
 
-    parts = _threads.thread_count(4 * flat.nbytes)
+    parts = thread_count(4 * flat.nbytes)
     if parts == 1:
         fill_part((0, flat.size))
     else:
         cuts = [flat.size * i // parts for i in range(parts + 1)]
-        _threads.run_in_threads(fill_part, itertools.pairwise(cuts))
+        run_in_threads(fill_part, itertools.pairwise(cuts))
 
 
 def _module(out: np.ndarray) -> Any:

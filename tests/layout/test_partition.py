@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distarray.errors import LayoutError
-from distarray.layout import Partition, chunk, explicit
+from distarray.layout._partition import Partition, chunk, explicit
 
 counts = st.lists(st.integers(1, 6), max_size=3).map(tuple)
 

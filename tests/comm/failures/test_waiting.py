@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from distarray.comm import mismatch_error
+from distarray.comm._agreement import mismatch_error
 from distarray.comm.failures import _watchdog
 from distarray.errors import ArgumentError
 from tests.test_abort import launch
