@@ -122,6 +122,7 @@ def test_vectorize_of_other_arguments() -> None:
     simulate(2, program)
 
 
+@pytest.mark.host_only
 def test_text_is_as_long_on_all_ranks_as_the_longest() -> None:
     def program() -> None:
         x = da.distribute_array(np.array([8, 9, 10, 11]))
