@@ -29,8 +29,9 @@ from distarray.layout import normalize_axes
 from distarray.ops.creation._filled import empty_like
 from distarray.ops.elementwise._arithmetic import divide, multiply, sqrt
 from distarray.ops.elementwise._logic import equal
-from distarray.ops.elementwise._rounding import astype, clip, conj, copied_row, rint, where
+from distarray.ops.elementwise._rounding import astype, clip, conj, copied_row, rint
 from distarray.ops.linear_algebra._contraction import dot
+from distarray.ops.linear_algebra._products import diagonal
 from distarray.ops.manipulation._joining import concat
 from distarray.ops.manipulation._shape import squeeze
 from distarray.ops.statistical._moments import mean
@@ -310,10 +311,7 @@ def corrcoef(x: Any, /, y: Any = None, rowvar: bool = True, *, dtype: Any = None
         return np.corrcoef(x, y, rowvar, dtype=dtype)
     if not covariances.ndim:
         return covariances / covariances
-    is_diagonal = np.eye(covariances.shape[0], dtype=np.bool_)
-    deviation = sqrt(
-        without_partial("corrcoef", sum_of(where(is_diagonal, covariances, 0), axis=0)).real
-    )
+    deviation = sqrt(without_partial("corrcoef", diagonal(covariances)).real)
     result = covariances / deviation[:, None] / deviation[None, :]
     if result.dtype.kind == "c":
         return clip(result.real, -1, 1) + clip(result.imag, -1, 1) * 1j

@@ -142,7 +142,7 @@ def insert(x: Any, /, obj: Any, values: Any, axis: int | None = None) -> Any:
     """
     x, along = _along("insert", x, axis)
     size = x.shape[along]
-    places = np.arange(size)[obj] if isinstance(obj, slice) else _places("insert", obj)
+    places = np.arange(*obj.indices(size)) if isinstance(obj, slice) else _places("insert", obj)
     if places.dtype == np.bool_:
         places = np.flatnonzero(places)
     if places.ndim > 1:

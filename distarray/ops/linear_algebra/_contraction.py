@@ -283,7 +283,12 @@ def matmul(x1: Any, x2: Any, /) -> Any:
 
     Notes
     -----
-    `Partial` operands are reduced first.
+    Distribution: nothing is sent where cuts are along rows of `x1` or columns of `x2` alone, with
+    the other operand whole, or along the axis summed over of both. Else the operands are
+    redistributed in the way that takes the least time. Of two matrices cut by rows the smaller
+    becomes whole on every process, whatever its size; where that is too much memory cut the rows
+    of `x1` along one mesh axis and the columns of `x2` along another. `Partial` operands are
+    reduced first.
 
     Examples
     --------

@@ -417,12 +417,15 @@ def _repeat_spec(_: Op, call: Call) -> Layouts:
         raise ArgumentError(
             f"repeat got repeats={counts!r}; numbers must be 0 or more, and items countable"
         )
-    counts = np.broadcast_to(counts, layout.shape[axis])
-    ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-    shape = (*layout.shape[:axis], int(ends[-1]), *layout.shape[axis + 1 :])
-    offsets = None
+    ends = np.array([0, layout.shape[axis]])
     if layout.sharding_axes(axis):
-        offsets = {axis: tuple(ends[list(layout.partition(axis).offsets)].tolist())}
+        ends = np.array(layout.partition(axis).offsets)
+    if isinstance(counts, int):
+        ends = ends * counts
+    else:
+        ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])[ends]
+    shape = (*layout.shape[:axis], int(ends[-1]), *layout.shape[axis + 1 :])
+    offsets = {axis: tuple(ends.tolist())} if layout.sharding_axes(axis) else None
     return Layouts(
         (layout,), carry_cuts(layout, shape, {a: a for a in range(layout.ndim)}, offsets)
     )
