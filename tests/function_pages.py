@@ -1,9 +1,10 @@
 """The page of all functions, measured: ``python -m tests.function_pages [--check]``.
 
 Each function is called, as `tests/ops/test_every_row.py` calls it, on four simulated ranks with an
-array of 32 KiB in each placement. What its result's placements are, and what the ranks send, goes
-into `distarray/_functions.json`, which ``python -m distarray port`` reads, and from there into
-`docs/functions.md`. `tests/test_function_pages.py` says when they are to be made anew.
+array of 32 KiB in each placement, and with one of 512 KiB that is cut. What its result's placements
+are, what the ranks send, and what memory they need goes into `distarray/_functions.json`, which
+``python -m distarray port`` reads, and from there into `docs/functions.md`.
+`tests/test_function_pages.py` says when they are to be made anew.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,6 +27,7 @@ from distarray.core.families._registry import functions, public
 from distarray.errors import DistArrayError
 from distarray.layout import Partial, Replicate, Shard
 from distarray.testing import simulate
+from tests import peak_memory
 from tests.ops.test_every_row import BY_ITEM, CHOICES, COMPUTED, TOLD
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +37,10 @@ PAGE = ROOT / "docs" / "functions.md"
 RANKS = 4
 SIDE = 64
 BYTES = SIDE * SIDE * 8
+LARGE_SIDE = 256
+"""Of the array of which memory is measured."""
+SLACK = 0.1
+"""Of a block, that counts as none: plans, logs and Python's own objects."""
 PLACEMENTS = {"R": Replicate(), "S(0)": Shard(0), "S(1)": Shard(1), "P(sum)": Partial()}
 _STANDARD = """
 abs acos acosh add all any arange argmax argmin argsort asarray asin asinh astype atan atan2
@@ -62,15 +69,22 @@ STANDARD = frozenset(_STANDARD.split())
 # --- measuring -----------------------------------------------------------------------------------
 
 
-def values(dtype: str, ndim: int) -> np.ndarray:
-    """Return a matrix that has an inverse and a Cholesky factor, or a vector, of 32 KiB."""
-    found = np.random.default_rng(0).integers(0, 9, (SIDE, SIDE))
-    found = found + found.T + 1000 * np.eye(SIDE, dtype=int)
+def values(dtype: str, ndim: int, side: int = SIDE) -> np.ndarray:
+    """Return a matrix that has an inverse and a Cholesky factor, or a vector of its items."""
+    found = np.random.default_rng(0).integers(0, 9, (side, side))
+    found = found + found.T + 1000 * np.eye(side, dtype=int)
     return (found if ndim == 2 else found.reshape(-1)).astype(dtype)
 
 
 USES: dict[str, Callable[[Any], Any]] = {
+    "allclose": lambda x: da.allclose(x, x),
+    "argpartition": lambda x: da.argpartition(x, 5, axis=0),
     "diff": lambda x: da.diff(x, axis=0),
+    "isclose": lambda x: da.isclose(x, x),
+    "meshgrid": lambda x: da.meshgrid(x[0], x[1]),
+    "partition": lambda x: da.partition(x, 5, axis=0),
+    "polydiv": lambda x: da.polydiv(x[0, :8], [1, 2]),
+    "put": lambda x: [da.put(x, da.arange(x.size), x), x],
     "repeat": lambda x: da.repeat(x, 2, axis=0),
     "cross": lambda x: da.cross(x[:, :3], x[:, :3]),
     "linalg.cross": lambda x: da.linalg.cross(x[:, :3], x[:, :3]),
@@ -103,17 +117,20 @@ def calls(name: str) -> Iterator[Callable[[Any], Any]]:
     yield lambda x: function(x, x)
 
 
-def measure(name: str) -> dict[str, Any]:
-    """Return where results lie and what ranks send, by the placement of the array.
+def measure(name: str, known: str | None = None) -> dict[str, Any]:
+    """Return where results lie, what ranks send, and what they need, by the placement of the array.
 
-    What takes none of the calls that are tried says nothing.
+    What takes none of the calls that are tried says nothing. A `known` scratch memory is believed.
     """
     for dtype in ("f8", "i8", "?", "M8[s]"):
         for ndim in (2, 1):
             for call in calls(name):
                 with contextlib.suppress(DistArrayError, TypeError, ValueError, IndexError):
-                    return run(call, values(dtype, ndim))
-    return {"sends": "varies", "results": {}, "received": {"S(0)": {}}}
+                    told = run(call, values(dtype, ndim))
+                    if known is None:
+                        known = scratch(call, values(dtype, ndim, LARGE_SIDE))
+                    return {**told, "scratch": known}
+    return {"sends": "varies", "results": {}, "received": {"S(0)": {}}, "scratch": ""}
 
 
 def run(call: Callable[[Any], Any], value: np.ndarray) -> dict[str, Any]:
@@ -152,6 +169,14 @@ def run(call: Callable[[Any], Any], value: np.ndarray) -> dict[str, Any]:
     return {"sends": kind, "results": results, "received": sent}
 
 
+def scratch(call: Callable[[Any], Any], value: np.ndarray) -> str:
+    """Return the blocks of scratch memory that a rank needs, rounded up to halves."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        blocks = peak_memory.scratch(call, value, RANKS)
+    return f"{max(0, math.ceil(2 * (blocks - SLACK))) / 2:g}"
+
+
 def shown(result: Any) -> str:
     """Return where the arrays of a result lie."""
     found = result if isinstance(result, (tuple, list)) else [result]
@@ -170,9 +195,10 @@ def collectives(log: Any) -> dict[str, int]:
     return found
 
 
-def measured() -> dict[str, Any]:
+def measured(known: dict[str, Any]) -> dict[str, Any]:
     """Return what is told of all functions that arrays have."""
-    return {name: measure(name) for name in sorted(public.keys() - TOLD)}
+    names = sorted(public.keys() - TOLD)
+    return {name: measure(name, known.get(name, {}).get("scratch")) for name in names}
 
 
 # --- the page ------------------------------------------------------------------------------------
@@ -190,6 +216,12 @@ defaults: reductions are over all axes.
 - **sends**: what an array cut along its first axis makes the ranks send: *nothing*, small *states*,
   *items* (about a block of each rank), or it *gathers* the array on every rank. In brackets the
   bytes that the busiest rank receives, by collective.
+- **scratch**: the memory that a rank needs meanwhile beside the array, cut along its first axis,
+  and the result. In blocks of the array, or of the result where that is larger, rounded up to
+  halves; the whole array has 4. Buffers of messages count, work space inside of LAPACK does not. Of
+  256 x 256 numbers on simulated ranks; processes of a node read each other's blocks in place, and
+  may need less. `linalg` has whole matrices of up to 128 MiB on every rank, where it gathers;
+  products have the smaller operand. `histogram` needs no more for blocks of over 65,536 items.
 - **names**: N stands in NumPy, A in the array API standard (2025.12).
 """
 
@@ -197,10 +229,16 @@ defaults: reductions are over all axes.
 def page(told: dict[str, Any]) -> str:
     """Return the page on what was measured, and on what is not there."""
     rows = [
-        [f"`{name}`", names(name), *(one["results"].get(key, "") for key in PLACEMENTS), sends(one)]
+        [
+            f"`{name}`",
+            names(name),
+            *(one["results"].get(key, "") for key in PLACEMENTS),
+            sends(one),
+            one["scratch"],
+        ]
         for name, one in sorted(told.items())
     ]
-    header = ["function", "names", *PLACEMENTS, "sends"]
+    header = ["function", "names", *PLACEMENTS, "sends", "scratch"]
     rooms = {"": da, "fft.": da.fft, "linalg.": da.linalg, "io.": da.io}
     callables = {
         f"{room}{name}": function
@@ -266,9 +304,9 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def contents() -> dict[Path, str]:
-    """Return what the files should have."""
-    told = measured()
+def contents(known: dict[str, Any] | None = None) -> dict[Path, str]:
+    """Return what the files should have; scratch memory is not measured again where it is known."""
+    told = measured(known or {})
     return {DATA: json.dumps(told, indent=0, sort_keys=True) + "\n", PAGE: page(told)}
 
 

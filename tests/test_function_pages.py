@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from distarray import _port
@@ -11,10 +13,12 @@ from tests.ops.test_every_row import TOLD
 
 pytestmark = pytest.mark.host_only
 
+TOLD_NOW = json.loads(function_pages.DATA.read_text())
+
 
 @pytest.fixture(scope="module")
 def contents():
-    return function_pages.contents()
+    return function_pages.contents(TOLD_NOW)
 
 
 @pytest.mark.parametrize("path", [function_pages.DATA, function_pages.PAGE], ids=lambda p: p.name)
@@ -33,3 +37,8 @@ def test_what_is_measured_is_right_where_it_is_known():
     assert {costs[name] for name in ("add", "sqrt", "sum", "max", "where", "astype")} == {"nothing"}
     assert {costs[name] for name in ("var", "argmax", "cumulative_sum")} == {"states"}
     assert costs["matmul"] == "gathers"
+
+
+@pytest.mark.parametrize("name", ["add", "linalg.qr", "matmul", "sort", "sum", "take"])
+def test_scratch_memory_is_what_is_measured_now(name):
+    assert function_pages.measure(name)["scratch"] == TOLD_NOW[name]["scratch"]
