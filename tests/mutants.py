@@ -736,6 +736,28 @@ MUTANTS = (
         "_slice(x, axis, 0, 1)",
         ("ops/test_padding.py",),
     ),
+    # --- what is kept of Partial arrays ----------------------------------------------------------
+    Mutant(
+        "writing leaves what a Partial array was reduced to",
+        "core/_read_only.py",
+        "            del array._reduced",
+        "            pass",
+        ("array/test_reduced.py",),
+    ),
+    Mutant(
+        "a view does not know whose memory it looks at",
+        "core/_base.py",
+        "array._source = self._computed_source()",
+        "array._source = None",
+        ("array/test_reduced.py",),
+    ),
+    Mutant(
+        "functions of users write into what is kept",
+        "core/engine/_pipeline.py",
+        "blocks if functions else operands",
+        "operands",
+        ("array/test_reduced.py",),
+    ),
     # --- random ----------------------------------------------------------------------------------
     Mutant(
         "random numbers ignore where the block lies",

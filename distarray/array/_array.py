@@ -12,6 +12,7 @@ from distarray.array._operators import Operators
 from distarray.array._protocols import Protocols
 from distarray.array._repr import Printing
 from distarray.array._scalars import Scalars
+from distarray.comm import _backend
 from distarray.core import check_distributed, new_array, set_array_class
 from distarray.errors import ArgumentTypeError
 from distarray.layout import Placement
@@ -93,6 +94,10 @@ class DistArray(Operators, Methods, Scalars, Printing, Protocols):
     def to_local(self) -> Buffer:
         """Return this process's block itself (not a copy); outside the mesh it has size 0.
 
+        Of a `Partial` array that an operation has computed it is read-only: what the blocks are
+        reduced to is kept, and would not change with it. Write into `x`, or into the block of
+        `x.copy()`.
+
         Examples
         --------
         >>> import distarray as da
@@ -101,6 +106,8 @@ class DistArray(Operators, Methods, Scalars, Printing, Protocols):
         >>> print(x)
         [1. 0. 0.]
         """
+        if self._layout.has_partial and self._computed_source():
+            return _backend.make_read_only(self._local)
         return self._local
 
     def full_array(self, dst: int | None = None) -> Any:

@@ -24,6 +24,7 @@ from distarray.core import (
     plain_source,
     read_box,
     replicated_layout,
+    start,
     unshare,
 )
 from distarray.errors import (
@@ -289,14 +290,15 @@ def gather(array: BaseArray, dst: Any = None) -> Any:
     """
     block, layout = array._local, array._layout
     if dst is not None:
-        return _gather_on_one(block, layout, dst)
+        return _gather_on_one(array, layout, dst)
     if layout.mesh.coordinate is None:
         return block.copy()
     whole = replicated_layout(layout.mesh, layout.shape)
-    return unshare(redistribute_local(block, layout, whole), block)
+    block, near = start(array, block, layout, whole)
+    return unshare(redistribute_local(block, near, whole), block)
 
 
-def _gather_on_one(block: Buffer, layout: Layout, dst: Any) -> Buffer | None:
+def _gather_on_one(array: BaseArray, layout: Layout, dst: Any) -> Buffer | None:
     mesh: Any = layout.mesh
     position = check_position(dst, mesh, "dst")
     if mesh.coordinate is None:
@@ -306,7 +308,8 @@ def _gather_on_one(block: Buffer, layout: Layout, dst: Any) -> Buffer | None:
     )
     reduced = reduced_layout(layout)
     root = mesh.flat_ranks[position]
-    return gather_to(root, redistribute_local(block, layout, reduced), reduced)
+    block, near = start(array, array._local, layout, reduced)
+    return gather_to(root, redistribute_local(block, near, reduced), reduced)
 
 
 def reduced_layout(layout: Layout) -> Layout:
@@ -341,8 +344,9 @@ def redistribute(
         return PendingArray(array, redistribute_async(block, src, dst, max_bytes=max_bytes), dst)
     # A slice of a replicated block, or the block itself where nothing changes, would let in-place
     # operations on the result change this array, and replicas on every rank in another part.
-    result = redistribute_local(block, src, dst, max_bytes=max_bytes)
-    return array._new(unshare(result, array._local), dst)
+    block, near = start(array, block, src, dst)
+    result = unshare(redistribute_local(block, near, dst, max_bytes=max_bytes), block)
+    return array._new_apart(result, dst)
 
 
 def _to_another_device(array: Any, dst: Layout, async_op: bool, max_bytes: int | None) -> Any:
@@ -404,6 +408,6 @@ class PendingArray:
         """Return the array, after all of it has arrived."""
         if self._result is None:
             block = unshare(self._handle.wait(), self._array._local)
-            self._result = self._array._new(block, self._layout)
+            self._result = self._array._new_apart(block, self._layout)
             self._handle = None
         return self._result

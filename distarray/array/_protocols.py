@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from distarray.core import (
     permit,
     replicated_layout,
     row_of,
+    start,
     ufuncs,
     warn_of_gather,
 )
@@ -66,7 +67,9 @@ class Protocols(BaseArray):
                 "x.redistribute(mesh=...) to a mesh that holds it"
             )
         whole = replicated_layout(layout.mesh, layout.shape)
-        permit("np.asarray(x)", layout, whole, self._local.dtype)
+        permit(
+            "np.asarray(x)", start(self, self._local, layout, whole)[1], whole, self._local.dtype
+        )
         warn_of_gather("np.asarray(x)", layout, self._local.dtype)
         full = _backend.to_host(_convert.gather(self))
         if copy is None:  # where NumPy's asarray(x) gives x itself, or converts it
@@ -168,7 +171,7 @@ class Protocols(BaseArray):
         MeshError
             Outside the mesh, where the values are not known.
         """
-        layout = self._layout
+        layout, this = self._layout, cast("Any", self)
         if layout.mesh.coordinate is None:
             raise MeshError(
                 f"this process is not in {layout.mesh} and has no values of this array to export"
@@ -185,12 +188,14 @@ class Protocols(BaseArray):
         if whole_here and copy is not True:
             asked = options if copy is None else {**options, "copy": copy}
             try:
-                return self._local.__dlpack__(**asked)
+                return this.to_local().__dlpack__(**asked)
             except BufferError as error:
                 if copy is False:
                     raise ExportError(f"x.__dlpack__(copy=False): {error}") from None
         whole = replicated_layout(layout.mesh, layout.shape)
-        permit("x.__dlpack__()", layout, whole, self._local.dtype)
+        permit(
+            "x.__dlpack__()", start(self, self._local, layout, whole)[1], whole, self._local.dtype
+        )
         warn_of_gather("x.__dlpack__()", layout, self._local.dtype)
         try:
             return _convert.gather(self).__dlpack__(**options)

@@ -50,7 +50,15 @@ from distarray.core._spec import (
     reduction_spec,
 )
 from distarray.core._warnings import warn
-from distarray.core.engine._blocks import as_block, copy_block, empty_block, move, unshare
+from distarray.core.engine._blocks import (
+    as_block,
+    copy_array,
+    copy_block,
+    empty_block,
+    move,
+    start,
+    unshare,
+)
 from distarray.core.engine._cache import cache, remember
 from distarray.core.engine._cache import clear as clear_cache
 from distarray.core.engine._float_errors import (

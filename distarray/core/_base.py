@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import ref
 
 from distarray.typing import Buffer, Shape
 
@@ -19,7 +20,7 @@ class BaseArray:
     below needs to know that class. Where there is no operand (creation), use `new_array`.
     """
 
-    __slots__ = ("__weakref__", "_layout", "_local", "_origin")
+    __slots__ = ("__weakref__", "_layout", "_local", "_origin", "_reduced", "_source")
 
     _local: Buffer
     _layout: Layout
@@ -28,6 +29,14 @@ class BaseArray:
 
     In-place operators on it then wait for `x[key] = ...` (see `_read_only`).
     """
+    _reduced: Any
+    """Set where the array is Partial and computed by an operation, in memory that nobody else has:
+    what it was reduced to, an array, or None as long as nothing has needed that.
+
+    Writing unsets it, which all ranks do together, so that they decide alike what to reduce.
+    """
+    _source: Any
+    """Set where a Partial array may look at the memory of such a one: a weak reference to it."""
 
     def _new(self: Self, local: Buffer, layout: Layout) -> Self:
         """Return an array of this array's class; nothing is checked and nothing is copied.
@@ -37,7 +46,19 @@ class BaseArray:
         array = object.__new__(self.__class__)
         array._local = local
         array._layout = layout
+        if layout.has_partial and self._layout.has_partial:
+            array._source = self._computed_source()
         return array
+
+    def _new_apart(self: Self, local: Buffer, layout: Layout) -> Self:
+        """Return `_new` of a block in memory of its own, which users may write into."""
+        array = self._new(local, layout)
+        array._source = None
+        return array
+
+    def _computed_source(self) -> Any:
+        """Return which computed Partial array has the memory, as a weak reference; None: none."""
+        return ref(self) if hasattr(self, "_reduced") else getattr(self, "_source", None)
 
     @property
     def layout(self) -> Layout:

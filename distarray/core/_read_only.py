@@ -43,7 +43,7 @@ def _remedy(key: str) -> str:
 
 
 def check_writable(name: str, x: BaseArray) -> None:
-    """Refuse to write into an array that is read-only.
+    """Refuse to write into an array that is read-only; else forget what was reduced of it.
 
     Raises
     ------
@@ -52,6 +52,11 @@ def check_writable(name: str, x: BaseArray) -> None:
     """
     if not _backend.is_writeable(x._local):
         raise read_only(name, x)
+    if x._layout.has_partial:
+        source = x._computed_source()
+        array = source and source()
+        if hasattr(array, "_reduced"):
+            del array._reduced
 
 
 class PendingWrite:

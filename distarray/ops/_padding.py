@@ -15,7 +15,7 @@ import numpy as np
 from distarray.core import (
     call_on_all,
     check_distributed,
-    copy_block,
+    copy_array,
     describe,
     plain_buffer,
     reduce_partial,
@@ -283,7 +283,7 @@ def pad(x: Any, /, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any
     if unknown:
         raise ArgumentTypeError(f"pad with mode={mode!r} takes no {', '.join(sorted(unknown))}")
     if not any(map(any, widths)):
-        return x._new(copy_block(x._local), x._layout)
+        return copy_array(x)
     given = kwargs.get(argument, _REST.get(argument))  # type: ignore[arg-type]
     if argument == "reflect_type" and (not isinstance(given, str) or given not in _IMAGES):
         raise ArgumentError(f"pad got reflect_type={describe(given)}; 'even' or 'odd'")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from distarray.array._array import DistArray
 from distarray.comm import DeviceMesh, _backend, _memory, simulate
+from distarray.core import new_array
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from tests.on_device import DEVICE, host
 
@@ -89,10 +90,9 @@ class Case:
         """Return the array on this rank."""
         layout = self.layout()
         coordinate = layout.mesh.coordinate
-        template = object.__new__(DistArray)
         if coordinate is None:
             empty = _memory.empty(layout.local_shape(), self.values.dtype, layout.mesh.device)
-            return template._new(empty, layout)
+            return new_array(empty, layout)
         index = 0
         for axis in layout.partial_axes:
             index = index * layout.mesh.shape[axis] + coordinate[axis]
@@ -100,7 +100,7 @@ class Case:
         assert box is not None
         where = (index, *(slice(start, stop) for start, stop in box))
         block = np.array(self.values[where], self.values.dtype)
-        return template._new(_backend.asarray(block, layout.mesh.device), layout)
+        return new_array(_backend.asarray(block, layout.mesh.device), layout)
 
 
 def on_ranks(function: Any, *args: Any) -> list[Any]:

@@ -31,25 +31,50 @@ def move(name: str, block: Buffer, src: Layout, dst: Layout) -> Buffer:
 
 
 def move_all(
-    name: str, blocks: Sequence[Buffer], moves: Sequence[tuple[Layout, Layout] | None]
+    name: str,
+    operands: Sequence[Any],
+    blocks: Sequence[Buffer],
+    moves: Sequence[tuple[Layout, Layout] | None],
 ) -> list[Buffer]:
     """Return blocks of the layouts that they must have, after asking the policy about all.
 
-    Each move is (layout it has, layout it must have), or None where it fits.
+    Each move is (layout it has, layout it must have), or None where it fits. What Partial operands
+    are reduced to is kept with them, and read-only.
     """
-    for block, step in zip(blocks, moves, strict=True):
+    for x, block, step in zip(operands, blocks, moves, strict=True):
         if step is not None and not block.dtype.hasobject:
-            permit(name, *step, block.dtype)
+            src, dst = step
+            permit(name, start(x, block, src, dst)[1] if src.has_partial else src, dst, block.dtype)
     return [
-        block if step is None else _move_block(block, *step)
-        for block, step in zip(blocks, moves, strict=True)
+        block if step is None else _move_block(x, block, *step)
+        for x, block, step in zip(operands, blocks, moves, strict=True)
     ]
 
 
-def _move_block(block: Buffer, src: Layout, dst: Layout) -> Buffer:
+def _move_block(x: Any, block: Buffer, src: Layout, dst: Layout) -> Buffer:
     if block.dtype.hasobject:  # a plain operand, which every rank has: objects cannot travel
         return block[boxes.slices(dst.local_box() or ())]
-    return redistribute_local(block, src, dst)
+    if not src.has_partial:
+        return redistribute_local(block, src, dst)
+    begin, near = start(x, block, src, dst)
+    moved = redistribute_local(begin, near, dst)
+    if _is_kept(x, src, dst) and not near.is_replicated:
+        moved = _backend.make_read_only(moved)
+        x._reduced = x._new(moved, dst)
+    return moved
+
+
+def start(x: Any, block: Buffer, src: Layout, dst: Layout) -> tuple[Buffer, Layout]:
+    """Return (block, layout) from which an operand goes to `dst`: reduced, where that is kept."""
+    if _is_kept(x, src, dst) and x._reduced is not None:
+        return x._reduced._local, x._reduced._layout
+    return block, src
+
+
+def _is_kept(x: Any, src: Layout, dst: Layout) -> bool:
+    """Tell whether what a move makes of an operand is kept with it; all ranks say the same."""
+    reduces = src.has_partial and not dst.has_partial and src.mesh is dst.mesh
+    return reduces and hasattr(x, "_reduced") and x._layout is src
 
 
 def as_block(result: Any) -> Buffer:
@@ -80,6 +105,11 @@ def copy_block(block: Buffer, order: str = "C") -> Buffer:
         out = _memory.empty(block.shape, block.dtype, device)
     out[...] = block
     return out
+
+
+def copy_array(x: Any, order: str = "C") -> Any:
+    """Return a copy of a distributed array in memory of its own, in one of NumPy's orders."""
+    return x._new_apart(copy_block(x._local, order), x._layout)
 
 
 def unshare(block: Buffer, source: Buffer) -> Buffer:

@@ -14,7 +14,7 @@ from distarray.core._base import BaseArray
 from distarray.core._dtypes import PLAIN_SCALARS
 from distarray.core._read_only import check_writable
 from distarray.core._spec import pointwise
-from distarray.core.engine._blocks import move
+from distarray.core.engine._blocks import move, move_all
 from distarray.core.engine._float_errors import convert_on_all
 from distarray.core.engine._meshes import common_mesh, lift, replicated_layout
 from distarray.core.engine._resolution import align
@@ -172,10 +172,11 @@ def allocate(shape: Shape, dtype: Any, device: str, blocks: Sequence[Any]) -> Bu
 
 
 def reduce_partial(name: str, array: Any) -> Any:
-    """Return `array` with its Partial mesh axes replicated, in memory of its own."""
+    """Return `array` with its Partial mesh axes replicated, to be read."""
     layout = array._layout
     whole = layout.without_partial()
-    return array._new(move(name, array._local, layout, whole), whole)
+    (block,) = move_all(name, (array,), (array._local,), ((layout, whole),))
+    return array._new(block, whole)
 
 
 def cast(name: str, array: Any, dtype: Any, casting: Any = "unsafe") -> Any:

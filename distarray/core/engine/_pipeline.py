@@ -83,7 +83,8 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
     step = step_for(op, operands, static)
     blocks = local_blocks(op.name, first, operands)
     if not step.still:
-        blocks = step.move(blocks)
+        # Functions of users write into what they get, perhaps.
+        blocks = step.move(blocks, blocks if functions else operands)
         if step.outside and op.plain is not None:  # numbers that dtypes cannot hold
             stand_ins = [stand_in(getattr(x, "dtype", x)) for x in operands]
             op.plain(op, stand_ins, static)
@@ -94,7 +95,10 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
     if block.__class__ is tuple:
         layouts = step.outputs if step.made is None else [step.made(block[0])] * len(block)
         return tuple([first._new(one, layout) for one, layout in zip(block, layouts, strict=True)])
-    return first._new(block, step.output if step.made is None else step.made(block))
+    result = first._new(block, step.output if step.made is None else step.made(block))
+    if step.is_fresh:
+        result._reduced = None
+    return result
 
 
 def step_for(op: Op, operands: Sequence[Any], static: Any = None) -> Step:
@@ -115,14 +119,17 @@ def run_one(op: Op, x: BaseArray, static: Any) -> Any:
     """Return `run(op, (x,), static)` of a distributed array, by the shortest way."""
     block = x._local
     step = steps[op, static, x._layout, block.dtype]
-    block = step.run(block) if step.still else step.run(*step.move((block,)))
-    return x._new(block, step.output if step.made is None else step.made(block))
+    block = step.run(block) if step.still else step.run(*step.move((block,), (x,)))
+    result = x._new(block, step.output if step.made is None else step.made(block))
+    if step.is_fresh:
+        result._reduced = None
+    return result
 
 
 def run_once(op: Op, x: BaseArray, static: Any) -> Any:
     """Return `run_one(op, x, static)`, which nothing remembers: `static` needs no hash."""
     step = Step(op, (x._layout,), (x._local.dtype,), static)
-    block = step.run(*step.move((x._local,)))
+    block = step.run(*step.move((x._local,), (x,)))
     return x._new(block, step.output if step.made is None else step.made(block))
 
 
@@ -148,6 +155,8 @@ class Step:
         What the local step itself sends; see `Layouts`.
     still
         Nothing moves and this process is in the mesh.
+    is_fresh
+        The result is Partial, and in memory that nobody else has.
     outputs
         Layouts of all results; `output` is the first.
     run
@@ -159,6 +168,7 @@ class Step:
     __slots__ = (
         "adds",
         "call",
+        "is_fresh",
         "made",
         "moves",
         "op",
@@ -210,16 +220,23 @@ class Step:
             self.outputs = op.outputs(self)
             self.output = self.outputs[0]
         self.made = self._layout_maker()
+        # Of what was not Partial only a reduction makes what is; of the rest a view may be made.
+        reduces = not any(layout.has_partial for layout in self.sources) or op.ufunc is not None
+        is_letters = isinstance(self.spec, Spec) and self.made is None
+        self.is_fresh = self.output.has_partial and is_letters and reduces
         self.run = self._bound()
 
     def __str__(self) -> str:
         return f"{self.op.name} of {', '.join(map(str, self.sources))}"
 
-    def move(self, blocks: Sequence[Any]) -> list[Any]:
-        """Return blocks as the local step takes them, after asking the policy about all sending."""
+    def move(self, blocks: Sequence[Any], operands: Sequence[Any] | None = None) -> list[Any]:
+        """Return blocks as the local step takes them, after asking the policy about all sending.
+
+        Of `operands` that are Partial it is kept what they are reduced to.
+        """
         for src, dst, planned in self.sends:
             (permit if planned else permit_exchange)(self.op.name, src, dst, self.call.dtypes[0])
-        return move_all(self.op.name, blocks, self.moves)
+        return move_all(self.op.name, operands or blocks, blocks, self.moves)
 
     def _layout_maker(self) -> Callable[[Buffer | None], Layout] | None:
         """Return the function of a block that gives the result's layout, where `output` is not."""

@@ -448,7 +448,7 @@ def run_into(
         for place, move in zip(places, align(spec, layouts)[1:], strict=True):
             moves[place] = move
         remember(_moves, (target._layout, *key), moves)
-    blocks = move_all(op.name, local_blocks(op.name, target, operands), moves)
+    blocks = move_all(op.name, operands, local_blocks(op.name, target, operands), moves)
     if mesh.coordinate is not None:
         write = functools.partial(_write, op, target._local, blocks, static, casting)
         if uncertain or errors_raise():

@@ -13,7 +13,7 @@ from distarray.core import (
     check_flag,
     check_order,
     convert_on_all,
-    copy_block,
+    copy_array,
     normalize_dtype,
     permit,
     plain_source,
@@ -294,7 +294,7 @@ def in_order(x: Any, order: str) -> Any:
     """Return `x`, or a copy whose block lies in an order in memory, if it does not."""
     flags = x._local.flags
     if (order == "C" and not flags.c_contiguous) or (order == "F" and not flags.f_contiguous):
-        return x._new(copy_block(x._local, order), x._layout)
+        return copy_array(x, order)
     return x
 
 
@@ -323,7 +323,7 @@ def _convert(
         target = target_layout(x.shape, layout.mesh if mesh is None else mesh, placements, device)
     kind = with_length(normalize_dtype(dtype, x.dtype), x.dtype)
     if kind == x.dtype and target is layout:
-        return x._new(copy_block(x._local), layout) if copy else x
+        return copy_array(x) if copy else x
     if copy is False:
         raise ArgumentError(
             f"asarray of an array of {x.dtype}, {layout}, as {kind}, {target} with copy=False; "

@@ -17,7 +17,7 @@ from distarray.core import (
     check_flag,
     check_integer,
     check_order,
-    copy_block,
+    copy_array,
     device_of,
     elementwise,
     normalize_dtype,
@@ -227,7 +227,7 @@ def copy(x: Any, /, order: str = "K", subok: bool = True) -> Any:  # noqa: ARG00
     check_order("copy", order, "CFAK")
     if not isinstance(x, BaseArray):
         return np.array(plain_buffer(x, "copy", objects=True), copy=True)
-    return x._new(copy_block(x._local, order), x._layout)
+    return copy_array(x, order)
 
 
 @register
@@ -288,7 +288,7 @@ def astype(
         there: Any = x
         x, copy = there.to_device(device), False
     if target == x.dtype:
-        return x._new(copy_block(x._local, "K") if copy else x._local, x._layout)
+        return copy_array(x, "K") if copy else x._new(x._local, x._layout)
     return cast("astype", x, target)
 
 

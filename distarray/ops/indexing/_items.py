@@ -23,7 +23,7 @@ from distarray.core import (
     BaseArray,
     PendingWrite,
     check_writable,
-    copy_block,
+    copy_array,
     run_one,
     steps,
 )
@@ -286,7 +286,7 @@ def _get_advanced(x: Any, found: Advanced) -> Any:
     if only is None:
         result = getitem(x, _basic_key(key))
         result = result if chosen else getitem(result, nothing)
-        return result._new(copy_block(result._local), result._layout)
+        return copy_array(result)
     index, mask = only
     axis = index.axis - sum(_is_integer(one) for one in key.indices if one.axis < index.axis)
     result = select_by_mask(_view(x, _integers_as_such(key)), mask, axis)

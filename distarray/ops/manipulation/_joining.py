@@ -28,7 +28,7 @@ from distarray.core import (
     check_distributed,
     common_mesh,
     convert_on_all,
-    copy_block,
+    copy_array,
     describe,
     empty_block,
     normalize_dtype,
@@ -511,7 +511,7 @@ def tile(x: Any, /, reps: int | Sequence[int]) -> Any:
         x = expand_dims(x, tuple(range(len(times) - x.ndim)))
     times = (1,) * (x.ndim - len(times)) + times
     if all(n == 1 for n in times):
-        return x._new(copy_block(x._local), x._layout)
+        return copy_array(x)
     for axis, n in enumerate(times):
         if n == 0:
             x = getitem(x, (*(slice(None),) * axis, slice(0)))

@@ -11,7 +11,7 @@ import numpy as np
 from distarray.core import (
     BaseArray,
     check_distributed,
-    copy_block,
+    copy_array,
     describe,
     normalize_operand,
     register,
@@ -212,7 +212,7 @@ def block(arrays: Any, /) -> Any:
     ndim = max(depth, *(x.ndim for x in leaves))
     dtype = np.result_type(*(x.dtype for x in leaves))
     if not depth:
-        return leaves[0]._new(copy_block(leaves[0]._local, "K"), leaves[0]._layout)
+        return copy_array(leaves[0], "K")
     rest = iter(leaves)
 
     def join(part: Any, axis: int) -> Any:
