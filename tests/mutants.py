@@ -609,7 +609,7 @@ MUTANTS = (
         "ops/statistical/_moments.py",
         "return m + n, mean + delta * share, square + more + between",
         "return m + n, mean + delta * share, square + more",
-        ("ops/statistical/test_beside_nan.py::test_variance_beside_nan_agrees_with_numpy",),
+        ("ops/statistical/test_beside_nan.py::test_variance_beside_nan_takes_numpys_arguments",),
     ),
     Mutant(
         "only the rank of a slice that is all NaN raises",

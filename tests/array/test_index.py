@@ -22,7 +22,7 @@ from tests.array.strategies import Case, agrees, cases, on_ranks
 OPS = ("sum", "max")
 
 
-@settings(max_examples=75)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_getitem_agrees_with_numpy(data: st.DataObject) -> None:
     case: Case = data.draw(

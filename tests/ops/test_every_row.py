@@ -189,7 +189,11 @@ CHOICES: dict[str, Use] = {
     "rot90": lambda f, x, i: f(x, i, axes=(0, -1)),
     "select": lambda f, x, i: f([x == x, x != x], [x, x[..., ::-1] if x.ndim else x], default=x),
     "split": lambda f, x, i: f(x, (1 + i % 2, [1, 2])[i % 2], axis=_axis(x, i)),
-    "unpackbits": lambda f, x, i: f(x, axis=(None, _axis(x, i))[i % 2], count=(None, 5, -3)[i % 3]),
+    "unpackbits": lambda f, x, i: f(
+        x,
+        axis=(None, _axis(x, i))[i % 2],
+        count=(None, 5 if x.size else None, -3)[i % 3],  # what NumPy adds to no item is anything
+    ),
     "vsplit": lambda f, x, i: f(x, 1 + i % 2),
     "vstack": lambda f, x, _: f([x, x]),
     "all": _over,

@@ -57,8 +57,14 @@ def _bind(step: Step) -> Callable[[Buffer], Buffer]:
         local: Any = functools.partial(np.packbits, axis=axis, bitorder=order)
     else:
         count = step.output.local_shape()[axis]
-        local = functools.partial(np.unpackbits, axis=axis, count=count, bitorder=order)
+        local = functools.partial(_unpack, axis=axis, count=count, bitorder=order)
     return lambda block: call_on_host(local, block)
+
+
+def _unpack(block: np.ndarray, *, axis: int, count: int, bitorder: Any) -> np.ndarray:
+    if not block.shape[axis]:  # NumPy 2.4 leaves the items that it adds as they come
+        return np.zeros((*block.shape[:axis], count, *block.shape[axis + 1 :]), np.uint8)
+    return np.unpackbits(block, axis=axis, count=count, bitorder=bitorder)
 
 
 _packed = Op("packbits", np.packbits, _spec, dtypes=_dtypes, bind=_bind)
