@@ -223,7 +223,7 @@ def _lengths(
     listed = [check_integer(name, "axes", axis) for axis in _listed(name, "axes", axes)]
     places = [normalize_axis(axis, layout.ndim) for axis in listed]
     if s is None:
-        s = [None] * len(places)
+        s = [layout.shape[axis] for axis in places]  # also where an axis is named again
         if real_result and places:
             s[-1] = 2 * (layout.shape[places[-1]] - 1)
     if len(s) != len(places):

@@ -142,6 +142,16 @@ def test_an_axis_that_is_cut_takes_one_exchange_and_others_none() -> None:
     on_ranks(program)
 
 
+def test_an_axis_named_again_keeps_its_length() -> None:
+    value = np.arange(48.0).reshape(8, 6)
+
+    def program() -> None:
+        x = da.asarray(value)
+        agrees(da.fft.rfftn(x, axes=(0, 0)), np.fft.rfftn(value, axes=(0, 0)), atol=1e-10)
+
+    on_ranks(program)
+
+
 def test_two_mesh_axes_go_on_cutting_different_axes() -> None:
     value = np.random.default_rng(0).normal(size=(8, 8, 4))
 
