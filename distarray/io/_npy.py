@@ -6,6 +6,7 @@ import io
 import os
 import struct
 from collections.abc import Sequence
+from tokenize import TokenError
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -198,7 +199,8 @@ def _read_header(path: str, max_header_size: int) -> _Header:
         found = npy.open_memmap(path, mode="r", max_header_size=max_header_size)
     except OSError as error:
         raise FileError(f"{path} cannot be opened: {error.strerror}") from None
-    except ValueError as error:
+    # The last two where the header is cut off, or tells of a length beyond 64 bits.
+    except (ValueError, TokenError, OverflowError) as error:
         if "Python objects" in str(error):
             raise DTypeError(
                 f"{path} has Python objects, which no other process could be sent; convert them, "

@@ -205,6 +205,7 @@ def test_a_failure_on_one_rank_is_all_ranks_and_leaves_what_was(
         (None, FileError, "cannot be opened: No such file"),
         (b"", FileError, "is no .npy file"),
         (b"PK\x03\x04", FileError, "extract"),
+        (b"\x93NUMPY\x01\x00\x0c\x00{'shape': (3\n", FileError, "damaged"),
         ("truncated", FileError, "damaged"),
         ("objects", DTypeError, "Python objects"),
         ("header", FileError, "max_header_size"),
