@@ -259,7 +259,9 @@ CHOICES: dict[str, Use] = {
     "squeeze": lambda f, x, _: f(x),
     "stack": lambda f, x, i: f([x, x], axis=_axis(x, i)),
     "swapaxes": lambda f, x, i: f(x, 0, _axis(x, i)),
-    "take": lambda f, x, i: f(x, [0, -1, 0], axis=None if i % 4 == 3 else _axis(x, i)),
+    "take": lambda f, x, i: f(  # of no items NumPy refuses to take any, whatever the axis has
+        x, [0, -1, 0] if x.size else [], axis=None if i % 4 == 3 else _axis(x, i)
+    ),
     "take_along_axis": lambda f, x, i: f(x, np.zeros((1,) * x.ndim, int) - i % 2, axis=_axis(x, i)),
     "tile": lambda f, x, i: f(x, ((2,), 1, (i % 3, 2))[i % 3]),
     "topk": _topk,
