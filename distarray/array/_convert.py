@@ -23,8 +23,8 @@ from distarray.core import (
     plain_buffer,
     plain_source,
     read_box,
+    reduced_source,
     replicated_layout,
-    start,
     unshare,
 )
 from distarray.errors import (
@@ -294,7 +294,7 @@ def gather(array: BaseArray, dst: Any = None) -> Any:
     if layout.mesh.coordinate is None:
         return block.copy()
     whole = replicated_layout(layout.mesh, layout.shape)
-    block, near = start(array, block, layout, whole)
+    block, near = reduced_source(array, block, layout, whole)
     return unshare(redistribute_local(block, near, whole), block)
 
 
@@ -308,7 +308,7 @@ def _gather_on_one(array: BaseArray, layout: Layout, dst: Any) -> Buffer | None:
     )
     reduced = reduced_layout(layout)
     root = mesh.flat_ranks[position]
-    block, near = start(array, array._local, layout, reduced)
+    block, near = reduced_source(array, array._local, layout, reduced)
     return gather_to(root, redistribute_local(block, near, reduced), reduced)
 
 
@@ -344,7 +344,7 @@ def redistribute(
         return PendingArray(array, redistribute_async(block, src, dst, max_bytes=max_bytes), dst)
     # A slice of a replicated block, or the block itself where nothing changes, would let in-place
     # operations on the result change this array, and replicas on every rank in another part.
-    block, near = start(array, block, src, dst)
+    block, near = reduced_source(array, block, src, dst)
     result = unshare(redistribute_local(block, near, dst, max_bytes=max_bytes), block)
     return array._new_apart(result, dst)
 

@@ -18,9 +18,9 @@ from distarray.core import (
     functions,
     method_of,
     permit,
+    reduced_source,
     replicated_layout,
     row_of,
-    start,
     ufuncs,
     warn_of_gather,
 )
@@ -68,7 +68,10 @@ class Protocols(BaseArray):
             )
         whole = replicated_layout(layout.mesh, layout.shape)
         permit(
-            "np.asarray(x)", start(self, self._local, layout, whole)[1], whole, self._local.dtype
+            "np.asarray(x)",
+            reduced_source(self, self._local, layout, whole)[1],
+            whole,
+            self._local.dtype,
         )
         warn_of_gather("np.asarray(x)", layout, self._local.dtype)
         full = _backend.to_host(_convert.gather(self))
@@ -194,7 +197,10 @@ class Protocols(BaseArray):
                     raise ExportError(f"x.__dlpack__(copy=False): {error}") from None
         whole = replicated_layout(layout.mesh, layout.shape)
         permit(
-            "x.__dlpack__()", start(self, self._local, layout, whole)[1], whole, self._local.dtype
+            "x.__dlpack__()",
+            reduced_source(self, self._local, layout, whole)[1],
+            whole,
+            self._local.dtype,
         )
         warn_of_gather("x.__dlpack__()", layout, self._local.dtype)
         try:

@@ -56,7 +56,7 @@ from distarray.core.engine._blocks import (
     copy_block,
     empty_block,
     move,
-    start,
+    reduced_source,
     unshare,
 )
 from distarray.core.engine._cache import cache, remember

@@ -44,7 +44,12 @@ def move_all(
     for x, block, step in zip(operands, blocks, moves, strict=True):
         if step is not None and not block.dtype.hasobject:
             src, dst = step
-            permit(name, start(x, block, src, dst)[1] if src.has_partial else src, dst, block.dtype)
+            permit(
+                name,
+                reduced_source(x, block, src, dst)[1] if src.has_partial else src,
+                dst,
+                block.dtype,
+            )
     return [
         block if step is None else _move_block(x, block, *step)
         for x, block, step in zip(operands, blocks, moves, strict=True)
@@ -56,7 +61,7 @@ def _move_block(x: Any, block: Buffer, src: Layout, dst: Layout) -> Buffer:
         return block[boxes.slices(dst.local_box() or ())]
     if not src.has_partial:
         return redistribute_local(block, src, dst)
-    begin, near = start(x, block, src, dst)
+    begin, near = reduced_source(x, block, src, dst)
     moved = redistribute_local(begin, near, dst)
     if _is_kept(x, src, dst) and not near.is_replicated:
         moved = _backend.make_read_only(moved)
@@ -64,7 +69,7 @@ def _move_block(x: Any, block: Buffer, src: Layout, dst: Layout) -> Buffer:
     return moved
 
 
-def start(x: Any, block: Buffer, src: Layout, dst: Layout) -> tuple[Buffer, Layout]:
+def reduced_source(x: Any, block: Buffer, src: Layout, dst: Layout) -> tuple[Buffer, Layout]:
     """Return (block, layout) from which an operand goes to `dst`: reduced, where that is kept."""
     if _is_kept(x, src, dst) and x._reduced is not None:
         return x._reduced._local, x._reduced._layout

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core import BaseArray, empty_block, replicated_layout, start
+from distarray.core import BaseArray, empty_block, reduced_source, replicated_layout
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -37,7 +37,7 @@ def read_values(name: str, x: BaseArray) -> np.ndarray:
             "depends; call it only where mesh.coordinate is not None"
         )
     whole = replicated_layout(mesh, layout.shape)
-    return _backend.to_host(redistribute_local(*start(x, x._local, layout, whole), whole))
+    return _backend.to_host(redistribute_local(*reduced_source(x, x._local, layout, whole), whole))
 
 
 def check_one_mesh(name: str, *values: Any) -> None:
