@@ -233,8 +233,8 @@ def cases(
     )
     dtype = draw(sample(tuple(dtypes)))
     values = values_of(dtype, (count, *shape), draw(st.integers(0, 2**16)))
-    if op == "avg":
-        values = values.astype(np.result_type(dtype, np.float64))
+    if op == "avg":  # of multiples of the count, so that it is exact
+        values = values.astype(np.result_type(dtype, np.float64)) * count
     order = draw(_orders(len(mesh_shape)))
     boundaries = []
     for axis, size in enumerate(shape):

@@ -607,7 +607,7 @@ def test_row_that_computes_with_items(name: str, data: st.DataObject, i: int) ->
     use = COMPUTED[name]
     squares = {"corrcoef", "cov", "nanstd", "nanvar", "std", "var"}
     moments = {"angle", "average", "mean", "nanmean", *squares}
-    close = "fc" if name in moments or x.op == "avg" else ""
+    close = "fc" if name in moments else ""
     factor = 64 if name in squares else 8
     run = lambda function: lambda x: use(function, x, i)  # noqa: E731
     compare(run(public[name]), run(theirs), x, close=close, factor=factor)
