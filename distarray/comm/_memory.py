@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
+from weakref import ref
 
 import numpy as np
 
@@ -23,6 +25,7 @@ __all__ = [
     "full",
     "is_shared",
     "make_contiguous",
+    "owner_of",
     "set_limit",
     "stats",
     "trim",
@@ -89,6 +92,19 @@ def is_shared(array: Buffer) -> bool:
     Of memory on GPUs CUDA finds out, and what it cannot lend is copied where it is lent.
     """
     return not _backend.is_numpy(array) or _arena.holds(array)
+
+
+def owner_of(array: Buffer) -> Callable[[], object]:
+    """Return a function that gives None once nothing looks at the memory of an array any more.
+
+    Of memory that NumPy or the arena did not allocate nobody knows; nothing looks at no items.
+    """
+    owner: Any = array
+    while isinstance(owner, np.ndarray) and owner.base is not None:
+        owner = owner.base
+    if not array.size:
+        return lambda: None
+    return ref(owner) if isinstance(owner, (np.ndarray, _arena.Lease)) else lambda: owner
 
 
 def make_contiguous(block: Buffer) -> Buffer:

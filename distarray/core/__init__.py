@@ -35,7 +35,7 @@ from distarray.core._dtypes import (
     with_length,
 )
 from distarray.core._op import Call, Op, State, States
-from distarray.core._read_only import ITEM, PendingWrite, check_writable, in_place
+from distarray.core._read_only import ITEM, PendingWrite, check_writable, in_place, new_copied_view
 from distarray.core._replicas import digest, group_by_answer
 from distarray.core._spec import (
     ADDITIVE,

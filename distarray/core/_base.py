@@ -20,7 +20,7 @@ class BaseArray:
     below needs to know that class. Where there is no operand (creation), use `new_array`.
     """
 
-    __slots__ = ("__weakref__", "_layout", "_local", "_origin", "_reduced", "_source")
+    __slots__ = ("__weakref__", "_layout", "_local", "_origin", "_owners", "_reduced", "_source")
 
     _local: Buffer
     _layout: Layout
@@ -29,6 +29,8 @@ class BaseArray:
 
     In-place operators on it then wait for `x[key] = ...` (see `_read_only`).
     """
+    _owners: Any
+    """Set where it is a read-only copy until the memory that it was copied from is gone: whose."""
     _reduced: Any
     """Set where the array is Partial and computed by an operation, in memory that nobody else has:
     what it was reduced to, an array, or None as long as nothing has needed that.

@@ -5,6 +5,9 @@ to `x[i]`. Where `x[i]` is a copy, because its axis is cut, the second step cann
 third follows: `row = x[i]; row += y` begins alike. So it returns the values in an object that can
 be assigned to `x[i]` and nothing else. An item of integers alone, ``x[i, j]``, is no view in NumPy
 but a number: of it an in-place operator gives a new one, on every layout.
+
+Who writes into `y = x.reshape(...)` may mean `x`, and so must not where `y` is a copy. Once nothing
+looks at the memory of `x`, as in ``y = arange(6).reshape(2, 3)``, `y` alone can be meant.
 """
 
 from __future__ import annotations
@@ -13,9 +16,11 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from distarray.comm import _backend
+from distarray.comm import _backend, _memory, gather_words, token
 from distarray.core._base import BaseArray
 from distarray.errors import ReadOnlyError
+from distarray.layout import Layout
+from distarray.typing import Buffer
 
 ITEM: Any = (None, "an item")
 """The origin of a single item, which is nobody's part."""
@@ -50,13 +55,48 @@ def check_writable(name: str, x: BaseArray) -> None:
     ReadOnlyError
         See above.
     """
-    if not _backend.is_writeable(x._local):
+    if not _backend.is_writeable(x._local) and not _release(x):
         raise read_only(name, x)
     if x._layout.has_partial:
         source = x._computed_source()
         array = source and source()
         if hasattr(array, "_reduced"):
             del array._reduced
+
+
+def new_copied_view(x: Any, block: Buffer, layout: Layout) -> Any:
+    """Return an array of a block copied from that of `x`, read-only while anything looks at this.
+
+    On a GPU it stays so.
+    """
+    result = x._new(_backend.make_read_only(block), layout)
+    owners = () if _backend.is_writeable(x._local) else getattr(x, "_owners", None)
+    if owners is not None and _backend.is_numpy(block):
+        result._owners = (_memory.owner_of(x._local), *owners)
+    return result
+
+
+def _release(x: BaseArray) -> bool:
+    """Make an array writable if on no rank anything looks at the memory that it is copied from.
+
+    The ranks tell each other, because when Python frees memory may differ between them.
+    """
+    owners = getattr(x, "_owners", None)
+    if owners is None:
+        return False
+    mesh: Any = x._layout.mesh
+    for _ in range(2):  # what simulated ranks read of each other they have let go once all are here
+        looked_at = any(owner() is not None for owner in owners)
+        if mesh.coordinate is not None:
+            told = gather_words(mesh.communicator(), [looked_at], _RELEASE, "writing into a copy")
+            looked_at = any(word for (word,) in told)
+        if not looked_at:
+            x._local.flags.writeable = True
+            return True
+    return False
+
+
+_RELEASE = token("release")
 
 
 class PendingWrite:

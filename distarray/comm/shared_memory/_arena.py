@@ -59,10 +59,10 @@ class MemoryStats:
     """Most that is kept idle; None where nothing bounds it."""
 
 
-class _Lease:
+class Lease:
     """A stretch of the arena that an array uses; it goes back when the array is gone."""
 
-    __slots__ = ("__array_interface__", "_arena", "_nbytes", "_offset")
+    __slots__ = ("__array_interface__", "__weakref__", "_arena", "_nbytes", "_offset")
 
     def __init__(self, arena: Arena, offset: int, nbytes: int, shift: int) -> None:
         self._arena = arena
@@ -104,7 +104,7 @@ class Arena:
         self._shift = 0  # where in its first page the last large block began
         self.limit = _default_limit()
 
-    def lease(self, nbytes: int) -> _Lease | None:
+    def lease(self, nbytes: int) -> Lease | None:
         """Return a stretch of at least ``nbytes`` bytes, warm if one of that size was returned.
 
         None where the addresses of the arena do not suffice.
@@ -126,7 +126,7 @@ class Arena:
             shift = 0
             if _begins_at_huge_page(size):
                 shift = self._shift = (self._shift - _STAGGER) % _PAGE
-        return _Lease(self, offset, nbytes, shift)
+        return Lease(self, offset, nbytes, shift)
 
     def trim(self, keep: int = 0) -> None:
         """Give idle stretches back to the system until at most ``keep`` bytes stay warm."""

@@ -23,6 +23,7 @@ from distarray.core import (
     check_distributed,
     check_flag,
     check_order,
+    new_copied_view,
     normalize_shape,
     register,
     run_one,
@@ -140,7 +141,8 @@ def reshape(
     copy : bool, optional
         True: the result never shares memory with `x`. False: it must (an error where that takes a
         copy or an exchange). Default: it is a view or a copy as NumPy's is; where only the blocks
-        are in the way of a view (items must move, or blocks are not alike), a read-only copy.
+        are in the way of a view (items must move, or blocks are not alike), a copy, which is
+        read-only as long as anything looks at the memory of `x`.
 
     Raises
     ------
@@ -192,11 +194,11 @@ def _reshape_as(x: Any, asked: Shape, copy: bool | None, contiguous: bool = Fals
         )
     read_only = not _backend.is_writeable(x._local)  # so is a copy: some blocks might be views
     if copy is None and (program.sends or program.varied or read_only):
-        block = _backend.make_read_only(unshare(block, x._local))
-    elif copy is None and not step.outside:  # where no strides tell, writing is not refused
+        return new_copied_view(x, unshare(block, x._local), program.output)
+    if copy is None and not step.outside:  # where no strides tell, writing is not refused
         if program.is_unclear(x._local):
-            block = _backend.make_read_only(unshare(block, x._local))
-        elif not program.fits(x._local, contiguous):
+            return new_copied_view(x, unshare(block, x._local), program.output)
+        if not program.fits(x._local, contiguous):
             block = unshare(block, x._local)
     elif copy:
         block = unshare(block, x._local)

@@ -171,6 +171,29 @@ def test_writing_into_a_reshape_changes_all_of_the_array_or_raises(rows: int) ->
     on_ranks(program)
 
 
+@pytest.mark.host_only
+def test_a_copied_reshape_is_writable_once_nothing_looks_at_what_it_was_copied_from() -> None:
+    def program() -> None:
+        x = da.arange(6.0)
+        y, part = reshape(x, (2, 3)), x[1:]
+        z = reshape(y, (3, 2))
+        for one in (y, z):
+            with pytest.raises(ReadOnlyError):
+                one[0] = 1
+        del x, y, one
+        with pytest.raises(ReadOnlyError):  # a view is left
+            z += 1
+        del part
+        z += 1
+        z[0, 1:] = -z[0, 1:]
+        agrees(z, [[1.0, -2.0], [3.0, 4.0], [5.0, 6.0]])
+        large = reshape(da.arange(100_002), (3, -1))
+        large[:, 0] = 0
+        assert large.sum() == sum(range(100_002)) - 33334 - 66668
+
+    on_ranks(program)
+
+
 VIEWS = {
     "slice": lambda f, x, k: x[tuple(slice(k % 2, None, 1 + k % 3) for _ in range(x.ndim))],
     "slice last": lambda f, x, k: x[..., k % 2 :] if x.ndim else x[...],
