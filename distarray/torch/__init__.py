@@ -1,4 +1,8 @@
-"""Tensor parallelism for torch modules over MPI, with plain tensors at every seam."""
+"""Tensor parallelism for torch modules over MPI, with plain tensors at every seam.
+
+In examples of docstrings `da` is `distarray`, `dt` this module, `nn` `torch.nn`, and `F` is
+`torch.nn.functional`.
+"""
 
 from distarray.torch._full import distribute_tensor, from_torch, full_tensor, to_torch
 from distarray.torch._layouts import layout_of, place_like

@@ -53,6 +53,14 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     ------
     LayoutError
         No layout is known.
+
+    Examples
+    --------
+    >>> def whole():
+    ...     block = dt.distribute_tensor(torch.arange(5), da.default_mesh(), [da.Shard(0)])
+    ...     return dt.full_tensor(block)
+    >>> da.testing.simulate(2, whole)
+    [tensor([0, 1, 2, 3, 4]), tensor([0, 1, 2, 3, 4])]
     """
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentTypeError(f"expected a torch tensor, not {type(tensor).__name__}")
@@ -102,6 +110,13 @@ def distribute_tensor(
     ------
     MismatchError
         The ranks pass other shapes, dtypes, placements, sources or, without a source, values.
+
+    Examples
+    --------
+    >>> def block():
+    ...     return dt.distribute_tensor(torch.arange(5), da.default_mesh(), [da.Shard(0)])
+    >>> da.testing.simulate(2, block)
+    [tensor([0, 1, 2]), tensor([3, 4])]
     """
     check_mesh(mesh)
 
@@ -162,6 +177,14 @@ def from_torch(
         The tensor consists of parts that are cut each by itself, which no array is.
     DTypeError
         bfloat16, which NumPy lacks.
+
+    Examples
+    --------
+    >>> block = dt.distribute_tensor(torch.arange(5), da.default_mesh(), [da.Shard(0)])
+    >>> x = dt.from_torch(block)
+    >>> x += 1
+    >>> print(x.placements, block)
+    (Shard(axis=0),) tensor([1, 2, 3, 4, 5])
     """
     check_travels(tensor)
     if tensor.dtype is torch.bfloat16:
@@ -196,6 +219,14 @@ def to_torch(array: DistArray) -> torch.Tensor:
         torch has no such dtype.
     ArgumentError
         The block's memory is read-only, or runs backwards.
+
+    Examples
+    --------
+    >>> x = da.arange(5)
+    >>> dt.to_torch(x).mul_(2)
+    tensor([0, 2, 4, 6, 8])
+    >>> print(x)
+    [0 2 4 6 8]
     """
     if not isinstance(array, DistArray):
         raise ArgumentTypeError(f"expected a DistArray, not {type(array).__name__}")

@@ -180,6 +180,14 @@ def layout_of(tensor: torch.Tensor) -> Layout | None:
     Layout or None
         Of the global tensor; None for a tensor that has none. What torch computes from tensors
         with a layout has none.
+
+    Examples
+    --------
+    >>> block = dt.distribute_tensor(torch.arange(5), da.default_mesh(), [da.Shard(0)])
+    >>> print(dt.layout_of(block))
+    5 [axis0:S(0)]
+    >>> print(dt.layout_of(block + 1))
+    None
     """
     placed = placed_of(tensor)
     return None if placed is None else placed.layout
@@ -211,7 +219,10 @@ def place_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
     Examples
     --------
-    >>> average = dt.place_like(weight.detach().clone(), weight)  # doctest: +SKIP
+    >>> layer = dt.parallelize_module(nn.Linear(4, 6), da.default_mesh(), dt.ColwiseParallel())
+    >>> average = dt.place_like(layer.weight.detach().clone(), layer.weight)
+    >>> print(dt.layout_of(average))
+    6x4 [axis0:S(0)]
     """
     for one in (tensor, like):
         if not isinstance(one, torch.Tensor):

@@ -81,7 +81,17 @@ class _Move(torch.autograd.Function):
 
 
 class PendingTensor:
-    """A tensor that is on its way; the source must not change before it is there."""
+    """A tensor that is on its way; the source must not change before it is there.
+
+    Examples
+    --------
+    >>> def add():
+    ...     mesh, parts, everywhere = da.default_mesh(), [da.Partial()], [da.Replicate()]
+    ...     pending = dt.redistribute(torch.ones(2), mesh, parts, everywhere, async_op=True)
+    ...     return pending.wait()
+    >>> da.testing.simulate(2, add)
+    [tensor([2., 2.]), tensor([2., 2.])]
+    """
 
     __slots__ = (
         "_differentiable",
@@ -185,6 +195,14 @@ def redistribute(
         A tensor that requires a gradient is reduced by another operation than sum or average.
     MismatchError
         The ranks ask for different moves, or only some need a gradient that all must send back.
+
+    Examples
+    --------
+    >>> def add():
+    ...     parts = torch.arange(4.0)  # of each rank
+    ...     return dt.redistribute(parts, da.default_mesh(), [da.Partial()], [da.Shard(0)])
+    >>> da.testing.simulate(2, add)
+    [tensor([0., 2.]), tensor([4., 6.])]
     """
     refuse_transforms(_BETWEEN_RANKS)
     there, back = routes(

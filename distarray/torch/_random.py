@@ -50,8 +50,10 @@ def manual_seed(seed: int, mesh: DeviceMesh, *, differ: Sequence[str] | str = ()
 
     Examples
     --------
-    >>> mesh = da.init_device_mesh((2, 2), ("dp", "tp"))
-    >>> dt.manual_seed(0, mesh, differ="dp")
+    >>> mesh = da.init_device_mesh((1, 1), ("dp", "tp"))  # (2, 2) of four processes
+    >>> dt.manual_seed(5, mesh)
+    5
+    >>> here = dt.manual_seed(5, mesh, differ="dp")  # another number along "dp", one along "tp"
     """
     names = _check_axes(mesh, differ)
     if isinstance(seed, bool) or not isinstance(seed, int):
@@ -86,8 +88,10 @@ def random_state(mesh: DeviceMesh, *, differ: Sequence[str] | str) -> Iterator[N
 
     Examples
     --------
+    >>> mesh = da.init_device_mesh((1,), ("tp",))
+    >>> x = torch.ones(6)
     >>> with dt.random_state(mesh, differ="tp"):
-    ...     weights = F.dropout(weights, 0.1)
+    ...     x = F.dropout(x, 0.1)
     """
     names = _check_axes(mesh, differ)
     with _seed_inside(_seed_here(_join_words(draw_key()), mesh, names)):
@@ -132,6 +136,15 @@ def get_random_state(mesh: DeviceMesh, *, differ: Sequence[str] | str = ()) -> d
     ------
     MismatchError
         The generators of the CPU are not alike along an axis that is not in ``differ``.
+
+    Examples
+    --------
+    >>> mesh = da.default_mesh()
+    >>> state = dt.get_random_state(mesh)
+    >>> drawn = torch.rand(3)
+    >>> dt.set_random_state(state, mesh)
+    >>> torch.equal(torch.rand(3), drawn)
+    True
     """
     names = _check_axes(mesh, differ)
     own: dict[str, torch.Tensor] = {"cpu": torch.get_rng_state()}
@@ -180,6 +193,15 @@ def set_random_state(state: Mapping[str, Any], mesh: DeviceMesh) -> None:
     ------
     ArgumentError
         An axis is missing, or has another size.
+
+    Examples
+    --------
+    >>> mesh = da.default_mesh()
+    >>> state = dt.get_random_state(mesh)
+    >>> mask = dt.dropout(torch.ones(8))
+    >>> dt.set_random_state(state, mesh)
+    >>> torch.equal(dt.dropout(torch.ones(8)), mask)
+    True
     """
     names = _check_axes(mesh, tuple(state["differ"]))
     sizes = tuple(mesh.shape[mesh.axis_names.index(name)] for name in names)

@@ -57,9 +57,15 @@ def check_replicas(module: nn.Module, mesh: DeviceMesh, *, buffers: bool = True)
 
     Examples
     --------
-    >>> for _ in range(3):
-    ...     step(model)
-    >>> dt.check_replicas(model, mesh)
+    >>> def differ():
+    ...     mesh, model = da.default_mesh(), nn.Linear(4, 6)
+    ...     nn.init.constant_(model.weight, mesh.rank)
+    ...     try:
+    ...         dt.check_replicas(model, mesh)
+    ...     except da.errors.MismatchError as error:
+    ...         return "'weight'" in str(error)
+    >>> da.testing.simulate(2, differ)
+    [True, True]
     """
     check_mesh(mesh)
 

@@ -97,9 +97,16 @@ def replicate(
 
     Examples
     --------
-    >>> mesh = da.init_device_mesh((2, 2), ("dp", "tp"))
-    >>> dt.parallelize_module(model, mesh["tp"], plan)
-    >>> dt.replicate(model, mesh["dp"])
+    >>> def gradient():
+    ...     mesh = da.init_device_mesh((2, 2), ("dp", "tp"))
+    ...     layer = nn.Linear(4, 6)
+    ...     dt.parallelize_module(layer, mesh["tp"], dt.ColwiseParallel())
+    ...     dt.replicate(layer, mesh["dp"])
+    ...     group = mesh["dp"].coordinate[0]
+    ...     layer(torch.full((1, 4), 2.0 * group)).sum().backward()
+    ...     return layer.weight.grad[0]
+    >>> da.testing.simulate(4, gradient)[0]  # the mean of 0 and 2
+    tensor([1., 1., 1., 1.])
     """
     check_mesh(mesh)
     _check_arguments(op, bucket_bytes)
@@ -133,9 +140,12 @@ def no_sync(module: nn.Module) -> Iterator[None]:
 
     Examples
     --------
+    >>> model = dt.replicate(nn.Linear(4, 1, bias=False), da.default_mesh())
     >>> with dt.no_sync(model):
-    ...     loss(model(first)).backward()
-    >>> loss(model(second)).backward()
+    ...     model(torch.ones(1, 4)).sum().backward()
+    >>> model(torch.ones(1, 4)).sum().backward()
+    >>> model.weight.grad
+    tensor([[2., 2., 2., 2.]])
     """
     replicas = [r for m in module.modules() if (r := m.__dict__.get(NAME)) is not None]
     if not replicas:

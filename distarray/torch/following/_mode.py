@@ -80,8 +80,16 @@ def check_layouts() -> Iterator[None]:
 
     Examples
     --------
-    >>> with dt.check_layouts():
-    ...     model(x).sum().backward()
+    >>> def refused():
+    ...     layer = nn.Linear(4, 6)
+    ...     dt.parallelize_module(layer, da.default_mesh(), dt.ColwiseParallel())
+    ...     with dt.check_layouts():
+    ...         try:
+    ...             layer(torch.ones(2, 4)).softmax(-1)
+    ...         except da.errors.LayoutError:
+    ...             return True
+    >>> da.testing.simulate(2, refused)
+    [True, True]
     """
     with Following():
         yield

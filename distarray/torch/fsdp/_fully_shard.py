@@ -99,6 +99,17 @@ def fully_shard(
     running statistics of batch normalization are those of the rank's own inputs: `save` of
     `distarray.checkpoint` raises until they are averaged, or takes the first rank's with
     ``check=False``.
+
+    Examples
+    --------
+    >>> def shard():
+    ...     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5))
+    ...     for layer in (model[0], model[2], model):
+    ...         dt.fully_shard(layer, da.default_mesh())
+    ...     model(torch.ones(2, 4)).sum().backward()
+    ...     return [*model[0].weight.shape], str(dt.layout_of(model[0].weight.grad))
+    >>> da.testing.simulate(2, shard)
+    [([3, 4], '6x4 [axis0:S(0)]'), ([3, 4], '6x4 [axis0:S(0)]')]
     """
     check_mesh(mesh)
     modules: list[nn.Module] = []
@@ -147,6 +158,16 @@ def register_fsdp_forward_method(module: nn.Module, name: str) -> None:
         An `FSDPModule`.
     name
         Of a method of it that is called from outside, such as ``"generate"``.
+
+    Examples
+    --------
+    >>> class Model(nn.Linear):
+    ...     def score(self, x):
+    ...         return self(x).sum()
+    >>> model = dt.fully_shard(Model(4, 6), da.default_mesh())
+    >>> dt.register_fsdp_forward_method(model, "score")
+    >>> model.score(torch.ones(2, 4)).shape
+    torch.Size([])
     """
     if not isinstance(module, FSDPModule):
         raise ArgumentTypeError(

@@ -16,7 +16,19 @@ from distarray.torch.fsdp._state import Call, State, state_beside
 
 
 class UnshardHandle:
-    """Parameters that are being gathered."""
+    """Parameters that are being gathered.
+
+    Examples
+    --------
+    >>> def shapes():
+    ...     model = dt.fully_shard(nn.Linear(4, 6), da.default_mesh())
+    ...     shard = [*model.weight.shape]
+    ...     handle = model.unshard(async_op=True)
+    ...     handle.wait()
+    ...     return shard, [*model.weight.shape]
+    >>> da.testing.simulate(2, shapes)
+    [([3, 4], [6, 4]), ([3, 4], [6, 4])]
+    """
 
     def __init__(self, group: Group | None) -> None:
         self._group = group
@@ -33,6 +45,13 @@ class FSDPModule:
     """Mixed into the class of every module that `fully_shard` is applied to.
 
     Methods with ``recurse`` also apply to the sharded modules inside.
+
+    Examples
+    --------
+    >>> model = dt.fully_shard(nn.Linear(4, 6), da.default_mesh())
+    >>> isinstance(model, dt.FSDPModule), isinstance(model, nn.Linear)
+    (True, True)
+    >>> model.set_requires_gradient_sync(False)  # of the next pass none are reduced
     """
 
     @skip_compile

@@ -21,6 +21,13 @@ class MixedPrecisionPolicy:
         To which floating-point outputs are converted; None: they stay.
     cast_forward_inputs
         Whether floating-point inputs are converted to ``param_dtype``.
+
+    Examples
+    --------
+    >>> policy = dt.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    >>> model = dt.fully_shard(nn.Linear(4, 6), da.default_mesh(), mp_policy=policy)
+    >>> model(torch.ones(2, 4)).dtype, model.weight.dtype
+    (torch.bfloat16, torch.float32)
     """
 
     param_dtype: torch.dtype | None = None
@@ -37,7 +44,15 @@ class MixedPrecisionPolicy:
 
 @dataclass(frozen=True)
 class OffloadPolicy:
-    """Keep shards on the device where the module computes."""
+    """Keep shards on the device where the module computes.
+
+    Examples
+    --------
+    >>> policy = dt.OffloadPolicy()
+    >>> model = dt.fully_shard(nn.Linear(4, 6), da.default_mesh(), offload_policy=policy)
+    >>> isinstance(dt.CPUOffloadPolicy(), dt.OffloadPolicy)
+    True
+    """
 
 
 @dataclass(frozen=True)
@@ -48,6 +63,13 @@ class CPUOffloadPolicy(OffloadPolicy):
     ----------
     pin_memory
         Whether that memory is page-locked, so that copies to and from a GPU are fast.
+
+    Examples
+    --------
+    >>> policy = dt.CPUOffloadPolicy(pin_memory=False)
+    >>> model = dt.fully_shard(nn.Linear(4, 6), da.default_mesh(), offload_policy=policy)
+    >>> model.weight.device
+    device(type='cpu')
     """
 
     pin_memory: bool = True

@@ -92,6 +92,15 @@ def vocab_parallel_cross_entropy(
     one axis: rows that another mesh axis cuts are reduced over those of this rank.
 
     No copy of the logits is made, and backward makes their gradient only.
+
+    Examples
+    --------
+    >>> def loss():
+    ...     shard = torch.zeros(2, 3)  # of 6 classes
+    ...     target = torch.tensor([1, 5])
+    ...     return dt.vocab_parallel_cross_entropy(shard, target, da.default_mesh(), vocab_size=6)
+    >>> da.testing.simulate(2, loss)
+    [tensor(1.7918), tensor(1.7918)]
     """
     check_mesh(mesh)
     one_axis(mesh, "vocab_parallel_cross_entropy")

@@ -65,9 +65,14 @@ def loss_parallel(mesh: DeviceMesh | None = None) -> Iterator[None]:
 
     Examples
     --------
-    >>> with dt.loss_parallel():
-    ...     loss = F.cross_entropy(model(words).flatten(0, 1), target.flatten())
-    ...     loss.backward()
+    >>> def loss():
+    ...     scores = nn.Linear(4, 6)
+    ...     nn.init.zeros_(scores.weight), nn.init.zeros_(scores.bias)
+    ...     dt.parallelize_module(scores, da.default_mesh(), dt.ColwiseParallel())
+    ...     with dt.loss_parallel():
+    ...         return F.cross_entropy(scores(torch.ones(2, 4)), torch.tensor([1, 5])).detach()
+    >>> da.testing.simulate(2, loss)  # of six equal scores
+    [tensor(1.7918), tensor(1.7918)]
     """
     if mesh is not None:
         check_mesh(mesh)

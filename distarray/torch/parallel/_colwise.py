@@ -54,6 +54,15 @@ class ColwiseParallel(FeatureParallel):
     Notes
     -----
     The `RowwiseParallel` that takes an output cut in units is given the same ``unit``.
+
+    Examples
+    --------
+    >>> def shapes():
+    ...     layer = nn.Linear(4, 6)
+    ...     dt.parallelize_module(layer, da.default_mesh(), dt.ColwiseParallel())
+    ...     return [*layer.weight.shape], [*layer(torch.ones(2, 4)).shape]
+    >>> da.testing.simulate(2, shapes)  # 3 of the 6 features on each rank
+    [([3, 4], [2, 3]), ([3, 4], [2, 3])]
     """
 
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:

@@ -96,8 +96,17 @@ def input_reshard(module: nn.Module, mesh: DeviceMesh, dim: int) -> nn.Module:
 
     Examples
     --------
-    >>> dt.parallelize_module(block, mesh["tp"], plan)
-    >>> dt.input_reshard(block, mesh["tp"], 1)
+    >>> def shapes():
+    ...     mesh = da.default_mesh()
+    ...     block = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4))
+    ...     plan = {"0": dt.ColwiseParallel(), "2": dt.RowwiseParallel()}
+    ...     dt.parallelize_module(block, mesh, plan)
+    ...     dt.input_reshard(block, mesh, 0)
+    ...     x = torch.ones(8, 4, requires_grad=True)
+    ...     block(x).sum().backward()
+    ...     return [*x.grad.shape]
+    >>> da.testing.simulate(2, shapes)
+    [[8, 4], [8, 4]]
     """
     check_mesh(mesh)
     one_axis(mesh, "input_reshard")

@@ -49,10 +49,19 @@ class LowRankParallel(ParallelStyle):
 
     Examples
     --------
-    >>> plan = {
-    ...     "up_proj": dt.LowRankParallel(dt.ColwiseParallel()),
-    ...     "down_proj": dt.LowRankParallel(dt.RowwiseParallel()),
-    ... }
+    >>> class Adapted(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.base = nn.Linear(8, 6)
+    ...         self.down, self.up = nn.Linear(8, 2, bias=False), nn.Linear(2, 6, bias=False)
+    ...     def forward(self, x):
+    ...         return self.base(x) + self.up(self.down(x))
+    >>> def shapes():
+    ...     layer, style = Adapted(), dt.LowRankParallel(dt.ColwiseParallel())
+    ...     dt.parallelize_module(layer, da.default_mesh(), style)
+    ...     return [[*part.weight.shape] for part in (layer.base, layer.down, layer.up)]
+    >>> da.testing.simulate(2, shapes)[0]
+    [[3, 8], [2, 8], [3, 2]]
     """
 
     def __init__(

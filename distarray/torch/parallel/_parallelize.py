@@ -76,6 +76,17 @@ def parallelize_module(
         projections that are cut in units (heads) would leave a rank queries without their keys.
     MismatchError
         The ranks pass different plans, or the modules of the plan differ.
+
+    Examples
+    --------
+    >>> def train():
+    ...     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5))
+    ...     plan = {"0": dt.ColwiseParallel(), "2": dt.RowwiseParallel()}
+    ...     dt.parallelize_module(model, da.default_mesh(), plan)
+    ...     model(torch.ones(2, 4)).sum().backward()
+    ...     return str(dt.layout_of(model[0].weight.grad))
+    >>> da.testing.simulate(2, train)
+    ['6x4 [axis0:S(0)]', '6x4 [axis0:S(0)]']
     """
     check_mesh(mesh)
 

@@ -76,6 +76,16 @@ def distribute_parameter(
         The parameter is placed otherwise already, by another module that shares it.
     MismatchError
         Each rank shall keep its own values (``src_data_rank=None``), and these differ.
+
+    Examples
+    --------
+    >>> def shapes():
+    ...     fused = nn.Linear(4, 12, bias=False)  # query, key and value
+    ...     layout = dt.distribute_parameter(
+    ...         fused, "weight", da.default_mesh(), [da.Shard(0)], parts=(4, 4, 4), unit=2)
+    ...     return layout.shape, [*fused.weight.shape]
+    >>> da.testing.simulate(2, shapes)
+    [((12, 4), [6, 4]), ((12, 4), [6, 4])]
     """
     check_mesh(mesh)
     parameter = _parameter(module, name)

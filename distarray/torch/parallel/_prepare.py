@@ -61,14 +61,27 @@ class PrepareModuleInput(ParallelStyle):
 
     Examples
     --------
-    >>> dt.parallelize_module(attention, mesh, {
+    >>> class Gate(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.gate, self.up = nn.Linear(4, 6), nn.Linear(4, 6)
+    ...     def forward(self, x):
+    ...         return self.gate(x).sigmoid() * self.up(x)
+    >>> plan = {
     ...     "": dt.PrepareModuleInput(
-    ...         input_layouts=(da.Shard(1), None),
-    ...         desired_input_layouts=(da.Replicate(), None)),
-    ...     "wq": dt.ColwiseParallel(),
-    ...     "wk": dt.ColwiseParallel(),
-    ...     "wv": dt.ColwiseParallel(),
-    ...     "wo": dt.RowwiseParallel(output_layouts=da.Shard(1))})
+    ...         input_layouts=da.Shard(1), desired_input_layouts=da.Replicate()),
+    ...     "gate": dt.ColwiseParallel(),
+    ...     "up": dt.ColwiseParallel(),
+    ... }
+    >>> def gathers():
+    ...     mesh = da.default_mesh()
+    ...     layer = dt.parallelize_module(Gate(), mesh, plan)
+    ...     x = dt.distribute_tensor(torch.ones(2, 5, 4), mesh, [da.Shard(1)])
+    ...     with da.CommLog() as log:
+    ...         y = layer(x)
+    ...     return log.count("all_gather"), [*y.shape]
+    >>> da.testing.simulate(2, gathers)  # once for both layers
+    [(1, [2, 5, 3]), (1, [2, 5, 3])]
     """
 
     def __init__(
@@ -145,6 +158,19 @@ class PrepareModuleOutput(ParallelStyle):
         How it goes on, in the same form.
     use_local_output
         For compatibility: tensors are plain always.
+
+    Examples
+    --------
+    >>> style = dt.PrepareModuleOutput(
+    ...     output_layouts=da.Shard(1), desired_output_layouts=da.Replicate())
+    >>> def shape():
+    ...     mesh = da.default_mesh()
+    ...     norm = dt.parallelize_module(nn.LayerNorm(4), mesh, dt.SequenceParallel())
+    ...     dt.parallelize_module(norm, mesh, style)
+    ...     x = dt.distribute_tensor(torch.ones(2, 5, 4), mesh, [da.Shard(1)])
+    ...     return [*norm(x).shape]
+    >>> da.testing.simulate(2, shape)
+    [[2, 5, 4], [2, 5, 4]]
     """
 
     def __init__(
@@ -197,6 +223,21 @@ class PrepareModuleInputOutput(ParallelStyle):
         See `PrepareModuleOutput`.
     use_local_input, use_local_output
         For compatibility: tensors are plain always.
+
+    Examples
+    --------
+    >>> class Flip(nn.Module):
+    ...     def forward(self, x):
+    ...         return x.flip(0)
+    >>> style = dt.PrepareModuleInputOutput(
+    ...     input_layouts=da.Shard(0), desired_input_layouts=da.Replicate(),
+    ...     output_layouts=da.Replicate(), desired_output_layouts=da.Shard(0))
+    >>> def flip():
+    ...     mesh = da.default_mesh()
+    ...     x = dt.distribute_tensor(torch.arange(4), mesh, [da.Shard(0)])
+    ...     return dt.parallelize_module(Flip(), mesh, style)(x)
+    >>> da.testing.simulate(2, flip)
+    [tensor([3, 2]), tensor([1, 0])]
     """
 
     def __init__(

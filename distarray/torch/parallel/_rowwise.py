@@ -50,6 +50,16 @@ class RowwiseParallel(FeatureParallel):
         Whether a ``forward`` that a class derived from torch's has of its own is right where it is
         given a rank's shard of the input and no bias, and the outputs are added; others are
         refused.
+
+    Examples
+    --------
+    >>> def shapes():
+    ...     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5))
+    ...     plan = {"0": dt.ColwiseParallel(), "2": dt.RowwiseParallel()}
+    ...     dt.parallelize_module(model, da.default_mesh(), plan)
+    ...     return [*model[2].weight.shape], [*model(torch.ones(2, 4)).shape]
+    >>> da.testing.simulate(2, shapes)  # 3 of the 6 features between the layers on each rank
+    [([5, 3], [2, 5]), ([5, 3], [2, 5])]
     """
 
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:

@@ -59,6 +59,16 @@ class SequenceParallel(ParallelStyle):
     `PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())` of the module
     that holds them gather their input once. ``ColwiseParallel(input_layouts=Shard(1))`` on each
     gathers it for each.
+
+    Examples
+    --------
+    >>> def shapes():
+    ...     mesh = da.default_mesh()
+    ...     norm = dt.parallelize_module(nn.LayerNorm(4), mesh, dt.SequenceParallel())
+    ...     x = dt.distribute_tensor(torch.ones(2, 5, 4), mesh, [da.Shard(1)])
+    ...     return [*norm(x).shape]
+    >>> da.testing.simulate(2, shapes)
+    [[2, 3, 4], [2, 2, 4]]
     """
 
     def __init__(self, *, sequence_dim: int = 1, use_local_output: bool = False) -> None:

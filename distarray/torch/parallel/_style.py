@@ -33,6 +33,12 @@ class ParallelStyle(ABC):
     ...         self.on_input(module, lambda module, args, kwargs: ((dt.redistribute(
     ...             args[0], mesh, whole, whole, grad_placements=added),), kwargs))
     ...         self.on_output(module, lambda module, y: dt.redistribute(y, mesh, features, whole))
+    >>> def shapes():
+    ...     layer = nn.Linear(4, 6, bias=False)
+    ...     dt.parallelize_module(layer, da.default_mesh(), GatheredOutput())
+    ...     return [*layer.weight.shape], [*layer(torch.ones(2, 4)).shape]
+    >>> da.testing.simulate(2, shapes)
+    [([3, 4], [2, 6]), ([3, 4], [2, 6])]
     """
 
     @abstractmethod

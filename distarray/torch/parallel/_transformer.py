@@ -45,8 +45,12 @@ class TransformerLayerParallel(ParallelStyle):
 
     Examples
     --------
-    >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4), 2)
-    >>> dt.parallelize_module(model, mesh, {"layers.*": dt.TransformerLayerParallel()})
+    >>> def heads():
+    ...     model = nn.Sequential(nn.TransformerEncoderLayer(8, 4), nn.Linear(8, 5))
+    ...     dt.parallelize_module(model, da.default_mesh(), {"0": dt.TransformerLayerParallel()})
+    ...     return [*model[0].self_attn.in_proj_weight.shape]
+    >>> da.testing.simulate(2, heads)  # query, key and value of 2 of the 4 heads
+    [[12, 8], [12, 8]]
     """
 
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:

@@ -54,6 +54,19 @@ def optimizer_state_dict(
         The optimizer keeps a tensor of another shape for a parameter that is cut.
     MismatchError
         The ranks keep different things.
+
+    Examples
+    --------
+    >>> def shapes():
+    ...     layer = nn.Linear(4, 6)
+    ...     dt.parallelize_module(layer, da.default_mesh(), dt.ColwiseParallel())
+    ...     optimizer = torch.optim.SGD(layer.parameters(), 0.1, momentum=0.9)
+    ...     layer(torch.ones(2, 4)).sum().backward()
+    ...     optimizer.step()
+    ...     state = dt.optimizer_state_dict(layer, optimizer)["state"]
+    ...     return [*state["weight"]["momentum_buffer"].shape]
+    >>> da.testing.simulate(2, shapes)
+    [[6, 4], [6, 4]]
     """
     own = ModuleState(module)
     receiver = receiver_of(own, ranks, mesh)
@@ -117,6 +130,18 @@ def load_optimizer_state_dict(
     -----
     As by torch's ``Optimizer.load_state_dict`` states are converted to the dtype of the parameter,
     and parameters of which none were saved have none. ``param_names`` stay the optimizer's own.
+
+    Examples
+    --------
+    >>> layer = nn.Linear(4, 6)
+    >>> optimizer = torch.optim.SGD(layer.parameters(), 0.1, momentum=0.9)
+    >>> layer(torch.ones(2, 4)).sum().backward()
+    >>> optimizer.step()
+    >>> saved = dt.optimizer_state_dict(layer, optimizer)
+    >>> later = torch.optim.SGD(layer.parameters(), 0.1, momentum=0.9)
+    >>> dt.load_optimizer_state_dict(layer, later, saved)
+    >>> later.state[layer.weight]["momentum_buffer"].shape
+    torch.Size([6, 4])
     """
     source = Holder(ModuleState(module), src_data_rank, mesh, "src_data_rank")
     own = OptimizerState(optimizer, [("", module)])

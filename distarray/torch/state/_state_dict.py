@@ -49,6 +49,15 @@ def state_dict(
         As ``module.state_dict()`` of one process: parts of fused weights in their order, tied
         parameters under every name, one tensor for all of them. What is not distributed shares its
         memory with the module.
+
+    Examples
+    --------
+    >>> def shapes():
+    ...     layer = nn.Linear(4, 6)
+    ...     dt.parallelize_module(layer, da.default_mesh(), dt.ColwiseParallel())
+    ...     return [*layer.weight.shape], [*dt.state_dict(layer)["weight"].shape]
+    >>> da.testing.simulate(2, shapes)
+    [([3, 4], [6, 4]), ([3, 4], [6, 4])]
     """
     state = ModuleState(module)
     result: OrderedDict[str, Any] = OrderedDict()
@@ -137,6 +146,17 @@ def load_state_dict(
     StateDictError
         Names do not match, or shapes are neither those of whole tensors nor of blocks; on every
         rank, and nothing has been loaded.
+
+    Examples
+    --------
+    >>> saved = nn.Linear(4, 6).state_dict()  # of one process
+    >>> def load():
+    ...     layer = nn.Linear(4, 6)
+    ...     dt.parallelize_module(layer, da.default_mesh(), dt.ColwiseParallel())
+    ...     dt.load_state_dict(layer, saved)
+    ...     return torch.equal(dt.full_tensor(layer.weight), saved["weight"])
+    >>> da.testing.simulate(2, load)
+    [True, True]
     """
     own = ModuleState(module)
     source = Holder(own, src_data_rank, mesh, "src_data_rank")

@@ -61,6 +61,14 @@ def dropout(
     -------
     torch.Tensor
         With the layout of ``x``.
+
+    Examples
+    --------
+    >>> mesh = da.default_mesh()
+    >>> seed = dt.manual_seed(5, mesh)
+    >>> x = dt.distribute_tensor(torch.ones(6), mesh, [da.Shard(0)])
+    >>> dt.dropout(x)  # of several processes each has its block of these
+    tensor([0., 2., 0., 0., 2., 2.])
     """
     if has_torch_function((x,)):  # modes see it as one of torch's own, such as that of layouts
         result: torch.Tensor = handle_torch_function(

@@ -48,12 +48,16 @@ class GradScaler(torch.amp.GradScaler):
 
     Examples
     --------
-    >>> scaler = dt.GradScaler(mesh, "cuda")
-    >>> scaler.scale(loss).backward()
+    >>> model = nn.Linear(4, 6)
+    >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    >>> scaler = dt.GradScaler(da.default_mesh(), "cpu", init_scale=1024.0)
+    >>> scaler.scale(model(torch.ones(2, 4)).sum()).backward()
     >>> scaler.unscale_(optimizer)
-    >>> dt.clip_grad_norm_(model.parameters(), 1.0)
+    >>> norm = dt.clip_grad_norm_(model.parameters(), 1.0)
     >>> scaler.step(optimizer)
     >>> scaler.update()
+    >>> scaler.get_scale()
+    1024.0
     """
 
     def __init__(self, mesh: DeviceMesh, device: str = "cuda", **options: Any) -> None:

@@ -52,6 +52,14 @@ def get_total_norm(
         Parameters, their gradients or other tensors, with a layout or replicated.
     norm_type, error_if_nonfinite, foreach
         As for `clip_grad_norm_`.
+
+    Examples
+    --------
+    >>> def norm():
+    ...     x = torch.tensor([3.0, 4.0])
+    ...     return dt.get_total_norm([dt.distribute_tensor(x, da.default_mesh(), [da.Shard(0)])])
+    >>> da.testing.simulate(2, norm)
+    [tensor(5.), tensor(5.)]
     """
     del foreach
     blocks = [Block(t, layout_of(t)) for t in list_distinct(tensors)]
@@ -100,6 +108,15 @@ def clip_grad_norm_(
         The ranks pass parameters of different shapes or layouts, or other options; or one has no
         gradient of a parameter of which others have one, so that no norm would be that of one
         process.
+
+    Examples
+    --------
+    >>> def clip():
+    ...     weight = dt.distribute_tensor(torch.zeros(2), da.default_mesh(), [da.Shard(0)])
+    ...     weight.grad = torch.tensor([3.0]) + da.default_mesh().rank
+    ...     return dt.clip_grad_norm_([weight], 1.0), weight.grad
+    >>> da.testing.simulate(2, clip)
+    [(tensor(5.), tensor([0.6000])), (tensor(5.), tensor([0.8000]))]
     """
     del foreach
     found = list_distinct(parameters)
