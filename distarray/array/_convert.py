@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,7 +141,7 @@ def _compare_blocks(mesh: Any, read_given: Callable[[], _Given]) -> tuple[Buffer
     check_blocks(mesh, "the blocks", shapes, dtypes)
     check_alike(PlacementError, mesh, "placements differ between ranks:", placed)
     check_alike(LayoutError, mesh, "shape= differs between ranks:", told)
-    layout = infer_layout(mesh, placed[0], shapes, told[0])
+    layout = infer_layout(mesh, placed[0], tuple(shapes), told[0])
     _replicas.refuse(mesh, "from_local", "the block", digests, layout)
     # Where one rank's memory is protected, writing fails on every rank alike.
     block = given[0].block if all(writeable) else _backend.make_read_only(given[0].block)
@@ -168,11 +169,12 @@ def check_blocks(mesh: Any, what: str, shapes: Sequence[Shape], dtypes: Sequence
     check_alike(DTypeError, mesh, f"{what} differ in dtype:", dtypes, remedy)
 
 
+@lru_cache(maxsize=256)
 def infer_layout(
     mesh: Any,
     placements: tuple[Placement, ...],
-    shapes: list[Shape],
-    told: Shape | None,
+    shapes: tuple[Shape, ...],
+    told: Shape | None = None,
     shard_order: tuple[int, ...] | None = None,
 ) -> Layout:
     """Return the layout that blocks of these shapes (by position in the mesh) tile."""

@@ -102,7 +102,7 @@ def map_blocks(
     )
     check_blocks(mesh, "map_blocks: the results", shapes, dtypes)
     order = first.shard_order if placed == whole else None
-    return new_array(result[0], infer_layout(mesh, placed, shapes, told, order))
+    return new_array(result[0], infer_layout(mesh, placed, tuple(shapes), told, order))
 
 
 def _reduce_block(x: BaseArray) -> Any:

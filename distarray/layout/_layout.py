@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from array import array
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,8 @@ from distarray.layout._placements import Partial, Placement, Replicate
 from distarray.typing import AxisName, Box, Shape
 
 _interned: WeakValueDictionary[object, Layout] = WeakValueDictionary()
+latest: deque[Layout] = deque(maxlen=128)
+"""Of the default split, built last: one that a call has for itself is there in the next call."""
 # Re-entrant, because a garbage collection may run code that makes layouts while it is held.
 _lock = threading.RLock()
 
@@ -299,6 +302,8 @@ def _intern(spelled: object, parts: Description) -> Layout:
         made = _build(parts)
         with _lock:
             found = _interned.setdefault(key, made)
+        if not parts.boundaries:
+            latest.append(found)
     if spelled is not None and spelled != key:
         with _lock:
             _interned[spelled] = found

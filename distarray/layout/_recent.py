@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Final, Protocol, TypeVar, cast
 
-from distarray.layout._layout import Layout
+from distarray.layout._layout import Layout, latest
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -84,8 +84,9 @@ def keep_recent(owner: object, key: Hashable, value: object) -> None:
 
 
 def forget_recent() -> None:
-    """Drop what all caches have in the short memory."""
+    """Drop what all caches have in the short memory, and the layouts that were built last."""
     global _used
+    latest.clear()
     with _lock:
         _entries.clear()
         _used = 0

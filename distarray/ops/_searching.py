@@ -86,6 +86,8 @@ def _first_of_all(extreme: Callable[..., Any]) -> Callable[[Step], Callable[...,
         shape = step.output.local_shape()
 
         def index(states: States, _: Buffer) -> Any:
+            if len(states) == 1:
+                return states[0][0][1].reshape(shape)
             values = np.stack([value for (value, _), _ in states])
             indices = np.stack([index for (_, index), _ in states])
             best = extreme(values, axis=0)

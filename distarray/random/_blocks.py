@@ -1,9 +1,10 @@
 """Random numbers for a local block, each a function of key, call and global index alone.
 
-Numba's kernels serve for blocks of 16,384 elements and more, and for all once they are loaded;
-NumPy runs the same formulas otherwise, and gives the same bits. Measured per value on one core,
-beside NumPy's default generator: uniform floats 1.3 times its time, integers 1.3 to 1.7 times,
-normal floats half of it. The formulas in NumPy take 10 to 15 times as long as the kernels.
+Numba's kernels serve for blocks of 16,384 elements and more, and for all once they are loaded, as
+they are after so many small blocks that NumPy has taken as long as loading does. NumPy runs the
+same formulas otherwise, and gives the same bits. Measured per value on one core, beside NumPy's
+default generator: uniform floats 1.3 times its time, integers 1.3 to 1.7 times, normal floats half
+of it. The formulas in NumPy take 10 to 15 times as long as the kernels.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from distarray.typing import Box, Buffer, Shape
 
 _KERNEL_SIZE: Final = 16_384
 """Elements from which kernels are loaded, which takes 1.4 s; fewer take NumPy at most 0.9 ms."""
+_KERNEL_CALLS: Final = 10_000
+"""Blocks of few elements from which kernels are loaded: NumPy takes 70 to 140 us for one."""
 _PIECE: Final = 16_384
 """Elements that NumPy makes at a time: their temporaries are in the second-level cache. A block of
 2**19 takes 95 ms by 1,024, 29 ms by 16,384 and 21 ms by 65,536."""
@@ -118,8 +121,13 @@ def _fill_on_host(
         run_in_threads(fill_part, itertools.pairwise(cuts))
 
 
+_calls = itertools.count()
+
+
 def _module(out: np.ndarray) -> Any:
-    return load_kernels(_KERNELS) if out.size >= _KERNEL_SIZE or are_loaded(_KERNELS) else None
+    if out.size < _KERNEL_SIZE and not are_loaded(_KERNELS) and next(_calls) < _KERNEL_CALLS:
+        return None
+    return load_kernels(_KERNELS)
 
 
 _ONE: Final = np.uint64(1)

@@ -383,7 +383,7 @@ def layout_from(
     draft = Layout(mesh, placements, local)
     if not is_sharded(draft):  # a block's shape is the global one
         return draft
-    return _tiled(mesh, draft.placements, _told_shapes(draft, tensor.dtype))
+    return infer_layout(mesh, draft.placements, _told_shapes(draft, tensor.dtype))
 
 
 def check_block(local: Shape, layout: Layout) -> None:
@@ -427,8 +427,3 @@ def _question(
     """Return the token of an exchange of shapes, and what it says."""
     what = f"a {dtype} block with {ndim} axes, placed as {placements} on {mesh}"
     return token("shapes", what, mesh.flat_ranks), what
-
-
-@lru_cache(maxsize=4096)
-def _tiled(mesh: Any, placements: tuple[Placement, ...], shapes: tuple[Shape, ...]) -> Layout:
-    return infer_layout(mesh, placements, list(shapes), None)

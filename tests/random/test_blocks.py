@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import hypothesis.strategies as st
@@ -151,3 +152,13 @@ def test_integers_are_drawn_again_until_unbiased() -> None:
     # Products whose upper bits agree differ by whether they are redrawn: low values of each class.
     residue = np.bincount((drawn % np.uint64(3)).astype(int), minlength=3)
     assert abs(residue - 10_000).max() < 5 * np.sqrt(30_000 * 2 / 9)
+
+
+def test_many_small_blocks_load_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(_blocks, "are_loaded", lambda name: bool(loaded))
+    monkeypatch.setattr(_blocks, "load_kernels", loaded.append)
+    monkeypatch.setattr(_blocks, "_calls", itertools.count(_blocks._KERNEL_CALLS - 2))
+    for count in (0, 0, 1):
+        fill_floats(np.empty(3), "uniform", KEY, 0, (3,), ((0, 3),))
+        assert len(loaded) == count
