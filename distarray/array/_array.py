@@ -329,6 +329,8 @@ def distribute_array(
         If the value's dtype cannot travel (objects).
     ArgumentError
         If `src` is no position in the mesh.
+    FileError
+        If a stored array cannot be read; on all processes.
     PlacementError
         If the placements do not fit the mesh or the value.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from distarray.comm import _backend, _memory, all_gather_checked, by_answer, tok
 from distarray.core import (
     BaseArray,
     _replicas,
+    call_on_all,
     check_device,
     check_device_name,
     check_flag,
@@ -20,6 +21,7 @@ from distarray.core import (
     choose_placements,
     device_of,
     empty_block,
+    is_stored,
     normalize_shape,
     plain_buffer,
     plain_source,
@@ -261,19 +263,20 @@ def _scatter(value: Any, mesh: Any, placements: Any, src: Any) -> tuple[Buffer, 
         if comm.rank != position:
             return position, asked, None
         source = plain_source(value, "distribute_array")
-        return position, asked, (tuple(source.shape), source.dtype)
+        return position, asked, (tuple(source.shape), source.dtype, is_stored(source))
 
     positions, asked, told = zip(*all_gather_checked(mesh, "distribute_array", say), strict=True)
     check_alike(ArgumentError, mesh, "src= differs between ranks:", positions)
     check_alike(PlacementError, mesh, "placements differ between ranks:", asked)
-    shape, dtype = told[positions[0]]
+    shape, dtype, stored = told[positions[0]]
     layout = Layout(mesh, choose_placements(mesh, placements, len(shape)), shape)
     # A Partial result is made from replicated blocks, by each process for itself.
     plain = layout.without_partial()
     check_dtype(plain, layout, dtype)
     block = _memory.empty(plain.local_shape(), dtype)
     read = None if source is None else lambda box: _host_box(source, box)
-    scatter_from(mesh.flat_ranks[positions[0]], block, plain, read)
+    options = {"call": partial(call_on_all, mesh, "distribute_array")} if stored else {}
+    scatter_from(mesh.flat_ranks[positions[0]], block, plain, read, **options)
     block = convert_averaged(_backend.asarray(block, mesh.device), layout)
     return redistribute_local(block, plain, layout) if plain is not layout else block, layout
 

@@ -19,6 +19,7 @@ from distarray.core._arguments import (
     choose_mesh,
     choose_placements,
     describe,
+    is_stored,
     normalize_shape,
     plain_buffer,
     plain_source,

@@ -19,6 +19,7 @@ from distarray.errors import (
     DeviceError,
     DistArrayError,
     DTypeError,
+    FileError,
     ShapeError,
 )
 from distarray.layout import AbstractMesh, Placement
@@ -306,21 +307,41 @@ def plain_source(value: Any, call: str, dtype: Any = None) -> Any:
 def read_box(source: Any, box: Box, call: str) -> Buffer:
     """Return a box of what `plain_source` gave; of a stored array nothing else is read.
 
+    What goes wrong then may do so on one rank alone: a file that only this one cannot read.
+
     Raises
     ------
+    FileError
+        If a stored array cannot be read.
     ArgumentTypeError, ArgumentError
-        If a slice of a stored array is no plain array of the slice's shape.
+        If a slice of it is no plain array of the slice's shape and of its dtype.
     """
     key: Any = boxes.slices(box)
     if _backend.is_buffer(source):
         return source[(*key, ...)]  # an array also where it has no axes
-    part = plain_buffer(getattr(source, "iloc", source)[key], call)  # pandas: slices by position
+    kind = type(source).__name__
+    try:
+        found = getattr(source, "iloc", source)[key]  # pandas: slices by position
+    except OSError as error:
+        raise FileError(f"{call} cannot read {key} of {kind}: {error}") from error
+    part = plain_buffer(found, call)
     if part.shape != boxes.shape(box):
         raise ArgumentError(
-            f"{call} got {type(source).__name__} of shape {tuple(source.shape)}, whose slice {key} "
-            f"has shape {part.shape}, not {boxes.shape(box)}; pass np.asarray(value)"
+            f"{call} got {kind} of shape {tuple(source.shape)}, whose slice {key} has shape "
+            f"{part.shape}, not {boxes.shape(box)}; pass np.asarray(value)"
+        )
+    if part.dtype.newbyteorder("=") != source.dtype.newbyteorder("="):
+        raise ArgumentError(
+            f"{call} got {kind} of {source.dtype}, whose slices have {part.dtype}, as where a "
+            "library scales what is stored; ask it for the stored items (netCDF4: "
+            "set_auto_scale(False)) and scale these, or pass np.asarray(value)"
         )
     return part
+
+
+def is_stored(source: Any) -> bool:
+    """Tell whether what `plain_source` gave is read from elsewhere, which may fail on one rank."""
+    return not _backend.is_buffer(source)
 
 
 def check_device(block: Buffer, mesh: DeviceMesh, call: str) -> None:

@@ -80,6 +80,7 @@ class _Target(NamedTuple):
     """What the ranks tell each other of a stored array."""
 
     kind: str
+    name: str
     dtype: str
     chunks: Shape
     problem: str
@@ -107,15 +108,16 @@ def _check(x: Any, target: Any) -> _Target | None:
             "x.astype(...) first"
         )
     chunks = getattr(target, "shards", None) or getattr(target, "chunks", None) or (1,) * x.ndim
-    return _Target(kind, str(dtype), tuple(map(int, chunks)), _problem(target))
+    name = f"{getattr(target, 'filename', '')}{getattr(target, 'store_path', '')}"
+    return _Target(kind, name, str(dtype), tuple(map(int, chunks)), _problem(target))
 
 
 def _problem(target: Any) -> str:
-    if isinstance(target, np.memmap):
-        return ""
     package = type(target).__module__.partition(".")[0]
-    if package == "zarr":
+    if isinstance(target, np.memmap) or package == "zarr":
         in_memory = type(getattr(target, "store", None)).__name__ == "MemoryStore"
+        if isinstance(target, np.memmap):  # a copy of one has no map, and mode "c" none of the file
+            in_memory = getattr(target, "_mmap", None) is None or target.mode == "c"
         return "is in the memory of one process" if in_memory else ""
     if package == "h5py":
         is_parallel = target.file.driver == "mpio"

@@ -21,26 +21,39 @@ from distarray.layout import Layout, Shard
 from distarray.layout import box as boxes
 from distarray.typing import Box, Buffer, Coordinate
 
+Fetch = Callable[[], Buffer | None]
+
 
 def scatter_from(
-    root: int, out: Buffer, layout: Layout, read: Callable[[Box], Buffer] | None
+    root: int,
+    out: Buffer,
+    layout: Layout,
+    read: Callable[[Box], Buffer] | None,
+    call: Callable[[Fetch], Buffer | None] = lambda fetch: fetch(),
 ) -> None:
     """Fill every rank's block with what one rank has (collective over the mesh).
 
     The ranks in the root's row of the mesh get their blocks by one scatter, the copies of these by
     one broadcast. ``root`` is a world rank of the mesh, ``out`` this rank's C-contiguous block of a
     layout without ``Partial``; ``read`` returns the values of a box, and is None but on the root.
+    What reads is called by ``call``, on all ranks, so that all may be told where that fails.
     """
     mesh, here, there, cutting, copying = _places(root, layout)
     flat = out.reshape(-1)
     if not cutting:
-        if read is not None:
-            copy_box(out, read(layout.local_box() or ()))
-    elif all(here[i] == there[i] for i in copying):
+
+        def fill() -> None:
+            if read is not None:
+                copy_box(out, read(layout.local_box() or ()))
+
+        call(fill)
+    else:
+        in_row = all(here[i] == there[i] for i in copying)
         comm = mesh.communicator(cutting)
         held = _boxes_of(comm, layout)
-        send = None if read is None else _pack(read, held, layout, out)
-        comm.scatter(send, flat, [*map(boxes.volume, held)], comm.ranks.index(root))
+        send = call(lambda: None if read is None else _pack(read, held, layout, out))
+        if in_row:
+            comm.scatter(send, flat, [*map(boxes.volume, held)], comm.ranks.index(root))
     if copying:
         comm = mesh.communicator(copying)
         source = [there[i] if i in copying else at for i, at in enumerate(here)]

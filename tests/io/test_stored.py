@@ -201,6 +201,9 @@ def test_hdf5_and_zarr_are_read_by_slices(tmp_path: Path, placements: Any) -> No
 
 
 def test_what_cannot_take_the_array_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    paths = [tmp_path / "x.npy", tmp_path / "y.npy"]
+    for path in paths:
+        np.save(path, np.zeros((4, 2)))
     with h5py.File(tmp_path / "x.h5", "w") as file:
         dataset = file.create_dataset("x", (4, 2), "f8")
 
@@ -223,12 +226,46 @@ def test_what_cannot_take_the_array_is_refused_on_all_ranks(tmp_path: Path) -> N
                 da.store(x, [1, 2] if rank == 1 else None)
             with pytest.raises(ArgumentTypeError, match="DistArray"):
                 da.store(np.ones((4, 2)), dataset)
-            with pytest.raises(ArgumentError, match="memory of one process"):
-                da.store(x, zarr.zeros((4, 2)))
+            mapped = np.load(paths[0], mmap_mode="r+")
+            for target in (zarr.zeros((4, 2)), mapped.copy(), np.load(paths[0], mmap_mode="c")):
+                with pytest.raises(ArgumentError, match="memory of one process"):
+                    da.store(x, target)
+            with pytest.raises(ArgumentError, match="different targets"):
+                da.store(x, np.load(paths[rank > 0], mmap_mode="r+"))
             assert float(x.sum()) == 8
 
         on_ranks(program)
         assert not dataset[...].any()
+        assert not any(np.load(path).any() for path in paths)
+
+
+class Stored:
+    """An array elsewhere: not to be read on one rank, or with slices of another dtype."""
+
+    shape, dtype = (9, 2), np.dtype("f8")
+
+    def __init__(self, fails: bool, scale: Any = 1.0) -> None:
+        self._fails, self._scale = fails, scale
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        if self._fails:
+            raise OSError(5, "Input/output error")
+        return np.arange(18.0).reshape(9, 2)[key] * self._scale
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate()])
+def test_a_failing_read_is_raised_on_all_ranks(placement: Any) -> None:
+    def program() -> None:
+        mesh = da.init_device_mesh((4,))
+        for error, fails, scale in ((FileError, 2, 1.0), (ArgumentError, 4, 1j)):
+            source = Stored(mesh.rank == fails, scale)
+            for src in (None, 2):
+                with pytest.raises(error, match=r"Input/output|complex128"):
+                    da.distribute_array(source, mesh, [placement], src=src)
+        x = da.distribute_array(Stored(mesh.rank != 2), mesh, [placement], src=2)
+        assert float(x.sum()) == 153
+
+    on_ranks(program)
 
 
 def test_a_failing_write_is_raised_on_all_ranks(tmp_path: Path) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 from distarray.comm import _backend, _memory
 from distarray.core import (
     BaseArray,
+    call_on_all,
     cast,
     check_device_name,
     check_flag,
     check_order,
     convert_on_all,
     copy_array,
+    is_stored,
     normalize_dtype,
     permit,
     plain_source,
@@ -45,7 +48,7 @@ def asarray(
         A plain value must be the same on every process: each takes its block of it and nothing is
         sent (for a value that one process has, see `distribute_array`). Of an HDF5, zarr or netCDF
         variable, a memory map, or anything else with a shape, a dtype and slices, each process
-        reads its block only.
+        reads its block only; the processes tell each other whether they could.
     dtype : data type, optional
         Default: the value's own.
     device : str, optional
@@ -62,6 +65,8 @@ def asarray(
         If the value holds Python objects.
     ArgumentError
         If `copy=False` cannot be had.
+    FileError
+        If a process cannot read its block of a stored value; on all of them.
 
     Examples
     --------
@@ -87,7 +92,8 @@ def asarray(
         )
 
     def make(box: Box) -> Buffer:
-        block = read_box(source, box, "asarray")
+        read = functools.partial(read_box, source, box, "asarray")
+        block = call_on_all(there, "asarray", read) if is_stored(source) else read()
         if copy is False:
             return block
         own = _memory.empty(block.shape, kind, _backend.device_of(block))
