@@ -142,37 +142,59 @@ def insert(x: Any, /, obj: Any, values: Any, axis: int | None = None) -> Any:
     """
     x, along = _along("insert", x, axis)
     size = x.shape[along]
-    places = np.arange(*obj.indices(size)) if isinstance(obj, slice) else _places("insert", obj)
+    if not isinstance(values, BaseArray):
+        values = plain_buffer(values, "insert", objects=True)
+    chosen = range(size)[obj] if isinstance(obj, slice) else None
+    where: Any
+    if chosen is not None and len(chosen) != 1:
+        where, count = _spread(chosen), len(chosen)
+    else:
+        places = _places("insert", [chosen.start] if chosen else obj)
+        numbers = _numbers(places, size, along)
+        if numbers.size == 1:  # it takes as many rows as the values have
+            values = _widened(values, x.ndim)
+            if not places.ndim:  # along the first of their axes
+                move = moveaxis if isinstance(values, BaseArray) else np.moveaxis
+                values = move(values, 0, along)
+            start, count = int(numbers[0]), values.shape[along]
+            where = slice(start, start + count)
+        else:
+            order = np.argsort(numbers, kind="stable")
+            numbers[order] += np.arange(numbers.size)
+            where, count = numbers, numbers.size
+    layout = resize_axis(x._layout.without_partial(), along, size + count)
+    out = empty_like(x, shape=layout.shape, mesh=layout.mesh, placements=layout.placements)
+    before = (slice(None),) * along
+    mine = ones((size + count,), dtype=bool, mesh=x._layout.mesh)
+    setitem(mine, where, False)
+    setitem(out, (*before, mine), x)
+    setitem(out, (*before, where), values)
+    return out
+
+
+def _spread(places: range) -> slice:
+    """Return the places in the result of values that are put in before those of a slice."""
+    forward = places.step > 0
+    start = places.start + (0 if forward else max(len(places) - 1, 0))
+    step = places.step + (1 if forward else -1)
+    stop = start + len(places) * step
+    return slice(start, stop if stop >= 0 else None, step)
+
+
+def _numbers(places: np.ndarray, size: int, along: int) -> np.ndarray:
+    """Return places to insert at, of an axis of a length, as integers from 0 up to that."""
     if places.dtype == np.bool_:
         places = np.flatnonzero(places)
     if places.ndim > 1:
         raise ShapeError(f"insert got places of shape {places.shape}; they have one axis at most")
-    several = places.reshape(-1)
+    several = places.reshape(-1).astype(np.int64, copy=False)
     wrong = several[(several < -size) | (several > size)]
     if wrong.size:
         raise IndexingError(
             f"insert got place {wrong[0]} for axis {along} of length {size}; it must be from "
             f"{-size} to {size}"
         )
-    several = np.where(several < 0, several + size, several)
-    if not isinstance(values, BaseArray):
-        values = plain_buffer(values, "insert", objects=True)
-    if several.size == 1:  # it takes as many rows as the values have
-        values = _widened(values, x.ndim)
-        if not places.ndim:  # along the first of their axes
-            move = moveaxis if isinstance(values, BaseArray) else np.moveaxis
-            values = move(values, 0, along)
-        several = np.repeat(several, values.shape[along])
-    order = np.argsort(several, kind="stable")
-    several[order] += np.arange(several.size)
-    layout = resize_axis(x._layout.without_partial(), along, size + several.size)
-    out = empty_like(x, shape=layout.shape, mesh=layout.mesh, placements=layout.placements)
-    before = (slice(None),) * along
-    mine = ones((size + several.size,), dtype=bool, mesh=x._layout.mesh)
-    setitem(mine, several, False)
-    setitem(out, (*before, mine), x)
-    setitem(out, (*before, several), values)
-    return out
+    return np.where(several < 0, several + size, several)
 
 
 @register

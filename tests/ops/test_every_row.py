@@ -234,7 +234,12 @@ CHOICES: dict[str, Use] = {
     "flip": lambda f, x, i: f(x) if i % 2 else _along(f, x, i),
     "lexsort": lambda f, x, i: f((x, x[..., ::-1]), axis=_axis(x, i)),
     "fill_diagonal": _filled_diagonal,
-    "insert": lambda f, x, i: f(x, (0, -1, [1, 0, 1])[i % 3], x[(0,) * x.ndim], _axis(x, i)),
+    "insert": lambda f, x, i: f(
+        x,
+        (0, -1, [1, 0, 1], slice(None, None, i // 5 - 2 or 1))[i % 4],
+        x[(0,) * x.ndim],
+        _axis(x, i),
+    ),
     "ix_": lambda f, x, _: f((x == x).ravel(), (x != x).ravel()),
     "matrix_transpose": lambda f, x, _: f(x),
     "moveaxis": lambda f, x, i: f(x, _axis(x, i), 0),
