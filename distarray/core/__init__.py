@@ -85,7 +85,13 @@ from distarray.core.engine._operands import (
 from distarray.core.engine._pipeline import Step, run, run_once, run_one, step_for, steps
 from distarray.core.engine._policy import communication, permit, permit_bytes, warn_of_gather
 from distarray.core.families._docstrings import fill_arguments
-from distarray.core.families._elementwise import elementwise, refusal_error, run_into, run_row
+from distarray.core.families._elementwise import (
+    elementwise,
+    in_pieces,
+    refusal_error,
+    run_into,
+    run_row,
+)
 from distarray.core.families._examples import example
 from distarray.core.families._fast_paths import inplace_path
 from distarray.core.families._folding import convert_to_unit, reduce_block

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm import _backend
+from distarray.comm import _backend, _memory
 from distarray.core._arguments import check_casting, describe
 from distarray.core._base import BaseArray
 from distarray.core._dtypes import (
@@ -55,6 +55,9 @@ from distarray.typing import Buffer
 _PLAIN: tuple[bool, tuple[Any, ...], str] = (False, (), "")
 """Static arguments: whether the last operand is a mask, keywords of the local function, as text."""
 
+_PIECE: Final = 1 << 14
+"""So many items at once, with what is computed of them, stay in the cache of a core."""
+
 # --- rows ----------------------------------------------------------------------------------------
 
 
@@ -96,6 +99,25 @@ def elementwise(
         **fields,
     )
     return op.describe(__signature__=_signature(op.nin, op.nout, ufunc is not None))
+
+
+def in_pieces(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a block, item by item, whose temporary arrays are of bounded size."""
+
+    @functools.wraps(function)
+    def call_in_pieces(block: Any, **options: Any) -> Any:
+        if not _backend.is_numpy(block) or block.size <= _PIECE:
+            return function(block, **options)
+        flat = block.reshape(-1)
+        dtype = function(flat[:0], **options).dtype
+        out: Buffer = _memory.empty(block.shape, dtype)
+        target = out.reshape(-1)
+        for start in range(0, flat.size, _PIECE):
+            piece = slice(start, start + _PIECE)
+            target[piece] = function(flat[piece], **options)
+        return out
+
+    return call_in_pieces
 
 
 # --- the public arguments ------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from distarray.core import POINTWISE, binary, floating, real, unary
+from distarray.core import POINTWISE, binary, floating, in_pieces, real, unary
 
 exp = unary("exp", POINTWISE, np.exp, "Return e**x.")
 exp2 = unary("exp2", POINTWISE, np.exp2, "Return 2**x.")
@@ -37,8 +37,16 @@ deg2rad = unary("deg2rad", POINTWISE, np.deg2rad, "Convert degrees to radians.")
 rad2deg = unary("rad2deg", POINTWISE, np.rad2deg, "Convert radians to degrees.")
 radians = unary("radians", POINTWISE, np.radians, "Convert degrees to radians.")
 degrees = unary("degrees", POINTWISE, np.degrees, "Convert radians to degrees.")
-sinc = unary("sinc", POINTWISE, np.sinc, "Return sin(pi x) / (pi x), 1 at 0.", kinds=floating)
-i0 = unary("i0", POINTWISE, np.i0, "Return the modified Bessel function of order 0.", kinds=real)
+sinc = unary(
+    "sinc", POINTWISE, in_pieces(np.sinc), "Return sin(pi x) / (pi x), 1 at 0.", kinds=floating
+)
+i0 = unary(
+    "i0",
+    POINTWISE,
+    in_pieces(np.i0),
+    "Return the modified Bessel function of order 0.",
+    kinds=real,
+)
 
 arcsin, arccos, arctan, arctan2 = asin, acos, atan, atan2
 arcsinh, arccosh, arctanh = asinh, acosh, atanh

@@ -10,13 +10,15 @@ from distarray.core import (
     BaseArray,
     check_integer,
     check_number,
+    elementwise,
+    in_pieces,
     register,
+    run_row,
 )
 from distarray.errors import DTypeError, ShapeError
 from distarray.layout import normalize_axis
-from distarray.ops.elementwise._arithmetic import abs as absolute
-from distarray.ops.elementwise._arithmetic import mod, multiply, subtract
-from distarray.ops.elementwise._rounding import astype, where
+from distarray.ops.elementwise._arithmetic import multiply, subtract
+from distarray.ops.elementwise._rounding import astype
 from distarray.ops.indexing._items import setitem
 from distarray.ops.manipulation._joining import concat
 from distarray.ops.statistical._reductions import sum as sum_of
@@ -178,11 +180,27 @@ def unwrap(
         is_ambiguous = rest == 0
     else:
         high, is_ambiguous = period / 2, True
-    low = -high
-    folded = mod(step - low, period) + low
-    if is_ambiguous:  # a jump of half a period keeps its direction
-        folded = where((folded == low) & (step > 0), high, folded)
-    jumps = where(absolute(step) < (high if discont is None else discont), 0, folded - step)
+    least = high if discont is None else discont
+    jumps = run_row(
+        _jump, (step,), period=period, high=high, is_ambiguous=is_ambiguous, least=least
+    )
+    del step
+    jumps = cumsum(jumps, axis=axis)
+    jumps = p[following] + jumps
     result = astype(p, dtype)
-    setitem(result, following, p[following] + cumsum(jumps, axis=axis))
+    setitem(result, following, jumps)
     return result
+
+
+def _jump_of(step: Any, *, period: Any, high: Any, is_ambiguous: bool, least: Any) -> Any:
+    """Return what is added to a step so that it is half a period at most."""
+    low = -high
+    folded = (step - low) % period + low
+    if is_ambiguous:  # a jump of half a period keeps its direction
+        folded[(folded == low) & (step > 0)] = high
+    folded -= step
+    folded[abs(step) < least] = 0
+    return folded
+
+
+_jump = elementwise("unwrap", in_pieces(_jump_of), 1)
