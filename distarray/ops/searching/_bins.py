@@ -18,6 +18,9 @@ import numpy as np
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.typing import Buffer
 
+_PIECE: Final = 1 << 16
+"""So many points, or as many as there are bins, are counted at once, as in `np.histogram`."""
+
 _MOST_BINS_TRIED: Final = 100
 """By Stone's rule, of few items; of many the square root of their number."""
 
@@ -201,10 +204,17 @@ def edges_of_dimensions(
 
 
 def count_block_of_dimensions(
-    sample: Buffer, edges: Sequence[np.ndarray], weights: Any = None
+    columns: Sequence[Buffer], edges: Sequence[np.ndarray], weights: Any = None
 ) -> np.ndarray:
-    """Return the counts, float64, of a block of shape (items, dimensions) in the bins of all."""
-    return np.histogramdd(sample, list(edges), weights=weights)[0]
+    """Return the counts, float64, of a block in the bins of all, given each coordinate of items."""
+    counts = np.zeros([len(own) - 1 for own in edges])
+    at_once = max(_PIECE, counts.size)
+    for start in range(0, len(columns[0]), at_once):
+        piece = slice(start, start + at_once)
+        own = np.stack([column[piece] for column in columns], -1)
+        weighing = None if weights is None else weights[piece]
+        counts += np.histogramdd(own, list(edges), weights=weighing)[0]
+    return counts
 
 
 def density_of_dimensions(counts: np.ndarray, edges: Sequence[np.ndarray]) -> np.ndarray:

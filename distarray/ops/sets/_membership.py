@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,9 +19,21 @@ from distarray.ops.searching._searchsorted import FEW_BYTES, search_op
 from distarray.ops.sets._unique import Wanted, find_unique
 from distarray.typing import Buffer
 
+_PIECE: Final = 1 << 14
+"""So many sought items, at least, are sorted with those of a block at once. Integers are all looked
+for at once, for which NumPy has a table, of a size that it weighs against theirs."""
+
 
 def _contains(items: Buffer, sought: Buffer, invert: bool) -> Buffer:
-    return np.isin(sought, items, invert=invert)
+    at_once = max(_PIECE, 4 * items.size)
+    if sought.size <= at_once or sought.dtype.kind in "biu":
+        return np.isin(sought, items, invert=invert)
+    found = np.empty(sought.shape, bool)
+    flat, target = sought.reshape(-1), found.reshape(-1)
+    for start in range(0, flat.size, at_once):
+        piece = slice(start, start + at_once)
+        target[piece] = np.isin(flat[piece], items, invert=invert)
+    return found
 
 
 def _found(invert: bool) -> Callable[[Buffer, int, Buffer], Buffer]:

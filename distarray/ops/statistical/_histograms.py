@@ -357,8 +357,9 @@ def histogramdd(
     Notes
     -----
     Distribution: points whose coordinates are cut are brought together. The least and greatest
-    coordinates are reduced, if they are needed; nothing else is sent. Memory: the bins, twice, and
-    a copy of the block. Blocks on a GPU are counted by NumPy on the host.
+    coordinates are reduced, if they are needed; nothing else is sent. Memory: the bins, three
+    times, and what `np.histogramdd` needs of 65,536 points, or of as many as there are bins. Blocks
+    on a GPU are counted by NumPy on the host.
 
     Examples
     --------
@@ -474,8 +475,8 @@ def _histogram_of_points(
     def count_points(*blocks: Buffer) -> np.ndarray:
         weighing = blocks[-1] if weights is not None else None
         own = blocks[: len(coordinates)]
-        points = own[0] if has_rows else np.stack(own, -1)
-        return _bins.count_block_of_dimensions(points, edges, weighing)
+        columns = own[0].T if has_rows else own
+        return _bins.count_block_of_dimensions(columns, edges, weighing)
 
     counts = _count_items(name, operands, count_points, has_rows)
     if density:

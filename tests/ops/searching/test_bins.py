@@ -114,7 +114,7 @@ def test_histogram_of_dimensions_is_numpys(data: st.DataObject) -> None:
         same(own, other)
     weighing = [None] * len(sizes) if weights is None else split(weights, sizes)
     counts = sum(
-        bins_.count_block_of_dimensions(part, edges, own)
+        bins_.count_block_of_dimensions(part.T, edges, own)
         for part, own in zip(split(sample, sizes), weighing, strict=True)
     )
     same(counts, expected)
