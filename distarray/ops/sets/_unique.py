@@ -120,9 +120,13 @@ class _Unique:
             found = _distinct(items, wanted)
             own = found.inverse
             if self._comm is not None:
-                places = self._global_places(found.places) if wanted.places else None
-                found, ids = self._merge(self._comm, found._replace(places=places), wanted)
+                rows = [found.values]
+                rows += [self._global_places(found.places)] if wanted.places else []
+                rows += [found.counts] if wanted.counts else []
+                del found
+                found, ids = self._merge(self._comm, rows, wanted)
                 own = None if own is None else ids[own]
+                del ids
             parts = [found.values.astype(dtype, copy=False)]
             parts += [found.places] if wanted.places else []
             parts += [found.counts] if wanted.counts else []
@@ -137,39 +141,47 @@ class _Unique:
 
     def _global_places(self, places: Any) -> Buffer:
         """Return the places in the flattened array of items, given theirs in the block."""
-        shape = [stop - start for start, stop in self._box]
-        local = np.unravel_index(places, shape)
-        corner = [start for start, _ in self._box]
-        moved = tuple(one + start for one, start in zip(local, corner, strict=True))
-        return np.ravel_multi_index(moved, self._shape).astype(np.int64, copy=False)
+        found = np.zeros(len(places), np.int64)
+        stride = 1
+        for (start, stop), size in zip(self._box[::-1], self._shape[::-1], strict=True):
+            places, along = np.divmod(places, stop - start)
+            along += start
+            along *= stride
+            found += along
+            stride *= size
+        return found
 
     def _merge(
-        self, comm: Communicator, own: _Distinct, wanted: Wanted
+        self, comm: Communicator, rows: list[Buffer], wanted: Wanted
     ) -> tuple[_Distinct, Buffer]:
-        """Return what this process has of all different items, and the numbers of the own ones."""
-        parcels = self._divide(comm, own.values, wanted)
-        rows = [own.values]
-        rows += [own.places] if wanted.places else []
-        rows += [own.counts] if wanted.counts else []
+        """Return what this process has of all different items, and the numbers of the own ones.
+
+        The rows are those that are sent, the values first; the list is left empty.
+        """
+        parcels = self._divide(comm, rows[0], wanted)
         received, offsets = push_rows(comm, rows, parcels, self._token + 1, self._step)
+        rows.clear()
         order = merge_order(received[0], offsets)
-        run = received[0][order]
+        run = received.pop(0)[order]
         starts = _starts(run, wanted.equal_nan)
         firsts = np.flatnonzero(starts)
-        rest = [one[order] for one in received[1:]]
-        found = _Distinct(
-            run[firsts],
-            _first_places(run, rest.pop(0), firsts, wanted.equal_nan) if wanted.places else None,
-            None,
-            _reduced(np.add, rest.pop(0), firsts) if wanted.counts else None,
-        )
+        places = counts = None
+        if wanted.places:
+            places = received.pop(0)[order]
+            places = _first_places(run, places, firsts, wanted.equal_nan)
+        values = run[firsts]
+        del run
+        if wanted.counts:
+            counts = _reduced(np.add, received.pop(0)[order], firsts)
+        found = _Distinct(values, places, None, counts)
         if not wanted.inverse:
             return found, order
-        lengths = gather_words(comm, [len(firsts)], self._token + len(rows) + 1, self._step)
-        numbers = np.empty(len(order), np.int64)
-        numbers[order] = np.cumsum(starts) - 1 + sum(n for (n,) in lengths[: comm.rank])
+        lengths = gather_words(comm, [len(firsts)], self._token + 4, self._step)
+        del firsts
+        numbers = _numbers(order, starts, sum(n for (n,) in lengths[: comm.rank]))
+        del order
         back = Parcels(offsets, None)
-        (ids,), _ = push_rows(comm, [numbers], back, self._token + len(rows) + 2, self._step)
+        (ids,), _ = push_rows(comm, [numbers], back, self._token + 5, self._step)
         return found, ids
 
     def _divide(self, comm: Communicator, run: Buffer, wanted: Wanted) -> Parcels:
@@ -213,13 +225,25 @@ def _distinct(items: Buffer, wanted: Wanted) -> _Distinct:
     run = sort_block(items) if order is None else items[order]
     starts = _starts(run, wanted.equal_nan)
     firsts = np.flatnonzero(starts)
-    counts = np.diff(np.append(firsts, len(run))) if wanted.counts else None
-    inverse = None
-    if wanted.inverse:
-        inverse = np.empty(len(run), np.int64)
-        inverse[order] = np.cumsum(starts) - 1
-    index = order[firsts] if wanted.places and order is not None else None
-    return _Distinct(run[firsts], index, inverse, counts)
+    values = run[firsts]
+    del run
+    counts = np.diff(firsts, append=len(items)) if wanted.counts else None
+    places = order[firsts] if wanted.places and order is not None else None
+    del firsts
+    inverse = _numbers(order, starts, 0) if wanted.inverse else None
+    return _Distinct(values, places, inverse, counts)
+
+
+def _numbers(order: Any, starts: Buffer, first: int) -> Buffer:
+    """Return for each item, in the order before it was sorted, which of the different ones it is.
+
+    These are counted from `first` on.
+    """
+    sorted_numbers = np.cumsum(starts)
+    sorted_numbers += first - 1
+    numbers = np.empty_like(sorted_numbers)
+    numbers[order] = sorted_numbers
+    return numbers
 
 
 def _starts(run: Buffer, equal_nan: bool) -> Buffer:

@@ -185,6 +185,8 @@ def _order(lines: Buffer) -> Buffer:
     keys = None
     if lines.size and lines.shape[-1] >= _SHORT and not small:
         keys = _keys_of(lines)
+    if keys is None and dtype.names and all(dtype[name] == np.uint64 for name in dtype.names):
+        return np.lexsort([lines[name] for name in reversed(dtype.names)], axis=-1)
     if keys is None or (len(keys.bits) > _MOST_WORDS and dtype.names is None):
         return np.argsort(lines, axis=-1, kind="stable").astype(np.int64, copy=False)
     orders = [_order_of_words(keys.encode(line)) for line in _each(lines)]
@@ -213,15 +215,18 @@ def _order_of_word(word: Buffer) -> Buffer:
     position_bits = (len(word) - 1).bit_length()
     lost = max(0, int(word.max() - low).bit_length() + position_bits - 64)
     packed = word - low
+    if lost:  # bits that are 0 in whole numbers and in others of few digits
+        is_exact = not int(np.bitwise_or.reduce(packed)) & ((1 << lost) - 1)
     packed >>= np.uint64(lost)
     packed <<= np.uint64(position_bits)
     places = np.arange(len(word), dtype=np.uint64)
     packed |= places
     packed.sort()
     order = np.bitwise_and(packed, np.uint64((1 << position_bits) - 1), out=places).view(np.int64)
-    if lost:
+    if lost and not is_exact:
         packed >>= np.uint64(position_bits)
         same = packed[1:] == packed[:-1]
+        del packed
         if same.any():
             open_ = np.zeros(len(word), bool)
             open_[1:] = same

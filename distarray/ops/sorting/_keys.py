@@ -71,7 +71,7 @@ class KeyWords:
     array([-128,  127], dtype=int8)
     """
 
-    __slots__ = ("_fields", "_nan_first", "bits", "dtype", "length")
+    __slots__ = ("_fields", "_is_words", "_nan_first", "bits", "dtype", "length")
 
     bits: tuple[int, ...]
 
@@ -86,6 +86,7 @@ class KeyWords:
         self.length = 0
         self._nan_first = False
         self._fields: tuple[tuple[str, KeyWords], ...] = ()
+        self._is_words = False
         kind = dtype.kind
         if kind == "V" and dtype.names is not None:
             fields = [(name, _field_dtype(dtype, name)) for name in dtype.names]
@@ -93,6 +94,7 @@ class KeyWords:
             for _, keys in self._fields:
                 keys._nan_first = keys.dtype.char == "e"  # as NumPy compares fields, not arrays
             self.bits = tuple(bits for _, keys in self._fields for bits in keys.bits)
+            self._is_words = dtype == np.dtype([(name, _WORD) for name, _ in fields])
         elif kind in "SUV":
             most = dtype.itemsize // (4 if kind == "U" else 1)
             self.length = most if length is None else min(length, most)
@@ -116,6 +118,8 @@ class KeyWords:
         """
         block = np.asarray(block, self.dtype)
         if self._fields:
+            if self._is_words and block.flags.c_contiguous:
+                return block.view(_WORD).reshape(*block.shape, len(self.bits))
             parts = [keys.encode(_field(block, name, keys)) for name, keys in self._fields]
             return np.concatenate(parts, axis=-1)
         kind = self.dtype.kind

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm import _backend, token
+from distarray.comm import _backend, _memory, token
 from distarray.core import (
     BaseArray,
     Call,
@@ -50,6 +50,9 @@ from distarray.typing import Buffer
 _LINES: Final = 32
 """So many cut lines are sorted at once: what more of them cost, counts of splitters, soon exceeds
 what it costs to cut another axis and back."""
+
+_ITEMS: Final = 1 << 14
+"""So many items of whole lines, or one line, are put in order at once, with keys made of them."""
 
 _KINDS: Final = (None, "quicksort", "heapsort", "mergesort", "stable")
 
@@ -234,7 +237,12 @@ def _bind_order(step: Step) -> Callable[..., Buffer]:
         return _by_fields(parts[0], fields) if len(parts) == 1 else _words(parts)
 
     def whole(*lines: Buffer) -> Lines:
-        return (argsort_block(key(lines), descending=descending),)
+        found: Buffer = _memory.empty(lines[0].shape, np.int64)
+        at_once = max(_ITEMS // max(found.shape[1], 1), 1)
+        for i in range(0, len(found), at_once):
+            some = [one[i : i + at_once] for one in lines]
+            found[i : i + at_once] = argsort_block(key(some), descending=descending)
+        return (found,)
 
     def across(comm: Any, parts: Sequence[Buffer], *where: Any) -> Lines:
         _, found = sort_across(comm, key(parts), *where, first=first, descending=descending)
