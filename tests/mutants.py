@@ -451,9 +451,9 @@ MUTANTS = (
     ),
     Mutant(
         "rows before a boundary are looked for in the block after it",
-        "ops/indexing/_gather.py",
-        'np.searchsorted(self._offsets, index, "right") - 1',
-        'np.searchsorted(self._offsets, index, "left")',
+        "comm/_grouping.py",
+        'np.searchsorted(self.offsets, number, "right") - 1',
+        'np.searchsorted(self.offsets, number, "left")',
         (_INDEX_ARRAYS + "test_items_are_those_of_numpy_for_all_layouts",),
     ),
     Mutant(

@@ -28,7 +28,7 @@ from distarray.comm._device_mesh import (
     use_mesh,
     world,
 )
-from distarray.comm._grouping import Parcels, compress, group_rows, merge_runs, take_rows
+from distarray.comm._grouping import Blocks, Parcels, compress, group_rows, merge_runs, take_rows
 from distarray.comm._log import (
     CommLog,
     copy_log_context,
@@ -51,6 +51,7 @@ from distarray.comm.simulated._ranks import simulate, simulated_world
 __all__ = [
     "BFLOAT16",
     "SMALL_BYTES",
+    "Blocks",
     "CommLog",
     "Communicator",
     "DeviceMesh",

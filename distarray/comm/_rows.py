@@ -21,7 +21,7 @@ import numpy as np
 from distarray.comm import _backend, _log, _memory
 from distarray.comm._agreement import raise_failures
 from distarray.comm._communicator import Communicator
-from distarray.comm._grouping import Parcels, take_rows
+from distarray.comm._grouping import Blocks, Parcels, group_numbers, take_rows, take_rows_of_all
 from distarray.comm._states import gather_words
 from distarray.errors import OutOfMemoryError
 from distarray.typing import Buffer
@@ -86,12 +86,12 @@ def push_rows(
 def pull_rows(
     comm: Communicator,
     rows: Buffer,
-    parcels: Parcels,
+    blocks: Blocks,
+    number: np.ndarray,
     token: int,
     what: object = "",
     *,
     out: Buffer | None = None,
-    place: np.ndarray | None = None,
     error: Exception | None = None,
 ) -> Buffer:
     """Return rows of all ranks' blocks.
@@ -102,34 +102,34 @@ def pull_rows(
     rows : Buffer
         This rank's block, of any strides; others' have as many axes and the same lengths but for
         the first.
-    parcels : Parcels
-        Of the rows wanted of each rank, as numbers in its block.
+    blocks : Blocks
+        How many rows each rank has.
+    number : ndarray
+        int64: of the rows wanted, in the blocks of all ranks, one after another.
     token, what, error
         As for `push_rows`.
     out : Buffer, optional
         Where they go, on the device of the block; by default to a new array.
-    place : ndarray, optional
-        Where each goes in ``out``, in the order of the parcels; by default one after another.
     """
     started = perf_counter()
     if error is not None:
-        parcels = _no_rows(comm, error)
+        if comm.size == 1:
+            raise error
+        number = number[:0]
     if out is None:
-        out = _memory.empty((parcels.size, *rows.shape[1:]), rows.dtype, _backend.device_of(rows))
-    target = _Target(out, parcels, place)
+        out = _memory.empty((len(number), *rows.shape[1:]), rows.dtype, _backend.device_of(rows))
     if comm.size == 1:
-        target.put(0, rows, parcels.part(0))
+        take_rows(rows, number, out)
         return out
     in_place = comm.reaches_all() and comm.reaches_all(_kind([rows]))
     with _log.pause_logs():
         if in_place:
             gather_words(comm, (), token, what, error)
             with comm.views(rows, token + 1, what) as views:
-                for rank, view in enumerate(views):
-                    target.put(rank, view, parcels.part(rank))
-            count = parcels.size - len(range(*_bounds(parcels, comm.rank)))
+                own = take_rows_of_all(views, blocks, number, out, comm.rank)
+            count = len(number) - own
         else:
-            count = _pull_messages(comm, rows, parcels, target, token, what, error)
+            count = _pull_messages(comm, rows, blocks, number, out, token, what, error)
     _log.record("rows", comm.name, count * _row_bytes(rows), perf_counter() - started)
     return out
 
@@ -235,23 +235,6 @@ def _push_in_place(
     return received, offsets
 
 
-class _Target:
-    """Where pulled rows go."""
-
-    def __init__(self, out: Buffer, parcels: Parcels, place: np.ndarray | None) -> None:
-        self._out = out
-        self._parcels = parcels
-        self._place = place
-
-    def put(self, rank: int, rows: Buffer, which: Any) -> None:
-        """Take the rows that were wanted of a rank: some of ``rows``."""
-        stretch = slice(*_bounds(self._parcels, rank))
-        if self._place is None:
-            take_rows(rows, which, self._out[stretch])
-        else:
-            take_rows(rows, which, self._out, self._place[stretch])
-
-
 # --- by messages ---------------------------------------------------------------------------------
 
 
@@ -279,17 +262,19 @@ def _push_messages(
 def _pull_messages(
     comm: Communicator,
     rows: Buffer,
-    parcels: Parcels,
-    target: _Target,
+    blocks: Blocks,
+    number: np.ndarray,
+    out: Buffer,
     token: int,
     what: object,
     error: Exception | None,
 ) -> int:
     """Send what is wanted of each rank, once, and get that; return how many rows come."""
     size, rank = comm.size, comm.rank
+    parcels, place = group_numbers(blocks, number)
     comm.agree(token, what)
     nothing = _Wanted(np.empty(0, np.intp))
-    wanted = [nothing if i == rank else _Wanted(_numbers(parcels, i)) for i in range(size)]
+    wanted = [nothing if i == rank else _Wanted(parcels.part(i)) for i in range(size)]
     words = np.array([(one.count, one.form, one.data.size) for one in wanted], np.int64)
     asked = _exchange_words(comm, words, what, error)
     data = np.concatenate([one.data for one in wanted])
@@ -305,11 +290,11 @@ def _pull_messages(
     got = _exchange_rows(comm, packed, asked[:, 0].tolist(), counts)
     starts = _offsets(counts)
     for i, one in enumerate(wanted):
+        source, which = got[starts[i] : starts[i + 1]], one.inverse
         if i == rank:
-            target.put(i, rows, parcels.part(i))
-        else:
-            part = got[starts[i] : starts[i + 1]]
-            target.put(i, part, slice(None) if one.inverse is None else one.inverse)
+            source, which = rows, parcels.part(i)
+        there = place[slice(*parcels.bounds(i))]
+        take_rows(source, slice(None) if which is None else which, out, there)
     return sum(counts)
 
 
@@ -413,15 +398,6 @@ def _kind(rows: Sequence[Buffer]) -> str:
 
 def _row_bytes(block: Buffer) -> int:
     return block.itemsize * prod(block.shape[1:])
-
-
-def _bounds(parcels: Parcels, rank: int) -> tuple[int, int]:
-    return int(parcels.offsets[rank]), int(parcels.offsets[rank + 1])
-
-
-def _numbers(parcels: Parcels, rank: int) -> np.ndarray:
-    which = parcels.part(rank)
-    return np.arange(which.start, which.stop) if isinstance(which, slice) else which
 
 
 def _offsets(counts: Any) -> np.ndarray:

@@ -6,7 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import Communicator, Parcels, _backend, ask_owners, pull_rows, push_rows, token
+from distarray.comm import (
+    Blocks,
+    Communicator,
+    Parcels,
+    _backend,
+    ask_owners,
+    pull_rows,
+    push_rows,
+    token,
+)
 
 DTYPES: list[Any] = [
     "?",
@@ -122,14 +131,10 @@ def check_pull(comm: Communicator, seed: int, device: str = "cpu") -> None:
     if rng.random() < 0.2:  # far apart
         wanted = [one[:2] for one in wanted]
     mine = wanted[rank]
-    owner = np.searchsorted(starts, mine, "right") - 1
-    parcels, order = parcels_of(owner, size, ordered=False)
-    parcels = Parcels(parcels.offsets, (mine - starts[owner])[order])
     rows = block_of(np.random.default_rng((seed, rank)), column[rank], device)
-    got = pull_rows(comm, rows, parcels, CALL, "pull")
-    same(got, whole[mine[order]])
+    same(pull_rows(comm, rows, Blocks(starts), mine, CALL, "pull"), whole[mine])
     out = _backend.asarray(np.zeros((len(mine), *whole.shape[1:]), whole.dtype), device)
-    assert pull_rows(comm, rows, parcels, CALL, "pull", out=out, place=order) is out
+    assert pull_rows(comm, rows, Blocks(starts), mine, CALL, "pull", out=out) is out
     same(out, whole[mine])
     same(rows, column[rank])
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distarray.comm import (
+    Blocks,
     CommLog,
     Parcels,
     _backend,
@@ -67,6 +68,12 @@ def everyones(n: int, count: int) -> Parcels:
     return group_rows(np.arange(n * count) % n, n)
 
 
+def of_all(n: int, length: int, count: int) -> tuple[Blocks, np.ndarray]:
+    """Return blocks of one length, and the numbers of the first `count` rows of each, in turns."""
+    numbers = np.arange(n) * length + np.arange(count)[:, None]
+    return Blocks(np.arange(n + 1) * length), numbers.reshape(-1)
+
+
 def block(rows: int, width: int) -> Any:
     return _backend.asarray(np.ones((rows, width)), DEVICE)
 
@@ -79,9 +86,8 @@ def test_only_rows_of_others_are_counted(n, width, ranks_per_node):
         with CommLog() as log:
             push_rows(world(), [block(6 * n, width)], everyones(n, 6), CALL)
         assert (log.count(), log.bytes("rows")) == ((n > 1), (n - 1) * 6 * width * 8)
-        parcels = everyones(n, 6)
         with CommLog() as log:
-            pull_rows(world(), block(6 * n, width), parcels, CALL)
+            pull_rows(world(), block(6 * n, width), *of_all(n, 6 * n, 6), CALL)
         assert (log.count(), log.bytes("rows")) == ((n > 1), (n - 1) * 6 * width * 8)
 
     simulate(n, program, ranks_per_node=ranks_per_node)
@@ -90,10 +96,9 @@ def test_only_rows_of_others_are_counted(n, width, ranks_per_node):
 def test_between_nodes_a_row_travels_once():
     def program():
         n = world().size
-        row = np.zeros(600, np.intp)
-        parcels = Parcels(np.arange(n + 1) * 200, row)
+        numbers = np.repeat(np.arange(n) * 5, 200)
         with CommLog() as log:
-            got = pull_rows(world(), block(5, 64), parcels, CALL)
+            got = pull_rows(world(), block(5, 64), Blocks(np.arange(n + 1) * 5), numbers, CALL)
         assert got.shape == (600, 64)
         assert log.bytes() == (n - 1) * 64 * 8
 
@@ -112,7 +117,7 @@ def test_error_of_one_rank_is_raised_on_all(failing, width, ranks_per_node):
             with pytest.raises(IndexingError, match=f"on rank {failing}: index 9 is out"):
                 push_rows(comm, [rows, rows], parcels, CALL, "x[i] = y", error)
             with pytest.raises(IndexingError, match=f"on rank {failing}: index 9 is out"):
-                pull_rows(comm, rows, parcels, CALL, "x[i]", error=error)
+                pull_rows(comm, rows, *of_all(3, 9, 3), CALL, "x[i]", error=error)
             with pytest.raises(IndexingError, match=f"on rank {failing}: index 9 is out"):
                 ask_owners(comm, [rows], parcels, lambda got: got[0], CALL, "ask", error)
         (got,), _ = push_rows(comm, [rows], parcels, CALL)
@@ -125,7 +130,9 @@ def test_error_of_one_rank_is_raised_on_all(failing, width, ranks_per_node):
 def test_error_of_a_single_rank_is_raised(call):
     def program():
         error = IndexError("no such row")
-        call(world(), [block(1, 1)], everyones(1, 1), CALL, error=error)
+        if call is push_rows:
+            push_rows(world(), [block(1, 1)], everyones(1, 1), CALL, error=error)
+        pull_rows(world(), block(1, 1), *of_all(1, 1, 1), CALL, error=error)
 
     with pytest.raises(IndexError, match="no such row"):
         simulate(1, program)
@@ -155,7 +162,7 @@ def test_ranks_that_disagree_all_raise(ranks_per_node):
             with pytest.raises(MismatchError, match="different things"):
                 push_rows(world(), [rows], everyones(3, len(rows) // 3), call, "push")
             with pytest.raises(MismatchError, match="different things"):
-                pull_rows(world(), rows, everyones(3, len(rows) // 3), call, "pull")
+                pull_rows(world(), rows, *of_all(3, len(rows), len(rows) // 3), call, "pull")
 
     simulate(3, program, ranks_per_node=ranks_per_node)
 
@@ -238,6 +245,12 @@ def test_merged_runs_are_a_stable_sort(dtype):
             assert merge_runs(a, b, out, (order, then, first)) is out
             assert out.astype("S").tolist() == expected.astype("S").tolist()
             assert first.tolist() == np.argsort(whole, kind="stable").tolist()
+
+
+@pytest.mark.usefixtures("way")
+def test_rows_of_all_blocks_are_those_of_numpy():
+    for seed in range(20):
+        simulate(1 + seed % 5, lambda seed=seed: checks.check_pull(world(), seed))
 
 
 @pytest.mark.usefixtures("way")

@@ -90,6 +90,23 @@ def copy_bytes(typing: Any, dst: Any, src: Any, nbytes: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), generate
 
 
+@intrinsic(prefer_literal=True)
+def prefetch(typing: Any, address: Any, writes: Any) -> Any:
+    """Ask for the line at an address early, to be read, or (literal 1) written."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = pointer_to(builder, args[0], _I8)
+        type_ = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], type_)
+        everywhere, data = _I32(3), _I32(1)
+        builder.call(function, [pointer, _I32(writes.literal_value), everywhere, data])
+        return context.get_dummy_value()
+
+    if not isinstance(writes, types.Literal):
+        return None
+    return types.void(types.int64, writes), generate
+
+
 @intrinsic
 def fence(typing: Any) -> Any:
     """Make the stores before it visible before those after it."""

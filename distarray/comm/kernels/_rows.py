@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import numba
 from numba import types
 from numba.extending import intrinsic
 
 from distarray.comm.kernels import _intrinsics
-from distarray.comm.kernels._intrinsics import move, pointer_to
+from distarray.comm.kernels._intrinsics import LINE, fence, move, pointer_to, prefetch
 from distarray.comm.kernels._jit import Kernel
+
+_inline = numba.njit(nogil=True)
 
 _KINDS: Final = {
     f"{kind}{size}": getattr(types, f"{name}{8 * size}")
@@ -80,39 +83,83 @@ COMPRESS: Final[dict[int, Kernel]] = {size: _compressing(size) for size in (1, 2
 """By the size of an item."""
 
 
-def _moving(width: int, exact: bool) -> Kernel:
+@_inline
+def _block_of(number: int, starts: int, count: int) -> int:
+    """Return the last of ``count`` blocks that begins at a row or before it."""
+    block = 0
+    while count > 1:
+        half = count >> 1
+        block += half * (_load_word(starts + 8 * (block + half)) <= number)
+        count -= half
+    return block
+
+
+@_inline
+def _row_at(number: int, block: int, blocks: int) -> int:
+    """Return the address of a row: where row 0 would be, and a stride, are known of each block."""
+    return _load_word(blocks + 16 * block) + number * _load_word(blocks + 16 * block + 8)
+
+
+def _moving(width: int, exact: bool, streaming: int) -> Kernel:
     """Return the kernel for rows of ``width`` bytes, or of more, in moves of so many."""
 
     def move_rows(
         dst: int, places: int, dst_rows: int,
-        src: int, numbers: int, src_rows: int, src_stride: int,
-        n: int, run: int,
-    ) -> None:  # fmt: skip
-        """Copy rows of ``run`` bytes from their numbers in one block to their places in another.
+        numbers: int, starts: int, blocks: int, count: int, own: int,
+        n: int, run: int, ahead: int,
+    ) -> int:  # fmt: skip
+        """Copy rows of ``run`` bytes from their numbers in some blocks to their places in another.
 
         Without addresses of numbers they lie one after another; those of no row become the last.
+        What comes so many rows ``ahead`` is asked for early: where it lies nothing else foretells.
+        The answer is how many rows were of the block ``own``.
         """
+        last = types.uint64(_load_word(starts + 8 * count) - 1)
+        last_place = types.uint64(dst_rows - 1)
+        found = 0
         for k in range(n):
-            i = types.uint64(_load_word(numbers + 8 * k) if numbers else k)
-            j = types.uint64(_load_word(places + 8 * k) if places else k)
-            s = src + types.int64(min(i, types.uint64(src_rows - 1))) * src_stride
-            d = dst + types.int64(min(j, types.uint64(dst_rows - 1))) * run
+            if ahead:
+                early = min(k + ahead, n - 1)
+                if numbers:
+                    i = types.int64(min(types.uint64(_load_word(numbers + 8 * early)), last))
+                    s = _row_at(i, _block_of(i, starts, count), blocks)
+                    for at in range(0, run, 64):
+                        prefetch(s + at, 0)
+                if places:
+                    j = min(types.uint64(_load_word(places + 8 * early)), last_place)
+                    d = dst + types.int64(j) * run
+                    for at in range(0, run, 64):
+                        prefetch(d + at, 1)
+            i = types.int64(min(types.uint64(_load_word(numbers + 8 * k) if numbers else k), last))
+            block = _block_of(i, starts, count)
+            found += block == own
+            s = _row_at(i, block, blocks)
+            j = min(types.uint64(_load_word(places + 8 * k) if places else k), last_place)
+            d = dst + types.int64(j) * run
             if exact:
-                move(d, s, width, 0)
+                move(d, s, width, streaming)
             else:
                 for at in range(0, run - width, width):
-                    move(d + at, s + at, width, 0)
-                move(d + run - width, s + run - width, width, 0)
+                    move(d + at, s + at, width, streaming)
+                move(d + run - width, s + run - width, width, streaming)
+        if streaming:
+            fence()
+        return found
 
-    return Kernel(move_rows, f"void({', '.join(['int64'] * 9)})", _intrinsics)
+    return Kernel(move_rows, f"int64({', '.join(['int64'] * 11)})", _intrinsics)
 
 
 WIDTHS: Final = (64, 32, 16, 8, 4, 2, 1)
 
-MOVE_ROWS: Final[dict[tuple[int, bool], Kernel]] = {
-    (width, exact): _moving(width, exact) for width in WIDTHS for exact in (True, False)
+MOVE_ROWS: Final[dict[tuple[int, bool, bool], Kernel]] = {
+    (width, exact, streaming): _moving(width, exact, int(streaming))
+    for width in WIDTHS
+    for exact in (True, False)
+    for streaming in (False, True)
+    if width == LINE or not streaming
 }
-"""By the width of a move, and whether rows have no more."""
+"""By the width of a move, whether rows have no more, and whether they are whole lines to be written
+past the caches."""
 
 
 def _grouping(size: int) -> Kernel:

@@ -9,6 +9,7 @@ other mesh axes the array stays as it is, and the index is gathered to all of th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -17,13 +18,12 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import (
+    Blocks,
     Communicator,
-    Parcels,
     _backend,
     _memory,
     default_placements,
     gather_words,
-    group_rows,
     pull_rows,
     take_rows,
     token,
@@ -40,7 +40,7 @@ from distarray.core import (
     run,
 )
 from distarray.errors import IndexingError, MeshError
-from distarray.layout import Layout, Partition, Replicate, Shard
+from distarray.layout import Layout, Replicate, Shard
 from distarray.layout import box as boxes
 from distarray.ops.families._relabel import carry_cuts
 from distarray.ops.indexing._keys import AdvancedKey, broadcast_indices, wrap_index
@@ -254,7 +254,7 @@ class IndexBlocks:
         self.shape = boxes.shape(box)
         self._box, self._step, self._own, self._axes = box, step, own, axes
         self._sizes = [0 if axis is None else layout.shape[axis] for axis in axes]
-        self._blocks = [_Blocks(layout.partition(a)) for a in axes if a is not None]
+        self._blocks = [Blocks(layout.partition(a).offsets) for a in axes if a is not None]
         self._is_empty = 0 in found.index.shape
         self.communicator: Communicator | None = None
         """Of the ranks that have the rows, where there are several."""
@@ -327,31 +327,20 @@ class IndexBlocks:
             number = place if number is None else number * blocks.lengths[block] + place
         return owner, number
 
+    @functools.cached_property
+    def rows(self) -> Blocks:
+        """The rows of each rank."""
+        lengths = np.ones((), np.int64)
+        for blocks in self._blocks:
+            lengths = np.multiply.outer(lengths, blocks.lengths)
+        return Blocks([0, *np.cumsum(lengths)])
 
-class _Blocks:
-    """The blocks of an axis."""
-
-    __slots__ = ("_offsets", "_step", "count", "lengths", "size")
-
-    def __init__(self, partition: Partition) -> None:
-        self.count, self.size = partition.count, partition.size
-        self._offsets = np.asarray(partition.offsets)
-        self.lengths = np.diff(self._offsets)
-        step = int(self._offsets[1])
-        even = np.minimum(np.arange(self.count + 1) * step, self.size)
-        self._step = step if np.array_equal(even, self._offsets) else 0
-
-    def divide(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the block of each index, and its place there."""
-        index = index.astype(np.int64, copy=False)  # of what is unsigned NumPy subtracts no int64
-        if self._step:  # in memory whose pages are warm: these are most of the time
-            block: np.ndarray = _memory.empty(index.shape, np.int64)
-            place: np.ndarray = _memory.empty(index.shape, np.int64)
-            np.floor_divide(index, self._step, out=block)
-            np.multiply(block, self._step, out=place)
-            return block, np.subtract(index, place, out=place)
-        block = np.searchsorted(self._offsets, index, "right") - 1
-        return block, index - self._offsets[block]
+    def number(self, indices: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the number of each row in the blocks of all ranks, one after another."""
+        if len(indices) == 1:
+            return np.ascontiguousarray(indices[0])
+        owner, number = self.locate(indices)
+        return number if owner is None else np.add(number, self.rows.offsets[owner], out=number)
 
 
 def rows_of(block: Buffer, axes: IndexedAxes) -> Buffer:
@@ -379,7 +368,7 @@ def _bind(step: Step) -> Callable[..., Buffer]:
             into = _memory.empty((*kept[:place], *index.shape, *kept[place:]), block.dtype)
             number = indices[0].reshape(index.shape)
             return np.take(block, number, axis=place, out=into, mode="clip")
-        owner, number = index.locate(indices)
+        number = index.number(indices)
         rows = rows_of(block, axes)
         rows = rows.reshape(prod(rows.shape[: len(indexed)]), *kept)
         out = _memory.empty(shape, block.dtype, _backend.device_of(block))
@@ -387,13 +376,7 @@ def _bind(step: Step) -> Callable[..., Buffer]:
         if comm is None:
             take_rows(rows, number, flat)
         else:
-            parcels = group_rows(owner, comm.size)
-            assert parcels.order is not None
-            numbers: np.ndarray = _memory.empty(number.shape, np.int64)
-            np.take(number, parcels.order, out=numbers, mode="clip")
-            wanted = Parcels(parcels.offsets, numbers)
-            where = {"out": flat, "place": parcels.order}
-            pull_rows(comm, rows, wanted, index.token, step, **where, error=error)
+            pull_rows(comm, rows, index.rows, number, index.token, step, out=flat, error=error)
         return out.transpose(order)
 
     return gather

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from distarray.comm import (
+    Blocks,
     Communicator,
-    Parcels,
     _memory,
     as_communicator,
     exclusive_scan,
@@ -122,9 +122,9 @@ def test_many_rows_are_those_of_numpy(comm: Any, width: int) -> None:
     expected = [block[owner == rank] for block, owner in zip(blocks, owners, strict=True)]
     np.testing.assert_array_equal(got, np.concatenate(expected))
     rows = np.random.default_rng(rank).permutation(n)
-    wanted = Parcels(parcels.offsets, rows[parcels.order])
     out = np.empty_like(mine)
-    pull_rows(comm, mine, wanted, CALL, "pull", out=out, place=parcels.order)
+    blocks = Blocks(np.arange(size + 1) * n)
+    pull_rows(comm, mine, blocks, owners[rank] * n + rows, CALL, "pull", out=out)
     places = rows[:, None] * width + np.arange(width)
     np.testing.assert_array_equal(out, places + owners[rank][:, None] * 10**9)
 
@@ -132,13 +132,14 @@ def test_many_rows_are_those_of_numpy(comm: Any, width: int) -> None:
 def test_error_of_one_rank_moves_no_row(comm: Any) -> None:
     last = comm.size - 1
     rows = np.ones((3 * comm.size, 5))
+    blocks = Blocks(np.arange(comm.size + 1) * len(rows))
     parcels = group_rows(np.arange(3 * comm.size) % comm.size, comm.size)
     for _ in range(3):
         error = IndexingError("index 9 is out of range") if comm.rank == last else None
         with pytest.raises(IndexingError, match="index 9 is out of range"):
             push_rows(comm, [rows], parcels, CALL, "x[i] = y", error)
         with pytest.raises(IndexingError, match="index 9 is out of range"):
-            pull_rows(comm, rows, parcels, CALL, "x[i]", error=error)
+            pull_rows(comm, rows, blocks, np.arange(len(rows)), CALL, "x[i]", error=error)
     (got,), _ = push_rows(comm, [rows], parcels, CALL)
     assert len(got) == 3 * comm.size
 
@@ -152,5 +153,6 @@ def test_pushes_that_disagree_all_raise(comm: Any) -> None:
         parcels = group_rows(np.arange(n * comm.size) % comm.size, comm.size)
         with pytest.raises(MismatchError, match="different things"):
             push_rows(comm, [rows], parcels, call, "push")
+        blocks = Blocks(np.arange(comm.size + 1) * len(rows))
         with pytest.raises(MismatchError, match="different things"):
-            pull_rows(comm, rows, parcels, call, "pull")
+            pull_rows(comm, rows, blocks, np.arange(len(rows)), call, "pull")
