@@ -30,6 +30,7 @@ from distarray.errors import (
 )
 from distarray.layout import Layout, Placement
 from distarray.layout import box as boxes
+from distarray.ops.families._values import read_values
 from distarray.redistribute import redistribute_local
 from distarray.typing import Box, Buffer, Shape
 
@@ -231,7 +232,7 @@ _LIKE = {
 }
 _NO_VALUE = {"value": "", "errors": ""}
 _VALUE = {
-    "value": "fill_value : scalar\n    The same on every process.\n",
+    "value": "fill_value : scalar\n    The same on every process, or an array without axes.\n",
     "errors": """ArgumentError
     If `fill_value` is not a scalar, or does not convert to the data type.
 OutOfRangeError
@@ -324,6 +325,7 @@ def full(
     placements: Sequence[Placement] | None = None,
 ) -> Any:
     sizes = normalize_shape(shape)
+    fill_value = _known(fill_value)
     value = as_scalar(fill_value)
     kind = normalize_dtype(dtype, value.dtype)
     layout = target_layout(sizes, mesh, placements, device)
@@ -342,7 +344,14 @@ def full_like(
     placements: Sequence[Placement] | None = None,
 ) -> Any:
     layout = _layout_like(x, shape, mesh, placements, device)
-    return fill_layout(layout, _dtype_like(x, dtype), fill_value)
+    return fill_layout(layout, _dtype_like(x, dtype), _known(fill_value))
+
+
+def _known(value: Any) -> Any:
+    """Return a distributed scalar as what every process knows, and any other value itself."""
+    if isinstance(value, BaseArray) and not value.ndim:
+        return read_values("fill_value", value)
+    return value
 
 
 full.__doc__ = _DOCUMENTATION.format(

@@ -316,6 +316,18 @@ def test_partial_result_lies_as_after_redistribution() -> None:
     on_ranks(program)
 
 
+def test_a_distributed_scalar_fills_an_array() -> None:
+    def program() -> None:
+        total = creation.ones(5).sum()
+        assert total.layout.has_partial
+        agrees(creation.full(3, total), np.full(3, 5.0))
+        agrees(creation.full_like(creation.zeros(4, dtype=np.int8), total), np.full(4, 5, np.int8))
+        with pytest.raises(ArgumentTypeError):
+            creation.full(3, creation.ones(3))
+
+    on_ranks(program)
+
+
 ALIGNED = np.dtype([("a", "i1"), ("b", "f8")], align=True)
 NESTED = np.dtype(
     [(("title", "n"), [("t", "U3"), ("d", "M8[s]")]), ("v", "f4", (2,)), ("p", ALIGNED)]
