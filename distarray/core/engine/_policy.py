@@ -36,7 +36,8 @@ _active: ContextVar[tuple[str, int] | None] = ContextVar("distarray_communicatio
 def communication(mode: str = "allow", min_bytes: int = 0) -> Iterator[None]:
     """Decide what happens when an operation would move data on its own account.
 
-    An operation whose inputs do not fit together redistributes them first. Inside this context
+    An operation whose inputs do not fit together redistributes them first, and one whose items
+    change places (a sort along a cut axis, `flip`, `concat`) sends them. Inside this context
     that is allowed, reported by a warning that names the operation, or refused before anything is
     sent. What you ask for by name (`redistribute`, `full_array`, `float(x)`) is never refused.
 
@@ -105,7 +106,7 @@ def permit_exchange(name: str, src: Layout, dst: Layout, dtype: Any) -> None:
         for axis in range(dst.ndim):
             offsets = dst.partition(axis).offsets
             items *= max(stop - start for start, stop in pairwise(offsets))
-        _decide(name, f"an operand from {src} to {dst}", items * dtype.itemsize)
+        _decide(name, f"items of {src} to other places", items * dtype.itemsize)
 
 
 def permit_bytes(name: str, nbytes: int) -> None:
