@@ -81,7 +81,7 @@ from numpy import (
     void,
 )
 
-from distarray import errors, fft, io, linalg, memory, ops, random, testing
+from distarray import errors, fft, io, linalg, memory, ops, random, special, testing
 from distarray._missing_names import missing_name_error
 from distarray._namespace_info import __array_namespace_info__, finfo
 from distarray.array import (
@@ -216,6 +216,7 @@ __all__ = [
     "short",
     "signedinteger",
     "single",
+    "special",
     "store",
     "str_",
     "testing",

@@ -1,0 +1,32 @@
+"""Special functions: SciPy's ufuncs, which work on each process's block of an array.
+
+`distarray.special.erf` is `scipy.special.erf`, and so are all others that are ufuncs. They move
+nothing. Where `SCIPY_ARRAY_API=1` is set, `scipy.special` looks for its functions here, in the
+array's namespace, and else gathers the whole array.
+
+Examples
+--------
+>>> import distarray as da
+>>> print(da.special.expit(da.asarray([0.0, 800.0])))
+[0.5 1. ]
+"""
+
+from typing import Any
+
+import numpy as np
+
+
+def __getattr__(name: str) -> Any:
+    if not name.startswith("_"):
+        try:
+            from scipy import special
+        except ImportError:
+            raise AttributeError(
+                f"distarray.special.{name} is SciPy's, which is not installed; install scipy"
+            ) from None
+        found = getattr(special, name, None)
+        if not isinstance(found, np.ufunc):  # where SciPy dispatches, it wraps its ufuncs
+            found = getattr(found, "__wrapped__", None)
+        if isinstance(found, np.ufunc):
+            return found
+    raise AttributeError(f"distarray.special has no {name!r}: scipy.special has no ufunc of it")
