@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,16 @@ from distarray.ops.creation._filled import empty_like
 from distarray.ops.creation._ranges import arange
 from distarray.ops.elementwise._arithmetic import floor_divide, maximum, minimum, remainder
 from distarray.ops.elementwise._rounding import astype
-from distarray.ops.indexing._arrays import apply_by_arrays, has_index_arrays
+from distarray.ops.families._relabel import carry_cuts
+from distarray.ops.families._selection import WHOLE_AXIS
+from distarray.ops.indexing._arrays import (
+    apply_by_arrays,
+    get_by_arrays,
+    has_index_arrays,
+    set_by_arrays,
+)
 from distarray.ops.indexing._items import getitem, setitem
-from distarray.ops.indexing._keys import parse, wrap_index
+from distarray.ops.indexing._keys import Advanced, AdvancedKey, Index, parse, wrap_index
 from distarray.ops.manipulation._joining import unstack
 from distarray.ops.manipulation._reshape import change_shape
 from distarray.ops.manipulation._shape import squeeze
@@ -120,7 +128,8 @@ def take(
     several = index if index.ndim else _with_axis(index)
     if axis is None:
         x = _countable(x)
-        result = getitem(x, _flat_key(_in_range(several, x.size, mode), x.shape))
+        x, key = _in_flat_order(x, _in_range(several, x.size, mode))
+        result = getitem(x, key)
         along = 0
     else:
         along = normalize_axis(axis, x.ndim)
@@ -186,7 +195,16 @@ def put(x: Any, /, ind: Any, v: Any, mode: str = "raise") -> None:
     target = _with_axis(x) if x.ndim == 0 else x
     index = index if index.ndim else _with_axis(index)
     values = _repeated(values, index)
-    setitem(target, _flat_key(_in_range(index, target.size, mode), target.shape), values)
+    _put_flat("put", target, _in_range(index, target.size, mode), values)
+
+
+def _put_flat(name: str, x: Any, index: Any, values: Any) -> None:
+    """Write values into the items at places in flat order."""
+    check_writable(name, x)
+    target, key = _in_flat_order(x, index)
+    setitem(target, key, values)
+    if not _backend.may_share_memory(target._local, x._local):
+        x._local[...] = target._local.reshape(x._local.shape)
 
 
 def _repeated(values: Any, index: Any) -> Any:
@@ -254,7 +272,7 @@ def take_along_axis(x: Any, indices: Any, /, axis: int | None = -1) -> Any:
         return take(x, index)
     along = normalize_axis(axis, x.ndim)
     if x._layout.sharding_axes(along):
-        return getitem(x, _lines_key(x, index, along))
+        return get_by_arrays(x, _lines_key(x, index, along))
     return run(_take_along, (x, index), along)
 
 
@@ -300,9 +318,9 @@ def put_along_axis(x: Any, /, indices: Any, values: Any, axis: int | None) -> No
     if axis is None:
         target = _with_axis(x) if x.ndim == 0 else x
         numbers = _read_indices("put_along_axis", index)
-        setitem(target, _flat_key(numbers, target.shape), values)
+        _put_flat("put_along_axis", target, numbers, values)
     else:
-        setitem(x, _lines_key(x, index, normalize_axis(axis, x.ndim)), values)
+        set_by_arrays(x, _lines_key(x, index, normalize_axis(axis, x.ndim)), values)
 
 
 def _read_lines(name: str, x: Any, indices: Any, axis: int | None) -> Any:
@@ -319,13 +337,14 @@ def _read_lines(name: str, x: Any, indices: Any, axis: int | None) -> Any:
     return index
 
 
-def _lines_key(x: Any, index: Any, along: int) -> tuple[Any, ...]:
+def _lines_key(x: Any, index: Any, along: int) -> Advanced:
     """Return a key of index arrays: `index` along one axis, and all places of the others."""
-    key: list[Any] = []
+    indices, arrays = [], []
     for axis, size in enumerate(x.shape):
-        places = np.arange(size).reshape([-1 if a == axis else 1 for a in range(x.ndim)])
-        key.append(index if axis == along else places)
-    return tuple(key)
+        shape = [size if a == axis else 1 for a in range(x.ndim)]
+        arrays.append(index if axis == along else np.broadcast_to(np.int64(0), shape))
+        indices.append(Index(axis, 1, axis, False, is_place=axis != along))
+    return Advanced(AdvancedKey((WHOLE_AXIS,) * x.ndim, x.shape, tuple(indices), 0), tuple(arrays))
 
 
 def _lines_spec(_: Op, call: Call) -> Spec:
@@ -586,7 +605,9 @@ def _read_indices(name: str, indices: Any) -> Any:
         raise DTypeError(
             f"{name} got indices of {indices.dtype}; pass integers, and a mask as x[mask]"
         )
-    return astype(indices, np.int64) if isinstance(indices, BaseArray) else indices.astype(np.int64)
+    if isinstance(indices, BaseArray):
+        return astype(indices, np.int64, copy=False)
+    return indices.astype(np.int64, copy=False)
 
 
 def _in_range(index: Any, size: int, mode: str) -> Any:
@@ -598,13 +619,27 @@ def _in_range(index: Any, size: int, mode: str) -> Any:
     return minimum(maximum(index, 0), size - 1)
 
 
-def _flat_key(index: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """Return index arrays, one for each axis, for places in flat order; negative ones stay so."""
+def _in_flat_order(x: Any, index: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return an array and a key for it that select the items of `x` at places in flat order.
+
+    The array has one axis, and the memory of `x` where its blocks can be seen so; but where other
+    axes than the first are cut it is `x`, and the key has an index array for each axis, of which
+    those of negative places stay negative.
+    """
+    layout = x._layout
+    if x.ndim == 1:
+        return x, (index,)
+    if not any(layout.sharding_axes(axis) for axis in range(1, x.ndim)):
+        row = prod(x.shape[1:])
+        offsets = {0: tuple(n * row for n in layout.partition(0).offsets)}
+        cut = offsets if layout.sharding_axes(0) else None
+        flat = carry_cuts(layout, (layout.size,), {0: 0}, cut)
+        return x._new(x._local.reshape(-1), flat), (index,)
     key: list[Any] = []
-    for size in shape[:0:-1]:
+    for size in x.shape[:0:-1]:
         key.append(remainder(index, size))
         index = floor_divide(index, size)
-    return (index, *key[::-1])
+    return x, (index, *key[::-1])
 
 
 def _with_axis(x: Any) -> Any:

@@ -53,7 +53,7 @@ IndexedAxes = tuple[int | None, ...]
 def select_by_arrays(view: BaseArray, key: AdvancedKey, arrays: Sequence[Any]) -> Any:
     """Return the items of a view that index arrays select; see `getitem`."""
     axes, indices = index_operands(view, key, arrays)
-    return run(_gather, (view, *indices), (axes, key.place))
+    return run(_gather, (view, *indices), (axes, key.place, key.own_places))
 
 
 def index_operands(
@@ -221,7 +221,7 @@ def known_layout(have: Layout, want: Layout) -> Layout:
 
 
 def _gather_spec(_: Op, call: Call) -> Indexing:
-    axes, place = call.static
+    axes, place, _ = call.static
     layout, *own = call.layouts
     shape = checked_shape(layout, own, axes)
     cutting = cutting_axes(layout, axes)
@@ -245,7 +245,9 @@ def _gather_spec(_: Op, call: Call) -> Indexing:
 class IndexBlocks:
     """Reads blocks of index arrays: where the rows are that they name."""
 
-    def __init__(self, step: Step, own: Sequence[Layout], axes: IndexedAxes) -> None:
+    def __init__(
+        self, step: Step, own: Sequence[Layout], axes: IndexedAxes, own_places: Sequence[bool]
+    ) -> None:
         """`own` are the layouts of the index arrays, as they come."""
         found: Any = step.spec
         layout, mesh = step.sources[0], found.index.mesh
@@ -253,6 +255,7 @@ class IndexBlocks:
         assert box is not None  # only processes of the mesh have blocks
         self.shape = boxes.shape(box)
         self._box, self._step, self._own, self._axes = box, step, own, axes
+        self._own_places = own_places
         self._sizes = [0 if axis is None else layout.shape[axis] for axis in axes]
         self._blocks = [Blocks(layout.partition(a).offsets) for a in axes if a is not None]
         self._is_empty = 0 in found.index.shape
@@ -272,9 +275,10 @@ class IndexBlocks:
         self.token = token(step.op.name, layouts, repr(step.call.static), dtypes)
 
     def read(self, blocks: Sequence[Buffer]) -> tuple[list[np.ndarray], IndexingError | None]:
-        """Return, flat, the indices of this rank's part of the index, one array for each axis.
+        """Return the indices of this rank's part of the index, which broadcast to its shape.
 
-        And the error for one out of range, if there is one that the exchange of rows has to tell.
+        One array for each axis, and the error for one out of range, if there is one that the
+        exchange of rows has to tell.
 
         Raises
         ------
@@ -283,8 +287,12 @@ class IndexBlocks:
         """
         found: list[np.ndarray] = []
         error: IndexingError | None = None
-        for block, own, axis, size in zip(blocks, self._own, self._axes, self._sizes, strict=True):
+        operands = zip(blocks, self._own, self._axes, self._sizes, self._own_places, strict=True)
+        for block, own, axis, size, is_place in operands:
             if axis is None:
+                continue
+            if is_place:
+                found.append(self._places(own.shape))
                 continue
             index = _backend.to_host(block)
             try:
@@ -295,7 +303,7 @@ class IndexBlocks:
                 error, index = raised, np.zeros((1,) * index.ndim, np.int64)
             if own.is_replicated:
                 index = index[self._part(own.shape)]
-            found.append(np.broadcast_to(index, self.shape).reshape(-1))
+            found.append(index)
         if self._telling is None:
             if error is not None:
                 raise error
@@ -311,8 +319,14 @@ class IndexBlocks:
             for size, bounds in zip(shape, box, strict=True)
         )
 
+    def _places(self, shape: Shape) -> np.ndarray:
+        """Return the places of this rank's part of the index along the one axis of a length."""
+        box = self._box[len(self._box) - len(shape) :]
+        long = [bounds for size, bounds in zip(shape, box, strict=True) if size != 1]
+        return np.arange(*long[0] if long else (1,)).reshape([-1 if n != 1 else 1 for n in shape])
+
     def locate(self, indices: Sequence[np.ndarray]) -> tuple[Any, np.ndarray]:
-        """Return which rank of the communicator has each row, and its number in the block there.
+        """Return, flat, which rank of the communicator has each row, and its number in the block.
 
         Rows of several axes are numbered in C order. Without a communicator there is no rank.
         """
@@ -325,7 +339,12 @@ class IndexBlocks:
             block, place = blocks.divide(index)
             owner = block if owner is None else owner * blocks.count + block
             number = place if number is None else number * blocks.lengths[block] + place
-        return owner, number
+        return None if owner is None else self._flat(owner), self._flat(number)
+
+    def _flat(self, words: np.ndarray) -> np.ndarray:
+        if words.shape != self.shape:
+            words = np.broadcast_to(words, self.shape)
+        return words.reshape(-1)
 
     @functools.cached_property
     def rows(self) -> Blocks:
@@ -338,9 +357,12 @@ class IndexBlocks:
     def number(self, indices: Sequence[np.ndarray]) -> np.ndarray:
         """Return the number of each row in the blocks of all ranks, one after another."""
         if len(indices) == 1:
-            return np.ascontiguousarray(indices[0])
+            return np.ascontiguousarray(self._flat(indices[0]))
         owner, number = self.locate(indices)
-        return number if owner is None else np.add(number, self.rows.offsets[owner], out=number)
+        if owner is None:
+            return number
+        first = self.rows.offsets[owner]
+        return np.add(first, number, out=first)
 
 
 def rows_of(block: Buffer, axes: IndexedAxes) -> Buffer:
@@ -351,9 +373,9 @@ def rows_of(block: Buffer, axes: IndexedAxes) -> Buffer:
 
 
 def _bind(step: Step) -> Callable[..., Buffer]:
-    axes, place = step.call.static
+    axes, place, own_places = step.call.static
     indexed = [axis for axis in axes if axis is not None]
-    index = IndexBlocks(step, step.sources[1:], axes)
+    index = IndexBlocks(step, step.sources[1:], axes, own_places)
     layout = step.sources[0]
     sizes = layout.local_shape()
     kept = [sizes[axis] for axis in range(layout.ndim) if axis not in indexed]
@@ -366,9 +388,10 @@ def _bind(step: Step) -> Callable[..., Buffer]:
         indices, error = index.read(blocks)
         if comm is None and indexed == [place] and place and _is_plain(block):
             into = _memory.empty((*kept[:place], *index.shape, *kept[place:]), block.dtype)
-            number = indices[0].reshape(index.shape)
+            number = np.broadcast_to(indices[0], index.shape)
             return np.take(block, number, axis=place, out=into, mode="clip")
         number = index.number(indices)
+        del indices
         rows = rows_of(block, axes)
         rows = rows.reshape(prod(rows.shape[: len(indexed)]), *kept)
         out = _memory.empty(shape, block.dtype, _backend.device_of(block))

@@ -32,6 +32,8 @@ class Index:
     operand: int | None
     """Which of the arrays it is; None: an integer, whose axis of the view has one item."""
     is_mask: bool
+    is_place: bool = False
+    """Whether it has for each item its place along the axis: the array has but the shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,11 @@ class AdvancedKey:
         """The view's axes that no index selects from; they are the result's other axes."""
         indexed = {index.axis + k for index in self.indices for k in range(index.ndim)}
         return tuple(axis for axis in range(len(self.view)) if axis not in indexed)
+
+    @property
+    def own_places(self) -> tuple[bool, ...]:
+        """Of each index whether it has for each item its place along the axis."""
+        return tuple([index.is_place for index in self.indices])
 
     def result_shape(self, shape: Shape) -> Shape:
         """Return the result's shape, given that of the index arrays broadcast together."""

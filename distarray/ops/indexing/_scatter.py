@@ -65,7 +65,7 @@ def write_by_arrays(
         If the value does not broadcast to the selected shape.
     """
     axes, indices = index_operands(view, key, arrays)
-    static = (axes, key.place, ufunc)
+    static = (axes, key.place, key.own_places, ufunc)
     if value is None:
         run(_write, (view, *indices), static)
         return
@@ -75,7 +75,7 @@ def write_by_arrays(
 
 
 def _spec(_: Op, call: Call) -> Indexing:
-    axes, place, _ = call.static
+    axes, place, _, _ = call.static
     layout, *own = call.layouts
     values = own[len(axes) :]
     own = own[: len(axes)]
@@ -138,11 +138,11 @@ class _Value:
 
 
 def _bind(step: Step) -> Callable[..., Buffer]:
-    axes, place, ufunc = step.call.static
+    axes, place, own_places, ufunc = step.call.static
     found: Any = step.spec
     n = len(axes)
     depth = sum(axis is not None for axis in axes)
-    index = IndexBlocks(step, step.sources[1 : 1 + n], axes)
+    index = IndexBlocks(step, step.sources[1 : 1 + n], axes, own_places)
     value = None if len(step.sources) == 1 + n else _Value(step.sources[-1], found, place)
     varies = value is not None and value.varies
     everywhere = not any(type(p) is Shard for p in found.index.placements)
@@ -150,15 +150,16 @@ def _bind(step: Step) -> Callable[..., Buffer]:
     comm = index.communicator
 
     def write(block: Buffer, *blocks: Buffer) -> Buffer:
-        indices, error = index.read(blocks[:n])
         rows = None if value is None else value.rows(blocks[-1])
-        owner, number = index.locate(indices)
-        if comm is not None and everywhere:
-            mine = np.flatnonzero(owner == comm.rank)
-            number = number[mine]
-            rows = _taken(rows, mine) if varies else rows
-        elif comm is not None:
-            number, rows = send(comm, owner, number, rows, error)
+        if comm is not None and not everywhere:
+            number, rows = send(comm, blocks[:n], rows)
+        else:
+            indices, _ = index.read(blocks[:n])
+            owner, number = index.locate(indices)
+            if comm is not None:
+                mine = np.flatnonzero(owner == comm.rank)
+                number = number[mine]
+                rows = _taken(rows, mine) if varies else rows
         apply = functools.partial(_apply, rows_of(block, axes), depth, number, rows, varies, ufunc)
         if ufunc is None:
             apply()
@@ -166,15 +167,18 @@ def _bind(step: Step) -> Callable[..., Buffer]:
             call_alike(step.output.mesh, step.op.name, apply)
         return block
 
-    def send(
-        comm: Communicator, owner: np.ndarray, number: np.ndarray, rows: Any, error: Any
-    ) -> tuple[np.ndarray, Any]:
+    def send(comm: Communicator, blocks: Sequence[Buffer], rows: Any) -> tuple[np.ndarray, Any]:
         """Send the numbers of rows, and rows that vary, to their owners; return what comes."""
+        indices, error = index.read(blocks)
+        owner, number = index.locate(indices)
+        del indices
+        parcels = group_rows(owner, comm.size)
+        del owner
         sent = [number] if places is None else [number, places]
         if varies:
             sent = [_backend.asarray(one, _backend.device_of(rows)) for one in sent] + [rows]
-        parcels = group_rows(owner, comm.size)
         received, _ = push_rows(comm, sent, parcels, index.token, step, error)
+        del sent, parcels
         if varies:
             rows = received.pop()
         number, *order = map(_backend.to_host, received)
