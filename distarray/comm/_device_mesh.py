@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import prod
@@ -483,9 +483,7 @@ def use_mesh(
 
 
 def _checked_placements(mesh: DeviceMesh, placements: Sequence[Placement]) -> tuple[Placement, ...]:
-    if isinstance(placements, Placement):
-        placements = (placements,)
-    chosen = tuple(placements)
+    chosen = tuple(placements) if isinstance(placements, Iterable) else (placements,)
     wrong = [p for p in chosen if not isinstance(p, Placement) or isinstance(p, Partial)]
     if wrong or len(chosen) != mesh.ndim:
         raise PlacementError(

@@ -7,7 +7,7 @@ from typing import Any
 
 from distarray.core import check_distributed, check_integer, register
 from distarray.errors import ArgumentError
-from distarray.layout import Placement, normalize_axes
+from distarray.layout import Placement, normalize_axis, read_axes
 from distarray.ops import arange, astype, roll
 
 
@@ -150,7 +150,9 @@ def ifftshift(x: Any, /, axes: int | Sequence[int] | None = None) -> Any:
 
 def _shift(name: str, x: Any, axes: Any, by: Any) -> Any:
     layout = check_distributed(name, x)._layout
-    places = normalize_axes(axes, layout.ndim)
+    read = tuple(range(layout.ndim)) if axes is None else read_axes(axes)
+    listed = (read,) if isinstance(read, int) else read  # one that is named twice moves twice
+    places = [normalize_axis(axis, layout.ndim) for axis in listed]
     return roll(x, tuple(by(layout.shape[axis]) for axis in places), places)
 
 

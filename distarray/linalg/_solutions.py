@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import math
 from math import prod
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from distarray.core import (
     check_integer,
     describe,
     normalize_operands,
+    refusal_error,
     register,
     run,
 )
@@ -306,7 +308,10 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, int, An
         raise LinAlgError(
             f"lstsq got shapes {shapes[0]} and {shapes[1]}; they must be (m, n) and (m,) or (m, k)"
         )
-    kind = np.result_type(a.dtype, b.dtype, np.float32 if a.dtype.char in "fF" else np.float64)
+    try:
+        kind = np.linalg.lstsq(np.zeros((1, 1), a.dtype), np.zeros(1, b.dtype))[0].dtype
+    except TypeError as error:
+        raise refusal_error("lstsq", error, (a.dtype, b.dtype)) from error
     wide = np.result_type(kind, np.float64)  # as NumPy computes
     a, b = astype(a, wide), b.astype(wide)
     rows, columns = shapes[0]
@@ -317,7 +322,10 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, int, An
     else:
         given = _number("lstsq", rcond)
         cutoff = given if given >= 0 else precision
-    kept = s > cutoff * max(s, initial=0)
+    largest = float(max(s, initial=0))
+    if math.isnan(largest):  # as infinities leave without an error
+        raise LinAlgError("lstsq: SVD did not converge; NaN or infinities are among the items")
+    kept = s > cutoff * largest
     rank = int(sum(kept))
     right = b if b.ndim == 2 else b[:, None]
     inverse = where(kept, reciprocal(where(kept, s, 1.0)), 0.0)

@@ -79,36 +79,32 @@ def _first(step: Step) -> Callable[[Buffer], State]:
     return along if len(axes) == 1 and source.ndim > 1 else of_all
 
 
-def _first_of_all(extreme: Callable[..., Any]) -> Callable[[Step], Callable[..., Any]]:
+def _first_of_all(step: Step) -> Callable[..., Any]:
     """Return the second step: the best value, and of equal ones the lowest index."""
+    shape, place = step.output.local_shape(), step.op.local
 
-    def finish(step: Step) -> Callable[..., Any]:
-        shape = step.output.local_shape()
+    def index(states: States, _: Buffer) -> Any:
+        if len(states) == 1:
+            return states[0][0][1].reshape(shape)
+        values = np.stack([value for (value, _), _ in states])
+        indices = np.stack([index for (_, index), _ in states])
+        best = np.take_along_axis(values, place(values, axis=0, keepdims=True), 0)
+        unordered = np.isnan(values) if values.dtype.kind in "fcmM" else False
+        matches = (values == best) | unordered
+        return np.where(matches, indices, _LAST).min(axis=0).reshape(shape)
 
-        def index(states: States, _: Buffer) -> Any:
-            if len(states) == 1:
-                return states[0][0][1].reshape(shape)
-            values = np.stack([value for (value, _), _ in states])
-            indices = np.stack([index for (_, index), _ in states])
-            best = extreme(values, axis=0)
-            unordered = np.isnan(values) if values.dtype.kind in "fcmM" else False
-            matches = (values == best) | unordered
-            return np.where(matches, indices, _LAST).min(axis=0).reshape(shape)
-
-        return index
-
-    return finish
+    return index
 
 
-def _extreme(name: str, place: Callable[..., Any], extreme: Callable[..., Any]) -> Op:
+def _extreme(name: str, place: Callable[..., Any]) -> Op:
     return Op(
         name,
         place,
         _place_spec,
         dtypes=_place_dtypes,
         bind=_first,
-        finish=_first_of_all(extreme),
-        kinds="biufcmM",
+        finish=_first_of_all,
+        kinds="biufcmMSU",
     )
 
 
@@ -124,29 +120,25 @@ def _first_beside_nan(step: Step) -> Callable[[Buffer], State]:
     return state
 
 
-def _first_of_all_beside_nan(extreme: Callable[..., Any]) -> Callable[[Step], Callable[..., Any]]:
+def _first_of_all_beside_nan(step: Step) -> Callable[..., Any]:
     """Return the second step, which raises on every rank where a line is all NaN on one."""
+    index = _first_of_all(step)
 
-    def finish(step: Step) -> Callable[..., Any]:
-        index = _first_of_all(extreme)(step)
+    def found(states: States, block: Buffer) -> Any:
+        def check() -> None:
+            is_missing = [missing for (_, _, missing), _ in states]
+            if np.logical_and.reduce(is_missing).any():
+                raise ArgumentError(
+                    f"{step.op.name}: All-NaN slice encountered; there is no item to find"
+                )
 
-        def found(states: States, block: Buffer) -> Any:
-            def check() -> None:
-                is_missing = [missing for (_, _, missing), _ in states]
-                if np.logical_and.reduce(is_missing).any():
-                    raise ArgumentError(
-                        f"{step.op.name}: All-NaN slice encountered; there is no item to find"
-                    )
+        call_on_all(step.output.mesh, step.op.name, check)
+        return index([(state[:2], box) for state, box in states], block)
 
-            call_on_all(step.output.mesh, step.op.name, check)
-            return index([(state[:2], box) for state, box in states], block)
-
-        return found
-
-    return finish
+    return found
 
 
-def _extreme_beside_nan(name: str, place: Callable[..., Any], extreme: Callable[..., Any]) -> Op:
+def _extreme_beside_nan(name: str, place: Callable[..., Any]) -> Op:
     def dtypes(op: Op, call: Call) -> tuple[Any, Any]:
         states, result = _place_dtypes(op, call)
         return (*states, np.dtype(np.bool_)), result
@@ -157,15 +149,15 @@ def _extreme_beside_nan(name: str, place: Callable[..., Any], extreme: Callable[
         _place_spec,
         dtypes=dtypes,
         bind=_first_beside_nan,
-        finish=_first_of_all_beside_nan(extreme),
+        finish=_first_of_all_beside_nan,
         kinds="fc",
     )
 
 
-_nan_smallest = _extreme_beside_nan("nanargmin", np.argmin, np.min)
-_nan_largest = _extreme_beside_nan("nanargmax", np.argmax, np.max)
-_first_smallest = _extreme("argmin", np.argmin, np.min)
-_first_largest = _extreme("argmax", np.argmax, np.max)
+_nan_smallest = _extreme_beside_nan("nanargmin", np.argmin)
+_nan_largest = _extreme_beside_nan("nanargmax", np.argmax)
+_first_smallest = _extreme("argmin", np.argmin)
+_first_largest = _extreme("argmax", np.argmax)
 
 
 @register

@@ -301,3 +301,5 @@ def test_policy_refuses_unknown_modes() -> None:
         pass
     with pytest.raises(ArgumentError, match="-1"), communication("raise", min_bytes=-1):
         pass
+    with pytest.raises(TypeError, match="min_bytes"), communication("raise", min_bytes="many"):
+        pass

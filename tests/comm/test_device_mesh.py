@@ -187,6 +187,7 @@ def test_union_communicator_holds_the_processes_of_both_meshes():
         (lambda: use_mesh(default_mesh(), [Shard(0)] * 2).__enter__(), PlacementError, "1 axes"),
         (lambda: use_mesh(default_mesh(), [Partial()]).__enter__(), PlacementError, "Partial"),
         (lambda: use_mesh(default_mesh(), ["S"]).__enter__(), PlacementError, "Shard"),
+        (lambda: use_mesh(default_mesh(), 3).__enter__(), PlacementError, "Shard"),
     ],
 )
 def test_bad_meshes_raise_the_same_error_on_every_rank(make, error, told):

@@ -115,6 +115,7 @@ def test_frequencies_and_shifts_are_numpys_bit_for_bit(n: int, d: float, x: Any)
             agrees(da.fft.fftshift(array), np.fft.fftshift(x.value))
             agrees(np.fft.ifftshift(array), np.fft.ifftshift(x.value))
             agrees(da.fft.ifftshift(array, axes=-1), np.fft.ifftshift(x.value, -1))
+            agrees(da.fft.fftshift(array, (0, -1, 0)), np.fft.fftshift(x.value, (0, -1, 0)))
 
     on_ranks(program)
 

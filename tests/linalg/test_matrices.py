@@ -334,6 +334,9 @@ def test_wrong_operands_are_refused_before_anything_is_sent() -> None:
                     getattr(da.linalg, name)(line)
                 with pytest.raises(DTypeError, match="float16"):
                     getattr(da.linalg, name)(half)
+            for pair in ((half, line), (da.ones((3, 3)), half)):
+                with pytest.raises(DTypeError, match="float16"):
+                    da.linalg.lstsq(*pair)
             with pytest.raises(ArgumentError):
                 da.linalg.solve(da.eye(3), da.ones((4, 2)))
             with pytest.raises(ArgumentError, match="mode="):
@@ -349,6 +352,18 @@ def test_wrong_operands_are_refused_before_anything_is_sent() -> None:
             with pytest.raises(ShapeError, match="one axis"):
                 da.linalg.outer(x, x)
         assert log.count() == 0
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("shape", [(8, 2), (3, 3)])
+def test_least_squares_of_infinities_are_refused_on_all_ranks(shape: tuple[int, int]) -> None:
+    values = np.ones(shape)
+    values[1, 1] = np.inf
+
+    def program() -> None:
+        with pytest.raises(np.linalg.LinAlgError, match="converge"):
+            da.linalg.lstsq(da.asarray(values), da.ones(shape[0]))
 
     on_ranks(program)
 

@@ -576,8 +576,6 @@ def test_row_item_by_item(name: str, data: st.DataObject) -> None:
 @given(data=st.data(), i=st.integers(0, 11))
 def test_row_that_moves_or_chooses_items(name: str, data: st.DataObject, i: int) -> None:
     numbers_only = {
-        "argmax",
-        "argmin",
         "nanargmax",
         "nanargmin",
         "clip",

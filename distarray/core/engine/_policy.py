@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from distarray.comm import _memory
+from distarray.core._arguments import check_integer
 from distarray.core._warnings import warn, warn_once
 from distarray.errors import ArgumentError, ImplicitCommunicationError
 from distarray.layout import bytes_text
@@ -52,6 +53,8 @@ def communication(mode: str = "allow", min_bytes: int = 0) -> Iterator[None]:
     ------
     ArgumentError
         If `mode` is none of the three or `min_bytes` is negative.
+    ArgumentTypeError
+        If `min_bytes` is no integer.
 
     Examples
     --------
@@ -63,9 +66,10 @@ def communication(mode: str = "allow", min_bytes: int = 0) -> Iterator[None]:
     """
     if mode not in _MODES:
         raise ArgumentError(f"communication mode {mode!r} is not known; use one of {_MODES}")
+    min_bytes = check_integer("communication", "min_bytes", min_bytes)
     if min_bytes < 0:
         raise ArgumentError(f"min_bytes={min_bytes} must be 0 or more")
-    token = _active.set(None if mode == "allow" else (mode, int(min_bytes)))
+    token = _active.set(None if mode == "allow" else (mode, min_bytes))
     try:
         yield
     finally:

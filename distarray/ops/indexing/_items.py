@@ -313,6 +313,7 @@ def _set_advanced(x: Any, found: Advanced, value: Any) -> None:
         value = read_value(x, value)
     key, only = found.key, _only_mask(found)
     if not _is_chosen(found):
+        _get_advanced(x, found)  # refuses a mask beside False that selects several items
         _check_kept(value.shape, key, 0)
     elif only is None:
         setitem(x, _basic_key(key), value)

@@ -669,15 +669,21 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Any:
 
 
 def _descends(bins: Any) -> bool:
-    """Tell whether edges descend; they ascend else, and are refused where they do both."""
-    if isinstance(bins, BaseArray):
-        former, latter = getitem(bins, slice(None, -1)), getitem(bins, slice(1, None))
-        rises, falls = (
-            bool(read_values("digitize", reductions.any(compare(former, latter))))
-            for compare in (logic.less, logic.greater)
+    """Tell whether edges descend; they ascend else, and are refused where they do both.
+
+    NaN is the largest, as where they are sorted.
+    """
+    former, latter = bins[:-1], bins[1:]
+
+    def any_before(x: Any, y: Any) -> bool:
+        found = (x < y) | ((x == x) & (y != y))
+        return bool(
+            read_values("digitize", reductions.any(found))
+            if isinstance(bins, BaseArray)
+            else found.any()
         )
-    else:
-        rises, falls = bool((bins[:-1] < bins[1:]).any()), bool((bins[:-1] > bins[1:]).any())
+
+    rises, falls = any_before(former, latter), any_before(latter, former)
     if rises and falls:
         raise ArgumentError("digitize: bins must ascend or descend")
     return falls

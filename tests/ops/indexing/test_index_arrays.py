@@ -217,6 +217,9 @@ def test_masks_beside_index_arrays_stand_for_the_places_of_true_items() -> None:
             agrees(x[da.asarray(both), [0, 1, 2, 3, 0]], whole[both, [0, 1, 2, 3, 0]])
             agrees(x[True, [5, 0]], whole[True, [5, 0]])
             assert x[False, [5]].shape == (0, 5, 4)
+            for mask in (first, da.asarray(first)):
+                with pytest.raises(IndexError, match="broadcast"):
+                    x[False, mask] = 7
             expected = whole.copy()
             x[da.asarray(both), [0, 1, 2, 3, 0]] = [1, 2, 3, 4, 5]
             expected[both, [0, 1, 2, 3, 0]] = [1, 2, 3, 4, 5]

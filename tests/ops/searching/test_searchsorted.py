@@ -228,9 +228,12 @@ def test_bins_of_items_are_those_of_numpy(
 def test_edges_that_rise_and_fall_are_refused() -> None:
     def program() -> None:
         x = da.arange(8.0)
-        for bins in ([1.0, 3.0, 2.0], da.asarray([1.0, 3.0, 2.0])):
-            with pytest.raises(ArgumentError, match="ascend or descend"):
-                da.digitize(x, bins)
+        for bins in ([1.0, 3.0, 2.0], [np.nan, 1.0, 2.0]):
+            for edges in (bins, da.asarray(bins)):
+                with pytest.raises(ArgumentError, match="ascend or descend"):
+                    da.digitize(x, edges)
+        for bins in ([1.0, 4.0, np.nan], [np.nan, 4.0, 1.0]):  # NaN is the largest
+            agrees(da.digitize(x, da.asarray(bins)), np.digitize(np.arange(8.0), bins))
         with pytest.raises(DTypeError, match="real"):
             da.digitize(x * 1j, [1.0])
         with pytest.raises(ShapeError, match="one axis"):
