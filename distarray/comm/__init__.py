@@ -28,7 +28,15 @@ from distarray.comm._device_mesh import (
     use_mesh,
     world,
 )
-from distarray.comm._grouping import Blocks, Parcels, compress, group_rows, merge_runs, take_rows
+from distarray.comm._grouping import (
+    Blocks,
+    Parcels,
+    compress,
+    count_numbers,
+    group_rows,
+    merge_runs,
+    take_rows,
+)
 from distarray.comm._log import (
     CommLog,
     copy_log_context,
@@ -70,6 +78,7 @@ __all__ = [
     "copy_box",
     "copy_boxes",
     "copy_log_context",
+    "count_numbers",
     "default_device",
     "default_mesh",
     "default_placements",

@@ -120,6 +120,29 @@ def _no_owner(size: int) -> ArgumentError:
     return ArgumentError(f"owners of rows are ranks from 0 to {size - 1}; others are given")
 
 
+def count_numbers(block: np.ndarray, length: int) -> np.ndarray:
+    """Return how often a block has each integer from 0 to ``length``; it has no others."""
+    kernels = _kernels(min(block.nbytes, 8 * length))
+    kind = f"{block.dtype.kind}{block.dtype.itemsize}"
+    found: np.ndarray
+
+    def by_kernel() -> None:
+        nonlocal found
+        found = _memory.zeros((length,), np.int64)
+        kernels.COUNT[kind](address_of(found), address_of(block), block.size, _AHEAD)
+
+    def by_numpy() -> None:
+        nonlocal found
+        found = np.bincount(block.reshape(-1), minlength=length)
+
+    usual = block.flags.c_contiguous and block.dtype.isnative and block.dtype.kind in "iu"
+    if kernels is None or not usual:
+        by_numpy()
+    else:
+        run_faster(("count", kind, length.bit_length()), block.nbytes, by_kernel, by_numpy)
+    return found
+
+
 def compress(block: Buffer, mask: Buffer, out: Buffer) -> Buffer:
     """Copy the rows of a block where the mask, one truth value a row, is true into ``out``.
 

@@ -16,6 +16,7 @@ from distarray.comm import (
     _backend,
     ask_owners,
     compress,
+    count_numbers,
     group_rows,
     merge_runs,
     pull_rows,
@@ -195,6 +196,17 @@ def test_groups_are_those_of_a_stable_sort(dtype):
             np.testing.assert_array_equal(order, np.argsort(owner, kind="stable"))
             np.testing.assert_array_equal(np.diff(offsets), np.bincount(owner, minlength=size))
             assert (offsets.dtype, order.dtype) == (np.int64, np.intp)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("dtype", [*"bhilBHIL", ">i4"])
+def test_counted_numbers_are_those_of_numpy(dtype):
+    for n in (1, 7, 70_000):
+        for length in (1, 100, 70_000):
+            numbers = np.random.default_rng(n).integers(0, min(length, 100), n).astype(dtype)
+            found = count_numbers(numbers, length)
+            np.testing.assert_array_equal(found, np.bincount(numbers, minlength=length))
+            assert found.dtype == np.intp
 
 
 @pytest.mark.usefixtures("way")

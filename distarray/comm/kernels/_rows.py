@@ -162,6 +162,24 @@ MOVE_ROWS: Final[dict[tuple[int, bool, bool], Kernel]] = {
 past the caches."""
 
 
+def _counting(kind: str) -> Kernel:
+    """Return the kernel for one kind of integer."""
+    load, size = _LOAD[kind], int(kind[1])
+
+    def count(counts: int, numbers: int, n: int, ahead: int) -> None:
+        """Count numbers, of which each has a word; what comes ``ahead`` is asked for early."""
+        for k in range(n):
+            prefetch(counts + 8 * types.int64(load(numbers + size * min(k + ahead, n - 1))), 1)
+            place = counts + 8 * types.int64(load(numbers + size * k))
+            _store_word(place, _load_word(place) + 1)
+
+    return Kernel(count, f"void({', '.join(['int64'] * 4)})", _intrinsics)
+
+
+COUNT: Final[dict[str, Kernel]] = {kind: _counting(kind) for kind in _KINDS if kind[0] != "f"}
+"""By the kind of integer."""
+
+
 def _grouping(size: int) -> Kernel:
     """Return the kernel for owners of one size of integer."""
     load = _LOAD[f"u{size}"]

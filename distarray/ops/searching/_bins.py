@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from distarray.comm import count_numbers
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.typing import Buffer
 
@@ -379,6 +380,6 @@ def bincount_length(size: int, low: int, high: int, minlength: Any) -> int:
 
 def bincount_block(block: Buffer, length: int, weights: Any = None) -> np.ndarray:
     """Return how often a block has each integer below a length, or the sums of its weights."""
-    if not block.size and weights is None:
-        return np.zeros(length, np.intp)
+    if weights is None:
+        return count_numbers(block, length) if block.size else np.zeros(length, np.intp)
     return np.bincount(block.reshape(-1), weights, length)

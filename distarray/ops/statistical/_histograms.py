@@ -21,12 +21,13 @@ from distarray.core import (
     as_block,
     check_distributed,
     check_flag,
+    move,
     normalize_operand,
     register,
     run,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
-from distarray.layout import Partial, Replicate, Shard
+from distarray.layout import Layout, Partial, Replicate, Shard
 from distarray.ops.elementwise import _arithmetic as arithmetic
 from distarray.ops.elementwise import _logic as logic
 from distarray.ops.elementwise._rounding import astype
@@ -48,8 +49,16 @@ from distarray.ops.statistical import _reductions as reductions
 from distarray.typing import Buffer
 
 _SPREAD: Final = 8192
-"""Up to so many integers each process counts all; of more those that none of its items may equal
-would cost more than the items."""
+"""Up to so many integers each process has the counts of all; of more those that none of its items
+may equal would cost more than the items."""
+
+_WHOLE: Final = 4
+"""Of up to so many times the items of a block each process counts all, and the counts are reduced
+to their owners.
+
+Measured on Zen 5, of 4 Mi items on each of two ranks: for 2 to 16 times as many integers this takes
+half the time or less; four bounds the memory.
+"""
 
 
 # --- counts of blocks, which add up ---------------------------------------------------------------
@@ -525,9 +534,11 @@ def bincount(x: Any, /, weights: Any = None, minlength: Any = 0) -> Any:
 
     Notes
     -----
-    Distribution: the least and the greatest item are reduced. A result that is cut: each process
-    sends the different items of its block and their counts to their owners, each once; memory: as
-    much again as the block. Sums of weights are added up in another order than NumPy's.
+    Distribution: the least and the greatest item are reduced. A result that is cut, up to 4 times
+    as long as the blocks: each process counts all integers, and the counts are reduced to their
+    owners; memory: these counts. A longer one: each process sends the different items of its block
+    and their counts to their owners, each once; memory: as much again as the block. Sums of weights
+    are added up in another order than NumPy's.
 
     Examples
     --------
@@ -554,18 +565,28 @@ def bincount(x: Any, /, weights: Any = None, minlength: Any = 0) -> Any:
     length = _bins.bincount_length(x.size, int(low), int(high), minlength)
     dtype = np.dtype(np.intp if weights is None or not x.size else np.float64)
     layout = x.layout.without_partial()
-    if length > max(_SPREAD, layout.partition(0).largest) and layout.sharding_axes(0):
+    largest = layout.partition(0).largest
+    is_spread = length > max(_SPREAD, largest) and bool(layout.sharding_axes(0))
+    if is_spread and length > _WHOLE * largest:
         return run(_spread, operands, (length, dtype))
 
     def count(block: Buffer, *weighing: Buffer) -> np.ndarray:
         return _bins.bincount_block(block, length, *weighing)
 
-    return run(_count, operands, ((length,), dtype, "sum", False), count)
+    counts = run(_count, operands, ((length,), dtype, "sum", False), count)
+    if not is_spread:
+        return counts
+    spread = _spread_layout(layout, length)
+    return counts._new(move("bincount", counts._local, counts.layout, spread), spread)
+
+
+def _spread_layout(layout: Layout, length: int) -> Layout:
+    return layout.replace(shape=(length,), boundaries=None)
 
 
 def _spread_spec(_: Op, call: Call) -> Layouts:
     first = call.layouts[0].without_partial()
-    output = first.replace(shape=(call.static[0],), boundaries=None)
+    output = _spread_layout(first, call.static[0])
     return Layouts((first,) * len(call.layouts), output, sends=((first, first, False),))
 
 

@@ -191,8 +191,9 @@ def test_integers_are_counted_as_in_numpy(spread: str, data: st.DataObject) -> N
     on_ranks(program)
 
 
-def test_more_integers_than_items_are_counted_by_their_owners() -> None:
-    values = np.random.default_rng(0).integers(0, 50_000, 9000)
+@pytest.mark.parametrize("most", [10_000, 50_000])
+def test_more_integers_than_items_are_counted_by_their_owners(most: int) -> None:
+    values = np.random.default_rng(0).integers(0, most, 9000)
 
     def program() -> None:
         x = da.asarray(values)
