@@ -229,6 +229,8 @@ def resize(x: Any, /, new_shape: Any) -> Any:
     n = prod(shape)
     if not x.size or not n:
         return zeros_like(x, shape=shape)
+    if not x.dtype.isnative:  # as of what is joined
+        x = x.astype(x.dtype.newbyteorder("="))
     flat = tile(change_shape(x, (-1,)), -(-n // x.size))
     return change_shape(getitem(flat, slice(n)), shape)
 

@@ -54,6 +54,8 @@ class Case:
     """Operands of the Partial reduction along the first axis (one without Partial)."""
     order: tuple[int, ...] | None = None
     boundaries: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    ranks: tuple[int, ...] | None = None
+    """Of the mesh, in its order; the first ones by default."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,13 +73,14 @@ class Case:
         if self.op is None:
             return np.asarray(self.values[0], self.values.dtype)  # of one text, not its own length
         with np.errstate(all="ignore"):
-            total = _REDUCE[self.op].reduce(self.values, axis=0, dtype=self.values.dtype)
-        return total / len(self.values) if self.op == "avg" else np.asarray(total)
+            total = _REDUCE[self.op].reduce(self.values, axis=0, dtype=self.values.dtype.type)
+        total = total / len(self.values) if self.op == "avg" else np.asarray(total)
+        return np.asarray(total, self.values.dtype)
 
     def layout(self) -> Layout:
         """The layout on this rank's mesh."""
-        size = math.prod(self.mesh_shape)
-        mesh = DeviceMesh(np.arange(size).reshape(self.mesh_shape))
+        ranks = range(math.prod(self.mesh_shape)) if self.ranks is None else self.ranks
+        mesh = DeviceMesh(np.reshape(ranks, self.mesh_shape))
         return Layout(
             mesh,
             self.placements,

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import distarray as da
 from tests.array import programs
+from tests.array.strategies import Case
 from tests.on_device import DEVICE
 
 EACH = 50
@@ -30,13 +32,13 @@ def test_a_wrong_answer_is_noticed_and_made_smaller(monkeypatch: pytest.MonkeyPa
         return right(x, **options)[::-1].copy()
 
     right = np.sort
-    values = np.array([3.0, 1.0, 2.0]), (0,), None, None
-    program = programs.Program((2,))
-    own: dict[int, Any] = {}
-    for number, call in enumerate(
-        [("array", (), values), ("isnan", (0,), ()), ("sort", (0,), ()), ("isnan", (2,), ())]
+    program = programs.Program((2,), (0, 1))
+    first, second = programs.Ref(0), programs.Ref(2)
+    values = Case((2,), (da.Shard(0),), np.array([[3.0, 1.0, 2.0]]))
+    for number, (name, given) in enumerate(
+        [("array", programs.New(values, "own")), ("copy", first), ("sort", first), ("copy", second)]
     ):
-        programs._answer(program, own, programs.Statement(*call, (), number))
+        program.add(programs.Statement(name, (given,), (), number))
     assert programs._errors_of([program], Counter()) == [None]
     monkeypatch.setattr(np, "sort", wrong)
     program.answers[2] = program.answers[2][::-1].copy()

@@ -616,6 +616,15 @@ def test_row_that_computes_with_items(name: str, data: st.DataObject, i: int) ->
     compare(run(public[name]), run(theirs), x, close=close, factor=factor)
 
 
+@pytest.mark.skipif(KIND != "cpu", reason="a GPU has its own byte order alone")
+@pytest.mark.parametrize("name", ["ediff1d", "resize"])
+@pytest.mark.parametrize("i", range(4))
+def test_row_gives_the_byte_order_that_numpy_gives(name: str, i: int) -> None:
+    x = Case((2,), (da.Shard(0),), np.arange(8).reshape(1, 8).astype(">i4"))
+    use = {**CHOICES, **COMPUTED}[name]
+    compare(lambda x: use(public[name], x, i), lambda x: use(getattr(np, name), x, i), x)
+
+
 @pytest.mark.parametrize("name", SELECTIONS)
 @settings(max_examples=20)
 @given(data=st.data())

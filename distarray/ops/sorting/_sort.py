@@ -151,8 +151,7 @@ def _along_axis(
                 across(comm, [one[i : i + _LINES] for one in lines], offsets, number, step)
                 for i in range(0, max(count, 1), _LINES)
             ]
-            join = np.concatenate if len(groups) > 1 else lambda parts: parts[0]
-            found = tuple([join(parts) for parts in zip(*groups, strict=True)])
+            found = tuple([_joined(parts) for parts in zip(*groups, strict=True)])
         results = []
         for one in found:
             block = np.moveaxis(one.reshape(*shape, one.shape[-1]), -1, axis)
@@ -163,6 +162,11 @@ def _along_axis(
         return tuple(results) if len(results) > 1 else results[0]
 
     return function
+
+
+def _joined(parts: Sequence[Buffer]) -> Buffer:
+    """Return lines one after the other; `np.concatenate` would change another byte order."""
+    return np.concatenate(parts, dtype=parts[0].dtype) if len(parts) > 1 else parts[0]
 
 
 def _first_item(step: Step) -> int:

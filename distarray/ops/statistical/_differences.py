@@ -70,7 +70,7 @@ def ediff1d(x: Any, /, to_end: Any = None, to_begin: Any = None) -> Any:
             raise DTypeError(f"ediff1d({name}=) of {part.dtype} does not fit items of {flat.dtype}")
         part = part.astype(flat.dtype).reshape(-1)
         parts = [part, *parts] if name == "to_begin" else [*parts, part]
-    return concat(parts) if len(parts) > 1 else parts[0]
+    return concat(parts, dtype=flat.dtype) if len(parts) > 1 else parts[0]
 
 
 @register

@@ -148,6 +148,16 @@ def test_sorts_across_ranks_have_the_bits_of_stable_ones(
     on_ranks(program)
 
 
+@pytest.mark.skipif(KIND != "cpu", reason="a GPU has its own byte order alone")
+def test_lines_keep_their_byte_order(way: str) -> None:
+    case = Case((3,), (Shard(0),), np.arange(24)[::-1].reshape(1, 6, 4).astype(">i4"))
+
+    def program() -> None:
+        agrees(da.sort(case.build(), axis=0), np.sort(case.value, axis=0))
+
+    on_ranks(program)
+
+
 def test_blocks_keep_their_sizes_however_many_items_are_equal() -> None:
     offsets = (0, 1, 1, 37, 40)
 
