@@ -221,7 +221,8 @@ defaults: reductions are over all axes.
   halves; the whole array has 4. Buffers of messages count, work space inside of LAPACK does not. Of
   256 x 256 numbers on simulated ranks; processes of a node read each other's blocks in place, and
   may need less. `linalg` has whole matrices of up to 128 MiB on every rank, where it gathers;
-  products have the smaller operand. `histogram` needs no more for blocks of over 65,536 items.
+  products have the smaller operand up to 16 MiB, and of more two panels, of at most a block or
+  16 MiB each. `histogram` needs no more for blocks of over 65,536 items.
 - **names**: N stands in NumPy, A in the array API standard (2025.12).
 """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -74,11 +74,17 @@ class Turns:
         return self._running[(place + 1) % len(self._running)]
 
 
-def scratch(call: Callable[[Any], Any], value: np.ndarray, size: int) -> float:
+def scratch(
+    call: Callable[[Any], Any],
+    value: np.ndarray,
+    size: int,
+    mesh_shape: tuple[int, ...] | None = None,
+    placements: Sequence[da.Placement] = (da.Shard(0),),
+) -> float:
     """Return the most memory that a rank needs beside the array and the result, in blocks.
 
-    The array is cut along its first axis; a block is a rank's largest one, of it or of a result.
-    Plans and compiled code are there from an earlier call.
+    A block is a rank's largest one, of the array or of a result. Plans and compiled code are there
+    from an earlier call.
     """
     turns = Turns(size)
     await_round, fetch = Group.await_round, Group.fetch
@@ -99,7 +105,8 @@ def scratch(call: Callable[[Any], Any], value: np.ndarray, size: int) -> float:
     def program() -> float:
         rank = world().rank
         with turns.taken(rank):
-            x = da.distribute_array(value, da.init_device_mesh((size,)), [da.Shard(0)], src=None)
+            mesh = da.init_device_mesh(mesh_shape or (size,))
+            x = da.distribute_array(value, mesh, placements, src=None)
             call(x)
             turns.peak(rank)
             result = call(x)

@@ -45,6 +45,8 @@ from distarray.core._spec import (
     POINTWISE,
     Layouts,
     Letters,
+    Move,
+    Panels,
     Spec,
     joining,
     pointwise,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from distarray.core._base import BaseArray
-from distarray.core._spec import Layouts, Rule, Spec
+from distarray.core._spec import Layouts, Move, Panels, Rule, Spec
 from distarray.errors import ArgumentTypeError
 from distarray.layout import DimMap, Layout
 from distarray.typing import Box, Buffer, Shape
@@ -95,6 +95,9 @@ class Op:
         output of the spec; what the local step then gives is a block of each.
     work : callable, optional
         `work(spec, layouts)` gives the seconds of the local step, to weigh against sending.
+    panels : callable, optional
+        `panels(step, moves)` says which of the operands that have to move the local step brings by
+        panels, if any; the engine asks the `communication` policy about them, and reduces them.
     rules : tuple of Rule
         Which Partial inputs may stay.
     kinds : str
@@ -132,6 +135,7 @@ class Op:
     made: Callable[[Step, Buffer | None], Layout] | None = None
     outputs: Callable[[Step], tuple[Layout, ...]] | None = None
     work: Callable[[Spec, Sequence[Layout]], float] | None = None
+    panels: Callable[[Step, Sequence[Move]], Panels | None] | None = None
     rules: tuple[Rule, ...] = ()
     kinds: str = ""
     accepts: tuple[str, ...] = ()

@@ -16,6 +16,9 @@ Letters: TypeAlias = tuple[int | None, ...]
 Rule: TypeAlias = tuple[Placement, ...]
 """Placements `(out, *ins)` on one mesh axis for which the local call needs no communication."""
 
+Move: TypeAlias = tuple[Layout, Layout] | None
+"""Of an operand: the layout it has and the one it must have, or None where it fits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spec:
@@ -75,6 +78,18 @@ class Layouts:
     counted: int | None = None
     """The axis of the result along which values tell how long its blocks are, if there is one. The
     engine exchanges these lengths; that of the axis in `output` does not matter."""
+
+
+@dataclass(frozen=True, eq=False)
+class Panels:
+    """How the local step itself brings operands, a panel at a time, instead of the engine."""
+
+    letter: int
+    """The axis of the iteration space that is cut."""
+    count: int
+    """Into how many panels at most."""
+    moves: tuple[Move, ...]
+    """For each operand the layouts before and after, or None where it does not come by panels."""
 
 
 def _place(letters: Letters, letter: int) -> Placement:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import numpy as np
 import pytest
 
 import distarray as da
+from distarray import testing
 from distarray.comm import world
 from distarray.layout import Replicate, Shard
+from distarray.ops.linear_algebra import _panels
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
@@ -30,6 +35,24 @@ def test_matrices_in_all_placements_give_numpys_results() -> None:
         line = da.distribute_array(values[:, 0, 0], mesh, [Shard(0)], src=None)
         assert np.allclose(da.fft.rfft(line).full_array(), np.fft.rfft(values[:, 0, 0]))
         assert np.array_equal(np.diagonal(x, 1, 1, 2).full_array(), np.diagonal(values, 1, 1, 2))
+
+
+def test_products_by_panels_give_numpys_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_panels, "PANEL_BYTES", 1)
+    testing.reset()
+    size = world().size
+    rng = np.random.default_rng(3)
+    left, right = (rng.integers(-9, 9, shape).astype(float) for shape in ((70, 101), (101, 53)))
+    choices: dict[tuple[int, ...], tuple[Any, ...]] = {(size,): ((Shard(0),), (Shard(1),))}
+    if size == 4:
+        choices[2, 2] = (Shard(0), Shard(1)), (Shard(1), Shard(0)), (Shard(0), Shard(0))
+    for shape, placements in choices.items():
+        mesh = da.init_device_mesh(shape)
+        for a, b in itertools.product(placements, repeat=2):
+            x = da.distribute_array(left, mesh, a, src=None)
+            y = da.distribute_array(right, mesh, b, src=None)
+            assert np.array_equal((x @ y).full_array(), left @ right)
+    testing.reset()
 
 
 def test_replicas_have_the_same_bits() -> None:

@@ -21,7 +21,7 @@ from distarray.comm import Communicator, _backend, exclusive_scan, gather_states
 from distarray.core._base import BaseArray
 from distarray.core._dtypes import check_kinds, dtype_key, stand_in
 from distarray.core._op import Call, Op, State, States
-from distarray.core._spec import Layouts, Spec
+from distarray.core._spec import Layouts, Panels, Spec
 from distarray.core.engine import _on_device
 from distarray.core.engine._blocks import as_block, empty_block, move_all
 from distarray.core.engine._cache import Resolutions, cache, remember
@@ -141,7 +141,8 @@ class Step:
     op, call, spec
         What is resolved.
     moves
-        For each operand (layout it has, layout it must have), or None where it fits.
+        For each operand (layout it has, layout it must have), or None where it fits, or comes by
+        panels.
     sources
         Layouts of the operands that are arrays, once they have moved.
     partial, output
@@ -153,6 +154,8 @@ class Step:
         This process is not in the mesh: it has no items and calls no function.
     sends
         What the local step itself sends; see `Layouts`.
+    panels
+        What it brings by panels; see `Panels`.
     still
         Nothing moves and this process is in the mesh.
     is_fresh
@@ -175,6 +178,7 @@ class Step:
         "output",
         "outputs",
         "outside",
+        "panels",
         "partial",
         "result",
         "run",
@@ -197,6 +201,14 @@ class Step:
         self.spec = op.spec(op, self.call)
         moves = self._resolve(layouts)
         self.sources = [dst[1] if dst else src for dst, src in zip(moves, layouts, strict=True)]
+        self.panels: Panels | None = None
+        if op.panels is not None and any(moves):
+            self.panels = op.panels(self, moves)
+        if self.panels is not None:  # what is Partial is reduced, the rest stays where it is
+            moves = [
+                move if panels is None else None if layout is panels[0] else (layout, panels[0])
+                for layout, move, panels in zip(layouts, moves, self.panels.moves, strict=True)
+            ]
         spread: list[Any] = [None] * len(parts)
         for place, step in zip(places, moves, strict=True):
             spread[place] = step
@@ -204,7 +216,8 @@ class Step:
         mesh: Any = self.partial.mesh
         self.outside: bool = mesh.coordinate is None
         self.sends = self.spec.sends if isinstance(self.spec, Layouts) else ()
-        self.still = not self.outside and not any(moves) and not self.sends
+        is_still = not any(moves) and not self.sends and self.panels is None
+        self.still = not self.outside and is_still
         if any(layout.is_counted for layout in layouts):
             for one in (*self.sources, self.partial):
                 mark_counted(one)
@@ -236,6 +249,10 @@ class Step:
         """
         for src, dst, planned in self.sends:
             (permit if planned else permit_exchange)(self.op.name, src, dst, self.call.dtypes[0])
+        if self.panels is not None:
+            for one, dtype in zip(self.panels.moves, self.call.dtypes, strict=True):
+                if one is not None:
+                    permit(self.op.name, *one, dtype)
         return move_all(self.op.name, operands or blocks, blocks, self.moves)
 
     def _layout_maker(self) -> Callable[[Buffer | None], Layout] | None:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from distarray.core._spec import Rule, Spec
+from distarray.core._spec import Move, Rule, Spec
 from distarray.errors import DistArrayError
 from distarray.layout import Layout, Shard, mark_counted
 from distarray.redistribute import estimate
@@ -24,10 +24,6 @@ Choice = int | None | Rule
 """What one mesh axis does: cut a letter, replicate everything, or follow a rule for Partial."""
 Cuts = dict[int, tuple[tuple[int, ...], Any]]
 """For each cut letter its mesh axes, first cut first, and its boundaries or None."""
-
-
-Move = tuple[Layout, Layout] | None
-"""Of an operand: the layout it has and the one it must have, or None where it fits."""
 
 
 def resolve(

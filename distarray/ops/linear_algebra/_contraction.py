@@ -4,7 +4,8 @@ A product is an einsum string: a letter for every axis of the iteration space. O
 cutting a letter that the result has cuts the result; cutting one that is summed gives a
 `Partial("sum")` result, reduced only when its value is needed. Operands that do not fit together
 are redistributed in the way that takes the least time, sending and multiplying taken together: of
-two matrices cut by rows, the smaller is gathered. `Partial` operands are reduced first.
+two matrices cut by rows, the smaller is gathered, by panels if it is large. `Partial` operands are
+reduced first.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import Layout, normalize_axes, normalize_axis
 from distarray.ops.elementwise._arithmetic import multiply
 from distarray.ops.indexing._items import setitem
+from distarray.ops.linear_algebra._panels import MultiplyByPanels, choose_panels
 from distarray.ops.manipulation._reshape import reshape
 from distarray.typing import Shape
 
@@ -95,6 +97,7 @@ def contraction(
         dtypes=_dtypes,
         bind=_product,
         work=_seconds,
+        panels=choose_panels,
         kinds=numeric,
         accepts=accepts,
         ufunc=ufunc,
@@ -107,6 +110,8 @@ def _dtypes(_: Op, call: Call) -> tuple[Any, Any]:
 
 
 def _product(step: Step) -> Callable[..., Any]:
+    if step.panels is not None:
+        return MultiplyByPanels(step, step.panels)
     local, dtype, shape = step.op.local, step.adds, step.partial.local_shape()
     static = () if step.call.static is None else (step.call.static,)
     half = dtype is not step.total
@@ -285,9 +290,12 @@ def matmul(x1: Any, x2: Any, /) -> Any:
     -----
     Distribution: nothing is sent where cuts are along rows of `x1` or columns of `x2` alone, with
     the other operand whole, or along the axis summed over of both. Else the operands are
-    redistributed in the way that takes the least time. Of two matrices cut by rows the smaller
-    becomes whole on every process, whatever its size; where that is too much memory cut the rows
-    of `x1` along one mesh axis and the columns of `x2` along another. `Partial` operands are
+    redistributed in the way that takes the least time. What becomes larger than a process's block
+    of it, as the smaller of two matrices cut by rows does, becomes so at once if it has no more
+    than 16 MiB, or than the largest block of an operand or of the result. Of more, a process gets
+    panels: one at a time, of the size of its block or of 16 MiB. Where both matrices are cut along
+    two mesh axes, panels of both come along the axis summed over (SUMMA). The same bytes are sent
+    either way; beside the result a process needs memory for two panels. `Partial` operands are
     reduced first.
 
     Examples
@@ -328,6 +336,10 @@ def dot(x1: Any, x2: Any, /) -> Any:
     ShapeError
         If the shapes do not fit together.
 
+    Notes
+    -----
+    Distribution: as for `matmul`.
+
     Examples
     --------
     >>> import distarray as da
@@ -361,6 +373,10 @@ def vecdot(x1: Any, x2: Any, /, axis: int = -1) -> Any:
     AxisError
         If an operand has no such axis.
 
+    Notes
+    -----
+    Distribution: as for `matmul`.
+
     Examples
     --------
     >>> import distarray as da
@@ -388,6 +404,10 @@ def tensordot(x1: Any, x2: Any, /, axes: int | Sequence[Sequence[int]] = 2) -> A
         If there is no such axis.
     ArgumentError
         If the two sequences do not name equally many.
+
+    Notes
+    -----
+    Distribution: as for `matmul`.
 
     Examples
     --------
@@ -446,6 +466,10 @@ def outer(x1: Any, x2: Any, /) -> Any:
 @register
 def inner(x1: Any, x2: Any, /) -> Any:
     """Return the sum of products over the last axis of both operands.
+
+    Notes
+    -----
+    Distribution: as for `matmul`.
 
     Examples
     --------

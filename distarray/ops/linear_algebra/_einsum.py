@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import combinations
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from distarray.core import Letters, register, run
+from distarray.core import BaseArray, Letters, cast, normalize_operands, register, run, step_for
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.ops.linear_algebra._contraction import Subscripts, contraction
+from distarray.ops.linear_algebra._panels import find_large
 from distarray.typing import Shape
 
 
@@ -110,6 +113,11 @@ def einsum(subscripts: str, /, *operands: Any) -> Any:
     ShapeError
         If lengths differ.
 
+    Notes
+    -----
+    Distribution: as for `matmul`. More than two operands are multiplied in pairs where several are
+    large and would have to become larger than blocks, along different axes.
+
     Examples
     --------
     >>> import distarray as da
@@ -122,7 +130,49 @@ def einsum(subscripts: str, /, *operands: Any) -> Any:
             f"einsum got {type(subscripts).__name__} first; it takes a string of subscripts, such "
             'as "ij,jk->ik", then the operands'
         )
+    if len(operands) > 2:
+        operands = tuple(normalize_operands("einsum", operands))
+        if any(isinstance(x, BaseArray) for x in operands):
+            arrays = [x if hasattr(x, "dtype") else np.asarray(x) for x in operands]
+            step = step_for(_einsum, arrays, subscripts)
+            if step.panels is not None and find_large(step, step.moves):
+                return _run_in_pairs(subscripts, arrays)
     return run(_einsum, operands, subscripts)
+
+
+def _run_in_pairs(subscripts: str, operands: Sequence[Any]) -> Any:
+    """Multiply two operands at a time: panels of all, along one letter, would leave some whole.
+
+    Of all pairs the next is the one whose product has the fewest items.
+    """
+    inputs, right = _parse(subscripts)
+    dtype = np.result_type(*[x.dtype for x in operands])
+    terms = [
+        (letters, cast("einsum", x, dtype) if isinstance(x, BaseArray) else x.astype(dtype))
+        for letters, x in zip(inputs, operands, strict=True)
+    ]
+
+    def join(pair: tuple[int, int]) -> tuple[int, str]:
+        """Return how many items the product of two terms has, and its letters."""
+        others = right + "".join(terms[i][0] for i in range(len(terms)) if i not in pair)
+        sizes: dict[str, int] = {}
+        for letters, x in (terms[i] for i in pair):
+            for letter, n in zip(letters, x.shape, strict=True):
+                sizes[letter] = max(sizes.get(letter, 1), n)
+        kept = [letter for letter in sizes if letter in others]
+        return prod(sizes[letter] for letter in kept), "".join(kept)
+
+    while len(terms) > 1:
+        pairs = combinations(range(len(terms)), 2)
+        (_, kept), pair = min((join(pair), pair) for pair in pairs)
+        letters, blocks = zip(*(terms[i] for i in pair), strict=True)
+        if len(terms) == 2:
+            kept = right
+        text = f"{','.join(letters)}->{kept}"
+        plain = not any(isinstance(x, BaseArray) for x in blocks)
+        product = _local(*blocks, text) if plain else run(_einsum, blocks, text)
+        terms = [(kept, product), *(one for i, one in enumerate(terms) if i not in pair)]
+    return terms[0][1]
 
 
 def _numpy_einsum(subscripts: Any, *operands: Any, optimize: Any = False) -> Any:
