@@ -8,6 +8,7 @@ What functions send was measured (`_functions.json`, made by ``python -m tests.f
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import sys
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import distarray as da
+from distarray.array import leading_names
 from distarray.core import INSTEAD, functions, method_of
 from distarray.errors import ArgumentError, FileError
 
@@ -66,14 +68,17 @@ def report(path: str) -> tuple[str, bool]:
     ArgumentError
         If it is not written in this version of Python.
     """
+    if path.endswith(".ipynb"):
+        raise ArgumentError(f"{path} is a notebook; export it: jupyter nbconvert --to script")
+    found = _Finder()
     try:
-        tree = ast.parse(Path(path).read_bytes(), path)
+        found.visit(ast.parse(Path(path).read_bytes(), path))
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror}") from None
     except (SyntaxError, ValueError) as error:
         raise ArgumentError(f"{path} is no Python script: {error}") from None
-    found = _Finder()
-    found.visit(tree)
+    except (RecursionError, MemoryError):
+        raise ArgumentError(f"{path} has expressions that are nested too deep") from None
     for name in list(found.packages):
         if any(Path(path).with_name(one).exists() for one in (name, f"{name}.py")):
             del found.packages[name]  # a part of the same program
@@ -87,13 +92,17 @@ def report(path: str) -> tuple[str, bool]:
         if of_kind:
             parts.append(f"\n{told} ({len(of_kind)})")
             parts += [_line(lines, f"np.{name}", remedy) for lines, name, remedy in of_kind]
+    arguments = _missing_arguments(found.arguments)
+    if arguments:
+        parts.append("\narguments that functions do not take so")
+        parts += arguments
     if found.methods:
         parts.append("\nmethods that distributed arrays lack, if these are arrays")
         parts += [_line(tuple(at), f".{name}", "") for name, at in sorted(found.methods.items())]
     if found.packages:
         parts.append("\npackages to which a distributed array is gathered by np.asarray")
         parts += [_line(tuple(at), name, "") for name, at in sorted(found.packages.items())]
-    return "\n".join(parts), not missing
+    return "\n".join(parts), not missing and not arguments
 
 
 def _line(lines: tuple[int, ...], name: str, remedy: str) -> str:
@@ -110,6 +119,8 @@ class _Finder(ast.NodeVisitor):
 
     def __init__(self) -> None:
         self.names: dict[str, list[int]] = {}
+        self.arguments: dict[tuple[str, str], list[int]] = {}
+        """Those passed by name, with the function that gets them."""
         self.methods: dict[str, list[int]] = {}
         self.packages: dict[str, list[int]] = {}
         self._known: dict[str, str] = {}
@@ -138,13 +149,48 @@ class _Finder(ast.NodeVisitor):
             else:
                 self._known[alias.asname or alias.name] = _join(rest, alias.name)
 
+    def visit_Assign(self, node: ast.Assign) -> None:
+        for target in node.targets:
+            self._follow(target, node.value)
+        self.generic_visit(node)
+
+    def visit_arguments(self, node: ast.arguments) -> None:
+        names = [*node.posonlyargs, *node.args]
+        for name, default in zip(names[::-1], node.defaults[::-1], strict=False):
+            self._follow(name, default)
+        for name, one in zip(node.kwonlyargs, node.kw_defaults, strict=True):
+            self._follow(name, one)
+        self.generic_visit(node)
+
+    def _follow(self, name: ast.AST, value: ast.AST | None) -> None:
+        """Note a name that stands for NumPy, or a part of it, in what follows: ``xp = np``."""
+        path, own = self._path(value), getattr(name, "id", getattr(name, "arg", None))
+        if path is not None and own is not None:
+            found, rest = _resolve(filter(None, path.split(".")))
+            if isinstance(found, ModuleType) and not rest:
+                self._known[own] = path
+
+    def _path(self, node: ast.AST | None) -> str | None:
+        """Return what a name with attributes is inside of NumPy; None for anything else."""
+        path: list[str] = []
+        while isinstance(node, ast.Attribute):
+            path.insert(0, node.attr)
+            node = node.value
+        if isinstance(node, ast.Name) and node.id in self._known:
+            return _join(self._known[node.id], *path)
+        return None
+
+    def visit_Call(self, node: ast.Call) -> None:
+        path = self._path(node.func)
+        for one in node.keywords:
+            if path is not None and one.arg is not None:
+                self.arguments.setdefault((path, one.arg), []).append(node.lineno)
+        self.generic_visit(node)
+
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        path, base = [node.attr], node.value
-        while isinstance(base, ast.Attribute):
-            path.insert(0, base.attr)
-            base = base.value
-        if isinstance(base, ast.Name) and base.id in self._known:
-            self._note(_join(self._known[base.id], ".".join(path)), node.lineno)
+        path = self._path(node)
+        if path is not None:
+            self._note(path, node.lineno)
         else:
             if node.attr in _METHODS:
                 self.methods.setdefault(node.attr, []).append(node.lineno)
@@ -156,6 +202,8 @@ class _Finder(ast.NodeVisitor):
 
     def _note(self, path: str, line: int) -> None:
         parts = path.split(".")
+        if parts[0] == "torch":  # adapters of ours, and nothing of NumPy's
+            return
         found, rest = _resolve(parts)
         if isinstance(found, ModuleType) and not rest:
             return
@@ -191,7 +239,7 @@ def _judge(name: str, lines: tuple[int, ...]) -> Use:
     found, rest = _resolve(name.split("."))
     package = name.partition(".")[0]
     own = not isinstance(found, ModuleType) and _is_numpys_own(found)
-    if own or name in _SETTINGS:
+    if own or name in _SETTINGS or package == "typing":
         return Use(name, "numpy", lines, "")
     ours = _ours(name)
     if ours is not None:
@@ -229,6 +277,22 @@ def _is_numpys_own(found: Any) -> bool:
         kinds = (np.generic, np.dtype, np.finfo, np.iinfo, Exception)
         return found is np.ndarray or issubclass(found, kinds)
     return not callable(found) and not isinstance(found, _BUILDERS)
+
+
+def _missing_arguments(used: dict[tuple[str, str], list[int]]) -> list[str]:
+    """Return a line for each argument, passed by name, that a function of ours does not take so."""
+    missing = []
+    for (name, key), lines in used.items():
+        ours, theirs = _ours(name), _resolve(name.split("."))[0]
+        if isinstance(ours, type) or not callable(ours) or not callable(theirs):
+            continue
+        parameters = inspect.signature(ours).parameters.values()
+        by_name = {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY}
+        if key not in by_name and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            leading = {*(p.name for p in parameters), *leading_names(theirs, ours)}
+            remedy = "it by position" if key in leading else "the function without it"
+            missing.append((tuple(lines), f"np.{name}({key}=)", remedy))
+    return [_line(*one) for one in sorted(missing)]
 
 
 _costs: dict[str, str] = {}

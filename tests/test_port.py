@@ -93,6 +93,39 @@ def test_the_report_has_all_of_it_and_the_status_says_what_is_missing(tmp_path, 
     assert "2 of 2 uses" in capsys.readouterr().out
 
 
+def test_names_that_stand_for_numpy_are_followed(tmp_path):
+    source = """
+import numpy as np, numpy.typing as npt
+xp, unknown = np, 3
+xp = np
+la = xp.linalg
+def f(x: npt.NDArray, nx=np, *, lib=la):
+    return nx.savez("a", lib.norm(x)), xp.sin(x)
+"""
+    found = uses(source, tmp_path)
+    assert found.keys() == {"savez", "linalg.norm", "sin", "typing.NDArray"}
+    assert found["typing.NDArray"].kind == "numpy"
+
+
+def test_arguments_that_functions_lack_or_take_by_position_are_told(tmp_path, capsys):
+    source = """
+import numpy as np
+x = np.linspace(start=0, stop=1, num=3)
+y = np.array(x, ndmin=2) + np.zeros(3, dtype=float)
+np.einsum("i,i", x, x, optimize=True), np.clip(x, a_min=0, a_max=1), np.repeat(x, repeats=2)
+np.add(x, y, where=x), np.sum(a=x, axis=0), np.add.reduce(x, keepdims=True), np.int8(x=3)
+np.no_such_name(k=3), np.errstate(all="ignore"), np.random.default_rng(seed=1)
+"""
+    assert main(["port", str(_written(tmp_path, source))]) == 1
+    told = capsys.readouterr().out.partition("do not take so\n")[2]
+    assert told.splitlines() == [
+        "  line 3: np.linspace(start=): use it by position",
+        "  line 3: np.linspace(stop=): use it by position",
+        "  line 4: np.array(ndmin=): use the function without it",
+        "  line 6: np.sum(a=): use it by position",
+    ]
+
+
 def test_the_script_is_not_run(tmp_path):
     assert main(["port", str(_written(tmp_path, "import numpy\nraise SystemExit(7)\n"))]) == 0
 
@@ -102,9 +135,15 @@ def test_star_imports_are_followed(tmp_path):
     assert found.keys() == {"sin", "linalg.inv"}
 
 
-@pytest.mark.parametrize("source", [None, "def f(:\n", "\0"])
-def test_what_cannot_be_read_is_told(tmp_path, source, capsys):
-    path = tmp_path / "script.py"
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        *(("script.py", one) for one in (None, "def f(:\n", "\0", "x = " + "-" * 9999 + "1\n")),
+        ("script.py.ipynb", '{"cells": [], "nbformat": 4}'),
+    ],
+)
+def test_what_cannot_be_read_is_told(tmp_path, name, source, capsys):
+    path = tmp_path / name
     if source is not None:
         path.write_text(source)
     with pytest.raises(SystemExit) as left:

@@ -253,7 +253,7 @@ class Protocols(BaseArray):
 
 def _by_position(theirs: Any, ours: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Return arguments with those by position that ours, unlike NumPy's, takes only so."""
-    names, kwargs = _leading_names(theirs, ours), dict(kwargs)
+    names, kwargs = leading_names(theirs, ours), dict(kwargs)
     given = [*args]
     while len(given) < len(names) and names[len(given)] in kwargs:
         given.append(kwargs.pop(names[len(given)]))
@@ -261,7 +261,7 @@ def _by_position(theirs: Any, ours: Any, args: Any, kwargs: Any) -> tuple[Any, A
 
 
 @functools.cache
-def _leading_names(theirs: Any, ours: Any) -> tuple[str, ...]:
+def leading_names(theirs: Any, ours: Any) -> tuple[str, ...]:
     """Return NumPy's names of the arguments that our function takes by position only."""
     try:
         names = [*inspect.signature(theirs).parameters]

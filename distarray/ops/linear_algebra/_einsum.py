@@ -89,7 +89,7 @@ def _local(*arguments: Any) -> Any:
 _einsum = contraction("einsum", _letters, _local)
 
 
-def einsum(subscripts: str, /, *operands: Any) -> Any:
+def einsum(subscripts: str, /, *operands: Any, optimize: Any = False) -> Any:
     """Return the sum of products of operands over the letters that the result lacks.
 
     Parameters
@@ -99,6 +99,8 @@ def einsum(subscripts: str, /, *operands: Any) -> Any:
         letters that appear once, in alphabetical order. A letter once per operand.
     *operands : DistArray or array
         At least one distributed. Plain arrays must be the same on every process.
+    optimize : optional
+        Has no effect: blocks are contracted in the order that NumPy finds cheapest.
 
     Returns
     -------
@@ -130,6 +132,7 @@ def einsum(subscripts: str, /, *operands: Any) -> Any:
             f"einsum got {type(subscripts).__name__} first; it takes a string of subscripts, such "
             'as "ij,jk->ik", then the operands'
         )
+    del optimize
     if len(operands) > 2:
         operands = tuple(normalize_operands("einsum", operands))
         if any(isinstance(x, BaseArray) for x in operands):
@@ -175,9 +178,4 @@ def _run_in_pairs(subscripts: str, operands: Sequence[Any]) -> Any:
     return terms[0][1]
 
 
-def _numpy_einsum(subscripts: Any, *operands: Any, optimize: Any = False) -> Any:
-    del optimize  # every block is contracted in the order that NumPy finds cheapest
-    return einsum(subscripts, *operands)
-
-
-register(einsum, _numpy_einsum)
+register(einsum)
