@@ -15,7 +15,7 @@ _wholes = cache()
 def value(x: BaseArray) -> Any:
     """Return the item of an array of size 1, on every rank of the mesh (collective)."""
     kept = getattr(x, "_reduced", None)
-    if kept is not None:
+    if isinstance(kept, BaseArray):
         return value(kept)
     layout = x._layout
     if layout.is_replicated and layout.mesh.coordinate is not None:

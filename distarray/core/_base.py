@@ -33,9 +33,10 @@ class BaseArray:
     """Set where it is a read-only copy until the memory that it was copied from is gone: whose."""
     _reduced: Any
     """Set where the array is Partial and computed by an operation, in memory that nobody else has:
-    what it was reduced to, an array, or None as long as nothing has needed that.
+    what it was reduced to, an array; None as long as nothing has needed that; False from when it is
+    written into on, and None again once `assign` has written all of it.
 
-    Writing unsets it, which all ranks do together, so that they decide alike what to reduce.
+    Writing changes it on all ranks together, so that they decide alike what to reduce.
     """
     _source: Any
     """Set where a Partial array may look at the memory of such a one: a weak reference to it."""

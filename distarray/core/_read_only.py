@@ -61,7 +61,7 @@ def check_writable(name: str, x: BaseArray) -> None:
         source = x._computed_source()
         array = source and source()
         if hasattr(array, "_reduced"):
-            del array._reduced
+            array._reduced = False
 
 
 def new_copied_view(x: Any, block: Buffer, layout: Layout) -> Any:

@@ -83,6 +83,26 @@ def test_the_first_use_is_refused_and_the_next_is_not() -> None:
     run(use)
 
 
+def test_what_is_written_anew_is_reduced_once_again() -> None:
+    def use(x: Any, y: Any, total: np.ndarray) -> None:
+        agrees(y * 1.0, total)
+        y /= 4
+        np.multiply(y, 2.0, out=y)
+        with da.CommLog() as log:
+            agrees((x - y).redistribute(x.placements), VALUE - total / 2)
+        assert log.count("all_reduce") == 1
+        y[2:] -= 1.0
+        y.sort()
+        expected = total / 2
+        expected[2:] -= 1.0
+        with da.CommLog() as log:
+            differences = x - y, y - 1.0
+        assert log.count("all_reduce") == 1
+        agrees(differences[0], VALUE - np.sort(expected))
+
+    run(use)
+
+
 WRITES: dict[str, Callable[[Any], Any]] = {
     "y += 1": lambda y: y.__iadd__(1.0),
     "y[2:5] = 7": lambda y: y.__setitem__(slice(2, 5), 7.0),

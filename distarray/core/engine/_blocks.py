@@ -79,7 +79,7 @@ def reduced_source(x: Any, block: Buffer, src: Layout, dst: Layout) -> tuple[Buf
 def _is_kept(x: Any, src: Layout, dst: Layout) -> bool:
     """Tell whether what a move makes of an operand is kept with it; all ranks say the same."""
     reduces = src.has_partial and not dst.has_partial and src.mesh is dst.mesh
-    return reduces and hasattr(x, "_reduced") and x._layout is src
+    return reduces and getattr(x, "_reduced", False) is not False and x._layout is src
 
 
 def as_block(result: Any) -> Buffer:

@@ -216,3 +216,5 @@ def assign(name: str, out: Any, result: Any, casting: Any = "same_kind") -> None
         target, dtype = out._local, out._local.dtype
         copy = functools.partial(np.copyto, target, moved, casting)
         convert_on_all(dst.mesh, name, moved.dtype, dtype, copy)
+    if getattr(out, "_reduced", None) is False:
+        out._reduced = None
