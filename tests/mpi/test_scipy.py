@@ -76,7 +76,6 @@ ELSEWHERE: dict[str, Row] = {
     **_rows_of(stats, (A, B), "chatterjeexi spearmanrho cramervonmises_2samp epps_singleton_2samp"),
     **_rows_of(stats, (A, 0.1), "trim_mean quantile"),
     **_rows_of(stats, (A - B,), "wilcoxon"),
-    **_rows_of(stats, (PART,), "false_discovery_control"),
     **_rows_of(stats, (CELLS,), "moment skew describe"),
     "cumulative_simpson": (integrate.cumulative_simpson, (A,)),
     "find_root": (
