@@ -108,6 +108,7 @@ from distarray.core.families._moments import (
 from distarray.core.families._reductions import (
     ABSENT,
     axis_key,
+    beside_mask,
     check_fits,
     check_out,
     check_whole,

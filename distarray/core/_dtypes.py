@@ -32,6 +32,8 @@ KINDS = {
     "c": "complex",
     "m": "time spans",
     "M": "dates",
+    "S": "bytes",
+    "U": "text",
 }
 
 

@@ -58,13 +58,18 @@ OPS = {"b": ("any", "all"), "i": ("sum", "prod", "min", "max", "band", "bor", "b
 """What blocks that are `Partial` may be reduced by, of each kind of dtype."""
 MEMORY = ("own", "own", "read-only", "strided", "backwards", "from_local")
 """Blocks in memory of different kinds."""
-METHODS = ("inverted_cdf", "averaged_inverted_cdf", "closest_observation",
+QUANTILES = ("inverted_cdf", "averaged_inverted_cdf", "closest_observation",
            "interpolated_inverted_cdf", "hazen", "weibull", "linear", "median_unbiased",
            "normal_unbiased", "lower", "higher", "midpoint", "nearest")  # fmt: skip
 MODES = ("constant", "edge", "wrap", "reflect", "symmetric", "maximum", "minimum", "empty", "mean",
          "median", "linear_ramp")  # fmt: skip
 
 
+METHODS = ["all", "any", "argmax", "argmin", "argsort", "choose", "clip", "cumprod", "cumsum",
+           "diagonal", "dot", "max", "mean", "min", "nonzero", "prod", "ravel",
+           "repeat", "reshape", "searchsorted", "squeeze", "sum", "swapaxes",
+           "take", "transpose", "var"]  # fmt: skip
+"""Functions that are methods of arrays, with the same arguments."""
 SMALL_LIMITS: dict[Any, dict[str, int]] = {
     _exchange: {"_GATHERED_BYTES": 0},
     _sort: {"_LINES": 2},
@@ -160,8 +165,8 @@ class Statement:
     options: tuple[tuple[str, Any], ...] = ()
     number: int = 0
     """Of its result."""
-    by_numpy: bool = False
-    """Whether NumPy's own function is called with our arrays."""
+    way: str = ""
+    """"np." where NumPy's own function is called with our arrays, "x." where it is a method."""
 
     def operands(self) -> list[Ref]:
         """Return the earlier results among the arguments."""
@@ -172,8 +177,7 @@ class Statement:
     def __str__(self) -> str:
         given = [repr(item).replace("\n", "") for item in self.args]
         given += [f"{name}={value!r}".replace("\n", "") for name, value in self.options]
-        by = "np." if self.by_numpy else ""
-        return f"  #{self.number} = {by}{self.name}({', '.join(given)})"
+        return f"  #{self.number} = {self.way}{self.name}({', '.join(given)})"
 
 
 def _mapped(tree: Any, change: Callable[[Ref], Any]) -> Any:
@@ -324,10 +328,12 @@ def _perform(
             args, options = _mapped((statement.args, statement.options), given)
             if statement.name == "array":
                 return args[0].case.value.copy() if xp is np else _made(args[0], ranks)
-            space = np if statement.by_numpy else xp
             own = OWN.get(statement.name)
             if own is not None:
                 return own(xp, *args, **dict(options))
+            if statement.way == "x.":
+                return getattr(args[0], statement.name)(*args[1:], **dict(options))
+            space = np if statement.way else xp
             return getattr(space, statement.name)(*args, **dict(options))
         except Exception as error:
             return error.with_traceback(None)
@@ -505,24 +511,36 @@ class Draw:
         """Add a statement, unless it is an error of NumPy's and there are enough of these."""
         program = self.program
         number = len(program.statements)
-        statement = Statement(name, args, tuple(options.items()), number, self._by_numpy(name))
+        if self.int(4) == 0:
+            first = next((i for i, arg in enumerate(args) if isinstance(arg, Ref)), 0) + 1
+            args = args[:first] + _mapped(args[first:], self._plain)
+        statement = Statement(name, args, tuple(options.items()), number, self._way(name, args))
         found = program.add(statement)
         if isinstance(found, Exception) and self.int(8):
             program.statements.pop()
             raise UnfitError
-        if ROWS[name].same == "rounded" or isinstance(found, Exception):
-            return Ref(number)  # an operand of nothing, which would enlarge differences
-        several = isinstance(found, tuple | list)
-        if ROWS[name].same and any(_has_zeros(one) for one in (found if several else [found])):
+        if isinstance(found, Exception):
             return Ref(number)
+        several = isinstance(found, tuple | list)
+        if name in ("contains", "tolist"):  # no array of ours
+            return Ref(number)
+        if any(_is_open(one, ROWS[name].same) for one in (found if several else [found])):
+            return Ref(number)  # an operand of nothing, which would enlarge differences
         for part, value in enumerate(found if several else [found]):
             if isinstance(value, np.ndarray) and value.size <= MOST_ITEMS and value.dtype != object:
                 ref = Ref(number, part if several else None, value)
                 self.arrays.append(ref)
         return self.arrays[-1] if not several and self.arrays else Ref(number)
 
-    def _by_numpy(self, name: str) -> bool:
-        return name not in OWN and hasattr(np, name) and self.int(4) == 0
+    def _plain(self, ref: Ref) -> Any:
+        """Return an operand that every process has as an array of NumPy's, now and then."""
+        return ref if self.int(3) or ref.value is None else ref.value.copy()
+
+    def _way(self, name: str, args: Any) -> str:
+        if name in OWN or self.int(2):
+            return ""
+        is_method = name in METHODS and args and isinstance(args[0], Ref)
+        return self.one("np." if hasattr(np, name) else "", "x." if is_method else "")
 
 
 @dataclass(frozen=True)
@@ -558,6 +576,12 @@ def _is_tame(x: np.ndarray) -> bool:
         )
 
 
+def _is_open(x: Any, same: str) -> bool:
+    """Tell whether a result need not be NumPy's to the last bit."""
+    x = np.asarray(x)
+    return same != "" and (x.dtype.kind in "fc" if same == "rounded" else _has_zeros(x))
+
+
 def _has_zeros(x: np.ndarray) -> bool:
     """Tell whether there are items that may be another zero, or another complex NaN."""
     return x.dtype.kind in "fc" and bool(np.any((x.real == 0) | (x.imag == 0) | (x != x)))
@@ -569,9 +593,10 @@ def _has_nan(x: np.ndarray) -> bool:
     return x.dtype.kind in "fcmM" and bool(np.any(x != x))
 
 
-def draw(seed: int, length: int = 8) -> Program:
+def draw(seed: int) -> Program:
     """Return the random program of a seed."""
     drawn = Draw(seed)
+    length = drawn.int(6, 20)
     for _ in range(drawn.int(1, 4)):
         drawn.new()
     while len(drawn.program.statements) < length:
@@ -652,6 +677,28 @@ OPERATORS: dict[str, Any] = {"+": operator.add, "*": operator.mul, "-": operator
                              "!=": operator.ne, "|": operator.or_, "&": operator.and_,
                              "^": operator.xor, "//": operator.floordiv, "%": operator.mod,
                              "<<": operator.lshift, "/": operator.truediv}  # fmt: skip
+
+
+def _read_and_set(xp: Any, x: Any, key: Any, value: Any) -> Any:
+    """Write into an array whose blocks have been reduced, say, and read it again."""
+    x = x.copy()
+    before = x == x
+    x[key] = value
+    return before, x == x, x.copy()
+
+
+def _overlap(xp: Any, x: Any, to: Any, of: Any, name: str) -> Any:
+    """Write items of an array into the same array."""
+    x = x.copy()
+    if name == "=":
+        x[to] = x[of]
+    elif name == "out":
+        np.logical_xor(x[to], x[of], out=x[to])
+    else:
+        x[to] = INPLACE[name](x[to], x[of])
+    return x
+
+
 VIEWS: dict[str, Any] = {
     "getitem": operator.getitem,
     "T": lambda x, _: x.T,
@@ -680,6 +727,12 @@ OWN: dict[str, Callable[..., Any]] = {
     "getitem": lambda xp, x, key: x[key],
     "operator": lambda xp, name, a, b: OPERATORS[name](a, b),
     "setitem": _writing(_assign),
+    "read_and_set": _read_and_set,
+    "overlap": _overlap,
+    "contains": lambda xp, x, item: np.asarray(item in x),
+    "iterate": lambda xp, x: list(x)[:3],
+    "tolist": lambda xp, x: np.array(x.tolist(), x.dtype),
+    "fill": _writing(lambda xp, x, item: x.fill(item)),
     "update": _writing(_update),
     "update_items": _writing(_update_items),
     "view": _writing(_write_view),
@@ -815,6 +868,30 @@ def _setitem(d: Draw, x: Ref) -> Any:
     return call(x, key, _value(d, x, _shape_at(x, key)))
 
 
+def _both(d: Draw, x: Ref) -> Any:
+    """Return operands of an operator, in both orders."""
+    y = d.one(
+        d.fitting(x), d.fitting(x, d.one("f8", "i4", "?", ">i4", "c8", "u1")), 2, 0.5, d.like(x)
+    )
+    return (x, y), (x, y), (y, x)
+
+
+def _overlap_row(d: Draw, x: Ref) -> Any:
+    of, to = [], []
+    for size in x.value.shape:
+        take = d.int(size + 1)
+        for key in (of, to):
+            start, step = d.int(size - take + 1), d.one(1, 1, -1)
+            stop = start + take
+            key.append(
+                slice(start, stop) if step == 1 else slice(stop - size - 1, start - size - 1, -1)
+            )
+    places = d.rng.permutation(x.value.shape[0]) if x.value.ndim and d.int(3) == 0 else None
+    if places is not None:
+        of, to = [places, *of[1:]], [slice(None), *to[1:]]
+    return call(x, tuple(to), tuple(of), d.one("=", "=", "out", "+=", "|="))
+
+
 def _update_items_row(d: Draw, x: Ref) -> Any:
     key = _key(d, x)
     return call(x, key, d.one("+=", "*=", "|="), _value(d, x, _shape_at(x, key)))
@@ -870,7 +947,7 @@ def _with_initial(d: Draw, x: Ref) -> Any:
 
 def _quantile(d: Draw, x: Ref) -> Any:
     q = d.one(0.0, 0.5, 0.3, 1.0, [0.1, 0.9], [[0.25], [1]])
-    options = d.some(axis=d.axes(x), keepdims=True) | {"method": d.one(*METHODS)}
+    options = d.some(axis=d.axes(x), keepdims=True) | {"method": d.one(*QUANTILES)}
     if d.int(4) == 0:
         options |= {"method": "inverted_cdf", "weights": d.new(x.value.shape, "f8", [0, 1, 2, 0.5])}
     return call(x, q, **options)
@@ -900,7 +977,7 @@ def _reduceat(d: Draw, x: Ref) -> Any:
 
 
 def _pad(d: Draw, x: Ref) -> Any:
-    mode = d.one(*MODES[: 7 if x.value.dtype.kind in NUMBERS else 5])
+    mode = d.one(*MODES[: 7 if x.value.dtype.kind in "biu" else 5])  # either zero is the largest
     shape = x.value.shape
     widths = d.one(d.int(4), (1, 2), tuple((d.int(4), d.int(4)) for _ in shape) or 1)
     options: dict[str, Any] = {}
@@ -1200,13 +1277,19 @@ ROWS: dict[str, Row] = {
         lambda d, x: d.emit("getitem", x, d.one("a", "b", "c", ["a", "c"])) and None, 2, kinds="V"
     ),
     "setitem": Row(_setitem, 16),
+    "read_and_set": Row(_setitem, 4),
+    "overlap": Row(_overlap_row, 5),
+    "contains": Row(lambda d, x: call(x, d.one(*d.items(x.value.dtype))), 1, kinds="biufU"),
+    "iterate": Row(_alone, 1),
+    "tolist": Row(_alone, 1, kinds="biufcUS"),
+    "fill": Row(lambda d, x: call(x, d.one(*d.items(x.value.dtype))), 1),
     "update": Row(
         lambda d, x: call(x, d.one(*INPLACE), _value(d, x, x.value.shape)), 6, kinds=NUMBERS + "mM"
     ),
     "update_items": Row(_update_items_row, 4, kinds=NUMBERS, tame=True),
     "view": Row(_view_row, 8),
     "reshaped": Row(lambda d, x: call(x, _shape_of(d, x), _value(d, x, ())), 3),
-    "operator": Row(lambda d, x: call(d.one(*OPERATORS), x, d.one(d.fitting(x), 2, d.like(x))), 14),
+    "operator": Row(lambda d, x: call(d.one(*OPERATORS), *d.one(*_both(d, x))), 14),
     "sort": Row(lambda d, x: call(x, axis=d.axis(x, none=True), kind="stable"), 8),
     "argsort": Row(lambda d, x: call(x, axis=d.axis(x, none=True), kind="stable"), 6),
     "sort_in_place": Row(lambda d, x: call(x, axis=d.axis(x), kind="stable"), 2),

@@ -18,7 +18,7 @@ import distarray as da
 from distarray.array._array import DistArray
 from distarray.core._op import Op
 from distarray.core.families._registry import public
-from distarray.errors import DistArrayError
+from distarray.errors import DistArrayError, DTypeError
 from tests.array.index_keys import keys
 from tests.array.strategies import (
     KIND,
@@ -647,3 +647,22 @@ def test_join(name: str, data: st.DataObject) -> None:
     axis = data.draw(st.integers(-len(x.shape), len(x.shape) - 1))
     join = lambda function: lambda x, y: JOINS[name](function, x, y, axis)  # noqa: E731
     compare(join(public[name]), join(getattr(np, name)), x, y)
+
+
+@pytest.mark.parametrize("name", ["sum", "any", "mean", "nanmean", "std"])
+def test_plain_array_is_reduced_beside_a_distributed_mask(name: str) -> None:
+    x, where = np.arange(5.0), np.arange(5) % 2 == 0
+    mask = Case((3,), (da.Shard(0),), where[None])
+
+    def program() -> None:
+        agrees(public[name](x, where=mask.build()), getattr(np, name)(x, where=where))
+
+    on_ranks(program)
+
+
+@pytest.mark.skipif(KIND != "cpu", reason="a GPU has no such items")
+@pytest.mark.parametrize("dtype", [[("a", "i4")], "V3"])
+def test_items_without_an_order_have_no_largest(dtype: Any) -> None:
+    x = da.distribute_array(np.zeros(4, dtype), da.DeviceMesh([0]))
+    with pytest.raises(DTypeError, match="takes booleans"):
+        da.argmax(x)

@@ -18,6 +18,7 @@ from distarray.core._dtypes import normalize_dtype, stays_partial
 from distarray.core._op import Call, Op, State, States
 from distarray.core._spec import Rule, Spec, reduction_spec
 from distarray.core.engine._float_errors import text_converts
+from distarray.core.engine._meshes import replicated_layout
 from distarray.core.engine._operands import (
     assign,
     broadcast_shape,
@@ -151,6 +152,7 @@ def reduce(
     where: Any = True,
 ) -> Any:
     """Return a reduction of `x` over `axis`, with NumPy's arguments."""
+    x = beside_mask(op.name, x, where)
     check_out(op.name, x, out)
     keepdims = check_flag(op.name, "keepdims", keepdims)
     if not isinstance(x, BaseArray):
@@ -226,6 +228,15 @@ def _read_initial(op: Op, initial: Any, dtype: Any) -> Any:
             "that the result's dtype holds"
         ) from error
     return item[()]
+
+
+def beside_mask(name: str, x: Any, where: Any) -> Any:
+    """Return a plain array as one that the processes of its distributed mask have."""
+    if isinstance(x, BaseArray) or not isinstance(where, BaseArray):
+        return x
+    block = normalize_operand(name, x)
+    block = block if _backend.is_buffer(block) else np.asarray(block)
+    return where._new(block, replicated_layout(where.layout.mesh, block.shape))
 
 
 def normalize_mask(name: str, x: BaseArray, where: Any) -> Any:

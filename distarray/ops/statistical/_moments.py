@@ -22,6 +22,7 @@ from distarray.core import (
     Step,
     as_block,
     axis_key,
+    beside_mask,
     broadcast_shape,
     check_fits,
     check_flag,
@@ -160,6 +161,7 @@ def mean(
     if out is None and where is True and isinstance(x, BaseArray):
         return reduce(_mean, x, axis, dtype, out, keepdims)
     keepdims = check_flag("mean", "keepdims", keepdims)
+    x = beside_mask("mean", x, where)
     check_out("mean", x, out)
     if not isinstance(x, BaseArray):
         return np.mean(x, axis, dtype, None, keepdims, where=where)
@@ -280,6 +282,7 @@ def nanmean(
     >>> da.nanmean(x, axis=0).tolist()
     [2.0, 5.0]
     """
+    x = beside_mask("nanmean", x, where)
     if not isinstance(x, BaseArray):
         check_out("nanmean", x, out)
         rest = {} if where is True else {"where": where}
@@ -472,6 +475,7 @@ def _compute_variance(
     if not isinstance(ddof, Real):
         raise ArgumentTypeError(f"correction={ddof!r}: must be a number, 1 for the sample variance")
     beside_nan = name.startswith("nan")
+    x = beside_mask(name, x, where)
     if not isinstance(x, BaseArray):
         function: Any = np.nanvar if beside_nan else np.var
         if _backend.is_cupy(x) and where is True and centre is ABSENT:
