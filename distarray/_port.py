@@ -100,7 +100,7 @@ def report(path: str) -> tuple[str, bool]:
         parts.append("\nmethods that distributed arrays lack, if these are arrays")
         parts += [_line(tuple(at), f".{name}", "") for name, at in sorted(found.methods.items())]
     if found.packages:
-        parts.append("\npackages to which a distributed array is gathered by np.asarray")
+        parts.append("\npackages that gather distributed arrays where they call np.asarray")
         parts += [_line(tuple(at), name, "") for name, at in sorted(found.packages.items())]
     return "\n".join(parts), not missing and not arguments
 

@@ -30,6 +30,10 @@ _SHARE = 0.25
 _LOOKED_AT_BYTES = 16 << 20
 """For fewer it is not worth the 0.1 ms that reading the free memory takes."""
 
+_FIT = "redistribute the operand yourself beforehand, choose placements that fit together"
+_STAY = "choose placements that leave whole the axis along which items change places"
+"""What else to do, where operands do not fit together, and where items change places."""
+
 _active: ContextVar[tuple[str, int] | None] = ContextVar("distarray_communication", default=None)
 
 
@@ -110,7 +114,7 @@ def permit_exchange(name: str, src: Layout, dst: Layout, dtype: Any) -> None:
         for axis in range(dst.ndim):
             offsets = dst.partition(axis).offsets
             items *= max(stop - start for start, stop in pairwise(offsets))
-        _decide(name, f"items of {src} to other places", items * dtype.itemsize)
+        _decide(name, f"items of {src} to other places", items * dtype.itemsize, _STAY)
 
 
 def permit_bytes(name: str, nbytes: int) -> None:
@@ -121,7 +125,7 @@ def permit_bytes(name: str, nbytes: int) -> None:
     ImplicitCommunicationError
         Under "raise", on every rank alike, before the items are sent.
     """
-    _decide(name, "items", nbytes)
+    _decide(name, "items", nbytes, _STAY)
 
 
 def warn_of_gather(call: str, layout: Layout, dtype: Any) -> None:
@@ -142,7 +146,7 @@ def warn_of_gather(call: str, layout: Layout, dtype: Any) -> None:
         )
 
 
-def _decide(name: str, what: str, nbytes: int) -> None:
+def _decide(name: str, what: str, nbytes: int, remedy: str = _FIT) -> None:
     active = _active.get()
     if active is None:
         return
@@ -150,9 +154,8 @@ def _decide(name: str, what: str, nbytes: int) -> None:
     if nbytes == 0 or nbytes < min_bytes:
         return
     message = (
-        f"{name} would move {what} ({nbytes} bytes to the busiest rank); "
-        "redistribute the operand yourself beforehand, choose placements that fit together, or "
-        'allow it with communication("allow")'
+        f"{name} would move {what} ({nbytes} bytes to the busiest rank); {remedy}, or allow it "
+        'with communication("allow")'
     )
     if mode == "raise":
         raise ImplicitCommunicationError(message)

@@ -150,7 +150,10 @@ def test_large_ones_send_a_question_and_a_place_each_between_nodes() -> None:
             assert log.bytes() < 300
         else:
             assert log.bytes() <= 8 * (step + far) + 1000
-        with da.communication("raise"), pytest.raises(ImplicitCommunicationError):
+        with (
+            da.communication("raise"),
+            pytest.raises(ImplicitCommunicationError, match="to other places"),
+        ):
             da.searchsorted(x, y)
 
     simulate(RANKS, program, True)
