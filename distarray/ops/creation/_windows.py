@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
+from distarray.comm import _memory
 from distarray.core import check_integer
 from distarray.errors import ArgumentTypeError
 from distarray.layout import Placement
 from distarray.ops.creation._filled import build, target_layout
 from distarray.typing import Box, Buffer
+
+_PIECE: Final = 1 << 14
+"""So many points are computed at once."""
 
 _DOCUMENTATION = """Return {sentence}.
 
@@ -71,7 +75,11 @@ def _make(name: str, count: Any, formula: Formula, device: Any, mesh: Any, place
         start, stop = box[0]
         if size == 1:
             return np.ones(stop - start)
-        return formula(np.arange(1 - size + 2 * start, 1 - size + 2 * stop, 2.0), size - 1)
+        out: Buffer = _memory.empty((stop - start,), np.float64)
+        for i in range(start, stop, _PIECE):
+            n = np.arange(1 - size + 2 * i, 1 - size + 2 * min(i + _PIECE, stop), 2.0)
+            out[i - start : i - start + len(n)] = formula(n, size - 1)
+        return out
 
     return build(layout, np.dtype(np.float64), make)
 
@@ -112,10 +120,12 @@ def kaiser(
     except (TypeError, ValueError):
         raise ArgumentTypeError(f"kaiser got beta={beta!r}; it must be one real number") from None
 
+    greatest = np.i0(shape)
+
     def formula(n: Buffer, m: int) -> Buffer:
         index, middle = (n + m) / 2, m / 2.0
         inside = 1 - ((index - middle) / middle) ** 2.0
-        return np.i0(shape * np.sqrt(inside)) / np.i0(shape)
+        return np.i0(shape * np.sqrt(inside)) / greatest
 
     return _make("kaiser", M, formula, device, mesh, placements)
 

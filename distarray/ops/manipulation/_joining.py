@@ -10,6 +10,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -413,7 +414,7 @@ def _repeat_spec(_: Op, call: Call) -> Layouts:
     axis, counts = call.static
     (layout,) = call.layouts
     most = sys.maxsize // max(layout.size, 1)
-    if np.any(np.less(counts, 0)) or np.any(np.greater(counts, most)):
+    if np.size(counts) and not 0 <= np.min(counts) <= np.max(counts) <= most:
         raise ArgumentError(
             f"repeat got repeats={counts!r}; numbers must be 0 or more, and items countable"
         )
@@ -423,7 +424,8 @@ def _repeat_spec(_: Op, call: Call) -> Layouts:
     if isinstance(counts, int):
         ends = ends * counts
     else:
-        ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])[ends]
+        of_blocks = [counts[i:j].sum(dtype=np.int64) for i, j in pairwise(ends.tolist())]
+        ends = np.cumsum([0, *of_blocks])
     shape = (*layout.shape[:axis], int(ends[-1]), *layout.shape[axis + 1 :])
     offsets = {axis: tuple(ends.tolist())} if layout.sharding_axes(axis) else None
     return Layouts(
