@@ -44,6 +44,9 @@ _IN_ORDER: Final = 1 << 13
 """Of so many sought items, and of as many in which they are, the sought ones are sorted first, so
 that searches that follow one another end close by (1 Mi in 512 Ki float64: 0.5 s against 0.15)."""
 
+_PIECE: Final = 1 << 17
+"""So many items are looked for at once: a few MiB with what is computed of them."""
+
 Answer = Callable[[Buffer, int, Buffer], Any]
 """A sorted block, how many items come before it, what is sought -> an item for each of these."""
 
@@ -114,7 +117,7 @@ class _Owners:
         mesh: Any = layout.mesh
         self._comm: Communicator = mesh.communicator(layout.sharding_axes(0))
         self._offsets = np.array(layout.partition(0).offsets)
-        self._filled = np.flatnonzero(np.diff(self._offsets))
+        self._filled = np.flatnonzero(np.diff(self._offsets)).astype(np.uint32)
         self._step, self._answer = step, answer
         self._side = step.call.static if isinstance(step.call.static, str) else "left"
         prints = [source.fingerprint for source in step.sources]
@@ -126,15 +129,18 @@ class _Owners:
         flat = sought.astype(np.result_type(items, sought), copy=False).reshape(-1)
         last: Any = np.concatenate(ranks_of(comm).gather(items[-1:]))
         side: Any = self._side
-        block = np.minimum(np.searchsorted(last, flat, side), len(last) - 1)
-        owner = self._filled[block]
+        owner = np.searchsorted(last, flat, side)
+        owner = self._filled[np.minimum(owner, len(last) - 1, out=owner)]
         out = np.empty(flat.shape, self._step.result)
         if comm.reaches_all():
             parcels = group_rows(owner, comm.size)
+            del owner
             with comm.views(items, self._token, self._step) as views:
                 for rank in self._filled.tolist():
-                    which = parcels.part(rank)
-                    out[which] = self._answer(views[rank], int(offsets[rank]), flat[which])
+                    all_of_rank = parcels.part(rank)
+                    for i in range(0, len(all_of_rank), _PIECE):
+                        which = all_of_rank[i : i + _PIECE]
+                        out[which] = self._answer(views[rank], int(offsets[rank]), flat[which])
             return out.reshape(sought.shape)
         start = int(offsets[comm.rank])
         counts = np.bincount(owner, minlength=comm.size)
@@ -156,9 +162,12 @@ class _Owners:
 def _count(items: Buffer, sought: Buffer, side: str) -> Any:
     if min(items.size, sought.size) < _IN_ORDER:
         return np.searchsorted(items, sought, side)  # type: ignore[call-overload]
-    order = argsort_block(np.asarray(sought, sought.dtype.newbyteorder("=")).reshape(-1))
-    places = np.empty(len(order), np.int64)
-    places[order] = np.searchsorted(items, sought.reshape(-1)[order], side)  # type: ignore[call-overload]
+    flat = np.asarray(sought, sought.dtype.newbyteorder("=")).reshape(-1)
+    places = np.empty(len(flat), np.int64)
+    for start in range(0, len(flat), _PIECE):
+        piece = flat[start : start + _PIECE]
+        order = argsort_block(piece)
+        places[start : start + _PIECE][order] = np.searchsorted(items, piece[order], side)  # type: ignore[call-overload]
     return places.reshape(sought.shape)
 
 

@@ -42,8 +42,8 @@ def _found(invert: bool) -> Callable[[Buffer, int, Buffer], Buffer]:
     def find(block: Buffer, _: int, sought: Buffer) -> Buffer:
         if not len(sought):
             return np.empty(0, bool)
-        place = np.minimum(np.searchsorted(block, sought), len(block) - 1)
-        nearest = block[place]
+        place: Any = np.searchsorted(block, sought)
+        nearest = block[np.minimum(place, len(block) - 1, out=place)]
         return nearest != sought if invert else nearest == sought
 
     return find
@@ -215,11 +215,11 @@ def intersect1d(
     if _is_plain(ar1, ar2):
         return np.intersect1d(ar1, ar2, return_indices=index)  # type: ignore[call-overload]
     first, second = _unique_alike(*_as_arrays("intersect1d", ar1, ar2), index)
-    common = isin(first[0], second[0])
+    common = run(_member, (second[0], first[0]), False)
     result = getitem(first[0], common)
     if not index:
         return result
-    others = isin(second[0], first[0])
+    others = run(_member, (first[0], second[0]), False)
     return result, getitem(first[1], common), getitem(second[1], others)
 
 
@@ -252,7 +252,7 @@ def setxor1d(ar1: Any, ar2: Any, assume_unique: bool = False) -> Any:
         return np.setxor1d(ar1, ar2)
     (first,), (second,) = _unique_alike(*_as_arrays("setxor1d", ar1, ar2))
     alone = [
-        getitem(one, isin(one, other, invert=True))
+        getitem(one, run(_member, (other, one), True))
         for one, other in ((first, second), (second, first))
     ]
     return find_unique(concat(alone), Wanted(equal_nan=False))[0]
