@@ -24,6 +24,7 @@ from distarray.core import (
 from distarray.errors import ArgumentError, ShapeError
 from distarray.layout import read_axes
 from distarray.linalg._factorizations import svd
+from distarray.linalg._tall import is_tall
 from distarray.ops import (
     Axes,
     LinAlgError,
@@ -117,11 +118,12 @@ def pinv(x: Any, /, rcond: Any = None, hermitian: bool = False, *, rtol: Any = n
     LinAlgError
         If the decomposition does not converge; on all processes.
     ImplicitCommunicationError
-        If one matrix that is cut is larger than 128 MiB.
+        If one matrix that is cut, and is not tall (see `svd`), is larger than 128 MiB.
 
     Notes
     -----
-    Distribution: as for `inv`.
+    Distribution: of a matrix with many more rows than columns that is cut along its rows (or the
+    other way round) as for `svd`; else as for `inv`.
 
     Examples
     --------
@@ -141,7 +143,21 @@ def pinv(x: Any, /, rcond: Any = None, hermitian: bool = False, *, rtol: Any = n
         return run(_pinv, (x, cutoff), Axes("ij,->ji", None, tuple(options.items())))
     if cutoff is not np._NoValue:
         options["rtol"] = None if cutoff is None else _number("pinv", cutoff)
+    several = not options["hermitian"] and isinstance(x, BaseArray) and x.ndim > 1
+    if several and any(is_tall(one.layout) for one in (x, matrix_transpose(x))):
+        u, s, vh = svd(x, full_matrices=False)
+        least = options.get("rtol", 1e-15)
+        if least is None:
+            least = builtins.max(x.shape[-2:]) * float(np.finfo(s.dtype).eps)
+        inverse = _reciprocals(s, s > least * max(s, axis=-1, keepdims=True))
+        adjoint = conj(matrix_transpose(vh)) * inverse[..., None, :]
+        return matmul(adjoint, conj(matrix_transpose(u)))
     return run(_pinv, (x,), Axes("ij->ji", None, tuple(options.items())))
+
+
+def _reciprocals(s: Any, kept: Any) -> Any:
+    """Return the reciprocals of the singular values that are kept, and 0 for others."""
+    return where(kept, reciprocal(where(kept, s, 1.0)), 0.0)
 
 
 def _number(name: str, value: Any) -> float:
@@ -328,7 +344,7 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, int, An
     kept = s > cutoff * largest
     rank = int(sum(kept))
     right = b if b.ndim == 2 else b[:, None]
-    inverse = where(kept, reciprocal(where(kept, s, 1.0)), 0.0)
+    inverse = _reciprocals(s, kept)
     x = matmul(
         conj(matrix_transpose(vh)), inverse[:, None] * matmul(conj(matrix_transpose(u)), right)
     )
