@@ -15,6 +15,7 @@ from numpy.lib import format as npy
 from distarray.array import reduced_layout
 from distarray.core import (
     BaseArray,
+    check_integer,
     check_travels,
     choose_mesh,
     choose_placements,
@@ -146,6 +147,7 @@ def load(
     from distarray.checkpoint import begin, call_on_first, check_path, read_array
 
     del allow_pickle
+    max_header_size = check_integer("load", "max_header_size", max_header_size)
     mesh = choose_mesh(mesh)
 
     def options() -> dict[str, Any]:
@@ -199,8 +201,8 @@ def _read_header(path: str, max_header_size: int) -> _Header:
         found = npy.open_memmap(path, mode="r", max_header_size=max_header_size)
     except OSError as error:
         raise FileError(f"{path} cannot be opened: {error.strerror}") from None
-    # The last two where the header is cut off, or tells of a length beyond 64 bits.
-    except (ValueError, TokenError, OverflowError) as error:
+    # The last three where a length is no integer, or beyond 64 bits, and the header is cut off.
+    except (ValueError, TypeError, OverflowError, TokenError) as error:
         if "Python objects" in str(error):
             raise DTypeError(
                 f"{path} has Python objects, which no other process could be sent; convert them, "

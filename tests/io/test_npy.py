@@ -206,6 +206,12 @@ def test_a_failure_on_one_rank_is_all_ranks_and_leaves_what_was(
         (b"", FileError, "is no .npy file"),
         (b"PK\x03\x04", FileError, "extract"),
         (b"\x93NUMPY\x01\x00\x0c\x00{'shape': (3\n", FileError, "damaged"),
+        (
+            b"\x93NUMPY\x01\x00\x3b\x00"
+            b"{'descr': '<f8', 'fortran_order': False, 'shape': (True,)}\n" + bytes(8),
+            FileError,
+            "damaged: an integer is required",
+        ),
         ("truncated", FileError, "damaged"),
         ("objects", DTypeError, "Python objects"),
         ("header", FileError, "max_header_size"),
@@ -242,6 +248,8 @@ def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path: Path) 
             da.load(tmp_path / "x.npy", placements=[Shard(0) if rank else Replicate()])
         with pytest.raises(ArgumentTypeError, match="path="):
             da.save(7, x)
+        with pytest.raises(ArgumentTypeError, match="max_header_size"):
+            da.load(tmp_path / "x.npy", max_header_size="long")
         with pytest.raises(ArgumentError, match="mmap_mode"):
             da.load(tmp_path / "x.npy", mmap_mode="r")
         with pytest.raises(DTypeError, match="objects"):
