@@ -8,13 +8,26 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core import LARGE, BaseArray, Call, Op, Spec, Step, check_number, real, register, run
+from distarray.core import (
+    LARGE,
+    BaseArray,
+    Call,
+    Op,
+    Spec,
+    Step,
+    check_number,
+    elementwise,
+    in_pieces,
+    real,
+    register,
+    run,
+    run_row,
+)
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.ops._taking import take
 from distarray.ops.creation._asarray import asarray
 from distarray.ops.elementwise._arithmetic import minimum
-from distarray.ops.elementwise._logic import isnan
-from distarray.ops.elementwise._rounding import clip, where
+from distarray.ops.elementwise._rounding import clip
 from distarray.ops.searching._searchsorted import searchsorted
 from distarray.ops.statistical._reductions import without_partial
 from distarray.typing import Buffer, Shape
@@ -75,19 +88,31 @@ def _ask_owners(x: Any, xp: Any, fp: Any, left: Any, right: Any, period: Any) ->
     last = xp.shape[0] - 1
     place = without_partial("interp", searchsorted(xp, x, side="right")) - 1
     low = clip(place, 0, max(last - 1, 0))
+    x0, y0 = take(xp, low), take(fp, low)
     high = minimum(low + 1, last)
-    x0, x1, y0, y1 = take(xp, low), take(xp, high), take(fp, low), take(fp, high)
+    del low
+    x1, y1 = take(xp, high), take(fp, high)
+    del high
+    return run_row(_line, (x, place, x0, x1, y0, y1), last=last, left=left, right=right)
+
+
+def _between(
+    x: Any, place: Any, x0: Any, x1: Any, y0: Any, y1: Any, *, last: int, left: Any, right: Any
+) -> Any:
+    """Return the values at `x`, given the points beside it, and how many are not after it."""
     with np.errstate(all="ignore"):
         slope = (y1 - y0) / (x1 - x0)
         result = slope * (x - x0) + y0
         back = slope * (x - x1) + y1
-        back = where(isnan(back) & (y0 == y1), y0, back)
-        result = where(x == x0, y0, where(isnan(result), back, result))
-    after = y1 if right is None else where(x > x1, right, y1)
-    result = where(place == last, after, result)
-    result = where(place < 0, y0 if left is None else left, result)
-    return where(isnan(x), x, result)
+        back = np.where(np.isnan(back) & (y0 == y1), y0, back)
+        result = np.where(x == x0, y0, np.where(np.isnan(result), back, result))
+    after = y1 if right is None else np.where(x > x1, right, y1)
+    result = np.where(place == last, after, result)
+    result = np.where(place < 0, y0 if left is None else left, result)
+    return np.where(np.isnan(x), x, result)
 
+
+_line = elementwise("interp", in_pieces(_between), 6)
 
 _row = Op("interp", np.interp, _spec, dtypes=_dtypes, bind=_bind)
 
@@ -134,7 +159,7 @@ def interp(
     -----
     Distribution: nothing is sent where every process has the points; up to 64 KiB of those that are
     cut are gathered. Of more, each item asks the owners for its place and the two points beside it
-    (see `searchsorted` and `take`), which takes memory for ten arrays like `x`. Partial operands
+    (see `searchsorted` and `take`), which takes memory for seven arrays like `x`. Partial operands
     are reduced first. On GPUs NumPy looks up on the host.
 
     Examples

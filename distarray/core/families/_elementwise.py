@@ -102,19 +102,21 @@ def elementwise(
 
 
 def in_pieces(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of a block, item by item, whose temporary arrays are of bounded size."""
+    """Return a function of blocks, item by item, whose temporary arrays are of bounded size."""
 
     @functools.wraps(function)
-    def call_in_pieces(block: Any, **options: Any) -> Any:
-        if not _backend.is_numpy(block) or block.size <= _PIECE:
-            return function(block, **options)
-        flat = block.reshape(-1)
-        dtype = function(flat[:0], **options).dtype
-        out: Buffer = _memory.empty(block.shape, dtype)
+    def call_in_pieces(*blocks: Any, **options: Any) -> Any:
+        first = blocks[0]
+        alike = all(_backend.is_numpy(one) and one.shape == first.shape for one in blocks)
+        if not alike or first.size <= _PIECE:
+            return function(*blocks, **options)
+        flat = [one.reshape(-1) for one in blocks]
+        dtype = function(*[one[:0] for one in flat], **options).dtype
+        out: Buffer = _memory.empty(first.shape, dtype)
         target = out.reshape(-1)
-        for start in range(0, flat.size, _PIECE):
+        for start in range(0, target.size, _PIECE):
             piece = slice(start, start + _PIECE)
-            target[piece] = function(flat[piece], **options)
+            target[piece] = function(*[one[piece] for one in flat], **options)
         return out
 
     return call_in_pieces

@@ -20,6 +20,7 @@ from distarray.core import (
     copy_array,
     device_of,
     elementwise,
+    in_pieces,
     normalize_dtype,
     plain_buffer,
     register,
@@ -47,7 +48,7 @@ _raised = elementwise("clip", np.maximum, 2)
 where = elementwise("where", np.where, 3)  # public with one operand, too: ops/_searching.py
 _angle = elementwise("angle", np.angle, 1)
 _filled = elementwise("nan_to_num", np.nan_to_num, 1)
-_close = elementwise("isclose", np.isclose, 2)
+_close = elementwise("isclose", in_pieces(np.isclose), 2)
 copied_row = elementwise("copyto", lambda block: block, 1)
 
 

@@ -19,8 +19,8 @@ from distarray.comm import count_numbers
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.typing import Buffer
 
-_PIECE: Final = 1 << 16
-"""So many points, or as many as there are bins, are counted at once, as in `np.histogram`."""
+_PIECE: Final = 1 << 15
+"""So many points, or as many as there are bins, are counted at once."""
 
 _MOST_BINS_TRIED: Final = 100
 """By Stone's rule, of few items; of many the square root of their number."""

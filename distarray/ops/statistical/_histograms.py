@@ -367,7 +367,7 @@ def histogramdd(
     -----
     Distribution: points whose coordinates are cut are brought together. The least and greatest
     coordinates are reduced, if they are needed; nothing else is sent. Memory: the bins, three
-    times, and what `np.histogramdd` needs of 65,536 points, or of as many as there are bins. Blocks
+    times, and what `np.histogramdd` needs of 32,768 points, or of as many as there are bins. Blocks
     on a GPU are counted by NumPy on the host.
 
     Examples
