@@ -43,6 +43,9 @@ class Call(NamedTuple):
         return tuple(layout.shape for layout in self.layouts)
 
 
+_UFUNC_METHODS = ("reduce", "accumulate", "reduceat", "outer", "at")
+
+
 def _local(step: Step) -> Callable[..., Any]:
     return step.op.local
 
@@ -156,6 +159,9 @@ class Op:
         self.describe(__name__=self.name, __qualname__=self.name, __module__="distarray")
         if self.call is not None:
             self.describe(__signature__=_without_op(self.call))
+        if self.ufunc is not None and getattr(np, self.name, None) is self.ufunc:
+            # NumPy's own methods, which lead to ours for distributed arrays: `add.reduce`.
+            self.describe(**{method: getattr(self.ufunc, method) for method in _UFUNC_METHODS})
 
     def describe(self, **attributes: Any) -> Op:
         """Give the callable its documentation or signature."""

@@ -153,6 +153,9 @@ def test_rules_that_cannot_be_read_or_do_not_fit_are_refused() -> None:
             register_rule(np.sin, wrong)
     with pytest.raises(ArgumentError, match="combine"):
         register_rule(np.sin, "ij->i", combine="add")
+    for pair in ((3, "i->i"), (np.sin, 3)):
+        with pytest.raises(ArgumentTypeError, match="function and text"):
+            register_rule(*pair)
     row = register_rule(lambda a, b: a, "ij,j->ij")
 
     def program() -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distarray.core import _replicas
-from distarray.core._arguments import plain_buffer
+from distarray.core._arguments import describe, plain_buffer
 from distarray.core._base import BaseArray
 from distarray.core._op import Call, Op
 from distarray.core._spec import Letters, Spec
@@ -166,6 +166,8 @@ def register_rule(
     ------
     ArgumentError
         If the subscripts cannot be read, or `combine` is no reduction.
+    ArgumentTypeError
+        If `func` is no function, or `subscripts` no text.
 
     Notes
     -----
@@ -179,6 +181,11 @@ def register_rule(
     >>> from distarray import register_rule
     >>> norms = register_rule(lambda x: np.sqrt((x * x).sum(-1)), "ij->i")
     """
+    if not callable(func) or not isinstance(subscripts, str):
+        raise ArgumentTypeError(
+            f"register_rule({describe(func)}, {describe(subscripts)}): takes a function and text, "
+            'such as "ij->i"'
+        )
     rule = Rule(subscripts, *_parse(subscripts), combine)
     contracted = {x for array in rule.inputs for x in array} - set(rule.output) - {"..."}
     if contracted and combine is not None and combine not in REDUCTIONS:

@@ -244,3 +244,21 @@ def test_bits_of_a_cut_axis_are_reduced_when_they_are_needed() -> None:
         agrees(np.logical_xor.reduce(y), np.logical_xor.reduce(np.bitwise_xor.reduce(value)))
 
     on_ranks(program)
+
+
+def test_functions_of_ours_that_are_ufuncs_have_their_methods() -> None:
+    for name in dir(np):
+        ufunc = getattr(np, name)
+        if isinstance(ufunc, np.ufunc) and ufunc.signature is None and hasattr(da, name):
+            assert getattr(da, name).reduce == ufunc.reduce
+    assert not hasattr(da.sum, "reduce")
+
+    def program() -> None:
+        x = da.arange(8)
+        agrees(da.add.reduce(x), 28)
+        agrees(da.maximum.reduceat(x, [0, 3]), [2, 7])
+        agrees(da.multiply.outer(x, x), np.multiply.outer(np.arange(8), np.arange(8)))
+        da.add.at(x, [0, 0], 1)
+        agrees(da.add.accumulate(x), np.cumsum([2, 1, 2, 3, 4, 5, 6, 7]))
+
+    on_ranks(program)
