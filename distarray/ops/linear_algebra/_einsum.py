@@ -12,8 +12,8 @@ import numpy as np
 
 from distarray.core import BaseArray, Letters, cast, normalize_operands, register, run, step_for
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
+from distarray.ops.linear_algebra import _panels
 from distarray.ops.linear_algebra._contraction import Subscripts, contraction
-from distarray.ops.linear_algebra._panels import find_large
 from distarray.typing import Shape
 
 
@@ -134,11 +134,12 @@ def einsum(subscripts: str, /, *operands: Any, optimize: Any = False) -> Any:
         )
     del optimize
     if len(operands) > 2:
-        operands = tuple(normalize_operands("einsum", operands))
-        if any(isinstance(x, BaseArray) for x in operands):
-            arrays = [x if hasattr(x, "dtype") else np.asarray(x) for x in operands]
+        nbytes = sum([x.nbytes for x in operands if isinstance(x, BaseArray)])
+        if nbytes > _panels.PANEL_BYTES:
+            known = normalize_operands("einsum", operands)
+            arrays = [x if hasattr(x, "dtype") else np.asarray(x) for x in known]
             step = step_for(_einsum, arrays, subscripts)
-            if step.panels is not None and find_large(step, step.moves):
+            if step.panels is not None and _panels.find_large(step, step.moves):
                 return _run_in_pairs(subscripts, arrays)
     return run(_einsum, operands, subscripts)
 
