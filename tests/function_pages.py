@@ -1,7 +1,7 @@
 """The page of all functions, measured: ``python -m tests.function_pages [--check]``.
 
 Each function is called, as `tests/ops/test_every_row.py` calls it, on four simulated ranks with an
-array of 32 KiB in each placement, and with one of 512 KiB that is cut. What its result's placements
+array of 32 KiB in each placement, and with one of 2 MiB that is cut. What its result's placements
 are, what the ranks send, and what memory they need goes into `distarray/_functions.json`, which
 ``python -m distarray port`` reads, and from there into `docs/functions.md`.
 `tests/test_function_pages.py` says when they are to be made anew.
@@ -24,7 +24,7 @@ import numpy as np
 import distarray as da
 from distarray import _port
 from distarray.core.families._registry import functions, public
-from distarray.errors import DistArrayError
+from distarray.errors import ArgumentError, DistArrayError
 from distarray.layout import Partial, Replicate, Shard
 from distarray.testing import simulate
 from tests import peak_memory
@@ -37,8 +37,8 @@ PAGE = ROOT / "docs" / "functions.md"
 RANKS = 4
 SIDE = 64
 BYTES = SIDE * SIDE * 8
-LARGE_SIDE = 256
-"""Of the array of which memory is measured."""
+LARGE_SIDES = 512, 256
+"""Of the array of which memory is measured; the second where a function refuses the first."""
 SLACK = 0.1
 """Of a block, that counts as none: plans, logs and Python's own objects."""
 PLACEMENTS = {"R": Replicate(), "S(0)": Shard(0), "S(1)": Shard(1), "P(sum)": Partial()}
@@ -76,16 +76,27 @@ def values(dtype: str, ndim: int, side: int = SIDE) -> np.ndarray:
     return (found if ndim == 2 else found.reshape(-1)).astype(dtype)
 
 
+def backwards(x: Any) -> Any:
+    """Return an index array of an array's shape: the places along its first axis, reversed."""
+    places = da.arange(x.shape[0])[::-1].reshape((-1,) + (1,) * (x.ndim - 1))
+    return places + da.zeros_like(x, dtype=int)
+
+
 USES: dict[str, Callable[[Any], Any]] = {
     "allclose": lambda x: da.allclose(x, x),
     "argpartition": lambda x: da.argpartition(x, 5, axis=0),
+    "delete": lambda x: da.delete(x, slice(None, None, 2), axis=0),
     "diff": lambda x: da.diff(x, axis=0),
+    "insert": lambda x: da.insert(x, slice(None), x, axis=0),
     "isclose": lambda x: da.isclose(x, x),
     "meshgrid": lambda x: da.meshgrid(x[0], x[1]),
     "partition": lambda x: da.partition(x, 5, axis=0),
     "polydiv": lambda x: da.polydiv(x[0, :8], [1, 2]),
     "put": lambda x: [da.put(x, da.arange(x.size), x), x],
+    "put_along_axis": lambda x: [da.put_along_axis(x, backwards(x), x, 0), x],
     "repeat": lambda x: da.repeat(x, 2, axis=0),
+    "take": lambda x: da.take(x, da.arange(x.shape[0])[::-1], axis=0),
+    "take_along_axis": lambda x: da.take_along_axis(x, backwards(x), 0),
     "cross": lambda x: da.cross(x[:, :3], x[:, :3]),
     "linalg.cross": lambda x: da.linalg.cross(x[:, :3], x[:, :3]),
     "dsplit": lambda x: da.dsplit(da.expand_dims(x, 2), 1),
@@ -128,7 +139,7 @@ def measure(name: str, known: str | None = None) -> dict[str, Any]:
                 with contextlib.suppress(DistArrayError, TypeError, ValueError, IndexError):
                     told = run(call, values(dtype, ndim))
                     if known is None:
-                        known = scratch(call, values(dtype, ndim, LARGE_SIDE))
+                        known = scratch(call, dtype, ndim)
                     return {**told, "scratch": known}
     return {"sends": "varies", "results": {}, "received": {"S(0)": {}}, "scratch": ""}
 
@@ -169,11 +180,15 @@ def run(call: Callable[[Any], Any], value: np.ndarray) -> dict[str, Any]:
     return {"sends": kind, "results": results, "received": sent}
 
 
-def scratch(call: Callable[[Any], Any], value: np.ndarray) -> str:
+def scratch(call: Callable[[Any], Any], dtype: str, ndim: int) -> str:
     """Return the blocks of scratch memory that a rank needs, rounded up to halves."""
+    large, smaller = (values(dtype, ndim, side) for side in LARGE_SIDES)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        blocks = peak_memory.scratch(call, value, RANKS)
+        try:
+            blocks = peak_memory.scratch(call, large, RANKS)
+        except ArgumentError:
+            blocks = peak_memory.scratch(call, smaller, RANKS)
     return f"{max(0, math.ceil(2 * (blocks - SLACK))) / 2:g}"
 
 
@@ -219,10 +234,13 @@ defaults: reductions are over all axes.
 - **scratch**: the memory that a rank needs meanwhile beside the array, cut along its first axis,
   and the result. In blocks of the array, or of the result where that is larger, rounded up to
   halves; the whole array has 4. Buffers of messages count, work space inside of LAPACK does not. Of
-  256 x 256 numbers on simulated ranks; processes of a node read each other's blocks in place, and
+  512 x 512 numbers on simulated ranks; processes of a node read each other's blocks in place, and
   may need less. `linalg` has whole matrices of up to 128 MiB on every rank, where it gathers;
   products have the smaller operand up to 16 MiB, and of more two panels, of at most a block or
-  16 MiB each. `histogram` needs no more for blocks of over 65,536 items.
+  16 MiB each. Functions of polynomials have up to 65,536 coefficients or points, and refuse more.
+  `put` and `put_along_axis` have the index, here made by the call, and the numbers and values of
+  items as they are sent and as they come. `histogram` and others that work in pieces need no more
+  for larger blocks.
 - **names**: N stands in NumPy, A in the array API standard (2025.12).
 """
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
+import distarray as da
 from distarray import _port
 from distarray.core.families._registry import public
-from tests import function_pages
+from tests import function_pages, peak_memory
 from tests.ops.test_every_row import TOLD
 
 pytestmark = pytest.mark.host_only
@@ -42,3 +44,20 @@ def test_what_is_measured_is_right_where_it_is_known():
 @pytest.mark.parametrize("name", ["add", "linalg.qr", "matmul", "sort", "sum", "take"])
 def test_scratch_memory_is_what_is_measured_now(name):
     assert function_pages.measure(name)["scratch"] == TOLD_NOW[name]["scratch"]
+
+
+NOT_REPLICATED = {
+    "insert": lambda x: da.insert(x, slice(None), x),
+    "insert many": lambda x: da.insert(x, 1, x),
+    "linalg.pinv": lambda x: da.linalg.pinv(x.reshape(-1, 4)),
+    "put_along_axis": lambda x: da.put_along_axis(x, [3], 0, 0),
+    "repeat": lambda x: da.repeat(x, np.broadcast_to(1, x.shape)),
+    "take_along_axis": lambda x: da.take_along_axis(x, [3], 0),
+}
+
+
+@pytest.mark.parametrize("name", NOT_REPLICATED)
+def test_scratch_memory_does_not_grow_with_the_number_of_ranks(name):
+    call = NOT_REPLICATED[name]
+    few, many = (peak_memory.scratch(call, np.arange(ranks * 8192.0), ranks) for ranks in (2, 8))
+    assert many < 1.3 * few + 0.5

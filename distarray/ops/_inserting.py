@@ -132,7 +132,8 @@ def insert(x: Any, /, obj: Any, values: Any, axis: int | None = None) -> Any:
     Notes
     -----
     Distribution: the items of `x` go to where the default split has them, and the values as for
-    `put`. Memory: a byte for each item of the axis on the process, beside the result.
+    `put`. Memory: a byte for each item of the axis on the process, beside the result, and of
+    several places in an array 24 bytes each.
 
     Examples
     --------
