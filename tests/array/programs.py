@@ -100,6 +100,7 @@ class Setting(NamedTuple):
 
 
 USUAL = Setting()
+RAN = "programs"
 GROUP = 25
 """Programs that run together, so that ranks are made once."""
 
@@ -450,7 +451,7 @@ class Draw:
         size = self.one(*LENGTHS) if size is None else size
         return self.given(lambda v: v.shape == (size,) and v.dtype == dtype, (size,), dtype)
 
-    def new(self, shape: Any = None, dtype: Any = None, items: Any = None) -> Ref:
+    def new(self, shape: Any = None, dtype: Any = None, items: Any = None, memory: str = "") -> Ref:
         """Add a new array."""
         dtype = np.dtype(DTYPES[self.int(len(DTYPES))] if dtype is None else dtype)
         if shape is None:
@@ -472,14 +473,19 @@ class Draw:
         values = items[self.rng.integers(items.size, size=(count, *shape))].astype(dtype)
         if op == "avg":  # of multiples of the count, so that it is exact
             values = (values * count).astype(dtype)
+        case = Case(mesh, placements, values, order, self.cuts(shape, placements))
+        return self.emit("array", New(case, memory or self.one(*MEMORY)))
+
+    def cuts(self, shape: Any, placements: Any) -> tuple[Any, ...]:
+        """Return where some axes are cut."""
         own = []
+        pairs = list(zip(self.program.mesh, placements, strict=True))
         for axis, size in enumerate(shape):
             blocks = math.prod(n for n, p in pairs if p is da.Shard(axis))
             if da.Shard(axis) in placements and self.int(2):
                 cuts = sorted(int(c) for c in self.rng.integers(0, size + 1, size=blocks - 1))
                 own.append((axis, (0, *cuts, size)))
-        case = Case(mesh, placements, values, order, tuple(own))
-        return self.emit("array", New(case, self.one(*MEMORY)))
+        return tuple(own)
 
     def items(self, dtype: np.dtype) -> np.ndarray:
         if dtype.names is not None:
@@ -596,7 +602,7 @@ def _has_nan(x: np.ndarray) -> bool:
 def draw(seed: int) -> Program:
     """Return the random program of a seed."""
     drawn = Draw(seed)
-    length = drawn.int(6, 20)
+    length = drawn.int(5, 13)
     for _ in range(drawn.int(1, 4)):
         drawn.new()
     while len(drawn.program.statements) < length:
@@ -665,10 +671,6 @@ def _write_reshaped(xp: Any, x: Any, shape: Any, value: Any) -> Any:
     return seen
 
 
-def _numbered(ufunc: str, method: str) -> Callable[..., Any]:
-    return getattr(getattr(np, ufunc), method)
-
-
 INPLACE: dict[str, Any] = {"+=": operator.iadd, "*=": operator.imul, "-=": operator.isub,
                            "|=": operator.ior, "&=": operator.iand, "//=": operator.ifloordiv,
                            "/=": operator.itruediv, "**=": operator.ipow}  # fmt: skip
@@ -677,6 +679,18 @@ OPERATORS: dict[str, Any] = {"+": operator.add, "*": operator.mul, "-": operator
                              "!=": operator.ne, "|": operator.or_, "&": operator.and_,
                              "^": operator.xor, "//": operator.floordiv, "%": operator.mod,
                              "<<": operator.lshift, "/": operator.truediv}  # fmt: skip
+
+
+def _through(x: Any, shape: Any, ranks: Any, placements: Any) -> Any:
+    """Return an array that was on another mesh in between."""
+    there = x.redistribute(placements, mesh=da.DeviceMesh(np.reshape(ranks, shape)))
+    return there.redistribute(x.placements, mesh=x.mesh)
+
+
+def _created(xp: Any, x: Any, name: str, placements: Any, args: Any, options: Any) -> Any:
+    """Return a new array, on the mesh of another."""
+    given = {} if xp is np else {"mesh": x.mesh, "placements": placements}
+    return getattr(xp, name)(*args, **dict(options), **given)
 
 
 def _read_and_set(xp: Any, x: Any, key: Any, value: Any) -> Any:
@@ -711,16 +725,15 @@ VIEWS: dict[str, Any] = {
 }
 
 
-def _numpys_own(name: str, ours: Callable[..., Any], theirs: Callable[..., Any]) -> Any:
-    return lambda xp, *args, **options: (theirs if xp is np else ours)(*args, **options)
-
-
-def _chosen(f: Callable[..., Any], x: Any, kth: int, axis: Any) -> Any:
-    return f(x, kth, axis=axis)
-
-
 OWN: dict[str, Callable[..., Any]] = {
-    "redistribute": lambda xp, x, placements: x if xp is np else x.redistribute(placements),
+    "redistribute": lambda xp, x, placements, order, cuts: (
+        x if xp is np else x.redistribute(placements, shard_order=order, boundaries=dict(cuts))
+    ),
+    "through": lambda xp, x, *to: x if xp is np else _through(x, *to),
+    "create": _created,
+    "out": lambda xp, name, out, args, options: getattr(xp, name)(
+        *args, **dict(options), out=out.copy()
+    ),
     "rebalance": lambda xp, x: x if xp is np else x.rebalance(),
     "copy": lambda xp, x: x.copy(),
     "astype": lambda xp, x, dtype: x.astype(dtype),
@@ -743,6 +756,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "ufunc.reduceat": lambda xp, x, ufunc, *args, **k: getattr(np, ufunc).reduceat(x, *args, **k),
     "ufunc.outer": lambda xp, x, ufunc, y: getattr(np, ufunc).outer(x, y),
     "ufunc.out": lambda xp, x, ufunc, *args, **k: getattr(np, ufunc)(*args, out=x.copy(), **k),
+    "sort_fields": lambda xp, *args: xp.argsort(*args),
     "sort_in_place": _writing(lambda xp, x, **k: x.sort(**k)),
     "put": _writing(lambda xp, x, *args, **k: xp.put(x, *args, **k)),
     "putmask": _writing(lambda xp, x, *args: xp.putmask(x, *args)),
@@ -852,8 +866,10 @@ def _value(d: Draw, x: Ref, shape: Any) -> Any:
     if d.int(3) == 0:
         return d.one(*d.items(x.value.dtype))
     shape = shape[d.int(len(shape) + 1) :]
-    fits = lambda v: v.dtype == x.value.dtype and v.shape == shape  # noqa: E731
-    return d.given(fits, shape, x.value.dtype)
+    dtype = x.value.dtype
+    if dtype.kind in NUMBERS and d.int(4) == 0:
+        dtype = np.dtype(d.one("f8", "i4", "?", ">f8"))
+    return d.given(lambda v: v.dtype == dtype and v.shape == shape, shape, dtype)
 
 
 def _shape_at(x: Ref, key: Any) -> Any:
@@ -861,6 +877,61 @@ def _shape_at(x: Ref, key: Any) -> Any:
         return x.value[_mapped(key, lambda ref: ref.value)].shape
     except IndexError:
         raise UnfitError from None
+
+
+def _moved(d: Draw, x: Ref) -> Any:
+    placements, order = d.placements(x.value.ndim)
+    return call(x, placements, order, d.cuts(x.value.shape, placements))
+
+
+def _through_row(d: Draw, x: Ref) -> Any:
+    x = d.new(memory="own")  # whose shape is known outside of the mesh
+    shape = d.one(*MESH_SHAPES)
+    ranks = d.rng.permutation(max(d.program.ranks) + 1)[: math.prod(shape)]
+    if len(ranks) < math.prod(shape):
+        raise UnfitError
+    choices = (da.Replicate(), *map(da.Shard, range(x.value.ndim)))
+    return call(x, shape, tuple(int(r) for r in ranks), tuple(d.one(*choices) for _ in shape))
+
+
+CREATED: dict[str, Callable[[Draw], Any]] = {
+    "arange": lambda d: (d.int(-5, 5), d.int(5, 30), d.one(1, 3, 0.5, -2)),
+    "linspace": lambda d: (d.int(-5, 5), d.int(5, 30), d.int(0, 12)),
+    "full": lambda d: ((d.int(9), d.int(4)), d.one(3, 2.5, True)),
+    "eye": lambda d: (d.int(9), d.int(9), d.int(-3, 4)),
+    "tri": lambda d: (d.int(9), d.int(9), d.int(-3, 4)),
+    "indices": lambda d: ((d.int(9), d.int(4)),),
+    "identity": lambda d: (d.int(9),),
+}
+
+
+def _created_row(d: Draw, x: Ref) -> Any:
+    name = d.one(*CREATED)
+    args = CREATED[name](d)
+    options = tuple(d.some(dtype=d.one("f4", "i4", "f8")).items())
+    ndim = np.ndim(getattr(np, name)(*args))
+    return call(x, name, d.placements(ndim)[0], args, options)
+
+
+def _out_row(d: Draw, x: Ref) -> Any:
+    names = [name for name in INTO_OUT if ROWS[name].takes(x.value)]
+    name = names[d.int(len(names))]
+    args, options = ROWS[name].draw(d, x)
+    given = _mapped((args, tuple(options.items())), lambda ref: ref.value)
+    try:
+        with np.errstate(all="ignore"):
+            found = getattr(np, name)(*given[0], **dict(given[1]))
+    except Exception:
+        raise UnfitError from None
+    out = d.new(
+        np.shape(found),
+        d.one(found.dtype, "f8") if name in ("cumsum", "max", "sum") else found.dtype,
+    )
+    return call(name, out, args, tuple(options.items()))
+
+
+INTO_OUT = ["all", "any", "argmax", "clip", "compress", "cumprod", "cumsum", "max", "sum", "take"]
+"""Functions whose result goes into `out=`."""
 
 
 def _setitem(d: Draw, x: Ref) -> Any:
@@ -995,7 +1066,7 @@ def _join(d: Draw, x: Ref) -> Any:
     if not x.value.ndim:
         raise UnfitError
     axis = d.axis(x)
-    return call(list(_several(d, x, axis)), axis=axis)
+    return call(list(_several(d, x, axis)), axis=axis, **d.some(casting="unsafe"))
 
 
 def _several(d: Draw, x: Ref, axis: int) -> Any:
@@ -1253,22 +1324,24 @@ NOT_ARRAYS = ["can_cast", "common_type", "einsum_path", "result_type", "iscomple
               "isrealobj", "min_scalar_type", "array_equal", "array_equiv",
               "allclose", "shape", "size", "ndim"]  # fmt: skip
 TOO_LARGE = ["kron", "outer", "meshgrid", "diagflat", "ix_", "histogramdd"]
-OF_NAN = [
-    "intersect1d",
-    "setdiff1d",
-    "setxor1d",
-    "union1d",
-    "unique",
-    "unique_all",
-    "unique_inverse",
-]
-_SIMPLE = [name for name in CHOICES if name not in (*NOT_ARRAYS, *TOO_LARGE, *OF_NAN)]
+OPEN = ["intersect1d", "lexsort", "setdiff1d", "setxor1d", "union1d", "unique", "unique_all",
+        "unique_inverse"]  # fmt: skip
+"""Functions with rows of their own, which know what NumPy leaves open."""
+_SIMPLE = [name for name in CHOICES if name not in (*NOT_ARRAYS, *TOO_LARGE, *OPEN)]
 _ORDINARY = [name for name in COMPUTED if name not in (*NOT_ARRAYS, *TOO_LARGE, *ROUNDED)]
 _NOT_EXACT = [name for name in ROUNDED if name not in TOO_LARGE]
 NUMBERS = "biufc"
+ACCUMULATED = ("maximum", "minimum", "add", "logical_or", "fmax", "bitwise_xor", "subtract")
+REDUCED = ("maximum", "minimum", "add", "logical_or", "fmax", "bitwise_xor", "logical_xor", "gcd")
 ROWS: dict[str, Row] = {
     "array": Row(lambda d, x: d.new() and None, 4),
-    "redistribute": Row(lambda d, x: call(x, d.placements(x.value.ndim)[0]), 6),
+    "redistribute": Row(_moved, 6),
+    "through": Row(_through_row, 2),
+    "create": Row(_created_row, 3),
+    "out": Row(_out_row, 5, "zero"),
+    "sort_fields": Row(
+        lambda d, x: call(x, d.axis(x), "stable", d.one("a", "b", ["c", "a"])), 2, kinds="V"
+    ),
     "rebalance": Row(_alone, 4),
     "copy": Row(_alone),
     "astype": Row(lambda d, x: call(x, d.one(*DTYPES)), 4, kinds="biufcmMUS"),
@@ -1338,8 +1411,9 @@ ROWS: dict[str, Row] = {
     "ufunc.accumulate": Row(
         lambda d, x: call(
             x,
-            d.one("maximum", "minimum", "add", "logical_or", "fmax", "bitwise_xor", "subtract"),
+            d.one(*ACCUMULATED),
             axis=d.axis(x),
+            **d.some(dtype=d.one("f8", "i8")),
         ),
         4,
         "any NaN",
@@ -1349,17 +1423,9 @@ ROWS: dict[str, Row] = {
     "ufunc.reduce": Row(
         lambda d, x: call(
             x,
-            d.one(
-                "maximum",
-                "minimum",
-                "add",
-                "logical_or",
-                "fmax",
-                "bitwise_xor",
-                "logical_xor",
-                "gcd",
-            ),
+            d.one(*REDUCED),
             axis=d.axes(x),
+            **d.some(keepdims=True, initial=1),
         ),
         4,
         "any NaN",
@@ -1513,7 +1579,7 @@ ROWS: dict[str, Row] = {
         2,
         kinds="u",
     ),
-    "use": Row(_use(_SIMPLE), 24, "zero"),
+    "use": Row(_use(_SIMPLE), 24, "any NaN"),
     "use_ordinary": Row(
         lambda d, x: d.emit("use", *_use(_ORDINARY)(d, x)[0]) and None, 16, kinds=NUMBERS, tame=True
     ),
@@ -1530,15 +1596,14 @@ NAMES = [name for name, row in ROWS.items() for _ in range(row.weight)]
 def failures(seeds: range, refused: Counter[str], until: float = math.inf) -> Iterator[Any]:
     """Run the programs of seeds and give each that differs with its message, made smaller.
 
-    Ends early at a time of the clock `time.perf_counter`; the keys of `refused` that are numbers
-    of programs tell then how many ran.
+    Ends early at a time of the clock `time.perf_counter`; `refused[RAN]` counts what ran.
     """
     for _, group in groupby(seeds, lambda seed: seed // GROUP):
         if time.perf_counter() > until:
             return
         programs = {seed: draw(seed) for seed in group}
         found = _errors_of(list(programs.values()), refused)
-        refused["programs"] += len(programs)
+        refused[RAN] += len(programs)
         for (seed, program), message in zip(programs.items(), found, strict=True):
             if message is not None:
                 yield seed, *_smaller(program, message)
@@ -1612,7 +1677,7 @@ def main() -> None:
         lines = "\n".join(map(str, program.statements))
         where = f"{program.mesh} {program.ranks} {program.setting}"
         print(f"seed {seed} on {where}:\n{lines}\n{message}\n", flush=True)
-    ran = refused.pop("programs", 0)
+    ran = refused.pop(RAN, 0)
     for text, count in refused.most_common():
         print(f"refused {count:6d}  {text}")
     print(f"{ran} programs, {wrong} differ, {time.perf_counter() - started:.0f} s")

@@ -13,7 +13,7 @@ from tests.array import programs
 from tests.array.strategies import Case
 from tests.on_device import DEVICE
 
-EACH = 50
+EACH = programs.GROUP
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="operands of NumPy's stay on the host")
 
