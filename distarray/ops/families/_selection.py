@@ -214,8 +214,12 @@ def _outcome(layout: Layout, parts: Sequence[Any]) -> _Outcome:
             offsets[place] = part[1]
             shape.append(part[1][-1])
     kept = carry_cuts(layout, tuple(shape), axes, offsets)
-    freed = _free_axes(kept, taken)
-    output = mirror_layout(_drop_axes(freed, taken), _renumber(flipped, taken))
+    freed = output = kept  # layouts of new boundaries take most of the time of a new key
+    if taken:
+        freed = _free_axes(kept, taken)
+        output = _drop_axes(freed, taken)
+    if flipped:
+        output = mirror_layout(output, _renumber(flipped, taken))
     is_local = not flipped and _count_blocks(kept, taken) == 1
     sends = []
     if taken and not is_local:
@@ -229,9 +233,9 @@ def _bind(step: Step) -> Callable[[Buffer], Buffer]:
     """Return the function that takes the selected items of this process's block."""
     found: Any = step.spec
     key, output = found.key, found.output
-    shape = output.local_shape()
     if not found.copies_view:
         return operator.itemgetter(key)
+    shape = output.local_shape()
     if found.is_local:
         return lambda block: copy_block(block[key].reshape(shape))
     axes = _renumber(found.flipped, found.taken)
