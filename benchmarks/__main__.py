@@ -21,6 +21,7 @@ SUITES = {
     "redistribution": (2, 4),
     "overhead": (1, 2),
     "large": (2,),
+    "selections": (2,),
     "overlap": (2,),
     "transformer": (2,),
     "fsdp": (2,),
@@ -36,7 +37,7 @@ def main() -> int:
     parser.add_argument("suites", nargs="*", choices=[[], *SUITES], help="default: all")
     parser.add_argument("--ranks", help="rank counts instead of the suites' own, such as 2,4")
     parser.add_argument("--quick", action="store_true", help="only see that everything runs")
-    parser.add_argument("--without", default="", help="contenders to leave out: heat,dtensor")
+    parser.add_argument("--without", default="", help="contenders to leave out: heat,dtensor,dask")
     parser.add_argument(
         "--out", type=Path, default=ROOT / "benchmarks" / "results" / machine.label()
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 import distarray as da
-from benchmarks.cases import Move, shuffled_rows
+from benchmarks.cases import LINE_SIZE, Move, bins, shuffled_rows
 from benchmarks.measure import Work
 
 NAME = "distarray"
@@ -41,10 +43,9 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
     """Perform one operation on arrays that are split over their rows; `r` is on every rank."""
     mesh = da.default_mesh()
     dx, dy, dr = _array(x, mesh, ("S0",)), _array(y, mesh, ("S0",)), _array(r, mesh, ("R",))
-    flat = dx.reshape(-1)
     rows, columns, everywhere = ([PLACEMENTS[name]] for name in ("S0", "S1", "R"))
-    mask = dy > 0.5 if name == "x[mask]" else None
-    order = da.asarray(shuffled_rows(dx.shape[0]))
+    line = da.arange(float(LINE_SIZE)) if name in ("x[i]", "x[i:]") else dx
+    turns = itertools.cycle(range(LINE_SIZE))
     works: dict[str, Work] = {
         "x + y": lambda: dx + dy,
         "x * 2 + y": lambda: dx * 2 + dy,
@@ -55,12 +56,41 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
         "S0 -> S1": lambda: dx.redistribute(columns),
         "x.std()": lambda: float(dx.std()),
         "x.mean(0)": lambda: dx.mean(axis=0).redistribute(everywhere),
-        "x[mask]": lambda: dx[mask],
-        "x[rows]": lambda: dx[order],
-        "x[rows] = y": lambda: (dx.__setitem__(order, dy), dx)[1],
         "S0 @ R": lambda: dx @ dr,
         "S0 @ S0": lambda: (dx @ dy).redistribute(rows),
-        "sort": lambda: da.sort(flat),
-        "argsort": lambda: da.argsort(flat),
+        "x[i]": lambda: line[next(turns)],
+        "x[i:]": lambda: line[next(turns) :],
+        "map_blocks": lambda: da.map_blocks(np.negative, dx),
     }
     return works.get(name)
+
+
+def selection(name: str, x: np.ndarray, y: np.ndarray) -> Work | None:
+    """Select, sort or count items of arrays that are split over their first axis."""
+    mesh = da.default_mesh()
+    dx, dy = _array(x, mesh, ("S0",)), _array(y, mesh, ("S0",))
+    mask = dy > 0.5 if "mask" in name else dy
+    values = dy[mask] if name == "x[mask] = y" else dy
+    order = _index(dx.shape[0], mesh) if "rows" in name else dx
+    length = bins(name)
+    works: dict[str, Work] = {
+        "x[mask]": lambda: dx[mask],
+        "x[mask] = 0": lambda: (dx.__setitem__(mask, 0), dx)[1],
+        "x[mask] = y": lambda: (dx.__setitem__(mask, values), dx)[1],
+        "x[rows]": lambda: dx[order],
+        "x[rows] = y": lambda: (dx.__setitem__(order, dy), dx)[1],
+        "sort": lambda: da.sort(dx),
+        "argsort": lambda: da.argsort(dx),
+        "bincount": lambda: da.bincount(dx, minlength=length).redistribute([da.Shard(0)]),
+    }
+    return works.get(name.partition(",")[0])
+
+
+def _index(count: int, mesh: da.DeviceMesh) -> da.DistArray:
+    """Order rows at random; the index is split as the array is."""
+    return da.distribute_array(shuffled_rows(count), mesh, [da.Shard(0)], src=None)
+
+
+def trim() -> None:
+    """Give back the memory that earlier calls have left."""
+    da.memory.trim()

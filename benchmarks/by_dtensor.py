@@ -84,6 +84,11 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
     return works.get(name)
 
 
+def selection(name: str, x: np.ndarray, y: np.ndarray) -> Work | None:  # noqa: ARG001
+    """Select nothing: DTensor has no operation here that gives blocks of lengths of their own."""
+    return None
+
+
 def stop() -> None:
     """Leave torch's process group."""
     from torch import distributed

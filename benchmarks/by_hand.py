@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from mpi4py import MPI
 
-from benchmarks.cases import Move, shuffled_rows
+from benchmarks.cases import Move, bins, shuffled_rows
 from benchmarks.measure import Work
 
 NAME = "by hand"
@@ -115,14 +115,6 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
             total = np.zeros(x.shape[1])
             rows = x.shape[0] * comm.size
             return lambda: (comm.Allreduce(x.sum(axis=0), total), total / rows)[1]
-        case "x[mask]":
-            return _select(comm, x.reshape(-1), y.reshape(-1) > 0.5)
-        case "x[rows]":
-            wanted, places = _rows_of_ranks(comm, len(x))
-            return _exchange_rows(comm, x, np.zeros_like(x), wanted, places)
-        case "x[rows] = y":
-            wanted, places = _rows_of_ranks(comm, len(x))
-            return _exchange_rows(comm, y, x.copy(), places, wanted)
         case "S0 @ R":
             out = np.zeros((x.shape[0], r.shape[1]))
             return lambda: np.matmul(x, r, out=out)
@@ -131,6 +123,37 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
             whole = np.zeros((y.shape[0] * comm.size, y.shape[1]))
             return lambda: (comm.Allgather(y, whole), np.matmul(x, whole, out=out))[1]
     return None
+
+
+def selection(name: str, x: np.ndarray, y: np.ndarray) -> Work | None:
+    """Select or count items of the blocks of arrays that are split over their first axis."""
+    comm = MPI.COMM_WORLD
+    flat, other = x.reshape(-1), y.reshape(-1)
+    match name.partition(",")[0]:
+        case "x[mask]":
+            return _select(comm, flat, other > 0.5)
+        case "x[mask] = 0":
+            out, mask = x.copy(), y > 0.5
+            return lambda: (np.copyto(out, 0, where=mask), out)[1]
+        case "x[mask] = y":
+            out, mask = x.copy(), y > 0.5
+            values = y[mask]
+            return lambda: (np.place(out, mask, values), out)[1]
+        case "x[rows]":
+            wanted, places = _rows_of_ranks(comm, len(x))
+            return _exchange_rows(comm, x, np.zeros_like(x), wanted, places)
+        case "x[rows] = y":
+            wanted, places = _rows_of_ranks(comm, len(x))
+            return _exchange_rows(comm, y, x.copy(), places, wanted)
+        case "bincount":
+            counts = np.zeros(bins(name) // comm.size, np.int64)
+            return lambda: _count(comm, x, counts)
+    return None
+
+
+def _count(comm: MPI.Comm, x: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    comm.Reduce_scatter_block(np.bincount(x, minlength=counts.size * comm.size), counts)
+    return counts
 
 
 def _sum(comm: MPI.Comm, x: np.ndarray) -> float:
@@ -167,9 +190,10 @@ def _exchange_rows(
     placed: list[np.ndarray],
 ) -> Work:
     """Pack the rows for each rank, and put what comes from each in its place."""
-    sent, received = ([len(rows) * block.shape[1] for rows in part] for part in (taken, placed))
+    width = block[0].size
+    sent, received = ([len(rows) * width for rows in part] for part in (taken, placed))
     order, target = np.concatenate(taken), np.concatenate(placed)
-    send, receive = np.zeros((len(order), block.shape[1])), np.zeros((len(target), block.shape[1]))
+    send, receive = (np.zeros((len(rows), *block.shape[1:])) for rows in (order, target))
 
     def work() -> np.ndarray:
         np.take(block, order, axis=0, out=send, mode="clip")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import types
 import warnings
 
 import numpy as np
 
-from benchmarks.cases import Move
+from benchmarks.cases import LINE_SIZE, Move, bins
 from benchmarks.measure import Work
 
 NAME = "Heat"
@@ -77,8 +78,8 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
     import heat
 
     hx, hy, hr = _array(x, 0), _array(y, 0), _array(r, None)
-    flat = _array(x.reshape(-1), 0)
-    mask = hy > 0.5 if name == "x[mask]" else None
+    line = heat.arange(LINE_SIZE, dtype=heat.float64, split=0)
+    turns = itertools.cycle(range(LINE_SIZE))
     works: dict[str, Work] = {
         "x + y": lambda: hx + hy,
         "x * 2 + y": lambda: hx * 2 + hy,
@@ -89,9 +90,25 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
         "S0 -> S1": lambda: heat.resplit(hx, 1),
         "x.std()": lambda: float(hx.std()),
         "x.mean(0)": lambda: hx.mean(0),
-        "x[mask]": lambda: hx[mask],
         "S0 @ R": lambda: hx @ hr,
         "S0 @ S0": lambda: hx @ hy,
-        "sort": lambda: heat.sort(flat)[0],
+        "x[i]": lambda: line[next(turns)],
+        "x[i:]": lambda: line[next(turns) :],
     }
     return works.get(name)
+
+
+def selection(name: str, x: np.ndarray, y: np.ndarray) -> Work | None:
+    """Select, sort or count items of arrays that are split over their first axis."""
+    import heat
+
+    hx, hy = _array(x, 0), _array(y, 0)
+    mask = hy > 0.5 if "mask" in name else hy
+    works: dict[str, Work] = {
+        "x[mask]": lambda: hx[mask],
+        "x[mask] = 0": lambda: (hx.__setitem__(mask, 0), hx)[1],
+        "sort": lambda: heat.sort(hx, 0)[0],  # of axis -1 it sorts each block alone
+        "argsort": lambda: heat.sort(hx, 0)[1],
+        "bincount": lambda: heat.bincount(hx, minlength=bins(name)),
+    }
+    return works.get(name.partition(",")[0])

@@ -88,32 +88,58 @@ def moves(ranks: int, size: int) -> list[Move]:
     return listed
 
 
-SMALL_OPERATIONS = ("x + y", "x * 2 + y", "x.T", "x[:, 3]", "x @ R", "float(x.sum())", "S0 -> S1")
+SMALL_OPERATIONS = (
+    "x + y",
+    "x * 2 + y",
+    "x.T",
+    "x[:, 3]",
+    "x @ R",
+    "float(x.sum())",
+    "S0 -> S1",
+    "x[i]",
+    "x[i:]",
+    "map_blocks",
+)
 SMALL_ROWS = 16
 """Rows of one rank's block; every array is split over its rows, and R is held by all."""
+LINE_SIZE = 1 << 20
+"""Items of the array of one axis of `x[i]` and `x[i:]`, where every turn has another `i`."""
 
 # A product's result is split over its rows, whatever layout a contender would choose for it.
-LARGE_OPERATIONS = (
-    "x + y",
-    "x.std()",
-    "x.mean(0)",
-    "x[mask]",
-    "x[rows]",
-    "x[rows] = y",
-    "S0 @ R",
-    "S0 @ S0",
-    "sort",
-    "argsort",
-)
+LARGE_OPERATIONS = ("x + y", "x.std()", "x.mean(0)", "S0 @ R", "S0 @ S0")
 LARGE_SIZE = 8192
 MATMUL_SIZE = 4096
-SORT_SIZE = 2896
-"""All items are sorted as one axis: 8 Mi."""
+
+WIDE, LONG = (8192, 8192), (8 << 20,)
+SELECTIONS: dict[str, tuple[int, ...]] = {
+    "x[mask]": WIDE,
+    "x[mask] = 0": WIDE,
+    "x[mask] = y": WIDE,
+    "x[rows], 64 KiB": WIDE,
+    "x[rows], 4 KiB": (1 << 17, 512),
+    "x[rows], 256 B": (1 << 21, 32),
+    "x[rows], 64 B": (1 << 23, 8),
+    "x[rows], 8 B": LONG,
+    "x[rows] = y, 64 KiB": WIDE,
+    "x[rows] = y, 64 B": (1 << 23, 8),
+    "x[rows] = y, 8 B": LONG,
+    "sort": LONG,
+    "argsort": LONG,
+    "bincount, 4096 bins": LONG,
+    "bincount, 8 Mi bins": LONG,
+}
+"""Selections, and the shapes of their arrays: the mask takes every other item, the rows are all
+rows in random order; the items that are counted are integers."""
+
+
+def bins(name: str) -> int:
+    """Give the bins of a case of `bincount`."""
+    return 4096 if name.endswith("4096 bins") else LONG[0]
 
 
 def large_size(name: str) -> int:
     """Give the rows and columns of the arrays of a large operation."""
-    return SORT_SIZE if "sort" in name else MATMUL_SIZE if "@" in name else LARGE_SIZE
+    return MATMUL_SIZE if "@" in name else LARGE_SIZE
 
 
 def shuffled_rows(count: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Who takes part: a module each, with the same five names."""
+"""Who takes part: a module each, with the same names."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from types import ModuleType
 
 from mpi4py import MPI
 
-from benchmarks import by_distarray, by_dtensor, by_hand, by_heat
+from benchmarks import by_dask, by_distarray, by_dtensor, by_hand, by_heat
 
-ALL = (by_distarray, by_hand, by_dtensor, by_heat)
+ALL = (by_distarray, by_hand, by_dtensor, by_heat, by_dask)
 
 
 def present(comm: MPI.Comm, without: str = "") -> tuple[list[ModuleType], dict[str, str]]:

@@ -1,15 +1,13 @@
 """Operations on arrays far larger than any cache, repeated as a program would.
 
 Run by the driver as ``mpiexec -n RANKS python -m benchmarks.large``. The arrays have 64 Mi float64
-(8192 x 8192) over all ranks, 8 Mi of them where they are sorted; the matrix products are of
-4096 x 4096. The baseline is the version written by hand; NumPy alone does the whole on one process
-while the others wait.
+(8192 x 8192) over all ranks; the matrix products are of 4096 x 4096. The baseline is the version
+written by hand; NumPy alone does the whole on one process while the others wait.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 
 import numpy as np
 from mpi4py import MPI
@@ -56,11 +54,7 @@ def _measure(comm: MPI.Comm, name: str, running: list, quick: bool) -> dict:
         works[module.NAME] = work
     if name == "x + y":
         works[FRESH] = lambda: x + y
-        works[ALONE] = _alone(comm, size, np.add)
-    if "sort" in name:
-        works[ALONE] = _alone(comm, size, lambda whole, _: getattr(np, name)(whole, None))
-    if name == "x[mask]":
-        works[ALONE] = _alone(comm, size, lambda whole, mask: whole[mask], lambda y: y > 0.5)
+        works[ALONE] = _alone(comm, size)
     gc.collect()
     samples = measure.in_turn(comm, works, repeats=3 if quick else 9)
     return {
@@ -71,14 +65,12 @@ def _measure(comm: MPI.Comm, name: str, running: list, quick: bool) -> dict:
     }
 
 
-def _alone(
-    comm: MPI.Comm, size: int, function: Callable, second: Callable = np.asarray
-) -> measure.Work:
+def _alone(comm: MPI.Comm, size: int) -> measure.Work:
     if comm.rank:
         return lambda: None
     random = np.random.default_rng(0)
-    whole, other = random.random((size, size)), second(random.random((size, size)))
-    return lambda: function(whole, other)
+    whole, other = random.random((size, size)), random.random((size, size))
+    return lambda: np.add(whole, other)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import re
 from importlib import metadata
 from pathlib import Path
 
-PACKAGES = ("numpy", "mpi4py", "numba", "torch", "heat")
+PACKAGES = ("numpy", "mpi4py", "numba", "torch", "heat", "dask")
 
 
 def facts() -> dict[str, str]:

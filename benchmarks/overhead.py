@@ -1,12 +1,14 @@
 """What one operation costs on blocks so small that the work itself is nothing.
 
 Run by the driver as ``mpiexec -n RANKS python -m benchmarks.overhead``. Every rank has a block of
-16 x 16 float64; NumPy does the same on the block alone.
+16 x 16 float64; NumPy does the same on the block alone. `x[i]` and `x[i:]` are turns of a loop over
+a long array of one axis: no cache knows the next one.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 
 import numpy as np
 from mpi4py import MPI
@@ -30,6 +32,7 @@ def main() -> None:
 
 
 def _numpy(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> measure.Work:
+    line, turns = np.arange(float(cases.LINE_SIZE)), itertools.cycle(range(cases.LINE_SIZE))
     works: dict[str, measure.Work] = {
         "x + y": lambda: x + y,
         "x * 2 + y": lambda: x * 2 + y,
@@ -38,6 +41,9 @@ def _numpy(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> measure.Wo
         "x @ R": lambda: x @ r,
         "float(x.sum())": lambda: float(x.sum()),
         "S0 -> S1": x.copy,
+        "x[i]": lambda: line[next(turns)],
+        "x[i:]": lambda: line[next(turns) :],
+        "map_blocks": lambda: np.negative(x),
     }
     return works[name]
 
@@ -56,7 +62,7 @@ def _measure(comm: MPI.Comm, name: str, running: list, quick: bool) -> dict:
         work = module.operation(name, x, y, r)
         if work is not None:
             result = work()
-            if name != "S0 -> S1":
+            if name not in ("S0 -> S1", "x[i:]"):
                 result = result if isinstance(result, float) else module.local(result)
                 if not np.allclose(result, expected, rtol=1e-12):
                     raise ValueError(f"{module.NAME}: wrong value of {name}")

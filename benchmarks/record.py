@@ -16,7 +16,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True, help="file for the numbers (JSON)")
     parser.add_argument("--quick", action="store_true", help="small and few, to see that it runs")
-    parser.add_argument("--without", default="", help="contenders to leave out: heat,dtensor")
+    parser.add_argument("--without", default="", help="contenders to leave out: heat,dtensor,dask")
     return parser.parse_args()
 
 

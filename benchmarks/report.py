@@ -20,6 +20,7 @@ BASELINES = {
     "redistribution": "plain copy",
     "overhead": "NumPy",
     "large": "by hand",
+    "selections": "plain copy",
     "overlap": "one after the other",
     "transformer": "without communication",
     "fsdp": "without communication",
@@ -75,7 +76,9 @@ def _cells(row: dict, names: list[str], baseline: str) -> str:
         seconds = row["seconds"][name]["median"]
         ratio = _multiple(row, name, baseline)
         told = name == baseline or ratio is None
-        cells.append(_time(seconds) if told else f"{_time(seconds)} ({_ratio(ratio)})")
+        cell = _time(seconds) if told else f"{_time(seconds)} ({_ratio(ratio)})"
+        peak = row.get("peaks", {}).get(name)
+        cells.append(cell if peak is None else f"{cell}, {peak / 2**20:.0f} MiB")
     return " | ".join(cells)
 
 

@@ -46,6 +46,12 @@ def test_multiples_are_those_of_the_rounds_where_these_are_known(parts: list[dic
     assert "| 3.3 us (3.00) |" in report.tables("redistribution", parts)
 
 
+def test_memory_is_told_beside_time(parts: list[dict]) -> None:
+    parts[0]["rows"][0]["peaks"] = {"distarray": 3 << 20}
+    told = report.tables("redistribution", parts)
+    assert "| S0 -> S1 | 200 ns | 3.3 us (16), 3 MiB | 250 ms" in told
+
+
 def test_shares_are_told_in_percent(parts: list[dict]) -> None:
     parts[0]["rows"][0]["shares"] = {"hidden": {"median": 0.456, "low": 0.4, "high": 0.5}}
     told = report.tables("redistribution", parts)
