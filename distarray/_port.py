@@ -241,16 +241,16 @@ def _judge(name: str, lines: tuple[int, ...]) -> Use:
     own = not isinstance(found, ModuleType) and _is_numpys_own(found)
     if own or name in _SETTINGS or package == "typing":
         return Use(name, "numpy", lines, "")
+    if isinstance(found, np.ufunc) and rest and callable(getattr(np.ufunc, rest[0], None)):
+        method = method_of(found, rest[0])
+        if method is not None:
+            return Use(name, costs().get(_name_of(method), "varies"), lines, "")
+        return Use(name, "missing", lines, GENERAL)
     ours = _ours(name)
     if ours is not None:
         return Use(name, costs().get(name) or costs().get(_name_of(ours), "made"), lines, "")
     if not rest and callable(found) and found in functions:
         return Use(name, "made", lines, "")
-    if isinstance(found, np.ufunc) and rest:
-        method = method_of(found, rest[0])
-        if method is not None:
-            return Use(name, costs().get(_name_of(method), "varies"), lines, "")
-        return Use(name, "missing", lines, GENERAL)
     if name.startswith("random."):
         return Use(name, "missing", lines, _RANDOM)
     if isinstance(found, ModuleType):
@@ -286,7 +286,10 @@ def _missing_arguments(used: dict[tuple[str, str], list[int]]) -> list[str]:
         ours, theirs = _ours(name), _resolve(name.split("."))[0]
         if isinstance(ours, type) or not callable(ours) or not callable(theirs):
             continue
-        parameters = inspect.signature(ours).parameters.values()
+        try:
+            parameters = inspect.signature(ours).parameters.values()
+        except ValueError:  # of a method of NumPy's, whose versions differ in what they tell
+            continue
         by_name = {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY}
         if key not in by_name and not any(p.kind is p.VAR_KEYWORD for p in parameters):
             leading = {*(p.name for p in parameters), *leading_names(theirs, ours)}
