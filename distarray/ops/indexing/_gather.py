@@ -296,7 +296,10 @@ class IndexBlocks:
                 continue
             index = _backend.to_host(block)
             try:
-                index = index if self._is_empty else wrap_index(index, size, axis)
+                if self._is_empty:  # where nobody looks at what the index has
+                    index = index.astype(np.int64, copy=False)
+                else:
+                    index = wrap_index(index, size, axis)
             except IndexingError as raised:
                 if own.is_replicated:
                     raise

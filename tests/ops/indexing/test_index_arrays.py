@@ -362,6 +362,8 @@ def test_rows_that_are_read_and_written_at_once_are_copied_first() -> None:
             x[::-1, [0, 2]] = x[:, [1, 3]]
             whole[::-1, [0, 2]] = whole[:, [1, 3]]
             agrees(x, whole)
+            none = da.asarray(np.zeros(0, np.uint64))
+            assert x[none, 1].shape == (0,)
             n = da.arange(8, placements=[cut[0] if cut != [Shard(1)] else R])
             n[n] = n[::-1].copy()
             agrees(n, np.arange(8)[::-1])
