@@ -46,7 +46,9 @@ _SETTINGS = {
 }
 """Names of NumPy's that need no form of ours."""
 _BUILDERS = tuple(map(type, (np.r_, np.c_, np.mgrid, np.ogrid)))
-_METHODS = {name for name in dir(np.ndarray) if not name.startswith("_")} - set(dir(da.DistArray))
+_METHODS = {
+    name for name in dir(np.ndarray) if not name.startswith("_") and not hasattr(da.DistArray, name)
+}
 
 
 class Use(NamedTuple):

@@ -27,7 +27,7 @@ def documented(*rooms: Any) -> dict[str, str]:
             one = getattr(one, "__func__", one)
             ours = (getattr(one, "__module__", None) or "").startswith("distarray")
             is_error = isinstance(one, type) and issubclass(one, Exception)
-            if ours and not is_error and not name.startswith("_"):
+            if ours and not is_error and not name.startswith("_") and hasattr(room, name):
                 found.setdefault(inspect.getdoc(one) or "", f"{room.__name__}.{name}")
     return {name: text for text, name in found.items()}
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import distarray as da
+from distarray.core import INSTEAD
 from distarray.testing import simulate
 
 ALIASES = {
@@ -99,5 +100,65 @@ def test_dtype_is_taken_by_position_as_in_numpy(name: str, args: tuple[object, .
         expected = getattr(np, name)(*args)
         assert x.dtype == expected.dtype
         assert np.array_equal(x.full_array(), expected)
+
+    simulate(2, program)
+
+
+PLACES = {
+    "": da,
+    "testing.": da.testing,
+    "random.": da.random,
+    "random.Generator.": da.random.default_rng(0),
+    "ndarray.": da.DistArray,
+    "lib.stride_tricks.": None,
+}
+
+
+def test_remedies_are_for_names_that_are_not_there() -> None:
+    for path in INSTEAD:
+        home, dot, name = path.rpartition(".")
+        place = PLACES[home + dot]
+        assert place is None or not hasattr(place, name)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "home"),
+    [(np.ndarray, "ndarray."), (np.random.Generator, "random.Generator."), (np.random, "random.")],
+)
+def test_names_of_numpy_that_lack_name_what_to_do(theirs: object, home: str) -> None:
+    ours = PLACES[home]
+    names = getattr(theirs, "__all__", dir(theirs))
+    for name in names:
+        if not name.startswith("_") and not hasattr(ours, name):
+            with pytest.raises(AttributeError, match=f"has no '{name}' as NumPy.*; use"):
+                getattr(ours, name)
+    for name in ("nothing_of_this_name", "__array_interface__"):
+        with pytest.raises(AttributeError, match="has no attribute"):
+            getattr(ours, name)
+
+
+def test_what_errors_say_to_do_does_it() -> None:
+    def program() -> None:
+        rng = da.random.default_rng(3)
+        value = np.arange(14).reshape(7, 2)
+        x = da.asarray(value)
+        some = x[rng.integers(0, len(x), 20)].full_array()
+        assert {*map(tuple, some)} <= {*map(tuple, value)}
+        few = x[da.argsort(rng.random(len(x)))[:4]].full_array()
+        assert len({*map(tuple, few)} & {*map(tuple, value)}) == 4
+        x[...] = x[da.argsort(rng.random(len(x)))]
+        assert not np.array_equal(x.full_array(), value)
+        assert np.array_equal(np.sort(x.full_array(), axis=0), value)
+        apart = da.take_along_axis(x, da.argsort(rng.random(x.shape), axis=0), 0)
+        assert np.array_equal(np.sort(apart.full_array(), axis=0), value)
+        n, k, v = 7, 3, da.arange(7)
+        windows = da.stack([v[i : n - k + 1 + i] for i in range(k)], axis=-1)
+        expected = np.lib.stride_tricks.sliding_window_view(np.arange(7), k)
+        assert np.array_equal(windows.full_array(), expected)
+        cov, mean = np.array([[2.0, 1.0], [1.0, 3.0]]), np.array([1.0, 5.0])
+        drawn = mean + rng.standard_normal((5000, 2)) @ np.linalg.cholesky(cov).T
+        assert np.allclose(da.cov(drawn.T).full_array(), cov, atol=0.3)
+        wide = da.map_blocks(lambda block: block.view(np.int64), v.astype(float))
+        assert np.array_equal(wide.full_array(), np.arange(7.0).view(np.int64))
 
     simulate(2, program)

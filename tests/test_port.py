@@ -158,6 +158,5 @@ def _written(folder: Path, source: str) -> Path:
     return path
 
 
-def test_remedies_are_for_names_that_numpy_has():
-    assert all(hasattr(np, name) for name in _port.INSTEAD)
+def test_settings_are_names_that_numpy_has():
     assert all(hasattr(np, name) for name in _port._SETTINGS)

@@ -1,5 +1,6 @@
 """The distributed array and its operators, protocols, printing and conversions."""
 
+from distarray._missing_names import add_missing_names
 from distarray.array._array import DistArray, distribute_array, redistribute
 from distarray.array._convert import infer_layout, reduced_layout
 from distarray.array._describe import local_rows
@@ -23,3 +24,5 @@ __all__ = [
     "reduced_layout",
     "visualize",
 ]
+
+add_missing_names(DistArray, "ndarray")

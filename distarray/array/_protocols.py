@@ -124,16 +124,15 @@ class Protocols(BaseArray):
             kwargs = {k: v for k, v in kwargs.items() if k not in ("order", "subok")}
             kwargs, args = {"mesh": self._layout.mesh, **kwargs}, args[:count]
         if ours is None:
-            module = getattr(func, "__module__", "numpy")
+            path = f"{getattr(func, '__module__', 'numpy')}.{func.__name__}"
             remedy = (
                 "call it on x.full_array(), which gathers on every rank, on blocks with "
                 "da.map_blocks or x.to_local(), or look for a function of the distarray namespace"
             )
-            if func.__name__ in INSTEAD:
-                remedy = f"use {INSTEAD[func.__name__]}"
+            if path.removeprefix("numpy.") in INSTEAD:
+                remedy = f"use {INSTEAD[path.removeprefix('numpy.')]}"
             raise ArgumentTypeError(
-                f"{module}.{func.__name__} has no distributed form, and distarray does not gather "
-                f"silently; {remedy}"
+                f"{path} has no distributed form, and distarray does not gather silently; {remedy}"
             )
         if not all(_is_known(t) for t in types):
             return NotImplemented

@@ -1,5 +1,8 @@
 """Tools with which programs that use the library test themselves."""
 
+from typing import TYPE_CHECKING
+
+from distarray._missing_names import missing_name_error
 from distarray.comm import simulate
 from distarray.core import clear_cache
 from distarray.redistribute import clear_plans
@@ -24,3 +27,9 @@ def reset() -> None:
     """
     clear_cache()
     clear_plans()
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        raise missing_name_error(f"testing.{name}")
