@@ -20,6 +20,7 @@ from distarray.core._arguments import (
     choose_placements,
     describe,
     is_stored,
+    join_arrays,
     normalize_shape,
     plain_buffer,
     plain_source,

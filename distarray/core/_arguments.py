@@ -248,8 +248,8 @@ def plain_buffer(
     Raises
     ------
     ArgumentTypeError
-        If it is distributed already, or an array of a class whose items mean more than their
-        values: a mask, a unit, the algebra of matrices would be lost.
+        If it is distributed already, a list of such arrays, or an array of a class whose items mean
+        more than their values: a mask, a unit, the algebra of matrices would be lost.
     ArgumentError
         If it is no regular array, as nested sequences of different lengths.
     DTypeError
@@ -271,6 +271,11 @@ def plain_buffer(
             )
         buffer = np.asarray(value)
     else:
+        if _holds_arrays(value):
+            raise ArgumentTypeError(
+                f"{call} got a {type(value).__name__} of distributed arrays; da.stack(...) makes "
+                "one array of them"
+            )
         try:
             buffer = _backend.asarray(value, device, dtype)
         except DistArrayError:
@@ -283,6 +288,25 @@ def plain_buffer(
     if not objects:
         check_travels(buffer.dtype)
     return buffer
+
+
+def join_arrays(value: Any) -> Any:
+    """Return a list that holds distributed arrays as one of these, stacked; any other value itself.
+
+    Of arrays without axes, numbers, NumPy makes an array.
+    """
+    if _holds_arrays(value):
+        return np.stack([join_arrays(one) for one in value])
+    return value
+
+
+def _holds_arrays(value: Any) -> bool:
+    if type(value) not in (list, tuple) or not value or isinstance(value[0], _NUMBERS):
+        return False
+    return any(one.ndim if isinstance(one, BaseArray) else _holds_arrays(one) for one in value)
+
+
+_NUMBERS = (bool, int, float, complex, str, bytes, np.generic)
 
 
 def plain_source(value: Any, call: str, dtype: Any = None) -> Any:

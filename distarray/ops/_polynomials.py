@@ -1,7 +1,7 @@
 """Polynomials by their coefficients, the highest power first, as in NumPy's old functions.
 
 Coefficients are few: where they are distributed every process gets them, and computes with them by
-NumPy. Values of polynomials are computed where the items are.
+NumPy. Values of polynomials are computed, and many points fitted, where the items are.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from distarray.core import (
     common_mesh,
     describe,
     move,
+    normalize_operands,
     plain_buffer,
     pointwise,
     register,
     replicated_layout,
     run,
     run_one,
+    warn,
 )
 from distarray.errors import ArgumentError, DTypeError, MeshError, ShapeError
 from distarray.layout import Replicate
@@ -92,7 +94,7 @@ Examples
 _ONE = "p : array or DistArray\n    Coefficients, the highest power first."
 _PAIR = "a1, a2 : array or DistArray\n    Coefficients, the highest power first."
 _POINTS = """x, y : array or DistArray
-    The points.
+    The points; more than 65,536 are not gathered, but fitted by `linalg.lstsq`.
 deg : int
     Its degree.
 rcond, full, w, cov : optional
@@ -150,7 +152,47 @@ def polyfit(
     w: Any = None,
     cov: Any = False,
 ) -> Any:
+    if any(isinstance(one, BaseArray) and one.size > COEFFICIENTS for one in (x, y, w)):
+        return _fit_many(x, y, check_integer("polyfit", "deg", deg), rcond, full, w, cov)
     return _compute(np.polyfit, x, y, deg, rcond=rcond, full=full, w=w, cov=cov)
+
+
+def _fit_many(x: Any, y: Any, deg: int, rcond: Any, full: bool, w: Any, cov: Any) -> Any:
+    """Return `np.polyfit` of many points, which stay where they are.
+
+    NumPy's functions of matrices lead to ours.
+    """
+    x, y, *weights = normalize_operands("polyfit", (x, y) if w is None else (x, y, w))
+    n, order = len(x), deg + 1
+    shapes = x.shape, y.shape, *(one.shape for one in weights)
+    if deg < 0 or len(x.shape) != 1 or y.shape[:1] != (n,) or shapes[2:] not in ((), ((n,),)):
+        raise ArgumentError(
+            f"polyfit of degree {deg} got x, y and w of shapes {shapes}; they are (n,), (n,) or "
+            "(n, k), and (n,), and the degree is not negative"
+        )
+    if not isinstance(x, BaseArray):
+        mesh: Any = next(one for one in (y, *weights) if isinstance(one, BaseArray))._layout.mesh
+        x = asarray(x, mesh=mesh)
+    x, y = x + 0.0, y + 0.0
+    if rcond is None:
+        rcond = n * np.finfo(x.dtype).eps
+    rows = np.vander(x, order)
+    for weight in weights:
+        rows = rows * weight[:, None]
+        y = y * (weight if len(y.shape) == 1 else weight[:, None])
+    scale = np.sqrt(np.sum(rows * rows, axis=0))
+    found, residuals, rank, values = np.linalg.lstsq(rows / scale, y, rcond)
+    found = found / (scale if len(y.shape) == 1 else scale[:, None])
+    if rank != order and not full:
+        warn("polyfit may be poorly conditioned", np.exceptions.RankWarning)
+    if full:
+        return found, residuals, rank, values, rcond
+    if not cov:
+        return found
+    base = np.linalg.inv((rows / scale).T @ (rows / scale)) / np.multiply.outer(scale, scale)
+    base = base if len(y.shape) == 1 else base[:, :, None]
+    is_scaled = not (isinstance(cov, str) and cov == "unscaled")
+    return found, base * (residuals / (n - order)) if is_scaled else base
 
 
 def polyint(p: Any, /, m: int = 1, k: Any = None) -> Any:

@@ -21,6 +21,7 @@ from distarray.core import (
     check_fits,
     check_flag,
     check_out,
+    join_arrays,
     reduction_spec,
     register,
     run_one,
@@ -251,6 +252,7 @@ nanargmin.__doc__ = nanargmin.__doc__.replace("nanargmax", "nanargmin").replace(
 def _place_beside_nan(op: Op, plain: Op, x: Any, axis: Any, out: Any, keepdims: bool) -> Any:
     check_out(op.name, x, out)
     keepdims = check_flag(op.name, "keepdims", keepdims)
+    x = join_arrays(x)
     if not isinstance(x, BaseArray):
         return getattr(np, op.name)(x, axis, keepdims=keepdims)
     return _place(op if x.dtype.kind in "fc" else plain, x, axis, out, keepdims)
@@ -259,6 +261,7 @@ def _place_beside_nan(op: Op, plain: Op, x: Any, axis: Any, out: Any, keepdims: 
 def _place(op: Op, x: Any, axis: Any, out: Any, keepdims: bool) -> Any:
     check_out(op.name, x, out)
     keepdims = check_flag(op.name, "keepdims", keepdims)
+    x = join_arrays(x)
     if not isinstance(x, BaseArray):
         block = x if _backend.is_buffer(x) else np.asarray(x)
         return op.local(block, axis=axis, keepdims=keepdims)

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import distarray as da
 from distarray.array._array import DistArray, distribute_array
 from distarray.comm import CommLog, DeviceMesh, init_device_mesh, simulate, use_mesh
 from distarray.errors import (
     ArgumentError,
+    ArgumentTypeError,
     DTypeError,
     LayoutError,
     MismatchError,
@@ -337,3 +339,27 @@ def test_ranks_that_ask_for_other_layouts_hear_of_it_and_stay_in_step(axes) -> N
         np.testing.assert_array_equal(found, value[:, 2 * rank : 2 * rank + 2])
 
     simulate(2, program)
+
+
+@pytest.mark.parametrize(
+    "name", ["sum", "max", "any", "mean", "std", "median", "argmax", "cumsum", "unique_values"]
+)
+def test_a_list_of_distributed_arrays_is_stacked_and_not_gathered(name: str) -> None:
+    values = np.arange(1.0, 2001) % 7
+
+    def program() -> None:
+        x = distribute_array(values, src=None)
+        parts, known = [x, x * 2], [values, values * 2]
+        options = {} if name == "unique_values" else {"axis": 1}
+        with CommLog() as log:
+            y = da.asarray(parts)
+            found = getattr(da, name)(parts, **options)
+        assert y.layout.placements == (Shard(1),)
+        assert all(one.nbytes < values.nbytes for one in log.records)
+        agrees(y, known)
+        agrees(da.asarray(((x, list(values)), (x, x))), [[values, values], [values, values]])
+        agrees(found, getattr(np, name)(known, **options))
+        with pytest.raises(ArgumentTypeError, match="stack"):
+            da.append(parts, 1.0)
+
+    on_ranks(program)

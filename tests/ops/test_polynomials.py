@@ -10,6 +10,7 @@ import pytest
 import distarray as da
 from distarray import Replicate, Shard
 from distarray.errors import ArgumentError, ShapeError
+from distarray.ops import _polynomials
 from distarray.testing import simulate
 from tests.array.strategies import agrees
 
@@ -69,5 +70,37 @@ def test_powers_of_items_lie_in_their_rows(options: dict[str, Any]) -> None:
             da.vander(y)
         with pytest.raises(ArgumentError):
             da.vander(x, -1)
+
+    simulate(3, program)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"full": True}, {"cov": True}, {"cov": "unscaled", "w": 1}, {"w": 1, "deg": 0}],
+    ids=str,
+)
+def test_many_points_are_fitted_where_they_are(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_polynomials, "COEFFICIENTS", 40)
+    rng = np.random.default_rng(0)
+    t, w = np.linspace(-1, 2, 50), rng.random(50) + 0.5
+    ys = rng.random(50), rng.random((50, 3))
+
+    def program() -> None:
+        for y in ys:
+            given = {"deg": 2, **options, **({"w": w} if "w" in options else {})}
+            x, z = da.distribute_array(t, src=None), da.distribute_array(y, src=None)
+            with da.CommLog() as log:
+                found = da.polyfit(x, z, **given)
+            assert max(one.nbytes for one in log.records) < t.nbytes
+            expected = np.polyfit(t, y, **given)
+            several = isinstance(expected, tuple)
+            for ours, theirs in zip(
+                found if several else [found], expected if several else [expected], strict=True
+            ):
+                np.testing.assert_allclose(np.asarray(ours), theirs, rtol=1e-10, atol=1e-13)
+        with pytest.raises(ArgumentError, match="shapes"):
+            da.polyfit(x, z[1:], 1)
 
     simulate(3, program)

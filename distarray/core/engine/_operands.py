@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend, _memory
-from distarray.core._arguments import check_travels, plain_buffer
+from distarray.core._arguments import check_travels, join_arrays, plain_buffer
 from distarray.core._base import BaseArray
 from distarray.core._dtypes import PLAIN_SCALARS
 from distarray.core._read_only import check_writable
@@ -74,10 +74,9 @@ def normalize_operand(name: str, value: Any, objects: bool = False) -> Any:
 
 
 def normalize_operands(name: str, operands: Sequence[Any], objects: bool = False) -> list[Any]:
-    """Return operands, the plain ones as `normalize_operand` does."""
-    return [
-        x if isinstance(x, BaseArray) else normalize_operand(name, x, objects) for x in operands
-    ]
+    """Return operands, lists of distributed ones as one, plain ones as `normalize_operand` does."""
+    joined = [join_arrays(x) for x in operands]
+    return [x if isinstance(x, BaseArray) else normalize_operand(name, x, objects) for x in joined]
 
 
 def lift_layouts(name: str, parts: Sequence[Any]) -> list[Layout]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend, _memory
-from distarray.core._arguments import check_flag, check_travels, describe
+from distarray.core._arguments import check_flag, check_travels, describe, join_arrays
 from distarray.core._base import BaseArray
 from distarray.core._dtypes import normalize_dtype, stays_partial
 from distarray.core._op import Call, Op, State, States
@@ -152,7 +152,7 @@ def reduce(
     where: Any = True,
 ) -> Any:
     """Return a reduction of `x` over `axis`, with NumPy's arguments."""
-    x = beside_mask(op.name, x, where)
+    x = beside_mask(op.name, join_arrays(x), where)
     check_out(op.name, x, out)
     keepdims = check_flag(op.name, "keepdims", keepdims)
     if not isinstance(x, BaseArray):

@@ -17,6 +17,7 @@ from distarray.core import (
     convert_on_all,
     copy_array,
     is_stored,
+    join_arrays,
     normalize_dtype,
     permit,
     plain_source,
@@ -46,7 +47,8 @@ def asarray(
     ----------
     obj : array_like or DistArray
         A plain value must be the same on every process: each takes its block of it and nothing is
-        sent (for a value that one process has, see `distribute_array`). Of an HDF5, zarr or netCDF
+        sent (for a value that one process has, see `distribute_array`). A list of distributed
+        arrays becomes what `stack` makes of it. Of an HDF5, zarr or netCDF
         variable, a memory map, or anything else with a shape, a dtype and slices, each process
         reads its block only; the processes tell each other whether they could.
     dtype : data type, optional
@@ -76,6 +78,7 @@ def asarray(
     [[2 3]
      [4 5]]
     """
+    obj = join_arrays(obj)
     if isinstance(obj, BaseArray):
         return _convert(obj, dtype, device, copy, mesh, placements)
     # NumPy decides what a list of numbers is; the wanted dtype decides how large ones fit.

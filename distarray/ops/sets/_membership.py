@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.core import BaseArray, check_flag, normalize_operand, register, run
+from distarray.core import BaseArray, check_flag, join_arrays, normalize_operand, register, run
 from distarray.errors import ArgumentError, DTypeError
 from distarray.ops.creation._asarray import asarray
 from distarray.ops.elementwise._rounding import astype
@@ -103,6 +103,7 @@ def isin(
     invert = check_flag("isin", "invert", invert)
     if kind is not None and not (isinstance(kind, str) and kind in ("sort", "table")):
         raise ArgumentError(f"isin(kind={kind!r}): must be None, 'sort' or 'table'")
+    x1, x2 = join_arrays(x1), join_arrays(x2)
     if not isinstance(x1, BaseArray) and not isinstance(x2, BaseArray):
         choice: Any = kind
         return np.isin(x1, x2, invert=invert, kind=choice)

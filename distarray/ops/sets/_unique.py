@@ -22,6 +22,7 @@ from distarray.core import (
     Step,
     check_flag,
     check_integer,
+    join_arrays,
     move,
     permit_bytes,
     register,
@@ -371,6 +372,7 @@ def unique(
     counts = check_flag("unique", "return_counts", return_counts)
     equal_nan = check_flag("unique", "equal_nan", equal_nan)
     check_flag("unique", "sorted", sorted)
+    ar = join_arrays(ar)
     if not isinstance(ar, BaseArray):
         return np.unique(  # type: ignore[call-overload]
             ar, index, inverse, counts, axis, equal_nan=equal_nan
@@ -384,6 +386,7 @@ def unique(
 
 
 def _all_of(name: str, x: Any, wanted: Wanted) -> Sequence[Any]:
+    x = join_arrays(x)
     return find_unique(x, wanted) if isinstance(x, BaseArray) else getattr(np, name)(x)
 
 
@@ -441,6 +444,7 @@ def _describe(what: str, names: Sequence[str], answer: str) -> Callable[[Any], A
 
 @_describe("", ("values",), "[1, 3]")
 def unique_values(x: Any, /) -> Any:
+    x = join_arrays(x)
     if not isinstance(x, BaseArray):
         return np.unique_values(x)
     return find_unique(x, Wanted(equal_nan=False))[0]

@@ -21,6 +21,7 @@ from distarray.core import (
     as_block,
     check_distributed,
     check_flag,
+    join_arrays,
     move,
     normalize_operand,
     register,
@@ -263,6 +264,7 @@ def histogram(
     >>> counts.tolist(), edges.tolist()
     ([1, 2, 1], [1.0, 2.0, 3.0, 4.0])
     """
+    a = join_arrays(a)
     if not isinstance(a, BaseArray):
         for value in (bins, weights):
             if isinstance(value, BaseArray):
@@ -320,6 +322,7 @@ def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any 
     >>> da.histogram_bin_edges(da.asarray([0.0, 1.0, 4.0]), bins=2).tolist()
     [0.0, 2.0, 4.0]
     """
+    a = join_arrays(a)
     if not isinstance(a, BaseArray):
         return np.histogram_bin_edges(a, _read("histogram_bin_edges", bins), range, weights)
     check_one_mesh("histogram_bin_edges", a, bins)

@@ -30,6 +30,7 @@ from distarray.core import (
     count_reduced,
     fill_arguments,
     floating,
+    join_arrays,
     loop_dtype,
     merge,
     moments,
@@ -163,6 +164,7 @@ def mean(
     keepdims = check_flag("mean", "keepdims", keepdims)
     x = beside_mask("mean", x, where)
     check_out("mean", x, out)
+    x = join_arrays(x)
     if not isinstance(x, BaseArray):
         return np.mean(x, axis, dtype, None, keepdims, where=where)
     sums_into = dtype is not None and out is not None  # which is divided in the dtype of `out`
@@ -283,6 +285,7 @@ def nanmean(
     [2.0, 5.0]
     """
     x = beside_mask("nanmean", x, where)
+    x = join_arrays(x)
     if not isinstance(x, BaseArray):
         check_out("nanmean", x, out)
         rest = {} if where is True else {"where": where}
@@ -476,6 +479,7 @@ def _compute_variance(
         raise ArgumentTypeError(f"correction={ddof!r}: must be a number, 1 for the sample variance")
     beside_nan = name.startswith("nan")
     x = beside_mask(name, x, where)
+    x = join_arrays(x)
     if not isinstance(x, BaseArray):
         function: Any = np.nanvar if beside_nan else np.var
         if _backend.is_cupy(x) and where is True and centre is ABSENT:

@@ -30,6 +30,7 @@ from distarray.core import (
     check_fits,
     check_flag,
     check_out,
+    join_arrays,
     normalize_operand,
     register,
     run,
@@ -443,6 +444,7 @@ def _compute(
 ) -> Any:
     """Return `quantile`, `percentile`, or what ignores NaN of them."""
     function = getattr(np, name)
+    a = join_arrays(a)
     if not isinstance(a, BaseArray):
         check_out(name, a, out)
         for value in (q, weights):
@@ -604,6 +606,7 @@ def median(
     >>> da.median(da.asarray([[4.0, 1.0], [3.0, 2.0]]), axis=0).tolist()
     [3.5, 1.5]
     """
+    a = join_arrays(a)
     if not isinstance(a, BaseArray):
         check_out("median", a, out)
         return np.median(a, axis, None, overwrite_input, keepdims)
@@ -614,6 +617,7 @@ def median(
 def nanmedian(
     a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, keepdims: bool = False
 ) -> Any:
+    a = join_arrays(a)
     if not isinstance(a, BaseArray):
         check_out("nanmedian", a, out)
         return np.nanmedian(a, axis, None, overwrite_input, keepdims)

@@ -13,6 +13,7 @@ from distarray.core import (
     Step,
     check_travels,
     convert_to_unit,
+    join_arrays,
     normalize_operand,
     reduce_block,
     reduce_partial,
@@ -98,6 +99,7 @@ def _warn_of_nan(step: Step) -> Any:
 
 def without_partial(name: str, x: Any) -> Any:
     """Return an operand as an array that is not Partial, so that several uses reduce it once."""
+    x = join_arrays(x)
     if not isinstance(x, BaseArray):
         array = np.asarray(normalize_operand(name, x))
         check_travels(array.dtype)

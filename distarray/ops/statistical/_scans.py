@@ -29,6 +29,7 @@ from distarray.core import (
     convert_to_unit,
     elementwise,
     example,
+    join_arrays,
     local_dtype,
     loop_dtype,
     methods,
@@ -176,6 +177,7 @@ def _call(
 ) -> Any:
     check_out(op.name, x, out)
     include_initial = check_flag(op.name, "include_initial", include_initial)
+    x = join_arrays(x)
     if not isinstance(x, BaseArray):
         extra = {"include_initial": True} if include_initial else {}
         return getattr(np, op.name)(x, axis=axis, dtype=dtype, **extra)
@@ -332,6 +334,7 @@ def _beside_nan(name: str, what: str, scanned: Op, example: list[float]) -> Call
     identity = scanned.ufunc.identity
 
     def function(x: Any, /, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
+        x = join_arrays(x)
         if not isinstance(x, BaseArray):
             check_out(name, x, out)
             return getattr(np, name)(x, axis, dtype)
@@ -381,6 +384,7 @@ def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = ABSENT, append: A
     >>> print(da.diff(da.asarray([1, 4, 9, 16])), da.diff(da.asarray([1, 4, 9, 16]), n=2))
     [3 5 7] [2 2]
     """
+    x = join_arrays(x)
     if not isinstance(x, BaseArray):
         given = {"prepend": prepend, "append": append}
         return np.diff(x, n, axis, **{k: v for k, v in given.items() if v is not ABSENT})
