@@ -30,38 +30,53 @@ _KINDS: Final = {
 }
 
 
-def _loading(type_: Any) -> Any:
-    """Return the function that reads an item at an address."""
-
-    def load(typing: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = pointer_to(builder, args[0], context.get_value_type(type_))
-            return builder.load(pointer, align=1)
-
-        return type_(types.int64), generate
-
-    load.__name__ = f"load_{type_}"  # which tells kernels apart that are kept on disk
-    return intrinsic(load)
+_TYPES: Final = tuple(_KINDS.values())
 
 
-def _storing(type_: Any) -> Any:
-    """Return the function that writes an item to an address."""
-
-    def store(typing: Any, address: Any, value: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = pointer_to(builder, args[0], context.get_value_type(type_))
-            builder.store(args[1], pointer, align=1)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, type_), generate
-
-    store.__name__ = f"store_{type_}"
-    return intrinsic(store)
+# Kernels get kinds as literals: Numba keeps nothing on disk of a function whose closure holds an
+# intrinsic, as it tells intrinsics apart by numbers drawn anew in each process.
 
 
-_LOAD: Final = {kind: _loading(type_) for kind, type_ in _KINDS.items()}
-_STORE: Final = {kind: _storing(type_) for kind, type_ in _KINDS.items()}
-_load_byte, _load_word, _store_word = _LOAD["u1"], _LOAD["i8"], _STORE["i8"]
+@intrinsic(prefer_literal=True)
+def _load(typing: Any, address: Any, kind: Any) -> Any:
+    """Read an item of a kind (a literal: which of ``_TYPES``) at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = pointer_to(builder, args[0], context.get_value_type(signature.return_type))
+        return builder.load(pointer, align=1)
+
+    if not isinstance(kind, types.Literal):
+        return None
+    return _TYPES[kind.literal_value](types.int64, kind), generate
+
+
+@intrinsic(prefer_literal=True)
+def _store(typing: Any, address: Any, kind: Any, value: Any) -> Any:
+    """Write an item of a kind, as `_load` reads it, to an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = pointer_to(builder, args[0], context.get_value_type(signature.args[2]))
+        builder.store(args[2], pointer, align=1)
+        return context.get_dummy_value()
+
+    if not isinstance(kind, types.Literal):
+        return None
+    return types.void(types.int64, kind, _TYPES[kind.literal_value]), generate
+
+
+_CODES: Final = {kind: code for code, kind in enumerate(_KINDS)}
+_BYTE: Final = _CODES["u1"]
+_WORD: Final = _CODES["i8"]
+
+
+@_inline
+def _load_word(address: int) -> int:
+    return _load(address, _WORD)  # type: ignore[no-any-return]
+
+
+@_inline
+def _store_word(address: int, value: int) -> None:
+    _store(address, _WORD, value)
 
 
 def _compressing(size: int) -> Kernel:
@@ -74,7 +89,7 @@ def _compressing(size: int) -> Kernel:
             if dst == end:
                 return
             move(dst, src + i * size, size, 0)
-            dst += size * (_load_byte(mask + i) != 0)
+            dst += size * (_load(mask + i, _BYTE) != 0)
 
     return Kernel(compress, f"void({', '.join(['int64'] * 5)})", _intrinsics)
 
@@ -164,13 +179,15 @@ past the caches."""
 
 def _counting(kind: str) -> Kernel:
     """Return the kernel for one kind of integer."""
-    load, size = _LOAD[kind], int(kind[1])
+    code, size = _CODES[kind], int(kind[1])
 
     def count(counts: int, numbers: int, n: int, ahead: int) -> None:
         """Count numbers, of which each has a word; what comes ``ahead`` is asked for early."""
         for k in range(n):
-            prefetch(counts + 8 * types.int64(load(numbers + size * min(k + ahead, n - 1))), 1)
-            place = counts + 8 * types.int64(load(numbers + size * k))
+            prefetch(
+                counts + 8 * types.int64(_load(numbers + size * min(k + ahead, n - 1), code)), 1
+            )
+            place = counts + 8 * types.int64(_load(numbers + size * k, code))
             _store_word(place, _load_word(place) + 1)
 
     return Kernel(count, f"void({', '.join(['int64'] * 4)})", _intrinsics)
@@ -182,7 +199,7 @@ COUNT: Final[dict[str, Kernel]] = {kind: _counting(kind) for kind in _KINDS if k
 
 def _grouping(size: int) -> Kernel:
     """Return the kernel for owners of one size of integer."""
-    load = _LOAD[f"u{size}"]
+    code = _CODES[f"u{size}"]
 
     def group(owner: int, n: int, order: int, ends: int, groups: int) -> int:
         """Write the numbers of the items, group by group, and where each group ends.
@@ -191,7 +208,7 @@ def _grouping(size: int) -> Kernel:
         and the answer is 0.
         """
         for i in range(n):
-            group = load(owner + i * size)
+            group = _load(owner + i * size, code)
             if group >= groups:
                 return 0
             place = ends + 8 * types.int64(group)
@@ -202,7 +219,7 @@ def _grouping(size: int) -> Kernel:
             _store_word(ends + 8 * i, start)
             start += length
         for i in range(n):
-            place = ends + 8 * types.int64(load(owner + i * size))
+            place = ends + 8 * types.int64(_load(owner + i * size, code))
             at = _load_word(place)
             _store_word(order + 8 * at, i)
             _store_word(place, at + 1)
@@ -217,7 +234,7 @@ GROUP: Final[dict[int, Kernel]] = {size: _grouping(size) for size in (1, 2, 4, 8
 
 def _merging(kind: str, carries: bool) -> Kernel:
     """Return the kernel for one kind of item, and whether integers travel with the items."""
-    load, store, size = _LOAD[kind], _STORE[kind], int(kind[1])
+    code, size = _CODES[kind], int(kind[1])
 
     def merge(
         dst: int, a: int, na: int, b: int, nb: int, dst_words: int, a_words: int, b_words: int
@@ -227,15 +244,15 @@ def _merging(kind: str, carries: bool) -> Kernel:
         So four items are on their way at once, of which none waits for another.
         """
         a_end, b_end = na, nb
-        while na and load(a + (na - 1) * size) != load(a + (na - 1) * size):
+        while na and _load(a + (na - 1) * size, code) != _load(a + (na - 1) * size, code):
             na -= 1  # NaN comes last; without it one comparison tells which item is first
-        while nb and load(b + (nb - 1) * size) != load(b + (nb - 1) * size):
+        while nb and _load(b + (nb - 1) * size, code) != _load(b + (nb - 1) * size, code):
             nb -= 1
         half = (na + nb) // 2
         cut, most = max(0, half - nb), min(half, na)
         while cut < most:  # how many of a are in the first half
             middle = (cut + most) // 2
-            if load(b + (half - middle - 1) * size) < load(a + middle * size):
+            if _load(b + (half - middle - 1) * size, code) < _load(a + middle * size, code):
                 most = middle
             else:
                 cut = middle + 1
@@ -243,45 +260,45 @@ def _merging(kind: str, carries: bool) -> Kernel:
         i, p, j, q, k, z = 0, cut - 1, 0, half - cut - 1, 0, half - 1
         i2, p2, j2, q2, k2, z2 = cut, na - 1, half - cut, nb - 1, half, na + nb - 1
         while not carries and i <= p and j <= q and i2 <= p2 and j2 <= q2:
-            x, y = load(a + i * size), load(b + j * size)
+            x, y = _load(a + i * size, code), _load(b + j * size, code)
             second = y < x
-            store(dst + k * size, y if second else x)
+            _store(dst + k * size, code, y if second else x)
             i += 1 - second
             j += second
             k += 1
             # Where that was the last of its run it compares so that the other's is taken.
-            x, y = load(a + p * size), load(b + q * size)
+            x, y = _load(a + p * size, code), _load(b + q * size, code)
             first = y < x
-            store(dst + z * size, x if first else y)
+            _store(dst + z * size, code, x if first else y)
             p -= first
             q -= 1 - first
             z -= 1
-            x, y = load(a + i2 * size), load(b + j2 * size)
+            x, y = _load(a + i2 * size, code), _load(b + j2 * size, code)
             second = y < x
-            store(dst + k2 * size, y if second else x)
+            _store(dst + k2 * size, code, y if second else x)
             i2 += 1 - second
             j2 += second
             k2 += 1
-            x, y = load(a + p2 * size), load(b + q2 * size)
+            x, y = _load(a + p2 * size, code), _load(b + q2 * size, code)
             first = y < x
-            store(dst + z2 * size, x if first else y)
+            _store(dst + z2 * size, code, x if first else y)
             p2 -= first
             q2 -= 1 - first
             z2 -= 1
         for part in range(3):
             while i <= p and j <= q:
-                x, y = load(a + i * size), load(b + j * size)
+                x, y = _load(a + i * size, code), _load(b + j * size, code)
                 second = y < x
-                store(dst + k * size, y if second else x)
+                _store(dst + k * size, code, y if second else x)
                 if carries:
                     v, w = _load_word(a_words + i * 8), _load_word(b_words + j * 8)
                     _store_word(dst_words + k * 8, w if second else v)
                 i += 1 - second
                 j += second
                 k += 1
-                x, y = load(a + p * size), load(b + q * size)
+                x, y = _load(a + p * size, code), _load(b + q * size, code)
                 first = y < x
-                store(dst + z * size, x if first else y)
+                _store(dst + z * size, code, x if first else y)
                 if carries:
                     v, w = _load_word(a_words + p * 8), _load_word(b_words + q * 8)
                     _store_word(dst_words + z * 8, v if first else w)

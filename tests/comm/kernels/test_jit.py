@@ -93,6 +93,15 @@ def test_kernel_with_another_closure_has_a_folder_of_its_own() -> None:
     assert names[0] != _jit._folders(adding(1), "int64(int64)", (_jit,))[0].name
 
 
+def test_kernels_of_rows_hold_nothing_that_differs_between_processes() -> None:
+    """Numba finds nothing on disk of a function whose closure holds an intrinsic."""
+    kernels = pytest.importorskip("distarray.comm.kernels._rows")
+    tables = (kernels.COMPRESS, kernels.COUNT, kernels.GROUP, kernels.MERGE, kernels.MOVE_ROWS)
+    for kernel in (kernel for table in tables for kernel in table.values()):
+        held = [cell.cell_contents for cell in kernel._function.__closure__ or ()]
+        assert all(type(one) in (int, bool) for one in held), held
+
+
 def test_threads_are_as_many_as_configured_and_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_threads, "_count", None)
     monkeypatch.setenv("DISTARRAY_NUM_THREADS", "5")
