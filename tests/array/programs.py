@@ -1017,6 +1017,8 @@ def _with_initial(d: Draw, x: Ref) -> Any:
 
 
 def _quantile(d: Draw, x: Ref) -> Any:
+    if x.value.dtype.itemsize < 8 and _has_nan(x.value):  # of which NumPy's dtype depends on q
+        raise UnfitError
     q = d.one(0.0, 0.5, 0.3, 1.0, [0.1, 0.9], [[0.25], [1]])
     options = d.some(axis=d.axes(x), keepdims=True) | {"method": d.one(*QUANTILES)}
     if d.int(4) == 0:
@@ -1026,7 +1028,7 @@ def _quantile(d: Draw, x: Ref) -> Any:
 
 def _nanquantile(d: Draw, x: Ref) -> Any:
     (x, q), options = _quantile(d, x)
-    if options.get("axis") == ():  # of several quantiles NumPy puts the axes elsewhere
+    if options.get("axis") == () or np.ndim(q) > 1:  # NumPy puts the axes of `q` elsewhere
         q = 0.3
     return call(x, q, **options)
 
