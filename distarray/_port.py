@@ -8,6 +8,7 @@ What functions send was measured (`_functions.json`, made by ``python -m tests.f
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import json
 import sys
@@ -25,7 +26,7 @@ from distarray.errors import ArgumentError, FileError
 
 KINDS = {
     "missing": "not there",
-    "gathers": "gathering an operand that is cut, on every process",
+    "gathers": "gathering an operand that is cut, on every process, but not one that is replicated",
     "items": "sending items, about a block of each process",
     "states": "exchanging small states",
     "varies": "sending what depends on their arguments",
@@ -37,7 +38,6 @@ KINDS = {
 
 GENERAL = "NumPy's on x.full_array(), or on blocks by da.map_blocks or x.to_local()"
 
-_RANDOM = "rng = da.random.default_rng(seed), and its methods; values depend on the seed alone"
 _SETTINGS = {
     *("errstate", "geterr", "seterr", "geterrcall", "seterrcall", "getbufsize", "setbufsize"),
     *("printoptions", "get_printoptions", "set_printoptions", "show_config", "show_runtime"),
@@ -45,6 +45,8 @@ _SETTINGS = {
     *("format_float_scientific", "typename", "mintypecode", "broadcast", "get_include", "test"),
 }
 """Names of NumPy's that need no form of ours."""
+_GENERATOR = "random.Generator"
+"""What a variable is that holds what `default_rng` returned."""
 _BUILDERS = tuple(map(type, (np.r_, np.c_, np.mgrid, np.ogrid)))
 _METHODS = {
     name for name in dir(np.ndarray) if not name.startswith("_") and not hasattr(da.DistArray, name)
@@ -93,18 +95,27 @@ def report(path: str) -> tuple[str, bool]:
         of_kind = sorted((use.lines, use.name, use.remedy) for use in uses if use.kind == kind)
         if of_kind:
             parts.append(f"\n{told} ({len(of_kind)})")
-            parts += [_line(lines, f"np.{name}", remedy) for lines, name, remedy in of_kind]
+            parts += [_line(lines, _spelled(name), remedy) for lines, name, remedy in of_kind]
     arguments = _missing_arguments(found.arguments)
     if arguments:
         parts.append("\narguments that functions do not take so")
         parts += arguments
     if found.methods:
-        parts.append("\nmethods that distributed arrays lack, if these are arrays")
-        parts += [_line(tuple(at), f".{name}", "") for name, at in sorted(found.methods.items())]
+        parts.append("\nattributes that distributed arrays lack, if these are arrays")
+        parts += [
+            _line(tuple(at), f".{name}", INSTEAD.get(f"ndarray.{name}", ""))
+            for name, at in sorted(found.methods.items())
+        ]
     if found.packages:
         parts.append("\npackages that gather distributed arrays where they call np.asarray")
         parts += [_line(tuple(at), name, "") for name, at in sorted(found.packages.items())]
     return "\n".join(parts), not missing and not arguments
+
+
+def _spelled(name: str) -> str:
+    """Return a name of NumPy's with what it was measured of."""
+    note = _told().get(name, {}).get("note")
+    return f"np.{name}" + (f" ({note})" if note else "")
 
 
 def _line(lines: tuple[int, ...], name: str, remedy: str) -> str:
@@ -156,21 +167,30 @@ class _Finder(ast.NodeVisitor):
             self._follow(target, node.value)
         self.generic_visit(node)
 
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self._follow(node.target, node.value)
+        self.generic_visit(node)
+
     def visit_arguments(self, node: ast.arguments) -> None:
         names = [*node.posonlyargs, *node.args]
         for name, default in zip(names[::-1], node.defaults[::-1], strict=False):
             self._follow(name, default)
         for name, one in zip(node.kwonlyargs, node.kw_defaults, strict=True):
             self._follow(name, one)
+        for name in [*names, *node.kwonlyargs]:
+            if self._path(name.annotation) == _GENERATOR:
+                self._known[name.arg] = _GENERATOR
         self.generic_visit(node)
 
     def _follow(self, name: ast.AST, value: ast.AST | None) -> None:
-        """Note a name that stands for NumPy, or a part of it, in what follows: ``xp = np``."""
+        """Note a name that stands for NumPy, a part of it, or a generator: ``xp = np``."""
         path, own = self._path(value), getattr(name, "id", getattr(name, "arg", None))
         if path is not None and own is not None:
             found, rest = _resolve(filter(None, path.split(".")))
-            if isinstance(found, ModuleType) and not rest:
+            if path == _GENERATOR or (isinstance(found, ModuleType) and not rest):
                 self._known[own] = path
+        elif own is not None and self._known.get(own) == _GENERATOR:
+            del self._known[own]
 
     def _path(self, node: ast.AST | None) -> str | None:
         """Return what a name with attributes is inside of NumPy; None for anything else."""
@@ -178,6 +198,8 @@ class _Finder(ast.NodeVisitor):
         while isinstance(node, ast.Attribute):
             path.insert(0, node.attr)
             node = node.value
+        if isinstance(node, ast.Call) and self._path(node.func) == "random.default_rng":
+            return _join(_GENERATOR, *path)
         if isinstance(node, ast.Name) and node.id in self._known:
             return _join(self._known[node.id], *path)
         return None
@@ -191,12 +213,17 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         path = self._path(node)
-        if path is not None:
-            self._note(path, node.lineno)
-        else:
+        if path is None:
             if node.attr in _METHODS:
                 self.methods.setdefault(node.attr, []).append(node.lineno)
             self.generic_visit(node)
+            return
+        self._note(path, node.lineno)
+        base: ast.AST = node
+        while isinstance(base, ast.Attribute):
+            base = base.value
+        if isinstance(base, ast.Call):
+            self.visit(base)
 
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load) and self._known.get(node.id):
@@ -207,10 +234,12 @@ class _Finder(ast.NodeVisitor):
         if parts[0] == "torch":  # adapters of ours, and nothing of NumPy's
             return
         found, rest = _resolve(parts)
-        if isinstance(found, ModuleType) and not rest:
+        if (isinstance(found, ModuleType) or found is np.random.Generator) and not rest:
             return
         kept = len(parts) - len(rest)
-        if isinstance(found, np.ufunc) and rest[:1] != [] and hasattr(np.ufunc, rest[0]):
+        if found is np.random.Generator:
+            kept += 1
+        elif isinstance(found, np.ufunc) and rest[:1] != [] and hasattr(np.ufunc, rest[0]):
             kept += 1  # np.add.reduce
         elif isinstance(found, ModuleType):
             kept += 1  # what NumPy lacks
@@ -249,15 +278,21 @@ def _judge(name: str, lines: tuple[int, ...]) -> Use:
             return Use(name, costs().get(_name_of(method), "varies"), lines, "")
         return Use(name, "missing", lines, GENERAL)
     ours = _ours(name)
+    if found is np.random.Generator and rest and ours is not None:
+        return Use(name, "made", lines, "")
     if ours is not None:
         return Use(name, costs().get(name) or costs().get(_name_of(ours), "made"), lines, "")
     if not rest and callable(found) and found in functions:
         return Use(name, "made", lines, "")
-    if name.startswith("random."):
-        return Use(name, "missing", lines, _RANDOM)
-    if isinstance(found, ModuleType):
-        return Use(name, "missing", lines, f"another name: NumPy {np.__version__} has none such")
-    return Use(name, "missing", lines, INSTEAD.get(package, GENERAL))
+    remedy = instead(name)
+    if remedy is None and isinstance(found, ModuleType):
+        remedy = f"another name: NumPy {np.__version__} has none such"
+    return Use(name, "missing", lines, remedy or GENERAL)
+
+
+def instead(name: str) -> str | None:
+    """Return what to write for a name that is not there, if there is something of its own."""
+    return INSTEAD.get(name) or INSTEAD.get(name.partition(".")[0])
 
 
 def _ours(name: str) -> Any:
@@ -300,12 +335,14 @@ def _missing_arguments(used: dict[tuple[str, str], list[int]]) -> list[str]:
     return [_line(*one) for one in sorted(missing)]
 
 
-_costs: dict[str, str] = {}
+@functools.cache
+def _told() -> dict[str, dict[str, Any]]:
+    told: dict[str, dict[str, Any]]
+    told = json.loads(Path(__file__).with_name("_functions.json").read_text())
+    return told
 
 
+@functools.cache
 def costs() -> dict[str, str]:
     """Return of each function, by its name, which of `KINDS` it is."""
-    if not _costs:
-        told = json.loads(Path(__file__).with_name("_functions.json").read_text())
-        _costs.update({name: one["sends"] for name, one in told.items()})
-    return _costs
+    return {name: one["sends"] for name, one in _told().items()}

@@ -23,6 +23,7 @@ import numpy as np
 
 import distarray as da
 from distarray import _port
+from distarray.core import method_of
 from distarray.core.families._registry import functions, public
 from distarray.errors import ArgumentError, DistArrayError
 from distarray.layout import Partial, Replicate, Shard
@@ -69,11 +70,11 @@ STANDARD = frozenset(_STANDARD.split())
 # --- measuring -----------------------------------------------------------------------------------
 
 
-def values(dtype: str, ndim: int, side: int = SIDE) -> np.ndarray:
-    """Return a matrix that has an inverse and a Cholesky factor, or a vector of its items."""
+def values(dtype: str, shape: tuple[int, ...], side: int = SIDE) -> np.ndarray:
+    """Return a matrix that has an inverse and a Cholesky factor, or its items in another shape."""
     found = np.random.default_rng(0).integers(0, 9, (side, side))
     found = found + found.T + 1000 * np.eye(side, dtype=int)
-    return (found if ndim == 2 else found.reshape(-1)).astype(dtype)
+    return found.reshape(shape or found.shape).astype(dtype)
 
 
 def backwards(x: Any) -> Any:
@@ -85,6 +86,8 @@ def backwards(x: Any) -> Any:
 USES: dict[str, Callable[[Any], Any]] = {
     "allclose": lambda x: da.allclose(x, x),
     "argpartition": lambda x: da.argpartition(x, 5, axis=0),
+    "corrcoef": lambda x: da.corrcoef(x, rowvar=False),
+    "cov": lambda x: da.cov(x, rowvar=False),
     "delete": lambda x: da.delete(x, slice(None, None, 2), axis=0),
     "diff": lambda x: da.diff(x, axis=0),
     "insert": lambda x: da.insert(x, slice(None), x, axis=0),
@@ -107,10 +110,27 @@ USES: dict[str, Callable[[Any], Any]] = {
     "linalg.outer": lambda x: da.linalg.outer(x[0], x[1]),
     "linalg.matrix_power": lambda x: da.linalg.matrix_power(x, 2),
     "linalg.multi_dot": lambda x: da.linalg.multi_dot([x, x, x]),
+    "linalg.svd": lambda x: da.linalg.svd(x, full_matrices=False),
     "linalg.tensorinv": lambda x: da.linalg.tensorinv(x, ind=1),
     "linalg.tensorsolve": lambda x: da.linalg.tensorsolve(x, x[0]),
 }
 """Calls that say more than the first of `tests/ops/test_every_row.py`, or of what that lacks."""
+
+TALL = (-1, 4)
+_FACTORIZED = (
+    "of tall matrices, 1024 x 4, svd with full_matrices=False; others that are cut are gathered"
+)
+_SAMPLES = "of 1024 samples of 4 variables, rowvar=False; where variables are cut, items travel"
+_POINTS = "among points that every process has; where these are cut, about a block is sent"
+NOTES = {
+    **{
+        f"linalg.{name}": _FACTORIZED
+        for name in ("cond", "lstsq", "matrix_rank", "pinv", "qr", "svd", "svdvals")
+    },
+    **dict.fromkeys(("corrcoef", "cov"), _SAMPLES),
+    **dict.fromkeys(("interp", "searchsorted"), _POINTS),
+}
+"""Of what functions were measured, where that makes a difference."""
 
 
 def calls(name: str) -> Iterator[Callable[[Any], Any]]:
@@ -133,14 +153,15 @@ def measure(name: str, known: str | None = None) -> dict[str, Any]:
 
     What takes none of the calls that are tried says nothing. A `known` scratch memory is believed.
     """
+    note = NOTES.get(name, "")
     for dtype in ("f8", "i8", "?", "M8[s]"):
-        for ndim in (2, 1):
+        for shape in [TALL] if note in {_FACTORIZED, _SAMPLES} else [(), (-1,)]:
             for call in calls(name):
                 with contextlib.suppress(DistArrayError, TypeError, ValueError, IndexError):
-                    told = run(call, values(dtype, ndim))
+                    told = run(call, values(dtype, shape))
                     if known is None:
-                        known = scratch(call, dtype, ndim)
-                    return {**told, "scratch": known}
+                        known = scratch(call, dtype, shape)
+                    return {**told, "scratch": known} | ({"note": note} if note else {})
     return {"sends": "varies", "results": {}, "received": {"S(0)": {}}, "scratch": ""}
 
 
@@ -180,9 +201,9 @@ def run(call: Callable[[Any], Any], value: np.ndarray) -> dict[str, Any]:
     return {"sends": kind, "results": results, "received": sent}
 
 
-def scratch(call: Callable[[Any], Any], dtype: str, ndim: int) -> str:
+def scratch(call: Callable[[Any], Any], dtype: str, shape: tuple[int, ...]) -> str:
     """Return the blocks of scratch memory that a rank needs, rounded up to halves."""
-    large, smaller = (values(dtype, ndim, side) for side in LARGE_SIDES)
+    large, smaller = (values(dtype, shape, side) for side in LARGE_SIDES)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:
@@ -244,6 +265,11 @@ defaults: reductions are over all axes.
 - **names**: N stands in NumPy, A in the array API standard (2025.12).
 """
 
+OF_RANDOM = """\
+Of `np.random` there is `rng = da.random.default_rng(seed)`, whose methods take the place of
+functions as `seed`, `rand` and `normal`.
+"""
+
 
 def page(told: dict[str, Any]) -> str:
     """Return the page on what was measured, and on what is not there."""
@@ -268,19 +294,68 @@ def page(told: dict[str, Any]) -> str:
     others = sorted(callables.keys() - told.keys())
     aliases = {name: own for name in others if (own := callables[name].__name__) in told}
     plain = [name for name in others if name not in aliases]
-    missing = sorted(name for name in {*numpys(), *STANDARD} if not is_there(name))
+    undotted = {name for name in _port.INSTEAD if "." not in name and hasattr(np, name)}
+    missing = sorted(name for name in {*numpys(), *STANDARD, *undotted} if not is_there(name))
+    dotted = sorted(
+        name
+        for name in _port.INSTEAD
+        if "." in name and name.rpartition(".")[0] != "random"  # told together
+    )
     parts = [
         HEAD,
         table(header, rows),
+        "\nMeasured with other arrays:\n",
+        table(
+            ["functions", "what is told"],
+            [
+                [", ".join(f"`{name}`" for name in sorted(NOTES) if NOTES[name] == note), note]
+                for note in sorted(set(NOTES.values()))
+            ],
+        ),
         "\n## Other names of these\n",
         ", ".join(f"`{name}` ({own})" for name, own in aliases.items()),
         "\n## Functions that make arrays, or take none\n",
         ", ".join(f"`{name}`" for name in plain),
-        "\n## NumPy's functions that are not there\n",
+        "\n## Methods and attributes\n",
+        table(
+            ["of", "there", "not there"],
+            [
+                [
+                    title,
+                    *(", ".join(f"`{name}`" for name in names) for names in members(ours, theirs)),
+                ]
+                for title, ours, theirs in (
+                    ("arrays", da.DistArray, np.ndarray),
+                    ("`da.random.Generator`", da.random.Generator, np.random.Generator),
+                )
+            ],
+        ),
+        f"\nOf ufuncs, as `np.add` is one: {ufunc_methods()}.\n",
+        "\n## NumPy's names that are not there\n",
         f"Without a remedy: {_port.GENERAL}.\n",
-        table(["function", "remedy"], [[f"`{name}`", remedy(name)] for name in missing]),
+        OF_RANDOM,
+        table(["name", "remedy"], [[f"`{name}`", remedy(name)] for name in missing + dotted]),
     ]
     return "\n".join(parts) + "\n"
+
+
+def members(ours: type, theirs: type) -> tuple[list[str], list[str]]:
+    """Return the public names of our class, and those that NumPy's has beside them."""
+    there = [name for name in dir(ours) if not name.startswith("_") and hasattr(ours, name)]
+    named = [name for name in dir(theirs) if not name.startswith("_")]
+    return there, [name for name in named if name not in there]
+
+
+def ufunc_methods() -> str:
+    """Return for how many of NumPy's ufuncs each of their methods is there."""
+    found = {one for one in vars(np).values() if isinstance(one, np.ufunc)}
+    binary = {one for one in found if one.nin == 2 and one.nout == 1 and one.signature is None}
+    told = []
+    for method in ("accumulate", "at", "outer", "reduce", "reduceat"):
+        kinds = found if method == "at" else binary
+        lack = sorted(one.__name__ for one in kinds if method_of(one, method) is None)
+        told.append(f"`{method}`" + (f" (not of {', '.join(lack)})" if lack else ""))
+    return ", ".join(told)
 
 
 def is_there(name: str) -> bool:
@@ -315,7 +390,7 @@ def sends(one: dict[str, Any]) -> str:
 
 
 def remedy(name: str) -> str:
-    return _port.INSTEAD.get(name.partition(".")[0], "")
+    return _port.instead(name) or ""
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:

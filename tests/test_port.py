@@ -85,7 +85,8 @@ def test_the_report_has_all_of_it_and_the_status_says_what_is_missing(tmp_path, 
     told = capsys.readouterr().out
     assert "uses of NumPy are there" in told
     assert "line 15: np.savez: use da.save for each array" in told
-    assert "line 18: .tofile" in told
+    assert "line 18: .tofile: use da.save(path, x)" in told
+    assert "line 17: np.linalg.qr (of tall matrices" in told.partition("small states")[2]
     assert "line 6: scipy" in told
     assert "os" not in told.split("packages")[1]
     path.write_text("import distarray as np\nprint(np.sum(np.ones(3)))\n")
@@ -105,6 +106,31 @@ def f(x: npt.NDArray, nx=np, *, lib=la):
     found = uses(source, tmp_path)
     assert found.keys() == {"savez", "linalg.norm", "sin", "typing.NDArray"}
     assert found["typing.NDArray"].kind == "numpy"
+
+
+def test_generators_are_followed(tmp_path):
+    source = """
+import numpy as np
+from numpy.random import default_rng, Generator
+rng = np.random.default_rng(0)
+rng.choice(3), rng.normal(size=3), rng.power(2.0, size=3), use(rng)
+own: Generator = default_rng(1)
+own.poisson(np.sin(2)), default_rng(seed=np.cos(3)).shuffle(x)
+def f(source: np.random.Generator):
+    return source.permutation(3)
+rng = 3
+rng.bytes
+"""
+    found = uses(source, tmp_path)
+    of = "random.Generator."
+    assert {name.removeprefix(of): use.kind for name, use in found.items()} == {
+        "random.default_rng": "made",
+        **dict.fromkeys(("normal", "power"), "made"),
+        **dict.fromkeys(("choice", "poisson", "shuffle", "permutation"), "missing"),
+        **dict.fromkeys(("sin", "cos"), "nothing"),
+    }
+    assert "argsort" in found[f"{of}shuffle"].remedy
+    assert main(["port", str(_written(tmp_path, source))]) == 1
 
 
 def test_arguments_that_functions_lack_or_take_by_position_are_told(tmp_path, capsys):
