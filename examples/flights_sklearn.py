@@ -79,6 +79,7 @@ def main(arguments: list[str] | None = None) -> None:
         part = flights_data.read_part(mesh.rank, mesh.size, share=options.share)
         flights = da.DistArray.from_local(part, mesh, [da.Shard(0)])
         # The small arrays that scikit-learn makes it writes into by pieces: every rank has them.
+        # Without this, where axes are cut, estimators such as GaussianMixture raise ReadOnlyError.
         defaults = da.use_mesh(mesh, min_items=10_000)
         with defaults, da.communication("raise", min_bytes=2**20), np.errstate(invalid="ignore"):
             found = fit(flights)
