@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from types import ModuleType
+from typing import Any
 
 from mpi4py import MPI
 
-from benchmarks import by_dask, by_distarray, by_dtensor, by_hand, by_heat
+from benchmarks import by_dask, by_distarray, by_dtensor, by_hand, by_heat, record
 
 ALL = (by_distarray, by_hand, by_dtensor, by_heat, by_dask)
+
+
+def measure_all(
+    suite: str,
+    cases: Callable[[int, bool], Iterable[Any]],
+    measure: Callable[[MPI.Comm, Any, list, bool], dict],
+) -> None:
+    """Measure every case with every contender, and write the rows.
+
+    `cases(ranks, quick)` gives what `measure(comm, case, contenders, quick)` makes a row of.
+    """
+    options = record.options()
+    comm = MPI.COMM_WORLD
+    running, absent = present(comm, options.without)
+    rows = []
+    for case in cases(comm.size, options.quick):
+        rows.append(measure(comm, case, running, options.quick))
+        record.say(comm, rows[-1])
+    record.write(comm, options.out, suite, rows, absent)
+    leave(comm, running)
 
 
 def present(comm: MPI.Comm, without: str = "") -> tuple[list[ModuleType], dict[str, str]]:

@@ -12,7 +12,7 @@ import gc
 import numpy as np
 from mpi4py import MPI
 
-from benchmarks import cases, contenders, measure, record
+from benchmarks import cases, contenders, measure
 
 BASELINE = "by hand"
 FRESH = "by hand, fresh memory"
@@ -21,15 +21,7 @@ ALONE = "NumPy alone"
 
 def main() -> None:
     """Measure every large operation with every contender."""
-    options = record.options()
-    comm = MPI.COMM_WORLD
-    running, absent = contenders.present(comm, options.without)
-    rows = []
-    for name in cases.LARGE_OPERATIONS:
-        rows.append(_measure(comm, name, running, options.quick))
-        record.say(comm, rows[-1])
-    record.write(comm, options.out, "large", rows, absent)
-    contenders.leave(comm, running)
+    contenders.measure_all("large", lambda *_: cases.LARGE_OPERATIONS, _measure)
 
 
 def _measure(comm: MPI.Comm, name: str, running: list, quick: bool) -> dict:

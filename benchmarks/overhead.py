@@ -13,22 +13,14 @@ import itertools
 import numpy as np
 from mpi4py import MPI
 
-from benchmarks import cases, contenders, measure, record
+from benchmarks import cases, contenders, measure
 
 BASELINE = "NumPy"
 
 
 def main() -> None:
     """Measure every small operation with every contender."""
-    options = record.options()
-    comm = MPI.COMM_WORLD
-    running, absent = contenders.present(comm, options.without)
-    rows = []
-    for name in cases.SMALL_OPERATIONS:
-        rows.append(_measure(comm, name, running, options.quick))
-        record.say(comm, rows[-1])
-    record.write(comm, options.out, "overhead", rows, absent)
-    contenders.leave(comm, running)
+    contenders.measure_all("overhead", lambda *_: cases.SMALL_OPERATIONS, _measure)
 
 
 def _numpy(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> measure.Work:

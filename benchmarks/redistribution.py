@@ -10,7 +10,7 @@ import gc
 import numpy as np
 from mpi4py import MPI
 
-from benchmarks import cases, contenders, measure, record
+from benchmarks import cases, contenders, measure
 
 SMALL_SIZES = (16, 64)
 LARGE_SIZE = 8192
@@ -19,16 +19,12 @@ BASELINE = "plain copy"
 
 def main() -> None:
     """Measure every move at every size with every contender."""
-    options = record.options()
-    comm = MPI.COMM_WORLD
-    running, absent = contenders.present(comm, options.without)
-    rows = []
-    for size in (*SMALL_SIZES, LARGE_SIZE // 8 if options.quick else LARGE_SIZE):
-        for case in cases.moves(comm.size, size):
-            rows.append(_measure(comm, case, running, options.quick))
-            record.say(comm, rows[-1])
-    record.write(comm, options.out, "redistribution", rows, absent)
-    contenders.leave(comm, running)
+    contenders.measure_all("redistribution", _moves, _measure)
+
+
+def _moves(ranks: int, quick: bool) -> list[cases.Move]:
+    sizes = (*SMALL_SIZES, LARGE_SIZE // 8 if quick else LARGE_SIZE)
+    return [case for size in sizes for case in cases.moves(ranks, size)]
 
 
 def _measure(comm: MPI.Comm, case: cases.Move, running: list, quick: bool) -> dict:

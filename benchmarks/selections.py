@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
-from benchmarks import by_hand, cases, contenders, measure, record
+from benchmarks import by_hand, cases, contenders, measure
 
 COPY = "plain copy"
 ALONE = "NumPy alone"
@@ -21,15 +21,7 @@ ALONE = "NumPy alone"
 
 def main() -> None:
     """Measure every selection with every contender."""
-    options = record.options()
-    comm = MPI.COMM_WORLD
-    running, absent = contenders.present(comm, options.without)
-    rows = []
-    for name in cases.SELECTIONS:
-        rows.append(_measure(comm, name, running, options.quick))
-        record.say(comm, rows[-1])
-    record.write(comm, options.out, "selections", rows, absent)
-    contenders.leave(comm, running)
+    contenders.measure_all("selections", lambda *_: cases.SELECTIONS, _measure)
 
 
 def _measure(comm: MPI.Comm, name: str, running: list, quick: bool) -> dict:
