@@ -25,7 +25,8 @@ class BaseArray:
     _local: Buffer
     _layout: Layout
     _origin: Any
-    """Set where the array is a copy made by `x[key]`: a weak reference to `x`, and the key as text.
+    """Set where the array is a copy made by `x[key]`: a weak reference to `x`, and the key as text;
+    None where a loop over `x`, or `unstack`, made it.
 
     In-place operators on it then wait for `x[key] = ...` (see `_read_only`).
     """

@@ -28,14 +28,26 @@ ITEM: Any = (None, "an item")
 
 def read_only(name: str, x: BaseArray) -> ReadOnlyError:
     """Return the error for an operation that would write into an array that is read-only."""
-    origin = getattr(x, "_origin", None)
-    if origin is not None and origin is not ITEM:
+    origin = getattr(x, "_origin", ITEM)
+    if origin is None:
+        return ReadOnlyError(
+            f"{name} into a row that a loop over x, or unstack, gives: it is a copy, because the "
+            "axis of these rows is cut, so that writing into it would not change x; write "
+            "x[i] = value, loop over rows of this process alone (da.local_rows(x), x.to_local()), "
+            "or work on row.copy()"
+        )
+    if origin is not ITEM:
         return ReadOnlyError(f"{name}: {_remedy(origin[1])}")
+    if getattr(x, "_owners", None) is not None:
+        return ReadOnlyError(
+            f"{name} into a reshaped array y that is a copy, because items had to move between "
+            "processes, so that writing into it would not change the array x that it comes from; "
+            "write into x, let go of x (x = x.reshape(...)), or work on y.copy()"
+        )
     return ReadOnlyError(
-        f"{name} into an array that is read-only: a copy where NumPy has a view (an item of a cut "
-        "axis, an array reversed or reshaped across blocks), a result of broadcast_to, or memory "
-        "that its owner protects; write x[key] = value into the array that it comes from, or work "
-        "on a copy: x.copy()"
+        f"{name} into an array that is read-only: a view of a copy that was made where NumPy has a "
+        "view, a result of broadcast_to, or memory that its owner protects; write x[key] = value "
+        "into the array that it comes from, or work on a copy: x.copy()"
     )
 
 

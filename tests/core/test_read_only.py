@@ -202,7 +202,7 @@ def test_rows_of_an_iteration_write_through_or_raise(placements: Any) -> None:
             x = distribute_array(np.arange(12.0).reshape(4, 3), None, placements, src=None)
             for row in rows(x):
                 if placements == [S0]:
-                    with pytest.raises(ReadOnlyError, match=r"x\[key\] = value"):
+                    with pytest.raises(ReadOnlyError, match=r"x\[i\] = value"):
                         row += 1
                 else:
                     row += 1
@@ -404,5 +404,22 @@ def test_the_statement_that_the_error_tells_writes_these_items(key):
         exec(told, names)
         exec(f"expected[{key}] = 9.0", names)
         np.testing.assert_array_equal(x.full_array(), expected)
+
+    simulate(2, program)
+
+
+def test_an_error_says_which_copy_is_read_only() -> None:
+    def program() -> None:
+        x = distribute_array(np.arange(12.0).reshape(6, 2), None, [S0])
+        y = x.reshape(3, 4)
+        for copy, told in (
+            (next(iter(x)), "a row that a loop over x"),
+            (y, "a reshaped array"),
+            (y[1:], "a view of a copy"),
+            (x[2], r"x\[2, 0:2\] is a copy"),
+        ):
+            with pytest.raises(da.errors.ReadOnlyError, match=told):
+                copy[0] = 1
+        agrees(x, np.arange(12.0).reshape(6, 2))
 
     simulate(2, program)

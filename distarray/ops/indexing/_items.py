@@ -130,7 +130,7 @@ def rows(x: Any, keys: Iterable[Any]) -> Iterator[Any]:
     """Yield `x[key]` for some keys; what is a copy is read-only for in-place operators, too."""
     for key in keys:
         row = getitem(x, key)
-        if getattr(row, "_origin", None) is not ITEM:
+        if getattr(row, "_origin", ITEM) is not ITEM:
             row._origin = None
         yield row
 
