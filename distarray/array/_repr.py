@@ -118,8 +118,8 @@ def _text(x: Any, prefix: str, separator: str, suffix: str) -> str:
         return f"DistArray(<values outside this process>, {_describe_layout(x)})"
     shown, cut = gather_shown(x)
     part: Any = _backend.to_host(shown)
-    if not part.ndim and not prefix:
-        return str(part[()])
+    if not part.ndim:  # a number, often one of a list: short, as NumPy's
+        return repr(part).replace("array", "DistArray", 1) if prefix else str(part[()])
     threshold = {"threshold": 0} if cut else {"threshold": max(part.size, 1)}
     text = np.array2string(part, separator=separator, prefix=prefix, **threshold)
     return f"{prefix}{text}{suffix}"
