@@ -31,7 +31,10 @@ class BaseArray:
     In-place operators on it then wait for `x[key] = ...` (see `_read_only`).
     """
     _owners: Any
-    """Set where it is a read-only copy until the memory that it was copied from is gone: whose."""
+    """Set where it is a read-only copy until the memory that it was copied from is gone: whose.
+
+    None where it stays one.
+    """
     _reduced: Any
     """Set where the array is Partial and computed by an operation, in memory that nobody else has:
     what it was reduced to, an array; None as long as nothing has needed that; False from when it is

@@ -38,11 +38,12 @@ def read_only(name: str, x: BaseArray) -> ReadOnlyError:
         )
     if origin is not ITEM:
         return ReadOnlyError(f"{name}: {_remedy(origin[1])}")
-    if getattr(x, "_owners", None) is not None:
+    if hasattr(x, "_owners"):
+        release = "" if x._owners is None else "let go of x (x = x.reshape(...)), "
         return ReadOnlyError(
             f"{name} into a reshaped array y that is a copy, because items had to move between "
             "processes, so that writing into it would not change the array x that it comes from; "
-            "write into x, let go of x (x = x.reshape(...)), or work on y.copy()"
+            f"write into x, {release}or work on y.copy()"
         )
     return ReadOnlyError(
         f"{name} into an array that is read-only: a view of a copy that was made where NumPy has a "
@@ -83,6 +84,7 @@ def new_copied_view(x: Any, block: Buffer, layout: Layout) -> Any:
     """
     result = x._new(_backend.make_read_only(block), layout)
     owners = () if _backend.is_writeable(x._local) else getattr(x, "_owners", None)
+    result._owners = None
     if owners is not None and _backend.is_numpy(block):
         result._owners = (_memory.owner_of(x._local), *owners)
     return result
