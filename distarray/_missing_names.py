@@ -63,10 +63,17 @@ class _MissingName:
 def add_missing_names(cls: type, path: str) -> None:
     """Let a class tell what to do instead of names that NumPy's, at `path`, has.
 
-    They stay names that it has not, as `hasattr` says.
+    They stay names that it has not, as `hasattr` and `dir` say.
     """
+    added = set()
     for known, remedy in INSTEAD.items():
         home, _, name = known.rpartition(".")
         if home == path:
             text = f"{cls.__name__} has no {name!r} as NumPy's has; use {remedy}"
             setattr(cls, name, _MissingName(text))
+            added.add(name)
+
+    def names(self: Any) -> list[str]:
+        return [name for name in object.__dir__(self) if name not in added]
+
+    cls.__dir__ = names  # type: ignore[assignment,method-assign]

@@ -132,6 +132,7 @@ def test_names_of_numpy_that_lack_name_what_to_do(theirs: object, home: str) -> 
         if not name.startswith("_") and not hasattr(ours, name):
             with pytest.raises(AttributeError, match=f"has no '{name}' as NumPy.*; use"):
                 getattr(ours, name)
+            assert isinstance(ours, type) or name not in dir(ours)
     for name in ("nothing_of_this_name", "__array_interface__"):
         with pytest.raises(AttributeError, match="has no attribute"):
             getattr(ours, name)

@@ -79,7 +79,15 @@ _MEMORY: Final = ("may_share_memory", "shares_memory")
 _PRINTING: Final = ("__format__", "describe", "local_rows", "print0", "visualize")
 _OWN: Final = frozenset(
     (
-        *("__init__", "__deepcopy__", "__array_namespace__", "distribute_array", "shape", "size"),
+        *(
+            "__dir__",
+            "__init__",
+            "__deepcopy__",
+            "__array_namespace__",
+            "distribute_array",
+            "shape",
+            "size",
+        ),
         *(*_METADATA, *_MEMORY, *_PRINTING),
     )
 )
