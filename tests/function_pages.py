@@ -258,10 +258,10 @@ defaults: reductions are over all axes.
   512 x 512 numbers on simulated ranks; processes of a node read each other's blocks in place, and
   may need less. `linalg` has whole matrices of up to 128 MiB on every rank, where it gathers;
   products have the smaller operand up to 16 MiB, and of more two panels, of at most a block or
-  16 MiB each. Functions of polynomials have up to 65,536 coefficients or points, and refuse more.
-  `put` and `put_along_axis` have the index, here made by the call, and the numbers and values of
-  items as they are sent and as they come. `histogram` and others that work in pieces need no more
-  for larger blocks.
+  16 MiB each. Functions of polynomials have up to 65,536 coefficients, or points to fit, on every
+  rank. `put` and `put_along_axis` have the index, here made by the call, and the numbers and
+  values of items as they are sent and as they come. `histogram` and others that work in pieces need
+  no more for larger blocks.
 - **names**: N stands in NumPy, A in the array API standard (2025.12).
 """
 
