@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, cast
 
@@ -259,11 +260,16 @@ def _by_position(theirs: Any, ours: Any, args: Any, kwargs: Any) -> tuple[Any, A
     return given, kwargs
 
 
+_parsing = threading.Lock()
+"""For ranks that are threads: CPython 3.11 counts the depth of what is parsed for all at once."""
+
+
 @functools.cache
 def leading_names(theirs: Any, ours: Any) -> tuple[str, ...]:
     """Return NumPy's names of the arguments that our function takes by position only."""
     try:
-        names = [*inspect.signature(theirs).parameters]
+        with _parsing:
+            names = [*inspect.signature(theirs).parameters]
     except ValueError:  # NumPy does not tell
         return ()
     taken = inspect.signature(ours).parameters.values()

@@ -24,6 +24,7 @@ from distarray.core.engine._operands import (
     broadcast_shape,
     check_target,
     lift_layouts,
+    match_device,
     normalize_operand,
     normalize_operands,
 )
@@ -234,8 +235,10 @@ def beside_mask(name: str, x: Any, where: Any) -> Any:
     """Return a plain array as one that the processes of its distributed mask have."""
     if isinstance(x, BaseArray) or not isinstance(where, BaseArray):
         return x
-    block = normalize_operand(name, x)
-    block = block if _backend.is_buffer(block) else np.asarray(block)
+    block, device = normalize_operand(name, x), _backend.device_of(where._local)
+    if _backend.is_buffer(block):
+        block = match_device(name, block, where._local)
+    block = _backend.asarray(block, device)
     return where._new(block, replicated_layout(where.layout.mesh, block.shape))
 
 
