@@ -419,7 +419,7 @@ MUTANTS = (
         "ops/indexing/_masks.py",
         "start = sum(lengths[:index])",
         "start = 0",
-        ("ops/test_extraction.py::test_place_and_putmask",),
+        ("ops/test_extraction.py::test_repeated_values_go_on_from_block_to_block",),
     ),
     Mutant(
         "values for tiles are written where the mask is false, too",

@@ -100,6 +100,18 @@ def test_place_and_putmask(name: str, data: st.DataObject) -> None:
         compare(changed(name), operands)
 
 
+def test_repeated_values_go_on_from_block_to_block() -> None:
+    mask, expected = np.array([1, 0, 1, 1, 0, 1, 1, 1], np.bool_), np.zeros(8)
+    np.place(expected, mask, [1, 2, 3])
+
+    def program() -> None:
+        x = da.zeros(8)
+        da.place(x, da.asarray(mask), [1, 2, 3])
+        agrees(x, expected)
+
+    on_ranks(program)
+
+
 def test_values_are_placed_once_into_an_array_that_is_partial() -> None:
     def program() -> None:
         x = da.arange(6.0).redistribute([Partial("sum")])
