@@ -33,13 +33,14 @@ def cache(kind: type[Resolutions] = Resolutions) -> Resolutions:
     return made
 
 
-def remember(into: Resolutions, key: Any, value: Any) -> None:
-    """Keep `value` in a dictionary of `cache`."""
+def remember(into: Resolutions, key: Any, value: Any, nbytes: int | None = None) -> None:
+    """Keep `value` in a dictionary of `cache`; the entry takes `nbytes`, where that is known."""
     global _used
     if has_counted(key):
         keep_recent(into, key, value)
         return
-    nbytes = entry_bytes(key)
+    if nbytes is None:
+        nbytes = entry_bytes(key)
     if _used + nbytes > LIMIT_BYTES:
         clear()
     _used += nbytes

@@ -328,7 +328,7 @@ class Step:
         local = op.bind(self)
         if not isinstance(self.spec, Spec):
             if self._is_copied_view():
-                return lambda block: _backend.make_read_only(local(block))
+                return lambda *args: _backend.make_read_only(local(*args))
             return local
         if self.spec.exchanged is not None:
             return self._exchanging(local)

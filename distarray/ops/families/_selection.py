@@ -26,7 +26,7 @@ from distarray.core import (
     copy_block,
     empty_block,
     remember,
-    run_one,
+    steps,
     unshare,
 )
 from distarray.errors import IndexingError
@@ -56,17 +56,20 @@ WHOLE_AXIS, REVERSED_AXIS = (None, None, None), (None, None, -1)
 
 
 def selection(name: str) -> Op:
-    """Return an operation that selects items by a `Key`, its static argument."""
-    return Op(name, select, lambda _, call: select(call.layouts[0], call.static), bind=_bind)
+    """Return an operation that selects items.
+
+    A step of it is for all keys that take as much from the same blocks: its static argument is what
+    `_locate` tells of them, and its local step gets which items they are before the block.
+    """
+    return Op(name, _local_step, lambda _, call: _outcome(call.layouts[0], call.static), bind=_bind)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Selection(Layouts):
-    """The outcome of applying one key to arrays of one layout on this process."""
+class Outcome(Layouts):
+    """What selections of a layout have in common that take as much from the same blocks."""
 
-    key: tuple[Any, ...]
-    """Applied to the local block, gives a view with the layout `kept`."""
     kept: Layout
+    """Layout of what a process takes of its block, a view."""
     taken: tuple[int, ...]
     """Axes of `kept`, of length 1, that an integer on a cut axis leaves."""
     flipped: tuple[int, ...]
@@ -77,8 +80,6 @@ class Selection(Layouts):
     """Integers alone: a number in NumPy, and no view."""
     is_local: bool
     """Nothing is sent: no other process has items of the taken axes."""
-    purpose: Purpose
-    """What ranks must agree on: other items of one block leave layouts that are the same."""
     _values: dict[Shape, Layout] = field(default_factory=dict)
 
     def value_layout(self, shape: Shape) -> Layout:
@@ -95,36 +96,69 @@ class Selection(Layouts):
         return found
 
 
-class _Outcome(NamedTuple):
-    """What selections of a layout have in common that take as much from the same blocks."""
+class Selection(NamedTuple):
+    """One key for arrays of one layout on this process."""
 
-    kept: Layout
-    taken: tuple[int, ...]
-    flipped: tuple[int, ...]
-    cut: Layout
-    output: Layout
-    sends: tuple[tuple[Layout, Layout, bool], ...]
-    is_local: bool
-    values: dict[Shape, Layout]
+    step: Step
+    key: tuple[Any, ...]
+    """Applied to the local block, gives a view with the layout `outcome.kept`."""
+    purpose: Purpose
+    """What ranks must agree on: other items of one block leave layouts that are the same."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """What keys like this leave."""
+        found: Any = self.step.spec
+        return found
+
+    def take(self, x: BaseArray) -> Any:
+        """Return what is selected from an array of this layout and dtype."""
+        step, block = self.step, x._local
+        if not step.still:
+            (block,) = step.move((block,))
+        return x._new(step.run(self.key, self.purpose, block), step.output)
 
 
-_outcomes = cache()
+_selections = cache()
+_ENTRY_BYTES = 1 << 10
+"""Of a key and a selection whose step is kept for others, too: 640 to 950 by tracemalloc."""
 
-_WHOLE, _GONE, _TAKEN, _CUT, _REVERSED = "whole", "gone", "taken", "cut", "reversed"
 
-
-def select(layout: Layout, entries: Key) -> Selection:
-    """Return what a key selects from arrays of a layout.
+def select(op: Op, x: BaseArray, entries: Key) -> Selection:
+    """Return what a key selects from an array; `op` is one of `selection`.
 
     Raises
     ------
     IndexingError
         If it is out of range or too long.
     """
+    known = (op, entries, x._layout, x._local.dtype)
+    found: Selection | None = _selections[known]
+    if found is None:
+        key, parts, text = _locate(x._layout, entries)
+        step = steps[op, parts, x._layout, x._local.dtype]
+        found = Selection(step, key, Purpose.of(text))
+        remember(_selections, known, found, _ENTRY_BYTES)
+    return found
+
+
+def selected_layout(layout: Layout, entries: Key) -> Layout:
+    """Return the layout of what a key selects where it lies."""
+    return _outcome(layout, _locate(layout, entries)[1]).kept
+
+
+_WHOLE, _GONE, _TAKEN, _CUT, _REVERSED, _ITEM = "whole", "gone", "taken", "cut", "reversed", "item"
+
+
+def _locate(layout: Layout, entries: Key) -> tuple[Key, Key, str]:
+    """Return a key for this process's block, what becomes of each axis, and the key as text.
+
+    What becomes of the axes tells not which items are taken, but how many of each block.
+    """
     items = expand(entries, layout.shape)
     box = layout.local_box()
     key: list[Any] = []
-    parts: list[Any] = []  # what becomes of each axis, apart from which items it is in a block
+    parts: list[Any] = []
     axis = -1
     for item in items:
         if item is None:
@@ -158,40 +192,24 @@ def select(layout: Layout, entries: Key) -> Selection:
             start, stop = (0, 0) if box is None else box[axis]
             own = item[_count_before(item, start) : _count_before(item, stop)]
             key.append(slice(own[0] - start, own.stop - start, own.step) if own else slice(0, 0))
-    known = (layout, *parts)
-    found = _outcomes[known]
-    if found is None:
-        found = _outcome(layout, parts)
-        remember(_outcomes, known, found)
-    is_item = not found.output.shape and Ellipsis not in entries
+    text = f"x[{', '.join(map(_describe, items))}]"
     if all(part is _GONE for part in parts):
         key.append(Ellipsis)  # so that the block is an array, not a scalar
-    return Selection(
-        (layout,),
-        found.output,
-        found.sends,
-        bool(found.taken or found.flipped or is_item),
-        key=tuple(key),
-        kept=found.kept,
-        taken=found.taken,
-        flipped=found.flipped,
-        cut=found.cut,
-        is_item=is_item,
-        is_local=found.is_local,
-        purpose=Purpose.of(f"x[{', '.join(map(_describe, items))}]"),
-        _values=found.values,
-    )
+    if Ellipsis not in entries:
+        parts.append(_ITEM)
+    return tuple(key), tuple(parts), text
 
 
-def _outcome(layout: Layout, parts: Sequence[Any]) -> _Outcome:
+def _outcome(layout: Layout, parts: Sequence[Any]) -> Outcome:
     """Return the layouts of a selection, given what becomes of each axis."""
+    is_item = parts[-1:] == (_ITEM,)
     shape: list[int] = []
     axes: dict[int, int] = {}
     offsets: dict[int, tuple[int, ...]] = {}
     taken: list[int] = []
     flipped: list[int] = []
     axis = -1
-    for part in parts:
+    for part in parts[:-1] if is_item else parts:
         if part is None:
             shape.append(1)
             continue
@@ -226,28 +244,47 @@ def _outcome(layout: Layout, parts: Sequence[Any]) -> _Outcome:
         sends.append((kept, freed, True))
     if flipped:
         sends.append((kept, output, False))
-    return _Outcome(kept, tuple(taken), tuple(flipped), freed, output, tuple(sends), is_local, {})
+    is_item = is_item and not output.shape
+    return Outcome(
+        (layout,),
+        output,
+        tuple(sends),
+        copies_view=bool(taken or flipped or is_item),
+        kept=kept,
+        taken=tuple(taken),
+        flipped=tuple(flipped),
+        cut=freed,
+        is_item=is_item,
+        is_local=is_local,
+    )
 
 
-def _bind(step: Step) -> Callable[[Buffer], Buffer]:
+def _local_step(key: Key, purpose: Purpose, block: Buffer) -> Buffer:
+    """Return the selected items of this process's block, where they are all that there are."""
+    del purpose
+    selected: Buffer = block[key]
+    return selected
+
+
+def _bind(step: Step) -> Callable[[Key, Purpose, Buffer], Buffer]:
     """Return the function that takes the selected items of this process's block."""
     found: Any = step.spec
-    key, output = found.key, found.output
+    output = found.output
     if not found.copies_view:
-        return operator.itemgetter(key)
+        return _local_step
     shape = output.local_shape()
     if found.is_local:
-        return lambda block: copy_block(block[key].reshape(shape))
+        return lambda key, _, block: copy_block(block[key].reshape(shape))
     axes = _renumber(found.flipped, found.taken)
     before = mirror_layout(output, axes)
     shape, exchange = before.local_shape(), None
     if axes:
         exchange = mirror(before, axes, f"reverse axes {axes} of {before!r}")
 
-    def take_and_move(source: Buffer) -> Buffer:
+    def take_and_move(key: Key, purpose: Purpose, source: Buffer) -> Buffer:
         block = source[key]
         if found.taken:
-            block = redistribute_local(block, found.kept, found.cut, purpose=found.purpose)
+            block = redistribute_local(block, found.kept, found.cut, purpose=purpose)
             block = block.reshape(shape)
         if exchange is not None:
             block = run(exchange, block, empty_block(output, block.dtype))
@@ -262,7 +299,7 @@ _flip = selection("flip")
 def flip_axes(x: Any, axes: Collection[int]) -> Any:
     """Return an array with the order of its items reversed along some axes."""
     key = [REVERSED_AXIS if axis in axes else WHOLE_AXIS for axis in range(x.ndim)]
-    return run_one(_flip, x, (*key, Ellipsis))
+    return select(_flip, x, (*key, Ellipsis)).take(x)
 
 
 # --- keys ----------------------------------------------------------------------------------------

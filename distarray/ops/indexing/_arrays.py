@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from distarray.core import BaseArray, cast, check_writable, move, run_one, steps
-from distarray.ops.families._selection import WHOLE_AXIS, Selection, flip_axes, selection
+from distarray.core import BaseArray, cast, check_writable, move
+from distarray.ops.families._selection import WHOLE_AXIS, flip_axes, select, selection
 from distarray.ops.indexing._gather import select_by_arrays
 from distarray.ops.indexing._keys import Advanced, Index, broadcast_indices
 from distarray.ops.indexing._places import nonzero
@@ -48,7 +48,7 @@ def get_by_arrays(x: BaseArray, found: Advanced) -> Any:
     found = _with_places(found)
     basic = found.key.basic
     if any(entry != WHOLE_AXIS for entry in basic):
-        x = run_one(_view, x, basic)
+        x = select(_view, x, basic).take(x)
     return select_by_arrays(x, found.key, found.arrays)
 
 
@@ -85,9 +85,10 @@ def _write(x: BaseArray, found: Advanced, value: Any, ufunc: np.ufunc | None = N
     """Write a value, or apply a ufunc with it, where a key selects items."""
     found = _with_places(found)
     key = found.key
-    selected: Selection = steps[_view, key.basic, x._layout, x._local.dtype].spec
+    found_view = select(_view, x, key.basic)
+    selected = found_view.outcome
     inside = selected.kept.mesh.coordinate is not None  # type: ignore[attr-defined]
-    view = x._new(x._local[selected.key] if inside else x._local, selected.kept)
+    view = x._new(x._local[found_view.key] if inside else x._local, selected.kept)
     if value is not None:
         index = broadcast_indices([array.shape for array in found.arrays])
         ndim = len(key.kept) + len(index)
@@ -103,9 +104,8 @@ def _without_leading(value: Any, count: int) -> Any:
     """Return a value without so many leading axes, if they are of length 1."""
     if count <= 0 or value.shape[:count] != (1,) * count:
         return value
-    return (
-        run_one(_view, value, (0,) * count) if isinstance(value, BaseArray) else value[(0,) * count]
-    )
+    first = (0,) * count
+    return select(_view, value, first).take(value) if isinstance(value, BaseArray) else value[first]
 
 
 def _reversed(value: Any, axes: list[int]) -> Any:

@@ -25,16 +25,17 @@ from distarray.core import (
     check_writable,
     copy_array,
     run_one,
-    steps,
 )
 from distarray.errors import IndexingError, ShapeError
 from distarray.layout import DimMap, dimmap
 from distarray.ops.families._selection import (
     WHOLE_AXIS,
     Key,
+    Outcome,
     Selection,
     flip_axes,
     normalize_key,
+    select,
     selection,
 )
 from distarray.ops.families._shape_function import relabel, shape_function
@@ -107,7 +108,6 @@ def getitem(x: Any, key: Any) -> Any:
     MeshError
         If the key has a mask and this process is not in the mesh.
     """
-    block = x._local
     try:
         entries = normalize_key(key)
     except IndexingError:
@@ -117,12 +117,11 @@ def getitem(x: Any, key: Any) -> Any:
         if names is not None:
             return select_fields(x, names)
         return _get_advanced(x, parse(key, x.shape))
-    step = steps[_index, entries, x._layout, block.dtype]
-    found = step.spec
-    block = step.run(block) if step.still else step.run(*step.move((block,)))
-    result = x._new(block, found.output)
-    if found.copies_view:
-        result._origin = ITEM if found.is_item else (ref(x), found.purpose.text)
+    found = select(_index, x, entries)
+    result = found.take(x)
+    outcome = found.outcome
+    if outcome.copies_view:
+        result._origin = ITEM if outcome.is_item else (ref(x), found.purpose.text)
     return result
 
 
@@ -177,7 +176,7 @@ def setitem(x: Any, key: Any, value: Any) -> None:
         else:
             setitem(select_fields(x, names), ..., value)
         return
-    found = steps[_index, entries, x._layout, x._local.dtype].spec
+    found = select(_index, x, entries)
     if isinstance(value, PendingWrite):
         value = value.settle(x, found.purpose.text)
     check_writable("assignment", x)
@@ -190,14 +189,14 @@ def setitem(x: Any, key: Any, value: Any) -> None:
         if x._layout.mesh.coordinate is not None:
             x._local[found.key] = on_device(array, x._local)
         return
-    array = _align_plain(array, found)
-    layout = found.value_layout(array.shape)
+    array = _align_plain(array, found.outcome)
+    layout = found.outcome.value_layout(array.shape)
     block = block_of_value(x, array, layout)
     if layout.mesh.coordinate is not None:
         write(x, found.key, block)
 
 
-def _axes_of(shape: Shape, found: Selection) -> tuple[int | None, ...]:
+def _axes_of(shape: Shape, found: Outcome) -> tuple[int | None, ...]:
     """Return which axes of a value the last axes of the selection's view are; None: a new one.
 
     Raises
@@ -230,14 +229,14 @@ def _place_axes(shape: Shape, axes: Sequence[int | None]) -> DimMap:
     )
 
 
-def _backwards(found: Selection, shape: Shape) -> tuple[int, ...]:
+def _backwards(found: Outcome, shape: Shape) -> tuple[int, ...]:
     """Return which axes of an aligned value are to be reversed."""
     shift = found.kept.ndim - len(shape)
     places = (axis - shift for axis in found.flipped)
     return tuple(axis for axis in places if axis >= 0 and shape[axis] > 1)
 
 
-def _align_plain(array: Buffer, found: Selection) -> Buffer:
+def _align_plain(array: Buffer, found: Outcome) -> Buffer:
     """Return a plain value with one axis per (trailing) axis of the selection's view."""
     axes = _axes_of(array.shape, found)
     array = array.reshape([1 if axis is None else array.shape[axis] for axis in axes])
@@ -246,19 +245,20 @@ def _align_plain(array: Buffer, found: Selection) -> Buffer:
 
 
 def _write_distributed(x: Any, found: Selection, value: Any) -> None:
-    fits = value._layout is found.output and value._local.dtype == x._local.dtype
-    if fits and found.is_local and value._layout.mesh.coordinate is not None:
+    outcome = found.outcome
+    fits = value._layout is outcome.output and value._local.dtype == x._local.dtype
+    if fits and outcome.is_local and value._layout.mesh.coordinate is not None:
         view = x._local[found.key]
         block = value._local.reshape(view.shape)
         if not _same_memory(view, block):
             view[...] = block
         return
     check_kinds(x, value)
-    value = run_one(_align, value, _axes_of(value.shape, found))
-    flips = _backwards(found, value.shape)
+    value = run_one(_align, value, _axes_of(value.shape, outcome))
+    flips = _backwards(outcome, value.shape)
     if flips:
         value = flip_axes(value, flips)
-    target = found.value_layout(value.shape)
+    target = outcome.value_layout(value.shape)
     block = block_of_value(x, value, target)
     if target.mesh.coordinate is not None and not _same_memory(x._local[found.key], block):
         write(x, found.key, block)

@@ -44,7 +44,7 @@ from distarray.core import (
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Layout, normalize_axis
 from distarray.ops.families._relabel import carry_cuts
-from distarray.ops.families._selection import WHOLE_AXIS, select
+from distarray.ops.families._selection import WHOLE_AXIS, selected_layout
 from distarray.ops.indexing._items import getitem, rows
 from distarray.ops.manipulation._reshape import change_shape
 from distarray.ops.manipulation._shape import expand_dims
@@ -201,7 +201,7 @@ def plan_join(layouts: Sequence[Layout], axis: int, output: Layout) -> Layouts:
     inputs, start = [], 0
     for layout in layouts:
         part = (start, start + layout.shape[axis], None)
-        inputs.append(select(output, (*(WHOLE_AXIS,) * axis, part)).kept)
+        inputs.append(selected_layout(output, (*(WHOLE_AXIS,) * axis, part)))
         start = part[1]
     return Layouts(tuple(inputs), output)
 
