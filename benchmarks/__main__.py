@@ -15,7 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import machine, memory_report, report
+from benchmarks import memory_report, report
+from distarray.comm import _machine
 
 SUITES = {
     "redistribution": (2, 4),
@@ -39,7 +40,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="only see that everything runs")
     parser.add_argument("--without", default="", help="contenders to leave out: heat,dtensor,dask")
     parser.add_argument(
-        "--out", type=Path, default=ROOT / "benchmarks" / "results" / machine.label()
+        "--out", type=Path, default=ROOT / "benchmarks" / "results" / _machine.label()
     )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import os
 import platform
-import re
 from importlib import metadata
 from pathlib import Path
 
@@ -31,15 +30,6 @@ def facts() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def label() -> str:
-    """Name the processor, by its model name, family and model, for a folder of results."""
-    name = _after("/proc/cpuinfo", "model name") or platform.machine()
-    words = [word.lower() for word in re.findall(r"[A-Za-z0-9]+", re.sub(r"\([^)]*\)", "", name))]
-    numbers = [_after("/proc/cpuinfo", key) for key in ("cpu family", "model\t")]
-    words += [f"{key}{number}" for key, number in zip("fm", numbers, strict=True) if number]
-    return "-".join(words)
 
 
 def _after(path: str, key: str) -> str | None:

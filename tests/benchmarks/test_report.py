@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import fsdp_memory, machine, measure, memory_report, report
+from benchmarks import fsdp_memory, measure, memory_report, report
 
 
 @pytest.fixture
@@ -91,21 +91,3 @@ def test_plot_of_nothing_is_left_out(parts: list[dict], tmp_path: Path) -> None:
 def test_plot_is_a_picture(parts: list[dict], tmp_path: Path) -> None:
     report.plot("redistribution", parts, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("lines", "label"),
-    [
-        (["model name\t: AMD EPYC 7763 64-Core Processor", "cpu family\t: 25", "model\t\t: 1"],
-         "amd-epyc-7763-64-core-processor-f25-m1"),
-        (["model name\t: Intel(R) Xeon(R) Processor", "cpu family\t: 6", "model\t\t: 143"],
-         "intel-xeon-processor-f6-m143"),
-        (["BogoMIPS\t: 2000.00"], "aarch64"),
-    ],
-)  # fmt: skip
-def test_results_of_each_processor_have_a_folder_of_their_own(monkeypatch, tmp_path, lines, label):
-    file = tmp_path / "cpuinfo"
-    file.write_text("\n".join(lines))
-    monkeypatch.setattr(machine, "_after", lambda path, key, after=machine._after: after(file, key))
-    monkeypatch.setattr(machine.platform, "machine", lambda: "aarch64")
-    assert machine.label() == label
