@@ -35,10 +35,6 @@ class DTypeError(DistArrayError, TypeError):
     """A data type that cannot take part in what was asked."""
 
 
-class OutOfRangeError(DistArrayError, OverflowError):
-    """A number that the data type it must take cannot hold."""
-
-
 class LinAlgError(DistArrayError, ValueError):
     """A matrix that a function of linear algebra cannot work on: not square, singular, or such.
 
@@ -63,6 +59,10 @@ class ZeroWeightError(DistArrayError, ZeroDivisionError):
 
 class ArgumentError(DistArrayError, ValueError):
     """An argument with a value outside what the function accepts."""
+
+
+class OutOfRangeError(ArgumentError, OverflowError):
+    """A number that the data type it must take cannot hold."""
 
 
 class ReadOnlyError(ArgumentError):

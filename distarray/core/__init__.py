@@ -34,6 +34,7 @@ from distarray.core._dtypes import (
     normalize_dtype,
     numeric,
     real,
+    refusal,
     with_length,
 )
 from distarray.core._op import Call, Op, State, States

@@ -13,6 +13,7 @@ import numpy as np
 from distarray.comm import DeviceMesh, _backend, default_mesh, default_placements
 from distarray.comm.cuda import _device
 from distarray.core._base import BaseArray
+from distarray.core._dtypes import refusal
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -281,7 +282,7 @@ def plain_buffer(
         except DistArrayError:
             raise
         except (TypeError, ValueError, OverflowError) as error:
-            raise ArgumentError(
+            raise refusal(error)(
                 f"{call} got {type(value).__name__} that is no array: {error}; pass an array, "
                 "numbers, or nested sequences of equal lengths"
             ) from None

@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from distarray.errors import ArgumentTypeError, DTypeError
+from distarray.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DistArrayError,
+    DTypeError,
+    OutOfRangeError,
+)
 from distarray.layout import REDUCTIONS
 
 integer = "biu"
@@ -17,6 +23,14 @@ floating = "fc"
 
 REFUSALS = (TypeError, ValueError, OverflowError)
 """What NumPy's functions raise for dtypes and values that they do not take."""
+
+
+def refusal(error: Exception) -> type[DistArrayError]:
+    """Return the kind of error for a value that NumPy did not take."""
+    if isinstance(error, OverflowError):
+        return OutOfRangeError
+    return ArgumentTypeError if isinstance(error, TypeError) else ArgumentError
+
 
 DEFAULT_DTYPE = np.dtype(np.float64)
 

@@ -233,7 +233,7 @@ def putmask(a: Any, mask: Any, values: Any) -> None:
     mask = _mask_for("putmask", a, mask)
     _check_safe("putmask", a, values)
     if not isinstance(values, BaseArray):
-        values = plain_buffer(values, "putmask")
+        values = plain_buffer(values, "putmask", dtype=a.dtype)
     if values.shape != a.shape:
         values = _values_for("putmask", a, values)
         if not values.size:
@@ -343,7 +343,7 @@ def _check_safe(name: str, x: Any, values: Any) -> None:
 def _values_for(name: str, x: Any, values: Any) -> Any:
     """Return values that are to be repeated, flattened; few of them as a plain array."""
     if not isinstance(values, BaseArray):
-        return read_value(x, plain_buffer(values, name)).reshape(-1)
+        return read_value(x, plain_buffer(values, name, dtype=x.dtype)).reshape(-1)
     check_device(name, x, values)
     check_kinds(x, values)
     values = ravel(values)

@@ -25,6 +25,7 @@ from distarray.core import (
     normalize_shape,
     plain_buffer,
     pointwise,
+    refusal,
     register,
     run,
 )
@@ -425,7 +426,7 @@ def _call(function: Callable[..., Any], *args: Any) -> Any:
     except TypeError as error:
         raise DTypeError(f"{function.__name__}: {error}") from None
     except (ValueError, OverflowError) as error:
-        raise ArgumentError(f"{function.__name__}: {error}") from None
+        raise refusal(error)(f"{function.__name__}: {error}") from None
 
 
 def _places_spec(op: Op, call: Call) -> Spec:

@@ -144,7 +144,7 @@ def insert(x: Any, /, obj: Any, values: Any, axis: int | None = None) -> Any:
     x, along = _along("insert", x, axis)
     size = x.shape[along]
     if not isinstance(values, BaseArray):
-        values = plain_buffer(values, "insert", objects=True)
+        values = plain_buffer(values, "insert", dtype=x.dtype, objects=True)
     chosen = range(size)[obj] if isinstance(obj, slice) else None
     where: Any
     if chosen is not None and len(chosen) != 1:

@@ -31,6 +31,7 @@ from distarray.ops.elementwise._rounding import astype, floor, round
 from distarray.ops.families._lines import make_whole
 from distarray.ops.families._selection import WHOLE_AXIS, selected_layout
 from distarray.ops.indexing._items import getitem
+from distarray.ops.indexing._values import read_value
 from distarray.ops.manipulation._joining import join, repeat
 from distarray.ops.manipulation._shape import broadcast_to
 from distarray.ops.statistical._moments import mean
@@ -86,7 +87,7 @@ def _constant(x: Any, axis: int, widths: Widths, values: Any) -> tuple[Any, Any]
     def make(start: int, width: int, value: Any) -> Any:
         part = (start, start + width, None)
         layout = selected_layout(target, (*(WHOLE_AXIS,) * axis, part))
-        return fill_layout(layout, x.dtype, value) if width else None
+        return fill_layout(layout, x.dtype, read_value(x, value)[()]) if width else None
 
     left, right = (make(*one) for one in zip(starts, widths, values, strict=True))
     return left, right

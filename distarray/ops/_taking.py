@@ -187,7 +187,9 @@ def put(x: Any, /, ind: Any, v: Any, mode: str = "raise") -> None:
     check_distributed("put", x)
     _check_mode("put", mode)
     index = _read_indices("put", ind)
-    values: Any = v if isinstance(v, BaseArray) else plain_buffer(v, "put", objects=True)
+    values: Any = v
+    if not isinstance(v, BaseArray):
+        values = plain_buffer(v, "put", dtype=x.dtype, objects=True)
     if index.size and not x.size:
         raise IndexingError(f"put got {index.size} indices for an array of shape {x.shape}")
     if not values.size or not index.size:
@@ -581,7 +583,9 @@ def fill_diagonal(x: Any, /, val: Any, wrap: bool = False) -> None:
     if wrap and len(shape) == 2 and shape[1]:
         put(x, arange(0, x.size, shape[1] + 1, mesh=x._layout.mesh), val)
         return
-    values = val if isinstance(val, BaseArray) else plain_buffer(val, "fill_diagonal", objects=True)
+    values = val
+    if not isinstance(val, BaseArray):
+        values = plain_buffer(val, "fill_diagonal", dtype=x.dtype, objects=True)
     places = np.arange(min(shape))
     if values.size and places.size:
         setitem(x, (places,) * len(shape), _repeated(values, places))

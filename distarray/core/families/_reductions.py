@@ -14,7 +14,7 @@ import numpy as np
 from distarray.comm import _backend, _memory
 from distarray.core._arguments import check_flag, check_travels, describe, join_arrays
 from distarray.core._base import BaseArray
-from distarray.core._dtypes import normalize_dtype, stays_partial
+from distarray.core._dtypes import normalize_dtype, refusal, stays_partial
 from distarray.core._op import Call, Op, State, States
 from distarray.core._spec import Rule, Spec, reduction_spec
 from distarray.core.engine._float_errors import text_converts
@@ -224,7 +224,7 @@ def _read_initial(op: Op, initial: Any, dtype: Any) -> Any:
     try:
         item[...] = initial
     except (TypeError, ValueError, OverflowError) as error:
-        raise ArgumentError(
+        raise refusal(error)(
             f"{op.name}(initial={describe(initial)}) of items of {dtype}: {error}; pass one number "
             "that the result's dtype holds"
         ) from error

@@ -20,13 +20,13 @@ from distarray.core import (
     normalize_dtype,
     normalize_shape,
     plain_buffer,
+    refusal,
     register,
 )
 from distarray.errors import (
     ArgumentError,
     DeviceError,
     OutOfMemoryError,
-    OutOfRangeError,
 )
 from distarray.layout import Layout, Placement
 from distarray.layout import box as boxes
@@ -131,8 +131,7 @@ def check_value(name: str, value: Any, dtype: np.dtype[Any]) -> np.ndarray:
         # A Python integer is taken as such: as an item of int64 it would wrap around.
         np.copyto(item, value if type(value) is int else scalar, casting="unsafe")
     except (TypeError, ValueError, OverflowError) as error:
-        refused = OutOfRangeError if isinstance(error, OverflowError) else ArgumentError
-        raise refused(
+        raise refusal(error)(
             f"{name} {value!r} does not become {dtype}: {error}; pass another dtype or value"
         ) from None
     return item

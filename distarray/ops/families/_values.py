@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core import BaseArray, empty_block, reduced_source, replicated_layout
+from distarray.core import BaseArray, empty_block, reduced_source, refusal, replicated_layout
 from distarray.errors import (
-    ArgumentError,
     ArgumentTypeError,
     DistArrayError,
     IndexingError,
@@ -91,6 +90,6 @@ def errors_of_numpy(name: str) -> Iterator[None]:
     except IndexError as error:
         raise IndexingError(f"{name}: {error}") from error
     except (ValueError, OverflowError) as error:
-        raise ArgumentError(f"{name}: {error}") from error
+        raise refusal(error)(f"{name}: {error}") from error
     except TypeError as error:
         raise ArgumentTypeError(f"{name}: {error}") from error

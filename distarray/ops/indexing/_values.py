@@ -20,9 +20,10 @@ from distarray.core import (
     match_device,
     move,
     plain_buffer,
+    refusal,
     replicated_layout,
 )
-from distarray.errors import ArgumentError, DeviceError, DTypeError, FloatingError
+from distarray.errors import DeviceError, DTypeError, FloatingError
 from distarray.layout import Layout
 from distarray.layout import box as boxes
 from distarray.redistribute import redistribute_local
@@ -137,7 +138,7 @@ def _cast(value: Any, dtype: Any) -> Buffer:
     except FloatingPointError as error:
         raise FloatingError(f"assignment: {error}; np.errstate asks to raise it") from None
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        kind = DTypeError if isinstance(error, TypeError) else ArgumentError
+        kind = DTypeError if isinstance(error, TypeError) else refusal(error)
         raise kind(
             f"a value of type {type(value).__name__} cannot be written into an array of {dtype} "
             f"({error}); convert it first"

@@ -1,0 +1,55 @@
+"""Python's numbers are written as NumPy writes them: what a dtype cannot hold is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import distarray as da
+
+MASK = [True, False, True, False]
+ERRORS = (OverflowError, ValueError, TypeError)
+
+WRITES: dict[str, Callable[[Any, Any, Any], object]] = {
+    "x[0:1] = v": lambda _, x, v: x.__setitem__(slice(0, 1), v),
+    "x[0] = v": lambda _, x, v: x.__setitem__(0, v),
+    "x[[0, 1]] = v": lambda _, x, v: x.__setitem__([0, 1], v),
+    "x[mask] = v": lambda n, x, v: x.__setitem__(n.asarray(MASK), v),
+    "asarray": lambda n, _, v: n.asarray(v, dtype=np.int8),
+    "fill_diagonal": lambda n, x, v: n.fill_diagonal(x.reshape(2, 2), v),
+    "insert": lambda n, x, v: n.insert(x, 0, v),
+    "pad": lambda n, x, v: n.pad(x, 1, constant_values=v),
+    "place": lambda n, x, v: n.place(x, n.asarray(MASK), v),
+    "put": lambda n, x, v: n.put(x, [0, 1], v),
+    "put_along_axis": lambda n, x, v: n.put_along_axis(x, n.asarray([0]), v, 0),
+    "putmask": lambda n, x, v: n.putmask(x, n.asarray(MASK), v),
+}
+
+
+@pytest.mark.parametrize("value", [300, -129, 2**70, 1e3, np.nan, 1 + 2j], ids=str)
+@pytest.mark.parametrize("name", WRITES)
+def test_number_that_the_dtype_cannot_hold_is_the_error_that_numpy_raises(
+    name: str, value: complex
+) -> None:
+    with pytest.raises((*ERRORS, np.exceptions.ComplexWarning)) as expected:
+        WRITES[name](np, np.zeros(4, np.int8), value)
+    x = da.zeros(4, dtype=np.int8)
+    with pytest.raises(da.errors.DistArrayError) as caught:
+        WRITES[name](da, x, value)
+    assert isinstance(caught.value, (type(expected.value), TypeError))
+    assert (x.full_array() == 0).all()
+
+
+@pytest.mark.parametrize("value", [5, -128, 2.75, True, [3]], ids=str)
+@pytest.mark.parametrize("name", WRITES)
+def test_number_that_the_dtype_holds_is_written_as_by_numpy(name: str, value: Any) -> None:
+    if name == "x[0] = v" and isinstance(value, list):
+        value = value[0]
+    expected, x = np.ones(4, np.int8), da.ones(4, dtype=np.int8)
+    returned, ours = (WRITES[name](n, one, value) for n, one in ((np, expected), (da, x)))
+    np.testing.assert_array_equal(x.full_array(), expected)
+    if returned is not None:
+        np.testing.assert_array_equal(np.asarray(ours), np.asarray(returned))
