@@ -28,6 +28,7 @@ SUITES = {
     "fsdp": (2,),
     "fsdp_memory": (1, 2, 3, 4),
     "checkpoint": (1, 2),
+    "first_calls": (2,),
 }
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -64,6 +65,8 @@ def _run(suite: str, ranks: int, options: argparse.Namespace) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "numbers.json"
         command = [launcher, "-n", str(ranks), sys.executable, "-m", f"benchmarks.{suite}"]
+        if suite == "first_calls":  # it starts fresh ranks for each call
+            command = [*command[3:], "--ranks", str(ranks), "--launcher", launcher]
         command += ["--out", str(out), *(["--quick"] if options.quick else [])]
         command += ["--without", options.without]
         threads = dict.fromkeys(

@@ -12,6 +12,8 @@ ORDER = (
     "the bytes alone",
     "distarray",
     "distarray, verify=False",
+    "distarray, nothing kept",
+    "distarray, NumPy alone",
     "by hand",
     "by hand, fresh memory",
     "NumPy alone",
@@ -25,6 +27,7 @@ BASELINES = {
     "transformer": "without communication",
     "fsdp": "without communication",
     "checkpoint": "the bytes alone",
+    "first_calls": "by hand",
 }
 
 
@@ -47,7 +50,7 @@ def _ratio(ratio: float) -> str:
 def tables(suite: str, parts: list[dict]) -> str:
     """Write one table for each rank count and size."""
     baseline = BASELINES[suite]
-    lines = [f"# {suite.capitalize()}", "", "| measured on | |", "|---|---|"]
+    lines = [f"# {suite.replace('_', ' ').capitalize()}", "", "| measured on | |", "|---|---|"]
     lines += [f"| {key} | {value} |" for key, value in parts[0]["machine"].items()]
     for name, reason in parts[0]["absent"].items():
         lines.append(f"| {name} | not here: {reason} |")
