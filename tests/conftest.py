@@ -15,6 +15,7 @@ finds which test was running when a job was ended, and starts the rest again in 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -48,6 +49,15 @@ hypothesis.settings.register_profile(
     phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
     suppress_health_check=list(hypothesis.HealthCheck),
 )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _kernels_from_the_first_byte() -> None:
+    """Let kernels serve before they pay, and no other process say what is faster."""
+    from distarray.comm.kernels import _choice, _jit
+
+    _jit._LOADING = _jit._COMPILING = 0  # type: ignore[misc]
+    _choice._chosen = functools.cache(dict)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -353,6 +353,27 @@ MUTANTS = (
         ("comm/test_packing.py",),
     ),
     Mutant(
+        "what was faster with other versions is believed",
+        "comm/kernels/_choice.py",
+        'content.get("of") != _jit.versions() or ',
+        "",
+        ("comm/kernels/test_choice.py",),
+    ),
+    Mutant(
+        "a kernel is compiled as early as one that is kept is loaded",
+        "comm/kernels/_jit.py",
+        "(first if self._is_kept else _COMPILING)",
+        "first",
+        ("comm/kernels/test_jit.py",),
+    ),
+    Mutant(
+        "machine code is run that was not written whole",
+        "comm/kernels/_jit.py",
+        "if content is None or _checksum(content[_SUM:]) != content[:_SUM]:",
+        "if content is None:",
+        ("comm/kernels/test_jit.py",),
+    ),
+    Mutant(
         "idle memory is handed out twice",
         "comm/shared_memory/_arena.py",
         "            self._idle.setdefault(size, []).append(offset)",

@@ -34,7 +34,7 @@ from distarray.comm._reductions import (
 )
 from distarray.comm.cuda._boxes import launch_reductions
 from distarray.comm.kernels._choice import run_faster
-from distarray.comm.kernels._jit import load_kernels
+from distarray.comm.kernels._jit import kernel
 from distarray.comm.kernels._loop_nest import STREAMING_BYTES, Axis, joint_axes, offsets
 from distarray.comm.kernels._threads import run_on_parts
 from distarray.errors import ArgumentError
@@ -52,7 +52,10 @@ averages) to 1 MiB (two).
 
 _HALF_SOONER: Final = 16
 """So many times fewer bytes of half precision: NumPy is quicker up to 8 KiB, as measured there, but
-less than 32 KiB are not worth the import of Numba."""
+less than 32 KiB are not worth loading a kernel."""
+
+_HALF_DEAR: Final = 16
+"""So many times as long as for a plain copy NumPy takes for half precision."""
 
 _BYTES_PER_CALL: Final = 16 * 1024
 """Least work of one call of a kernel, as in `_loop_nest`; not measured."""
@@ -156,12 +159,8 @@ def _by_kernel(dst: np.ndarray, sources: Sequence[np.ndarray], op: str, streamin
         beyond and n * rows[0] * dst.itemsize < _BYTES_PER_CALL
     ):
         return False
-    kernels_reduce = load_kernels("distarray.comm.kernels._reduce")
-    if kernels_reduce is None or (kind == "f2" and not kernels_reduce.HALF):
-        return False
-    run = kernels_reduce.reduction_kernel(kind, way, int(streaming)).run
 
-    def by_kernel() -> None:
+    def by_kernel(run: Any) -> None:
         table = np.array([addresses[1:], rows[2:]], np.int64).T.copy()
         where = table.__array_interface__["data"][0]
         start = table[:, 0].copy()
@@ -169,10 +168,10 @@ def _by_kernel(dst: np.ndarray, sources: Sequence[np.ndarray], op: str, streamin
             table[:, 0] = start + offset[1:]
             run(addresses[0] + offset[0], where, len(sources), rows[0], rows[1], n * parts)
 
-    if streaming:
-        run_faster(("reduce", kind, way, len(sources)), dst.nbytes, by_kernel, by_numpy)
-    else:
-        by_kernel()
+    job = f"reduce {kind} {way} {len(sources)}{' streaming' if streaming else ''}"
+    by = kernel("distarray.comm.kernels._reduce", "reduction", kind, way, int(streaming))
+    dear = _HALF_DEAR if kind in ("f2", "bf16") else len(sources)
+    run_faster(job, dst.nbytes, by, by_kernel, by_numpy, dear)
     return True
 
 

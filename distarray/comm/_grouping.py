@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import Any, Final, NamedTuple
 
@@ -12,13 +13,22 @@ from distarray.comm import _backend, _memory
 from distarray.comm._packing import copy_box
 from distarray.comm.cuda import _device
 from distarray.comm.kernels._choice import run_faster
-from distarray.comm.kernels._jit import load_kernels
+from distarray.comm.kernels._jit import Kernel, kernel
 from distarray.comm.kernels._loop_nest import STREAMING_BYTES, address_of
 from distarray.errors import ArgumentError
 from distarray.typing import Buffer
 
 _KERNEL_BYTES: Final = 256 * 1024
-"""Below this size NumPy does everything: the kernels are not worth the import of Numba."""
+"""Below this size NumPy does everything: the kernels are not worth loading."""
+
+_DEAR: Final = 6
+"""So many times as long as for a plain copy of the result NumPy takes; not measured further."""
+
+_LINE: Final = 64
+_WIDTHS: Final = (64, 32, 16, 8, 4, 2, 1)
+_COMPRESSED: Final = (1, 2, 4, 8, 16)
+_MERGED: Final = frozenset(("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"))
+"""Bytes of a cache line; of the moves, and of the items, that kernels know; kinds of items."""
 
 _AHEAD: Final = 32
 _AHEAD_BYTES: Final = 64 * 1024
@@ -91,14 +101,13 @@ class Blocks:
 def group_rows(owner: np.ndarray, size: int) -> Parcels:
     """Return the rows grouped by their owners, ranks below ``size``, in order within a group."""
     owner = np.ascontiguousarray(owner)
-    kernels = _kernels(owner.nbytes * 8)
     offsets = np.zeros(size + 1, np.int64)
     order: np.ndarray = _memory.empty(owner.shape, np.intp)
 
-    def by_kernel() -> None:
+    def by_kernel(run: Any) -> None:
         offsets[1:] = 0
         addresses = address_of(owner), owner.size, address_of(order), address_of(offsets[1:])
-        if not kernels.GROUP[owner.itemsize](*addresses, size):
+        if not run(*addresses, size):
             raise _no_owner(size)
 
     def by_numpy() -> None:
@@ -109,10 +118,12 @@ def group_rows(owner: np.ndarray, size: int) -> Parcels:
         narrow = owner.astype(np.uint16, copy=False) if size <= 1 << 16 else owner  # a radix sort
         order[...] = np.argsort(narrow, kind="stable")
 
-    if kernels is None or owner.dtype.kind not in "iu" or not owner.dtype.isnative:
+    usual = owner.dtype.kind in "iu" and owner.dtype.isnative
+    if not usual or owner.nbytes * 8 < _KERNEL_BYTES:
         by_numpy()
     else:
-        run_faster(("group", owner.itemsize), order.nbytes, by_kernel, by_numpy)
+        by = _kernel("group", owner.itemsize)
+        run_faster(f"group {owner.itemsize}", order.nbytes, by, by_kernel, by_numpy, _DEAR)
     return Parcels(offsets, order)
 
 
@@ -122,24 +133,24 @@ def _no_owner(size: int) -> ArgumentError:
 
 def count_numbers(block: np.ndarray, length: int) -> np.ndarray:
     """Return how often a block has each integer from 0 to ``length``; it has no others."""
-    kernels = _kernels(min(block.nbytes, 8 * length))
     kind = f"{block.dtype.kind}{block.dtype.itemsize}"
     found: np.ndarray
 
-    def by_kernel() -> None:
+    def by_kernel(run: Any) -> None:
         nonlocal found
         found = _memory.zeros((length,), np.int64)
-        kernels.COUNT[kind](address_of(found), address_of(block), block.size, _AHEAD)
+        run(address_of(found), address_of(block), block.size, _AHEAD)
 
     def by_numpy() -> None:
         nonlocal found
         found = np.bincount(block.reshape(-1), minlength=length)
 
     usual = block.flags.c_contiguous and block.dtype.isnative and block.dtype.kind in "iu"
-    if kernels is None or not usual:
+    if not usual or min(block.nbytes, 8 * length) < _KERNEL_BYTES:
         by_numpy()
     else:
-        run_faster(("count", kind, length.bit_length()), block.nbytes, by_kernel, by_numpy)
+        job = f"count {kind} {length.bit_length()}"
+        run_faster(job, block.nbytes, _kernel("count", kind), by_kernel, by_numpy, _DEAR)
     return found
 
 
@@ -151,21 +162,20 @@ def compress(block: Buffer, mask: Buffer, out: Buffer) -> Buffer:
     if not _backend.is_numpy(block):
         take_rows(block, _backend.namespace_of(block).flatnonzero(mask), out)
         return out
-    kernels = _kernels(block.nbytes)
     nbytes = block.itemsize * prod(block.shape[1:])
 
-    def by_kernel() -> None:
-        addresses = address_of(out), address_of(block), address_of(mask), len(block), len(out)
-        kernels.COMPRESS[nbytes](*addresses)
+    def by_kernel(run: Any) -> None:
+        run(address_of(out), address_of(block), address_of(mask), len(block), len(out))
 
     def by_numpy() -> None:
         take_rows(block, np.flatnonzero(mask), out)
 
     usual = block.flags.c_contiguous and mask.flags.c_contiguous and mask.dtype == bool
-    if kernels is None or not usual or nbytes not in kernels.COMPRESS or not out.size:
+    if not usual or nbytes not in _COMPRESSED or not out.size or block.nbytes < _KERNEL_BYTES:
         by_numpy()
     else:
-        run_faster(("compress", nbytes), block.nbytes, by_kernel, by_numpy)
+        by = _kernel("compress", nbytes)
+        run_faster(f"compress {nbytes}", block.nbytes, by, by_kernel, by_numpy, _DEAR)
     return out
 
 
@@ -180,15 +190,14 @@ def merge_runs(
     Equal items stay in order, those of ``a`` first. ``words`` are int64 that travel with the items:
     of ``a``, of ``b``, and where they go.
     """
-    kernels = _kernels(out.nbytes)
     dtype = out.dtype
     kind = "u1" if dtype.kind == "b" else f"{dtype.kind}{dtype.itemsize}"
     all_words = words or ()
 
-    def by_kernel() -> None:
+    def by_kernel(run: Any) -> None:
         runs = address_of(a), a.size, address_of(b), b.size
         of_a, of_b, into = map(address_of, all_words) if all_words else (0, 0, 0)
-        kernels.MERGE[kind, bool(all_words)](address_of(out), *runs, into, of_a, of_b)
+        run(address_of(out), *runs, into, of_a, of_b)
 
     def by_numpy() -> None:
         np.concatenate((a, b), out=out)
@@ -201,10 +210,12 @@ def merge_runs(
 
     arrays = (a, b, out, *all_words)
     usual = dtype.isnative and all(one.flags.c_contiguous for one in arrays)
-    if kernels is None or not usual or (kind, False) not in kernels.MERGE:
+    if not usual or kind not in _MERGED or out.nbytes < _KERNEL_BYTES:
         by_numpy()
     else:
-        run_faster(("merge", kind, bool(all_words)), out.nbytes, by_kernel, by_numpy)
+        by = _kernel("merge", kind, bool(all_words))
+        job = f"merge {kind}{' with words' if all_words else ''}"
+        run_faster(job, out.nbytes, by, by_kernel, by_numpy, _DEAR)
     return out
 
 
@@ -228,11 +239,10 @@ def take_rows(block: Buffer, which: Any, out: Buffer, place: np.ndarray | None =
         rows = block if which is None else block[_backend.asarray(which, device)]
         out[... if place is None else _backend.asarray(place, device)] = rows
         return
-    run = block.itemsize * prod(block.shape[1:])
-    kernels = _kernels(n * run)
+    row = block.itemsize * prod(block.shape[1:])
 
-    def by_kernel() -> None:
-        _move_rows(kernels, [block], np.array([0, len(block)]), which, out, place, n)
+    def by_kernel(run: Any) -> None:
+        _move_rows(run, [block], np.array([0, len(block)]), which, out, place, n)
 
     def by_numpy() -> None:
         if place is not None:
@@ -242,11 +252,12 @@ def take_rows(block: Buffer, which: Any, out: Buffer, place: np.ndarray | None =
         else:  # which np.take would copy as a whole
             out[...] = block[which]
 
-    if kernels is None or not block[0].flags.c_contiguous or not _are_words(place, which):
+    usual = block[0].flags.c_contiguous and _are_words(place, which)
+    if not usual or n * row < _KERNEL_BYTES:
         by_numpy()
     else:
-        work = "take rows", run, which is None, place is None
-        run_faster(work, n * run, by_kernel, by_numpy)
+        job = f"take {row}{' all' * (which is None)}{' in order' * (place is None)}"
+        run_faster(job, n * row, _mover(out, place), by_kernel, by_numpy, _DEAR)
 
 
 def take_rows_of_all(
@@ -259,12 +270,11 @@ def take_rows_of_all(
     n = len(number)
     if not n or not out.size:
         return 0
-    kernels = _kernels(out.nbytes) if _backend.is_numpy(out) else None
     found = 0
 
-    def by_kernel() -> None:
+    def by_kernel(run: Any) -> None:
         nonlocal found
-        found = _move_rows(kernels, views, blocks.offsets, number, out, None, n, own)
+        found = _move_rows(run, views, blocks.offsets, number, out, None, n, own)
 
     def in_groups() -> None:
         nonlocal found
@@ -276,10 +286,11 @@ def take_rows_of_all(
                 found = stretch.stop - stretch.start
 
     usual = _are_words(number) and all(view[:1].flags.c_contiguous for view in views)
-    if kernels is None or not usual:
+    if not _backend.is_numpy(out) or not usual or out.nbytes < _KERNEL_BYTES:
         in_groups()
     else:
-        run_faster(("take rows of all", out.nbytes // n), out.nbytes, by_kernel, in_groups)
+        job = f"take {out.nbytes // n} of several"
+        run_faster(job, out.nbytes, _mover(out, None), by_kernel, in_groups, _DEAR)
     return found
 
 
@@ -296,8 +307,17 @@ def group_numbers(blocks: Blocks, number: np.ndarray) -> tuple[Parcels, np.ndarr
     return Parcels(offsets, grouped), place
 
 
+def _mover(out: np.ndarray, place: np.ndarray | None) -> Kernel:
+    """Return the kernel that moves rows to their places, or one after another."""
+    row = out.itemsize * prod(out.shape[1:])
+    width = next(width for width in _WIDTHS if width <= row)
+    whole_lines = place is None and not row % _LINE and not address_of(out) % _LINE
+    streams = whole_lines and out.nbytes >= STREAMING_BYTES
+    return _kernel("move_rows", width, width == row, int(streams))
+
+
 def _move_rows(
-    kernels: Any,
+    run: Any,
     views: Sequence[np.ndarray],
     offsets: np.ndarray,
     number: np.ndarray | None,
@@ -307,20 +327,16 @@ def _move_rows(
     own: int = 0,
 ) -> int:
     """Move rows by a kernel; return how many of them are of the block ``own``."""
-    run = out.itemsize * prod(out.shape[1:])
-    width = next(width for width in kernels.WIDTHS if width <= run)
-    target = address_of(out)
-    whole_lines = place is None and not run % kernels.LINE and not target % kernels.LINE
-    streams = whole_lines and out.nbytes >= STREAMING_BYTES
+    row = out.itemsize * prod(out.shape[1:])
     blocks = np.empty((len(views), 2), np.int64)
-    for row, view, start in zip(blocks, views, offsets.tolist(), strict=False):
+    for block, view, start in zip(blocks, views, offsets.tolist(), strict=False):
         stride = view.strides[0]
-        row[:] = address_of(view) - start * stride, stride
+        block[:] = address_of(view) - start * stride, stride
     numbers, places = (0 if one is None else address_of(one) for one in (number, place))
-    return kernels.MOVE_ROWS[width, width == run, streams](  # type: ignore[no-any-return]
-        target, places, len(out),
+    return run(  # type: ignore[no-any-return]
+        address_of(out), places, len(out),
         numbers, address_of(offsets), address_of(blocks), len(views), own,
-        n, run, min(_AHEAD, _AHEAD_BYTES // run),
+        n, row, min(_AHEAD, _AHEAD_BYTES // row),
     )  # fmt: skip
 
 
@@ -339,6 +355,4 @@ def _indexable(block: Buffer) -> Buffer:
     return _memory.make_contiguous(words).reshape(-1).view("u1").reshape(len(words), -1)
 
 
-def _kernels(nbytes: int) -> Any:
-    """Return the kernels, where work on so many bytes is worth them."""
-    return load_kernels("distarray.comm.kernels._rows") if nbytes >= _KERNEL_BYTES else None
+_kernel = partial(kernel, "distarray.comm.kernels._rows")

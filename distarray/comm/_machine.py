@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import platform
 import re
-import tempfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,25 +29,49 @@ def label() -> str:
 
 def load(name: str) -> dict[str, Any]:
     """Return what was stored under a name for this processor; nothing where that cannot be read."""
-    for folder in _folders():
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads((folder / f"{name}-{label()}.json").read_text())
-            if isinstance(found, dict):
-                return found
+    import json  # here, as what follows: milliseconds of the import of the package
+
+    with contextlib.suppress(ValueError):
+        found = json.loads(read(f"{name}-{label()}.json") or "{}")
+        if isinstance(found, dict):
+            return found
     return {}
 
 
 def store(name: str, content: dict[str, Any]) -> Path | None:
     """Keep something under a name for this processor; None where no folder can be written."""
+    import json
+
+    return write(f"{name}-{label()}.json", json.dumps(content, indent=1).encode())
+
+
+def read(name: str) -> bytes | None:
+    """Return the content of a file, from the best folder that has it."""
+    for folder in _folders():
+        with contextlib.suppress(OSError):
+            return (folder / name).read_bytes()
+    return None
+
+
+def write(name: str, content: bytes) -> Path | None:
+    """Replace a file as a whole; None where no folder can be written."""
+    import tempfile
+
     for folder in _folders():
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"{name}-{label()}.json"
-            with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-                json.dump(content, file, indent=1)
+            path = folder / name
+            with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+                file.write(content)
             os.replace(file.name, path)  # at once: others read the old file or the new one
             return path
     return None
+
+
+def features() -> str:
+    """Return what the system says that the processor can do."""
+    facts = _facts()
+    return facts.get("flags") or facts.get("Features") or platform.processor()
 
 
 def _folders() -> list[Path]:

@@ -1,10 +1,9 @@
 """Random numbers for a local block, each a function of key, call and global index alone.
 
-Numba's kernels serve for blocks of 16,384 elements and more, and for all once they are loaded, as
-they are after so many small blocks that NumPy has taken as long as loading does. NumPy runs the
-same formulas otherwise, and gives the same bits. Measured per value on one core, beside NumPy's
-default generator: uniform floats 1.3 times its time, integers 1.3 to 1.7 times, normal floats half
-of it. The formulas in NumPy take 10 to 15 times as long as the kernels.
+Numba's kernels serve as soon as NumPy has taken as long as loading, or compiling, them does. NumPy
+runs the same formulas otherwise, and gives the same bits. Measured per value on one core, beside
+NumPy's default generator: uniform floats 1.3 times its time, integers 1.3 to 1.7 times, normal
+floats half of it. The formulas in NumPy take 10 to 15 times as long as the kernels.
 """
 
 from __future__ import annotations
@@ -16,14 +15,23 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.comm.cuda import is_usable, launch, threads, upload, wrap
-from distarray.comm.kernels import are_loaded, load_kernels, run_in_threads, thread_count
+from distarray.comm.kernels import (
+    address_of,
+    kernel,
+    load_kernels,
+    run_faster,
+    run_in_threads,
+    thread_count,
+)
 from distarray.random import _formulas
 from distarray.typing import Box, Buffer, Shape
 
-_KERNEL_SIZE: Final = 16_384
-"""Elements from which kernels are loaded, which takes 1.4 s; fewer take NumPy at most 0.9 ms."""
-_KERNEL_CALLS: Final = 10_000
-"""Blocks of few elements from which kernels are loaded: NumPy takes 70 to 140 us for one."""
+_DEAR: Final = 24
+"""So many times as long as for a plain copy NumPy takes: 70 ns a value."""
+_CALL_BYTES: Final = 4096
+"""As long as for so many bytes NumPy takes for no value: 70 to 140 us."""
+BATCH: Final = 256
+"""Words of each of a kernel's six scratch memories: 12 KiB, which the first-level cache holds."""
 _PIECE: Final = 16_384
 """Elements that NumPy makes at a time: their temporaries are in the second-level cache. A block of
 2**19 takes 95 ms by 1,024, 29 ms by 16,384 and 21 ms by 65,536."""
@@ -99,35 +107,35 @@ def _fill_on_host(
     geometry: Geometry,
     parameters: tuple[Any, ...],
 ) -> None:
-    module = _module(flat)
-    if module is None:
+    corner, sizes, strides = geometry
+    is_integer = kind == "integer"
+    given = (0.0, 0.0, *map(int, parameters)) if is_integer else (*parameters[:2], 0, 0, 0)
+
+    def by_kernel(run: Any) -> None:
+        def fill_part(cut: tuple[int, int]) -> None:
+            start, stop = cut
+            part, scratch = flat[start:stop], np.empty((6, BATCH), np.uint64)
+            run(
+                address_of(part), part.size, *map(address_of, scratch),
+                start, address_of(sizes), address_of(strides), sizes.size, corner,
+                address_of(words), *given,
+            )  # fmt: skip
+
+        parts = thread_count(4 * flat.nbytes)
+        if parts == 1:
+            fill_part((0, flat.size))
+        else:
+            cuts = [flat.size * i // parts for i in range(parts + 1)]
+            run_in_threads(fill_part, itertools.pairwise(cuts))
+
+    def by_numpy() -> None:
         for piece, index in _pieces(flat, geometry):
             with np.errstate(over="ignore"):  # float32 has its infinities, as in the kernels
                 piece[:] = _draw(kind, index, words, piece.dtype, *parameters)
-        return
-    run = module.kernel(kind, flat.dtype.name).run
-    given = (0.0, 0.0, *parameters) if kind == "integer" else (*parameters, 0, 0)
-    corner, sizes, strides = geometry
 
-    def fill_part(cut: tuple[int, int]) -> None:
-        start, stop = cut
-        run(flat[start:stop], start, sizes, strides, corner, words, *given)
-
-    parts = thread_count(4 * flat.nbytes)
-    if parts == 1:
-        fill_part((0, flat.size))
-    else:
-        cuts = [flat.size * i // parts for i in range(parts + 1)]
-        run_in_threads(fill_part, itertools.pairwise(cuts))
-
-
-_calls = itertools.count()
-
-
-def _module(out: np.ndarray) -> Any:
-    if out.size < _KERNEL_SIZE and not are_loaded(_KERNELS) and next(_calls) < _KERNEL_CALLS:
-        return None
-    return load_kernels(_KERNELS)
+    nbytes = max(flat.nbytes, _CALL_BYTES)
+    by = kernel(_KERNELS, "fill", kind, flat.dtype.name)
+    run_faster(f"random {kind} {flat.dtype.name}", nbytes, by, by_kernel, by_numpy, _DEAR)
 
 
 _ONE: Final = np.uint64(1)
@@ -180,7 +188,7 @@ def launch_kernel(
         return False
     if not out.size:
         return True
-    kernel = load_kernels(f"{_KERNELS}_cuda").kernel(kind, out.dtype.name)
+    by = load_kernels(f"{_KERNELS}_cuda").kernel(kind, out.dtype.name)
     corner, sizes, strides = geometry
     *outer, width = sizes.tolist()
     slots_of_row = width // 2 + 1
@@ -189,7 +197,7 @@ def launch_kernel(
     for size, stride in zip(reversed(outer), reversed(strides.tolist()[:-1]), strict=True):
         entries += [size, stride]
     table = wrap(upload(np.array(entries, np.int64)))
-    return launch(kernel, -(-slots // threads()), wrap(out.reshape(-1)), table, *parameters)
+    return launch(by, -(-slots // threads()), wrap(out.reshape(-1)), table, *parameters)
 
 
 # --- which numbers -------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ last the numbers in their order. A batch stays in the nearest cache.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Final
 
 import numba
@@ -18,8 +17,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload, register_jitable
 
-from distarray.comm.kernels import Kernel
+from distarray.comm.kernels import Source
 from distarray.random import _formulas
+from distarray.random._blocks import BATCH
 from distarray.random._formulas import (
     exponential,
     normal_pair,
@@ -29,7 +29,6 @@ from distarray.random._formulas import (
     unit_single,
 )
 
-_BATCH: Final = 256  # words and numbers: 12 KiB, which the first-level cache holds
 _u64 = np.uint64
 _ZERO: Final = _u64(0)
 _ATTEMPT: Final = _u64(1 << 16)
@@ -86,7 +85,7 @@ for _formula in (
 
 @_loop
 def _fill_bits(
-    x0: np.ndarray, x1: np.ndarray, count: int, block: int, c2: int, c3: int, k0: int, k1: int
+    x0: Any, x1: Any, count: int, block: int, c2: int, c3: int, k0: int, k1: int
 ) -> None:
     """Make the bits of ``count`` counter blocks."""
     for j in range(count):
@@ -95,7 +94,7 @@ def _fill_bits(
 
 @_loop
 def _to_floats(
-    y0: np.ndarray, y1: np.ndarray, x0: np.ndarray, x1: np.ndarray, count: int,
+    y0: Any, y1: Any, x0: Any, x1: Any, count: int,
     loc: float, scale: float, is_normal: bool, is_exponential: bool, is_single: bool,
 ) -> None:  # fmt: skip
     if is_normal:
@@ -119,7 +118,7 @@ def _to_floats(
 
 @_loop
 def _to_integer(
-    y0: np.ndarray, y1: np.ndarray, x0: np.ndarray, x1: np.ndarray, count: int,
+    y0: Any, y1: Any, x0: Any, x1: Any, count: int,
     least: int, among: int, bound: int,
 ) -> int:  # fmt: skip
     """Scale bits to integers, and return whether some must be drawn again."""
@@ -140,7 +139,7 @@ def _to_integer(
 
 @_loop
 def _redraw(
-    y0: np.ndarray, y1: np.ndarray, x0: np.ndarray, x1: np.ndarray, count: int,
+    y0: Any, y1: Any, x0: Any, x1: Any, count: int,
     least: int, among: int, bound: int, block: int, c2: int, c3: int, k0: int, k1: int,
 ) -> None:  # fmt: skip
     """Draw again, each by itself, the integers whose bits came out below the bound."""
@@ -159,9 +158,7 @@ def _redraw(
 
 
 @_loop
-def _put(
-    out: np.ndarray, at: int, end: int, first: int, y0: np.ndarray, y1: np.ndarray, count: int
-) -> int:
+def _put(out: Any, at: int, end: int, first: int, y0: Any, y1: Any, count: int) -> int:
     """Write the two numbers of each block in turn, but for what lies outside; return the end."""
     j = 0
     if first:
@@ -180,46 +177,44 @@ def _put(
 
 
 @_loop
-def _row_start(row: int, sizes: np.ndarray, strides: np.ndarray) -> int:
+def _row_start(row: int, sizes: Any, strides: Any, ndim: int) -> int:
     """Return the linear index, from that of the box on, at which a row of the box starts."""
     index = 0
-    for axis in range(sizes.size - 2, -1, -1):
+    for axis in range(ndim - 2, -1, -1):
         above = row // sizes[axis]
         index += (row - above * sizes[axis]) * strides[axis]
         row = above
     return index
 
 
-@functools.cache
-def kernel(kind: str, dtype: str) -> Kernel:
+def fill(kind: str, dtype: str) -> Source:
     """Return the kernel for an "integer", or "uniform", "normal" or "exponential" floats.
 
-    Integers are written as "uint8", "uint16", "uint32" or "uint64". The arguments: where to write;
-    the first element, in C order of the box; the sizes and global strides of the box; the linear
-    index of its corner; the words of key and counter; the offset and the scale of floats; and of
-    integers the least, how many there are (0 for 2**64), and the bound below which the lower bits
-    of a product are drawn again.
+    Integers are written as "uint8", "uint16", "uint32" or "uint64". The arguments: where to write,
+    and how many; scratch memory of `BATCH` words, six times; the first element, in C order of the
+    box; the sizes and global strides of the box, and how many; the linear index of
+    its corner; the words of key and counter; the offset and the scale of floats; and of integers
+    the least, how many there are (0 for 2**64), and the bound below which the lower bits of a
+    product are drawn again.
     """
     is_integer, is_single = kind == "integer", dtype == "float32"
     is_normal, is_exponential = kind == "normal", kind == "exponential"
 
-    def fill(
-        out: np.ndarray, first: int, sizes: np.ndarray, strides: np.ndarray, corner: int,
-        words: np.ndarray, loc: float, scale: float, least: int, among: int, bound: int,
+    def fill_part(
+        out: Any, n: int, x0: Any, x1: Any, y0: Any, y1: Any, z0: Any, z1: Any, first: int,
+        sizes: Any, strides: Any, ndim: int, corner: int, words: Any,
+        loc: float, scale: float, least: int, among: int, bound: int,
     ) -> None:  # fmt: skip
-        x0, x1 = np.empty(_BATCH, np.uint64), np.empty(_BATCH, np.uint64)
-        y0, y1 = np.empty(_BATCH, np.uint64), np.empty(_BATCH, np.uint64)
-        z0, z1 = np.empty(_BATCH, np.float64), np.empty(_BATCH, np.float64)
         k0, k1, c2, c3 = words[0], words[1], words[2], words[3]
-        width = sizes[sizes.size - 1]
+        width = sizes[ndim - 1]
         at = 0
-        while at < out.size:
+        while at < n:
             row, column = divmod(first + at, width)
-            index = corner + _row_start(row, sizes, strides) + column
-            end = min(out.size, at + width - column)
+            index = corner + _row_start(row, sizes, strides, ndim) + column
+            end = min(n, at + width - column)
             while at < end:
                 odd = index & 1
-                count = min(_BATCH, (end - at + odd + 1) >> 1)
+                count = min(BATCH, (end - at + odd + 1) >> 1)
                 before = at
                 _fill_bits(x0, x1, count, index >> 1, c2, c3, k0, k1)
                 if is_integer:
@@ -236,6 +231,9 @@ def kernel(kind: str, dtype: str) -> Kernel:
                     at = _put(out, at, end, odd, z0, z1, count)
                 index += at - before
 
-    geometry = "int64, int64[::1], int64[::1], int64, uint64[::1]"
+    bits, numbers, sizes = (f"CPointer({name})" for name in ("uint64", "float64", "int64"))
+    scratch = f"{bits}, {bits}, {bits}, {bits}, {numbers}, {numbers}"
+    geometry = f"int64, {sizes}, {sizes}, int64, int64, {bits}"
     parameters = "float64, float64, uint64, uint64, uint64"
-    return Kernel(fill, f"void({dtype}[::1], {geometry}, {parameters})", _formulas)
+    signature = f"void(CPointer({dtype}), int64, {scratch}, {geometry}, {parameters})"
+    return Source(fill_part, signature)

@@ -11,6 +11,7 @@ from distarray.comm import BFLOAT16, _block_reduction
 from distarray.comm._block_reduction import pieces, reduce_into
 from distarray.comm.kernels import _threads
 from distarray.errors import ArgumentError
+from tests import either_way
 
 from .strided_arrays import shapes, views
 
@@ -137,7 +138,7 @@ def test_reduction_equals_numpy_operations_for_any_strides(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_block_reduction, "_KERNEL_BYTES", 0)
         patch.setattr(_block_reduction, "_BYTES_PER_CALL", 0)
-        patch.setattr(_block_reduction, "run_faster", lambda work, nbytes, kernel, plain: kernel())
+        patch.setattr(_block_reduction, "run_faster", either_way.by_kernel)
         reduce_into(*typed(dst, sources, bfloat16), op, total=int(streaming) << 40)
     if bfloat16:
         missing = np.isnan(from_bfloat16(expected))

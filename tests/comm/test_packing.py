@@ -14,6 +14,7 @@ from distarray.comm._packing import copy_box, pack
 from distarray.comm.kernels import _loop_nest, _threads
 from distarray.comm.kernels._loop_nest import fill
 from distarray.errors import ShapeError
+from tests import either_way
 
 from .strided_arrays import shapes, views
 
@@ -23,7 +24,7 @@ DTYPES = ("i1", "i2", "f4", "f8", "c16", "S3", "S24", "f4,i2", "m8[s]")
 @pytest.fixture
 def kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no kernel lose to NumPy by the clock."""
-    monkeypatch.setattr(_loop_nest, "run_faster", lambda work, nbytes, kernel, plain: kernel())
+    monkeypatch.setattr(_loop_nest, "run_faster", either_way.by_kernel)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from distarray.comm import (
 from distarray.comm import _grouping as grouping
 from distarray.comm.kernels import _choice
 from distarray.errors import ArgumentError, CommunicationError, IndexingError, MismatchError
-from tests import on_device
+from tests import either_way, on_device
 from tests.comm import rows_checks as checks
 from tests.comm.rows_checks import CALL
 
@@ -177,9 +177,8 @@ def way(request, monkeypatch):
     if request.param != "as usual":
         monkeypatch.setattr(grouping, "_KERNEL_BYTES", 0)
         by_kernel = request.param == "kernel"
-        monkeypatch.setattr(
-            grouping, "run_faster", lambda _, __, kernel, plain: (kernel if by_kernel else plain)()
-        )
+        run = either_way.by_kernel if by_kernel else either_way.by_numpy
+        monkeypatch.setattr(grouping, "run_faster", run)
     monkeypatch.setattr(_choice, "_trials", {})
 
 

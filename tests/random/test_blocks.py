@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import hypothesis.strategies as st
@@ -13,6 +12,7 @@ from hypothesis import given, settings
 from distarray.comm.kernels import _threads
 from distarray.random import _blocks
 from distarray.random._blocks import fill_floats, fill_integers
+from tests import either_way
 
 KEY = (0x12345678, 0x9ABCDEF0)
 FLOATS = [
@@ -48,8 +48,8 @@ def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 
 def only(maker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = _blocks.load_kernels(_blocks._KERNELS) if maker == "kernel" else None
-    monkeypatch.setattr(_blocks, "_module", lambda out: module)
+    run = either_way.by_kernel if maker == "kernel" else either_way.by_numpy
+    monkeypatch.setattr(_blocks, "run_faster", run)
 
 
 def whole(shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
@@ -152,13 +152,3 @@ def test_integers_are_drawn_again_until_unbiased() -> None:
     # Products whose upper bits agree differ by whether they are redrawn: low values of each class.
     residue = np.bincount((drawn % np.uint64(3)).astype(int), minlength=3)
     assert abs(residue - 10_000).max() < 5 * np.sqrt(30_000 * 2 / 9)
-
-
-def test_many_small_blocks_load_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded: list[str] = []
-    monkeypatch.setattr(_blocks, "are_loaded", lambda name: bool(loaded))
-    monkeypatch.setattr(_blocks, "load_kernels", loaded.append)
-    monkeypatch.setattr(_blocks, "_calls", itertools.count(_blocks._KERNEL_CALLS - 2))
-    for count in (0, 0, 1):
-        fill_floats(np.empty(3), "uniform", KEY, 0, (3,), ((0, 3),))
-        assert len(loaded) == count

@@ -66,7 +66,7 @@ def find_hindrance(array: Buffer) -> str:
     """Return why no kernel works on such an array; empty where they do, as far as it tells."""
     try:
         if load_kernels(_NUMBA) is None:
-            return "there is no Numba, or DISTARRAY_NUMBA=0"
+            return "there is no Numba, or DISTARRAY_KERNELS=numpy"
         if is_simulated():
             return ""
         cuda = load_kernels(_NUMBA).cuda

@@ -1,7 +1,17 @@
 """Kernels of Numba for host memory: copies, reductions, when they pay, and on how many threads."""
 
-from distarray.comm.kernels._jit import Kernel, are_loaded, load_kernels
+from distarray.comm.kernels._choice import choices, run_faster
+from distarray.comm.kernels._jit import Source, kernel, load_kernels
 from distarray.comm.kernels._loop_nest import address_of
 from distarray.comm.kernels._threads import run_in_threads, thread_count
 
-__all__ = ["Kernel", "address_of", "are_loaded", "load_kernels", "run_in_threads", "thread_count"]
+__all__ = [
+    "Source",
+    "address_of",
+    "choices",
+    "kernel",
+    "load_kernels",
+    "run_faster",
+    "run_in_threads",
+    "thread_count",
+]

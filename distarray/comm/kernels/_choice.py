@@ -3,14 +3,22 @@
 How fast streaming stores are depends on the processor: on one they save a third of the traffic,
 on another they lose to its own `memcpy`. So the first calls of each kind of work take turns, and
 whoever needed less time for a byte, at best, does the rest. Nothing is measured beside the
-program's own work, and no rank needs to agree with another.
+program's own work, and no rank needs to agree with another. What was chosen is kept on disk for
+this processor, so that later processes measure nothing; other versions of Numba, NumPy or the
+kernels choose anew.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import time
-from collections.abc import Callable, Hashable
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
+
+from distarray.comm import _machine
+from distarray.comm.kernels import _jit
+from distarray.comm.kernels._jit import Kernel
 
 _ROUNDS: Final = 3
 """Timed calls of each; the best of three is not disturbed by what else the machine does."""
@@ -21,47 +29,104 @@ _CLEAR: Final = 1.5
 More than calls of one kind differ from one another on a quiet machine; not measured further.
 """
 
+_CERTAIN: Final = 16
+"""Where NumPy takes so many times as long as for a copy it is not tried: kernels take at most 3."""
+
+_FILE: Final = "kernels"
+
 
 class _Trial:
     """The calls of one kind of work so far."""
 
-    __slots__ = ("calls", "kernel", "plain", "settled")
+    __slots__ = ("calls", "kernel", "plain")
 
     def __init__(self) -> None:
         self.calls = 0
         self.kernel = self.plain = float("inf")  # seconds for a byte, at best
-        self.settled = False
 
-    def note(self, of_kernel: bool, pace: float) -> None:
-        """Take in one call; the first was the kernel's, which may have compiled it."""
+    def note(self, of_kernel: bool, pace: float) -> str:
+        """Take in one call; return who is chosen, or nothing yet."""
         self.calls += 1
         if of_kernel:
             self.kernel = min(self.kernel, pace)
         else:
             self.plain = min(self.plain, pace)
         clear = _CLEAR * self.kernel < self.plain < float("inf")
-        self.settled = clear or self.calls > 2 * _ROUNDS
+        if not clear and self.calls <= 2 * _ROUNDS:
+            return ""
+        return "numba" if self.kernel <= self.plain else "numpy"
 
 
-_trials: dict[Hashable, _Trial] = {}
+_trials: dict[str, _Trial] = {}
+_measured: dict[str, str] = {}  # by this process
+
+
+def choices() -> dict[str, str]:
+    """Return what is chosen for each job, "numba" or "numpy", on this processor.
+
+    A job's name ends with the binary logarithm of the bytes, rounded up. What was measured in this
+    process is there beside what earlier ones have kept; what ``DISTARRAY_KERNELS`` forces is not.
+    """
+    return dict(sorted(_chosen().items()))
 
 
 def run_faster(
-    work: Hashable, nbytes: int, kernel: Callable[[], object], plain: Callable[[], object]
+    job: str,
+    nbytes: int,
+    kernel: Kernel,
+    by_kernel: Callable[[Callable[..., Any]], object],
+    plain: Callable[[], object],
+    dear: int = 1,
 ) -> None:
     """Do some work by whichever of two functions is faster on this machine; both do all of it.
 
-    ``work`` names the kind of work: calls of one kind and of about one size, ``nbytes``, cost as
-    much for a byte.
+    ``job`` names the kind of work, beginning with one of `JOBS`: calls of one kind and of about one
+    size, ``nbytes``, cost as much for a byte. ``by_kernel`` gets what runs the kernel. NumPy, which
+    needs about ``dear`` times as long as for a plain copy, serves until loading the kernel pays.
     """
-    kind = (work, nbytes.bit_length())
-    trial = _trials.get(kind)
-    if trial is None:
-        trial = _trials.setdefault(kind, _Trial())
-    by_kernel = trial.kernel <= trial.plain if trial.settled else trial.calls in (0, 1, 3, 5)
-    if trial.settled:
-        (kernel if by_kernel else plain)()
-        return
-    start = time.perf_counter()
-    (kernel if by_kernel else plain)()
-    trial.note(by_kernel, (time.perf_counter() - start) / max(nbytes, 1))
+    decided = _jit.forced()
+    choice = decided.get(job.partition(" ")[0]) if decided else None
+    if choice == "numba":
+        run = kernel.load()
+    else:
+        name = f"{job}, {nbytes.bit_length()}"
+        choice = choice or _chosen().get(name)
+        run = None if choice == "numpy" else kernel.prepare(dear * nbytes)
+    if run is None:
+        plain()
+    elif choice or dear >= _CERTAIN:
+        by_kernel(run)
+    else:
+        trial = _trials.get(name) or _trials.setdefault(name, _Trial())
+        of_kernel = trial.calls in (0, 1, 3, 5)
+        start = time.perf_counter()
+        if of_kernel:
+            by_kernel(run)
+        else:
+            plain()
+        found = trial.note(of_kernel, (time.perf_counter() - start) / max(nbytes, 1))
+        if found:
+            _chosen()[name] = _measured[name] = found
+
+
+@functools.cache
+def _chosen() -> dict[str, str]:
+    """Return what earlier processes have chosen; what this one does is added."""
+    atexit.register(_keep)
+    return _kept()
+
+
+def _kept() -> dict[str, str]:
+    """Return what is on disk and still holds."""
+    content = _machine.load(_FILE)
+    found = content.get("choices")
+    if content.get("of") != _jit.versions() or not isinstance(found, dict):
+        return {}
+    return {name: choice for name, choice in found.items() if choice in ("numba", "numpy")}
+
+
+def _keep() -> None:
+    """Put what this process has measured beside what is on disk; of several the last one stays."""
+    if _measured:
+        choices = dict(sorted((_kept() | _measured).items()))
+        _machine.store(_FILE, {"of": _jit.versions(), "choices": choices})

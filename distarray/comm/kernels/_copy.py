@@ -10,17 +10,16 @@ of the best on Zen 5 too, for rows of 512 bytes to 1 MiB.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import numba
 
-from distarray.comm.kernels import _intrinsics
 from distarray.comm.kernels._intrinsics import copy_bytes, fence, move, move_lines, transpose_tile
-from distarray.comm.kernels._jit import Kernel
+from distarray.comm.kernels._jit import Source
 
 _inline = numba.njit(nogil=True)
 
+_LINE: Final = 64  # bytes of a cache line
 TILE_ROWS: Final = 64  # of a transpose: a cache line of each row, 4 KiB, stays in the first level
 TILE_COLUMNS: Final = 512
 """Items of a tile of the transposing copy: rows of its source, and of its destination.
@@ -83,7 +82,9 @@ def _stream_rows(
     fence()
 
 
-stream_rows = Kernel(_stream_rows, f"void({', '.join(['int64'] * 12)})", _intrinsics)
+def stream_rows() -> Source:
+    """Return the kernel for long rows."""
+    return Source(_stream_rows, f"void({', '.join(['int64'] * 12)})")
 
 
 def _stream_fill(dst: int, line: int, nbytes: int) -> None:
@@ -93,13 +94,15 @@ def _stream_fill(dst: int, line: int, nbytes: int) -> None:
     fence()
 
 
-stream_fill = Kernel(_stream_fill, "void(int64, int64, int64)", _intrinsics)
+def stream_fill() -> Source:
+    """Return the kernel that fills."""
+    return Source(_stream_fill, "void(int64, int64, int64)")
 
 
-def _copying(width: int) -> Kernel:
-    """Return the kernel for rows of ``width`` to ``2 * width`` contiguous bytes."""
+def copy_short(width: int) -> Source:
+    """Return the kernel for rows of ``width`` to ``2 * width`` bytes: 8, 16, 32 or 64."""
 
-    def copy_short(
+    def copy_rows(
         dst: int, src: int, run: int,
         n0: int, d0: int, s0: int,
         n1: int, d1: int, s1: int,
@@ -116,18 +119,18 @@ def _copying(width: int) -> Kernel:
                     d += d0
                     s += s0
 
-    return Kernel(copy_short, f"void({', '.join(['int64'] * 12)})", _intrinsics)
+    return Source(copy_rows, f"void({', '.join(['int64'] * 12)})")
 
 
-COPY_SHORT: Final[dict[int, Kernel]] = {width: _copying(width) for width in (8, 16, 32, 64)}
-"""Copies of rows shorter than two lines, by the width of a move."""
+def transpose(itemsize: int, streaming: int) -> Source:
+    """Return the kernel that transposes items of 1, 2, 4, 8 or 16 bytes; past the caches from 4 on.
 
-
-def _transposing(itemsize: int, width: int, streaming: int) -> Kernel:
-    """Return the kernel for one size of item, with tiles of ``width`` bytes."""
+    Its tiles are square, of rows of 16 items, but of no more than a line.
+    """
+    width = min(_LINE, 16 * itemsize)
     n = width // itemsize
 
-    def transpose(
+    def copy_transposed(
         dst: int, src: int, columns: int, rows: int, dst_stride: int, src_stride: int
     ) -> None:
         """Set item (i, j) of ``dst`` to item (j, i) of ``src``; ``dst`` is rows x columns.
@@ -161,27 +164,13 @@ def _transposing(itemsize: int, width: int, streaming: int) -> Kernel:
         if streaming:
             fence()
 
-    return Kernel(transpose, f"void({', '.join(['int64'] * 6)})", _intrinsics)
-
-
-TRANSPOSE: Final[dict[int, Kernel]] = {
-    1: _transposing(1, 16, 0),
-    2: _transposing(2, 32, 0),
-    4: _transposing(4, 64, 0),
-    8: _transposing(8, 64, 0),
-    16: _transposing(16, 64, 0),
-}
-"""Transposing copies by size of item."""
-
-TRANSPOSE_STREAMING: Final[dict[int, Kernel]] = {
-    itemsize: _transposing(itemsize, 64, 1) for itemsize in (4, 8, 16)
-}
-"""The same past the caches, for aligned destinations."""
+    return Source(copy_transposed, f"void({', '.join(['int64'] * 6)})")
 
 
 def _memory_fence() -> None:
-    """Order this process's memory accesses."""
     fence()
 
 
-memory_fence: Callable[[], None] = Kernel(_memory_fence, "void()", _intrinsics)
+def memory_fence() -> Source:
+    """Return the kernel that orders this process's memory accesses."""
+    return Source(_memory_fence, "void()")

@@ -1,181 +1,313 @@
-"""Compilation of Numba kernels on first use, kept on disk safely for many ranks at once.
+"""Kernels: functions over raw memory that Numba compiles, kept on disk as machine code.
 
-Modules of kernels import Numba at their top, which takes about half a second; they are loaded by
-`load_kernels` when a block is large enough to be worth it, and never where Numba cannot work: NumPy
-serves then, with the same values.
+To import Numba and to load what it keeps takes half a second; to compile a kernel a second or
+more. So a kernel is compiled once, when a process has had enough work for it, and its machine code
+is kept beside the sources in the object format of the system. Later processes link that by
+llvmlite alone, in 30 ms, and import no Numba. It needs nothing of Python: the functions take
+numbers and addresses, and what they call is in the code itself or in the C library.
 
-Numba's own cache writes its index before its data and numbers the data files of one function
-over all signatures and processors. Ranks that start together on a cold cache, or after an
-upgrade, could thus load each other's code. Here each compiled kernel has a folder of its own,
-named after everything its machine code depends on, so that whoever writes there writes the same.
+A file is named after everything that its code depends on, and is replaced as a whole: whoever
+writes it writes the same.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import importlib
-import inspect
+import importlib.util
 import os
-import sys
+import platform
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final, NamedTuple
 
+from distarray.comm import _machine
 from distarray.comm._settings import setting
+from distarray.errors import ArgumentError
 
-_PATIENCE = 60.0
-"""Seconds to wait for another process that compiles the same kernel."""
+JOBS: Final = (
+    "copy", "transpose", "fill", "reduce", "group", "count", "compress", "merge", "take", "random",
+)  # fmt: skip
+"""What kernels do; `DISTARRAY_KERNELS` knows these words."""
+
+_LOADING: Final = 512 << 20
+"""Bytes of a plain copy whose work NumPy does before the first kernel is loaded.
+
+Loading takes 35 ms, as measured on Zen 4, and so much is gained by streaming stores then.
+"""
+
+_COMPILING: Final = 16 << 30
+"""The same before a kernel is compiled, which takes about a second."""
+
+_TYPES: Final = {"int64": ctypes.c_int64, "uint64": ctypes.c_uint64, "float64": ctypes.c_double}
+
+_C_LIBRARY: Final = frozenset(("sqrt", "memcpy", "memmove", "memset"))
+"""What kernels may call: the interpreter has these of the C library."""
 
 _modules: dict[str, ModuleType | None] = {}
 _lock = threading.RLock()
+_linked: list[Any] = []  # LLVM's engines, which own the machine code
+
+
+@functools.cache
+def forced() -> dict[str, str]:
+    """Return which jobs the user has decided on, "numpy" or "numba" for each.
+
+    ``DISTARRAY_KERNELS`` has one of these words for all jobs, or ``job:word`` between commas.
+    ``DISTARRAY_NUMBA=0`` is an older way to write ``DISTARRAY_KERNELS=numpy``. An ArgumentError
+    says which words there are.
+    """
+    default = "numpy" if setting("DISTARRAY_NUMBA", "1") == "0" else ""
+    told = setting("DISTARRAY_KERNELS", default)
+    found: dict[str, str] = {}
+    for part in told.split(",") if told else ():
+        job, colon, word = part.strip().rpartition(":")
+        if word not in ("numpy", "numba") or (colon and job not in JOBS):
+            raise ArgumentError(
+                f"DISTARRAY_KERNELS={told!r} is not understood at {part.strip()!r}; set numpy or "
+                f"numba, or such words for some jobs, as in copy:numpy,reduce:numba, of "
+                f"{', '.join(JOBS)}"
+            )
+        found |= dict.fromkeys((job,) if colon else JOBS, word)
+    if "numba" in found.values() and not _usable():
+        raise ArgumentError(
+            f"DISTARRAY_KERNELS={told!r} asks for Numba, which is not installed or switched off by "
+            "NUMBA_DISABLE_JIT; install it, or set DISTARRAY_KERNELS=numpy"
+        )
+    return found
 
 
 def load_kernels(name: str) -> Any:
-    """Return a module of kernels, loaded on first use; None where Numba cannot be used.
+    """Return a module of kernels for GPUs, loaded on first use; None where Numba cannot be used.
 
-    ``DISTARRAY_NUMBA=0`` switches all kernels off.
+    ``DISTARRAY_KERNELS=numpy`` switches these off as well.
     """
     try:
         return _modules[name]
     except KeyError:
         with _lock:
             if name not in _modules:
-                _modules[name] = importlib.import_module(name) if _usable() else None
+                off = all(forced().get(job) == "numpy" for job in JOBS)
+                usable = not off and _numba() is not None
+                _modules[name] = importlib.import_module(name) if usable else None
             return _modules[name]
 
 
-def are_loaded(name: str) -> bool:
-    """Tell whether a module of kernels was loaded before, so that using it costs nothing more."""
-    return _modules.get(name) is not None
+class Source(NamedTuple):
+    """What becomes a kernel: a function, and its signature.
 
+    The parameters are int64, uint64 and float64, or pointers, written ``CPointer(float64)``; the
+    result is void or int64. Its closure may hold constants. It allocates nothing.
+    """
 
-def _usable() -> bool:
-    if setting("DISTARRAY_NUMBA", "1") == "0":
-        return False
-    try:
-        import numba
-    except ImportError:  # not installed, or not yet for this version of NumPy
-        return False
-    return not numba.config.DISABLE_JIT
+    function: Callable[..., Any]
+    signature: str
 
 
 class Kernel:
-    """A function over raw memory, compiled for one signature when it is first called.
+    """A kernel by its name: ``name(*which)`` of a module returns its `Source`, or None.
 
-    Numba compiles it without the interpreter's lock; its closure may hold constants. ``uses`` are
-    the modules from which it inlines functions: a change in them makes another kernel.
+    That module imports Numba, so it is imported only to compile.
     """
 
-    __slots__ = ("_function", "_signature", "_uses", "run")
+    __slots__ = ("_absent", "_is_kept", "_module", "_name", "_run", "_seen", "_which")
 
-    def __init__(self, function: Callable[..., Any], signature: str, *uses: ModuleType) -> None:
-        self._function = function
-        self._signature = signature
-        self._uses = uses
-        self.run: Callable[..., Any] = self._compile_and_run
+    def __init__(self, module: str, name: str, *which: Any) -> None:
+        self._module, self._name, self._which = module, name, which
+        self._run: Callable[..., Any] | None = None
+        self._absent = False
+        self._is_kept: bool | None = None
+        self._seen = 0
 
-    def __call__(self, *arguments: Any) -> Any:
-        return self.run(*arguments)
+    def prepare(self, nbytes: int) -> Callable[..., Any] | None:
+        """Return what runs the kernel, loaded or compiled where that pays by now; None till then.
 
-    def _compile_and_run(self, *arguments: Any) -> Any:
+        ``nbytes`` are those of a plain copy that takes NumPy as long as the work at hand. None for
+        good where there is no Numba, or no such kernel for this processor.
+        """
+        if self._run is not None or self._absent:
+            return self._run
+        if self._is_kept is None:
+            self._is_kept = self._find() is not None
+        self._seen += nbytes
+        first = 0 if _linked else _LOADING
+        return self.load() if self._seen > (first if self._is_kept else _COMPILING) else None
+
+    def load(self) -> Callable[..., Any] | None:
+        """Return what runs the kernel, whatever it takes to get there."""
         with _lock:
-            if self.run == self._compile_and_run:
-                self.run = compile_function(self._function, self._signature, *self._uses)
-        return self.run(*arguments)
+            if self._run is None and not self._absent:
+                content = self._find() or self._compile()
+                if content is None:
+                    self._absent = True
+                else:
+                    self._run = _link(content)
+            return self._run
+
+    def _file(self) -> str:
+        parts = [self._module.rpartition(".")[2].strip("_"), self._name, *map(str, self._which)]
+        return f"{'-'.join(parts)}-{_digest(self._module)}.kernel"
+
+    def _find(self) -> bytes | None:
+        """Return what is kept of the kernel, if it is whole."""
+        if not _usable():
+            return None
+        content = _machine.read(self._file())
+        if content is None or _checksum(content[_SUM:]) != content[:_SUM]:
+            return None
+        return content[_SUM:]
+
+    def _compile(self) -> bytes | None:
+        """Return signature and machine code, and keep both; None where Numba cannot make it."""
+        if not _usable() or _numba() is None:
+            return None
+        source = getattr(importlib.import_module(self._module), self._name)(*self._which)
+        if source is None:
+            return None
+        try:
+            code = _machine_code(*source)
+        except Exception as error:  # of another package, of which not all that is used is public
+            warnings.warn(
+                f"Numba {_version('numba')} does not compile {self._name} ({error}); NumPy does "
+                "its work, more slowly; try another version, or set DISTARRAY_KERNELS=numpy",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return None
+        content = source.signature.encode() + b"\0" + code
+        _machine.write(self._file(), _checksum(content) + content)
+        return content
 
 
-def compile_function(
-    function: Callable[..., Any], signature: str, *uses: ModuleType
-) -> Callable[..., Any]:
-    """Return ``function`` compiled for ``signature``, from disk where it was compiled before."""
-    import numba
+kernel = functools.cache(Kernel)
+"""Return the kernel of these names; one object for all who ask for it."""
 
-    for folder in _folders(function, signature, uses):
-        with contextlib.suppress(OSError, RuntimeError):  # not writable, full, or gone meanwhile
-            folder.mkdir(parents=True, exist_ok=True)
-            with _one_compiles(folder):
-                return _dispatcher(function, signature, str(folder))
-    dispatcher = numba.njit(nogil=True)(function)
-    dispatcher.compile(signature)
-    return dispatcher  # type: ignore[no-any-return]
+_SUM: Final = 16
 
 
-def _dispatcher(function: Callable[..., Any], signature: str, folder: str) -> Callable[..., Any]:
-    import numba
-
-    given = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = folder  # read when the cache of a function is set up, here
-    try:
-        dispatcher = numba.njit(nogil=True, cache=True)(function)
-    finally:
-        numba.config.CACHE_DIR = given
-    if not dispatcher.stats.cache_path.startswith(folder):
-        raise OSError(f"{folder} is not writable")
-    dispatcher.compile(signature)
-    return dispatcher  # type: ignore[no-any-return]
+def _checksum(content: bytes) -> bytes:
+    return _hash(content).digest()
 
 
-def _folders(
-    function: Callable[..., Any], signature: str, uses: Sequence[ModuleType]
-) -> list[Path]:
-    """Return where a kernel may be kept, best first."""
-    import hashlib
+def _hash(content: bytes) -> Any:
+    from hashlib import blake2b  # here, as what follows: a millisecond or more of the import
 
-    import numba
+    return blake2b(content, digest_size=_SUM)
+
+
+def _usable() -> bool:
+    """Tell whether Numba is installed and may compile, without importing it."""
+    return bool(_version("numba")) and os.environ.get("NUMBA_DISABLE_JIT", "0") in ("", "0")
+
+
+def _numba() -> ModuleType | None:
+    with contextlib.suppress(ImportError):  # not installed, or not yet for this version of NumPy
+        numba = importlib.import_module("numba")
+        return None if numba.config.DISABLE_JIT else numba
+    return None
+
+
+@functools.cache
+def _version(package: str) -> str:
+    from importlib import metadata
+
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return ""
+
+
+@functools.cache
+def _digest(module: str) -> str:
+    """Return a name for all that the machine code of a module's kernels depends on."""
+    spec = importlib.util.find_spec(module)
+    folders = {Path(__file__).parent, Path(spec.origin).parent if spec and spec.origin else Path()}
+    depends_on = (
+        [path.read_bytes() for folder in sorted(folders) for path in sorted(folder.glob("*.py"))],
+        [_version(package) for package in ("numba", "llvmlite")],
+        [os.environ.get(f"NUMBA_{name}") for name in ("OPT", "CPU_NAME", "CPU_FEATURES")],
+        platform.machine(),
+        _machine.label(),
+        _machine.features(),
+    )
+    return str(_hash(repr(depends_on).encode()).hexdigest())
+
+
+def versions() -> str:
+    """Return a name for all that a choice between kernels and NumPy depends on."""
+    return f"{_digest(__name__)} numpy {_version('numpy')}"
+
+
+def _machine_code(function: Callable[..., Any], signature: str) -> bytes:
+    """Compile a function to an object file, in which it is called "kernel".
+
+    Numba's public functions add wrappers that call the interpreter, which no file can hold: hence
+    the compiler beneath them.
+    """
+    from llvmlite import binding
+    from numba.core import compiler, registry, sigutils
+
+    target = registry.cpu_target
+    target.typing_context.refresh()
+    target.target_context.refresh()
+    flags = compiler.Flags()
+    flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+    contexts = target.typing_context, target.target_context
+    arguments, result = sigutils.normalize_signature(signature)
+    made = compiler.compile_extra(*contexts, function, arguments, result, flags, {})
+    module = binding.parse_assembly(made.library.get_llvm_str())
+    module.get_function(made.fndesc.llvm_func_name).name = "kernel"
+    called = {
+        f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.")
+    }
+    if not called <= _C_LIBRARY:  # where it is linked the process would end
+        raise TypeError(f"{function.__qualname__} calls {sorted(called - _C_LIBRARY)}")
+    triple, name, features = target.target_context.codegen().magic_tuple()
+    machine = binding.Target.from_triple(triple).create_target_machine(
+        cpu=name, features=features, opt=3, reloc="pic", codemodel="jitdefault", jit=True
+    )
+    return bytes(machine.emit_object(module))
+
+
+def _link(content: bytes) -> Callable[..., Any]:
+    """Return the function that runs machine code; it leaves the interpreter's lock."""
     from llvmlite import binding
 
-    source = Path(inspect.getfile(function))
-    closure = function.__closure__ or ()
-    depends_on = (
-        source.read_bytes(),
-        [inspect.getsource(module) for module in uses],
-        function.__qualname__,
-        [cell.cell_contents for cell in closure],
-        signature,
-        numba.__version__,
-        sys.version_info[:3],
-        binding.get_host_cpu_name(),
-        binding.get_host_cpu_features().flatten(),
-        numba.config.CPU_NAME,
-        numba.config.CPU_FEATURES,
-        numba.config.OPT,
+    with contextlib.suppress(RuntimeError):  # which later versions raise: they need it no more
+        binding.initialize()
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    signature, _, code = content.partition(b"\0")
+    machine = binding.Target.from_default_triple().create_target_machine()
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+    engine.add_object_file(binding.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    _linked.append(engine)
+    result, _, rest = signature.decode().rstrip(")").partition("(")
+    kinds: list[Any] = (
+        [_TYPES.get(kind, ctypes.c_void_p) for kind in rest.split(", ")] if rest else []
     )
-    digest = hashlib.blake2b(repr(depends_on).encode(), digest_size=10).hexdigest()
-    name = f"{source.stem.strip('_')}-{digest}"
-    if numba.config.CACHE_DIR:
-        return [Path(numba.config.CACHE_DIR) / name]
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return [source.parent / "__pycache__" / name, Path(home) / "distarray" / name]
+    # As Numba calls its functions: where the result goes, where an error goes, the arguments.
+    call = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *kinds)(
+        engine.get_function_address("kernel")
+    )
+    unread = ctypes.c_int64(), ctypes.c_int64()
+    nothing, error = map(ctypes.addressof, unread)
 
+    def run(*arguments: Any) -> None:
+        if call(nothing, error, *arguments):
+            raise ArithmeticError("a kernel has failed")
 
-@contextlib.contextmanager
-def _one_compiles(folder: Path) -> Iterator[None]:
-    """Let one process compile while the others wait to load, where the file system has locks.
+    def answer(*arguments: Any) -> int:
+        found = ctypes.c_int64()
+        if call(ctypes.addressof(found), error, *arguments):
+            raise ArithmeticError("a kernel has failed")
+        return found.value
 
-    Only to save work: without the lock all would compile, and write the same.
-    """
-    if any(folder.rglob("*.nbc")):
-        yield
-        return
-    try:
-        import fcntl
-
-        handle = open(folder / "lock", "w")  # noqa: SIM115 - closed below
-    except (ImportError, OSError):
-        yield
-        return
-    with handle:
-        end = time.monotonic() + _PATIENCE
-        while time.monotonic() < end and not any(folder.rglob("*.nbc")):
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(0.02)
-            except OSError:
-                break
-            else:
-                break
-        yield
+    function = run if result == "void" else answer
+    _linked.append(unread)
+    return function

@@ -21,13 +21,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from distarray.comm.kernels import _threads
 from distarray.comm.kernels._choice import run_faster
-from distarray.comm.kernels._jit import load_kernels
+from distarray.comm.kernels._jit import kernel
 
 STREAMING_BYTES: Final = 16 * 1024 * 1024
 """Destinations of at least this size are written past the caches.
@@ -38,6 +39,11 @@ Not measured: more than the caches of a core hold, and less than the last one th
 _LINE = 64  # bytes of a cache line
 _LONG_RUN = 512  # bytes of rows whose cut lines, at both ends, hardly count; not measured
 _SHORT_RUN = range(16, 129)  # bytes of rows, up to two lines, that a kernel moves as they are
+_TRANSPOSED = (1, 2, 4, 8, 16)
+_TRANSPOSED_STREAMING = (4, 8, 16)
+"""Bytes of items that a kernel transposes, and that it does past the caches."""
+_DEAR = 6
+"""So many times as long as for a plain copy NumPy takes for one transposed, or of short rows."""
 _BYTES_PER_CALL = 32 * 1024
 """Least work of one call of a kernel, which costs about 2 microseconds."""
 
@@ -55,28 +61,27 @@ def copy_by_kernel(dst: np.ndarray, src: np.ndarray, streaming: bool) -> bool:
     (d, s), axes = joint_axes(dst, src)
     if not axes or axes[-1][1] != itemsize:
         return False
-    kernels_cpu = load_kernels("distarray.comm.kernels._copy")
-    if kernels_cpu is None:
-        return False
     outer = axes[:-1]
     if axes[-1][2] == itemsize:
         run = axes[-1][0] * itemsize
         if len(outer) > 3 and run * math.prod(axis[0] for axis in outer[-3:]) < _BYTES_PER_CALL:
             return False
         if streaming and (run >= _LONG_RUN or _whole_lines(d, run, outer)):
-            run_faster(
-                ("rows", run.bit_length()),
-                dst.nbytes,
-                lambda: _copy_rows(kernels_cpu.stream_rows.run, d, s, run, outer),
-                lambda: np.copyto(dst, src),
-            )
+            job, by = f"copy rows {run.bit_length()}", _kernel("stream_rows")
         elif run in _SHORT_RUN:
             width = 1 << (run - 1).bit_length() - 1  # a move that reaches half of the row, or more
-            _copy_rows(kernels_cpu.COPY_SHORT[width].run, d, s, run, outer)
+            job, by = f"copy short {width}", _kernel("copy_short", width)
         else:
             return False
+        run_faster(
+            job,
+            dst.nbytes,
+            by,
+            lambda by: _copy_rows(by, d, s, run, outer),
+            lambda: np.copyto(dst, src),
+        )
         return True
-    return _copy_transposed(kernels_cpu, d, s, axes, itemsize, streaming)
+    return _copy_transposed(dst, src, d, s, axes, streaming)
 
 
 def fill(dst: Any, value: Any) -> None:
@@ -94,8 +99,7 @@ def fill(dst: Any, value: Any) -> None:
     line[...] = value
     flat = dst.reshape(-1)
     address = address_of(dst)
-    kernels_cpu = load_kernels("distarray.comm.kernels._copy")
-    if kernels_cpu is None or address % dst.itemsize:
+    if address % dst.itemsize:
         flat[...] = line[0]
         return
     head = -address % _LINE // dst.itemsize
@@ -111,9 +115,8 @@ def fill(dst: Any, value: Any) -> None:
         run_faster(
             "fill",
             cut[1] - cut[0],
-            lambda: kernels_cpu.stream_fill(
-                address + start * dst.itemsize, source, cut[1] - cut[0]
-            ),
+            _kernel("stream_fill"),
+            lambda by: by(address + start * dst.itemsize, source, cut[1] - cut[0]),
             lambda: flat[start:stop].fill(line[0]),
         )
 
@@ -181,13 +184,13 @@ def _copy_rows(kernel: Any, d: int, s: int, run: int, outer: Sequence[Axis]) -> 
 
 
 def _copy_transposed(
-    kernels_cpu: Any, d: int, s: int, axes: Sequence[Axis], itemsize: int, streaming: bool
+    dst: np.ndarray, src: np.ndarray, d: int, s: int, axes: Sequence[Axis], streaming: bool
 ) -> bool:
     """Copy planes of which one axis has unit stride in ``dst`` and the other in ``src``."""
+    itemsize = dst.itemsize
     columns, _, src_stride = axes[-1]
     across = next((i for i, axis in enumerate(axes[:-1]) if axis[2] == itemsize), None)
-    kernel = kernels_cpu.TRANSPOSE.get(itemsize)
-    if across is None or kernel is None:
+    if across is None or itemsize not in _TRANSPOSED:
         return False
     rows, dst_stride, _ = axes[across]
     beyond = [axis for i, axis in enumerate(axes[:-1]) if i != across]
@@ -197,15 +200,26 @@ def _copy_transposed(
 
     def copy_planes(by: Any) -> None:
         for e, t in offsets(beyond, 2):
-            by.run(d + e, s + t, columns, rows, dst_stride, src_stride)
+            by(d + e, s + t, columns, rows, dst_stride, src_stride)
+
+    def through_caches() -> None:
+        run_faster(
+            f"transpose {itemsize}",
+            dst.nbytes,
+            _kernel("transpose", itemsize, 0),
+            copy_planes,
+            lambda: np.copyto(dst, src),
+            _DEAR,
+        )
 
     aligned = (d | dst_stride) % _LINE == 0 and all(axis[1] % _LINE == 0 for axis in beyond)
-    past = kernels_cpu.TRANSPOSE_STREAMING.get(itemsize) if streaming and aligned else None
-    if past is None:
-        copy_planes(kernel)
+    if streaming and aligned and itemsize in _TRANSPOSED_STREAMING:
+        by = _kernel("transpose", itemsize, 1)
+        job = f"transpose streaming {itemsize}"
+        run_faster(job, dst.nbytes, by, copy_planes, through_caches, _DEAR)
     else:
-        nbytes = itemsize * math.prod(axis[0] for axis in axes)
-        run_faster(
-            ("transpose", itemsize), nbytes, lambda: copy_planes(past), lambda: copy_planes(kernel)
-        )
+        through_caches()
     return True
+
+
+_kernel = partial(kernel, "distarray.comm.kernels._copy")

@@ -9,7 +9,6 @@ same order, so that the results are equal to the last bit (but for which NaN of 
 
 from __future__ import annotations
 
-import functools
 import platform
 from typing import Any, Final
 
@@ -18,9 +17,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from distarray.comm.kernels import _intrinsics
 from distarray.comm.kernels._intrinsics import LINE, fence, pointer_to, store
-from distarray.comm.kernels._jit import Kernel
+from distarray.comm.kernels._jit import Source
 
 _UNROLL: Final = 4
 """Lines made at a time, so that additions need not wait for each other; not measured further."""
@@ -28,9 +26,10 @@ _UNROLL: Final = 4
 _FLOAT, _DOUBLE, _HALF = ir.FloatType(), ir.DoubleType(), ir.HalfType()
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
-HALF: Final = platform.machine() not in {"x86_64", "AMD64"} or binding.get_host_cpu_features().get(
-    "f16c", False
-)
+_CONVERTS_HALF: Final = platform.machine() not in {
+    "x86_64",
+    "AMD64",
+} or binding.get_host_cpu_features().get("f16c", False)
 """Whether the processor converts float16; where not, the code would call a library for it."""
 
 ITEMSIZE: Final = {"bf16": 2} | {
@@ -168,12 +167,14 @@ def _reduce_items(
     return types.void(*[types.int64] * 5, *literals), generate
 
 
-@functools.cache
-def reduction_kernel(kind: str, op: str, streaming: int) -> Kernel:
+def reduction(kind: str, op: str, streaming: int) -> Source | None:
     """Return the kernel for one kind of item (a key of ``ITEMSIZE``) and one operation.
 
-    With ``streaming`` 1 it stores past the caches; the result is then aligned to its items.
+    With ``streaming`` 1 it stores past the caches; the result is then aligned to its items. None
+    for float16 where the processor does not convert it.
     """
+    if kind == "f2" and not _CONVERTS_HALF:
+        return None
     size = result_itemsize(kind, op)
     lanes = LINE // size
     several = _UNROLL * lanes
@@ -198,4 +199,4 @@ def reduction_kernel(kind: str, op: str, streaming: int) -> Kernel:
         if streaming:
             fence()
 
-    return Kernel(reduce, f"void({', '.join(['int64'] * 6)})", _intrinsics)
+    return Source(reduce, f"void({', '.join(['int64'] * 6)})")

@@ -13,9 +13,8 @@ import numba
 from numba import types
 from numba.extending import intrinsic
 
-from distarray.comm.kernels import _intrinsics
-from distarray.comm.kernels._intrinsics import LINE, fence, move, pointer_to, prefetch
-from distarray.comm.kernels._jit import Kernel
+from distarray.comm.kernels._intrinsics import fence, move, pointer_to, prefetch
+from distarray.comm.kernels._jit import Source
 
 _inline = numba.njit(nogil=True)
 
@@ -31,10 +30,6 @@ _KINDS: Final = {
 
 
 _TYPES: Final = tuple(_KINDS.values())
-
-
-# Kernels get kinds as literals: Numba keeps nothing on disk of a function whose closure holds an
-# intrinsic, as it tells intrinsics apart by numbers drawn anew in each process.
 
 
 @intrinsic(prefer_literal=True)
@@ -79,10 +74,10 @@ def _store_word(address: int, value: int) -> None:
     _store(address, _WORD, value)
 
 
-def _compressing(size: int) -> Kernel:
-    """Return the kernel for one size of item."""
+def compress(size: int) -> Source:
+    """Return the kernel for one size of item: 1, 2, 4, 8 or 16 bytes."""
 
-    def compress(dst: int, src: int, mask: int, n: int, count: int) -> None:
+    def choose(dst: int, src: int, mask: int, n: int, count: int) -> None:
         """Copy the ``count`` items whose byte of the mask is not 0."""
         end = dst + count * size
         for i in range(n):
@@ -91,11 +86,7 @@ def _compressing(size: int) -> Kernel:
             move(dst, src + i * size, size, 0)
             dst += size * (_load(mask + i, _BYTE) != 0)
 
-    return Kernel(compress, f"void({', '.join(['int64'] * 5)})", _intrinsics)
-
-
-COMPRESS: Final[dict[int, Kernel]] = {size: _compressing(size) for size in (1, 2, 4, 8, 16)}
-"""By the size of an item."""
+    return Source(choose, f"void({', '.join(['int64'] * 5)})")
 
 
 @_inline
@@ -115,10 +106,13 @@ def _row_at(number: int, block: int, blocks: int) -> int:
     return _load_word(blocks + 16 * block) + number * _load_word(blocks + 16 * block + 8)
 
 
-def _moving(width: int, exact: bool, streaming: int) -> Kernel:
-    """Return the kernel for rows of ``width`` bytes, or of more, in moves of so many."""
+def move_rows(width: int, exact: bool, streaming: int) -> Source:
+    """Return the kernel for rows of ``width`` bytes, or of more where these are not ``exact``.
 
-    def move_rows(
+    Moves are of ``width`` bytes. With streaming 1, which wants whole lines, past the caches.
+    """
+
+    def move_each(
         dst: int, places: int, dst_rows: int,
         numbers: int, starts: int, blocks: int, count: int, own: int,
         n: int, run: int, ahead: int,
@@ -161,27 +155,14 @@ def _moving(width: int, exact: bool, streaming: int) -> Kernel:
             fence()
         return found
 
-    return Kernel(move_rows, f"int64({', '.join(['int64'] * 11)})", _intrinsics)
+    return Source(move_each, f"int64({', '.join(['int64'] * 11)})")
 
 
-WIDTHS: Final = (64, 32, 16, 8, 4, 2, 1)
-
-MOVE_ROWS: Final[dict[tuple[int, bool, bool], Kernel]] = {
-    (width, exact, streaming): _moving(width, exact, int(streaming))
-    for width in WIDTHS
-    for exact in (True, False)
-    for streaming in (False, True)
-    if width == LINE or not streaming
-}
-"""By the width of a move, whether rows have no more, and whether they are whole lines to be written
-past the caches."""
-
-
-def _counting(kind: str) -> Kernel:
-    """Return the kernel for one kind of integer."""
+def count(kind: str) -> Source:
+    """Return the kernel for one kind of integer, such as "u1"."""
     code, size = _CODES[kind], int(kind[1])
 
-    def count(counts: int, numbers: int, n: int, ahead: int) -> None:
+    def count_each(counts: int, numbers: int, n: int, ahead: int) -> None:
         """Count numbers, of which each has a word; what comes ``ahead`` is asked for early."""
         for k in range(n):
             prefetch(
@@ -190,18 +171,14 @@ def _counting(kind: str) -> Kernel:
             place = counts + 8 * types.int64(_load(numbers + size * k, code))
             _store_word(place, _load_word(place) + 1)
 
-    return Kernel(count, f"void({', '.join(['int64'] * 4)})", _intrinsics)
+    return Source(count_each, f"void({', '.join(['int64'] * 4)})")
 
 
-COUNT: Final[dict[str, Kernel]] = {kind: _counting(kind) for kind in _KINDS if kind[0] != "f"}
-"""By the kind of integer."""
-
-
-def _grouping(size: int) -> Kernel:
-    """Return the kernel for owners of one size of integer."""
+def group(size: int) -> Source:
+    """Return the kernel for owners that are unsigned integers of so many bytes."""
     code = _CODES[f"u{size}"]
 
-    def group(owner: int, n: int, order: int, ends: int, groups: int) -> int:
+    def number_by_owner(owner: int, n: int, order: int, ends: int, groups: int) -> int:
         """Write the numbers of the items, group by group, and where each group ends.
 
         ``ends`` has ``groups`` zeros. Where an owner is no group nothing is written to ``order``,
@@ -225,18 +202,14 @@ def _grouping(size: int) -> Kernel:
             _store_word(place, at + 1)
         return 1
 
-    return Kernel(group, f"int64({', '.join(['int64'] * 5)})", _intrinsics)
+    return Source(number_by_owner, f"int64({', '.join(['int64'] * 5)})")
 
 
-GROUP: Final[dict[int, Kernel]] = {size: _grouping(size) for size in (1, 2, 4, 8)}
-"""By the size of an owner's number."""
-
-
-def _merging(kind: str, carries: bool) -> Kernel:
-    """Return the kernel for one kind of item, and whether integers travel with the items."""
+def merge(kind: str, carries: bool) -> Source:
+    """Return the kernel for one kind of item, and whether words travel with the items."""
     code, size = _CODES[kind], int(kind[1])
 
-    def merge(
+    def merge_runs(
         dst: int, a: int, na: int, b: int, nb: int, dst_words: int, a_words: int, b_words: int
     ) -> None:
         """Merge two sorted runs: both halves of the result, each from both its ends.
@@ -320,10 +293,4 @@ def _merging(kind: str, carries: bool) -> Kernel:
             else:  # all NaN
                 i, p, j, q, k, z = na, a_end - 1, nb, b_end - 1, na + nb, a_end + b_end - 1
 
-    return Kernel(merge, f"void({', '.join(['int64'] * 8)})", _intrinsics)
-
-
-MERGE: Final[dict[tuple[str, bool], Kernel]] = {
-    (kind, carries): _merging(kind, carries) for kind in _KINDS for carries in (False, True)
-}
-"""By the kind of item, and whether integers of 8 bytes travel with the items."""
+    return Source(merge_runs, f"void({', '.join(['int64'] * 8)})")

@@ -35,6 +35,7 @@ from distarray.comm.cuda import _ipc
 from distarray.comm.failures._presence import message_of_gone
 from distarray.comm.failures._waits import Meeting, count_by, waiting
 from distarray.comm.failures._watchdog import timeout, timeout_message
+from distarray.comm.kernels import kernel
 from distarray.comm.shared_memory import _arena
 from distarray.comm.shared_memory._slots import (
     BARRIER,
@@ -393,9 +394,13 @@ def _memory_fence() -> Callable[[], None] | None:
     """
     if platform.machine() in ("x86_64", "AMD64", "i686"):
         return None
-    from distarray.comm.kernels._copy import memory_fence
-
-    return memory_fence
+    fence = kernel("distarray.comm.kernels._copy", "memory_fence").load()
+    if fence is None:
+        raise CommunicationError(
+            "to read each other's memory ranks need a kernel on this processor: install numba, or "
+            "set DISTARRAY_SHARED_MEMORY=0"
+        )
+    return fence
 
 
 # --- making a channel ----------------------------------------------------------------------------

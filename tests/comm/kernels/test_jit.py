@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from distarray.comm import _machine
 from distarray.comm.kernels import _jit, _threads
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -36,7 +38,7 @@ def start(**environment: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **environment},
+        env={**os.environ, "DISTARRAY_KERNELS": "numba", **environment},
     )
 
 
@@ -46,14 +48,28 @@ def finish(process: subprocess.Popen[str]) -> str:
     return output.strip()
 
 
-def test_processes_with_a_cold_cache_compile_each_kernel_once(tmp_path: Path) -> None:
+def kept(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.kernel"))
+
+
+def test_processes_with_a_cold_cache_leave_one_whole_file_for_each_kernel(tmp_path: Path) -> None:
     together = [start(NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(3)]
     assert [finish(process) for process in together] == ["True"] * 3
-    compiled = sorted(tmp_path.rglob("*.nbc"))
-    assert len(compiled) == 2, "one file of machine code for each of the two kernels"
-    written = [path.stat().st_mtime_ns for path in compiled]
+    assert len(kept(tmp_path)) == 2
+    assert len(list(tmp_path.iterdir())) == 2, "no file is left half written"
+    written = [path.stat().st_mtime_ns for path in kept(tmp_path)]
+    assert finish(start(NUMBA_CACHE_DIR=str(tmp_path))) == "False", "it needs no Numba"
+    assert [path.stat().st_mtime_ns for path in kept(tmp_path)] == written
+
+
+def test_broken_file_is_compiled_anew(tmp_path: Path) -> None:
+    finish(start(NUMBA_CACHE_DIR=str(tmp_path)))
+    whole = [path.read_bytes() for path in kept(tmp_path)]
+    for path, content in zip(kept(tmp_path), whole, strict=True):
+        path.write_bytes(content[:-9] + b"no machine")
     assert finish(start(NUMBA_CACHE_DIR=str(tmp_path))) == "True"
-    assert [path.stat().st_mtime_ns for path in compiled] == written
+    assert len(kept(tmp_path)) == 2
+    assert finish(start(NUMBA_CACHE_DIR=str(tmp_path))) == "False"
 
 
 def test_kernels_work_where_nothing_can_be_kept() -> None:
@@ -62,44 +78,84 @@ def test_kernels_work_where_nothing_can_be_kept() -> None:
 
 @pytest.mark.parametrize(
     "environment",
-    [{"DISTARRAY_NUMBA": "0"}, {"NUMBA_DISABLE_JIT": "1"}],
+    [
+        {"DISTARRAY_NUMBA": "0", "DISTARRAY_KERNELS": ""},
+        {"DISTARRAY_KERNELS": "numpy"},
+        {"NUMBA_DISABLE_JIT": "1", "DISTARRAY_KERNELS": ""},
+    ],
     ids=lambda e: next(iter(e)),
 )
 def test_numpy_serves_where_numba_is_switched_off(environment: dict[str, str]) -> None:
-    assert finish(start(**environment)) == str("NUMBA_DISABLE_JIT" in environment)
+    assert finish(start(**environment)) == "False"
 
 
-def double(x: int) -> int:
-    return x + x
-
-
-def test_kernel_is_kept_in_the_first_folder_that_can_be_written(
+def test_no_kernel_is_loaded_or_compiled_before_it_pays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders = [Path(os.devnull) / "nowhere", tmp_path / "kept", tmp_path / "not needed"]
-    monkeypatch.setattr(_jit, "_folders", lambda *args: folders)
-    assert _jit.compile_function(double, "int64(int64)")(21) == 42
-    assert len(list(folders[1].rglob("*.nbc"))) == 1
-    assert not folders[2].exists()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(_jit, "_COMPILING", 1000)
+    monkeypatch.setattr(_jit, "_LOADING", 100)
+    monkeypatch.setattr(_jit, "_linked", [])
+    fresh = [_jit.Kernel("distarray.comm.kernels._copy", "stream_fill") for _ in range(3)]
+    assert [fresh[0].prepare(300) is None for _ in range(3)] == [True] * 3
+    assert not kept(tmp_path)
+    assert fresh[0].prepare(300) is not None  # it has done for 1,200 bytes by now
+    _jit._linked.clear()
+    assert fresh[1].prepare(100) is None
+    assert fresh[1].prepare(1) is not None
+    assert fresh[2].prepare(1) is not None, "the library that loads them is there"
 
 
-def test_kernel_with_another_closure_has_a_folder_of_its_own() -> None:
-    def adding(n: int) -> Any:
-        return lambda x: x + n
+def test_function_that_needs_the_interpreter_is_no_kernel() -> None:
+    pytest.importorskip("numba")
 
-    names = [_jit._folders(adding(n), "int64(int64)", ())[0].name for n in (1, 2, 1)]
-    assert names[0] == names[2] != names[1]
-    assert names[0] != _jit._folders(adding(1), "float64(float64)", ())[0].name
-    assert names[0] != _jit._folders(adding(1), "int64(int64)", (_jit,))[0].name
+    def print_it(n: int) -> None:
+        print(n)
+
+    with pytest.raises(TypeError, match="print_it calls"):
+        _jit._machine_code(print_it, "void(int64)")
 
 
-def test_kernels_of_rows_hold_nothing_that_differs_between_processes() -> None:
-    """Numba finds nothing on disk of a function whose closure holds an intrinsic."""
-    kernels = pytest.importorskip("distarray.comm.kernels._rows")
-    tables = (kernels.COMPRESS, kernels.COUNT, kernels.GROUP, kernels.MERGE, kernels.MOVE_ROWS)
-    for kernel in (kernel for table in tables for kernel in table.values()):
-        held = [cell.cell_contents for cell in kernel._function.__closure__ or ()]
-        assert all(type(one) in (int, bool) for one in held), held
+def test_kernel_answers_and_takes_all_kinds_of_arguments() -> None:
+    pytest.importorskip("numba")
+
+    def add_up(numbers: Any, n: int, factor: float, least: int) -> int:
+        total = 0.0
+        for i in range(n):
+            total += numbers[i] * factor
+        return int(total) + int(least)
+
+    signature = "int64(CPointer(float64), int64, float64, uint64)"
+    code = _jit._machine_code(add_up, signature)
+    run = _jit._link(signature.encode() + b"\0" + code)
+    numbers = np.arange(5.0)
+    assert run(numbers.ctypes.data, 5, -2.5, 2**63 + 3) == 2**63 - 22
+
+
+def test_kernel_that_fails_says_so() -> None:
+    pytest.importorskip("numba")
+    run = _jit._link(b"int64(int64)\0" + _jit._machine_code(lambda n: 7 // n, "int64(int64)"))
+    assert run(-2) == -4
+    with pytest.raises(ArithmeticError):
+        run(0)
+
+
+def test_name_of_a_file_depends_on_sources_versions_and_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def digest() -> str:
+        return _jit._digest.__wrapped__("distarray.random._kernels")
+
+    names = {digest()}
+    assert names == {digest()}
+    names.add(_jit._digest.__wrapped__("distarray.comm.kernels._copy"))
+    monkeypatch.setattr(_jit, "_version", lambda package: f"another {package}")
+    names.add(digest())
+    monkeypatch.setattr(_machine, "features", lambda: "sse2")
+    names.add(digest())
+    monkeypatch.setattr(_machine, "label", lambda: "another")
+    names.add(digest())
+    assert len(names) == 5
 
 
 def test_threads_are_as_many_as_configured_and_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
