@@ -362,8 +362,8 @@ MUTANTS = (
     Mutant(
         "a kernel is compiled as early as one that is kept is loaded",
         "comm/kernels/_jit.py",
-        "(first if self._is_kept else _COMPILING)",
-        "first",
+        "return self._is_kept or self._seen > _COMPILING",
+        "return True",
         ("comm/kernels/test_jit.py",),
     ),
     Mutant(

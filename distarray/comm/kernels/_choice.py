@@ -86,12 +86,10 @@ def run_faster(
     """
     decided = _jit.forced()
     choice = decided.get(job.partition(" ")[0]) if decided else None
-    if choice == "numba":
-        run = kernel.load()
-    else:
+    if not choice and kernel.pays(dear * nbytes):
         name = f"{job}, {nbytes.bit_length()}"
-        choice = choice or _chosen().get(name)
-        run = None if choice == "numpy" else kernel.prepare(dear * nbytes)
+        choice = _chosen().get(name, "")  # none yet
+    run = None if choice in ("numpy", None) else kernel.load()
     if run is None:
         plain()
     elif choice or dear >= _CERTAIN:

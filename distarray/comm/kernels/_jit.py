@@ -26,6 +26,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from distarray.comm import _machine
 from distarray.comm._settings import setting
 from distarray.errors import ArgumentError
@@ -45,6 +47,8 @@ _COMPILING: Final = 16 << 30
 """The same before a kernel is compiled, which takes about a second."""
 
 _TYPES: Final = {"int64": ctypes.c_int64, "uint64": ctypes.c_uint64, "float64": ctypes.c_double}
+
+_SUM: Final = 16  # bytes of the checksum before a kernel's signature and code
 
 _C_LIBRARY: Final = frozenset(("sqrt", "memcpy", "memmove", "memset"))
 """What kernels may call: the interpreter has these of the C library."""
@@ -124,22 +128,27 @@ class Kernel:
         self._is_kept: bool | None = None
         self._seen = 0
 
-    def prepare(self, nbytes: int) -> Callable[..., Any] | None:
-        """Return what runs the kernel, loaded or compiled where that pays by now; None till then.
+    def pays(self, nbytes: int) -> bool:
+        """Tell whether it is time to load the kernel, or to compile it; call this for all work.
 
-        ``nbytes`` are those of a plain copy that takes NumPy as long as the work at hand. None for
-        good where there is no Numba, or no such kernel for this processor.
+        ``nbytes`` are those of a plain copy that takes NumPy as long as the work at hand.
         """
-        if self._run is not None or self._absent:
-            return self._run
+        if self._run is not None:
+            return True
+        self._seen += nbytes
+        if self._absent or (self._seen <= _LOADING and not _linked):
+            return False
         if self._is_kept is None:
             self._is_kept = self._find() is not None
-        self._seen += nbytes
-        first = 0 if _linked else _LOADING
-        return self.load() if self._seen > (first if self._is_kept else _COMPILING) else None
+        return self._is_kept or self._seen > _COMPILING
 
     def load(self) -> Callable[..., Any] | None:
-        """Return what runs the kernel, whatever it takes to get there."""
+        """Return what runs the kernel, whatever it takes to get there.
+
+        None where there is no Numba, or no such kernel for this processor.
+        """
+        if self._run is not None:
+            return self._run
         with _lock:
             if self._run is None and not self._absent:
                 content = self._find() or self._compile()
@@ -173,7 +182,7 @@ class Kernel:
             code = _machine_code(*source)
         except Exception as error:  # of another package, of which not all that is used is public
             warnings.warn(
-                f"Numba {_version('numba')} does not compile {self._name} ({error}); NumPy does "
+                f"the installed Numba does not compile {self._name} ({error}); NumPy does "
                 "its work, more slowly; try another version, or set DISTARRAY_KERNELS=numpy",
                 RuntimeWarning,
                 stacklevel=2,
@@ -186,8 +195,6 @@ class Kernel:
 
 kernel = functools.cache(Kernel)
 """Return the kernel of these names; one object for all who ask for it."""
-
-_SUM: Final = 16
 
 
 def _checksum(content: bytes) -> bytes:
@@ -213,12 +220,19 @@ def _numba() -> ModuleType | None:
 
 
 @functools.cache
-def _version(package: str) -> str:
+def _version(package: str) -> bytes:
+    """Return what tells a version of a package from others; nothing where it is not installed.
+
+    It is not imported, and neither is `importlib.metadata` if that can be, which takes 12 ms.
+    """
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        return b""
+    with contextlib.suppress(OSError):
+        return (Path(spec.origin).parent / "_version.py").read_bytes()
     from importlib import metadata
 
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        return metadata.version(package)
-    return ""
+    return metadata.version(package).encode()
 
 
 @functools.cache
@@ -239,7 +253,7 @@ def _digest(module: str) -> str:
 
 def versions() -> str:
     """Return a name for all that a choice between kernels and NumPy depends on."""
-    return f"{_digest(__name__)} numpy {_version('numpy')}"
+    return f"{_digest(__name__)} numpy {np.__version__}"
 
 
 def _machine_code(function: Callable[..., Any], signature: str) -> bytes:

@@ -175,12 +175,12 @@ def _whole_lines(address: int, run: int, outer: Sequence[Axis]) -> bool:
     return (address | run) % _LINE == 0 and all(axis[1] % _LINE == 0 for axis in outer)
 
 
-def _copy_rows(kernel: Any, d: int, s: int, run: int, outer: Sequence[Axis]) -> None:
+def _copy_rows(by: Any, d: int, s: int, run: int, outer: Sequence[Axis]) -> None:
     """Copy rows by a kernel that takes three outer axes, the longest first."""
     inner = sorted(outer[-3:], key=lambda axis: -axis[0])
     inner += [(1, 0, 0)] * (3 - len(inner))
     for e, t in offsets(outer[:-3], 2):
-        kernel(d + e, s + t, run, *inner[0], *inner[1], *inner[2])
+        by(d + e, s + t, run, *inner[0], *inner[1], *inner[2])
 
 
 def _copy_transposed(

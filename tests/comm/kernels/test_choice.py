@@ -26,9 +26,9 @@ class Stand:
         self.is_ready = is_ready
         self.asked: list[int] = []
 
-    def prepare(self, nbytes: int) -> Any:
+    def pays(self, nbytes: int) -> bool:
         self.asked.append(nbytes)
-        return self.load() if self.is_ready else None
+        return self.is_ready
 
     def load(self) -> Any:
         return "code"

@@ -97,13 +97,12 @@ def test_no_kernel_is_loaded_or_compiled_before_it_pays(
     monkeypatch.setattr(_jit, "_LOADING", 100)
     monkeypatch.setattr(_jit, "_linked", [])
     fresh = [_jit.Kernel("distarray.comm.kernels._copy", "stream_fill") for _ in range(3)]
-    assert [fresh[0].prepare(300) is None for _ in range(3)] == [True] * 3
-    assert not kept(tmp_path)
-    assert fresh[0].prepare(300) is not None  # it has done for 1,200 bytes by now
-    _jit._linked.clear()
-    assert fresh[1].prepare(100) is None
-    assert fresh[1].prepare(1) is not None
-    assert fresh[2].prepare(1) is not None, "the library that loads them is there"
+    assert [fresh[0].pays(300) for _ in range(4)] == [False, False, False, True]
+    assert fresh[0].load() is not None
+    monkeypatch.setattr(_jit, "_linked", [])
+    assert [fresh[1].pays(n) for n in (100, 1)] == [False, True]
+    assert fresh[1].load() is not None
+    assert fresh[2].pays(1), "the library that loads them is there"
 
 
 def test_function_that_needs_the_interpreter_is_no_kernel() -> None:
@@ -149,7 +148,7 @@ def test_name_of_a_file_depends_on_sources_versions_and_processor(
     names = {digest()}
     assert names == {digest()}
     names.add(_jit._digest.__wrapped__("distarray.comm.kernels._copy"))
-    monkeypatch.setattr(_jit, "_version", lambda package: f"another {package}")
+    monkeypatch.setattr(_jit, "_version", lambda package: b"another")
     names.add(digest())
     monkeypatch.setattr(_machine, "features", lambda: "sse2")
     names.add(digest())
