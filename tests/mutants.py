@@ -532,8 +532,8 @@ MUTANTS = (
     Mutant(
         "a result that the ranks exchange is that of the first block",
         "core/families/_reductions.py",
-        "result = functools.reduce(combine, [part for (part,), _ in states]).reshape(shape)",
-        "result = states[0][0][0].reshape(shape)",
+        "result = functools.reduce(combine, [part for (part,), _ in states])",
+        "result = states[0][0][0]",
         (
             "core/families/test_reductions.py::test_results_that_no_partial_combines_are_exchanged_at_once",
         ),
@@ -642,9 +642,35 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "every rank gets the whole of many states",
+        "core/engine/_pipeline.py",
+        "and nbytes > FOLDED_BY_ALL",
+        "and False",
+        (
+            "core/families/test_reductions.py::test_of_many_states_a_rank_gets_a_part_and_the_results",
+            "core/families/test_reductions.py::test_memory_for_states_does_not_grow_with_ranks",
+        ),
+    ),
+    Mutant(
+        "ranks read the part of the states that is the next rank's",
+        "comm/_states.py",
+        "start = sum(counts[: comm.rank])",
+        "start = sum(counts[: comm.rank + 1]) % (mine.size or 1)",
+        (
+            "core/families/test_reductions.py::test_of_many_states_a_rank_gets_a_part_and_the_results",
+        ),
+    ),
+    Mutant(
+        "an error in a rank's part of the states is not told to the others",
+        "core/engine/_pipeline.py",
+        "call = call_on_all if exchange.shares else call_alike",
+        "call = call_alike",
+        ("core/families/test_reductions.py::test_parts_of_states_raise_and_warn_on_every_rank",),
+    ),
+    Mutant(
         "states of however many lines are gathered on every rank",
         "core/engine/_pipeline.py",
-        "return blocks > 1 and states > depth * itemsize and states * lines > _MANY_STATES",
+        "return blocks > 1 and got > items and blocks * state * lines > _MANY_STATES",
         "return False",
         (
             "core/families/test_reductions.py::test_states_of_many_lines_are_not_gathered_where_the_block_is_less",

@@ -50,7 +50,14 @@ from distarray.comm._reductions import BFLOAT16, is_bfloat16, narrow_bfloat16, w
 from distarray.comm._requests import Request
 from distarray.comm._rows import ask_owners, pull_rows, push_rows
 from distarray.comm._settings import setting
-from distarray.comm._states import exclusive_scan, gather_states, gather_words
+from distarray.comm._states import (
+    FOLDED_BY_ALL,
+    exclusive_scan,
+    gather_parts,
+    gather_states,
+    gather_words,
+    scatter_states,
+)
 from distarray.comm.failures import _abort
 from distarray.comm.failures._waits import background_work, waiting
 from distarray.comm.kernels._loop_nest import fill
@@ -58,6 +65,7 @@ from distarray.comm.simulated._ranks import simulate, simulated_world
 
 __all__ = [
     "BFLOAT16",
+    "FOLDED_BY_ALL",
     "SMALL_BYTES",
     "Blocks",
     "CommLog",
@@ -84,6 +92,7 @@ __all__ = [
     "default_placements",
     "exclusive_scan",
     "fill",
+    "gather_parts",
     "gather_states",
     "gather_words",
     "group_rows",
@@ -102,6 +111,7 @@ __all__ = [
     "reduce_boxes",
     "reduce_into",
     "register_worker_test",
+    "scatter_states",
     "setting",
     "simulate",
     "simulated_world",

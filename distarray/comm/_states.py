@@ -1,4 +1,4 @@
-"""Exchange of states: every rank's to all of them, or what those before each rank come to.
+"""Exchange of states: every rank's to all of them, a part to each, or what those before come to.
 
 Every call is one communication of the log. Ranks that are about to do different things find out in
 the exchange itself, from its token. What went wrong on one rank travels with the words that it
@@ -18,10 +18,11 @@ import numpy as np
 
 from distarray.comm import _log, _memory
 from distarray.comm._agreement import raise_failures
+from distarray.comm._collectives import Counts, offsets
 from distarray.comm._communicator import SMALL_BYTES, Communicator
 from distarray.layout import chunk
 
-_FOLDED_BY_ALL: Final = 512 * 1024
+FOLDED_BY_ALL: Final = 512 * 1024
 """Up to so many bytes of all ranks together, every rank folds whole states by itself, in one round.
 
 Not measured for scans: what redistribution lets all ranks read, which was."""
@@ -58,6 +59,63 @@ def gather_states(
         nbytes = everyone.nbytes - mine.nbytes
         _log.record("all_gather", comm.name, nbytes, perf_counter() - started)
     return everyone
+
+
+def scatter_states(
+    comm: Communicator, mine: np.ndarray, counts: Counts, token: int, what: object = ""
+) -> np.ndarray:
+    """Return this rank's part of every rank's items, one row for each, in rank order.
+
+    ``mine`` has one axis, as many items on all ranks, of which ``counts`` go to each. ``token`` and
+    ``what`` are as in ``Communicator.views``. Nobody else writes to the result.
+    """
+    started = perf_counter()
+    own = counts[comm.rank]
+    parts: np.ndarray = _memory.empty((comm.size, own), mine.dtype)
+    with _log.pause_logs():
+        if comm.reaches_all():
+            start = sum(counts[: comm.rank])
+            with comm.views(_as_bytes(mine), token, what) as views:
+                for row, view in zip(parts, views, strict=True):
+                    row[...] = view.view(mine.dtype)[start : start + own]
+        else:
+            comm.agree(token, what)
+            comm.all_to_all(
+                _as_bytes(mine),
+                _as_bytes(parts.reshape(-1)),
+                [n * mine.itemsize for n in counts],
+                [own * mine.itemsize] * comm.size,
+            )
+    nbytes = (comm.size - 1) * own * mine.itemsize
+    _log.record("all_to_all", comm.name, nbytes, perf_counter() - started)
+    return parts
+
+
+def gather_parts(
+    comm: Communicator, part: np.ndarray, counts: Counts, token: int, what: object = ""
+) -> np.ndarray:
+    """Return the items of all ranks one after another, of which each has ``counts``.
+
+    ``part`` has one axis and the same dtype on all ranks; the rest is as for ``scatter_states``.
+    """
+    started = perf_counter()
+    whole: np.ndarray = _memory.empty((sum(counts),), part.dtype)
+    with _log.pause_logs():
+        if comm.reaches_all():
+            cuts = pairwise(offsets(counts))
+            with comm.views(_as_bytes(part), token, what) as views:
+                for (start, stop), view in zip(cuts, views, strict=True):
+                    whole[start:stop] = view.view(part.dtype)
+        else:
+            comm.agree(token, what)
+            sizes = [n * part.itemsize for n in counts]
+            comm.all_gather(_as_bytes(part), _as_bytes(whole), sizes)
+    _log.record("all_gather", comm.name, whole.nbytes - part.nbytes, perf_counter() - started)
+    return whole
+
+
+def _as_bytes(array: np.ndarray) -> np.ndarray:
+    return _memory.make_contiguous(array).view(np.uint8)
 
 
 def gather_words(
@@ -118,7 +176,7 @@ def exclusive_scan(
     fold = _Fold(combine)
     result: np.ndarray | None
     with _log.pause_logs():
-        if comm.size > _FEW and state.nbytes * comm.size > _FOLDED_BY_ALL:
+        if comm.size > _FEW and state.nbytes * comm.size > FOLDED_BY_ALL:
             result, nbytes = _fold_parts(comm, state, fold, filled, token, what)
         elif state.nbytes > SMALL_BYTES and comm.reaches_all():
             with comm.views(state, token, what) as views:

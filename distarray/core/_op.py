@@ -90,6 +90,8 @@ class Op:
         result that all ranks have reduced at once. Where the spec has exchanged letters the first
         local step gives a `State`, and the second is a function of `States` and the blocks; with
         the spec's `prefix` it is one of what the blocks before come to, or None, and the blocks.
+        If the result lacks the exchanged axes the states may be parts of some kept items, flat, and
+        the second step goes item by item; the engine gives the result its shape.
     made : callable, optional
         `made(step, block)` gives the result's layout where the function makes lengths of its own;
         `block` is None outside of the mesh.

@@ -82,17 +82,17 @@ def _first(step: Step) -> Callable[[Buffer], State]:
 
 def _first_of_all(step: Step) -> Callable[..., Any]:
     """Return the second step: the best value, and of equal ones the lowest index."""
-    shape, place = step.output.local_shape(), step.op.local
+    place = step.op.local
 
     def index(states: States, _: Buffer) -> Any:
         if len(states) == 1:
-            return states[0][0][1].reshape(shape)
+            return states[0][0][1]
         values = np.stack([value for (value, _), _ in states])
         indices = np.stack([index for (_, index), _ in states])
         best = np.take_along_axis(values, place(values, axis=0, keepdims=True), 0)
         unordered = np.isnan(values) if values.dtype.kind in "fcmM" else False
         matches = (values == best) | unordered
-        return np.where(matches, indices, _LAST).min(axis=0).reshape(shape)
+        return np.where(matches, indices, _LAST).min(axis=0)
 
     return index
 

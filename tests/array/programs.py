@@ -81,9 +81,9 @@ SMALL_LIMITS: dict[Any, dict[str, int]] = {
     _membership: {"FEW_BYTES": 0},
     _extraction: {"FEW_BYTES": 0},
     _selection: {"SPREAD_ITEMS": 20},
-    _states: {"SMALL_BYTES": 0, "_FOLDED_BY_ALL": 0},
+    _states: {"SMALL_BYTES": 0, "FOLDED_BY_ALL": 0},
     _execute: {"_READ_BY_ALL": 0},
-    _pipeline: {"_MANY_STATES": 0},
+    _pipeline: {"_MANY_STATES": 0, "FOLDED_BY_ALL": 0},
     _folding: {"_SMALL": 0},
 }
 """What makes small arrays take the ways of large ones."""

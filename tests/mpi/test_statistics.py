@@ -53,6 +53,15 @@ def test_statistics_agree_with_numpy() -> None:
         np.testing.assert_allclose(result.full_array(), expected, **close)
 
 
+def test_many_states_are_merged_in_parts() -> None:
+    value = np.random.default_rng(5).integers(0, 9, (17, 70_001)).astype(np.float64)
+    value[value == 4] = np.nan
+    x = da.distribute_array(value)
+    for name in ("nanvar", "nanargmax", "argmin", "nanmean"):
+        result = getattr(da, name)(x, axis=0)
+        np.testing.assert_allclose(np.asarray(result), getattr(np, name)(value, axis=0), rtol=1e-12)
+
+
 def test_a_slice_of_one_rank_that_is_all_nan_raises_on_all() -> None:
     size = world().size
     value = np.ones((2 * size, 3))

@@ -1,9 +1,10 @@
 """The engine: key, cache, resolve, move, local step, exchange, second local step, wrap.
 
 It knows no operation by name. What the local steps of one process are, and what must move before
-them, is a `Step`, made once for operands of given layouts and dtypes. The exchange is of small
-states: every rank of the mesh axes that cut the exchanged axes gets the states of all of them, in
-rank order, so that all that compute the same do so to the last bit.
+them, is a `Step`, made once for operands of given layouts and dtypes. The exchange is of states:
+every rank of the mesh axes that cut the exchanged axes gets the states of all of them, in rank
+order, so that all that compute the same do so to the last bit. Of many it gets a part, and the
+ranks gather the results.
 """
 
 from __future__ import annotations
@@ -11,13 +12,23 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from math import prod
 from typing import Any
 from weakref import ref
 
 import numpy as np
 
-from distarray.comm import Communicator, _backend, exclusive_scan, gather_states, token
+from distarray.comm import (
+    FOLDED_BY_ALL,
+    Communicator,
+    _backend,
+    exclusive_scan,
+    gather_parts,
+    gather_states,
+    scatter_states,
+    token,
+)
 from distarray.core._base import BaseArray
 from distarray.core._dtypes import check_kinds, dtype_key, stand_in
 from distarray.core._op import Call, Op, State, States
@@ -30,7 +41,7 @@ from distarray.core.engine._operands import lift_layouts, local_blocks, normaliz
 from distarray.core.engine._policy import permit, permit_exchange
 from distarray.core.engine._resolution import resolve
 from distarray.errors import ArgumentTypeError, MeshError
-from distarray.layout import REDUCTIONS, DimMap, Layout, counted, mark_counted, propagate
+from distarray.layout import REDUCTIONS, DimMap, Layout, chunk, counted, mark_counted, propagate
 from distarray.layout import box as boxes
 from distarray.redistribute import redistribute_local
 from distarray.typing import Box, Buffer
@@ -296,20 +307,15 @@ class Step:
         return moves
 
     def _states_outgrow(self, source: Layout, spec: Spec) -> bool:
-        """Tell whether every rank would get more states than it has items, and many of them."""
+        """Tell whether every rank would get more of states than it has items, and many of them."""
         if spec.prefix is not None:  # which hold little more than one
             return False
-        blocks, depth, lines = 1, 1, 1
-        for axis, letter in enumerate(spec.inputs[0]):
-            count = source.partition(axis).count
-            length = -(-source.shape[axis] // count)
-            if letter in (spec.exchanged or ()):
-                blocks, depth = blocks * count, depth * length
-            else:
-                lines *= length
-        states = blocks * sum(dtype.itemsize for dtype in self.total)
-        itemsize = self.call.dtypes[0].itemsize
-        return blocks > 1 and states > depth * itemsize and states * lines > _MANY_STATES
+        blocks, depth, lines = _extents(source, spec)
+        state = sum(dtype.itemsize for dtype in self.total)
+        # Of states that are merged a rank gets as much as it has, and what becomes of them.
+        got = state + self.result.itemsize if _merges(spec) else blocks * state
+        items = depth * self.call.dtypes[0].itemsize
+        return blocks > 1 and got > items and blocks * state * lines > _MANY_STATES
 
     def _bound(self) -> Callable[..., Buffer]:
         """Return the function of this process's blocks."""
@@ -373,6 +379,7 @@ class Step:
         has_prefix = self.spec.prefix is not None
         mesh: Any = self.output.mesh
         result, total = self.result, self.total
+        shape = self.output.local_shape() if _merges(self.spec) else None
 
         def first(*blocks: Any) -> State:
             if exchange.has_items:
@@ -387,7 +394,14 @@ class Step:
                 states = call_alike(mesh, op.name, lambda: exchange.fold_before(state))
             else:
                 states = exchange(state)
-            block = call_alike(mesh, op.name, lambda: as_block(finish(states, *blocks)))
+            # What one rank makes of its part of the states, an error or a warning that is one, the
+            # others do not know of.
+            call = call_on_all if exchange.shares else call_alike
+            block = call(mesh, op.name, lambda: as_block(finish(states, *blocks)))
+            if exchange.shares:
+                block = exchange.gather(block)
+            if shape is not None:
+                block = block.reshape(shape)
             return _fit(_backend.asarray(block, _backend.device_of(blocks[0])), result)
 
         return exchanged
@@ -413,8 +427,36 @@ def _has_empty_block(source: Layout, spec: Spec) -> bool:
     return source.size > 0 and any(p.length(i) == 0 for p in parts for i in range(p.count))
 
 
+def _merges(spec: Spec) -> bool:
+    """Tell whether the states of all blocks become one, item by item."""
+    return spec.prefix is None and set(spec.exchanged or ()).isdisjoint(spec.output)
+
+
+def _extents(source: Layout, spec: Spec) -> tuple[int, int, int]:
+    """Return how many blocks exchange states, and the largest block's reduced and kept items."""
+    blocks, depth, lines = 1, 1, 1
+    for axis, letter in enumerate(spec.inputs[0]):
+        count = source.partition(axis).count
+        length = -(-source.shape[axis] // count)
+        if letter in (spec.exchanged or ()):
+            blocks, depth = blocks * count, depth * length
+        else:
+            lines *= length
+    return blocks, depth, lines
+
+
 class _Exchange:
-    """The exchange of states along the mesh axes that cut the exchanged axes."""
+    """The exchange of states along the mesh axes that cut the exchanged axes.
+
+    Attributes
+    ----------
+    box
+        Of this rank's block.
+    has_items
+        Whether it has any.
+    shares
+        Every rank gets a part of all states and makes that part of the result; alike in the mesh.
+    """
 
     def __init__(self, step: Step) -> None:
         assert isinstance(step.spec, Spec)
@@ -434,11 +476,22 @@ class _Exchange:
             self._communicator = mesh.communicator(cutting)
         self._boxes = _boxes_along(source, cutting)
         self._filled = [i for i, box in enumerate(self._boxes) if boxes.volume(box)]
+        blocks, _, lines = _extents(source, step.spec)
+        nbytes = blocks * lines * sum(dtype.itemsize for dtype in step.total)
+        self.shares = (
+            self._communicator is not None
+            and _merges(step.spec)
+            and source.size > 0
+            and nbytes > FOLDED_BY_ALL
+        )
         own = source.local_box()
         assert own is not None  # only processes of the mesh exchange
         self.box: Box = own
         self.has_items = boxes.volume(own) > 0
         shape = tuple(1 if i in axes else n for i, n in enumerate(source.local_shape()))
+        if self._communicator is not None:
+            parts = chunk(prod(shape), (self._communicator.size,))
+            self._counts = [stop - start for start, stop in pairwise(parts.offsets)]
         self.nothing: State = tuple(np.zeros(shape, dtype) for dtype in step.total)
         """What a block without items sends."""
 
@@ -446,8 +499,11 @@ class _Exchange:
         """Return the states of all blocks that have items, or else one of nothing."""
         if self._communicator is None:
             return [(state, self.box)]
-        states = self._gather(self._communicator, state)
-        return [(states[i], self._boxes[i]) for i in self._filled] or [(state, self.box)]
+        get = self._scatter if self.shares else self._gather
+        states = get(self._communicator, state)
+        if not self._filled:  # nor has this part of the result
+            return [(states[0], self.box)]
+        return [(states[i], self._boxes[i]) for i in self._filled]
 
     def fold_before(self, state: State) -> np.ndarray | None:
         """Return what the states of the blocks before this one come to; None of none."""
@@ -458,6 +514,19 @@ class _Exchange:
         return exclusive_scan(
             self._communicator, part, combine, self._filled, self._token, self._step
         )
+
+    def gather(self, part: np.ndarray) -> np.ndarray:
+        """Return the results of all ranks, each of its part of the states."""
+        assert self._communicator is not None  # else there are no parts
+        return gather_parts(self._communicator, part, self._counts, self._token, self._step)
+
+    def _scatter(self, comm: Communicator, state: State) -> list[State]:
+        """Return this rank's part of the states of all ranks."""
+        parts = [
+            scatter_states(comm, part.reshape(-1), self._counts, self._token, self._step)
+            for part in state
+        ]
+        return list(zip(*parts, strict=True))
 
     def _gather(self, comm: Communicator, state: State) -> list[State]:
         """Return the states of all ranks, once they agree on what these are of."""

@@ -125,9 +125,9 @@ _LAZY = (
 
 _EXCHANGED = (
     "Distribution: where a mesh axis cuts a reduced axis, the results of all blocks are exchanged "
-    "at once, and the result is replicated there. Kept axes stay cut. Where results of more than a "
-    "mebibyte would be more than the items of a block, a kept axis is cut instead. Partial inputs "
-    "are reduced first."
+    "at once, and the result is replicated there. Kept axes stay cut. Of more than 512 KiB each "
+    "rank combines a part. Where results of more than a mebibyte would bring a rank more than its "
+    "block has, a kept axis is cut instead. Partial inputs are reduced first."
 )
 
 

@@ -463,7 +463,7 @@ def _merge_states(
         def merge(states: States, *_: Buffer) -> Any:
             result = nothing
             if result is None:
-                result = functools.reduce(combine, [part for (part,), _ in states]).reshape(shape)
+                result = functools.reduce(combine, [part for (part,), _ in states])
             return result if last is None else last(result)
 
         return merge

@@ -215,7 +215,7 @@ def _sum_and_count(step: Step) -> Callable[[Buffer], State]:
 
 
 def _quotient_of_all(step: Step) -> Callable[..., Any]:
-    shape, result = step.output.local_shape(), step.result
+    result = step.result
 
     def quotient(states: States, _: Buffer) -> Any:
         total = functools.reduce(np.add, [part for (part, _), _ in states])
@@ -223,7 +223,7 @@ def _quotient_of_all(step: Step) -> Callable[..., Any]:
         if not count.all():
             warn("Mean of empty slice", RuntimeWarning)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.true_divide(total, count).reshape(shape).astype(result, copy=False)
+            return np.true_divide(total, count).astype(result, copy=False)
 
     return quotient
 
@@ -356,7 +356,7 @@ def _variance_of_all(step: Step) -> Callable[..., Any]:
     axes = normalize_axes(axis, step.sources[0].ndim)
     count = count_reduced(step.sources[0].shape, axes)
     divisor = max(count - correction, 0)
-    shape, result = step.output.local_shape(), step.result
+    result = step.result
 
     def variance(states: States, _: Buffer) -> Any:
         total = Moments(0, None, None)
@@ -365,7 +365,7 @@ def _variance_of_all(step: Step) -> Callable[..., Any]:
             total = merge(total, Moments(size, mean, m2))
         if not divisor:
             warn("Degrees of freedom <= 0 for slice", RuntimeWarning)
-        m2 = total.m2.reshape(shape)
+        m2 = total.m2
         with np.errstate(divide="ignore", invalid="ignore"):
             varied = (m2 if count else m2 * np.nan) / m2.dtype.type(divisor)
         return varied.astype(result, copy=False)
@@ -430,7 +430,7 @@ def _merge_counted(a: State, b: State) -> State:
 
 def _variance_beside_nan(step: Step) -> Callable[..., Any]:
     _, correction, _ = step.call.static
-    shape, result, squares = step.output.local_shape(), step.result, step.total[2]
+    result, squares = step.result, step.total[2]
 
     def variance(states: States, _: Buffer) -> Any:
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -439,7 +439,7 @@ def _variance_beside_nan(step: Step) -> Callable[..., Any]:
             if (divisor <= 0).any():
                 warn("Degrees of freedom <= 0 for slice.", RuntimeWarning)
             divisor = np.where(divisor > 0, divisor, np.nan).astype(squares)
-            return (square / divisor).reshape(shape).astype(result, copy=False)
+            return (square / divisor).astype(result, copy=False)
 
     return variance
 
@@ -595,7 +595,8 @@ Notes
 -----
 Distribution: count, mean and squared deviations of all blocks along a cut reduced axis are
 exchanged at once and merged in rank order (Chan, Golub, LeVeque 1979); the result is replicated
-there. Where these are over a mebibyte and more than the items of a block, a kept axis is cut
+there. Of more than 512 KiB each rank merges a part, and then they gather the results. Where these
+states are over a mebibyte, and a rank would get more than its block has, a kept axis is cut
 instead. Partial inputs are reduced first.{memory}
 
 Examples

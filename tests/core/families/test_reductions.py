@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import distarray as ours
 from distarray.array._array import distribute_array
-from distarray.comm import CommLog, init_device_mesh
+from distarray.comm import CommLog, init_device_mesh, simulate
 from distarray.core.engine._policy import communication
 from distarray.core.families import _registry as registry
 from distarray.core.families._reductions import reduction
@@ -23,6 +23,7 @@ from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,
     AxisError,
+    CommunicationError,
     DTypeError,
     ReadOnlyError,
     ShapeError,
@@ -30,6 +31,7 @@ from distarray.errors import (
 from distarray.layout import Partial, Replicate, Shard
 from distarray.ops.manipulation._shape import broadcast_to
 from distarray.ops.statistical._reductions import by
+from tests import peak_memory
 from tests.array.strategies import KIND, Case, agrees, cases, on_ranks, values_of
 
 NUMBERS = (np.float64, np.int32, np.uint8, np.bool_, np.float32, np.complex128, np.float16)
@@ -994,7 +996,7 @@ def test_keepdims_that_is_no_integer_raises_on_every_rank(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["var", "nanmax", "nanvar", "nanmean", "argmax"])
 def test_states_of_many_lines_are_not_gathered_where_the_block_is_less(name: str) -> None:
-    value = np.random.default_rng(3).random((8, 50_000))
+    value = np.random.default_rng(3).random((4, 50_000))
 
     def program() -> None:
         x = distribute_array(value, init_device_mesh((4,)), [Shard(0)])
@@ -1005,5 +1007,71 @@ def test_states_of_many_lines_are_not_gathered_where_the_block_is_less(name: str
         agrees(result, getattr(np, name)(value, axis=0), rtol=1e-13)
         few = x[:, :1000]
         assert getattr(ours, name)(few, axis=0).placements == (Replicate(),)
+
+    on_ranks(program)
+
+
+STATE_BYTES = {
+    "var": 16,
+    "std": 16,
+    "nanvar": 24,
+    "nanmean": 16,
+    "nanmax": 8,
+    "argmin": 16,
+    "argmax": 16,
+    "nanargmin": 17,
+    "nanargmax": 17,
+}
+"""Of one kept item, float64."""
+
+
+@pytest.mark.parametrize("ranks_per_node", [None, 2], ids=["one node", "two"])
+@pytest.mark.parametrize("name", STATE_BYTES)
+def test_of_many_states_a_rank_gets_a_part_and_the_results(name: str, ranks_per_node: Any) -> None:
+    value = np.random.default_rng(3).integers(0, 9, (33, 3, 12_001)).astype(float)
+    if name.startswith("nan"):
+        value[value == 4] = np.nan
+
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        for keepdims in (False, True):
+            x = distribute_array(value, mesh, [Shard(0)])
+            with CommLog() as log:
+                result = getattr(ours, name)(x, axis=0, keepdims=keepdims)
+            assert result.placements == (Replicate(),)
+            expected = getattr(np, name)(value, axis=0, keepdims=keepdims)
+            agrees(result, expected, rtol=1e-13)
+            part = -(-expected.size // 4)
+            assert log.bytes() <= 3 * part * (STATE_BYTES[name] + 8) + 1000
+        tiles = distribute_array(value, init_device_mesh((2, 2)), [Shard(0), Shard(1)])
+        with CommLog() as log:
+            result = getattr(ours, name)(tiles, axis=0)
+        assert result.placements == (Replicate(), Shard(0))
+        agrees(result, getattr(np, name)(value, axis=0), rtol=1e-13)
+        assert log.bytes() <= 12_001 * (STATE_BYTES[name] + 8) + 1000
+
+    simulate(4, program, ranks_per_node=ranks_per_node, timeout=60)
+
+
+@pytest.mark.parametrize("name", STATE_BYTES)
+def test_memory_for_states_does_not_grow_with_ranks(name: str) -> None:
+    def needed(ranks: int) -> float:
+        value = np.random.default_rng(3).random((8 * ranks, 40_000))
+        return peak_memory.scratch(lambda x: getattr(ours, name)(x, axis=0), value, ranks)
+
+    assert needed(8) <= needed(2) * 1.1
+
+
+def test_parts_of_states_raise_and_warn_on_every_rank() -> None:
+    value = np.ones((8, 40_000))
+    value[:, -1] = np.nan
+
+    def program() -> None:
+        x = distribute_array(value, init_device_mesh((4,)), [Shard(0)])
+        with pytest.raises(ArgumentError, match="All-NaN slice"):
+            ours.nanargmax(x, axis=0)
+        with pytest.raises((RuntimeWarning, CommunicationError), match="All-NaN slice"):
+            ours.nanmax(x, axis=0)
+        assert float(ours.argmax(x, axis=0)[-1]) == 0
 
     on_ranks(program)
