@@ -642,6 +642,20 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "dates are gathered to be reduced",
+        "core/engine/_pipeline.py",
+        "if op.combine and op.instead and dtypes",
+        "if not op.combine and op.instead and dtypes",
+        ("core/families/test_reductions.py::test_reductions_of_dates_send_results_only",),
+    ),
+    Mutant(
+        "the smallest date of all blocks leaves out missing ones",
+        "ops/statistical/_reductions.py",
+        "    dates=np.minimum,",
+        "    dates=np.fmin,",
+        ("core/families/test_reductions.py::test_reductions_of_dates_agree_with_numpy",),
+    ),
+    Mutant(
         "every rank gets the whole of many states",
         "core/engine/_pipeline.py",
         "and nbytes > FOLDED_BY_ALL",

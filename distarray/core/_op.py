@@ -123,7 +123,7 @@ class Op:
     takes_objects : bool
         Whether plain operands may hold Python objects; the function must make none.
     instead : Op, optional
-        What answers for dtypes that this one does not take.
+        What answers for dtypes that this one does not take, or its Partial does not combine.
     quick : callable, optional
         The function for distributed arrays that is quick where their blocks are small.
     """

@@ -203,6 +203,8 @@ class Step:
     def __init__(self, op: Op, parts: Sequence[Any], dtypes: Sequence[Any], static: Any) -> None:
         places = [i for i, part in enumerate(parts) if part is not None]
         layouts = lift_layouts(op.name, [parts[i] for i in places])
+        if op.combine and op.instead and dtypes[places[0]].kind not in REDUCTIONS[op.combine].kinds:
+            op = op.instead
         self.op = op
         self.call = Call(layouts, dtypes, static, places)
         if op.plain is None and op.kinds:

@@ -119,7 +119,7 @@ def kinds(accepted: str) -> str:
 
 _LAZY = (
     "Distribution: where a mesh axis cuts a reduced axis the result is Partial({op!r}): nothing is "
-    "sent until its value is needed{half}. Kept axes stay cut. {inputs} reduced first."
+    "sent until its value is needed{rest}. Kept axes stay cut. {inputs} reduced first."
 )
 
 
@@ -159,8 +159,13 @@ def reduction(op: Op, sentence: str) -> str:
     if op.rules:
         exact = " where they are integers" if op.combine in ("sum", "prod") else ""
         inputs = f"Partial inputs of this kind stay so{exact}, others are"
-    half = ", but for half precision, which adds up in float32" if op.combine == "sum" else ""
-    shown = _LAZY.format(op=op.combine, half=half, inputs=inputs)
+    rest = []
+    if op.combine == "sum":
+        rest.append("half precision, which adds up in float32")
+    if op.instead is not None:
+        rest.append("dates, of which the results of all blocks are exchanged")
+    but = f", but for {', and for '.join(rest)}" if rest else ""
+    shown = _LAZY.format(op=op.combine, rest=but, inputs=inputs)
     return filled(distribution=paragraph(shown))
 
 

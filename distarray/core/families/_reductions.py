@@ -55,6 +55,7 @@ def reduction(
     dtypes: Dtypes | None = None,
     identity: Callable[[Op, Any], Any] | None = None,
     finish: Callable[[Step], Callable[[Buffer], Any]] | None = None,
+    dates: np.ufunc | None = None,
 ) -> Op:
     """Return a reduction over axes.
 
@@ -85,6 +86,9 @@ def reduction(
         `combine` that is a name. Without one neither `initial` nor `where` is taken.
     finish : callable, optional
         `finish(step)` gives a function of the combined result; the ranks then reduce at once.
+    dates : ufunc, optional
+        Combines results of two blocks where items are dates or durations, which no Partial does: a
+        `combine` that is called, beside one that is a name.
 
     Raises
     ------
@@ -99,14 +103,34 @@ def reduction(
             f"{taken} answers for {ufunc.__name__}.reduce; pass answers_reduce=False for {name}"
         )
     options: dict[str, Any]
+
+    def exchanging(together: Callable[[Any, Any], Any], nothing: Any) -> dict[str, Any]:
+        def state_dtypes(op: Op, call: Call) -> tuple[Any, Any]:
+            total, result = (dtypes or _dtypes)(op, call)
+            return (total,), result
+
+        return {
+            "dtypes": state_dtypes,
+            "bind": _bind_state,
+            "identity": nothing,
+            "finish": _merge_states(together, finish),
+        }
+
     if isinstance(combine, str):
+        of_dates = None
+        if dates is not None:
+            nothing = functools.partial(_identity, combine=combine)
+            of_dates = Op(
+                name, local, _spec, accepts=accepts, ufunc=ufunc, **exchanging(dates, nothing)
+            )
         options = {
-            "dtypes": _dtypes if dtypes is None else dtypes,
+            "dtypes": dtypes or _dtypes,
             "bind": _bind,
             "combine": combine,
             "identity": identity or _identity,
             "finish": finish,
             "rules": ((Partial(combine), Partial(combine)),) if rules is None else rules,
+            "instead": of_dates,
         }
     elif combine is None:
         options = {"dtypes": _dtypes if dtypes is None else dtypes, "bind": _bind_whole}
@@ -115,12 +139,7 @@ def reduction(
             raise ValueError(f"{name} has a combine= that is called: rules= and dtypes= do nothing")
         if "initial" in accepts and identity is None:
             raise ValueError(f"{name} accepts initial=, and needs identity= where nothing is left")
-        options = {
-            "dtypes": lambda op, call: ((dtype := _dtypes(op, call)[0],), dtype),
-            "bind": _bind_state,
-            "identity": identity,
-            "finish": _merge_states(combine, finish),
-        }
+        options = exchanging(combine, identity)
     op = Op(name, local, _spec, call=_call, accepts=accepts, ufunc=ufunc, **options)
     op.describe(__doc__=_docstrings.reduction(op, sentence), __signature__=_signature(accepts))
     if answers_name:
@@ -380,13 +399,14 @@ def local_dtype(op: Op, dtype: Any, *arguments: Any) -> Any:
         raise DTypeError(f"{op.name} of {dtype}: {error}; convert with astype") from error
 
 
-def _identity(op: Op, dtype: Any) -> Any:
-    if dtype.kind in "mM" and op.combine in ("min", "max"):  # the smallest integer is NaT
+def _identity(op: Op, dtype: Any, combine: str | None = None) -> Any:
+    combine = combine or op.combine
+    if dtype.kind in "mM" and combine in ("min", "max"):  # the smallest integer is NaT
         bound = np.iinfo(np.int64).max
-        return np.array(bound if op.combine == "min" else -bound).view(dtype.newbyteorder("="))[()]
-    assert op.combine is not None
+        return np.array(bound if combine == "min" else -bound).view(dtype.newbyteorder("="))[()]
+    assert combine is not None
     # A sum of nothing is 0.0: NumPy's sums begin with it, so that none of a block is -0.0.
-    return REDUCTIONS[op.combine].identity(dtype.kind, dtype.itemsize) or 0
+    return REDUCTIONS[combine].identity(dtype.kind, dtype.itemsize) or 0
 
 
 def _bind(step: Step) -> Callable[..., Any]:

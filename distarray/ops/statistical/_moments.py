@@ -113,6 +113,7 @@ _mean = reduction(
     rules=(),
     dtypes=_mean_dtypes,
     finish=_quotient,
+    dates=np.add,
 )
 
 
@@ -177,7 +178,8 @@ def mean(
     result = step.result
     if out is not None:
         check_fits("mean", out, step.output.shape, result)
-    total = reductions.sum(x, axis=axis, dtype=step.total, keepdims=keepdims, where=where)
+    dtype, _ = _mean_dtypes(_mean, step.call)
+    total = reductions.sum(x, axis=axis, dtype=dtype, keepdims=keepdims, where=where)
     if sums_into:
         result = np.result_type(result, out.dtype)
         total = astype(total, result, copy=False)

@@ -135,6 +135,7 @@ sum = reduction(
     "sum",
     _SUMS,
     ufunc=np.add,
+    dates=np.add,
 )
 prod = reduction(
     "prod",
@@ -151,6 +152,7 @@ min = reduction(
     "min",
     _EXTREMES,
     ufunc=np.minimum,
+    dates=np.minimum,
 )
 max = reduction(
     "max",
@@ -159,6 +161,7 @@ max = reduction(
     "max",
     _EXTREMES,
     ufunc=np.maximum,
+    dates=np.maximum,
 )
 nanmax = reduction(
     "nanmax",
@@ -202,6 +205,7 @@ nansum = reduction(
     ufunc=np.add,
     answers_reduce=False,
     rules=(),  # a part that is NaN would be left out
+    dates=np.add,
 )
 nanprod = reduction(
     "nanprod",

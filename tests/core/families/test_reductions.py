@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 import re
 import warnings
@@ -1073,5 +1074,85 @@ def test_parts_of_states_raise_and_warn_on_every_rank() -> None:
         with pytest.raises((RuntimeWarning, CommunicationError), match="All-NaN slice"):
             ours.nanmax(x, axis=0)
         assert float(ours.argmax(x, axis=0)[-1]) == 0
+
+    on_ranks(program)
+
+
+DATES = {
+    "M8[D]": ("min", "max", "ptp"),
+    "m8[s]": ("min", "max", "ptp", "sum", "nansum", "mean"),
+    ">m8[ms]": ("min", "max", "ptp", "sum", "nansum", "mean"),
+}
+
+
+def dates_of(dtype: str, shape: tuple[int, ...], missing: float) -> np.ndarray:
+    """Return dates or durations before and after the epoch, some of which are missing."""
+    rng = np.random.default_rng(7)
+    value = rng.integers(-9999, 9999, shape).astype(np.dtype(dtype).newbyteorder("="))
+    value[rng.random(shape) < missing] = "NaT"
+    return value.astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", DATES)
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (41,), (5, 7), (0, 3), (6, 0, 2)], ids=str)
+def test_reductions_of_dates_agree_with_numpy(dtype: str, shape: tuple[int, ...]) -> None:
+    def program() -> None:
+        for missing in (0, 0.1):
+            value = dates_of(dtype, shape, missing)
+            mesh = init_device_mesh((2, 2))
+            axes = [None, *range(len(shape))]
+            cuts = [Replicate(), *map(Shard, range(len(shape)))]
+            for placements in ((a, b) for a in cuts for b in cuts):
+                x = distribute_array(value, mesh, placements, src=None)
+                for name, axis, keepdims in itertools.product(DATES[dtype], axes, (False, True)):
+                    options = {"axis": axis, "keepdims": keepdims}
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")  # means of nothing
+                        try:
+                            expected = getattr(np, name)(value, **options)
+                        except ValueError:  # of nothing
+                            with pytest.raises(ArgumentError):
+                                getattr(ours, name)(x, **options)
+                        else:
+                            agrees(getattr(ours, name)(x, **options), expected)
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("dtype", DATES)
+def test_reductions_of_dates_take_the_options_of_others(dtype: str) -> None:
+    value, mask = dates_of(dtype, (23, 5), 0.05), np.random.default_rng(3).random((23, 5)) < 0.6
+    names = [name for name in DATES[dtype] if name != "ptp"]
+
+    def program() -> None:
+        x = distribute_array(value, init_device_mesh((4,)), [Shard(0)])
+        for name in names:
+            options: dict[str, Any] = {"axis": 0, "where": mask}
+            if name != "mean":
+                options["initial"] = value[0, 0]
+            if name in ("sum", "nansum"):
+                options["initial"] = np.timedelta64(5, "ms" if ">" in dtype else "s")
+            agrees(getattr(ours, name)(x, **options), getattr(np, name)(value, **options))
+            out = ours.empty((5,), dtype=value.dtype.newbyteorder("="))
+            assert getattr(ours, name)(x, axis=0, out=out) is out
+            agrees(out, getattr(np, name)(value, axis=0))
+        agrees(np.minimum.reduce(x, axis=1), np.minimum.reduce(value, axis=1))
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("dtype", DATES)
+def test_reductions_of_dates_send_results_only(dtype: str) -> None:
+    value = dates_of(dtype, (4000, 3), 0)
+
+    def program() -> None:
+        x = distribute_array(value, init_device_mesh((4,)), [Shard(0)])
+        for name in DATES[dtype]:
+            rounds = 2 if name == "ptp" else 1
+            for axis, lines in ((None, 1), (0, 3)):
+                with CommLog() as log:
+                    getattr(ours, name)(x, axis=axis)
+                assert log.bytes() == 3 * 8 * lines * rounds
+                assert log.count() == rounds
 
     on_ranks(program)
