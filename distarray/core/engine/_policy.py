@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from distarray.comm import _memory
 from distarray.core._arguments import check_integer
 from distarray.core._warnings import warn, warn_once
+from distarray.core.engine._cache import cache, remember
 from distarray.errors import ArgumentError, ImplicitCommunicationError
 from distarray.layout import bytes_text
 from distarray.redistribute import plan
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 _MODES = ("allow", "warn", "raise")
 _RANKS_ASKED = 1024
-"""The busiest of these ranks decides, so that every rank decides alike. It bounds the time of a
-check (24 us a rank)."""
+"""The busiest of these ranks decides, so that every rank decides alike. It bounds the time of the
+first check (24 us a rank)."""
 
 _SHARE = 0.25
 """Of the free memory: what a gather that nobody asked for by name may take without a word."""
@@ -80,11 +81,20 @@ def communication(mode: str = "allow", min_bytes: int = 0) -> Iterator[None]:
         _active.reset(token)
 
 
+_received = cache()
+"""Bytes by (abstract layout, the wanted one, dtype)."""
+
+
 def received_bytes(src: Layout, dst: Layout, dtype: Any) -> int:
     """Return the bytes that the busiest rank receives when `src` becomes `dst`."""
-    moves = plan(src, dst, dtype)
-    ranks = {*dst.mesh.flat_ranks[:_RANKS_ASKED], *src.mesh.flat_ranks[:_RANKS_ASKED]}
-    return max((moves.bytes_received(rank) for rank in ranks), default=0)
+    key = src.abstract, dst.abstract, dtype
+    found: int | None = _received[key]
+    if found is None:
+        moves = plan(src, dst, dtype)
+        ranks = {*dst.mesh.flat_ranks[:_RANKS_ASKED], *src.mesh.flat_ranks[:_RANKS_ASKED]}
+        found = max((moves.bytes_received(rank) for rank in ranks), default=0)
+        remember(_received, key, found)
+    return found
 
 
 def permit(name: str, src: Layout, dst: Layout, dtype: Any) -> None:

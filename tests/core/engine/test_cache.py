@@ -9,8 +9,9 @@ import pytest
 
 import distarray as da
 from distarray.comm import _backend
-from distarray.core.engine import _cache
+from distarray.core.engine import _cache, _policy
 from distarray.core.engine._pipeline import Step
+from distarray.core.engine._policy import permit
 from distarray.layout import _layout, _recent, counted, entry_bytes
 from distarray.redistribute import _execute
 from distarray.redistribute._execute import bound_steps
@@ -160,3 +161,26 @@ def test_operations_on_one_counted_layout_are_resolved_once(monkeypatch) -> None
     assert len(set(keys)) == len(keys)
     assert {name for name, *_ in keys} == {"add", "sum"}
     reset()
+
+
+def test_policy_asks_a_plan_for_bytes_once(monkeypatch) -> None:
+    mesh = da.AbstractMesh((1024,))
+    rows, columns, whole = (
+        da.Layout(mesh, [placement], (2048, 1024))
+        for placement in (da.Shard(0), da.Shard(1), da.Replicate())
+    )
+    reset()
+    planned = []
+    monkeypatch.setattr(_policy, "plan", lambda *args: planned.append(args) or da.plan(*args))
+    dtypes = np.dtype(np.float64), np.dtype(np.float32)
+    for _ in range(3):
+        with da.communication("warn", min_bytes=1 << 30):
+            for dtype in dtypes:
+                permit("x", rows, columns, dtype)
+                permit("x", rows, whole, dtype)
+    assert len(planned) == 4
+    assert _policy.received_bytes(rows, columns, dtypes[0]) == 2 * 1023 * 8
+    assert _policy.received_bytes(rows, whole, dtypes[1]) == 2 * 1023 * 1024 * 4
+    reset()
+    _policy.received_bytes(rows, columns, dtypes[0])
+    assert len(planned) == 5
