@@ -9,7 +9,6 @@ pairwise algorithm for computing sample variances", Stanford STAN-CS-79-773 (197
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
+from distarray.core.engine._tiles import merge_pairwise, tile_shape, tiles
 from distarray.core.families._folding import fold_block
 from distarray.typing import Buffer, Shape
 
@@ -27,9 +27,6 @@ TILE_BYTES = 512 * 1024
 _DOTTED = 4096
 """Items of one dot product. 2**22 float64 take 7.6 ms in pieces of 256 and 3.6 ms in those of 1,024
 or more, on one core of an AMD EPYC; longer ones only add rounding errors."""
-_DEPTH = 16
-"""Least reduced items per kept item in a tile, where there are so many. Over axis 0 of
-64 x 1024 x 512 float64: 293, 130, 92, 130 and 136 ms with 1, 4, 16, 64 and 256."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +89,15 @@ def moments(block: Buffer, axes: tuple[int, ...]) -> Moments:
         return _tile(block, axes, dtype, np.empty(block.size, dtype))
     mean = np.empty(kept_shape, dtype)
     m2 = np.empty(kept_shape, np.empty(0, dtype).real.dtype)
-    steps = tile_shape(block, axes, dtype)
+    steps = tile_shape(block.shape, block.strides, axes, TILE_BYTES // int(dtype.itemsize))
     scratch = np.empty(int(np.prod(steps, dtype=np.int64)), dtype)
-    for kept in _boxes(block.shape, steps, [i for i in range(block.ndim) if i not in axes]):
+    for kept in tiles(block.shape, steps, [i for i in range(block.ndim) if i not in axes]):
         column = block[kept]
-        tiles = (
+        states = (
             _tile(column[box], axes, dtype, scratch)
-            for box in _boxes(column.shape, steps, list(axes))
+            for box in tiles(column.shape, steps, list(axes))
         )
-        found = _pairwise(tiles)
+        found = merge_pairwise(states, merge)
         mean[kept], m2[kept] = found.mean, found.m2
     return Moments(count, mean, m2)
 
@@ -211,47 +208,3 @@ def _sum_of_squares(line: Buffer) -> Any:
     total = np.add.reduce(np.vecdot(rows, rows))
     rest = line[whole:]
     return (total + np.vdot(rest, rest) if rest.size else total).real
-
-
-def _pairwise(tiles: Iterator[Moments]) -> Moments:
-    """Merge states in a binary tree, holding one for each of its levels."""
-    waiting: list[tuple[int, Moments]] = []
-    for state in tiles:
-        level = 0
-        while waiting and waiting[-1][0] == level:
-            state = merge(waiting.pop()[1], state)
-            level += 1
-        waiting.append((level, state))
-    total = waiting.pop()[1]
-    while waiting:
-        total = merge(waiting.pop()[1], total)
-    return total
-
-
-def tile_shape(block: Buffer, axes: tuple[int, ...], dtype: Any) -> Shape:
-    """Return the shape of tiles: long in memory order, and deep enough along the reduced axes."""
-    budget = TILE_BYTES // int(dtype.itemsize)
-    depth = 1
-    for axis in axes:
-        depth *= block.shape[axis]
-    kept_budget = budget // min(depth, _DEPTH)
-    steps = [1] * block.ndim
-    for axis in sorted(range(block.ndim), key=lambda i: (abs(block.strides[i]), -i)):
-        limit = budget if axis in axes else min(budget, kept_budget)
-        steps[axis] = max(1, min(block.shape[axis], limit))
-        budget //= steps[axis]
-        if axis not in axes:
-            kept_budget //= steps[axis]
-    return tuple(steps)
-
-
-def _boxes(shape: Shape, steps: Shape, cut: list[int]) -> Iterator[tuple[slice, ...]]:
-    """Yield boxes that cut the axes `cut` in steps and span the others."""
-    ranges = [
-        range(0, size, steps[axis]) if axis in cut else range(1) for axis, size in enumerate(shape)
-    ]
-    for corner in itertools.product(*ranges):
-        yield tuple(
-            slice(start, min(start + steps[axis], shape[axis])) if axis in cut else slice(None)
-            for axis, start in enumerate(corner)
-        )

@@ -1,0 +1,71 @@
+"""Tiles: boxes of a block that stay in the cache of a core, and what is found of each, merged."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from distarray.typing import Shape
+
+State = TypeVar("State")
+
+_DEPTH = 16
+"""Least reduced items per kept item in a tile, where there are so many. Over axis 0 of
+64 x 1024 x 512 float64: 293, 130, 92, 130 and 136 ms with 1, 4, 16, 64 and 256."""
+
+
+def tile_shape(shape: Shape, strides: Sequence[int], axes: Sequence[int], budget: int) -> Shape:
+    """Return the shape of tiles: long in memory order, and deep enough along the reduced axes.
+
+    Parameters
+    ----------
+    shape, strides : sequence of int
+        Of the block, which is not empty.
+    axes : sequence of int
+        Those that are reduced.
+    budget : int
+        Items of a tile.
+    """
+    depth = 1
+    for axis in axes:
+        depth *= shape[axis]
+    kept_budget = budget // min(depth, _DEPTH)
+    steps = [1] * len(shape)
+    for axis in sorted(range(len(shape)), key=lambda i: (abs(strides[i]), -i)):
+        limit = budget if axis in axes else min(budget, kept_budget)
+        steps[axis] = max(1, min(shape[axis], limit))
+        budget //= steps[axis]
+        if axis not in axes:
+            kept_budget //= steps[axis]
+    return tuple(steps)
+
+
+def tiles(shape: Shape, steps: Shape, cut: Sequence[int]) -> Iterator[tuple[slice, ...]]:
+    """Yield boxes that cut the axes `cut` in steps and span the others."""
+    ranges = [
+        range(0, size, steps[axis]) if axis in cut else range(1) for axis, size in enumerate(shape)
+    ]
+    for corner in itertools.product(*ranges):
+        yield tuple(
+            slice(start, min(start + steps[axis], shape[axis])) if axis in cut else slice(None)
+            for axis, start in enumerate(corner)
+        )
+
+
+def merge_pairwise(states: Iterator[State], merge: Callable[[State, State], State]) -> State:
+    """Merge states, of which there are some, in a binary tree; one is held for each of its levels.
+
+    Rounding then grows with the logarithm of their number only.
+    """
+    waiting: list[tuple[int, State]] = []
+    for state in states:
+        level = 0
+        while waiting and waiting[-1][0] == level:
+            state = merge(waiting.pop()[1], state)
+            level += 1
+        waiting.append((level, state))
+    total = waiting.pop()[1]
+    while waiting:
+        total = merge(waiting.pop()[1], total)
+    return total
