@@ -832,6 +832,51 @@ MUTANTS = (
         "_slice(x, axis, 0, 1)",
         ("ops/test_padding.py",),
     ),
+    # --- fused functions -------------------------------------------------------------------------
+    Mutant(
+        "who writes does not compute what waits for the old values",
+        "core/_read_only.py",
+        "        trace.flush()\n",
+        "        pass\n",
+        ("array/test_fusing.py::test_what_is_written_meanwhile_does_not_change_what_waits",),
+    ),
+    Mutant(
+        "a plain operand of what waits is not copied",
+        "core/families/_elementwise.py",
+        "inputs.append(x.copy())",
+        "inputs.append(x)",
+        ("array/test_fusing.py::test_what_is_written_meanwhile_does_not_change_what_waits",),
+    ),
+    Mutant(
+        "a step takes the memory of a result that is computed already",
+        "core/engine/_fusion.py",
+        "until.get(register, needed) >= needed",
+        "needed >= 0",
+        ("array/test_fusing.py::test_what_is_needed_again_is_not_overwritten",),
+    ),
+    Mutant(
+        "what several steps need is overwritten after the first",
+        "core/engine/_fusion.py",
+        "if _waits(x) and last[x] == i}",
+        "if _waits(x)}",
+        ("array/test_fusing.py::test_what_is_needed_again_is_not_overwritten",),
+    ),
+    Mutant(
+        "what waits is computed in the errstate of whoever asks",
+        "core/engine/_fusion.py",
+        "return np.errstate(**self._errors)",
+        "return contextlib.nullcontext()",
+        (
+            "array/test_fusing.py::test_warnings_are_those_of_the_errstate_in_which_an_operation_stands",
+        ),
+    ),
+    Mutant(
+        "a reduction takes the first tile alone",
+        "core/families/_reductions.py",
+        "out[tuple([box[i] for i in kept])] = merge_pairwise(parts, combine)",
+        "out[tuple([box[i] for i in kept])] = next(parts)",
+        ("array/test_fusing.py::test_reductions_of_expressions_are_those_that_are_not_fused",),
+    ),
     # --- what is kept of Partial arrays ----------------------------------------------------------
     Mutant(
         "writing leaves what a Partial array was reduced to",

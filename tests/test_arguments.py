@@ -55,7 +55,7 @@ OPERATIONS = {op.__name__: op for name in da.__all__ if isinstance(op := getattr
 SIGNATURES = {inspect.signature(op): name for name, op in reversed(OPERATIONS.items())}
 FAMILIES = {*SIGNATURES.values(), "add", "equal", "max", "nanmax", "nanprod", "pow", "sum"}
 """Operations, one of each signature at least: the others differ in their rows alone."""
-ALONE = {"bool", "communication", "default_mesh", "init_device_mesh", "map_blocks", "plan"}
+ALONE = {"bool", "communication", "default_mesh", "fuse", "init_device_mesh", "map_blocks", "plan"}
 ALONE |= {"isdtype", "register_rule", "use_mesh", "visualize"}
 ALONE |= {"__array_namespace_info__", "broadcast_shapes", "issubdtype", "isscalar", "iterable"}
 ALONE |= {"may_share_memory", "mintypecode", "shares_memory", "typename"}

@@ -4,6 +4,7 @@ from distarray._missing_names import add_missing_names
 from distarray.array._array import DistArray, distribute_array, redistribute
 from distarray.array._convert import infer_layout, reduced_layout
 from distarray.array._describe import local_rows
+from distarray.array._fusing import fuse
 from distarray.array._mapping import map_blocks
 from distarray.array._protocols import leading_names
 from distarray.array._repr import array2string, array_repr, array_str, print0
@@ -15,6 +16,7 @@ __all__ = [
     "array_repr",
     "array_str",
     "distribute_array",
+    "fuse",
     "infer_layout",
     "leading_names",
     "local_rows",

@@ -96,7 +96,7 @@ _power_of_any_in_place = _inplace(ops.pow)
 
 def _shortcut(x: Any, exponent: Any) -> Op | None:
     """Return the row that NumPy's own operator calls for a few exponents, to the same bits."""
-    kind = x._local.dtype.kind
+    kind = x.dtype.kind
     if exponent == 2 and (kind in "fc" or (kind in "biu" and exponent.__class__ is int)):
         return ops.square
     if exponent == 0.5 and kind in "fc":

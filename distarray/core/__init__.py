@@ -74,6 +74,7 @@ from distarray.core.engine._float_errors import (
     error_state,
     errors_raise,
 )
+from distarray.core.engine._fusion import Deferred, Trace, compute
 from distarray.core.engine._meshes import common_mesh, device_of, lift, replicated_layout
 from distarray.core.engine._operands import (
     LARGE,

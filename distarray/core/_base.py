@@ -103,6 +103,9 @@ class BaseArray:
         return self._layout.size * int(self._local.dtype.itemsize)
 
 
+open_traces: dict[int, list[Any]] = {}
+"""The calls of fused functions that each thread is in, by its number; see `engine._fusion`."""
+
 _final: type[BaseArray] = BaseArray
 
 

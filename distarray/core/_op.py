@@ -126,6 +126,9 @@ class Op:
         What answers for dtypes that this one does not take, or its Partial does not combine.
     quick : callable, optional
         The function for distributed arrays that is quick where their blocks are small.
+    defer : callable, optional
+        `defer(op, operands, static)` gives the result in a fused function: an array that waits, or
+        what is found of such a one tile by tile. None: to be computed as always.
     """
 
     name: str
@@ -151,6 +154,7 @@ class Op:
     takes_objects: bool = False
     instead: Op | None = None
     quick: Callable[..., Any] | None = None
+    defer: Callable[[Op, Sequence[Any], Any], Any] | None = None
 
     @property
     def nout(self) -> int:

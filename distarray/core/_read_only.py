@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any, NoReturn
 
 from distarray.comm import _backend, _memory, gather_words, token
-from distarray.core._base import BaseArray
+from distarray.core._base import BaseArray, open_traces
 from distarray.errors import ReadOnlyError
 from distarray.layout import Layout
 from distarray.typing import Buffer
@@ -63,11 +64,15 @@ def _remedy(key: str) -> str:
 def check_writable(name: str, x: BaseArray) -> None:
     """Refuse to write into an array that is read-only; else forget what was reduced of it.
 
+    What fused functions have put off is computed before, as it may read the array.
+
     Raises
     ------
     ReadOnlyError
         See above.
     """
+    for trace in open_traces.get(get_ident(), ()):
+        trace.flush()
     if not _backend.is_writeable(x._local) and not _release(x):
         raise read_only(name, x)
     if x._layout.has_partial:

@@ -10,12 +10,13 @@ import numpy as np
 
 from distarray.comm import _backend, _memory
 from distarray.core._arguments import check_travels, join_arrays, plain_buffer
-from distarray.core._base import BaseArray
+from distarray.core._base import BaseArray, open_traces
 from distarray.core._dtypes import PLAIN_SCALARS
 from distarray.core._read_only import check_writable
 from distarray.core._spec import pointwise
 from distarray.core.engine._blocks import move, move_all
 from distarray.core.engine._float_errors import convert_on_all
+from distarray.core.engine._fusion import defer_cast
 from distarray.core.engine._meshes import common_mesh, lift, replicated_layout
 from distarray.core.engine._resolution import align
 from distarray.errors import ArgumentTypeError, DeviceError, ShapeError
@@ -180,10 +181,14 @@ def reduce_partial(name: str, array: Any) -> Any:
 
 def cast(name: str, array: Any, dtype: Any, casting: Any = "unsafe") -> Any:
     """Return `array` with items of another dtype, its Partial mesh axes reduced first."""
-    if array._local.dtype == dtype:
+    if array.dtype == dtype:
         return array
     if array._layout.has_partial:
         array = reduce_partial(name, array)
+    if open_traces:
+        deferred = defer_cast(array, dtype)
+        if deferred is not None:
+            return deferred
     block = array._local
     out = _memory.empty(block.shape, dtype, _backend.device_of(block))
     copy = functools.partial(np.copyto, out, block, casting)

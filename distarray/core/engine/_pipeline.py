@@ -29,7 +29,7 @@ from distarray.comm import (
     scatter_states,
     token,
 )
-from distarray.core._base import BaseArray
+from distarray.core._base import BaseArray, open_traces
 from distarray.core._dtypes import check_kinds, dtype_key, stand_in
 from distarray.core._op import Call, Op, State, States
 from distarray.core._spec import Layouts, Panels, Spec
@@ -89,6 +89,10 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
             f"{op.name} got no distributed operand; make one with distarray.asarray(x), or use "
             "NumPy's function"
         )
+    if open_traces and op.defer is not None and not (uncertain or functions):
+        deferred = op.defer(op, operands, static)
+        if deferred is not None:
+            return deferred
     if op.plain is None:
         operands = [x if hasattr(x, "ndim") else np.asarray(x) for x in operands]
     step = step_for(op, operands, static)
@@ -117,7 +121,7 @@ def step_for(op: Op, operands: Sequence[Any], static: Any = None) -> Step:
     parts: list[Any] = []
     for x in operands:
         if isinstance(x, BaseArray):
-            parts += x._layout, x._local.dtype
+            parts += x._layout, x.dtype if open_traces else x._local.dtype
         elif hasattr(x, "dtype") and (x.ndim or op.plain is None):
             parts += x.shape, x.dtype
         else:
@@ -128,6 +132,10 @@ def step_for(op: Op, operands: Sequence[Any], static: Any = None) -> Step:
 
 def run_one(op: Op, x: BaseArray, static: Any) -> Any:
     """Return `run(op, (x,), static)` of a distributed array, by the shortest way."""
+    if open_traces and op.defer is not None:
+        deferred = op.defer(op, (x,), static)
+        if deferred is not None:
+            return deferred
     block = x._local
     step = steps[op, static, x._layout, block.dtype]
     block = step.run(block) if step.still else step.run(*step.move((block,), (x,)))

@@ -27,6 +27,7 @@ from distarray.core.engine import _on_device
 from distarray.core.engine._blocks import as_block, move_all
 from distarray.core.engine._cache import cache, remember
 from distarray.core.engine._float_errors import call_on_all, errors_raise, text_converts
+from distarray.core.engine._fusion import Deferred, current_trace, is_waiting
 from distarray.core.engine._meshes import device_of
 from distarray.core.engine._operands import (
     LARGE,
@@ -39,7 +40,7 @@ from distarray.core.engine._operands import (
     normalize_operands,
     reduce_partial,
 )
-from distarray.core.engine._pipeline import Step, run
+from distarray.core.engine._pipeline import Step, run, step_for
 from distarray.core.engine._resolution import align
 from distarray.errors import (
     ArgumentError,
@@ -81,10 +82,12 @@ def elementwise(
     rules : tuple of Rule
         When a Partial input may stay so.
     **fields
-        `check` and more, as of an `Op`; `kinds` where `local` is no ufunc.
+        `check` and more, as of an `Op`; `kinds` where `local` is no ufunc; ``defer=None`` where it
+        gives a view.
     """
     ufunc = local if isinstance(local, np.ufunc) else None
     fields.setdefault("kinds", numeric if ufunc is None else loop_kinds(ufunc))
+    fields.setdefault("defer", _defer)
     op = Op(
         name,
         local,
@@ -383,6 +386,46 @@ def _call_masked(
         for target, result in zip(targets, results, strict=True):
             _on_device.copy_where(target, result, mask, casting)
     return targets if len(targets) > 1 else targets[0]
+
+
+_WAITING_KINDS = frozenset("biufcmM")
+"""Of dtypes that may wait; that of text depends on values."""
+
+
+def _defer(op: Op, operands: Sequence[Any], static: Any) -> Any:
+    """Return the result in a fused function as an array that waits; None where it must not."""
+    first = next((x for x in operands if isinstance(x, Deferred)), None)
+    trace = current_trace()
+    if first is None or trace is None or op.nout > 1:
+        return None
+    step = step_for(op, operands, static)
+    dtypes = [step.result, *[x for x in step.call.dtypes if isinstance(x, np.dtype)]]
+    views = step.output.has_partial and op.ufunc is None
+    on_device = _on_device.is_on_device([x for x in operands if not isinstance(x, BaseArray)])
+    kinds = {dtype.kind for dtype in dtypes}
+    if step.outside or views or on_device or not _WAITING_KINDS.issuperset(kinds):
+        return None
+    shape = step.output.local_shape()
+    inputs: list[Any] = []
+    for x, move in zip(operands, step.moves, strict=True):
+        if move is None and is_waiting(x, trace) and x._node.shape == shape:
+            inputs.append(x._node)
+        elif isinstance(x, BaseArray):
+            inputs.append(x._local)
+        elif move is None and isinstance(x, np.ndarray):
+            inputs.append(x.copy())  # the caller may write into it before the result is computed
+        else:  # to be copied by the move, or a number
+            inputs.append(x)
+    if not step.still:
+        inputs = step.move(
+            inputs, [x if getattr(x, "_whole", None) is None else x._whole for x in operands]
+        )
+    takes_out = op.ufunc is not None and not static[0]
+    local = _local(op, static)
+    result = first.defer(trace, local, takes_out, inputs, step.result, step.output)
+    if step.is_fresh:
+        result._reduced = None
+    return result
 
 
 def _of_plain(op: Op, operands: Sequence[Any], static: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.core._base import BaseArray
+from distarray.core._base import BaseArray, open_traces
 from distarray.core._dtypes import REFUSALS
 from distarray.core._op import Op
 from distarray.core.engine._blocks import as_block
@@ -35,7 +35,7 @@ def unary_path(row: Op) -> Callable[[Any], Any]:
         return lambda x: run((x,))
 
     def call(x: Any) -> Any:
-        if not isinstance(x, BaseArray):
+        if open_traces or not isinstance(x, BaseArray):
             return run((x,))
         block = x._local
         layout = x._layout
@@ -68,6 +68,8 @@ def binary_path(row: Op) -> Callable[[Any, Any], Any]:
         return lambda x, y: run((x, y))
 
     def call(x: Any, y: Any) -> Any:
+        if open_traces:
+            return run((x, y))
         layout = x._layout
         block = x._local
         if layout.has_partial or block.nbytes >= LARGE or block.__class__ is not _ndarray:
@@ -111,7 +113,7 @@ def inplace_path(row: Op) -> Callable[[Any, Any], Any]:
 
     def call(x: Any, y: Any) -> Any:
         layout = x._layout
-        if layout.has_partial or x._local.__class__ is not _ndarray:
+        if open_traces or layout.has_partial or x._local.__class__ is not _ndarray:
             return write(x, y)
         if error_state() is not DEFAULT_ERROR_STATE and errors_raise():
             return write(x, y)

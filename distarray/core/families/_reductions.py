@@ -18,6 +18,7 @@ from distarray.core._dtypes import normalize_dtype, refusal, stays_partial
 from distarray.core._op import Call, Op, State, States
 from distarray.core._spec import Rule, Spec, reduction_spec
 from distarray.core.engine._float_errors import text_converts
+from distarray.core.engine._fusion import Node, Pass, current_trace, is_waiting
 from distarray.core.engine._meshes import replicated_layout
 from distarray.core.engine._operands import (
     assign,
@@ -28,7 +29,8 @@ from distarray.core.engine._operands import (
     normalize_operand,
     normalize_operands,
 )
-from distarray.core.engine._pipeline import Step, run, run_one, step_for
+from distarray.core.engine._pipeline import Step, run, run_one, step_for, steps
+from distarray.core.engine._tiles import merge_pairwise
 from distarray.core.families import _docstrings
 from distarray.core.families._registry import methods, register, ufuncs
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
@@ -131,6 +133,7 @@ def reduction(
             "finish": finish,
             "rules": ((Partial(combine), Partial(combine)),) if rules is None else rules,
             "instead": of_dates,
+            "defer": None if ufunc is None and combine != "sum" else _reduce_waiting,
         }
     elif combine is None:
         options = {"dtypes": _dtypes if dtypes is None else dtypes, "bind": _bind_whole}
@@ -154,7 +157,7 @@ def reduction(
 
 def _call(op: Op, x: Any, /, *args: Any, **options: Any) -> Any:
     if not options and len(args) <= 1 and isinstance(x, BaseArray):
-        axis = axis_key(args[0], x._local.ndim) if args else None
+        axis = axis_key(args[0], len(x._layout.shape)) if args else None
         return run_one(op, x, (axis, None, False, True))
     if len(args) > len(op.accepts) or not {*op.accepts, "where"}.issuperset(options):
         op.check_arguments((x, *args), options)
@@ -442,6 +445,47 @@ def _bind(step: Step) -> Callable[..., Any]:
     if len(step.sources) > 1:
         return reduce_masked
     return reduce_local if narrow else (lambda block: local(block, axes, wanted, keepdims))
+
+
+def _reduce_waiting(op: Op, operands: Sequence[Any], static: Any) -> Any:
+    """Return the reduction of an array that waits, which is computed a tile at a time."""
+    x, trace = operands[0], current_trace()
+    if len(operands) > 1 or trace is None or not is_waiting(x, trace):
+        return None
+    if x.dtype.kind not in REDUCTIONS[op.combine].kinds:  # dates, whose states are exchanged
+        return None
+    step = steps[_by_tiles(op), static, x._layout, x.dtype]
+    if not step.still or 0 in x._layout.local_shape():
+        return None
+    result = x._new(step.run(x._node), step.output)
+    if step.is_fresh:
+        result._reduced = None
+    return result
+
+
+@functools.cache
+def _by_tiles(op: Op) -> Op:
+    """Return a reduction whose local step takes a node that waits."""
+    return replace(op, bind=_bind_tiles)
+
+
+def _bind_tiles(step: Step) -> Callable[..., Any]:
+    op, (axis, _, keepdims, _) = step.op, step.call.static
+    source = step.sources[0]
+    axes = normalize_axes(axis, source.ndim)
+    kept = [i for i in range(source.ndim) if keepdims or i not in axes]
+    reduce_tile, shape = _bind(step), step.partial.local_shape()
+    combine = op.ufunc or np.add
+
+    def reduce_node(node: Node) -> Buffer:
+        out = _memory.empty(shape, step.adds)
+        run = Pass([node], writes=False)
+        for box, tiles in run.tiles(axes):
+            parts = (reduce_tile(run(tile)) for tile in tiles)
+            out[tuple([box[i] for i in kept])] = merge_pairwise(parts, combine)
+        return out
+
+    return reduce_node
 
 
 def _bind_whole(step: Step) -> Callable[..., Any]:

@@ -39,8 +39,8 @@ conj = unary("conj", LINEAR, np.conjugate, "Return complex conjugates.")
 conjugate = conj
 
 # Functions with arguments of their own, as rows that public functions run.
-real_part = elementwise("real", np.real, 1, LINEAR)
-imag_part = elementwise("imag", np.imag, 1, LINEAR)
+real_part = elementwise("real", np.real, 1, LINEAR, defer=None)
+imag_part = elementwise("imag", np.imag, 1, LINEAR, defer=None)
 _rounded = elementwise("round", np.round, 1)
 _clipped = elementwise("clip", np.clip, 3)
 _lowered = elementwise("clip", np.minimum, 2)
@@ -49,7 +49,7 @@ where = elementwise("where", np.where, 3)  # public with one operand, too: ops/_
 _angle = elementwise("angle", np.angle, 1)
 _filled = elementwise("nan_to_num", np.nan_to_num, 1)
 _close = elementwise("isclose", in_pieces(np.isclose), 2)
-copied_row = elementwise("copyto", lambda block: block, 1)
+copied_row = elementwise("copyto", lambda block: block, 1, defer=None)
 
 
 @register
