@@ -56,6 +56,8 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
         "S0 -> S1": lambda: dx.redistribute(columns),
         "x.std()": lambda: float(dx.std()),
         "x.mean(0)": lambda: dx.mean(axis=0).redistribute(everywhere),
+        "sqrt(x) * y + 1": lambda: _scale(dx, dy),
+        "((x - 0.5) ** 2).sum()": lambda: float(_sum_of_squares(dx)),
         "S0 @ R": lambda: dx @ dr,
         "S0 @ S0": lambda: (dx @ dy).redistribute(rows),
         "x[i]": lambda: line[next(turns)],
@@ -63,6 +65,16 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
         "map_blocks": lambda: da.map_blocks(np.negative, dx),
     }
     return works.get(name)
+
+
+@da.fuse
+def _scale(x: da.DistArray, y: da.DistArray) -> da.DistArray:
+    return da.sqrt(x) * y + 1
+
+
+@da.fuse
+def _sum_of_squares(x: da.DistArray) -> da.DistArray:
+    return ((x - 0.5) ** 2).sum()
 
 
 def selection(name: str, x: np.ndarray, y: np.ndarray) -> Work | None:

@@ -78,6 +78,8 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
         "S0 -> S1": lambda: dx.redistribute(placements=columns),
         "x.std()": lambda: float(dx.std(correction=0).full_tensor()),
         "x.mean(0)": lambda: dx.mean(0).redistribute(placements=everywhere),
+        "sqrt(x) * y + 1": lambda: dx.sqrt() * dy + 1,
+        "((x - 0.5) ** 2).sum()": lambda: float(((dx - 0.5) ** 2).sum().full_tensor()),
         "S0 @ R": lambda: dx @ dr,
         "S0 @ S0": lambda: (dx @ dy).redistribute(placements=rows),
     }

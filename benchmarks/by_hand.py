@@ -104,6 +104,10 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
         case "x + y":
             out = np.zeros_like(x)
             return lambda: np.add(x, y, out=out)
+        case "sqrt(x) * y + 1":
+            return _in_pieces(x, y)
+        case "((x - 0.5) ** 2).sum()":
+            return lambda: _sum_of_squares(comm, x)
         case "float(x.sum())":
             return lambda: _sum(comm, x)
         case "S0 -> S1":
@@ -154,6 +158,33 @@ def selection(name: str, x: np.ndarray, y: np.ndarray) -> Work | None:
 def _count(comm: MPI.Comm, x: np.ndarray, counts: np.ndarray) -> np.ndarray:
     comm.Reduce_scatter_block(np.bincount(x, minlength=counts.size * comm.size), counts)
     return counts
+
+
+def _in_pieces(x: np.ndarray, y: np.ndarray) -> Work:
+    """Compute a piece of the result after the other, in place."""
+    out = np.zeros_like(x)
+    x, y, line = x.reshape(-1), y.reshape(-1), out.reshape(-1)
+
+    def work() -> np.ndarray:
+        for start in range(0, x.size, PIECE):
+            piece = line[start : start + PIECE]
+            np.sqrt(x[start : start + PIECE], out=piece)
+            np.multiply(piece, y[start : start + PIECE], out=piece)
+            np.add(piece, 1, out=piece)
+        return out
+
+    return work
+
+
+def _sum_of_squares(comm: MPI.Comm, x: np.ndarray) -> float:
+    """Add up a piece after the other."""
+    x, scratch, part = x.reshape(-1), np.empty(PIECE), np.zeros(())
+    for start in range(0, x.size, PIECE):
+        piece = x[start : start + PIECE]
+        difference = np.subtract(piece, 0.5, out=scratch[: piece.size])
+        part += np.square(difference, out=difference).sum()
+    comm.Allreduce(MPI.IN_PLACE, part)
+    return float(part)
 
 
 def _sum(comm: MPI.Comm, x: np.ndarray) -> float:

@@ -90,6 +90,8 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
         "S0 -> S1": lambda: heat.resplit(hx, 1),
         "x.std()": lambda: float(hx.std()),
         "x.mean(0)": lambda: hx.mean(0),
+        "sqrt(x) * y + 1": lambda: heat.sqrt(hx) * hy + 1,
+        "((x - 0.5) ** 2).sum()": lambda: float(((hx - 0.5) ** 2).sum()),
         "S0 @ R": lambda: hx @ hr,
         "S0 @ S0": lambda: hx @ hy,
         "x[i]": lambda: line[next(turns)],

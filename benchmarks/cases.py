@@ -106,7 +106,15 @@ LINE_SIZE = 1 << 20
 """Items of the array of one axis of `x[i]` and `x[i:]`, where every turn has another `i`."""
 
 # A product's result is split over its rows, whatever layout a contender would choose for it.
-LARGE_OPERATIONS = ("x + y", "x.std()", "x.mean(0)", "S0 @ R", "S0 @ S0")
+LARGE_OPERATIONS = (
+    "x + y",
+    "sqrt(x) * y + 1",
+    "((x - 0.5) ** 2).sum()",
+    "x.std()",
+    "x.mean(0)",
+    "S0 @ R",
+    "S0 @ S0",
+)
 LARGE_SIZE = 8192
 MATMUL_SIZE = 4096
 
