@@ -452,7 +452,7 @@ def _reduce_waiting(op: Op, operands: Sequence[Any], static: Any) -> Any:
     x, trace = operands[0], current_trace()
     if len(operands) > 1 or trace is None or not is_waiting(x, trace):
         return None
-    if x.dtype.kind not in REDUCTIONS[op.combine].kinds:  # dates, whose states are exchanged
+    if op.combine is None or x.dtype.kind not in REDUCTIONS[op.combine].kinds:  # dates
         return None
     step = steps[_by_tiles(op), static, x._layout, x.dtype]
     if not step.still or 0 in x._layout.local_shape():
