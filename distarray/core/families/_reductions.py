@@ -452,11 +452,9 @@ def _reduce_waiting(op: Op, operands: Sequence[Any], static: Any) -> Any:
     x, trace = operands[0], current_trace()
     if len(operands) > 1 or trace is None or not is_waiting(x, trace):
         return None
-    if op.combine is None or x.dtype.kind not in REDUCTIONS[op.combine].kinds:  # dates
-        return None
     step = steps[_by_tiles(op), static, x._layout, x.dtype]
-    if not step.still or 0 in x._layout.local_shape():
-        return None
+    if step.op.bind is not _bind_tiles or not step.still or 0 in x._layout.local_shape():
+        return None  # of dates states are exchanged
     result = x._new(step.run(x._node), step.output)
     if step.is_fresh:
         result._reduced = None

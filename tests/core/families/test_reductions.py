@@ -1078,6 +1078,9 @@ def test_parts_of_states_raise_and_warn_on_every_rank() -> None:
     on_ranks(program)
 
 
+no_dates = pytest.mark.skipif(KIND != "cpu", reason="CuPy has no dates")
+
+
 DATES = {
     "M8[D]": ("min", "max", "ptp"),
     "m8[s]": ("min", "max", "ptp", "sum", "nansum", "mean"),
@@ -1093,6 +1096,7 @@ def dates_of(dtype: str, shape: tuple[int, ...], missing: float) -> np.ndarray:
     return value.astype(dtype)
 
 
+@no_dates
 @pytest.mark.parametrize("dtype", DATES)
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (41,), (5, 7), (0, 3), (6, 0, 2)], ids=str)
 def test_reductions_of_dates_agree_with_numpy(dtype: str, shape: tuple[int, ...]) -> None:
@@ -1119,6 +1123,7 @@ def test_reductions_of_dates_agree_with_numpy(dtype: str, shape: tuple[int, ...]
     on_ranks(program)
 
 
+@no_dates
 @pytest.mark.parametrize("dtype", DATES)
 def test_reductions_of_dates_take_the_options_of_others(dtype: str) -> None:
     value, mask = dates_of(dtype, (23, 5), 0.05), np.random.default_rng(3).random((23, 5)) < 0.6
@@ -1141,6 +1146,7 @@ def test_reductions_of_dates_take_the_options_of_others(dtype: str) -> None:
     on_ranks(program)
 
 
+@no_dates
 @pytest.mark.parametrize("dtype", DATES)
 def test_reductions_of_dates_send_results_only(dtype: str) -> None:
     value = dates_of(dtype, (4000, 3), 0)
