@@ -257,7 +257,7 @@ defaults: reductions are over all axes.
   halves; the whole array has 4. Buffers of messages count, work space inside of LAPACK does not. Of
   512 x 512 numbers on simulated ranks; processes of a node read each other's blocks in place, and
   may need less. `linalg` has whole matrices of up to 128 MiB on every rank, where it gathers;
-  products have the smaller operand up to 16 MiB, and of more two panels, of at most a block or
+  products have the smaller operand up to 16 MiB, and of more two panels at most, of a block or
   16 MiB each. Functions of polynomials have up to 65,536 coefficients, or points to fit, on every
   rank. `put` and `put_along_axis` have the index, here made by the call, and the numbers and
   values of items as they are sent and as they come. `histogram` and others that work in pieces need

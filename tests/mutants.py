@@ -784,11 +784,25 @@ MUTANTS = (
         ("ops/linear_algebra/test_panels.py::test_an_error_of_one_rank_reaches_all",),
     ),
     Mutant(
+        "a piece that is read in place takes the place of the sum of all",
+        "ops/linear_algebra/_panels.py",
+        "if where in begun:",
+        "if not where:",
+        ("ops/linear_algebra/test_panels.py::test_products_by_panels_agree_with_numpy",),
+    ),
+    Mutant(
+        "ranks with one result add up pieces in orders of their own",
+        "ops/linear_algebra/_panels.py",
+        "for chosen in product(*pieces):",
+        "for chosen in [*product(*pieces)][:: (-1) ** self._step.partial.mesh.rank]:",
+        ("ops/linear_algebra/test_panels.py::test_replicas_of_a_product_have_the_same_bits",),
+    ),
+    Mutant(
         "large operands become whole at once",
         "ops/linear_algebra/_panels.py",
         "return grown if sum(grown.values()) > allowed else {}",
         "return {}",
-        ("ops/linear_algebra/test_panels.py::test_scratch_memory_is_few_blocks",),
+        ("ops/linear_algebra/test_panels.py::test_scratch_memory_is_few_blocks_or_none",),
     ),
     Mutant(
         "diagonals of blocks are shifted the wrong way",

@@ -9,7 +9,14 @@ from distarray.redistribute._background import (
 )
 from distarray.redistribute._blocks import kept_partial
 from distarray.redistribute._cost import DEFAULT_MODEL, CostModel
-from distarray.redistribute._execute import clear_plans, redistribute_local, refuse
+from distarray.redistribute._execute import (
+    Piece,
+    clear_plans,
+    read_in_place,
+    reads_in_place,
+    redistribute_local,
+    refuse,
+)
 from distarray.redistribute._packed import Packed
 from distarray.redistribute._plan import Plan, check_dtype, estimate, plan
 from distarray.redistribute._root import gather_to, scatter_from
@@ -19,6 +26,7 @@ __all__ = [
     "CostModel",
     "Handle",
     "Packed",
+    "Piece",
     "Plan",
     "check_dtype",
     "clear_plans",
@@ -26,6 +34,8 @@ __all__ = [
     "gather_to",
     "kept_partial",
     "plan",
+    "read_in_place",
+    "reads_in_place",
     "redistribute_async",
     "redistribute_local",
     "refuse",

@@ -16,7 +16,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
@@ -110,6 +111,41 @@ def redistribute_local(
     for step in bound_steps(src, dst, local.dtype, max_bytes, background):
         local = step(local, purpose)
     return local
+
+
+Piece = tuple[tuple[slice, ...], Buffer]
+"""Where in a block values belong, and the values where they lie."""
+
+
+def read_in_place(
+    local: Buffer, src: Layout, dst: Layout, *, purpose: Purpose | None = None
+) -> AbstractContextManager[list[Piece]]:
+    """Return a context that yields the pieces of this rank's block of ``dst``, without a copy.
+
+    They tile it, and each lies in the block of a rank of the node. Inside the context they stay as
+    they are; leaving it waits until all have read. Collective, and only where
+    `reads_in_place` says so; the rest is as for `redistribute_local`.
+    """
+    (step,) = bound_steps(src, dst, local.dtype)
+    assert isinstance(step, _Exchange)  # `reads_in_place` has found that out
+    return step.pieces(local, purpose)
+
+
+def reads_in_place(moves: Sequence[tuple[Layout, Layout, np.dtype[Any]]]) -> bool:
+    """Tell whether ranks can read in place what several redistributions of one mesh bring.
+
+    That is so where each is one exchange in host memory, without a reduction, among ranks that
+    reach each other. All that exchange in any of them answer alike; the first call is collective.
+    """
+    mesh = moves[0][0].mesh
+    assert isinstance(mesh, DeviceMesh)  # arrays live on no other
+    mesh_axes: set[int] = set()
+    for src, dst, dtype in moves:
+        steps = bound_steps(src, dst, dtype)
+        if len(steps) > 1 or not isinstance(steps[0], _Exchange) or steps[0].reduces:
+            return False
+        mesh_axes.update(steps[0].mesh_axes)
+    return mesh.device == "cpu" and mesh.communicator(tuple(sorted(mesh_axes))).reaches_all()
 
 
 def bound_steps(
@@ -352,6 +388,29 @@ class _Exchange(_Collective):
                     self._messages[kind] = messages
                 messages.exchange(local, views, out)
         return out
+
+    @property
+    def mesh_axes(self) -> tuple[int, ...]:
+        """Mesh axes along which values move."""
+        return self._step.mesh_axes
+
+    @property
+    def reduces(self) -> bool:
+        """Whether what arrives is reduced."""
+        return self._op is not None
+
+    @contextlib.contextmanager
+    def pieces(self, local: Buffer, purpose: Purpose | None) -> Iterator[list[Piece]]:
+        """Yield what the new block is made of, where it lies."""
+        communicator = self._communicator
+        assert communicator is not None  # the ranks are in the mesh
+        started = perf_counter()
+        number, what = _describe_call(self._token, self, purpose, "cpu")
+        with communicator.views(local, number, what) as views:
+            nbytes = self._step.bytes_received(communicator.ranks[communicator.rank])
+            seconds = perf_counter() - started
+            record(self._step.name.replace("-", "_"), communicator.name, nbytes, seconds)
+            yield [(target, views[peers[0]][source]) for peers, source, target in self._takes]
 
     def _take(self, blocks: Sequence[Buffer], out: Buffer) -> None:
         op = self._op

@@ -37,8 +37,12 @@ def test_matrices_in_all_placements_give_numpys_results() -> None:
         assert np.array_equal(np.diagonal(x, 1, 1, 2).full_array(), np.diagonal(values, 1, 1, 2))
 
 
-def test_products_by_panels_give_numpys_results(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("narrow", [1, 1 << 62])
+def test_products_by_panels_give_numpys_results(
+    monkeypatch: pytest.MonkeyPatch, narrow: int
+) -> None:
     monkeypatch.setattr(_panels, "PANEL_BYTES", 1)
+    monkeypatch.setattr(_panels, "NARROW", narrow)  # from 1 on they are read in place in a node
     testing.reset()
     size = world().size
     rng = np.random.default_rng(3)

@@ -292,11 +292,12 @@ def matmul(x1: Any, x2: Any, /) -> Any:
     the other operand whole, or along the axis summed over of both. Else the operands are
     redistributed in the way that takes the least time. What becomes larger than a process's block
     of it, as the smaller of two matrices cut by rows does, becomes so at once if it has no more
-    than 16 MiB, or than the largest block of an operand or of the result. Of more, a process gets
-    panels: one at a time, of the size of its block or of 16 MiB. Where both matrices are cut along
-    two mesh axes, panels of both come along the axis summed over (SUMMA). The same bytes are sent
-    either way; beside the result a process needs memory for two panels. `Partial` operands are
-    reduced first.
+    than 16 MiB, or than the largest block of an operand or of the result. Of more, the processes of
+    a node multiply each other's blocks where they lie, if these are 512 rows or columns wide;
+    elsewhere a process gets panels: one at a time, of the size of its block or of 16 MiB. Where
+    both matrices are cut along two mesh axes, panels of both come along the axis summed over
+    (SUMMA). The same bytes are sent either way; beside the result a process needs memory for two
+    panels, or for 16 MiB. `Partial` operands are reduced first.
 
     Examples
     --------
