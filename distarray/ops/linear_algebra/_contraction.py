@@ -294,10 +294,10 @@ def matmul(x1: Any, x2: Any, /) -> Any:
     of it, as the smaller of two matrices cut by rows does, becomes so at once if it has no more
     than 16 MiB, or than the largest block of an operand or of the result. Of more, the processes of
     a node multiply each other's blocks where they lie, if these are 512 rows or columns wide;
-    elsewhere a process gets panels: one at a time, of the size of its block or of 16 MiB. Where
-    both matrices are cut along two mesh axes, panels of both come along the axis summed over
-    (SUMMA). The same bytes are sent either way; beside the result a process needs memory for two
-    panels, or for 16 MiB. `Partial` operands are reduced first.
+    elsewhere a process gets panels, of the size of its block or of 16 MiB, between nodes the next
+    one while it multiplies. Where both matrices are cut along two mesh axes, panels of both come
+    along the axis summed over (SUMMA). The same bytes are sent either way; beside the result a
+    process needs memory for two panels, or for 16 MiB. `Partial` operands are reduced first.
 
     Examples
     --------

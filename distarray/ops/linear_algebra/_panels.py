@@ -7,12 +7,14 @@ of two axes that cut both matrices alike, panels of both come along the axis tha
 
 Where all ranks that exchange are of one node and their blocks are wide, a panel is a block of
 another rank, which NumPy multiplies where it lies. Elsewhere a panel is redistributed as any array
-is, so that a rank never holds more than one of each operand, and the messages for it.
+is, between nodes in the background while the one before it is multiplied, so that a rank never
+holds more than two of each operand, and the messages for one.
 """
 
 from __future__ import annotations
 
 import operator
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import accumulate, pairwise, product
@@ -25,8 +27,10 @@ from distarray.comm import _backend, _memory
 from distarray.core import Letters, Move, Panels, Spec, Step
 from distarray.layout import Layout, mark_counted
 from distarray.redistribute import (
+    Handle,
     read_in_place,
     reads_in_place,
+    redistribute_async,
     redistribute_local,
 )
 from distarray.typing import Buffer
@@ -43,6 +47,9 @@ NARROW: Final = 512
 making a copy of it does; 256 take 5 to 12 %."""
 
 Range = tuple[int, int]
+Panel = tuple[list[Range], list[Any]]
+"""Which part of each cell is in a panel, and its parts of the blocks, or what waits for them."""
+
 Extents = dict[int, Range]
 """Which part of a block a piece is, for letters."""
 
@@ -117,21 +124,14 @@ class MultiplyByPanels:
         step, letter = self._step, self._letter
         device = _backend.device_of(blocks[0])
         result = _memory.empty(step.partial.local_shape(), self._dtype, device)
-        if self._is_wide and self._reads_in_place():
+        reads = self._reads_in_place()
+        if reads and self._is_wide:
             self._multiply_in_place(blocks, result)
             return result if self._dtype is step.adds else result.astype(step.adds)
         is_begun, failed = False, None
-        for ranges in self._ranges():
-            parts, width = [], 0
-            for i, (block, move) in enumerate(zip(blocks, self._moves_of(ranges), strict=True)):
-                if letter in self._inputs[i]:
-                    axis = self._inputs[i].index(letter)
-                    block = _take(block, axis, _own(ranges, self._have[i], axis))
-                    if move is not None:
-                        block = redistribute_local(block, *move)
-                    width = block.shape[axis]
-                parts.append(block)
-            if not width or failed is not None:
+        for ranges, parts in self._panels(blocks, in_background=not reads):
+            i, letters = next((i, x) for i, x in enumerate(self._inputs) if letter in x)
+            if not parts[i].shape[letters.index(letter)] or failed is not None:
                 continue
             try:
                 if not self._adds_up:
@@ -181,6 +181,36 @@ class MultiplyByPanels:
                     begun.add(where)
         if not begun:
             result[...] = 0
+
+    def _panels(self, blocks: Sequence[Buffer], in_background: bool) -> Iterator[Panel]:
+        """Yield each panel, while the next one comes in the background."""
+        begin: Any = redistribute_async if in_background else redistribute_local
+        on_way: deque[Panel] = deque()
+        for ranges in self._ranges():
+            on_way.append((ranges, self._begin(begin, blocks, ranges)))
+            if len(on_way) > in_background:
+                yield from self._take_first(on_way)
+        while on_way:
+            yield from self._take_first(on_way)
+
+    @staticmethod
+    def _take_first(on_way: deque[Panel]) -> Iterator[Panel]:
+        """Yield the first panel when it is there; it is let go before another one begins."""
+        ranges, parts = on_way.popleft()
+        parts[:] = [part.wait() if isinstance(part, Handle) else part for part in parts]
+        yield ranges, parts
+        parts.clear()
+
+    def _begin(self, begin: Any, blocks: Sequence[Buffer], ranges: Sequence[Range]) -> list[Any]:
+        """Return a panel's parts of the blocks, or what waits for them."""
+        parts: list[Any] = []
+        for i, (block, move) in enumerate(zip(blocks, self._moves_of(ranges), strict=True)):
+            part = block
+            if self._letter in self._inputs[i]:
+                axis = self._inputs[i].index(self._letter)
+                part = _take(block, axis, _own(ranges, self._have[i], axis))
+            parts.append(part if move is None else begin(part, *move))
+        return parts
 
     def _ranges(self) -> Iterator[list[Range]]:
         """Yield for each panel which part of each cell is in it."""
