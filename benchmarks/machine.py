@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import os
 import platform
+import resource
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -30,6 +32,31 @@ def facts() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+class Others:
+    """Processor time that other programs use, from now on.
+
+    It is what the machine has worked (and, a virtual one, has not got from its host), less what the
+    processes that this one has started and waited for have.
+    """
+
+    def __init__(self) -> None:
+        self._start = self._now()
+
+    def share(self) -> float:
+        """Return which part of the time of all cores it was."""
+        busy, own, wall = (b - a for a, b in zip(self._start, self._now(), strict=True))
+        return max(0.0, busy - own) / (wall * (os.cpu_count() or 1))
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        user, nice, system, _, _, irq, softirq, stolen = map(
+            int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
+        )
+        busy = (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return busy, sum(one.ru_utime + one.ru_stime for one in used), time.perf_counter()
 
 
 def _after(path: str, key: str) -> str | None:
