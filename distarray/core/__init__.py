@@ -122,6 +122,7 @@ from distarray.core.families._reductions import (
     reduce,
     reduction,
     result_dtype,
+    run_and_write,
     write_out,
 )
 from distarray.core.families._registry import (

@@ -298,6 +298,16 @@ def check_fits(name: str, out: Any, shape: Shape, dtype: Any) -> None:
         raise DTypeError(f"{name} gives {dtype}, but out= has {out.dtype}")
 
 
+def run_and_write(op: Op, operands: Sequence[Any], static: Any, out: Any) -> Any:
+    """Run an operation of operands with dtypes; its result goes into `out`, if there is one."""
+    if out is None:
+        return run(op, operands, static)
+    check_target(op.name, out)
+    step = step_for(op, operands, static)
+    check_fits(op.name, out, step.output.shape, step.result)
+    return write_out(op.name, out, run(op, operands, static))
+
+
 def write_out(name: str, out: Any, result: Any) -> Any:
     """Return `out` with `result`, which fits into it; `result` where there is no `out`."""
     if out is None:

@@ -38,13 +38,14 @@ from distarray.core import (
     register,
     remember,
     run,
+    run_and_write,
     step_for,
     ufuncs,
+    write_out,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import Layout, normalize_axes, normalize_axis
 from distarray.ops.elementwise._arithmetic import multiply
-from distarray.ops.indexing._items import setitem
 from distarray.ops.linear_algebra._panels import MultiplyByPanels, choose_panels
 from distarray.ops.manipulation._reshape import reshape
 from distarray.typing import Shape
@@ -151,19 +152,20 @@ def _call(op: Op, *operands: Any, out: Any = None, **options: Any) -> Any:
         taken = " and ".join(f"{name}=" for name in ("out", *op.accepts))
         raise ArgumentTypeError(f"{op.name} takes {taken}, got {', '.join(options)}")
     target = out[0] if isinstance(out, tuple) else out
+    return run_product(op, operands, static, target)
+
+
+def run_product(op: Op, operands: Sequence[Any], static: Any, target: Any) -> Any:
+    """Run a product; its result goes into `target`, if there is one, also that of plain arrays."""
     if target is None:
         return run(op, operands, static)
-    check_target(op.name, target)
-    if not any(isinstance(x, BaseArray) for x in operands):
-        result = op.local(*operands, *([] if static is None else [static]))
-        check_fits(op.name, target, result.shape, result.dtype)
-    else:
+    if any(isinstance(x, BaseArray) for x in operands):
         known = [x if hasattr(x, "dtype") else np.asarray(x) for x in operands]
-        step = step_for(op, known, static)
-        check_fits(op.name, target, step.output.shape, step.result)
-        result = run(op, known, static)
-    setitem(target, (...,), result)
-    return target
+        return run_and_write(op, known, static, target)
+    check_target(op.name, target)
+    result = op.local(*operands, *([] if static is None else [static]))
+    check_fits(op.name, target, result.shape, result.dtype)
+    return write_out(op.name, target, result)
 
 
 # --- subscripts ----------------------------------------------------------------------------------
@@ -262,7 +264,7 @@ _quick = cache()
 
 
 @register
-def matmul(x1: Any, x2: Any, /) -> Any:
+def matmul(x1: Any, x2: Any, /, out: Any = None) -> Any:
     """Return the matrix product.
 
     Parameters
@@ -271,6 +273,8 @@ def matmul(x1: Any, x2: Any, /) -> Any:
         At least one axis each. Of one axis: a row on the left, a column on the right, and the
         result lacks that axis. Of more than two: stacks of matrices, which broadcast. Plain arrays
         must be the same on every process.
+    out : DistArray, optional
+        Where the result goes, once it is complete; it keeps its layout and dtype.
 
     Returns
     -------
@@ -284,7 +288,7 @@ def matmul(x1: Any, x2: Any, /) -> Any:
     ShapeError
         If the shapes do not fit together.
     DTypeError
-        If the dtypes cannot be multiplied.
+        If the dtypes cannot be multiplied, or the result not be converted to that of `out`.
 
     Notes
     -----
@@ -306,6 +310,8 @@ def matmul(x1: Any, x2: Any, /) -> Any:
     [[2 1]
      [4 3]]
     """
+    if out is not None:
+        return _matmul(x1, x2, out=out)
     try:
         output = _quick[x1._layout, x2._layout]
     except AttributeError:
@@ -327,10 +333,11 @@ def matmul(x1: Any, x2: Any, /) -> Any:
 
 
 @register
-def dot(x1: Any, x2: Any, /) -> Any:
+def dot(x1: Any, x2: Any, /, out: Any = None) -> Any:
     """Return NumPy's dot product: the last axis of `x1` with the last but one of `x2`.
 
-    Operands of at most two axes give `matmul`; a number multiplies.
+    Operands of at most two axes give `matmul`; a number multiplies. The result goes into `out`, if
+    that is given.
 
     Raises
     ------
@@ -350,10 +357,10 @@ def dot(x1: Any, x2: Any, /) -> Any:
     x1, x2 = normalize_operands("dot", (x1, x2))
     ndims = [getattr(x, "ndim", 0) for x in (x1, x2)]
     if 0 in ndims:
-        return multiply(x1, x2)
+        return multiply(x1, x2, out=out)
     if max(ndims) <= 2 or ndims[1] == 1:
-        return matmul(x1, x2)
-    return tensordot(x1, x2, axes=((-1,), (-2,)))
+        return matmul(x1, x2, out)
+    return run_product(_tensordot, (x1, x2), ((ndims[0] - 1,), (ndims[1] - 2,)), out)
 
 
 @register
@@ -446,8 +453,10 @@ def tensordot(x1: Any, x2: Any, /, axes: int | Sequence[Sequence[int]] = 2) -> A
 
 
 @register
-def outer(x1: Any, x2: Any, /) -> Any:
+def outer(x1: Any, x2: Any, /, out: Any = None) -> Any:
     """Return the products of every item of `x1` with every item of `x2`, both taken as flat.
+
+    They go into `out`, if that is given.
 
     Examples
     --------
@@ -461,7 +470,7 @@ def outer(x1: Any, x2: Any, /) -> Any:
         reshape(x, shape) if isinstance(x, BaseArray) else np.reshape(x, shape)
         for x, shape in ((x1, (-1, 1)), (x2, (1, -1)))
     )
-    return multiply(column, row)  # a product of matrices adds to 0.0, which loses -0.0
+    return multiply(column, row, out=out)  # a product of matrices adds to 0.0, which loses -0.0
 
 
 @register

@@ -10,10 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from distarray.core import BaseArray, Letters, cast, normalize_operands, register, run, step_for
+from distarray.core import (
+    BaseArray,
+    Letters,
+    cast,
+    check_fits,
+    check_target,
+    normalize_operands,
+    register,
+    run,
+    step_for,
+    write_out,
+)
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.ops.linear_algebra import _panels
-from distarray.ops.linear_algebra._contraction import Subscripts, contraction
+from distarray.ops.linear_algebra._contraction import Subscripts, contraction, run_product
 from distarray.typing import Shape
 
 
@@ -89,7 +100,7 @@ def _local(*arguments: Any) -> Any:
 _einsum = contraction("einsum", _letters, _local)
 
 
-def einsum(subscripts: str, /, *operands: Any, optimize: Any = False) -> Any:
+def einsum(subscripts: str, /, *operands: Any, out: Any = None, optimize: Any = False) -> Any:
     """Return the sum of products of operands over the letters that the result lacks.
 
     Parameters
@@ -99,6 +110,8 @@ def einsum(subscripts: str, /, *operands: Any, optimize: Any = False) -> Any:
         letters that appear once, in alphabetical order. A letter once per operand.
     *operands : DistArray or array
         At least one distributed. Plain arrays must be the same on every process.
+    out : DistArray, optional
+        Where the result goes, once it is complete; it keeps its layout and dtype.
     optimize : optional
         Has no effect: blocks are contracted in the order that NumPy finds cheapest.
 
@@ -133,6 +146,8 @@ def einsum(subscripts: str, /, *operands: Any, optimize: Any = False) -> Any:
             'as "ij,jk->ik", then the operands'
         )
     del optimize
+    if not operands:
+        raise ArgumentError(f"einsum got no operands for {subscripts!r}; pass one for each term")
     if len(operands) > 2:
         nbytes = sum([x.nbytes for x in operands if isinstance(x, BaseArray)])
         if nbytes > _panels.PANEL_BYTES:
@@ -140,8 +155,11 @@ def einsum(subscripts: str, /, *operands: Any, optimize: Any = False) -> Any:
             arrays = [x if hasattr(x, "dtype") else np.asarray(x) for x in known]
             step = step_for(_einsum, arrays, subscripts)
             if step.panels is not None and _panels.find_large(step, step.moves):
-                return _run_in_pairs(subscripts, arrays)
-    return run(_einsum, operands, subscripts)
+                if out is not None:
+                    check_target("einsum", out)
+                    check_fits("einsum", out, step.output.shape, step.result)
+                return write_out("einsum", out, _run_in_pairs(subscripts, arrays))
+    return run_product(_einsum, operands, subscripts, out)
 
 
 def _run_in_pairs(subscripts: str, operands: Sequence[Any]) -> Any:

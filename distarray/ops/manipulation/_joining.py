@@ -27,6 +27,8 @@ from distarray.core import (
     cast,
     check_casting,
     check_distributed,
+    check_fits,
+    check_target,
     common_mesh,
     convert_on_all,
     copy_array,
@@ -37,6 +39,7 @@ from distarray.core import (
     plain_buffer,
     register,
     run,
+    run_and_write,
     run_once,
     run_one,
     with_length,
@@ -92,6 +95,7 @@ def concat(
     arrays: Sequence[Any],
     /,
     axis: int | None = 0,
+    out: Any = None,
     *,
     dtype: Any = None,
     casting: Any = "same_kind",
@@ -105,8 +109,10 @@ def concat(
         process.
     axis : int or None
         None joins the arrays in flat order.
+    out : DistArray, optional
+        Where the result goes, once it is complete; it keeps its layout and dtype.
     dtype : data type, optional
-        Default: that to which all promote.
+        Default: that of `out`, or else that to which all promote. Not beside `out`.
     casting : str
         Which conversions are allowed, as in NumPy.
 
@@ -143,6 +149,11 @@ def concat(
         axis = 0
     given = [x if hasattr(x, "ndim") else np.asarray(x) for x in given]
     dtypes = [x.dtype for x in given]
+    if out is not None and dtype is not None:
+        raise ArgumentTypeError("concat takes dtype= or out=, which has a dtype, not both")
+    if out is not None:
+        check_target("concat", out)
+        dtype = out.dtype
     if dtype is None:
         dtype = normalize_dtype(_common_dtype(dtypes))
     else:
@@ -156,18 +167,17 @@ def concat(
             )
     shapes = [x.shape for x in given]
     along = normalize_axis(axis, len(shapes[0]))
-    join_shapes(shapes, along)  # which must fit before anything is sent
+    shape = join_shapes(shapes, along)  # which must fit before anything is sent
+    if out is not None:
+        check_fits("concat", out, shape, dtype)
     mesh = common_mesh("concat", [x._layout.mesh for x in given if isinstance(x, BaseArray)])
-    return run(
-        _concat,
-        [
-            cast("concat", x, dtype)
-            if isinstance(x, BaseArray)
-            else convert_on_all(mesh, "concat", x.dtype, dtype, functools.partial(x.astype, dtype))
-            for x in given
-        ],
-        (along, None),
-    )
+    parts = [
+        cast("concat", x, dtype)
+        if isinstance(x, BaseArray)
+        else convert_on_all(mesh, "concat", x.dtype, dtype, functools.partial(x.astype, dtype))
+        for x in given
+    ]
+    return run_and_write(_concat, parts, (along, None), out)
 
 
 def _common_dtype(dtypes: Sequence[Any]) -> Any:
@@ -240,7 +250,13 @@ def resize_axis(layout: Layout, axis: int, size: int) -> Layout:
 
 @register
 def stack(
-    arrays: Sequence[Any], /, axis: int = 0, *, dtype: Any = None, casting: Any = "same_kind"
+    arrays: Sequence[Any],
+    /,
+    axis: int = 0,
+    out: Any = None,
+    *,
+    dtype: Any = None,
+    casting: Any = "same_kind",
 ) -> Any:
     """Join arrays of one shape along a new axis.
 
@@ -249,7 +265,7 @@ def stack(
     arrays : sequence of DistArray or array
     axis : int
         Of the result.
-    dtype, casting
+    out, dtype, casting
         As for `concat`.
 
     Raises
@@ -273,7 +289,7 @@ def stack(
     wide = [
         expand_dims(x, axis) if isinstance(x, BaseArray) else np.expand_dims(x, axis) for x in given
     ]
-    return concat(wide, axis, dtype=dtype, casting=casting)
+    return concat(wide, axis, out, dtype=dtype, casting=casting)
 
 
 @register

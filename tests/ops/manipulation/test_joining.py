@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 import distarray as da
 from distarray.array._array import distribute_array
 from distarray.comm import CommLog, DeviceMesh, init_device_mesh
-from distarray.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
+from distarray.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    AxisError,
+    DTypeError,
+    ShapeError,
+)
 from distarray.layout import Partial, Replicate, Shard
 from distarray.ops.manipulation import _joining as joining
 from tests.array.strategies import Case, agrees, cases, on_ranks
@@ -46,7 +52,37 @@ def test_concat_and_stack_agree_with_numpy(data: st.DataObject) -> None:
             np.concatenate([*built, values[0]], axis), np.concatenate([*values, values[0]], axis)
         )
         pair = [first.build(), twin.build()]
-        agrees(joining.stack(pair, axis=axis), np.stack([first.value, twin.value], axis))
+        stacked = np.stack([first.value, twin.value], axis)
+        agrees(joining.stack(pair, axis=axis), stacked)
+        for casting in ("same_kind", "unsafe"):
+            dtype = np.float64 if casting == "same_kind" else np.int16
+            whole = distribute_array(np.zeros(stacked.shape, dtype), pair[0].mesh, src=None)
+            layout = whole.layout
+            assert np.stack(pair, axis, out=whole, casting=casting) is whole
+            assert whole.layout is layout
+            agrees(whole, np.stack([first.value, twin.value], axis, dtype=dtype, casting=casting))
+
+    on_ranks(program)
+
+
+def test_parts_are_joined_in_out() -> None:
+    def program() -> None:
+        whole = np.arange(42.0).reshape(6, 7)
+        mesh = init_device_mesh((4,))
+        x = distribute_array(whole, mesh, [Shard(1)], src=None)
+        into = distribute_array(whole, mesh, [Shard(0)], src=None)
+        assert np.concatenate([into[2:], x[:2]], out=into) is into  # of parts of itself
+        agrees(into, np.concatenate([whole[2:], whole[:2]]))
+        with CommLog() as log:
+            for wrong, options, error in (
+                (into[1:], {}, ShapeError),
+                (into.astype(int), {}, DTypeError),
+                (into, {"dtype": float}, ArgumentTypeError),
+                (whole, {}, ArgumentTypeError),
+            ):
+                with pytest.raises(error):
+                    joining.concat([x[:2], x[2:]], out=wrong, **options)
+        assert log.count() == 0
 
     on_ranks(program)
 
