@@ -29,6 +29,7 @@ SUITES = {
     "fsdp_memory": (1, 2, 3, 4),
     "checkpoint": (1, 2),
     "first_calls": (2,),
+    "prediction": (2, 4),
 }
 BUSY = 0.1
 """Of all cores' time: where others use more of it, nothing is recorded."""

@@ -28,6 +28,7 @@ BASELINES = {
     "fsdp": "without communication",
     "checkpoint": "the bytes alone",
     "first_calls": "by hand",
+    "prediction": "measured",
 }
 
 

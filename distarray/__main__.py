@@ -2,8 +2,10 @@
 
 ``python -m distarray info``, also under mpiexec, tells versions, the MPI library, whether the ranks
 can read each other's memory, which GPUs they have and how values move between these. ``python -m
-distarray plan 8192x8192 4 S0 S1`` prints how an array would move, and ``python -m distarray layout
-10x6 2x2 S0,R`` who would hold it; both without MPI. ``python -m distarray port script.py`` tells
+distarray bench``, under mpiexec on one node, measures its speeds, by which plans tell how long they
+take, and prints them with the kernels that were chosen. ``python -m distarray plan 8192x8192 4 S0
+S1`` prints how an array would move, and ``python -m distarray layout 10x6 2x2 S0,R`` who would hold
+it; both without MPI. ``python -m distarray port script.py`` tells
 which functions of NumPy a script uses, which of them are there, and what they send; the exit status
 is 0 if all are there, 1 if some are not, 2 if the script cannot be read.
 """
@@ -23,12 +25,14 @@ from typing import Any
 import numpy as np
 
 import distarray as da
-from distarray import _port
+from distarray import _bench, _port
 from distarray.comm import Communicator, _gpu_info, _memory, world
 from distarray.comm._launcher import node_name
+from distarray.comm.kernels import choices
 from distarray.comm.mpi._start import import_mpi
 from distarray.comm.shared_memory import _node
-from distarray.layout import bytes_text, table
+from distarray.layout import bytes_text, seconds_text, table
+from distarray.redistribute import CostModel, pace
 
 _OPTIONAL = ("cupy", "torch", "h5py", "zarr", "matplotlib")
 _THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
@@ -42,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m distarray", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="versions, MPI, memory, GPUs, optional packages")
+    commands.add_parser("bench", help="how fast this node copies, reduces and exchanges")
     plan = commands.add_parser("plan", help="how an array would move from one layout to another")
     layout = commands.add_parser("layout", help="who would hold what")
     for command in (plan, layout):
@@ -51,6 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan.add_argument("target", help="the placements to move to")
     plan.add_argument("--dtype", default="float64", help="of the values (default: %(default)s)")
     plan.add_argument("--max-bytes", type=int, help="bound on the scratch memory of a rank")
+    plan.add_argument("--ranks-per-node", type=int, default=64, help="default: %(default)s")
+    plan.add_argument(
+        "--network", type=float, default=12.5e9, help="bytes a second of a node (default: 100 Gb/s)"
+    )
     port = commands.add_parser("port", help="what a NumPy script uses, and what becomes of it")
     port.add_argument("script", help="is parsed, and not run")
     options = parser.parse_args(arguments)
@@ -58,6 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         info()
         return 0
     try:
+        if options.command == "bench":
+            bench()
+            return 0
         if options.command == "port":
             text, is_complete = _port.report(options.script)
             print(text)
@@ -67,7 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             da.visualize(source)
             return 0
         target = _layout(options.shape, options.mesh, options.target)
-        moves = da.plan(source, target, options.dtype, max_bytes=options.max_bytes)
+        model = _model(source.mesh.size, options.ranks_per_node, options.network)
+        moves = da.plan(source, target, options.dtype, max_bytes=options.max_bytes, model=model)
     except da.errors.DistArrayError as error:
         parser.error(str(error))
     print(moves.explain())
@@ -102,6 +115,47 @@ def _placement(text: str) -> da.Placement:
     if axis is not None:
         return da.Shard(int(axis))
     return da.Replicate() if replicate else da.Partial(op or "sum")
+
+
+def _model(ranks: int, per_node: int, network: float) -> CostModel:
+    """Return the cost model of ranks on nodes that are as fast as their network."""
+    if per_node < 1 or network <= 0:
+        raise da.errors.ArgumentError(
+            f"--ranks-per-node={per_node} --network={network}: both must be positive"
+        )
+    if ranks <= per_node:
+        return CostModel()
+    return CostModel(ranks_per_node=per_node, bandwidth_far=network / per_node)
+
+
+# --- bench ---------------------------------------------------------------------------------------
+
+
+def bench() -> None:
+    """Measure the speeds of this node, keep and print them; collective over all ranks."""
+    model, path = _bench.measure_and_keep()
+    comm = world()
+    if comm.rank:
+        return
+    print(f"{comm.size} rank{'s' * (comm.size > 1)} on this node, all at once\n")
+    header = ("bytes", "copy", "reduce two", "fill")
+    rows = [
+        (bytes_text(n), *(f"{pace(curve, n) / 1e9:.1f} GB/s" for curve in curves))
+        for curves in [(model.copy, model.reduce, model.fill)]
+        for n, _ in model.copy
+    ]
+    print(table(header, rows))
+    begun = [
+        ("a step", seconds_text(model.step)),
+        ("a round", seconds_text(model.round_near)),
+        ("a transfer", seconds_text(model.message_near)),
+    ]
+    print()
+    _print("what it takes to begin", begun)
+    chosen = sorted(choices().items())
+    _print("kernels chosen", chosen or [("none yet", "they are chosen while programs run")])
+    print(f"kept in {path}" if path else "not kept: no folder can be written")
+    sys.stdout.flush()
 
 
 # --- info ----------------------------------------------------------------------------------------

@@ -123,6 +123,22 @@ def test_plan_takes_meshes_reductions_dtypes_and_bounds(capsys):
     assert "int16" in told
 
 
+def test_plan_counts_nodes_and_the_network(capsys):
+    main(["plan", "65536x65536", "100000", "S0", "S1", "--network", "25e9"])
+    told = capsys.readouterr().out
+    assert "64 ranks on a node" in told
+    assert f"{da.layout.bytes_text(25e9 / 64)}/s for each rank" in told
+
+
+def test_bench_keeps_what_plans_then_tell(tmp_path):
+    made = {"NUMBA_CACHE_DIR": str(tmp_path), "DISTARRAY_KERNELS": "numpy"}
+    assert "typical speeds" in command("plan", "64x64", "2", "S0", "S1", **made)
+    told = command("bench", ranks=2, **made)
+    assert "2 ranks on this node" in told
+    assert all(words in told for words in ("64.0 MiB", "a round", "kernels chosen", str(tmp_path)))
+    assert "measured on this machine" in command("plan", "64x64", "2", "S0", "S1", **made)
+
+
 def test_layout_is_drawn(capsys):
     main(["layout", "10x6", "2x2", "S0,R"])
     assert "| 0 1 |" in capsys.readouterr().out
@@ -137,6 +153,7 @@ def test_layout_is_drawn(capsys):
         (["plan", "8x8", "4", "S0", "S1", "--dtype", "nonsense"], "is not a data type"),
         (["plan", "8x8", "4", "S0,R", "S1"], "2 placements"),
         (["plan", "8x8", "4", "S0", "S1", "--max-bytes", "0"], "max_bytes=0"),
+        (["plan", "8x8", "4", "S0", "S1", "--ranks-per-node", "0"], "--ranks-per-node=0"),
         (["nonsense"], "invalid choice"),
     ],
 )

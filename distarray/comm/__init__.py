@@ -45,6 +45,8 @@ from distarray.comm._log import (
     recording,
     register_worker_test,
 )
+from distarray.comm._machine import load as load_measured
+from distarray.comm._machine import store as store_measured
 from distarray.comm._packing import copy_box, copy_boxes, pack
 from distarray.comm._reductions import BFLOAT16, is_bfloat16, narrow_bfloat16, widen_bfloat16
 from distarray.comm._requests import Request
@@ -99,6 +101,7 @@ __all__ = [
     "init_device_mesh",
     "is_bfloat16",
     "list_first",
+    "load_measured",
     "merge_runs",
     "narrow_bfloat16",
     "pack",
@@ -116,6 +119,7 @@ __all__ = [
     "simulate",
     "simulated_world",
     "split_parts",
+    "store_measured",
     "take_rows",
     "token",
     "use_mesh",

@@ -8,7 +8,7 @@ from distarray.redistribute._background import (
     run_now,
 )
 from distarray.redistribute._blocks import kept_partial
-from distarray.redistribute._cost import DEFAULT_MODEL, CostModel
+from distarray.redistribute._cost import DEFAULT_MODEL, CostModel, Curve, MeasuredModel, pace
 from distarray.redistribute._execute import (
     Piece,
     clear_plans,
@@ -20,19 +20,25 @@ from distarray.redistribute._execute import (
 from distarray.redistribute._packed import Packed
 from distarray.redistribute._plan import Plan, check_dtype, estimate, plan
 from distarray.redistribute._root import gather_to, scatter_from
+from distarray.redistribute._speeds import forget_speeds, keep_speeds
 
 __all__ = [
     "DEFAULT_MODEL",
     "CostModel",
+    "Curve",
     "Handle",
+    "MeasuredModel",
     "Packed",
     "Piece",
     "Plan",
     "check_dtype",
     "clear_plans",
     "estimate",
+    "forget_speeds",
     "gather_to",
+    "keep_speeds",
     "kept_partial",
+    "pace",
     "plan",
     "read_in_place",
     "reads_in_place",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil, log2, prod
 from typing import NamedTuple
 
-from distarray.layout import AbstractMesh
+from distarray.layout import AbstractMesh, Layout
 from distarray.layout import box as boxes
 from distarray.redistribute import _schedule
 from distarray.redistribute._blocks import block_at, same_mesh
@@ -47,6 +47,14 @@ class Traffic(NamedTuple):
         Fraction of the received values that comes from other nodes.
     rounds
         How often all ranks wait for one another.
+    combined
+        Of the received values, those that are reduced as they come.
+    runs
+        Stretches of consecutive values that are copied or reduced.
+    filled
+        Values set to an identity first.
+    lent
+        Size of the old block, which others read.
     """
 
     received: float = 0.0
@@ -57,6 +65,10 @@ class Traffic(NamedTuple):
     messages: float = 0.0
     remote: float = 0.0
     rounds: int = 1
+    combined: float = 0.0
+    runs: float = 0.0
+    filled: float = 0.0
+    lent: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +162,79 @@ class CostModel:
 DEFAULT_MODEL = CostModel()
 
 
+Curve = tuple[tuple[float, float], ...]
+"""Pairs of bytes, ascending, and of how fast, a second, a rank does something with so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredModel(CostModel):
+    """Speeds that have been measured, of a node whose ranks read each other's blocks in place.
+
+    It tells how long a plan takes; ranks, which may have measured differently, do not plan by it.
+    The speeds are those of all ranks at once, as they share caches and memory.
+
+    Attributes
+    ----------
+    step
+        Seconds that a step takes before it moves anything.
+    run
+        How many stretches of consecutive values are begun in a second, by all their bytes.
+    copy, reduce, fill
+        How fast blocks are copied, read to be reduced, and filled, by their bytes.
+    fresh
+        How fast small blocks come, which their owner copies for the others in each exchange: these
+        read them out of its caches.
+    """
+
+    step: float = 0.0
+    run: Curve = ()
+    copy: Curve = ()
+    reduce: Curve = ()
+    fill: Curve = ()
+    fresh: Curve = ()
+
+    def seconds(self, traffic: Traffic, itemsize: int) -> float:
+        """Return the estimated seconds of a step."""
+        far = traffic.remote
+        moved = max(traffic.received, traffic.sent) * far * itemsize
+        fetched = (traffic.received - traffic.combined) * (1.0 - far)
+        return (
+            self.step
+            + self.latency(traffic)
+            + moved / self.bandwidth_far
+            + _along(self.copy, (fetched + traffic.copied) * itemsize)
+            + _along(self.reduce, traffic.reduced * itemsize)
+            + _along(self.fill, traffic.filled * itemsize)
+            + self._of_runs(traffic, itemsize)
+            + self._of_fresh(traffic, itemsize)
+        )
+
+    def _of_runs(self, traffic: Traffic, itemsize: int) -> float:
+        nbytes = (traffic.received - traffic.combined + traffic.copied + traffic.reduced) * itemsize
+        return traffic.runs / pace(self.run, nbytes) if self.run and nbytes else 0.0
+
+    def _of_fresh(self, traffic: Traffic, itemsize: int) -> float:
+        if not self.fresh or traffic.lent * itemsize > self.fresh[-1][0]:
+            return 0.0
+        return _along(self.fresh, traffic.received * (1.0 - traffic.remote) * itemsize)
+
+
+def _along(curve: Curve, nbytes: float) -> float:
+    """Return the seconds that so many bytes take."""
+    return nbytes / pace(curve, nbytes) if curve and nbytes > 0 else 0.0
+
+
+def pace(curve: Curve, nbytes: float) -> float:
+    """Return the pace for so many bytes, interpolated over their logarithm."""
+    low, found = curve[0]
+    for high, other in curve[1:]:
+        if low <= nbytes < high:
+            return found + (other - found) * log2(nbytes / low) / log2(high / low)
+        if nbytes >= high:
+            low, found = high, other
+    return found
+
+
 def step_seconds(step: Step, model: CostModel) -> float:
     """Return the estimated seconds of a step: those of the slower of two typical ranks."""
     mesh = step.dst.mesh
@@ -171,21 +256,33 @@ def _traffic(step: Step, coordinate: Coordinate, model: CostModel) -> Traffic:
     size = boxes.volume(block_at(step.dst, coordinate))
     if isinstance(step, LocalStep):
         moved = 0 if step.kind == "relabel" else size
-        return Traffic(copied=moved, written=moved, rounds=0)
+        fills = step.kind == "fill"
+        kept = min(moved, _size_at(step.src, step.dst.mesh.rank_at(coordinate)))
+        return Traffic(
+            copied=kept if fills else moved,
+            filled=moved if fills else 0,
+            written=moved,
+            rounds=0,
+            runs=_runs(step, kept if fills else moved),
+        )
     mesh = step.src.mesh.abstract
     rank = step.dst.mesh.rank_at(coordinate)
     if isinstance(step, AllReduceStep):
         group = prod(mesh.shape[i] for i in step.mesh_axes)
         moved = step.bytes_received(rank) // max(step.dtype.itemsize, 1)
+        messages = 2 * ceil(log2(group)) if group > 1 else 0
         return Traffic(
             received=moved,
             sent=moved,
             reduced=size,
             copied=size / group,
             written=size,
-            messages=2 * ceil(log2(group)) if group > 1 else 0,
+            messages=messages,
             remote=model.remote_fraction(mesh, step.mesh_axes),
             rounds=2,
+            combined=moved / 2,
+            runs=1 + messages,
+            lent=size,
         )
     choice = choose_replicas(step.src, step.dst)
     received = sent = _schedule.count_received(step.src, step.dst, rank)
@@ -207,4 +304,24 @@ def _traffic(step: Step, coordinate: Coordinate, model: CostModel) -> Traffic:
         written=size,
         messages=messages,
         remote=remote,
+        combined=received if reduces else 0,
+        runs=_runs(step, size) * choice.contributions,
+        lent=_size_at(step.src, rank),
     )
+
+
+def _size_at(layout: Layout, rank: int) -> int:
+    """Return the size of a rank's block; outside the mesh, of the first one's."""
+    coordinate = layout.mesh.coordinate_of(rank)
+    return boxes.volume(block_at(layout, coordinate or (0,) * layout.mesh.ndim))
+
+
+def _runs(step: Step, size: float) -> float:
+    """Return how many stretches the values of a new block come in, that are consecutive in both."""
+    length = 1
+    for axis in reversed(range(step.src.ndim)):
+        before, after = (layout.partition(axis).length(0) for layout in (step.src, step.dst))
+        length *= min(before, after)
+        if before != after:
+            break
+    return size / max(length, 1)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distarray.layout import bytes_text, seconds_text, table
-from distarray.redistribute._cost import step_latency, step_seconds
+from distarray.redistribute._cost import (
+    DEFAULT_MODEL,
+    MeasuredModel,
+    step_latency,
+    step_seconds,
+)
 from distarray.redistribute._search import alternatives
 from distarray.redistribute._steps import LocalStep, Step
 
@@ -40,12 +46,33 @@ def _typical(plan: Plan) -> tuple[int, int]:
     return mesh.flat_ranks[0], mesh.rank_at(tuple([n // 2 for n in mesh.shape]))
 
 
-def _summary(plan: Plan, rank: int) -> tuple[str, str]:
+def _summary(plan: Plan, rank: int) -> tuple[str, str, str]:
     received, bound = plan.bytes_received(rank), plan.bytes_lower_bound(rank)
     moved = f"rank {rank} receives {bytes_text(received)} in {plan.messages(rank)} message(s), "
     held = f"and holds {bytes_text(plan.peak_bytes(rank))} at most; estimated time "
-    spent = f"{seconds_text(plan.cost)}, of it latency {seconds_text(_latency(plan, plan.steps))}"
-    return moved + _against_bound(plan, received, bound), held + spent
+    spent = (
+        f"{seconds_text(plan.seconds)}, of it latency {seconds_text(_latency(plan, plan.steps))}"
+    )
+    return moved + _against_bound(plan, received, bound), held + spent, _basis(plan)
+
+
+def _basis(plan: Plan) -> str:
+    """Return what the times are estimated by."""
+    speeds, model = plan.speeds, plan.model
+    if isinstance(speeds, MeasuredModel):
+        basis = "times by speeds that were measured on this machine"
+    elif replace(model, ranks_per_node=None) == DEFAULT_MODEL:
+        basis = "times by typical speeds; python -m distarray bench measures those of this machine"
+    else:
+        basis = "times by the model of the plan"
+    ranks = max(plan.src.mesh.size, plan.dst.mesh.size)
+    if (model.ranks_per_node or ranks) >= ranks:
+        return f"{basis}, of one node"
+    latency, bandwidth = seconds_text(model.round_far), bytes_text(model.bandwidth_far)
+    return (
+        f"{basis}; {model.ranks_per_node} ranks on a node; between nodes {latency} a round and "
+        f"{bandwidth}/s for each rank"
+    )
 
 
 def _row(plan: Plan, step: Step, rank: int) -> tuple[object, ...]:
@@ -59,7 +86,7 @@ def _row(plan: Plan, step: Step, rank: int) -> tuple[object, ...]:
         step.messages(rank),
         bytes_text(step.bytes_received(rank)),
         bytes_text(step.bytes_sent(rank)),
-        seconds_text(step_seconds(step, plan.model)),
+        seconds_text(step_seconds(step, plan.speeds)),
     )
 
 
@@ -86,7 +113,7 @@ def _against_bound(plan: Plan, received: int, bound: int) -> str:
 
 
 def _comparison(plan: Plan, name: str, steps: tuple[Step, ...], rank: int) -> tuple[object, ...]:
-    seconds = sum(step_seconds(step, plan.model) for step in steps)
+    seconds = sum(step_seconds(step, plan.speeds) for step in steps)
     received = sum(step.bytes_received(rank) for step in steps)
     sent = sum(step.bytes_sent(rank) for step in steps)
     reasons = []
@@ -107,4 +134,4 @@ def _comparison(plan: Plan, name: str, steps: tuple[Step, ...], rank: int) -> tu
 
 
 def _latency(plan: Plan, steps: tuple[Step, ...]) -> float:
-    return sum(step_latency(step, plan.model) for step in steps)
+    return sum(step_latency(step, plan.speeds) for step in steps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from distarray.redistribute import _explain, _schedule
 from distarray.redistribute._blocks import block_of, kept_partial, op_of
 from distarray.redistribute._cost import DEFAULT_MODEL, CostModel, step_seconds
 from distarray.redistribute._search import cheapest
+from distarray.redistribute._speeds import known_speeds
 from distarray.redistribute._steps import Step, check_max_bytes, reduced_dtype_between
 
 
@@ -61,8 +62,29 @@ class Plan:
 
     @property
     def cost(self) -> float:
-        """Estimated seconds, for a typical rank."""
+        """Seconds for a typical rank, as the model estimates that chose the steps."""
         return sum(step_seconds(step, self.model) for step in self.steps)
+
+    @property
+    def seconds(self) -> float:
+        """Estimated seconds for a typical rank, by what ``python -m distarray bench`` has measured.
+
+        On this machine, with about as many ranks on a node, of blocks whose memory has been used
+        before. Where nothing has been measured, or the plan was made by a model of one's own, it
+        is the `cost`.
+        """
+        return sum(step_seconds(step, self.speeds) for step in self.steps)
+
+    @property
+    def speeds(self) -> CostModel:
+        """What `seconds` are estimated by."""
+        if replace(self.model, **_NETWORK) != replace(DEFAULT_MODEL, **_NETWORK):
+            return self.model
+        ranks = max(self.src.mesh.size, self.dst.mesh.size)
+        known = known_speeds(min(ranks, self.model.ranks_per_node or ranks))
+        if known is None:
+            return self.model
+        return replace(known, **{name: getattr(self.model, name) for name in _NETWORK})
 
     def bytes_received(self, rank: int) -> int:
         """Return the bytes that a rank receives from other ranks, in all steps."""
@@ -127,6 +149,11 @@ class Plan:
             f"{self.dst.mesh}; ask for a rank of mesh.ranks"
         )
 
+
+_NETWORK: dict[str, Any] = {
+    "round_far": 0.0, "message_far": 0.0, "bandwidth_far": 0.0, "ranks_per_node": None
+}  # fmt: skip
+"""What a model says of several nodes, which ``bench`` does not measure."""
 
 _STAND_INS = {
     (kind, itemsize): np.dtype(f"{kind}{itemsize}")
