@@ -121,14 +121,20 @@ def measure(mesh: DeviceMesh) -> MeasuredModel:
         model = MeasuredModel(
             round_near=round_, message_near=message, step=step, copy=copy, reduce=reduce, fill=fill
         )
-        run = []
+        run: list[tuple[float, float]] = []
+        reduced_run: list[tuple[float, float]] = []
         for nbytes in _RUNS:
             count = nbytes // _RUN
-            strided = near.reshape(-1, 2 * _RUN // 8)[:count, : _RUN // 8]
-            target = _memory.empty(strided.shape, np.float64)
-            taken = _slowest(comm, functools.partial(copy_box, target, strided))
-            straight = nbytes / pace(copy, nbytes)
-            run.append((float(nbytes), count / max(taken - straight, count * _SHORTEST)))
+            here, there = (x.reshape(-1, 2 * _RUN // 8)[:count, : _RUN // 8] for x in (own, near))
+            into = _memory.empty(here.shape, np.float64)
+            for curve_of, begun, work in (
+                (copy, run, functools.partial(copy_box, into, there)),
+                (reduce, reduced_run, functools.partial(reduce_into, into, [here, there], "sum")),
+            ):
+                read = nbytes * (2 if begun is reduced_run else 1)
+                extra = _slowest(comm, work) - read / pace(curve_of, read)
+                runs = read // _RUN
+                begun.append((float(read), runs / max(extra, runs * _SHORTEST)))
     fresh = []
     for nbytes in _SMALL if comm.size > 1 else ():
         block = np.zeros(nbytes // 8 - 1)
@@ -139,7 +145,7 @@ def measure(mesh: DeviceMesh) -> MeasuredModel:
 
         taken = _slowest(comm, exchange_once)
         fresh.append((float(nbytes), nbytes / max(taken - round_ - message, taken / 8)))
-    return replace(model, run=tuple(run), fresh=tuple(fresh))
+    return replace(model, run=tuple(run), reduced_run=tuple(reduced_run), fresh=tuple(fresh))
 
 
 def _slowest(comm: Communicator, work: Callable[[], object]) -> float:

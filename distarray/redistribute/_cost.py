@@ -177,17 +177,19 @@ class MeasuredModel(CostModel):
     ----------
     step
         Seconds that a step takes before it moves anything.
-    run
-        How many stretches of consecutive values are begun in a second, by all their bytes.
+    run, reduced_run
+        How many stretches of consecutive values are begun in a second to be copied, and to be
+        reduced, by all their bytes.
     copy, reduce, fill
         How fast blocks are copied, read to be reduced, and filled, by their bytes.
     fresh
-        How fast small blocks come, which their owner copies for the others in each exchange: these
-        read them out of its caches.
+        How fast small blocks are lent, which their owner copies for the others in each exchange:
+        these read them out of its caches.
     """
 
     step: float = 0.0
     run: Curve = ()
+    reduced_run: Curve = ()
     copy: Curve = ()
     reduce: Curve = ()
     fill: Curve = ()
@@ -211,12 +213,13 @@ class MeasuredModel(CostModel):
 
     def _of_runs(self, traffic: Traffic, itemsize: int) -> float:
         nbytes = (traffic.received - traffic.combined + traffic.copied + traffic.reduced) * itemsize
-        return traffic.runs / pace(self.run, nbytes) if self.run and nbytes else 0.0
+        curve = self.reduced_run if traffic.reduced else self.run
+        return traffic.runs / pace(curve, nbytes) if curve and nbytes else 0.0
 
     def _of_fresh(self, traffic: Traffic, itemsize: int) -> float:
         if not self.fresh or traffic.lent * itemsize > self.fresh[-1][0]:
             return 0.0
-        return _along(self.fresh, traffic.received * (1.0 - traffic.remote) * itemsize)
+        return _along(self.fresh, traffic.lent * (1.0 - traffic.remote) * itemsize)
 
 
 def _along(curve: Curve, nbytes: float) -> float:

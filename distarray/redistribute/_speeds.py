@@ -14,7 +14,7 @@ from distarray.comm import load_measured, store_measured
 from distarray.redistribute._cost import MeasuredModel
 
 _FILE: Final = "speeds"
-_CURVES: Final = ("copy", "reduce", "fill", "fresh", "run")
+_CURVES: Final = ("copy", "reduce", "fill", "fresh", "run", "reduced_run")
 _FIELDS: Final = ("round_near", "message_near", "step", *_CURVES)
 
 

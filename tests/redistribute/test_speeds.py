@@ -30,6 +30,7 @@ MODEL = MeasuredModel(
     fill=((1e3, 8e9),),
     fresh=((1e3, 1e8), (65536.0, 1e8)),
     run=((1e3, 1e6),),
+    reduced_run=((1e3, 2e6),),
 )
 
 
@@ -65,7 +66,7 @@ BEGUN = 1e-4 + 1e-5 + 1e-6
     [
         (Shard(0), R, BEGUN + 2 * BLOCK / 1e9 + 1e-6),  # one run: the pieces are not counted
         (Shard(0), Shard(1), BEGUN + BLOCK / 1e9 + 2048 / 1e6),
-        (P, Shard(0), BEGUN + 2 * BLOCK / 4e9 + 2e-6),
+        (P, Shard(0), BEGUN + 2 * BLOCK / 4e9 + 1e-6),
         (R, Shard(1), 1e-4 + BLOCK / 1e9 + 2048 / 1e6),
         (Shard(0), P, 1e-4 + BLOCK / 1e9 + 2 * BLOCK / 8e9 + 1e-6),
     ],
@@ -130,7 +131,14 @@ def test_all_speeds_are_measured(ranks, monkeypatch):
     )
     for model in found:
         assert min(model.step, model.message_near, model.round_near + 1.0) > 0
-        curves = [model.copy, model.reduce, model.fill, model.run, *([model.fresh] * (ranks > 1))]
+        curves = [
+            model.copy,
+            model.reduce,
+            model.fill,
+            model.run,
+            model.reduced_run,
+            *([model.fresh] * (ranks > 1)),
+        ]
         for curve in curves:
             assert np.diff([n for n, _ in curve]).min() > 0
             assert min(speed for _, speed in curve) > 0
