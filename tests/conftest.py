@@ -28,7 +28,7 @@ from typing import Any, TextIO
 import hypothesis
 import pytest
 
-from tests import on_device
+from tests import on_device, pairwise
 
 GRACE_SECONDS = 10.0
 """How long a rank that failed waits for the others to leave the same test."""
@@ -105,6 +105,11 @@ class Record:
     ) -> None:
         """Leave out what an earlier job of the same run has already settled."""
         on_device.adapt(items)
+        chosen = pairwise.choose(items)
+        if len(chosen) < len(items):
+            kept = set(map(id, chosen))
+            config.hook.pytest_deselected(items=[x for x in items if id(x) not in kept])
+            items[:] = chosen
         done = [item for item in items if item.nodeid in self._done]
         if done:
             items[:] = [item for item in items if item.nodeid not in self._done]

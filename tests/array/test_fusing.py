@@ -185,7 +185,7 @@ def test_expressions_are_those_that_are_not_fused(
 ) -> None:
     passes = Passes(monkeypatch, limit)
 
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
         drawn = data.draw(operands())
@@ -196,7 +196,7 @@ def test_expressions_are_those_that_are_not_fused(
     assert max(passes.steps, default=0) > 2 or DEVICE != "cpu"
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_expressions_agree_with_numpy(data: st.DataObject) -> None:
     drawn = data.draw(operands(partial=False))
@@ -224,7 +224,7 @@ def test_expressions_agree_with_numpy(data: st.DataObject) -> None:
 
 
 @on_host
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_dates_wait_as_numbers_do(data: st.DataObject) -> None:
     case = data.draw(special_cases(DATES))
@@ -240,7 +240,7 @@ def test_reductions_of_expressions_are_those_that_are_not_fused(
 ) -> None:
     Passes(monkeypatch, limit)
 
-    @settings(max_examples=20)
+    @settings(max_examples=10)
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
         exact = name not in ("sum", "prod", "mean", "std")  # whatever the order of items

@@ -59,7 +59,7 @@ def shifted(value: np.ndarray, function: Callable[[np.ndarray], np.ndarray]) -> 
 # --- items ---------------------------------------------------------------------------------------
 
 
-@settings(max_examples=75)
+@settings(max_examples=38)
 @given(data=st.data())
 def test_items_write_through_or_are_read_only(data: st.DataObject) -> None:
     case: Case = data.draw(cases((np.float64, np.int32), ("sum",)))
@@ -85,7 +85,7 @@ def test_items_write_through_or_are_read_only(data: st.DataObject) -> None:
     one_outcome(on_ranks(program))
 
 
-@settings(max_examples=75)
+@settings(max_examples=38)
 @given(data=st.data())
 def test_in_place_operators_on_items_work_on_every_layout(data: st.DataObject) -> None:
     case: Case = data.draw(cases((np.float64, np.int32), ("sum",)))
@@ -244,7 +244,7 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", VIEWS)
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_views_write_through_or_are_read_only(name: str, data: st.DataObject) -> None:
     function = VIEWS[name]

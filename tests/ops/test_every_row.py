@@ -545,7 +545,7 @@ def dtypes_of(row: Op) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", sorted(BY_ITEM.keys() - {"isnat"}))
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_row_item_by_item(name: str, data: st.DataObject) -> None:
     row = BY_ITEM[name]
@@ -574,7 +574,7 @@ def test_row_item_by_item(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CHOICES))
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(data=st.data(), i=st.integers(0, 11))
 def test_row_that_moves_or_chooses_items(name: str, data: st.DataObject, i: int) -> None:
     numbers_only = {
@@ -599,7 +599,7 @@ def test_row_that_moves_or_chooses_items(name: str, data: st.DataObject, i: int)
 
 
 @pytest.mark.parametrize("name", sorted(COMPUTED))
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(data=st.data(), i=st.integers(0, 11))
 def test_row_that_computes_with_items(name: str, data: st.DataObject, i: int) -> None:
     x = data.draw(cases(ORDINARY, ("sum", "max")))
@@ -628,7 +628,7 @@ def test_row_gives_the_byte_order_that_numpy_gives(name: str, i: int) -> None:
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_selection(name: str, data: st.DataObject) -> None:
     kinds = NUMBERS if "+=" in name else (*NUMBERS, *TEXT_AND_TIMES)
@@ -638,7 +638,7 @@ def test_selection(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(JOINS))
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_join(name: str, data: st.DataObject) -> None:
     kinds = data.draw(st.sampled_from([NUMBERS, *((kind,) for kind in TEXT_AND_TIMES)]))

@@ -76,7 +76,7 @@ def compare(name: str, case: Case, *, close: bool, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["sum", "prod", "min", "max", "any", "all", "count_nonzero"])
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_reduction_agrees_with_numpy_on_random_layouts(name: str, data: st.DataObject) -> None:
     case = data.draw(cases(NUMBERS, ("sum", "max", "avg", "prod")))
@@ -87,7 +87,7 @@ def test_reduction_agrees_with_numpy_on_random_layouts(name: str, data: st.DataO
 
 
 @pytest.mark.parametrize("name", ["mean", "var", "std"])
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_moment_agrees_with_numpy_on_random_layouts(name: str, data: st.DataObject) -> None:
     case = data.draw(cases(NUMBERS, ("sum", "max", "avg")))
@@ -101,7 +101,7 @@ def test_moment_agrees_with_numpy_on_random_layouts(name: str, data: st.DataObje
 
 
 @pytest.mark.parametrize("name", ["argmin", "argmax"])
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_place_is_the_first_in_global_order_on_random_layouts(
     name: str, data: st.DataObject
@@ -115,7 +115,7 @@ def test_place_is_the_first_in_global_order_on_random_layouts(
 
 
 @pytest.mark.parametrize("name", ["sum", "prod", "min", "max", "any", "all", "mean", "var", "std"])
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_masked_reduction_agrees_with_numpy(name: str, data: st.DataObject) -> None:
     case = data.draw(cases((np.float64, np.int32), ("sum", "max")))
@@ -142,7 +142,7 @@ def test_masked_reduction_agrees_with_numpy(name: str, data: st.DataObject) -> N
 
 
 @pytest.mark.parametrize("name", ["sum", "prod", "mean", "var"])
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(data=st.data(), dtype=st.sampled_from((np.float32, np.float64, np.complex64)))
 def test_dtype_argument_is_numpys(name: str, data: st.DataObject, dtype: Any) -> None:
     case = data.draw(cases((np.float64, np.int32, np.bool_, np.float16), ("sum",)))
@@ -151,7 +151,7 @@ def test_dtype_argument_is_numpys(name: str, data: st.DataObject, dtype: Any) ->
     compare(name, case, close=True, axis=data.draw(axes_of(len(case.shape))), dtype=dtype)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_initial_counts_once_whatever_the_layout(data: st.DataObject) -> None:
     case = data.draw(cases((np.float64, np.int32), ("sum", "prod", "min", "max")))
@@ -345,7 +345,7 @@ def test_variance_of_complex_items_drops_no_imaginary_part(wanted: str) -> None:
     on_ranks(program)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_result_goes_into_an_array_of_another_layout(data: st.DataObject) -> None:
     case = data.draw(cases((np.float64,), ("sum",)))
@@ -1099,9 +1099,10 @@ def dates_of(dtype: str, shape: tuple[int, ...], missing: float) -> np.ndarray:
 @no_dates
 @pytest.mark.parametrize("dtype", DATES)
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (41,), (5, 7), (0, 3), (6, 0, 2)], ids=str)
+@pytest.mark.filterwarnings("ignore:Mean of empty", "ignore:invalid value")
 def test_reductions_of_dates_agree_with_numpy(dtype: str, shape: tuple[int, ...]) -> None:
     def program() -> None:
-        for missing in (0, 0.1):
+        for missing in (0, 0.1) if shape == (5, 7) else (0.1,):
             value = dates_of(dtype, shape, missing)
             mesh = init_device_mesh((2, 2))
             axes = [None, *range(len(shape))]
@@ -1110,15 +1111,13 @@ def test_reductions_of_dates_agree_with_numpy(dtype: str, shape: tuple[int, ...]
                 x = distribute_array(value, mesh, placements, src=None)
                 for name, axis, keepdims in itertools.product(DATES[dtype], axes, (False, True)):
                     options = {"axis": axis, "keepdims": keepdims}
-                    with warnings.catch_warnings():
-                        warnings.simplefilter("ignore")  # means of nothing
-                        try:
-                            expected = getattr(np, name)(value, **options)
-                        except ValueError:  # of nothing
-                            with pytest.raises(ArgumentError):
-                                getattr(ours, name)(x, **options)
-                        else:
-                            agrees(getattr(ours, name)(x, **options), expected)
+                    try:
+                        expected = getattr(np, name)(value, **options)
+                    except ValueError:  # of nothing
+                        with pytest.raises(ArgumentError):
+                            getattr(ours, name)(x, **options)
+                    else:
+                        agrees(getattr(ours, name)(x, **options), expected)
 
     on_ranks(program)
 

@@ -67,7 +67,7 @@ def exact(result: Any, expected: Any) -> None:
     agrees(result, expected, **tolerance)
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(data=st.data())
 def test_matmul_agrees_with_numpy(data: st.DataObject) -> None:
     left, right = data.draw(operands(*data.draw(matrix_shapes())))
@@ -82,7 +82,7 @@ def test_matmul_agrees_with_numpy(data: st.DataObject) -> None:
     on_ranks(program)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_dot_outer_and_inner_agree_with_numpy(data: st.DataObject) -> None:
     shapes = st.lists(SIZES, max_size=3).map(tuple)
@@ -112,7 +112,7 @@ def test_outer_keeps_the_signs_of_zeros() -> None:
     on_ranks(program)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_vecdot_and_tensordot_agree_with_numpy(data: st.DataObject) -> None:
     inner, one, two = data.draw(SIZES), data.draw(SIZES), data.draw(SIZES)
@@ -135,7 +135,7 @@ def test_vecdot_and_tensordot_agree_with_numpy(data: st.DataObject) -> None:
     on_ranks(program)
 
 
-@settings(max_examples=75)
+@settings(max_examples=38)
 @given(data=st.data())
 def test_einsum_agrees_with_numpy(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 3))
@@ -296,7 +296,7 @@ OUT: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", OUT)
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_products_are_written_into_out(name: str, data: st.DataObject) -> None:
     mesh_shape = data.draw(st.sampled_from(MESH_SHAPES))

@@ -53,7 +53,7 @@ def on_ranks(way: str) -> OnRanks:
     return lambda program: testing.simulate(RANKS, program, timeout=60, ranks_per_node=WAYS[way][1])
 
 
-@settings(max_examples=60)
+@settings(max_examples=24)
 @given(data=st.data())
 def test_products_by_panels_agree_with_numpy(on_ranks: OnRanks, data: st.DataObject) -> None:
     m, k, n, b = (data.draw(SIZES) for _ in range(4))
@@ -72,7 +72,7 @@ def test_products_by_panels_agree_with_numpy(on_ranks: OnRanks, data: st.DataObj
     on_ranks(program)
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(shapes=matrix_shapes(), data=st.data())
 def test_vectors_batches_and_nothing_agree_with_numpy(
     on_ranks: OnRanks, shapes: Any, data: st.DataObject
@@ -85,7 +85,7 @@ def test_vectors_batches_and_nothing_agree_with_numpy(
     on_ranks(program)
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_einsum_of_many_large_operands_agrees_with_numpy(
     on_ranks: OnRanks, data: st.DataObject

@@ -28,7 +28,7 @@ OPS = ("sum", "max")
 DTYPES = (np.float64, np.int8, np.float32)
 
 
-@settings(max_examples=75)
+@settings(max_examples=38)
 @given(data=st.data())
 def test_concat_and_stack_agree_with_numpy(data: st.DataObject) -> None:
     first: Case = data.draw(cases(DTYPES, OPS))
@@ -87,7 +87,7 @@ def test_parts_are_joined_in_out() -> None:
     on_ranks(program)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_roll_repeat_tile_and_unstack_agree_with_numpy(data: st.DataObject) -> None:
     case: Case = data.draw(cases(DTYPES, OPS))
@@ -258,7 +258,7 @@ def test_more_items_than_can_be_counted_are_refused_on_every_rank(call: Any, err
     on_ranks(program)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_repeats_that_are_distributed_agree_with_numpy(data: st.DataObject) -> None:
     x = data.draw(cases((np.float64, np.int32), ("sum",)))

@@ -53,7 +53,7 @@ def reshapes(draw: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return shapes[0], shapes[1]
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(data=st.data())
 def test_reshape_agrees_with_numpy(data: st.DataObject) -> None:
     before, after = data.draw(reshapes())
@@ -73,7 +73,7 @@ def test_reshape_agrees_with_numpy(data: st.DataObject) -> None:
     on_ranks(program)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_reshape_leaves_no_rank_with_much_more_than_its_share(data: st.DataObject) -> None:
     before, after = data.draw(reshapes())
@@ -205,7 +205,7 @@ VIEWS = {
 }
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(
     shape=st.lists(st.integers(1, 6), max_size=3),
     cuts=st.lists(st.sampled_from((None, 0, 1, 2)), min_size=2, max_size=2),
@@ -297,7 +297,7 @@ def test_reshape_in_a_context_that_refuses_communication_raises_before_it() -> N
     on_ranks(program)
 
 
-@settings(max_examples=75)
+@settings(max_examples=38)
 @given(data=st.data())
 def test_order_of_axes_agrees_with_numpy_and_stays_in_place(data: st.DataObject) -> None:
     case: Case = data.draw(cases((np.float64, np.int8), OPS))
@@ -324,7 +324,7 @@ def test_order_of_axes_agrees_with_numpy_and_stays_in_place(data: st.DataObject)
     on_ranks(program)
 
 
-@settings(max_examples=75)
+@settings(max_examples=38)
 @given(data=st.data())
 def test_axes_of_length_1_come_and_go_as_in_numpy(data: st.DataObject) -> None:
     case: Case = data.draw(cases((np.float64, np.int8), OPS))
@@ -346,7 +346,7 @@ def test_axes_of_length_1_come_and_go_as_in_numpy(data: st.DataObject) -> None:
     on_ranks(program)
 
 
-@settings(max_examples=75)
+@settings(max_examples=38)
 @given(data=st.data())
 def test_broadcasting_agrees_with_numpy(data: st.DataObject) -> None:
     case: Case = data.draw(cases((np.float64, np.int8), OPS))
@@ -366,7 +366,7 @@ def test_broadcasting_agrees_with_numpy(data: st.DataObject) -> None:
     on_ranks(program)
 
 
-@settings(max_examples=75)
+@settings(max_examples=38)
 @given(data=st.data())
 def test_flip_and_triangles_agree_with_numpy(data: st.DataObject) -> None:
     case: Case = data.draw(cases((np.float64, np.int8), OPS))
@@ -391,7 +391,7 @@ def test_flip_and_triangles_agree_with_numpy(data: st.DataObject) -> None:
     on_ranks(program)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(case=cases((np.float64,), OPS))
 def test_flat_order_agrees_with_numpy(case: Case) -> None:
     def program() -> None:

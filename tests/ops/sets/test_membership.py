@@ -56,7 +56,7 @@ def two_cases(draw: Any) -> tuple[Case, Case]:
 
 
 @pytest.mark.parametrize("ranks_per_node", [None, 1])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(pair=two_cases(), invert=st.booleans())
 def test_items_are_found_as_in_numpy(
     few_bytes: str, ranks_per_node: int | None, pair: tuple[Case, Case], invert: bool
@@ -75,7 +75,7 @@ def test_items_are_found_as_in_numpy(
     simulate(RANKS, program, ranks_per_node=ranks_per_node)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(pair=two_cases(), plain=st.sampled_from((None, 0, 1)))
 def test_sets_are_those_of_numpy(
     few_bytes: str, pair: tuple[Case, Case], plain: int | None

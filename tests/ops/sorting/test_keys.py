@@ -27,7 +27,7 @@ def places_of(values: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_words_have_the_order_of_sort(dtype: Any, data: st.DataObject) -> None:
     values = data.draw(items(dtype))
@@ -44,7 +44,7 @@ def test_words_have_the_order_of_sort(dtype: Any, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_decoded_words_equal_the_items_they_come_from(dtype: Any, data: st.DataObject) -> None:
     values = data.draw(items(dtype))
@@ -59,7 +59,7 @@ def test_decoded_words_equal_the_items_they_come_from(dtype: Any, data: st.DataO
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_decode_ascends_with_any_words(dtype: Any, data: st.DataObject) -> None:
     keys = KeyWords(dtype)

@@ -44,7 +44,7 @@ def split(values: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_cuts_and_values_are_those_of_a_stable_sort(dtype: Any, data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(0, 12), min_size=1, max_size=4))
@@ -112,7 +112,7 @@ def test_no_place_needs_no_round() -> None:
         assert counted.rounds == counted.gathered == []
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_lines_are_selected_from_each_by_itself(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=4))

@@ -67,7 +67,7 @@ def expected_order(values: np.ndarray, axis: int | None, descending: bool) -> np
 
 
 @pytest.mark.usefixtures("way")
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_orders_are_numpys_for_all_layouts(data: st.DataObject) -> None:
     case: Case = data.draw(special_cases((*NUMBERS, *OTHERS)))
@@ -100,7 +100,7 @@ def test_orders_are_numpys_for_all_layouts(data: st.DataObject) -> None:
     on_ranks(program)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_partial_operands_are_reduced_first(data: st.DataObject) -> None:
     case: Case = data.draw(cases((np.int32, np.float64), ("sum", "max")))
@@ -296,7 +296,7 @@ def test_fields_are_compared_in_the_order_given() -> None:
     on_ranks(program)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_lexsort_is_numpys(data: st.DataObject) -> None:
     kinds = (*NUMBERS, *OTHERS)

@@ -59,7 +59,7 @@ def same(found: Any, expected: Any) -> None:
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("method", METHODS)
-@settings(max_examples=15)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_quantile_has_numpys_bits(method: str, dtype: str, data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))

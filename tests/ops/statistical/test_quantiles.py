@@ -92,7 +92,7 @@ def axes_of(draw: Any, case: Case) -> Any:
     return draw(st.one_of(st.none(), several.map(tuple))) if ndim else None
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data(), ignores_nan=st.booleans(), percent=st.booleans(), keepdims=st.booleans())
 def test_quantiles_are_those_of_numpy(
     way: str, data: st.DataObject, ignores_nan: bool, percent: bool, keepdims: bool
@@ -120,7 +120,7 @@ def test_quantiles_are_those_of_numpy(
     compared(name, case, q, axis=axis, method=method, keepdims=keepdims)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data(), ignores_nan=st.booleans(), keepdims=st.booleans())
 def test_medians_are_those_of_numpy(
     way: str, data: st.DataObject, ignores_nan: bool, keepdims: bool
@@ -135,7 +135,7 @@ def test_medians_are_those_of_numpy(
     compared(name, case, axis=data.draw(axes_of(case)), keepdims=keepdims)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data(), ignores_nan=st.booleans())
 def test_weighted_quantiles_are_those_of_numpy(
     way: str, data: st.DataObject, ignores_nan: bool
