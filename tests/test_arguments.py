@@ -48,7 +48,7 @@ PLAIN: list[Any] = [
 ]  # fmt: skip
 MADE = [On(name) for name in ("0-d", "1-d", "booleans", "integers", "partial", "elsewhere", "mesh")]
 VALUES = [*PLAIN, *MADE]
-EVERY = 1 if os.environ.get("DISTARRAY_TEST_ALL") else 8
+EVERY = 1 if os.environ.get("DISTARRAY_TEST_ALL") else 16
 """Of an argument every eighth value is tried, each time from another one on, or all."""
 
 OPERATIONS = {op.__name__: op for name in da.__all__ if isinstance(op := getattr(da, name), Op)}

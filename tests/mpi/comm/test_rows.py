@@ -100,12 +100,12 @@ def test_ranks_that_disagree_all_raise(comm: Any) -> None:
 
 @pytest.mark.parametrize("check", [checks.check_push, checks.check_pull])
 def test_rows_are_those_of_numpy(comm: Any, check: Any) -> None:
-    for seed in range(60):
+    for seed in range(25):
         check(comm, seed, on_device.DEVICE)
 
 
 def test_answers_are_those_of_the_owners(comm: Any) -> None:
-    for seed in range(20):
+    for seed in range(10):
         checks.check_ask(comm, seed)
 
 
