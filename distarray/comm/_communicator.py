@@ -32,7 +32,7 @@ from distarray.comm._collectives import (
     host_target,
     on_host,
 )
-from distarray.comm._reductions import prepare_reduction
+from distarray.comm._reductions import prepare_reduction, reduced_dtype
 from distarray.comm._requests import Completed, Pending, Request
 from distarray.comm.device_messages._collectives import ON_HOST_BYTES, DeviceCollectives
 from distarray.errors import ArgumentError, DTypeError
@@ -302,7 +302,7 @@ class Communicator(ABC):
                 _result_buffer(array, array.shape, value.dtype, out, "all_reduce")[...] = value
                 return out
         check_buffer(array, "send", "all_reduce")
-        dtype = _reduced_dtype(array, op, self.size)
+        dtype = reduced_dtype(array.dtype, op)
         into = _result_buffer(array, array.shape, dtype, out, "all_reduce")
         request = self._reduce("all_reduce", array, into, op, None, blocking)
         return request.wait() if blocking else request
@@ -335,7 +335,7 @@ class Communicator(ABC):
         check_buffer(recv, "receive", "reduce_scatter")
         parts = check_counts(counts, self.size, send.size, "receive", "reduce_scatter")
         check_size(recv, parts[self.rank], "receive", "reduce_scatter")
-        dtype = _reduced_dtype(send, op, self.size)
+        dtype = reduced_dtype(send.dtype, op)
         into = _result_buffer(send, recv.shape, dtype, recv, "reduce_scatter")
         return self._reduce("reduce_scatter", send, into, op, parts, blocking)
 
@@ -618,11 +618,6 @@ def _moves_on_device(buffer: Buffer, nbytes: int) -> bool:
 
 def _total(counts: Counts | None, part: Buffer, n: int) -> int:
     return int(part.size) * n if counts is None else sum(map(int, counts))
-
-
-def _reduced_dtype(array: Buffer, op: str, n: int) -> np.dtype[Any]:
-    """Return the dtype of a reduction; the errors are those of ``prepare_reduction``."""
-    return prepare_reduction(np.empty(0, array.dtype), op, n).dtype
 
 
 def _result_buffer(

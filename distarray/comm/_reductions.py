@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -69,8 +69,7 @@ def _kinds(op: str) -> str:
     return REDUCTIONS[op].kinds if op in REDUCTIONS else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Reduction:
+class Reduction(NamedTuple):
     """A reduction as the transports see it.
 
     ``wire`` has the values to send: 1-d, C-contiguous, in native byte order and a dtype that holds
@@ -123,6 +122,12 @@ def prepare_reduction(array: np.ndarray, op: str, n: int) -> Reduction:
         native = flat.astype(dtype.newbyteorder("="))
         return Reduction(native, op, dtype, lambda values: values.astype(dtype))
     return Reduction(flat, op, dtype, None)
+
+
+@lru_cache(maxsize=256)
+def reduced_dtype(dtype: np.dtype[Any], op: str) -> np.dtype[Any]:
+    """Return the dtype of a reduction's result; the errors are those of ``prepare_reduction``."""
+    return prepare_reduction(np.empty(0, dtype), op, 1).dtype
 
 
 def divide(sums: Buffer, n: int) -> Buffer:

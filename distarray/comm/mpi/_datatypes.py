@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from distarray.comm._reductions import combine
+from distarray.comm._reductions import COMBINE
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -97,11 +97,12 @@ def _custom_op(op: str) -> MPI.Op:
         if short in _FLOATS
     ]
 
+    ufunc = COMBINE[op]
+
     def function(lower: Any, inout: Any, datatype: MPI.Datatype) -> None:
         dtype = next(dtype for known, dtype in dtypes if known == datatype)
         target = np.frombuffer(inout, dtype)
-        result = np.frombuffer(lower, dtype).copy()
-        combine(result, target, op)
-        target[...] = result
+        with np.errstate(all="ignore"):
+            ufunc(np.frombuffer(lower, dtype), target, out=target)
 
     return MPI.Op.Create(function, commute=False)
