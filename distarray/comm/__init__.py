@@ -47,7 +47,7 @@ from distarray.comm._log import (
 )
 from distarray.comm._machine import load as load_measured
 from distarray.comm._machine import store as store_measured
-from distarray.comm._packing import copy_box, copy_boxes, pack
+from distarray.comm._packing import copy_box, copy_boxes, lies_in_long_runs, pack
 from distarray.comm._reductions import BFLOAT16, is_bfloat16, narrow_bfloat16, widen_bfloat16
 from distarray.comm._requests import Request
 from distarray.comm._rows import ask_owners, pull_rows, push_rows
@@ -100,6 +100,7 @@ __all__ = [
     "group_rows",
     "init_device_mesh",
     "is_bfloat16",
+    "lies_in_long_runs",
     "list_first",
     "load_measured",
     "merge_runs",

@@ -22,7 +22,7 @@ from distarray.typing import Buffer
 Counts = Sequence[int]
 
 OWN_TAG: Final = 32767
-"""Of the library's own messages: the largest tag that every MPI has."""
+"""Of the library's own messages: the largest tag that every MPI has, and the one below."""
 
 
 def offsets(counts: Counts) -> list[int]:
@@ -76,8 +76,8 @@ def check_rank(rank: int, n: int, what: str) -> int:
 
 def check_tag(tag: int) -> None:
     """Raise ArgumentError for tags that not every MPI has, or that are ours."""
-    if not 0 <= tag < OWN_TAG:
-        raise ArgumentError(f"tag={tag} is not from 0 to {OWN_TAG - 1}; choose a smaller one")
+    if not 0 <= tag < OWN_TAG - 1:
+        raise ArgumentError(f"tag={tag} is not from 0 to {OWN_TAG - 2}; choose a smaller one")
 
 
 def check_buffer(buffer: Buffer, what: str, collective: str) -> None:

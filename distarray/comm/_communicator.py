@@ -33,7 +33,7 @@ from distarray.comm._collectives import (
     on_host,
 )
 from distarray.comm._reductions import prepare_reduction, reduced_dtype
-from distarray.comm._requests import Completed, Pending, Request
+from distarray.comm._requests import DONE, Completed, Pending, Request
 from distarray.comm.device_messages._collectives import ON_HOST_BYTES, DeviceCollectives
 from distarray.errors import ArgumentError, DTypeError
 from distarray.typing import Buffer
@@ -47,6 +47,7 @@ hold at most. Every rank reduces what all send, so that it stays far below that 
 
 _NOTHING = np.empty(0, np.uint8)
 Views = AbstractContextManager[list[Buffer]]
+Fill = Callable[[], object]
 
 
 class Communicator(ABC):
@@ -104,11 +105,20 @@ class Communicator(ABC):
             _log.record("barrier", self.name, 0, perf_counter() - started)
 
     def all_gather(
-        self, send: Buffer, recv: Buffer, counts: Counts | None = None, *, blocking: bool = True
+        self,
+        send: Buffer,
+        recv: Buffer,
+        counts: Counts | None = None,
+        *,
+        blocking: bool = True,
+        token: int | None = None,
+        what: object = "",
     ) -> Request:
         """Put every rank's ``send`` into every rank's ``recv``, in rank order.
 
-        ``counts`` are what each rank sends, the same on every rank; by default all as much.
+        ``counts`` are what each rank sends, the same on every rank; by default all as much. A
+        ``token``, and ``what``, say what this rank believes it is doing, as in ``views``: the ranks
+        compare it with what travels, and the call is blocking.
         """
         check_pair(send, recv, "all_gather")
         counts = check_counts(counts, self.size, recv.size, "receive", "all_gather")
@@ -117,6 +127,12 @@ class Communicator(ABC):
             return _copy(send, recv)
         on_device = _moves_on_device(recv, recv.nbytes)
         nbytes = recv.nbytes - send.nbytes
+        if token is not None:
+            if _backend.is_numpy(recv):
+                started = perf_counter()
+                self._all_gather_agreed(send.reshape(-1), recv.reshape(-1), counts, token, what)
+                return self._track("all_gather", nbytes, started, DONE, lambda: recv)
+            self.agree(token, what)
         return self._move("all_gather", nbytes, on_device, send, recv, counts, blocking)
 
     def all_to_all(
@@ -127,11 +143,15 @@ class Communicator(ABC):
         recv_counts: Counts | None = None,
         *,
         blocking: bool = True,
+        token: int | None = None,
+        what: object = "",
+        fill: Fill | None = None,
     ) -> Request:
         """Send part ``i`` of ``send`` to rank ``i``, and put what rank ``i`` sends into part ``i``.
 
         ``send_counts`` and ``recv_counts`` are what goes to and comes from each rank; by default
-        all as much.
+        all as much. With a ``token``, as in ``all_gather``, ``fill()`` may set the values of
+        ``send`` while the ranks compare it.
         """
         check_pair(send, recv, "all_to_all")
         sends = check_counts(send_counts, self.size, send.size, "send", "all_to_all")
@@ -141,11 +161,39 @@ class Communicator(ABC):
                 f"all_to_all would send {sends[self.rank]} elements from rank {self.rank} to "
                 f"itself and receive {receives[self.rank]}; make the two counts equal"
             )
-        if self.size == 1:
-            return _copy(send, recv)
         on_device = not _backend.is_numpy(recv)
         nbytes = recv.nbytes - receives[self.rank] * recv.itemsize
+        if token is not None and self.size > 1 and not on_device:
+            started, ends = perf_counter(), (send.reshape(-1), recv.reshape(-1))
+            self._all_to_all_agreed(*ends, sends, receives, token, what, fill)
+            return self._track("all_to_all", nbytes, started, DONE, lambda: recv)
+        if fill is not None:
+            fill()
+        if self.size == 1:
+            return _copy(send, recv)
+        if token is not None:
+            self.agree(token, what)
         return self._move("all_to_all", nbytes, on_device, send, recv, sends, receives, blocking)
+
+    @property
+    def sends_parts(self) -> bool:
+        """Whether ``all_to_all_parts`` can be called; the same on all ranks."""
+        return False
+
+    def all_to_all_parts(
+        self,
+        parts: Sequence[np.ndarray],
+        into: Sequence[np.ndarray],
+        token: int,
+        what: object = "",
+        fill: Fill | None = None,
+    ) -> None:
+        """Send ``parts[i]`` to rank ``i``, and put what it sends into ``into[i]``.
+
+        An ``all_to_all`` of arrays in host memory, of any strides, which is not recorded.
+        """
+        del parts, into, token, what, fill
+        raise ArgumentError(f"{self!r} sends no parts as they lie; call all_to_all")
 
     def broadcast(self, array: Buffer, root: int = 0, *, blocking: bool = True) -> Request:
         """Put the root's values into every rank's ``array``."""
@@ -438,7 +486,13 @@ class Communicator(ABC):
 
     @abstractmethod
     def views(
-        self, block: np.ndarray, token: int, what: object = "", *, closing: bool = True
+        self,
+        block: np.ndarray,
+        token: int,
+        what: object = "",
+        *,
+        closing: bool = True,
+        agreed: bool = False,
     ) -> Views:
         """Return a context that yields every rank's block, readable in place.
 
@@ -450,7 +504,8 @@ class Communicator(ABC):
         ``str(what)`` says in errors: where ranks believe different things it is a MismatchError on
         every rank. ``closing`` says whether leaving waits until all have read: not where another
         round of the same communicator follows at once, which then says so. Until that has been
-        entered the block must neither change nor go away.
+        entered the block must neither change nor go away. ``agreed`` says that a collective of the
+        same token has just been completed.
         """
 
     def agree(self, token: int, what: object = "") -> None:
@@ -471,6 +526,13 @@ class Communicator(ABC):
         """
         del payload, token, what
         return None
+
+    @abstractmethod
+    def reached(self, device: str = "cpu") -> list[bool]:
+        """Tell of every rank whether ``views`` yields its block where that is on "cpu" or "cuda".
+
+        The first call is collective.
+        """
 
     @abstractmethod
     def reaches_all(self, device: str = "cpu") -> bool:
@@ -556,6 +618,29 @@ class Communicator(ABC):
     def _all_gather(
         self, send: np.ndarray, recv: np.ndarray, counts: Counts, blocking: bool
     ) -> Request: ...
+
+    def _all_gather_agreed(
+        self, send: np.ndarray, recv: np.ndarray, counts: Counts, token: int, what: object
+    ) -> None:
+        """Gather, once the ranks have compared a token."""
+        self.agree(token, what)
+        self._all_gather(send, recv, counts, True)
+
+    def _all_to_all_agreed(
+        self,
+        send: np.ndarray,
+        recv: np.ndarray,
+        send_counts: Counts,
+        recv_counts: Counts,
+        token: int,
+        what: object,
+        fill: Fill | None,
+    ) -> None:
+        """Exchange parts, once the ranks have compared a token, and ``fill()`` has set them."""
+        self.agree(token, what)
+        if fill is not None:
+            fill()
+        self._all_to_all(send, recv, send_counts, recv_counts, True)
 
     @abstractmethod
     def _all_reduce(

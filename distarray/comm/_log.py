@@ -4,7 +4,8 @@ Bytes are those of values that this rank takes from other ranks, so that they ad
 and compare with ``Plan.bytes_received``. For n ranks and an array of b bytes: an all-reduce
 counts 2 b (n - 1) / n (each rank reduces its part and gathers the others'), a broadcast b on
 every rank but the root, point to point b where it is received. Nothing is recorded for a
-communicator of one rank, because nothing moves.
+communicator of one rank, because nothing moves. An "agreement" is the one collective that moves no
+values: the all-reduce of 16 bytes by which many ranks on several nodes compare what they do.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Record:
 
 
 _active: ContextVar[tuple[CommLog, ...] | None] = ContextVar("distarray_comm_logs", default=None)
+_paused: ContextVar[tuple[CommLog, ...]] = ContextVar("distarray_comm_logs_paused", default=())
 _open: dict[Any, tuple[CommLog, ...]] = {}
 """By rank, what its own thread has opened."""
 
@@ -79,11 +81,13 @@ def _rank() -> Any:
 @contextmanager
 def pause_logs() -> Iterator[None]:
     """Keep what runs inside out of the logs: a part of a communication that is recorded whole."""
+    paused = _paused.set(recording() or _paused.get())
     token = _active.set(())
     try:
         yield
     finally:
         _active.reset(token)
+        _paused.reset(paused)
 
 
 class CommLog:
@@ -176,13 +180,23 @@ class CommLog:
         return f"<CommLog: {self.count()} communications, {self.bytes():,} bytes>"
 
 
+def record_agreement(mesh_axis: str, nbytes: int, seconds: float) -> None:
+    """Add a collective that moves no values, also where logs are paused."""
+    _record(recording() or _paused.get(), "agreement", mesh_axis, nbytes, seconds)
+
+
 def record(collective: str, mesh_axis: str, nbytes: int, seconds: float) -> Record | None:
     """Add a communication to the logs that are active in this thread.
 
     Returns the record, for a communication still under way to add its seconds to; None where
     nothing records.
     """
-    logs = recording()
+    return _record(recording(), collective, mesh_axis, nbytes, seconds)
+
+
+def _record(
+    logs: tuple[CommLog, ...], collective: str, mesh_axis: str, nbytes: int, seconds: float
+) -> Record | None:
     if not logs:
         return None
     entry = Record(collective, mesh_axis, nbytes, seconds)

@@ -247,8 +247,8 @@ def _push_messages(
     error: Exception | None,
 ) -> tuple[list[Buffer], np.ndarray]:
     """Send packed rows, after their counts."""
-    comm.agree(token, what)
-    sent, received_counts = _exchange_counts(comm, np.diff(parcels.offsets), what, error)
+    counts = np.diff(parcels.offsets)
+    sent, received_counts = _exchange_counts(comm, counts, token, what, error)
     received = []
     for block in rows:
         if parcels.order is None:
@@ -272,11 +272,10 @@ def _pull_messages(
     """Send what is wanted of each rank, once, and get that; return how many rows come."""
     size, rank = comm.size, comm.rank
     parcels, place = group_numbers(blocks, number)
-    comm.agree(token, what)
     nothing = _Wanted(np.empty(0, np.intp))
     wanted = [nothing if i == rank else _Wanted(parcels.part(i)) for i in range(size)]
     words = np.array([(one.count, one.form, one.data.size) for one in wanted], np.int64)
-    asked = _exchange_words(comm, words, what, error)
+    asked = _exchange_words(comm, words, token, what, error)
     data = np.concatenate([one.data for one in wanted])
     requests = np.empty(int(asked[:, 2].sum()), np.uint8)
     comm.all_to_all(data, requests, words[:, 2].tolist(), asked[:, 2].tolist())
@@ -350,21 +349,21 @@ def _decoded(data: np.ndarray, form: int, count: int) -> np.ndarray:
 
 
 def _exchange_counts(
-    comm: Communicator, counts: np.ndarray, what: object, error: Exception | None
+    comm: Communicator, counts: np.ndarray, token: int, what: object, error: Exception | None
 ) -> tuple[list[int], list[int]]:
     """Return what goes to and comes from each rank; raise alike where one has an error."""
     words = np.asarray(counts, np.int64).reshape(-1, 1)
-    return words[:, 0].tolist(), _exchange_words(comm, words, what, error)[:, 0].tolist()
+    return words[:, 0].tolist(), _exchange_words(comm, words, token, what, error)[:, 0].tolist()
 
 
 def _exchange_words(
-    comm: Communicator, words: np.ndarray, what: object, error: Exception | None
+    comm: Communicator, words: np.ndarray, token: int, what: object, error: Exception | None
 ) -> np.ndarray:
     """Return each rank's row for this one, of counts first; raise alike where one has an error."""
     if error is not None:
         words = np.full_like(words, _FAILED)
     theirs = np.empty_like(words)
-    comm.all_to_all(np.ascontiguousarray(words), theirs)
+    comm.all_to_all(np.ascontiguousarray(words), theirs, token=token, what=what)
     if (theirs[:, 0] == _FAILED).any():
         raise_failures(comm, error, what)
     return theirs

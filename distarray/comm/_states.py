@@ -53,8 +53,7 @@ def gather_states(
                     for row, view in zip(everyone, views, strict=True):
                         row[...] = view
             else:
-                comm.agree(token, what)
-                comm.all_gather(mine, everyone.reshape(-1))
+                comm.all_gather(mine, everyone.reshape(-1), token=token, what=what)
     if _log.recording():
         nbytes = everyone.nbytes - mine.nbytes
         _log.record("all_gather", comm.name, nbytes, perf_counter() - started)
@@ -79,12 +78,13 @@ def scatter_states(
                 for row, view in zip(parts, views, strict=True):
                     row[...] = view.view(mine.dtype)[start : start + own]
         else:
-            comm.agree(token, what)
             comm.all_to_all(
                 _as_bytes(mine),
                 _as_bytes(parts.reshape(-1)),
                 [n * mine.itemsize for n in counts],
                 [own * mine.itemsize] * comm.size,
+                token=token,
+                what=what,
             )
     nbytes = (comm.size - 1) * own * mine.itemsize
     _log.record("all_to_all", comm.name, nbytes, perf_counter() - started)
@@ -107,9 +107,8 @@ def gather_parts(
                 for (start, stop), view in zip(cuts, views, strict=True):
                     whole[start:stop] = view.view(part.dtype)
         else:
-            comm.agree(token, what)
             sizes = [n * part.itemsize for n in counts]
-            comm.all_gather(_as_bytes(part), _as_bytes(whole), sizes)
+            comm.all_gather(_as_bytes(part), _as_bytes(whole), sizes, token=token, what=what)
     _log.record("all_gather", comm.name, whole.nbytes - part.nbytes, perf_counter() - started)
     return whole
 
@@ -257,9 +256,9 @@ def _fold_parts(
             for (start, stop), rows in zip(cuts, tables, strict=True):
                 out[start:stop] = rows[comm.rank]
     else:
-        comm.agree(token, what)
         parts = _memory.empty((comm.size, own), state.dtype)
-        comm.all_to_all(flat, parts.reshape(-1), counts, [own] * comm.size)
+        owns = [own] * comm.size
+        comm.all_to_all(flat, parts.reshape(-1), counts, owns, token=token, what=what)
         table = fold.table(list(parts), filled)
-        comm.all_to_all(table.reshape(-1), out, [own] * comm.size, counts)
+        comm.all_to_all(table.reshape(-1), out, owns, counts)
     return result, ((comm.size - 2) * own + flat.size) * state.itemsize

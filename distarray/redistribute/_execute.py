@@ -321,6 +321,22 @@ class _Collective(ABC):
         record(step.name.replace("-", "_"), communicator.name, nbytes, perf_counter() - started)
         return result
 
+    def _reduce_by_transport(
+        self, communicator: Communicator, local: Buffer, out: Buffer, number: int, what: object
+    ) -> Buffer:
+        """Fill ``out`` with the reduction of all blocks, by the transport's own all-reduce.
+
+        Between nodes, on two ranks of Zen 1, it takes a third of the time that exchanged blocks of
+        16 to 64 KiB took, and as long from 1 MiB on.
+        """
+        communicator.agree(number, what)
+        op = self._op
+        assert op is not None  # it reduces
+        source, target = _memory.make_contiguous(local).reshape(-1), out.reshape(-1)
+        for start, stop in pairwise(chunk(source.size, (self._step.rounds,)).offsets):
+            communicator.all_reduce(source[start:stop], op, out=target[start:stop])
+        return out
+
     @abstractmethod
     def _run(self, local: Buffer, purpose: Purpose | None) -> Buffer:
         """Return the new block."""
@@ -376,17 +392,17 @@ class _Exchange(_Collective):
             if reduced is not None:
                 return reduced
         out = _memory.empty(self._shape, self._dtype, device)
-        with communicator.views(local, number, what) as views:
-            reached = [view is not None for view in views]
-            if all(reached):
+        kind = _backend.kind_of(device)
+        if communicator.reaches_all(kind):
+            with communicator.views(local, number, what) as views:
                 self._take(views, out)
-            else:
-                kind = _backend.kind_of(device)
-                messages = self._messages.get(kind)
-                if messages is None:
-                    messages = Messages(self._step, communicator, reached, kind)
-                    self._messages[kind] = messages
-                messages.exchange(local, views, out)
+            return out
+        if self._whole and kind == "cpu":
+            return self._reduce_by_transport(communicator, local, out, number, what)
+        messages = self._messages.get(kind)
+        if messages is None:
+            messages = self._messages[kind] = Messages(self._step, communicator, kind)
+        messages.exchange(local, out, number, what)
         return out
 
     @property
@@ -441,21 +457,18 @@ class _AllReduce(_Collective):
     def _run(self, local: Buffer, purpose: Purpose | None) -> Buffer:
         communicator = self._communicator
         device = _backend.device_of(local)
-        out = _memory.empty(local.shape, self._dtype, device)
         if communicator is None:
+            out = _memory.empty(local.shape, self._dtype, device)
             reduce_into(out, [local], self._op)
             return out
         number, what = _describe_call(self._token, self, purpose, device)
-        if not communicator.reaches_all(device):
-            communicator.agree(number, what)
-            source, target = _memory.make_contiguous(local).reshape(-1), out.reshape(-1)
-            for start, stop in pairwise(chunk(source.size, (self._step.rounds,)).offsets):
-                communicator.all_reduce(source[start:stop], self._op, out=target[start:stop])
-            return out
         if local.nbytes <= SMALL_BYTES:
             reduced = communicator.all_reduce_small(local, self._op, number, what)
             if reduced is not None:
                 return reduced
+        out = _memory.empty(local.shape, self._dtype, device)
+        if not communicator.reaches_all(device):
+            return self._reduce_by_transport(communicator, local, out, number, what)
         if local.nbytes * communicator.size <= _READ_BY_ALL:
             with communicator.views(local, number, what) as views:
                 reduce_into(out, views, self._op)

@@ -1,4 +1,8 @@
-"""Messages of an exchange: what is packed, sent by one all-to-all(v) a round, and unpacked."""
+"""Messages of an exchange: what is packed, sent by one all-to-all(v) a round, and unpacked.
+
+The token that ranks compare travels with the messages, which are packed meanwhile. Between nodes
+what lies in long runs is not packed: MPI takes it from where it lies, and puts it where it belongs.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,15 @@ from math import prod
 from typing import Any, NamedTuple
 
 from distarray.comm import (
+    SMALL_BYTES,
     Communicator,
     _backend,
     _memory,
     copy_boxes,
+    lies_in_long_runs,
     pack,
     reduce_boxes,
+    split_parts,
 )
 from distarray.layout import box as boxes
 from distarray.redistribute._schedule import receives, sends
@@ -36,49 +43,73 @@ class _Take(NamedTuple):
     target: tuple[Any, ...]
 
 
+_Regions = list[tuple[Any, ...] | None]
+"""The one box of a block that goes to each rank, or comes from each, as an index; None for none."""
+
+
 class _Round(NamedTuple):
     packed: list[Box]
+    leaving: _Regions | None
+    arriving: _Regions | None
     send_counts: list[int]
     recv_counts: list[int]
     takes: list[_Take]
 
 
+def _regions(by_rank: Sequence[Sequence[Box]]) -> _Regions | None:
+    """Return the box of each rank as an index; None where one has several."""
+    if max(map(len, by_rank)) > 1:
+        return None
+    return [region(mine[0]) if mine else None for mine in by_rank]
+
+
+def _as_they_lie(block: Buffer, regions: _Regions | None) -> list[Buffer] | None:
+    """Return a view of a block for each rank, where none of them has to be packed."""
+    if regions is None:
+        return None
+    nothing = _memory.empty((0,), block.dtype)
+    found = [nothing if index is None else block[index] for index in regions]
+    if all(part.nbytes <= SMALL_BYTES or lies_in_long_runs(part) for part in found):
+        return found
+    return None
+
+
 class Messages:
     """What this rank packs, sends, receives and unpacks when a step runs between nodes.
 
-    The communicator is that of all ranks that take part; ``reached`` says for each of them whether
-    its block can be read in place, and the others' pieces travel. ``kind`` is the device's, "cpu"
-    or "cuda".
+    The communicator is that of all ranks that take part. Blocks of some can be read in place, and
+    the others' pieces travel. ``kind`` is the device's, "cpu" or "cuda".
     """
 
-    __slots__ = ("_communicator", "_gathers", "_rounds", "_step")
+    __slots__ = ("_communicator", "_gathers", "_reaches_some", "_rounds", "_step")
 
-    def __init__(
-        self, step: ExchangeStep, communicator: Communicator, reached: list[bool], kind: str
-    ) -> None:
+    def __init__(self, step: ExchangeStep, communicator: Communicator, kind: str) -> None:
         self._step = step
         self._communicator = communicator
         index = {rank: i for i, rank in enumerate(communicator.ranks)}
+        reached = communicator.reached(kind)
         rounds = step.rounds
         self._rounds = [self._plan((k, rounds), index, reached) for k in range(rounds)]
         # Everybody sends its whole block to everybody: nothing to pack.
-        every = not communicator.reaches_some(kind)
-        self._gathers = isinstance(step, AllGatherStep) and rounds == 1 and every
+        self._reaches_some = communicator.reaches_some(kind)
+        self._gathers = isinstance(step, AllGatherStep) and rounds == 1 and not self._reaches_some
 
     def _plan(self, part: tuple[int, int], index: dict[int, int], reached: list[bool]) -> _Round:
         step = self._step
         rank = self._communicator.ranks[self._communicator.rank]
-        packed: list[list[Box]] = [[] for _ in reached]
+        leaving: list[list[Box]] = [[] for _ in reached]
+        arriving: list[list[Box]] = [[] for _ in reached]
         for transfer in sends(step.src, step.dst, rank, part):
             peer = index[transfer.peers[0]]
             if not reached[peer]:
-                packed[peer].append(transfer.src_box)
+                leaving[peer].append(transfer.src_box)
         takes = receives(step.src, step.dst, rank, part)
         recv_counts = [0] * len(reached)
         for transfer in takes:
             for peer in (index[r] for r in transfer.peers):
                 if not reached[peer]:
                     recv_counts[peer] += transfer.size
+                    arriving[peer].append(transfer.dst_box)
         at = [sum(recv_counts[:peer]) for peer in range(len(reached))]
         found = []
         for transfer in takes:
@@ -96,31 +127,87 @@ class Messages:
                     region(transfer.dst_box),
                 )
             )
-        send_counts = [sum(boxes.volume(box) for box in mine) for mine in packed]
-        return _Round([box for mine in packed for box in mine], send_counts, recv_counts, found)
+        send_counts = [sum(map(boxes.volume, mine)) for mine in leaving]
+        packed = [box for mine in leaving for box in mine]
+        into = None if step.reduce is not None else _regions(arriving)
+        return _Round(packed, _regions(leaving), into, send_counts, recv_counts, found)
 
-    def exchange(self, local: Buffer, blocks: Sequence[Buffer], out: Buffer) -> None:
-        """Fill ``out`` from the blocks that are read in place and from what the others send."""
+    def exchange(self, local: Buffer, out: Buffer, token: int, what: object) -> None:
+        """Fill ``out`` from the blocks that are read in place and from what the others send.
+
+        ``token`` and ``what`` are as in ``Communicator.views``.
+        """
         if self._gathers:
-            self._gather(local, out)
+            self._gather(local, out, token, what)
             return
-        for packed, send_counts, recv_counts, takes in self._rounds:
-            device = _backend.device_of(local)
-            send = _memory.empty((sum(send_counts),), local.dtype, device)
-            recv = _memory.empty((sum(recv_counts),), local.dtype, device)
-            pack(local, packed, send)
-            self._communicator.all_to_all(send, recv, send_counts, recv_counts)
-            self._unpack(takes, recv, blocks, out)
+        recv = self._send(local, out, self._rounds[0], token, what)
+        if not self._reaches_some:
+            blocks: list[Any] = [None] * self._communicator.size
+            blocks[self._communicator.rank] = local
+            self._finish(local, recv, blocks, out, token, what)
+            return
+        with self._communicator.views(local, token, what, agreed=True) as views:
+            self._finish(local, recv, views, out, token, what)
+
+    def _finish(
+        self,
+        local: Buffer,
+        recv: Buffer | None,
+        blocks: Sequence[Buffer],
+        out: Buffer,
+        token: int,
+        what: object,
+    ) -> None:
+        """Unpack the first round, and carry out the others."""
+        for i, current in enumerate(self._rounds):
+            if i:
+                recv = self._send(local, out, current, token, what)
+            self._unpack(current.takes, recv, blocks, out)
+
+    def _send(
+        self, local: Buffer, out: Buffer, current: _Round, token: int, what: object
+    ) -> Buffer | None:
+        """Send the messages of a round, and return what comes; None where it is in its place."""
+        packed, leaving, arriving, send_counts, recv_counts, _ = current
+        comm, device, dtype = self._communicator, _backend.device_of(local), local.dtype
+        parts = into = send = recv = None
+        if comm.sends_parts and _backend.is_numpy(local):
+            parts = _as_they_lie(local, leaving)
+            into = _as_they_lie(out, arriving)
+        if parts is None:
+            send = _memory.empty((sum(send_counts),), dtype, device)
+        if into is None:
+            recv = _memory.empty((sum(recv_counts),), dtype, device)
+
+        def fill() -> None:
+            if send is not None:
+                pack(local, packed, send)
+
+        if send is not None and recv is not None:
+            comm.all_to_all(send, recv, send_counts, recv_counts, token=token, what=what, fill=fill)
+            return recv
+        if send is not None:
+            parts = split_parts(send, send_counts)
+        if recv is not None:
+            into = split_parts(recv, recv_counts)
+        assert parts is not None  # one way or the other
+        assert into is not None
+        comm.all_to_all_parts(parts, into, token, what, fill)
+        return recv
 
     def _unpack(
-        self, takes: list[_Take], recv: Buffer, blocks: Sequence[Buffer], out: Buffer
+        self, takes: list[_Take], recv: Buffer | None, blocks: Sequence[Buffer], out: Buffer
     ) -> None:
         op = self._step.reduce
         found = []
         for peers, offsets, source, extents, target in takes:
+            if recv is None and offsets[0] is not None:
+                continue
             size = prod(extents)
             pieces = [
-                blocks[peer][source] if at is None else recv[at : at + size].reshape(extents)
+                blocks[peer][source]
+                if at is None or recv is None
+                else recv[at : at + size].reshape(extents)
                 for peer, at in zip(peers, offsets, strict=True)
             ]
             found.append((out[target], pieces))
@@ -129,7 +216,7 @@ class Messages:
         else:
             reduce_boxes(found, op)
 
-    def _gather(self, local: Buffer, out: Buffer) -> None:
+    def _gather(self, local: Buffer, out: Buffer, token: int, what: object) -> None:
         """Gather whole blocks, straight into the result where they lie there one after another."""
         takes = self._rounds[0].takes
         counts = [0] * self._communicator.size
@@ -140,7 +227,8 @@ class Messages:
         direct = rows and order == sorted(order) and out.ndim > 0
         device = _backend.device_of(local)
         recv = out.reshape(-1) if direct else _memory.empty((sum(counts),), local.dtype, device)
-        self._communicator.all_gather(_memory.make_contiguous(local).reshape(-1), recv, counts)
+        send = _memory.make_contiguous(local).reshape(-1)
+        self._communicator.all_gather(send, recv, counts, token=token, what=what)
         if direct:
             return
         pieces = []

@@ -414,9 +414,8 @@ def _told_shapes(draft: Layout, dtype: torch.dtype) -> tuple[Shape, ...]:
         if comm.reaches_all():
             with comm.views(told, number, what) as views:
                 return tuple([tuple(view.tolist()) for view in views])
-        comm.agree(number, what)
         everyone = np.empty(comm.size * told.size, np.int64)
-        comm.all_gather(told, everyone)
+        comm.all_gather(told, everyone, token=number, what=what)
     return tuple(tuple(row) for row in everyone.reshape(comm.size, -1).tolist())
 
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from distarray.comm import CommLog, _log
-from distarray.comm._log import pause_logs, record, recording
+from distarray.comm._log import pause_logs, record, record_agreement, recording
 from distarray.comm.simulated import _ranks
 from distarray.testing import simulate
 
@@ -16,6 +16,20 @@ from distarray.testing import simulate
 def test_nothing_is_recorded_without_a_log():
     assert not recording()
     assert record("all_reduce", "dp", 8, 0.1) is None
+
+
+def test_collectives_that_move_no_values_are_recorded_inside_of_others():
+    with CommLog() as log:
+        with pause_logs(), pause_logs():
+            record("all_gather", "dp", 64, 0.5)
+            record_agreement("dp", 16, 0.25)
+        record_agreement("tp", 24, 0.25)
+    with pause_logs():
+        record_agreement("dp", 16, 0.25)
+    assert [(r.collective, r.mesh_axis, r.nbytes) for r in log.records] == [
+        ("agreement", "dp", 16),
+        ("agreement", "tp", 24),
+    ]
 
 
 def test_logs_nest_and_each_records_what_runs_inside_it():

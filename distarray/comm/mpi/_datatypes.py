@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from distarray.comm._packing import run_of
 from distarray.comm._reductions import COMBINE
 
 if TYPE_CHECKING:
@@ -35,6 +36,23 @@ def moving_type(itemsize: int) -> MPI.Datatype:
         return native
     unit, count = (MPI.UINT64_T, itemsize // 8) if itemsize % 8 == 0 else (MPI.UINT8_T, itemsize)
     return unit.Create_contiguous(count).Commit()
+
+
+def strided_type(array: np.ndarray) -> MPI.Datatype:
+    """Return the MPI datatype of the items of a strided array in C order; the caller frees it."""
+    run, axis = run_of(array)
+    made = moving_type(array.itemsize).Create_contiguous(run // array.itemsize)
+    for n, step in zip(array.shape[axis - 1 :: -1], array.strides[axis - 1 :: -1], strict=True):
+        inner, made = made, made.Create_hvector(n, 1, step)
+        inner.Free()
+    return made.Commit()
+
+
+def memory_of(array: np.ndarray) -> MPI.buffer:
+    """Return the memory that a strided array's items lie in, from the first one on."""
+    from mpi4py import MPI
+
+    return MPI.buffer.fromaddress(array.__array_interface__["data"][0], array.nbytes)
 
 
 _NATIVE_TYPES: Final = {

@@ -7,13 +7,14 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 
 from distarray.comm._agreement import mismatch_error, name_ranks
 from distarray.comm._launcher import node_name
 from distarray.comm.failures._waits import Meeting, count_by, join_next, waiting
+from distarray.comm.mpi._envelopes import MOST_RANKS, Envelopes, Fill, reduce_tokens
 from distarray.comm.mpi._start import import_mpi
 from distarray.comm.shared_memory._channel import Channel, attach
 
@@ -115,6 +116,7 @@ class Group:
         self._place = ""
         self._calls = 0
         self._exported: MPI.Intracomm | None = None
+        self._envelopes: Envelopes | None = None
         self._background: Group | None = None
 
     @property
@@ -150,11 +152,59 @@ class Group:
             return None
         return Meeting(self._place, self._calls, self.world_ranks)
 
-    def compare(self, token: int, what: object) -> None:
-        """Check that all ranks do the same; see ``_compare``."""
+    @property
+    def sends_envelopes(self) -> bool:
+        """Whether tokens travel in envelopes, and not by a reduction of their own."""
+        return len(self.ranks) <= MOST_RANKS
+
+    @property
+    def envelopes(self) -> Envelopes:
+        """The envelopes of few ranks; the first use is collective."""
+        if self._envelopes is None:
+            self._envelopes = Envelopes(self.mpi)
+        return self._envelopes
+
+    def exchange(self, payload: bytes | memoryview, token: int, what: object = "") -> list[Any]:
+        """Give every rank's short payload to every rank, in envelopes."""
+        envelopes = self.envelopes
+        with waiting(what, self.next_call()):
+            found = envelopes.exchange(payload, token)
+            if found is None:
+                self._raise_mismatch(what)
+        return found
+
+    def all_to_all(
+        self,
+        parts: Sequence[np.ndarray],
+        into: Sequence[np.ndarray],
+        token: int,
+        what: object,
+        fill: Fill | None,
+    ) -> None:
+        """Send each rank its part, once ``fill()`` has set it, in an envelope or after it."""
+        envelopes = self.envelopes
+        with waiting(what, self.next_call()):
+            if not envelopes.all_to_all(parts, into, token, fill):
+                self._raise_mismatch(what)
+
+    def compare(self, token: int, what: object, fill: Fill | None = None) -> None:
+        """Check that all ranks do the same: that they pass the same token, below 2**62.
+
+        ``fill()`` is called meanwhile.
+        """
+        if self.sends_envelopes:
+            self.exchange(b"", token, what)
+            if fill is not None:
+                fill()
+            return
         mpi = self.mpi
         with waiting(what, self.next_call()):
-            _compare(mpi, token, what, self.world_ranks)
+            if not reduce_tokens(mpi, token, fill):
+                self._raise_mismatch(what)
+
+    def _raise_mismatch(self, what: object) -> NoReturn:
+        """Let every rank say what it was doing, and raise: all of them, in the same call."""
+        raise mismatch_error(all_gather_object(self.mpi, str(what)), self.world_ranks)
 
     def export(self) -> MPI.Intracomm:
         """Return a communicator for the user; the first use is collective."""
@@ -225,6 +275,9 @@ class Group:
         """Free the communicators; collective."""
         if self._background is not None:
             self._background.free()
+        if self._envelopes is not None:
+            self._envelopes.free()
+            self._envelopes = None
         for comm in (self._own, self._exported):
             if comm is not None:
                 comm.Free()
@@ -263,18 +316,3 @@ def all_gather_bytes(comm: MPI.Intracomm, mine: bytes) -> list[bytes]:
 def all_gather_object(comm: MPI.Intracomm, obj: Any) -> list[Any]:
     """Return every rank's object."""
     return [pickle.loads(item) for item in all_gather_bytes(comm, pickle.dumps(obj))]
-
-
-def _compare(comm: MPI.Intracomm, token: int, what: object, ranks: Sequence[int]) -> None:
-    """Check that all ranks do the same: that they pass the same token, below 2**62.
-
-    A reduction of two numbers goes ahead of what the ranks then do, so that those that disagree
-    find out instead of taking each other's messages for what they are not. ``ranks`` are their
-    numbers in the MPI world.
-    """
-    from mpi4py import MPI
-
-    extremes = np.array([token, -token], np.int64)
-    comm.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
-    if extremes[0] != -extremes[1]:
-        raise mismatch_error(all_gather_object(comm, str(what)), ranks)

@@ -12,18 +12,25 @@ import pickle
 import threading
 from collections.abc import Sequence
 from functools import lru_cache
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from distarray.comm import _agreement, _backend, _requests
-from distarray.comm._collectives import OWN_TAG, Counts, PairwiseCollectives, Ranges
-from distarray.comm._communicator import SMALL_BYTES, Communicator
+from distarray.comm import _agreement, _backend, _log, _requests
+from distarray.comm._collectives import (
+    OWN_TAG,
+    Counts,
+    PairwiseCollectives,
+    Ranges,
+    split_parts,
+)
+from distarray.comm._communicator import SMALL_BYTES, Communicator, Fill
 from distarray.comm._reductions import divide, plain_ufunc
 from distarray.comm._requests import DONE, Pending, Request
 from distarray.comm.failures import _abort
 from distarray.comm.failures._waits import Meeting, waiting
-from distarray.comm.mpi import _large_counts
+from distarray.comm.mpi import _envelopes, _large_counts
 from distarray.comm.mpi._datatypes import carrier, moving_type, reducing_type
 from distarray.comm.mpi._groups import Base, Group, all_gather_bytes
 from distarray.comm.mpi._start import import_mpi
@@ -46,7 +53,7 @@ _TOKENS = 2**62 - 1
 
 
 class _Exchange(Protocol):
-    """The ``exchange`` of a channel that reaches all ranks."""
+    """The ``exchange`` of a channel that reaches all ranks, or of envelopes."""
 
     def __call__(self, payload: bytes | memoryview, token: int, what: object) -> list[Any]: ...
 
@@ -99,7 +106,8 @@ class MPICommunicator(Communicator):
         super().__init__(group.rank, group.ranks, name)
         self._group = group
         self.verdicts = group.verdicts
-        self._exchange: _Exchange | None = None  # where shared memory reaches all ranks
+        self._exchange: _Exchange | None = None  # of short payloads, once it is known
+        self._inline = 0  # bytes that it takes
 
     @property
     def world_ranks(self) -> tuple[int, ...]:
@@ -136,19 +144,24 @@ class MPICommunicator(Communicator):
         if channel is not None and channel.is_complete:
             channel.barrier()
         else:
-            self._group.compare(_token("barrier"), "waiting at a barrier")
+            self._compare(_token("barrier"), "waiting at a barrier")
+
+    def _compare(self, token: int, what: object, fill: Fill | None = None) -> None:
+        """Check that all ranks do the same, apart from shared memory; see ``Group.compare``."""
+        started = perf_counter()
+        self._group.compare(token, what, fill)
+        if not self._group.sends_envelopes:
+            nbytes = 32 * (self.size - 1) // self.size  # of an all-reduce of two numbers
+            _log.record_agreement(self.name, nbytes, perf_counter() - started)
 
     def _all_gather(
         self, send: np.ndarray, recv: np.ndarray, counts: Counts, blocking: bool
     ) -> Request:
-        if blocking and recv.nbytes <= SMALL_BYTES and self.reaches_all():
-            channel = self._group.channel
-            assert channel is not None  # it reaches all
+        if blocking and recv.nbytes <= SMALL_BYTES:
             # Hashes of tuples of integers are the same in every process, and need not be kept.
             token = _token("all_gather", recv.dtype) ^ (hash(counts) & _TOKENS)
-            everyone = channel.exchange(send.tobytes(), token, "all_gather")
-            recv.view(np.uint8)[:] = np.frombuffer(b"".join(everyone), np.uint8)  # type: ignore[arg-type]
-            return DONE
+            if self._gather_small(send, recv, counts, token, "all_gather"):
+                return DONE
         if _large_counts.end_exceeds(recv.size):
             return _LargeCollectives(self).all_gather(send, recv, counts, blocking)
         kind = moving_type(recv.itemsize)
@@ -158,6 +171,58 @@ class MPICommunicator(Communicator):
             return self._call("Allgather", blocking, recv, *both)
         bothv = [source, send.size, kind], [target, counts, None, kind]
         return self._call("Allgatherv", blocking, recv, *bothv)
+
+    def _gather_small(
+        self, send: np.ndarray, recv: np.ndarray, counts: Counts, token: int, what: object
+    ) -> bool:
+        """Gather short blocks by one exchange; False where that is not the way."""
+        exchange = self._exchange or self._find_exchange()
+        if exchange is None or max(counts) * recv.itemsize > self._inline:
+            return False
+        everyone = exchange(send.tobytes(), token, what)
+        recv.view(np.uint8)[:] = np.frombuffer(b"".join(everyone), np.uint8)
+        return True
+
+    def _all_gather_agreed(
+        self, send: np.ndarray, recv: np.ndarray, counts: Counts, token: int, what: object
+    ) -> None:
+        if not self._gather_small(send, recv, counts, token, what):
+            super()._all_gather_agreed(send, recv, counts, token, what)
+
+    def _all_to_all_agreed(
+        self,
+        send: np.ndarray,
+        recv: np.ndarray,
+        send_counts: Counts,
+        recv_counts: Counts,
+        token: int,
+        what: object,
+        fill: Fill | None,
+    ) -> None:
+        if self.reaches_all():
+            super()._all_to_all_agreed(send, recv, send_counts, recv_counts, token, what, fill)
+        elif self._group.sends_envelopes:
+            parts, into = split_parts(send, send_counts), split_parts(recv, recv_counts)
+            self._group.all_to_all(parts, into, token, what, fill)
+        else:
+            self._compare(token, what, fill)
+            self._all_to_all(send, recv, send_counts, recv_counts, True)
+
+    @property
+    def sends_parts(self) -> bool:
+        """Whether ``all_to_all_parts`` can be called: between nodes, among few ranks."""
+        return not self.reaches_all() and self._group.sends_envelopes
+
+    def all_to_all_parts(
+        self,
+        parts: Sequence[np.ndarray],
+        into: Sequence[np.ndarray],
+        token: int,
+        what: object = "",
+        fill: Fill | None = None,
+    ) -> None:
+        """Send each rank its part; see the base class."""
+        self._group.all_to_all(parts, into, token, what, fill)
 
     def all_reduce_small(
         self, array: Buffer, op: str, token: int | None = None, what: object = ""
@@ -188,9 +253,12 @@ class MPICommunicator(Communicator):
         return divide(reduced, self.size) if op == "avg" else reduced
 
     def _find_exchange(self) -> _Exchange | None:
-        """Return the ``exchange`` of the channel, where that reaches all ranks."""
-        if self._exchange is None and self.reaches_all():
-            self._exchange = self._group.connect().exchange  # type: ignore[union-attr]
+        """Return what exchanges short payloads: slots, or envelopes among few ranks."""
+        channel = self._group.connect()
+        if channel is not None and channel.is_complete:
+            self._exchange, self._inline = channel.exchange, INLINE_BYTES
+        elif self._group.sends_envelopes:
+            self._exchange, self._inline = self._group.exchange, _envelopes.INLINE_BYTES
         return self._exchange
 
     def _all_reduce(self, send: np.ndarray, recv: np.ndarray, op: str, blocking: bool) -> Request:
@@ -276,21 +344,15 @@ class MPICommunicator(Communicator):
         return [pickle.loads(item) for item in everyone], sum(map(len, everyone)) - len(mine)
 
     def _all_gather_bytes(self, mine: bytes) -> list[bytes]:
-        if self.reaches_all():
+        token, what = _token("all_gather_object"), "all_gather_object"
+        exchange = self._exchange or self._find_exchange()
+        if exchange is not None:
             fits = len(mine) < SMALL_BYTES
-            payload = _FITS + mine if fits else _TOO_LARGE
-            assert self._group.channel is not None
-            told = [
-                bytes(item)
-                for item in self._group.channel.exchange(
-                    payload, _token("all_gather_object"), "all_gather_object"
-                )
-                if item is not None
-            ]
+            told = [bytes(i) for i in exchange(_FITS + mine if fits else _TOO_LARGE, token, what)]
             if all(item[:1] == _FITS for item in told):
                 return [item[1:] for item in told]
         else:
-            self._group.compare(_token("all_gather_object"), "all_gather_object")
+            self._compare(token, what)
         return all_gather_bytes(self._group.mpi, mine)
 
     def _broadcast_object(self, obj: Any, root: int) -> tuple[Any, int]:
@@ -307,15 +369,21 @@ class MPICommunicator(Communicator):
     # --- shared memory ---------------------------------------------------------------------------
 
     def views(
-        self, block: np.ndarray, token: int, what: object = "", *, closing: bool = True
+        self,
+        block: np.ndarray,
+        token: int,
+        what: object = "",
+        *,
+        closing: bool = True,
+        agreed: bool = False,
     ) -> contextlib.AbstractContextManager[list[np.ndarray | None]]:
         """Return a context that yields the blocks of the ranks on this node."""
         channel = self._group.connect()
         complete = channel is not None and channel.is_complete
         if not _backend.is_numpy(block):
             self._group.reach_on_device()
-        if not complete:
-            self._group.compare(token, what)
+        if not complete and not agreed and self.size > 1:
+            self._compare(token, what)
         if channel is None:
             blocks: list[np.ndarray | None] = [None] * self.size
             blocks[self.rank] = block
@@ -325,9 +393,9 @@ class MPICommunicator(Communicator):
     def exchange_small(
         self, payload: bytes | memoryview, token: int, what: object = ""
     ) -> list[memoryview] | None:
-        """Return every rank's bytes, where they fit into the slots of a channel to all."""
+        """Return every rank's bytes, where they fit into slots or envelopes."""
         exchange = self._exchange or self._find_exchange()
-        if exchange is None or len(payload) > INLINE_BYTES:
+        if exchange is None or len(payload) > self._inline:
             return None
         return exchange(payload, token, what)
 
@@ -339,6 +407,14 @@ class MPICommunicator(Communicator):
             return True
         channel = self._group.connect()
         return channel is not None and channel.is_complete
+
+    def reached(self, device: str = "cpu") -> list[bool]:
+        """Tell which ranks' blocks ``views`` yields."""
+        channel = self._group.connect()
+        if device != "cpu":
+            self._group.reach_on_device()
+        near = (self.rank,) if channel is None else channel.reached(device)
+        return [rank in near for rank in range(self.size)]
 
     def reaches_some(self, device: str = "cpu") -> bool:
         """Tell whether any two ranks share a node's memory."""

@@ -22,7 +22,7 @@ import os
 import platform
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -173,6 +173,10 @@ class Channel:
                 lambda data: self.exchange(data, PROBE, "looking for what GPUs share"),
             )
         return self._on_device
+
+    def reached(self, device: str) -> Collection[int]:
+        """Return the ranks whose blocks ``views`` yields, where these are on "cpu" or "cuda"."""
+        return self.members if device == "cpu" else self._near
 
     @property
     def _near(self) -> frozenset[int]:

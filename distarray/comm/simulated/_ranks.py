@@ -178,9 +178,16 @@ class SimulatedCommunicator(Communicator):
 
     @contextlib.contextmanager
     def views(
-        self, block: np.ndarray, token: int, what: object = "", *, closing: bool = True
+        self,
+        block: np.ndarray,
+        token: int,
+        what: object = "",
+        *,
+        closing: bool = True,
+        agreed: bool = False,
     ) -> Iterator[list[np.ndarray | None]]:
         """Yield the ranks' blocks themselves; those in host memory read-only."""
+        del agreed  # to compare once more costs nothing
         shown = block.view()
         if _backend.is_numpy(shown):
             shown.flags.writeable = False
@@ -189,13 +196,8 @@ class SimulatedCommunicator(Communicator):
         blocks: list[Any] = []
         doing = f"{what or 'views'} (token {token})"
         self._round(doing, shown, blocks.extend, True, agree=("views", token, block.dtype))
-        per_node = self._program.ranks_per_node
-        if per_node is not None:
-            node = self.ranks[self.rank] // per_node
-            blocks = [
-                block if rank // per_node == node else None
-                for rank, block in zip(self.ranks, blocks, strict=True)
-            ]
+        reached = self.reached()
+        blocks = [one if near else None for one, near in zip(blocks, reached, strict=True)]
         blocks[self.rank] = block
         try:
             yield blocks
@@ -220,6 +222,13 @@ class SimulatedCommunicator(Communicator):
         del device
         per_node = self._program.ranks_per_node
         return per_node is None or len({rank // per_node for rank in self.ranks}) == 1
+
+    def reached(self, device: str = "cpu") -> list[bool]:
+        """Tell which ranks are on this one's simulated node."""
+        del device
+        per_node = self._program.ranks_per_node or self._program.size
+        node = self.ranks[self.rank] // per_node
+        return [rank // per_node == node for rank in self.ranks]
 
     @property
     def ranks_per_node(self) -> int | None:

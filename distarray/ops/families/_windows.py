@@ -76,10 +76,13 @@ def run(exchange: Exchange, block: Buffer, out: Buffer) -> Buffer:
 
 def _carry(exchange: Exchange, block: Buffer, out: Buffer) -> None:
     communicator = exchange.communicator
-    with communicator.views(block, token(exchange.what), exchange.what) as blocks:
-        far = {peer for peer, view in enumerate(blocks) if view is None}
-        if far:
-            _through_the_wire(exchange, far, block, out)
+    number, what = token(exchange.what), exchange.what
+    kind = _backend.kind_of(_backend.device_of(block))
+    far = {peer for peer, near in enumerate(communicator.reached(kind)) if not near}
+    agreed = not communicator.reaches_all(kind)
+    if agreed:
+        _through_the_wire(exchange, far, block, out, number)
+    with communicator.views(block, number, what, agreed=agreed) as blocks:
         _copy([pair for pair in exchange.receives if pair.peer not in far], blocks, out)
 
 
@@ -88,7 +91,9 @@ def _copy(pairs: Sequence[Pair], blocks: Sequence[Buffer], out: Buffer) -> None:
         copy_box(pair.target.of(out), pair.source.of(blocks[pair.peer]))
 
 
-def _through_the_wire(exchange: Exchange, far: set[int], block: Buffer, out: Buffer) -> None:
+def _through_the_wire(
+    exchange: Exchange, far: set[int], block: Buffer, out: Buffer, number: int
+) -> None:
     """Exchange the windows of processes whose blocks cannot be read in place, packed."""
     communicator = exchange.communicator
     leaving = [(pair.peer, pair.source.of(block)) for pair in exchange.sends if pair.peer in far]
@@ -100,7 +105,7 @@ def _through_the_wire(exchange: Exchange, far: set[int], block: Buffer, out: Buf
     recv = _memory.empty((sum(recv_counts),), block.dtype, device)
     for part, view in _parts(send, leaving, send_counts):
         copy_box(part, view)
-    communicator.all_to_all(send, recv, send_counts, recv_counts)
+    communicator.all_to_all(send, recv, send_counts, recv_counts, token=number, what=exchange.what)
     for part, view in _parts(recv, arriving, recv_counts):
         copy_box(view, part)
 

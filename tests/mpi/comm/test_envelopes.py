@@ -1,0 +1,185 @@
+"""What ranks of different nodes send each other names what they do, and they notice differences."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import distarray as da
+from distarray import Partial, Replicate, Shard
+from distarray.comm import (
+    CommLog,
+    Communicator,
+    _packing,
+    as_communicator,
+    gather_parts,
+    gather_states,
+    group_rows,
+    push_rows,
+    scatter_states,
+)
+from distarray.comm.mpi import _envelopes, _groups
+from distarray.errors import CommunicationError, MismatchError
+from distarray.redistribute import _messages
+
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(60)]
+
+LONG = 3 * _envelopes.INLINE_BYTES // 8  # items of eight bytes that fit into no envelope
+
+
+@pytest.fixture(scope="module", params=["envelopes", "reduced tokens", "nodes of 2"])
+def comm(request: pytest.FixtureRequest) -> Iterator[Any]:
+    from mpi4py import MPI
+
+    with pytest.MonkeyPatch.context() as patch:
+        two = request.param == "nodes of 2"
+        if two and MPI.COMM_WORLD.size == 2:
+            pytest.skip("all ranks are on one such node")
+        patch.setenv("DISTARRAY_RANKS_PER_NODE", "2" if two else "1")
+        if request.param == "reduced tokens":
+            patch.setattr(_groups, "MOST_RANKS", 1)
+        made = MPI.COMM_WORLD.Dup()
+        yield made
+        made.Barrier()
+
+
+def mesh_of(comm: Any) -> da.DeviceMesh:
+    return da.init_device_mesh((comm.size,), comm=comm)
+
+
+def block(mesh: da.DeviceMesh, n: int, placement: Any) -> Any:
+    """Return an array of n x n, of which every rank has data of its own."""
+    whole = np.arange(float(n * n)).reshape(n, n)
+    if placement == Partial():
+        rank = mesh.communicator().rank
+        return da.DistArray.from_local(whole * (rank + 1), mesh, [placement])
+    return da.distribute_array(whole, mesh, [placement], src=None)
+
+
+@pytest.mark.parametrize("n", [1, 20, 300])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Shard(0), Shard(1)),
+        (Shard(0), Replicate()),
+        (Shard(1), Replicate()),
+        (Partial(), Shard(0)),
+        (Partial(), Replicate()),
+    ],
+)
+def test_a_token_costs_few_ranks_no_collective_of_its_own(comm, n, before, after):
+    mesh = mesh_of(comm)
+    group = mesh.communicator()._group
+    x = block(mesh, n, before)
+    x.redistribute([after])
+    joined = group.joined
+    with CommLog() as log:
+        y = x.redistribute([after])
+    values = float(n * n - 1) * n * n / 2
+    factor = comm.size * (comm.size + 1) / 2 if before == Partial() else 1.0
+    assert float(y.sum()) == values * factor
+    if group.sends_envelopes:
+        assert log.count("agreement") == 0
+        if before != Partial() and after == Shard(1):
+            assert group.joined - joined <= 2  # the other one is the sum's
+    else:  # then it is told
+        agreements = [r for r in log.records if r.collective == "agreement"]
+        assert [r.nbytes for r in agreements] == [32 * (comm.size - 1) // comm.size]
+
+
+def calls(comm: Any) -> list[Callable[[], object]]:
+    """Return collective calls, no two alike: with short messages, long ones and none."""
+    mesh = mesh_of(comm)
+    ours = mesh.communicator()
+    arrays = {(n, p): block(mesh, n, p) for n in (2, 200) for p in (Shard(0), Partial())}
+    moves = [
+        lambda x=x, q=q: x.redistribute([q])
+        for (_, p), x in arrays.items()
+        for q in (Shard(1), Replicate(), Shard(0))
+        if p != q
+    ]
+
+    def states(n: int) -> Callable[[], object]:
+        return lambda: gather_states(ours, np.full(n, ours.rank, np.uint8), 70 + n, "states")
+
+    counts = [LONG * (i % 2) for i in range(comm.size)]
+    own = counts[ours.rank]
+    nobody = group_rows(np.empty(0, np.uint32), comm.size)
+    return [
+        *moves,
+        *map(states, (0, 8, 8 * LONG)),
+        lambda: gather_parts(ours, np.ones(own), counts, 7, "parts"),
+        lambda: scatter_states(ours, np.ones(sum(counts)), counts, 8, "states to each"),
+        lambda: push_rows(ours, [np.ones((0, 3))], nobody, 9, "rows"),
+        lambda: ours.all_gather_object("x" * LONG),
+        lambda: ours.agree(10, "agreeing"),
+        lambda: ours.barrier(),
+    ]
+
+
+def test_ranks_that_make_different_calls_all_raise_the_same_error_and_go_on(comm):
+    made = calls(comm)
+    ours = mesh_of(comm).communicator()
+    for call in made:
+        call()
+    pairs = list(itertools.combinations(range(len(made)), 2))
+    for i, (one, other) in enumerate(pairs[::3]):
+        odd = i % comm.size  # who makes another call than the rest
+        with pytest.raises(MismatchError, match="different things") as caught:
+            made[other if ours.rank == odd else one]()
+        assert len(set(comm.allgather(str(caught.value)))) == 1
+    for call in made:
+        call()
+
+
+def test_nothing_is_written_where_ranks_disagree(comm):
+    ours: Communicator = as_communicator(comm)
+    for n in (1, LONG):
+        send, recv = np.ones(n * comm.size), np.full(n * comm.size, 7.0)
+        with pytest.raises(MismatchError):
+            ours.all_to_all(send, recv, token=1 + (ours.rank == 0), what="parts")
+        with pytest.raises(MismatchError):
+            ours.all_gather(send[:n], recv, token=1 + (ours.rank == 0), what="blocks")
+        assert (recv == 7.0).all()
+        ours.all_to_all(send * ours.rank, recv, token=3, what="parts")
+        assert recv.reshape(comm.size, n).tolist() == [[float(r)] * n for r in range(comm.size)]
+
+
+def test_counts_that_do_not_fit_are_an_error_and_no_truncated_message(comm):
+    ours: Communicator = as_communicator(comm)
+    if not ours.sends_parts:
+        pytest.skip("tokens travel apart from what they are for")
+    for few, many in ((1, 2), (1, LONG), (LONG, LONG + 1)):
+        sends = [0 if i == ours.rank else many for i in range(comm.size)]
+        receives = [0 if i == ours.rank else few for i in range(comm.size)]
+        ends = np.ones(sum(sends)), np.full(sum(receives), 7.0)
+        with pytest.raises(CommunicationError, match=rf"sends {8 * many} bytes"):
+            ours.all_to_all(*ends, sends, receives, token=5, what="parts")
+        assert (ends[1] == 7.0).all()
+    assert ours.all_gather_object(ours.rank) == list(range(comm.size))
+
+
+@pytest.mark.parametrize("long_run", [1, 1 << 40], ids=["as they lie", "packed"])
+@pytest.mark.parametrize("short", [64, _envelopes.INLINE_BYTES])
+def test_blocks_arrive_where_they_belong(comm, monkeypatch, short, long_run):
+    monkeypatch.setattr(_packing, "LONG_RUN_BYTES", long_run)
+    monkeypatch.setattr(_envelopes, "INLINE_BYTES", short)
+    monkeypatch.setattr(_messages, "SMALL_BYTES", 0)
+    mesh = mesh_of(comm)
+    rng = np.random.default_rng(5)
+    for shape in ((9, 10, 11), (33, 40), (5, 1, 64), (2, 3, 1)):
+        whole = rng.integers(0, 100, shape).astype(np.int16)
+        placements = [Shard(axis) for axis in range(len(shape))]
+        for before, after in itertools.permutations(placements, 2):
+            x = da.distribute_array(whole, mesh, [before], src=None)
+            part = x.to_local()
+            for strided in (part, part[..., ::-1].copy()[..., ::-1], np.asfortranarray(part)):
+                y = da.DistArray.from_local(strided, mesh, [before], shape=shape, check=False)
+                moved = y.redistribute([after])
+                box = moved.layout.local_box(mesh.coordinate)
+                expected = whole[tuple(slice(*interval) for interval in box)]
+                np.testing.assert_array_equal(moved.to_local(), expected)
