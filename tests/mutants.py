@@ -207,6 +207,14 @@ MUTANTS = (
         2,
     ),
     Mutant(
+        "others read a private block where the new one has another part",
+        "redistribute/_execute.py",
+        "offered = out[target]",
+        "offered = out[source]",
+        ("mpi/test_redistribute.py",),
+        2,
+    ),
+    Mutant(
         "ranks that redistribute between other layouts do not hear of it",
         "redistribute/_execute.py",
         "step.src.fingerprint, step.dst.fingerprint, step.dtype.str, step.rounds",
@@ -533,7 +541,7 @@ MUTANTS = (
     Mutant(
         "states are sent in the byte order of the block, which not all ranks read",
         "core/engine/_pipeline.py",
-        "return tuple(map(_cast, parts, total))",
+        "return tuple([_cast(p, dtype) for p, dtype in zip(parts, total, strict=True)])",
         "return tuple(parts)",
         (
             "core/families/test_reductions.py::test_byte_order_is_that_of_no_rank_where_some_have_no_item",

@@ -113,6 +113,14 @@ def redistribute_local(
     return local
 
 
+def read_local(local: Buffer, src: Layout, dst: Layout) -> Buffer:
+    """Return what `redistribute_local` does, to be read: a view, where ``local`` has it all."""
+    steps = bound_steps(src, dst, local.dtype)
+    if len(steps) == 1 and isinstance(steps[0], _Local):
+        return steps[0].view(local)
+    return redistribute_local(local, src, dst)
+
+
 Piece = tuple[tuple[slice, ...], Buffer]
 """Where in a block values belong, and the values where they lie."""
 
@@ -275,6 +283,17 @@ class _Local:
         kept = step.kept_boxes(rank)
         self._regions = None if kept is None else (region(kept[0]), region(kept[1]))
 
+    def view(self, local: Buffer) -> Buffer:
+        """Return the new block as a part of the own one, where it is one in host memory.
+
+        NumPy's functions see where what they read and what they write overlap; CuPy's do not.
+        """
+        if self._op is None and self._regions is not None and _backend.is_numpy(local):
+            part = local[self._regions[0]]
+            if part.shape == self._shape:
+                return part
+        return self(local)
+
     def __call__(self, local: Buffer, _: Purpose | None = None) -> Buffer:
         dtype = local.dtype
         out = _memory.empty(self._shape, dtype, _backend.device_of(local))
@@ -342,10 +361,14 @@ class _Collective(ABC):
         """Return the new block."""
 
 
+Take = tuple[tuple[int, ...], tuple[slice, ...], tuple[slice, ...]]
+"""The ranks of which a part is taken, where it is in their blocks, and where in the new one."""
+
+
 class _Exchange(_Collective):
     """One round in which every rank takes the parts of its new block from those that hold them."""
 
-    __slots__ = ("_messages", "_shape", "_takes", "_whole")
+    __slots__ = ("_kept", "_messages", "_shape", "_takes", "_whole")
     _step: ExchangeStep
 
     def __init__(
@@ -363,9 +386,21 @@ class _Exchange(_Collective):
             )
             for transfer in receives(step.src, step.dst, rank)
         ]
+        self._kept = self._find_kept(rank)
+        """Which of the takes is that of the whole own block; None where it is not taken whole."""
         self._whole = isinstance(step, DirectAllReduceStep) and self._takes_whole(rank)
         """Whether every rank takes all of all blocks."""
         self._messages: dict[str, Messages] = {}
+
+    def _find_kept(self, rank: int) -> int | None:
+        step = self._step
+        if step.reduce is not None or rank not in step.src.mesh:
+            return None
+        held = prod(step.src.local_shape(step.src.mesh.coordinate_of(rank)))
+        for i, transfer in enumerate(receives(step.src, step.dst, rank)):
+            if transfer.peers == (rank,) and transfer.size == held:
+                return i
+        return None
 
     def _takes_whole(self, rank: int) -> bool:
         size = 0 if self._communicator is None else self._communicator.size
@@ -382,7 +417,7 @@ class _Exchange(_Collective):
         device = _backend.device_of(local)
         if communicator is None:
             out = _memory.empty(self._shape, self._dtype, device)
-            self._take([local], out)
+            self._take([local], out, self._takes)
             return out
         number, what = _describe_call(self._token, self, purpose, device)
         if self._whole and local.nbytes <= SMALL_BYTES:
@@ -394,8 +429,14 @@ class _Exchange(_Collective):
         out = _memory.empty(self._shape, self._dtype, device)
         kind = _backend.kind_of(device)
         if communicator.reaches_all(kind):
-            with communicator.views(local, number, what) as views:
-                self._take(views, out)
+            takes, offered = self._takes, local
+            if self._kept is not None and self._is_better_read_in(out, local):
+                _, source, target = takes[self._kept]
+                copy_box(out[target], local[source], total=out.nbytes)
+                takes = [*takes[: self._kept], *takes[self._kept + 1 :]]
+                offered = out[target]
+            with communicator.views(offered, number, what) as views:
+                self._take(views, out, takes)
             return out
         if self._whole and kind == "cpu":
             return self._reduce_by_transport(communicator, local, out, number, what)
@@ -428,18 +469,24 @@ class _Exchange(_Collective):
             record(self._step.name.replace("-", "_"), communicator.name, nbytes, seconds)
             yield [(target, views[peers[0]][source]) for peers, source, target in self._takes]
 
-    def _take(self, blocks: Sequence[Buffer], out: Buffer) -> None:
+    def _is_better_read_in(self, out: Buffer, local: Buffer) -> bool:
+        """Tell whether others can read a new block in place, and not the old one that it has."""
+        return (
+            local.nbytes >= _memory.POOLED_BYTES
+            and not _memory.is_shared(local)
+            and _memory.is_shared(out)
+        )
+
+    def _take(self, blocks: Sequence[Buffer], out: Buffer, takes: Sequence[Take]) -> None:
         op = self._op
         total = out.nbytes
         if op is None:
-            pairs = [
-                (out[target], blocks[peers[0]][source]) for peers, source, target in self._takes
-            ]
+            pairs = [(out[target], blocks[peers[0]][source]) for peers, source, target in takes]
             copy_boxes(pairs, total=total)
             return
         boxes = [
             (out[target], [blocks[peer][source] for peer in peers])
-            for peers, source, target in self._takes
+            for peers, source, target in takes
         ]
         reduce_boxes(boxes, op, total=total)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from distarray.comm import DeviceMesh
+from distarray.comm.shared_memory import _channel
 from distarray.layout import Layout, Partial, Replicate, Shard
 from distarray.redistribute import redistribute_async, redistribute_local
 
@@ -178,6 +179,20 @@ def test_large_blocks_private_strided_or_not(comm, src, dst, order):
     values, expected = contributions(src, np.float64)
     result = redistribute_local(np.asarray(block(src, values), order=order), src, dst)
     np.testing.assert_array_equal(gathered(comm, result, dst), expected)
+
+
+def test_private_blocks_that_the_result_holds_whole_are_read_there(comm, monkeypatch):
+    staged, stage = [], _channel._stage
+    monkeypatch.setattr(_channel, "_stage", lambda b: (staged.append(b.nbytes), stage(b))[1])
+    mesh = DeviceMesh(np.arange(comm.size), comm=comm)
+    for before, after, copies in ((0, None, False), (1, None, False), (0, 1, True)):
+        dst = Layout(mesh, [Replicate() if after is None else Shard(after)], (517, 403))
+        src = Layout(mesh, [Shard(before)], dst.shape)
+        values, expected = contributions(src, np.float64)
+        result = redistribute_local(np.array(block(src, values)), src, dst)
+        np.testing.assert_array_equal(gathered(comm, result, dst), expected)
+        in_node = comm.size > 1 and mesh.communicator().ranks_per_node != 1
+        assert bool(staged) is (copies and in_node)
 
 
 @pytest.mark.parametrize("max_bytes", [1000, 50_000])

@@ -9,7 +9,7 @@ import pytest
 
 import distarray as da
 from distarray.layout import box as boxes
-from distarray.redistribute import gather_to, scatter_from
+from distarray.redistribute import _root, gather_to, scatter_from
 from distarray.testing import simulate
 
 S, R = da.Shard, da.Replicate()
@@ -91,3 +91,28 @@ def test_rows_that_lie_one_after_another_are_not_packed(monkeypatch: Any) -> Non
         assert asked == ([((0, 4), (0, 2))] if mesh.rank == 0 else [])
 
     simulate(2, program)
+
+
+@pytest.mark.parametrize("placements", [(S(1), R), (R, S(1)), (R, R)])
+def test_replicas_are_packed_and_sent_once(placements: Any, monkeypatch: Any) -> None:
+    value = np.arange(48.0).reshape(8, 6)
+    packed, empty = [], _root._memory.empty
+    monkeypatch.setattr(
+        _root._memory, "empty", lambda *args: (packed.append(args[0]), empty(*args))[1]
+    )
+
+    def program() -> int:
+        mesh = da.init_device_mesh((2, 3))
+        layout = da.Layout(mesh, placements, value.shape)
+        out = np.empty(layout.local_shape())
+        read = (lambda box: value[boxes.slices(box)]) if mesh.rank == 0 else None
+        with da.CommLog() as log:
+            scatter_from(0, out, layout, read)
+        assert np.array_equal(out, value[boxes.slices(layout.local_box())])
+        assert log.bytes() <= out.nbytes  # what it has not, once
+        return log.bytes()
+
+    received = simulate(6, program)
+    count = np.prod([n for n, p in zip((2, 3), placements, strict=True) if p is not R])
+    assert packed == ([(value.size,)] if count > 1 else [])  # one copy, however many have it
+    assert sum(received) == 6 * value.nbytes // count - value.nbytes // count
