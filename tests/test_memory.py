@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -76,5 +78,34 @@ def test_memory_on_gpus_is_counted_and_given_back() -> None:
         assert da.memory.stats("pinned").idle == 0
         with pytest.raises(DeviceError, match="is not there"):
             da.memory.stats("cuda:99")
+
+    simulate(1, program)
+
+
+def test_operators_in_place_and_out_take_no_fresh_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, take = [], _arena.take
+    monkeypatch.setattr(_arena, "take", lambda n: (taken.append(n), take(n))[1])
+    rows = 512
+
+    def program() -> None:
+        x = da.distribute_array(np.random.default_rng(3).random((rows, 512)))
+        m, s, r = x.mean(0), x.std(0), x.redistribute([da.Replicate()])
+        y = da.empty_like(x)
+        for work in (
+            lambda: operator.isub(x, m),
+            lambda: operator.itruediv(x, s),
+            lambda: operator.iadd(x, r),
+            lambda: da.sqrt(y, out=y),
+            lambda: da.add(x, r, out=y),
+            lambda: da.multiply(x, 2.0, where=x.to_local()[:1] > 0, out=y),
+        ):
+            work()  # what is kept for the layouts is made
+            before = len(taken)
+            tracemalloc.start()
+            work()
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert len(taken) == before
+            assert peak < x.to_local().nbytes / 4  # NumPy's buffers, and Python's objects
 
     simulate(1, program)

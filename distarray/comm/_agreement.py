@@ -154,8 +154,10 @@ def all_gather_checked(mesh: Any, call: str, say: Callable[[], T]) -> list[T]:
     are not ours: these the other ranks get as a CommunicationError. Ranks that make different calls
     (``call`` names this one), or on different meshes, raise a MismatchError.
     """
-    mine, error = attempt(say, call)
     comm = mesh.communicator()
+    if comm.size == 1:
+        return [say()]
+    mine, error = attempt(say, call)
     calls, everyone = zip(*comm.all_gather_object((f"{call} on {mesh}", mine)), strict=True)
     if len(set(calls)) > 1:
         raise mismatch_error(calls, comm.world_ranks)

@@ -36,12 +36,12 @@ def is_numpy(array: Any) -> bool:
 def is_cupy(array: Any) -> bool:
     """Tell whether ``array`` is a CuPy array, without importing CuPy."""
     kind = type(array)
-    return kind.__module__.partition(".")[0] == "cupy" and kind.__name__ == "ndarray"
+    return kind.__name__ == "ndarray" and kind.__module__.partition(".")[0] == "cupy"
 
 
 def is_buffer(array: Any) -> bool:
     """Tell whether ``array`` can be a local block."""
-    return is_numpy(array) or is_cupy(array)
+    return isinstance(array, np.ndarray) or is_cupy(array)
 
 
 def namespace_of(array: Buffer) -> Any:

@@ -506,9 +506,13 @@ def default_mesh() -> DeviceMesh:
     chosen = _chosen.get()
     if chosen is not None:
         return chosen[0]
-    base = as_communicator(None)
+    base = world()
     device = _checked_device(None)
-    return _intern(((base.size,), ("axis0",), range(base.size)), base, device)
+    found: DeviceMesh | None = base.meshes.get(device)
+    if found is None:
+        found = _intern(((base.size,), ("axis0",), range(base.size)), base, device)
+        base.meshes[device] = found
+    return found
 
 
 def default_device() -> str:

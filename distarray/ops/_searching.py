@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -63,19 +65,20 @@ def _first(step: Step) -> Callable[[Buffer], State]:
     axes = normalize_axes(step.call.static[0], source.ndim)
     box = source.local_box()
     assert box is not None  # only processes of the mesh have items
+    grid = np.ogrid[tuple([slice(stop - start) for start, stop in box])]
+    places = [*accumulate(reversed(source.shape[1:]), mul, initial=1)][::-1]
+    shape = (1,) * source.ndim
 
     def along(block: Buffer) -> State:
         (axis,) = axes
         index = place(block, axis=axis, keepdims=True)
-        return np.take_along_axis(block, index, axis), index + box[axis][0]
+        return block[(*grid[:axis], index, *grid[axis + 1 :])], index + box[axis][0]
 
     def of_all(block: Buffer) -> State:
         flat = int(place(block))
-        local = np.unravel_index(flat, block.shape) if block.ndim else ()
-        corner = tuple(start + int(i) for (start, _), i in zip(box, local, strict=True))
-        first = np.ravel_multi_index(corner, source.shape) if corner else 0
-        shape = (1,) * block.ndim
-        return as_block(block[local]).reshape(shape), np.full(shape, first, np.int64)
+        local = [int(i) for i in np.unravel_index(flat, block.shape)] if block.ndim else []
+        first = sum([(a + i) * n for (a, _), i, n in zip(box, local, places, strict=False)])
+        return as_block(block[(*local,)]).reshape(shape), np.array(first, np.int64).reshape(shape)
 
     return along if len(axes) == 1 and source.ndim > 1 else of_all
 
@@ -87,12 +90,13 @@ def _first_of_all(step: Step) -> Callable[..., Any]:
     def index(states: States, _: Buffer) -> Any:
         if len(states) == 1:
             return states[0][0][1]
-        values = np.stack([value for (value, _), _ in states])
-        indices = np.stack([index for (_, index), _ in states])
-        best = np.take_along_axis(values, place(values, axis=0, keepdims=True), 0)
-        unordered = np.isnan(values) if values.dtype.kind in "fcmM" else False
-        matches = (values == best) | unordered
-        return np.where(matches, indices, _LAST).min(axis=0)
+        values = np.array([value.reshape(-1) for (value, _), _ in states])
+        indices = np.array([index.reshape(-1) for (_, index), _ in states])
+        matches = values == values[place(values, axis=0), np.arange(values.shape[1])]
+        if values.dtype.kind in "fcmM":
+            matches |= np.isnan(values)
+        found = np.where(matches, indices, _LAST).min(axis=0)
+        return found.reshape(states[0][0][1].shape)
 
     return index
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,11 +35,13 @@ def move_all(
     operands: Sequence[Any],
     blocks: Sequence[Buffer],
     moves: Sequence[tuple[Layout, Layout] | None],
+    bring: Callable[..., Buffer] = redistribute_local,
 ) -> list[Buffer]:
     """Return blocks of the layouts that they must have, after asking the policy about all.
 
     Each move is (layout it has, layout it must have), or None where it fits. What Partial operands
-    are reduced to is kept with them, and read-only.
+    are reduced to is kept with them, and read-only. The rest is brought by `bring`: `read_local`,
+    where the blocks are only read and nothing keeps them.
     """
     for x, block, step in zip(operands, blocks, moves, strict=True):
         if step is not None and not block.dtype.hasobject:
@@ -51,16 +53,18 @@ def move_all(
                 block.dtype,
             )
     return [
-        block if step is None else _move_block(x, block, *step)
+        block if step is None else _move_block(x, block, *step, bring)
         for x, block, step in zip(operands, blocks, moves, strict=True)
     ]
 
 
-def _move_block(x: Any, block: Buffer, src: Layout, dst: Layout) -> Buffer:
+def _move_block(
+    x: Any, block: Buffer, src: Layout, dst: Layout, bring: Callable[..., Buffer]
+) -> Buffer:
     if block.dtype.hasobject:  # a plain operand, which every rank has: objects cannot travel
         return block[boxes.slices(dst.local_box() or ())]
     if not src.has_partial:
-        return redistribute_local(block, src, dst)
+        return bring(block, src, dst)
     begin, near = reduced_source(x, block, src, dst)
     moved = redistribute_local(begin, near, dst)
     if _is_kept(x, src, dst) and not near.is_replicated:
@@ -84,6 +88,8 @@ def _is_kept(x: Any, src: Layout, dst: Layout) -> bool:
 
 def as_block(result: Any) -> Buffer:
     """Return `result` as an array: NumPy gives a scalar, or an object, where operands are 0-d."""
+    if result.__class__ is np.ndarray:
+        return result
     if isinstance(result, np.generic):
         return np.asarray(result)
     if _backend.is_buffer(result):

@@ -76,8 +76,16 @@ def normalize_operand(name: str, value: Any, objects: bool = False) -> Any:
 
 def normalize_operands(name: str, operands: Sequence[Any], objects: bool = False) -> list[Any]:
     """Return operands, lists of distributed ones as one, plain ones as `normalize_operand` does."""
-    joined = [join_arrays(x) for x in operands]
-    return [x if isinstance(x, BaseArray) else normalize_operand(name, x, objects) for x in joined]
+    return [
+        x
+        if isinstance(x, (BaseArray, *PLAIN_SCALARS))
+        else _normalize_joined(name, join_arrays(x), objects)
+        for x in operands
+    ]
+
+
+def _normalize_joined(name: str, x: Any, objects: bool) -> Any:
+    return x if isinstance(x, BaseArray) else normalize_operand(name, x, objects)
 
 
 def lift_layouts(name: str, parts: Sequence[Any]) -> list[Layout]:

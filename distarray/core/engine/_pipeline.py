@@ -30,7 +30,7 @@ from distarray.comm import (
     token,
 )
 from distarray.core._base import BaseArray, open_traces
-from distarray.core._dtypes import check_kinds, dtype_key, stand_in
+from distarray.core._dtypes import PLAIN_SCALARS, check_kinds, dtype_key, stand_in
 from distarray.core._op import Call, Op, State, States
 from distarray.core._spec import Layouts, Panels, Spec
 from distarray.core.engine import _on_device
@@ -43,7 +43,7 @@ from distarray.core.engine._resolution import resolve
 from distarray.errors import ArgumentTypeError, MeshError
 from distarray.layout import REDUCTIONS, DimMap, Layout, chunk, counted, mark_counted, propagate
 from distarray.layout import box as boxes
-from distarray.redistribute import redistribute_local
+from distarray.redistribute import read_local, redistribute_local
 from distarray.typing import Box, Buffer
 
 _MANY_STATES = 1 << 20
@@ -64,6 +64,7 @@ class _Steps(Resolutions):
 
 
 steps = cache(_Steps)
+_NUMBERS = frozenset(PLAIN_SCALARS)
 
 
 def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) -> Any:
@@ -81,8 +82,10 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
     """
     operands = normalize_operands(op.name, operands, op.takes_objects)
     uncertain = op.check is not None and op.check(operands)
-    first = next((x for x in operands if isinstance(x, BaseArray)), None)
-    if first is None:
+    for first in operands:
+        if isinstance(first, BaseArray):
+            break
+    else:
         if op.plain is not None:
             return op.plain(op, operands, static)
         raise ArgumentTypeError(
@@ -99,7 +102,7 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
     blocks = local_blocks(op.name, first, operands)
     if not step.still:
         # Functions of users write into what they get, perhaps.
-        blocks = step.move(blocks, blocks if functions else operands)
+        blocks = step.move(blocks, blocks if functions else operands, step.bring)
         if step.outside and op.plain is not None:  # numbers that dtypes cannot hold
             stand_ins = [stand_in(getattr(x, "dtype", x)) for x in operands]
             op.plain(op, stand_ins, static)
@@ -122,6 +125,8 @@ def step_for(op: Op, operands: Sequence[Any], static: Any = None) -> Step:
     for x in operands:
         if isinstance(x, BaseArray):
             parts += x._layout, x.dtype if open_traces else x._local.dtype
+        elif x.__class__ in _NUMBERS:
+            parts += None, x.__class__
         elif hasattr(x, "dtype") and (x.ndim or op.plain is None):
             parts += x.shape, x.dtype
         else:
@@ -166,6 +171,8 @@ class Step:
         Layouts of the operands that are arrays, once they have moved.
     partial, output
         Layout of what the local step gives, and of the result.
+    bring
+        What brings blocks to the layouts that they must have.
     total, adds, result
         Dtypes: of what the local step gives (of each array of a state), that in which it adds up,
         of the result. Half precision adds up in float32 on all ranks together, and is rounded once.
@@ -189,6 +196,7 @@ class Step:
 
     __slots__ = (
         "adds",
+        "bring",
         "call",
         "is_fresh",
         "made",
@@ -258,12 +266,19 @@ class Step:
         reduces = not any(layout.has_partial for layout in self.sources) or op.ufunc is not None
         is_letters = isinstance(self.spec, Spec) and self.made is None
         self.is_fresh = self.output.has_partial and is_letters and reduces
+        # What a ufunc gives is never a view of its operands, which may be views themselves.
+        self.bring = read_local if is_letters and op.ufunc is not None else redistribute_local
         self.run = self._bound()
 
     def __str__(self) -> str:
         return f"{self.op.name} of {', '.join(map(str, self.sources))}"
 
-    def move(self, blocks: Sequence[Any], operands: Sequence[Any] | None = None) -> list[Any]:
+    def move(
+        self,
+        blocks: Sequence[Any],
+        operands: Sequence[Any] | None = None,
+        bring: Callable[..., Buffer] = redistribute_local,
+    ) -> list[Any]:
         """Return blocks as the local step takes them, after asking the policy about all sending.
 
         Of `operands` that are Partial it is kept what they are reduced to.
@@ -274,7 +289,7 @@ class Step:
             for one, dtype in zip(self.panels.moves, self.call.dtypes, strict=True):
                 if one is not None:
                     permit(self.op.name, *one, dtype)
-        return move_all(self.op.name, operands or blocks, blocks, self.moves)
+        return move_all(self.op.name, operands or blocks, blocks, self.moves, bring)
 
     def _layout_maker(self) -> Callable[[Buffer | None], Layout] | None:
         """Return the function of a block that gives the result's layout, where `output` is not."""
@@ -393,24 +408,27 @@ class Step:
 
         def first(*blocks: Any) -> State:
             if exchange.has_items:
-                parts = [_backend.to_host(as_block(part)) for part in local(*blocks)]
-                return tuple(map(_cast, parts, total))
+                parts = [as_block(part) for part in local(*blocks)]
+                return tuple([_cast(p, dtype) for p, dtype in zip(parts, total, strict=True)])
             return exchange.nothing
 
         def exchanged(*blocks: Any) -> Buffer:
-            state = call_alike(mesh, op.name, lambda: first(*blocks))
-            states: Any
-            if has_prefix:
-                states = call_alike(mesh, op.name, lambda: exchange.fold_before(state))
+            states: Any = None
+            if exchange.is_alone and has_prefix:
+                pass  # nothing comes before this block, and nobody asks what it comes to
             else:
-                states = exchange(state)
+                state = call_alike(mesh, op.name, lambda: first(*blocks))
+                if has_prefix:
+                    states = call_alike(mesh, op.name, lambda: exchange.fold_before(state))
+                else:
+                    states = exchange(state)
             # What one rank makes of its part of the states, an error or a warning that is one, the
             # others do not know of.
             call = call_on_all if exchange.shares else call_alike
             block = call(mesh, op.name, lambda: as_block(finish(states, *blocks)))
             if exchange.shares:
                 block = exchange.gather(block)
-            if shape is not None:
+            if shape is not None and block.shape != shape:
                 block = block.reshape(shape)
             return _fit(_backend.asarray(block, _backend.device_of(blocks[0])), result)
 
@@ -418,7 +436,8 @@ class Step:
 
 
 def _cast(part: Buffer, dtype: Any) -> Buffer:
-    """Return a part of a state in the dtype that all ranks read, whose byte order is one of it."""
+    """Return a part of a state in host memory, in the dtype that all ranks read, and its order."""
+    part = _backend.to_host(part)
     return part if part.dtype is dtype else part.astype(dtype, copy=False)
 
 
@@ -464,6 +483,8 @@ class _Exchange:
         Of this rank's block.
     has_items
         Whether it has any.
+    is_alone
+        Nobody else has a part of this block's lines.
     shares
         Every rank gets a part of all states and makes that part of the result; alike in the mesh.
     """
@@ -504,6 +525,7 @@ class _Exchange:
             self._counts = [stop - start for start, stop in pairwise(parts.offsets)]
         self.nothing: State = tuple(np.zeros(shape, dtype) for dtype in step.total)
         """What a block without items sends."""
+        self.is_alone = self._communicator is None
 
     def __call__(self, state: State) -> States:
         """Return the states of all blocks that have items, or else one of nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -51,6 +52,7 @@ from distarray.errors import (
     ShapeError,
 )
 from distarray.layout import Partial
+from distarray.redistribute import read_local
 from distarray.typing import Buffer
 
 _PLAIN: tuple[bool, tuple[Any, ...], str] = (False, (), "")
@@ -324,7 +326,11 @@ def _bind(step: Step) -> Callable[..., Any]:
     shape, layout = step.output.local_shape(), step.output
     dtypes = step.result if op.nout > 1 else (step.result,)
     local = _local(op, static)
-    writes = op.ufunc is not None and not static[0]
+    # What is written into is not smaller than the largest operand.
+    arrays = zip(step.sources, step.call.places, strict=True)
+    sizes = [prod(one.local_shape()) * step.call.dtypes[i].itemsize for one, i in arrays]
+    largest = step.call.places[sizes.index(max(sizes))]
+    writes = op.ufunc is not None and not static[0] and max(sizes) >= LARGE
     on_device = device_of(layout) != "cpu"
 
     def function(*blocks: Any) -> Any:
@@ -332,8 +338,8 @@ def _bind(step: Step) -> Callable[..., Any]:
             if on_device and _on_device.is_on_device(blocks):
                 results = _on_device.call_on_device(local, blocks, dtypes)
                 return results if op.nout > 1 else results[0]
-            if writes and max(sizes := [getattr(block, "nbytes", 0) for block in blocks]) >= LARGE:
-                device = _backend.device_of(blocks[sizes.index(max(sizes))])
+            if writes:
+                device = _backend.device_of(blocks[largest])
                 outs = tuple(allocate(shape, dtype, device, blocks) for dtype in dtypes)
                 local(*blocks, out=outs)
                 return outs if op.nout > 1 else outs[0]
@@ -515,7 +521,8 @@ def run_into(
         for place, move in zip(places, align(spec, layouts)[1:], strict=True):
             moves[place] = move
         remember(_moves, (target._layout, *key), moves)
-    blocks = move_all(op.name, operands, local_blocks(op.name, target, operands), moves)
+    blocks = local_blocks(op.name, target, operands)
+    blocks = move_all(op.name, operands, blocks, moves, read_local)
     if mesh.coordinate is not None:
         write = functools.partial(_write, op, target._local, blocks, static, casting)
         if uncertain or errors_raise():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -78,19 +79,19 @@ def moments(block: Buffer, axes: tuple[int, ...]) -> Moments:
     dtype = state_dtype(block.dtype)
     if not _backend.is_numpy(block):
         return _on_device(block, axes, dtype)
-    count = int(np.prod([block.shape[axis] for axis in axes], dtype=np.int64))
     if len(axes) == block.ndim:
         return _reshape(_line(_flat(block), dtype), (1,) * block.ndim)
-    kept_shape = tuple(1 if i in axes else size for i, size in enumerate(block.shape))
     fold = fold_block(block, axes)
+    if fold is None and block.nbytes <= TILE_BYTES:
+        return _tile(block, axes, dtype, np.empty(block.size, dtype))
+    kept_shape = tuple(1 if i in axes else size for i, size in enumerate(block.shape))
     if fold is not None:
         return _narrow(*fold, kept_shape)
-    if block.nbytes <= TILE_BYTES:
-        return _tile(block, axes, dtype, np.empty(block.size, dtype))
+    count = prod([block.shape[axis] for axis in axes])
     mean = np.empty(kept_shape, dtype)
     m2 = np.empty(kept_shape, np.empty(0, dtype).real.dtype)
     steps = tile_shape(block.shape, block.strides, axes, TILE_BYTES // int(dtype.itemsize))
-    scratch = np.empty(int(np.prod(steps, dtype=np.int64)), dtype)
+    scratch = np.empty(prod(steps), dtype)
     for kept in tiles(block.shape, steps, [i for i in range(block.ndim) if i not in axes]):
         column = block[kept]
         states = (
@@ -160,21 +161,25 @@ def _flat(block: Buffer) -> Buffer:
 def _line(flat: Buffer, dtype: Any) -> Moments:
     """Return the moments of one axis: those of its pieces, merged all at once."""
     length = PIECE_BYTES // dtype.itemsize
+    scratch = np.empty(min(length, flat.size), dtype)
+    if flat.size <= length:
+        return Moments(flat.size, *_piece(flat, dtype, scratch))
     pieces = [flat[start : start + length] for start in range(0, flat.size, length)]
-    scratch = np.empty(pieces[0].size, dtype)
     counts = np.array([piece.size for piece in pieces])
     means = np.empty(len(pieces), dtype)
     squares = np.empty(len(pieces), scratch.real.dtype)
     for i, piece in enumerate(pieces):
-        means[i] = mean = dtype.type(np.add.reduce(piece, dtype=dtype) / piece.size)
-        deviation = np.subtract(piece, mean, out=scratch[: piece.size], dtype=dtype)
-        squares[i] = _sum_of_squares(deviation)
-    if len(pieces) == 1:
-        return Moments(flat.size, means, squares)
+        means[i], squares[i] = _piece(piece, dtype, scratch[: piece.size])
     total = np.add.reduce(means * (counts / flat.size), keepdims=True).astype(dtype)
     between = np.add.reduce(_square(means - total) * counts, keepdims=True)
     within = np.add.reduce(squares, keepdims=True)
     return Moments(flat.size, total, (within + between).astype(squares.dtype))
+
+
+def _piece(piece: Buffer, dtype: Any, scratch: Buffer) -> tuple[Any, Any]:
+    """Return mean and squared deviations of a line that stays in the cache."""
+    mean = dtype.type(np.add.reduce(piece, dtype=dtype) / piece.size)
+    return mean, _sum_of_squares(np.subtract(piece, mean, out=scratch, dtype=dtype))
 
 
 def _tile(tile: Buffer, axes: tuple[int, ...], dtype: Any, scratch: Buffer) -> Moments:
@@ -203,6 +208,8 @@ def _sum_of_squares(line: Buffer) -> Any:
     if line.real.itemsize < 8:
         squares = _square(line) if line.dtype.kind == "c" else np.multiply(line, line, out=line)
         return np.add.reduce(squares)
+    if line.size < _DOTTED:
+        return np.vdot(line, line).real
     whole = line.size // _DOTTED * _DOTTED
     rows = line[:whole].reshape(-1, _DOTTED)
     total = np.add.reduce(np.vecdot(rows, rows))

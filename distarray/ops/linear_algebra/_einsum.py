@@ -89,12 +89,17 @@ def _letters(shapes: Sequence[Shape], subscripts: str) -> Subscripts:
     return tuple(numbered), tuple(map(ord, right))
 
 
+_PLAIN = 1 << 16
+"""Products that NumPy's plain loop makes in the 50 us that it takes to plan calls of the BLAS."""
+
+
 def _local(*arguments: Any) -> Any:
     *blocks, subscripts = arguments
     # Each product of a pair is in the final dtype: what it sums must not wrap or saturate earlier.
     dtype = np.result_type(*[block.dtype for block in blocks])
     blocks = [block.astype(dtype, copy=False) for block in blocks]
-    return np.einsum(subscripts, *blocks, optimize=True)
+    pays = len(blocks) > 1 and prod([block.size for block in blocks]) > _PLAIN
+    return np.einsum(subscripts, *blocks, optimize=pays)
 
 
 _einsum = contraction("einsum", _letters, _local)

@@ -10,7 +10,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
@@ -72,15 +72,15 @@ def _spec(_: Op, call: Call) -> Layouts:
 
 def _bind(step: Step) -> Callable[..., Buffer]:
     (axis, _), output = step.call.static, step.output
+    # A part's block lies next to that of the part before it, whether or not the axis is cut.
+    lengths = [source.local_shape()[axis] for source in step.sources]
+    before = (slice(None),) * axis
+    places = [(*before, slice(a, b)) for a, b in pairwise(accumulate(lengths, initial=0))]
 
     def side_by_side(*blocks: Buffer) -> Buffer:
         out = empty_block(output, blocks[0].dtype)
-        # A part's block lies next to that of the part before it, whether or not the axis is cut.
-        start = 0
-        for block in blocks:
-            stop = start + block.shape[axis]
-            out[(*(slice(None),) * axis, slice(start, stop))] = block
-            start = stop
+        for place, block in zip(places, blocks, strict=True):
+            out[place] = block
         return out
 
     return side_by_side
@@ -160,14 +160,15 @@ def concat(
         wanted = normalize_dtype(dtype)
         dtype = max((with_length(wanted, own) for own in dtypes), key=lambda one: one.itemsize)
     for own in dtypes:
-        if not np.can_cast(own, dtype, casting):
+        if own is not dtype and not np.can_cast(own, dtype, casting):
             raise DTypeError(
                 f"concat of {own} into {dtype} with casting={casting!r}; pass another dtype, or "
                 "casting='unsafe'"
             )
-    shapes = [x.shape for x in given]
-    along = normalize_axis(axis, len(shapes[0]))
-    shape = join_shapes(shapes, along)  # which must fit before anything is sent
+    along = normalize_axis(axis, given[0].ndim)
+    if all(own == dtype for own in dtypes):
+        return run_and_write(_concat, given, (along, None), out)
+    shape = join_shapes([x.shape for x in given], along)  # which must fit before anything is sent
     if out is not None:
         check_fits("concat", out, shape, dtype)
     mesh = common_mesh("concat", [x._layout.mesh for x in given if isinstance(x, BaseArray)])

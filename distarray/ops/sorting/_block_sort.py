@@ -58,9 +58,9 @@ def sort_block(
     >>> sort_block(np.array([2.0, np.nan, 0.0, -0.0, -1.0]))
     array([-1.,  0., -0.,  2., nan])
     """
-    lines = np.moveaxis(block, axis, -1)
+    lines = block.swapaxes(axis, -1)
     result = _sorted(lines[..., ::-1] if descending else lines, stable)
-    result = np.moveaxis(result[..., ::-1] if descending else result, -1, axis)
+    result = (result[..., ::-1] if descending else result).swapaxes(axis, -1)
     return np.ascontiguousarray(result).reshape(block.shape)
 
 
@@ -69,11 +69,11 @@ def argsort_block(block: Buffer, axis: int = -1, *, descending: bool = False) ->
 
     Parameters are those of `sort_block`.
     """
-    lines = np.moveaxis(block, axis, -1)
+    lines = block.swapaxes(axis, -1)
     order = _order(lines[..., ::-1] if descending else lines)
     if descending:
         order = (lines.shape[-1] - 1 - order)[..., ::-1]
-    return np.ascontiguousarray(np.moveaxis(order, -1, axis)).reshape(block.shape)
+    return np.ascontiguousarray(order.swapaxes(axis, -1)).reshape(block.shape)
 
 
 def merge_runs(

@@ -140,7 +140,7 @@ def _along_axis(
         device = _backend.device_of(blocks[0])
         if turned is not None:
             blocks = tuple([redistribute_local(one, source, turned) for one in blocks])
-        moved = [np.moveaxis(_backend.to_host(one), axis, -1) for one in blocks]
+        moved = [_backend.to_host(one).swapaxes(axis, -1) for one in blocks]
         shape = moved[0].shape[:-1]
         count = prod(shape)
         lines = [one.reshape(count, one.shape[-1]) for one in moved]
@@ -154,7 +154,7 @@ def _along_axis(
             found = tuple([_joined(parts) for parts in zip(*groups, strict=True)])
         results = []
         for one in found:
-            block = np.moveaxis(one.reshape(*shape, one.shape[-1]), -1, axis)
+            block = one.reshape(*shape, one.shape[-1]).swapaxes(axis, -1)
             block = _backend.asarray(np.ascontiguousarray(block), device)
             if turned is not None and back is not None:
                 block = redistribute_local(block, back, output)

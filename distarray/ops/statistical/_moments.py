@@ -361,15 +361,17 @@ def _variance_of_all(step: Step) -> Callable[..., Any]:
     result = step.result
 
     def variance(states: States, _: Buffer) -> Any:
-        total = Moments(0, None, None)
-        for (mean, m2), box in states:
-            size = count_reduced(boxes.shape(box), axes)
-            total = merge(total, Moments(size, mean, m2))
-        if not divisor:
-            warn("Degrees of freedom <= 0 for slice", RuntimeWarning)
-        m2 = total.m2
+        m2 = states[0][0][1]
+        if len(states) > 1:
+            found = [
+                Moments(count_reduced(boxes.shape(box), axes), *state) for state, box in states
+            ]
+            m2 = functools.reduce(merge, found).m2
+        if divisor:
+            return (m2 / m2.dtype.type(divisor)).astype(result, copy=False)
+        warn("Degrees of freedom <= 0 for slice", RuntimeWarning)
         with np.errstate(divide="ignore", invalid="ignore"):
-            varied = (m2 if count else m2 * np.nan) / m2.dtype.type(divisor)
+            varied = (m2 if count else m2 * np.nan) / m2.dtype.type(0)
         return varied.astype(result, copy=False)
 
     return variance
