@@ -26,6 +26,12 @@ def _array(block: np.ndarray, mesh: da.DeviceMesh, placements: tuple[str, ...]) 
     return da.asarray(given, copy=True)  # an operation would reduce partial sums
 
 
+def arrays(x: np.ndarray, y: np.ndarray, r: np.ndarray) -> list[da.DistArray]:
+    """Make two arrays that are split over their rows, and one that is on every rank."""
+    mesh = da.default_mesh()
+    return [_array(x, mesh, ("S0",)), _array(y, mesh, ("S0",)), _array(r, mesh, ("R",))]
+
+
 def move(case: Move, block: np.ndarray) -> Work | None:
     """Redistribute."""
     mesh = da.init_device_mesh(case.mesh)
@@ -41,8 +47,7 @@ def local(result: da.DistArray) -> np.ndarray:
 
 def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | None:
     """Perform one operation on arrays that are split over their rows; `r` is on every rank."""
-    mesh = da.default_mesh()
-    dx, dy, dr = _array(x, mesh, ("S0",)), _array(y, mesh, ("S0",)), _array(r, mesh, ("R",))
+    dx, dy, dr = arrays(x, y, r)
     rows, columns, everywhere = ([PLACEMENTS[name]] for name in ("S0", "S1", "R"))
     line = da.arange(float(LINE_SIZE)) if name in ("x[i]", "x[i:]") else dx
     turns = itertools.cycle(range(LINE_SIZE))

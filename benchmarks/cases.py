@@ -100,6 +100,30 @@ SMALL_OPERATIONS = (
     "x[i:]",
     "map_blocks",
 )
+SMALL_FUNCTIONS = (
+    "xp.concat([x, y])", "xp.concat([x, y], axis=1)", "xp.stack([x, y])", "xp.tile(x, (1, 2))",
+    "xp.roll(x, 1, 1)", "xp.roll(x, 1, 0)", "xp.split(x, 2, 1)", "xp.repeat(x, 2, axis=1)",
+    "xp.flip(x, axis=1)", "xp.pad(x, ((0, 0), (1, 1)))", "xp.take(x, [1, 2], axis=1)",
+    "x.reshape(-1)", "x.transpose()", "xp.swapaxes(x, 0, 1)", "xp.expand_dims(x, axis=0)",
+    "xp.squeeze(x[:, :1], 1)", "xp.broadcast_to(x, (3, *x.shape))", "x[:, 2:5]", "x[2:5]",
+    "x[3]", "x[3, 4]", "put(x, 3, 1.0)", "put(x, (slice(None), 3), 1.0)",
+    "x + b", "x + 1", "1 - x", "x > 0.5", "-x", "xp.sqrt(x)", "xp.clip(x, 0.2, 0.8)",
+    "xp.where(x > 0.5, x, y)", "xp.maximum(x, 0.5)", "xp.power(x, 2)", "xp.round(x, 2)",
+    "xp.isnan(x)", "x.astype(np.float32)", "x.copy()", "put(x, ..., y)", "xp.allclose(x, y)",
+    "x.sum(0)", "x.sum(1)", "x.mean(0)", "x.mean(1)", "x.max(1)", "x.std()", "x.std(0)",
+    "x.std(1)", "x.var(0)", "x.argmax()", "x.argmax(0)", "x.argmax(1)", "x.cumsum(0)",
+    "x.cumsum(1)", "xp.nansum(x, 1)", "xp.nanmean(x, 1)", "xp.median(x, 1)",
+    "xp.percentile(x, 50, axis=1)", "xp.count_nonzero(x > 0.5)", "xp.sort(x, axis=1)",
+    "xp.sort(x[:, 0])", "xp.argsort(x, axis=1)", "xp.dot(x, r)", "xp.vdot(x, y)",
+    "xp.einsum('ij,jk->ik', x, r)", "xp.einsum('ij->i', x)", "xp.outer(x[:, 1], r[0])",
+    "xp.linalg.norm(x)", "xp.trace(x)",
+    "xp.zeros(x.shape)", "xp.full(x.shape, 2.0)", "xp.ones_like(x)", "xp.arange(len(x))",
+    "xp.arange(next(turns))", "xp.linspace(0, 1, len(x))", "xp.eye(len(x))",
+    "float(xp.ones(next(turns) % 4096 + 1).sum())",
+    "rng.random(x.shape)", "rng.normal(size=x.shape)", "rng.integers(9, size=x.shape)",
+)  # fmt: skip
+"""What scripts call in loops, as text: `xp` is NumPy or the library, `b` a plain array of the
+global shape, `turns` never the same number. Timed beside NumPy on one block, and not compared."""
 SMALL_ROWS = 16
 """Rows of one rank's block; every array is split over its rows, and R is held by all."""
 LINE_SIZE = 1 << 20

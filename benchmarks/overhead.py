@@ -2,25 +2,59 @@
 
 Run by the driver as ``mpiexec -n RANKS python -m benchmarks.overhead``. Every rank has a block of
 16 x 16 float64; NumPy does the same on the block alone. `x[i]` and `x[i:]` are turns of a loop over
-a long array of one axis: no cache knows the next one.
+a long array of one axis: no cache knows the next one. Whoever writes messages by hand needs those
+of the last rows for what the ranks exchange: one of them, of a few bytes.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from benchmarks import cases, contenders, measure
+import distarray as da
+from benchmarks import by_distarray, cases, contenders, measure
 
 BASELINE = "NumPy"
 
 
 def main() -> None:
     """Measure every small operation with every contender."""
-    contenders.measure_all("overhead", lambda *_: cases.SMALL_OPERATIONS, _measure)
+    names = (*cases.SMALL_OPERATIONS, *cases.SMALL_FUNCTIONS, *MESSAGES)
+    contenders.measure_all("overhead", lambda *_: names, _measure)
+
+
+MESSAGES = ("all-reduce", "all-gather of objects")
+
+
+def _put(x: Any, key: Any, value: Any) -> None:
+    x[key] = value
+
+
+def _function(name: str, blocks: list[np.ndarray], xp: Any) -> measure.Work:
+    """Return a call of NumPy's, or the library's, function of blocks, or arrays made of them."""
+    x, y, r = blocks
+    rng: Any = np.random.default_rng(1)
+    b = x
+    if xp is da:
+        x, y, r = by_distarray.arrays(x, y, r)
+        rng, b = da.random.default_rng(1), x.full_array()
+    names = {"np": np, "xp": xp, "x": x, "y": y, "r": r, "b": b, "rng": rng, "put": _put}
+    work: measure.Work = eval(f"lambda: {name}", {**names, "turns": itertools.count(3)})
+    return work
+
+
+def _messages(name: str, comm: MPI.Comm, x: np.ndarray) -> dict[str, measure.Work]:
+    """Return a message by hand, where a copy stands for NumPy."""
+    line, total = x[0].copy(), np.empty(len(x))
+    works: dict[str, measure.Work] = {
+        "all-reduce": lambda: comm.Allreduce(line, total),
+        "all-gather of objects": lambda: comm.allgather(("call", x.shape)),
+    }
+    return {BASELINE: line.copy, "by hand": works[name]}
 
 
 def _numpy(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> measure.Work:
@@ -46,11 +80,18 @@ def _measure(comm: MPI.Comm, name: str, running: list, quick: bool) -> dict:
     rows = cases.SMALL_ROWS
     x, y = random.random((rows, rows)), random.random((rows, rows))
     r = np.random.default_rng(100).random((rows, rows))
-    works = {BASELINE: _numpy(name, x, y, r)}
+    if name in MESSAGES:
+        works = _messages(name, comm, x)
+    elif name in cases.SMALL_FUNCTIONS:
+        works = {BASELINE: _function(name, [x, y, r], np)}
+        works[by_distarray.NAME] = _function(name, [x, y, r], da)
+    else:
+        works = {BASELINE: _numpy(name, x, y, r)}
+    is_short = len(works) > 1  # one of many rows
     expected = works[BASELINE]()
     if name == "float(x.sum())":
         expected = comm.allreduce(expected)
-    for module in running:
+    for module in [] if is_short else running:
         work = module.operation(name, x, y, r)
         if work is not None:
             result = work()
@@ -60,9 +101,8 @@ def _measure(comm: MPI.Comm, name: str, running: list, quick: bool) -> dict:
                     raise ValueError(f"{module.NAME}: wrong value of {name}")
             works[module.NAME] = work
     gc.collect()
-    samples = measure.in_turn(
-        comm, works, repeats=5 if quick else 21, batch_seconds=0.005 if quick else 0.02
-    )
+    repeats, batch_seconds = (5, 0.005) if quick or is_short else (21, 0.02)
+    samples = measure.in_turn(comm, works, repeats=repeats, batch_seconds=batch_seconds)
     return {
         "ranks": comm.size,
         "case": name,

@@ -42,7 +42,10 @@ def test_small_and_large_operations_are_checked_before_they_are_timed(monkeypatc
     _two()
     monkeypatch.setattr(cases, "LARGE_SIZE", SIZE * 8)
     monkeypatch.setattr(cases, "MATMUL_SIZE", SIZE * 8)
-    rows = [overhead._measure(COMM, "x @ R", [by_distarray, by_hand], True)]
+    rows = [
+        overhead._measure(COMM, name, [by_distarray, by_hand], True)
+        for name in ("x @ R", "x.std(0)")
+    ]
     rows += [
         large._measure(COMM, name, [by_distarray, by_hand], True) for name in cases.LARGE_OPERATIONS
     ]
