@@ -72,7 +72,8 @@ def _first(step: Step) -> Callable[[Buffer], State]:
     def along(block: Buffer) -> State:
         (axis,) = axes
         index = place(block, axis=axis, keepdims=True)
-        return block[(*grid[:axis], index, *grid[axis + 1 :])], index + box[axis][0]
+        value, start = block[(*grid[:axis], index, *grid[axis + 1 :])], box[axis][0]
+        return value, index + start if start else index
 
     def of_all(block: Buffer) -> State:
         flat = int(place(block))

@@ -403,42 +403,51 @@ class Step:
         assert isinstance(self.spec, Spec)
         has_prefix = self.spec.prefix is not None
         mesh: Any = self.output.mesh
-        result, total = self.result, self.total
+        name, result, total = op.name, self.result, self.total
         shape = self.output.local_shape() if _merges(self.spec) else None
 
         def first(*blocks: Any) -> State:
             if exchange.has_items:
-                parts = [as_block(part) for part in local(*blocks)]
-                return tuple([_cast(p, dtype) for p, dtype in zip(parts, total, strict=True)])
+                parts = zip(local(*blocks), total, strict=True)
+                return tuple([_as_state(part, dtype) for part, dtype in parts])
             return exchange.nothing
 
+        def second(states: Any, *blocks: Any) -> Buffer:
+            return as_block(finish(states, *blocks))
+
         def exchanged(*blocks: Any) -> Buffer:
+            raises = errors_raise()
             states: Any = None
-            if exchange.is_alone and has_prefix:
-                pass  # nothing comes before this block, and nobody asks what it comes to
-            else:
-                state = call_alike(mesh, op.name, lambda: first(*blocks))
-                if has_prefix:
-                    states = call_alike(mesh, op.name, lambda: exchange.fold_before(state))
-                else:
+            if not has_prefix or not exchange.is_alone:  # else nothing comes before this block
+                state = (
+                    call_on_all(mesh, name, lambda: first(*blocks)) if raises else first(*blocks)
+                )
+                if not has_prefix:
                     states = exchange(state)
+                else:
+                    states = call_alike(mesh, name, lambda: exchange.fold_before(state))
             # What one rank makes of its part of the states, an error or a warning that is one, the
             # others do not know of.
-            call = call_on_all if exchange.shares else call_alike
-            block = call(mesh, op.name, lambda: as_block(finish(states, *blocks)))
+            if raises or exchange.shares:
+                block = call_on_all(mesh, name, lambda: second(states, *blocks))
+            else:
+                block = second(states, *blocks)
             if exchange.shares:
                 block = exchange.gather(block)
             if shape is not None and block.shape != shape:
                 block = block.reshape(shape)
+            if block.__class__ is blocks[0].__class__ is np.ndarray:
+                return block
             return _fit(_backend.asarray(block, _backend.device_of(blocks[0])), result)
 
         return exchanged
 
 
-def _cast(part: Buffer, dtype: Any) -> Buffer:
+def _as_state(part: Any, dtype: Any) -> Buffer:
     """Return a part of a state in host memory, in the dtype that all ranks read, and its order."""
-    part = _backend.to_host(part)
-    return part if part.dtype is dtype else part.astype(dtype, copy=False)
+    if part.__class__ is np.ndarray and part.dtype is dtype:
+        return part  # type: ignore[no-any-return]
+    return _backend.to_host(as_block(part)).astype(dtype, copy=False)
 
 
 def _fit(result: Any, dtype: Any) -> Any:
