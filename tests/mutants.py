@@ -527,9 +527,16 @@ MUTANTS = (
     Mutant(
         "selections that take items of different blocks are taken for one",
         "ops/families/_selection.py",
-        "parts.append((_TAKEN, layout.partition(axis).owner(item)))",
-        "parts.append((_TAKEN, 0))",
+        "taken.append((len(shape), split.owner(item), split.count))",
+        "taken.append((len(shape), 0, split.count))",
         ("array/test_index.py::test_getitem_agrees_with_numpy",),
+    ),
+    Mutant(
+        "boundaries are taken for the default split by their first block",
+        "layout/_partition.py",
+        "return offsets[1] == first and chunk(offsets[-1], counts).offsets == tuple(offsets)",
+        "return offsets[1] == first",
+        ("layout/test_carrying.py",),
     ),
     Mutant(
         "what is derived from counted layouts is kept for good",

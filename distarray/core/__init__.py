@@ -64,7 +64,7 @@ from distarray.core.engine._blocks import (
     reduced_source,
     unshare,
 )
-from distarray.core.engine._cache import cache, remember
+from distarray.core.engine._cache import Resolutions, cache, remember
 from distarray.core.engine._cache import clear as clear_cache
 from distarray.core.engine._float_errors import (
     DEFAULT_ERROR_STATE,

@@ -5,12 +5,13 @@ from distarray.layout import _dimmap as dimmap
 from distarray.layout._axes import normalize_axes, normalize_axis, read_axes
 from distarray.layout._dimmap import DimMap
 from distarray.layout._format import bytes_text, seconds_text, shape_text, table
-from distarray.layout._layout import Layout, counted, mark_counted
+from distarray.layout._layout import Layout, carry_cuts, counted, mark_counted
 from distarray.layout._mesh import AbstractMesh, Mesh, mesh_description
 from distarray.layout._partition import Partition, chunk
 from distarray.layout._placements import Partial, Placement, Replicate, Shard, suggest_for_torch
 from distarray.layout._propagate import propagate, stages
 from distarray.layout._recent import (
+    OFFSET_BYTES,
     entry_bytes,
     forget_recent,
     has_counted,
@@ -21,6 +22,7 @@ from distarray.layout._recent import (
 from distarray.layout._reduction import REDUCTIONS
 
 __all__ = [
+    "OFFSET_BYTES",
     "REDUCTIONS",
     "AbstractMesh",
     "DimMap",
@@ -33,6 +35,7 @@ __all__ = [
     "Shard",
     "box",
     "bytes_text",
+    "carry_cuts",
     "chunk",
     "counted",
     "dimmap",

@@ -6,7 +6,7 @@ import operator
 import sys
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from distarray.errors import (
     ArgumentTypeError,
@@ -18,8 +18,14 @@ from distarray.errors import (
 )
 from distarray.layout._axes import normalize_axes
 from distarray.layout._mesh import Mesh
-from distarray.layout._partition import Partition, chunk, explicit
-from distarray.layout._placements import Partial, Placement, Shard, suggest_for_torch
+from distarray.layout._partition import Partition, chunk, explicit, is_chunk
+from distarray.layout._placements import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    suggest_for_torch,
+)
 from distarray.layout._reduction import REDUCTIONS
 from distarray.typing import AxisName, Shape
 
@@ -29,20 +35,71 @@ Boundaries: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
 _EXAMPLE = "for instance [Shard(0), Replicate()] on a mesh of two axes"
 
 
-class Description(NamedTuple):
+class Description:
     """Everything that makes a layout, in the form in which equal layouts are equal.
 
-    `cuts` and `partitions` follow from the rest: per array axis the mesh axes that shard it, the
-    first cut first, and the split they make.
+    What has a canonical form becomes the `Layout` itself, once it turns out that there is none yet.
+
+    Attributes
+    ----------
+    mesh, placements, shape, shard_order
+        See `Layout`.
+    _boundaries
+        Offsets of each array axis whose split is not the default.
+    _cuts, _partitions
+        What follows from the rest: per array axis the mesh axes that shard it, the first cut first,
+        and the split they make.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_abstract",
+        "_boundaries",
+        "_cuts",
+        "_fingerprint",
+        "_own_box",
+        "_own_shape",
+        "_partitions",
+        "has_partial",
+        "is_counted",
+        "is_even",
+        "is_replicated",
+        "mesh",
+        "ndim",
+        "partial_axes",
+        "placements",
+        "replicated_axes",
+        "shape",
+        "shard_order",
+        "size",
+    )
     mesh: Mesh
     placements: tuple[Placement, ...]
     shape: Shape
     shard_order: tuple[int, ...] | None
-    boundaries: Boundaries
-    cuts: tuple[tuple[int, ...], ...]
-    partitions: tuple[Partition, ...]
+    _boundaries: Boundaries
+    _cuts: tuple[tuple[int, ...], ...]
+    _partitions: tuple[Partition, ...]
+
+
+def _description(
+    mesh: Mesh,
+    placements: tuple[Placement, ...],
+    shape: Shape,
+    shard_order: tuple[int, ...] | None,
+    boundaries: Boundaries,
+    cuts: tuple[tuple[int, ...], ...],
+    partitions: Sequence[Partition],
+) -> Description:
+    made = Description()
+    made.mesh = mesh
+    made.placements = placements
+    made.shape = shape
+    made.shard_order = shard_order
+    made._boundaries = boundaries
+    made._cuts = cuts
+    made._partitions = tuple(partitions)
+    return made
 
 
 def describe(
@@ -75,7 +132,55 @@ def describe(
         for size, axes in zip(extents, cuts, strict=True)
     ]
     kept = _apply_boundaries(boundaries, partitions, extents) if boundaries is not None else ()
-    return Description(mesh, placed, extents, order, kept, cuts, tuple(partitions))
+    return _description(mesh, placed, extents, order, kept, cuts, partitions)
+
+
+def describe_carried(
+    before: Description,
+    shape: Shape,
+    axes: Mapping[int, int],
+    offsets: Mapping[int, tuple[int, ...]],
+) -> Description:
+    """Return the description of `carry_cuts`, of parts that are canonical before.
+
+    Nothing is read or normalised again; of the offsets it is checked that they make a split.
+    """
+    mesh = before.mesh
+    placed = before.placements
+    origin: dict[int, int] = {}
+    same = len(axes) == len(before.shape)
+    for old, new in axes.items():
+        origin[new] = old
+        same = same and old == new
+    if not same:
+        shards = {old: Shard(new) for old, new in axes.items()}
+        placed = tuple([shards.get(p.axis, Replicate()) if type(p) is Shard else p for p in placed])
+    old_offsets = dict(before._boundaries)
+    cuts: list[tuple[int, ...]] = []
+    partitions: list[Partition] = []
+    kept: list[tuple[int, tuple[int, ...]]] = []
+    for axis, size in enumerate(shape):
+        old = origin.get(axis, -1)
+        cut = before._cuts[old] if old >= 0 else ()
+        counts = tuple([mesh.shape[i] for i in cut]) if cut else ()
+        split = offsets.get(axis)
+        if split is not None:
+            if is_chunk(split, counts):
+                split = None
+        elif old in old_offsets:
+            split = old_offsets[old]
+        cuts.append(cut)
+        if split is None:
+            partitions.append(chunk(size, counts))
+            continue
+        if split[-1] != size or len(split) != prod(counts) + 1:
+            _read_split(axis, split, chunk(size, counts))  # tells what is wrong
+        partitions.append(explicit(split))
+        kept.append((axis, split))
+    if prod(shape) > sys.maxsize:
+        _read_shape(shape)
+    order = None if before.shard_order is None else _kept_order(cuts, mesh)
+    return _description(mesh, placed, shape, order, tuple(kept), tuple(cuts), partitions)
 
 
 def _read_shape(shape: Sequence[int]) -> Shape:
@@ -158,9 +263,14 @@ def _canonical_order(
         named = mesh.axis_indices(shard_order)
     except MeshError as error:
         raise MeshError(f"shard_order {tuple(shard_order)}: {error}") from None
+    return _kept_order([_in_order(axes, named) for axes in by_axis], mesh)
+
+
+def _kept_order(cuts: Sequence[tuple[int, ...]], mesh: Mesh) -> tuple[int, ...] | None:
+    """Return the mesh axes that cut out of mesh order, array axis by array axis, or None."""
     kept: list[int] = []
-    for axes in by_axis:
-        cutting = [axis for axis in _in_order(axes, named) if mesh.shape[axis] > 1]
+    for axes in cuts:
+        cutting = [axis for axis in axes if mesh.shape[axis] > 1]
         if cutting != sorted(cutting):
             kept.extend(cutting)
     return tuple(kept) or None

@@ -6,15 +6,14 @@ import threading
 from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 from math import prod
 from typing import Any, Final, NoReturn, cast, final
 from weakref import WeakValueDictionary
 
 from distarray.layout._axes import normalize_axis
-from distarray.layout._canonical import Boundaries, Description, describe
+from distarray.layout._canonical import Description, describe, describe_carried
 from distarray.layout._format import layout_text
 from distarray.layout._mesh import Mesh
 from distarray.layout._partition import Partition
@@ -33,8 +32,7 @@ _KEEP: Final[Any] = object()
 
 
 @final
-@dataclass(slots=True, weakref_slot=True, init=False, eq=False, repr=False)
-class Layout:
+class Layout(Description):
     """Say which box of an array every rank of a mesh holds.
 
     Immutable, and interned: equal layouts are the same object, also after pickling, so that ``is``
@@ -85,21 +83,15 @@ class Layout:
     ((256, 511), (0, 64))
     """
 
-    mesh: Mesh
-    placements: tuple[Placement, ...]
-    shape: Shape
+    __slots__ = ()
     ndim: int
     size: int
-    shard_order: tuple[int, ...] | None
     is_even: bool
     is_replicated: bool
     has_partial: bool
     is_counted: bool
     partial_axes: tuple[int, ...]
     replicated_axes: tuple[int, ...]
-    _boundaries: Boundaries
-    _cuts: tuple[tuple[int, ...], ...]
-    _partitions: tuple[Partition, ...]
     _abstract: Layout | None
     _own_box: Box | None
     _own_shape: Shape | None
@@ -295,14 +287,16 @@ class Layout:
 def _intern(spelled: object, parts: Description) -> Layout:
     """Return the one layout of a canonical description, and remember how it was spelled."""
     key: object = (parts.mesh, parts.placements, parts.shape)
-    if parts.shard_order is not None or parts.boundaries:
-        key = (key, parts.shard_order, parts.boundaries)
+    if parts.shard_order is not None or parts._boundaries:
+        key = (key, parts.shard_order, parts._boundaries)
     found = _interned.get(key)
     if found is None:
-        made = _build(parts)
+        made = _seal(parts)
         with _lock:
-            found = _interned.setdefault(key, made)
-        if not parts.boundaries:
+            found = _interned.get(key)
+            if found is None:
+                found = _interned[key] = made
+        if not parts._boundaries:
             latest.append(found)
     if spelled is not None and spelled != key:
         with _lock:
@@ -310,30 +304,53 @@ def _intern(spelled: object, parts: Description) -> Layout:
     return found
 
 
-def _build(parts: Description) -> Layout:
-    """Make the object of a canonical description."""
-    made = object.__new__(Layout)
-    put = object.__setattr__
+def _seal(parts: Description) -> Layout:
+    """Make a canonical description a layout."""
+    made = cast("Layout", parts)
     placements = parts.placements
-    put(made, "mesh", parts.mesh)
-    put(made, "placements", placements)
-    put(made, "shape", parts.shape)
-    put(made, "ndim", len(parts.shape))
-    put(made, "size", prod(parts.shape))
-    put(made, "shard_order", parts.shard_order)
-    put(made, "_boundaries", parts.boundaries)
-    put(made, "_cuts", parts.cuts)
-    put(made, "_partitions", parts.partitions)
+    made.ndim = len(parts.shape)
+    made.size = prod(parts.shape)
+    made.partial_axes, made.replicated_axes = _uncut(placements)
+    made.has_partial = bool(made.partial_axes)
+    made.is_replicated = len(made.replicated_axes) == len(placements)
+    # Equal blocks are those of the default split, which has no boundaries.
+    made.is_even = not parts._boundaries and all(split.is_even for split in parts._partitions)
+    made.is_counted = False
+    made._abstract = made._own_box = made._own_shape = made._fingerprint = None
+    # Assigning attributes of a layout by way of `object` takes seven times as long.
+    parts.__class__ = Layout
+    return made
+
+
+@lru_cache(maxsize=256)
+def _uncut(placements: tuple[Placement, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the mesh axes that are `Partial`, and those that are `Replicate`."""
     partial = tuple(i for i, p in enumerate(placements) if type(p) is Partial)
-    replicated = tuple(i for i, p in enumerate(placements) if type(p) is Replicate)
-    put(made, "partial_axes", partial)
-    put(made, "replicated_axes", replicated)
-    put(made, "has_partial", bool(partial))
-    put(made, "is_replicated", len(replicated) == len(placements))
-    put(made, "is_even", all(partition.is_even for partition in parts.partitions))
-    put(made, "is_counted", False)
-    for lazy in ("_abstract", "_own_box", "_own_shape", "_fingerprint"):
-        put(made, lazy, None)
+    return partial, tuple(i for i, p in enumerate(placements) if type(p) is Replicate)
+
+
+def carry_cuts(
+    layout: Layout,
+    shape: Shape,
+    axes: Mapping[int, int],
+    offsets: Mapping[int, tuple[int, ...]] | None = None,
+) -> Layout:
+    """Return the layout of `shape` in which axis `axes[a]` is cut as axis `a` was.
+
+    Parameters
+    ----------
+    layout : Layout
+        Before.
+    shape : tuple of int
+        Global shape after.
+    axes : mapping
+        New axis of every old axis that lives on; a cut axis that does not becomes replicated.
+    offsets : mapping, optional
+        New offsets of a cut, by new axis. Without them an axis keeps its explicit boundaries.
+    """
+    made = _intern(None, describe_carried(layout, shape, axes, offsets or {}))
+    if layout.is_counted:
+        mark_counted(made)
     return made
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
+from operator import gt
 from typing import Any, NoReturn, final
 
 from distarray.errors import LayoutError
@@ -29,7 +30,10 @@ class Partition:
     _offsets: tuple[int, ...]
 
     def __init__(self, offsets: tuple[int, ...]) -> None:
-        _fill(self, size=offsets[-1], count=len(offsets) - 1, _offsets=offsets)
+        put = object.__setattr__
+        put(self, "size", offsets[-1])
+        put(self, "count", len(offsets) - 1)
+        put(self, "_offsets", offsets)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"{type(self).__name__} is immutable: cannot set {name!r}")
@@ -102,7 +106,10 @@ class _Chunked(Partition):
     counts: tuple[int, ...]
 
     def __init__(self, size: int, counts: tuple[int, ...]) -> None:
-        _fill(self, size=size, count=prod(counts), counts=counts)
+        put = object.__setattr__
+        put(self, "size", size)
+        put(self, "count", prod(counts))
+        put(self, "counts", counts)
 
     @property
     def is_even(self) -> bool:
@@ -185,12 +192,6 @@ def _collect(
         )
 
 
-def _fill(partition: Partition, **values: object) -> None:
-    """Set the slots of a partition under construction."""
-    for name, value in values.items():
-        object.__setattr__(partition, name, value)
-
-
 @lru_cache(maxsize=1024)
 def chunk(size: int, counts: tuple[int, ...]) -> Partition:
     """Return the split that ``torch.chunk`` makes, once per entry of `counts`.
@@ -219,6 +220,15 @@ def chunk(size: int, counts: tuple[int, ...]) -> Partition:
     return _Chunked(size, counts)
 
 
+def is_chunk(offsets: Sequence[int], counts: tuple[int, ...]) -> bool:
+    """Tell whether offsets of as many blocks are those of `chunk`."""
+    first = offsets[-1]
+    for count in counts:
+        first = -(-first // count)
+    # The first block differs mostly, and all offsets take longer.
+    return offsets[1] == first and chunk(offsets[-1], counts).offsets == tuple(offsets)
+
+
 def explicit(offsets: Sequence[int]) -> Partition:
     """Return the contiguous split with the given boundaries.
 
@@ -228,7 +238,7 @@ def explicit(offsets: Sequence[int]) -> Partition:
         Starts with 0, never decreases, ends with the length of the axis.
     """
     values = tuple(offsets)
-    if len(values) < 2 or values[0] != 0 or sorted(values) != list(values):
+    if len(values) < 2 or values[0] != 0 or any(map(gt, values, values[1:])):
         shown = str(values) if len(values) <= 12 else f"({str(values[:8])[1:-1]}, ...)"
         raise LayoutError(
             f"boundaries {shown}: they must start with 0, never decrease and end with the length "

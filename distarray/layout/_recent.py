@@ -70,10 +70,14 @@ def recall(owner: object, key: Hashable) -> Any:
         return found[0]
 
 
-def keep_recent(owner: object, key: Hashable, value: object) -> None:
-    """Keep a value for a cache, which is never deleted, until newer ones need its place."""
+def keep_recent(owner: object, key: Hashable, value: object, nbytes: int | None = None) -> None:
+    """Keep a value for a cache, which is never deleted, until newer ones need its place.
+
+    It takes `nbytes`, where that is known.
+    """
     global _used
-    nbytes = entry_bytes(key)
+    if nbytes is None:
+        nbytes = entry_bytes(key)
     with _lock:
         _, before = _entries.pop((id(owner), key), (None, 0))
         _entries[id(owner), key] = value, nbytes

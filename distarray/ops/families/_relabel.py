@@ -2,43 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from distarray.layout import Layout, Replicate, Shard
+from distarray.layout import Layout, Replicate, Shard, carry_cuts
 from distarray.typing import Shape
 
 Offsets = tuple[int, ...]
-
-
-def carry_cuts(
-    layout: Layout,
-    shape: Shape,
-    axes: Mapping[int, int],
-    offsets: Mapping[int, Offsets] | None = None,
-) -> Layout:
-    """Return the layout of `shape` in which axis `axes[a]` is cut as axis `a` was.
-
-    Parameters
-    ----------
-    layout : Layout
-        Before.
-    shape : tuple of int
-        Global shape after.
-    axes : mapping
-        New axis of every old axis that lives on; a cut axis that does not becomes replicated.
-    offsets : mapping, optional
-        New offsets of a cut, by new axis. Without them an axis keeps its explicit boundaries.
-    """
-    placements = []
-    for placement in layout.placements:
-        if type(placement) is Shard:
-            placement = Shard(axes[placement.axis]) if placement.axis in axes else Replicate()
-        placements.append(placement)
-    boundaries = dict(offsets or {})
-    for axis, old in (layout.boundaries or {}).items():
-        if axis in axes and axes[axis] not in boundaries:
-            boundaries[axes[axis]] = old
-    return layout.replace(placements=placements, shape=shape, boundaries=boundaries or None)
 
 
 def uncut_axes(layout: Layout, axes: Sequence[int]) -> Layout:

@@ -21,6 +21,7 @@ from distarray.core import (
     BaseArray,
     Layouts,
     Op,
+    Resolutions,
     Step,
     cache,
     copy_block,
@@ -30,8 +31,8 @@ from distarray.core import (
     unshare,
 )
 from distarray.errors import IndexingError
-from distarray.layout import Layout, Shard
-from distarray.ops.families._relabel import carry_cuts, uncut_axes
+from distarray.layout import OFFSET_BYTES, Layout, Shard, carry_cuts, keep_recent
+from distarray.ops.families._relabel import uncut_axes
 from distarray.ops.families._windows import mirror, mirror_layout, run
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer, Shape
@@ -58,10 +59,11 @@ WHOLE_AXIS, REVERSED_AXIS = (None, None, None), (None, None, -1)
 def selection(name: str) -> Op:
     """Return an operation that selects items.
 
-    A step of it is for all keys that take as much from the same blocks: its static argument is what
-    `_locate` tells of them, and its local step gets which items they are before the block.
+    A step of it is for all keys that take as much from the same blocks, and make copies: its static
+    argument is what `_locate` tells of them, and its local step gets which items they are before
+    the block.
     """
-    return Op(name, _local_step, lambda _, call: _outcome(call.layouts[0], call.static), bind=_bind)
+    return Op(name, np.take, lambda _, call: _outcome(call.layouts[0], call.static), bind=_bind)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -96,30 +98,103 @@ class Outcome(Layouts):
         return found
 
 
-class Selection(NamedTuple):
-    """One key for arrays of one layout on this process."""
+class Parts(NamedTuple):
+    """What a key takes of each block of a layout: how many items, not which."""
 
-    step: Step
-    key: tuple[Any, ...]
-    """Applied to the local block, gives a view with the layout `outcome.kept`."""
-    purpose: Purpose
-    """What ranks must agree on: other items of one block leave layouts that are the same."""
+    shape: Shape
+    """Of all that is selected, in a view."""
+    axes: tuple[tuple[int, int], ...]
+    """Axes that the view has as well, and which of its axes they are."""
+    offsets: tuple[tuple[int, tuple[int, ...]], ...]
+    """Axes of the view whose boundaries are new, and these."""
+    taken: tuple[tuple[int, int, int], ...]
+    """Axes of the view that an integer on a cut axis leaves, which block has the item, of how many
+    blocks."""
+    flipped: tuple[int, ...]
+    """Axes of the view that have yet to be reversed across processes."""
+    is_item: bool
+    """Integers alone: a number in NumPy."""
+
+    def in_view(self, layout: Layout) -> Layout:
+        """Return the layout of what processes take of their blocks."""
+        offsets = dict(self.offsets)
+        for axis, owner, count in self.taken:
+            offsets[axis] = (0,) * (owner + 1) + (1,) * (count - owner)
+        return carry_cuts(layout, self.shape, dict(self.axes), offsets)
+
+
+class Selection:
+    """One key for arrays of one layout on this process.
+
+    Attributes
+    ----------
+    kept
+        Layout of what a process takes of its block, a view.
+    key
+        Applied to the local block, gives that view.
+    step
+        None where the view is the result: nothing is sent, and nothing made that other keys share.
+    """
+
+    __slots__ = ("_items", "_outcome", "_parts", "_purpose", "_source", "kept", "key", "step")
+
+    def __init__(self, op: Op, x: BaseArray, entries: Key) -> None:
+        source = self._source = x._layout
+        items = self._items = expand(entries, source.shape)
+        self.key, parts = _locate(source, items, Ellipsis not in entries)
+        self._parts, self.step, self._outcome = parts, None, None
+        if parts.taken or parts.flipped or parts.is_item:
+            step = self.step = steps[op, parts, source, x._local.dtype]
+            # Ranks must agree on it: other items of one block leave layouts that are the same.
+            self._purpose = Purpose.of(self.text)
+            self._outcome = step.spec
+            self.kept = step.spec.kept
+        else:
+            self.kept = parts.in_view(source)
+
+    @property
+    def text(self) -> str:
+        """The key as users write it."""
+        return f"x[{', '.join(map(_describe, self._items))}]"
+
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes it takes, with its key and boundaries."""
+        return _ENTRY_BYTES + OFFSET_BYTES * self.kept.mesh.size
 
     @property
     def outcome(self) -> Outcome:
         """What keys like this leave."""
-        found: Any = self.step.spec
-        return found
+        if self._outcome is None:
+            self._outcome = _outcome(self._source, self._parts)
+        return self._outcome
 
     def take(self, x: BaseArray) -> Any:
         """Return what is selected from an array of this layout and dtype."""
-        step, block = self.step, x._local
+        step, block, kept = self.step, x._local, self.kept
+        if step is None:
+            inside = kept.mesh.coordinate is not None
+            return x._new(block[self.key] if inside else empty_block(kept, block.dtype), kept)
         if not step.still:
             (block,) = step.move((block,))
-        return x._new(step.run(self.key, self.purpose, block), step.output)
+        return x._new(step.run(self.key, self._purpose, block), step.output)
 
 
-_selections = cache()
+class _Selections(Resolutions):
+    """Selections by (operation, key, layout, dtype).
+
+    Most keys of loops never come back. So a selection goes into the short memory, and stays where
+    it is asked for again.
+    """
+
+    def __missing__(self, key: tuple[Any, ...]) -> Selection | None:
+        found: Selection | None = super().__missing__(key)
+        if found is not None and not key[2].is_counted:
+            remember(self, key, found, found.nbytes)
+        return found
+
+
+_selections = cache(_Selections)
 _ENTRY_BYTES = 1 << 10
 """Of a key and a selection whose step is kept for others, too: 640 to 950 by tracemalloc."""
 
@@ -135,104 +210,84 @@ def select(op: Op, x: BaseArray, entries: Key) -> Selection:
     known = (op, entries, x._layout, x._local.dtype)
     found: Selection | None = _selections[known]
     if found is None:
-        key, parts, text = _locate(x._layout, entries)
-        step = steps[op, parts, x._layout, x._local.dtype]
-        found = Selection(step, key, Purpose.of(text))
-        remember(_selections, known, found, _ENTRY_BYTES)
+        found = Selection(op, x, entries)
+        keep_recent(_selections, known, found, found.nbytes)
     return found
 
 
 def selected_layout(layout: Layout, entries: Key) -> Layout:
     """Return the layout of what a key selects where it lies."""
-    return _outcome(layout, _locate(layout, entries)[1]).kept
+    return _locate(layout, expand(entries, layout.shape), False)[1].in_view(layout)
 
 
-_WHOLE, _GONE, _TAKEN, _CUT, _REVERSED, _ITEM = "whole", "gone", "taken", "cut", "reversed", "item"
+def _locate(layout: Layout, items: Sequence[Item], complete: bool) -> tuple[Key, Parts]:
+    """Return a key for this process's block, and what it takes of all blocks.
 
-
-def _locate(layout: Layout, entries: Key) -> tuple[Key, Key, str]:
-    """Return a key for this process's block, what becomes of each axis, and the key as text.
-
-    What becomes of the axes tells not which items are taken, but how many of each block.
+    Integers alone are an item where they are `complete`, without an ellipsis.
     """
-    items = expand(entries, layout.shape)
     box = layout.local_box()
     key: list[Any] = []
-    parts: list[Any] = []
+    shape: list[int] = []
+    axes: list[tuple[int, int]] = []
+    offsets: list[tuple[int, tuple[int, ...]]] = []
+    taken: list[tuple[int, int, int]] = []
+    flipped: list[int] = []
     axis = -1
     for item in items:
         if item is None:
             key.append(None)
-            parts.append(None)
+            shape.append(1)
             continue
         axis += 1
+        size = layout.shape[axis]
         cut = layout.sharding_axes(axis)
         if type(item) is int:
             if not cut:
                 key.append(item)
-                parts.append(_GONE)
                 continue
             start, stop = (0, 0) if box is None else box[axis]
             place = item - start
             key.append(slice(place, place + 1) if start <= item < stop else slice(0, 0))
-            parts.append((_TAKEN, layout.partition(axis).owner(item)))
+            split = layout.partition(axis)
+            taken.append((len(shape), split.owner(item), split.count))
+            axes.append((axis, len(shape)))
+            shape.append(1)
             continue
         assert type(item) is range
-        if item == range(layout.shape[axis]):
+        axes.append((axis, len(shape)))
+        count = len(item)
+        if count == size and item.step == 1:
             key.append(slice(None))
-            parts.append(_WHOLE)
         elif not cut:
             key.append(_slice(item))
-            parts.append(len(item))
         else:
-            how = _CUT
             if item.step < 0:
-                how, item = _REVERSED, item[::-1]
-            parts.append((how, _bounds(item, layout.partition(axis).offsets)))
+                item = item[::-1]
+                flipped.append(len(shape))
+            bounds = layout.partition(axis).offsets
+            found = _bounds(item, bounds)
+            offsets.append((len(shape), found))
             start, stop = (0, 0) if box is None else box[axis]
-            own = item[_count_before(item, start) : _count_before(item, stop)]
-            key.append(slice(own[0] - start, own.stop - start, own.step) if own else slice(0, 0))
-    text = f"x[{', '.join(map(_describe, items))}]"
-    if all(part is _GONE for part in parts):
+            first, last = found[bounds.index(start)], found[bounds.index(stop)]
+            if first < last:
+                step = item.step
+                start = item.start + first * step - start
+                key.append(slice(start, start + (last - first - 1) * step + 1, step))
+            else:
+                key.append(slice(0, 0))
+        shape.append(count)
+    if not shape:
         key.append(Ellipsis)  # so that the block is an array, not a scalar
-    if Ellipsis not in entries:
-        parts.append(_ITEM)
-    return tuple(key), tuple(parts), text
+    is_item = complete and len(shape) == len(taken)
+    parts = Parts(tuple(shape), tuple(axes), tuple(offsets), tuple(taken), tuple(flipped), is_item)
+    return tuple(key), parts
 
 
-def _outcome(layout: Layout, parts: Sequence[Any]) -> Outcome:
-    """Return the layouts of a selection, given what becomes of each axis."""
-    is_item = parts[-1:] == (_ITEM,)
-    shape: list[int] = []
-    axes: dict[int, int] = {}
-    offsets: dict[int, tuple[int, ...]] = {}
-    taken: list[int] = []
-    flipped: list[int] = []
-    axis = -1
-    for part in parts[:-1] if is_item else parts:
-        if part is None:
-            shape.append(1)
-            continue
-        axis += 1
-        if part is _GONE:
-            continue
-        place = axes[axis] = len(shape)
-        if part is _WHOLE:
-            shape.append(layout.shape[axis])
-        elif type(part) is int:
-            shape.append(part)
-        elif part[0] is _TAKEN:
-            taken.append(place)
-            shape.append(1)
-            owner = part[1]
-            offsets[place] = (0,) * (owner + 1) + (1,) * (layout.partition(axis).count - owner)
-        else:
-            if part[0] is _REVERSED:
-                flipped.append(place)
-            offsets[place] = part[1]
-            shape.append(part[1][-1])
-    kept = carry_cuts(layout, tuple(shape), axes, offsets)
-    freed = output = kept  # layouts of new boundaries take most of the time of a new key
+def _outcome(layout: Layout, parts: Parts) -> Outcome:
+    """Return the layouts of a selection, given what it takes of the blocks."""
+    flipped = parts.flipped
+    taken = tuple([place for place, _, _ in parts.taken])
+    freed = output = kept = parts.in_view(layout)
     if taken:
         freed = _free_axes(kept, taken)
         output = _drop_axes(freed, taken)
@@ -244,34 +299,24 @@ def _outcome(layout: Layout, parts: Sequence[Any]) -> Outcome:
         sends.append((kept, freed, True))
     if flipped:
         sends.append((kept, output, False))
-    is_item = is_item and not output.shape
     return Outcome(
         (layout,),
         output,
         tuple(sends),
-        copies_view=bool(taken or flipped or is_item),
+        copies_view=bool(taken or flipped or parts.is_item),
         kept=kept,
-        taken=tuple(taken),
-        flipped=tuple(flipped),
+        taken=taken,
+        flipped=flipped,
         cut=freed,
-        is_item=is_item,
+        is_item=parts.is_item,
         is_local=is_local,
     )
-
-
-def _local_step(key: Key, purpose: Purpose, block: Buffer) -> Buffer:
-    """Return the selected items of this process's block, where they are all that there are."""
-    del purpose
-    selected: Buffer = block[key]
-    return selected
 
 
 def _bind(step: Step) -> Callable[[Key, Purpose, Buffer], Buffer]:
     """Return the function that takes the selected items of this process's block."""
     found: Any = step.spec
     output = found.output
-    if not found.copies_view:
-        return _local_step
     shape = output.local_shape()
     if found.is_local:
         return lambda key, _, block: copy_block(block[key].reshape(shape))
@@ -426,12 +471,13 @@ def _slice(item: range) -> slice:
 
 def _bounds(item: range, offsets: Sequence[int]) -> tuple[int, ...]:
     """Return how many of the items (with a positive step) lie before each boundary."""
-    return tuple([_count_before(item, bound) for bound in offsets])
-
-
-def _count_before(item: range, bound: int) -> int:
-    """Return how many of the items (with a positive step) lie before a global index."""
-    return len(range(item.start, min(bound, item.stop), item.step))
+    start, stop, step, count = item.start, item.stop, item.step, len(item)
+    return tuple(
+        [
+            0 if bound <= start else count if bound >= stop else -((start - bound) // step)
+            for bound in offsets
+        ]
+    )
 
 
 def _free_axes(layout: Layout, taken: Sequence[int]) -> Layout:

@@ -119,9 +119,8 @@ def getitem(x: Any, key: Any) -> Any:
         return _get_advanced(x, parse(key, x.shape))
     found = select(_index, x, entries)
     result = found.take(x)
-    outcome = found.outcome
-    if outcome.copies_view:
-        result._origin = ITEM if outcome.is_item else (ref(x), found.purpose.text)
+    if found.step is not None:
+        result._origin = ITEM if found.outcome.is_item else (ref(x), found.text)
     return result
 
 
@@ -178,7 +177,7 @@ def setitem(x: Any, key: Any, value: Any) -> None:
         return
     found = select(_index, x, entries)
     if isinstance(value, PendingWrite):
-        value = value.settle(x, found.purpose.text)
+        value = value.settle(x, found.text)
     check_writable("assignment", x)
     if isinstance(value, BaseArray):
         check_device("assignment", x, value)

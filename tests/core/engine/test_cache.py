@@ -13,6 +13,7 @@ from distarray.core.engine import _cache, _policy
 from distarray.core.engine._pipeline import Step
 from distarray.core.engine._policy import permit
 from distarray.layout import _layout, _recent, counted, entry_bytes
+from distarray.ops.families import _selection
 from distarray.redistribute import _execute
 from distarray.redistribute._execute import bound_steps
 from distarray.testing import reset, simulate
@@ -129,6 +130,22 @@ def test_caches_keep_nothing_of_boundaries_that_depend_on_values() -> None:
     reset()
     gc.collect()
     assert {one for one in list(_layout._interned.values()) if one.is_counted} <= before
+
+
+def test_keys_that_do_not_come_back_stay_in_no_cache() -> None:
+    reset()
+
+    def program() -> None:
+        x = da.arange(40.0)
+        for i in range(20):
+            assert float(x[i:][1]) == i + 1
+        assert not _selection._selections  # x[1] is a key for twenty layouts
+        for _ in range(3):
+            assert x[1:-1].shape == (38,)
+        assert len(_selection._selections) == 1
+
+    simulate(1, program)
+    reset()
 
 
 def test_operations_on_one_counted_layout_are_resolved_once(monkeypatch) -> None:
