@@ -532,6 +532,13 @@ MUTANTS = (
         ("array/test_index.py::test_getitem_agrees_with_numpy",),
     ),
     Mutant(
+        "what a mask leaves out takes a value with it",
+        "comm/kernels/_rows.py",
+        "src += size * chosen",
+        "src += size",
+        ("comm/test_rows.py::test_rows_are_expanded_to_where_the_mask_is_true",),
+    ),
+    Mutant(
         "boundaries are taken for the default split by their first block",
         "layout/_partition.py",
         "return offsets[1] == first and chunk(offsets[-1], counts).offsets == tuple(offsets)",

@@ -179,6 +179,35 @@ def compress(block: Buffer, mask: Buffer, out: Buffer) -> Buffer:
     return out
 
 
+def expand(block: Buffer, mask: Buffer, out: Buffer) -> None:
+    """Write the rows of a block, or its one item, into those of ``out`` where the mask is true.
+
+    ``out`` shares no memory with the block, and has its dtype; the mask has a truth value a row.
+    """
+    single = block.ndim == 0
+    nbytes = out.itemsize * prod(out.shape[1:])
+
+    def by_kernel(run: Any) -> None:
+        count = () if single else (len(block),)
+        run(address_of(out), address_of(block), address_of(mask), len(out), *count)
+
+    def by_numpy() -> None:
+        if single:  # by numbers NumPy is several times quicker than with truth values
+            out[np.flatnonzero(mask)] = block
+        else:
+            take_rows(block, slice(None), out, np.flatnonzero(mask))
+
+    arrays = (out, mask) if single else (out, mask, block)
+    usual = all(one.flags.c_contiguous for one in arrays) and mask.dtype == bool
+    fits = nbytes in _COMPRESSED and (not single or nbytes == out.itemsize)
+    if not usual or not fits or out.nbytes < _KERNEL_BYTES:
+        by_numpy()
+    else:
+        by = _kernel("expand_one" if single else "expand", nbytes)
+        job = f"expand {nbytes}{' one' * single}"
+        run_faster(job, out.nbytes, by, by_kernel, by_numpy, _DEAR)
+
+
 def merge_runs(
     a: np.ndarray,
     b: np.ndarray,

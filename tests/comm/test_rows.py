@@ -17,6 +17,7 @@ from distarray.comm import (
     ask_owners,
     compress,
     count_numbers,
+    expand,
     group_rows,
     merge_runs,
     pull_rows,
@@ -231,6 +232,22 @@ def test_compressed_rows_are_those_of_the_mask(dtype, row):
             checks.same(out, whole[mask])
             spread = np.repeat(whole, 2, 0)[::2]
             checks.same(compress(spread, np.repeat(mask, 2)[::2], out), whole[mask])
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(("dtype", "row"), [("?", ()), ("c16", ()), ("f8", (3,))])
+def test_rows_are_expanded_to_where_the_mask_is_true(dtype, row):
+    for n in LENGTHS[:-1]:
+        rng = np.random.default_rng(n)
+        whole = checks.values(rng, (n, *row), dtype)
+        for share in (0, 0.1, 0.9, 1):
+            mask = rng.random(n) < share
+            block = checks.values(rng, (int(mask.sum()), *row), dtype)
+            for rows in (block, np.repeat(block, 2, 0)[::2], np.ones((), dtype)):
+                out, expected = whole.copy(), whole.copy()
+                expected[mask] = rows
+                expand(rows, mask, out)
+                checks.same(out, expected)
 
 
 @pytest.mark.usefixtures("way")

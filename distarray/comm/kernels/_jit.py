@@ -33,7 +33,8 @@ from distarray.comm._settings import setting
 from distarray.errors import ArgumentError
 
 JOBS: Final = (
-    "copy", "transpose", "fill", "reduce", "group", "count", "compress", "merge", "take", "random",
+    "copy", "transpose", "fill", "reduce", "group", "count", "compress", "expand", "merge", "take",
+    "random",
 )  # fmt: skip
 """What kernels do; `DISTARRAY_KERNELS` knows these words."""
 

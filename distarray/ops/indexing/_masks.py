@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend, _memory, compress, gather_states, token
+from distarray.comm import _backend, _memory, compress, expand, gather_states, token
 from distarray.core import (
     BaseArray,
     Call,
@@ -220,11 +220,26 @@ def _put(x: Any, axis: int, mask: Buffer, block: Buffer) -> None:
     if not _backend.is_numpy(local):
         write(x, (*key, mask), block)
         return
-    # By numbers of items, which NumPy is several times quicker with than with truth values.
-    if mask.ndim > 1 and local.flags.c_contiguous:
+    if local.flags.c_contiguous:
         local = local.reshape(*local.shape[:axis], mask.size, *local.shape[axis + mask.ndim :])
         mask = mask.reshape(-1)
+        before, after = local.shape[:axis], local.shape[axis + 1 :]
+        if prod(before) == 1 and block.dtype == local.dtype and not _shares(local, block, mask):
+            rows = local.reshape(mask.size, *after)
+            if not block.ndim:
+                expand(block, mask, rows)
+                return
+            count = block.shape[axis]
+            if block.shape == (*before, count, *after) and count > 1:  # one would be for all
+                expand(block.reshape(count, *after), mask, rows)
+                return
+    # By numbers of items, which NumPy is several times quicker with than with truth values.
     write(x, (*key, *np.nonzero(mask)), block, local)
+
+
+def _shares(local: Buffer, *others: Buffer) -> bool:
+    """Tell whether others may look at the memory of a block that is written into."""
+    return any(np.may_share_memory(local, other) for other in others)
 
 
 @kept(256)
