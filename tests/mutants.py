@@ -532,6 +532,13 @@ MUTANTS = (
         ("array/test_index.py::test_getitem_agrees_with_numpy",),
     ),
     Mutant(
+        "values are read by others while they are being overwritten",
+        "ops/indexing/_scatter.py",
+        "rows = copy_block(rows) if np.may_share_memory(target, rows) else rows",
+        "pass",
+        (_INDEX_ARRAYS + "test_values_that_others_read_are_not_those_being_written",),
+    ),
+    Mutant(
         "what a mask leaves out takes a value with it",
         "comm/kernels/_rows.py",
         "src += size * chosen",

@@ -44,6 +44,8 @@ def push_rows(
     token: int,
     what: object = "",
     error: Exception | None = None,
+    *,
+    into: Buffer | None = None,
 ) -> tuple[list[Buffer], np.ndarray]:
     """Send rows to the ranks that they are for, and return what the others have sent.
 
@@ -59,11 +61,16 @@ def push_rows(
         As in ``Communicator.views``; below 2**62 less the number of blocks.
     error : Exception, optional
         What this rank has found wrong; then its parcels are not looked at.
+    into : Buffer, optional
+        Where the rows received of the last block go, instead of to a new array: at the numbers,
+        int64, that those of the first block are; the last of equal numbers wins. It is C-contiguous
+        and shares no memory with any rank's `rows`: others may still read them.
 
     Returns
     -------
     received : list of Buffer
-        For each block the rows received, by sender in rank order, and as each has sent them.
+        For each block the rows received, by sender in rank order, and as each has sent them; but
+        for the last one where they went `into` another.
     offsets : ndarray
         Where the rows of each sender begin, and the end of the last.
     """
@@ -71,12 +78,16 @@ def push_rows(
     if error is not None:
         parcels = _no_rows(comm, error)
     if comm.size == 1:
-        received = [_taken(block, parcels.part(0)) for block in rows]
+        received = [
+            _taken(block, parcels.part(0)) for block in rows[: len(rows) - (into is not None)]
+        ]
+        if into is not None:
+            take_rows(rows[-1], parcels.part(0), into, received[0])
         return received, np.array([0, parcels.size], np.int64)
     in_place = comm.reaches_all() and comm.reaches_all(_kind(rows))
     with _log.pause_logs():
         push = _push_in_place if in_place else _push_messages
-        received, offsets = push(comm, rows, parcels, token, what, error)
+        received, offsets = push(comm, rows, parcels, token, what, error, into)
     own = int(offsets[comm.rank + 1] - offsets[comm.rank])
     nbytes = sum(_row_bytes(block) for block in rows) * (int(offsets[-1]) - own)
     _log.record("rows", comm.name, nbytes, perf_counter() - started)
@@ -184,6 +195,7 @@ def _push_in_place(
     token: int,
     what: object,
     error: Exception | None,
+    into: Buffer | None,
 ) -> tuple[list[Buffer], np.ndarray]:
     """Let every rank take what is for it from the others' blocks.
 
@@ -225,13 +237,20 @@ def _push_in_place(
     for i, block in enumerate(offered):
         last = i == len(offered) - 1
         with comm.views(block, token + 1 + i, what, closing=last) as views:
-            shape = (int(offsets[-1]), *block.shape[1:])
-            out = _memory.empty(shape, block.dtype, _backend.device_of(block))
+            if into is not None and last:
+                out: Buffer = into
+            else:
+                shape = (int(offsets[-1]), *block.shape[1:])
+                out = _memory.empty(shape, block.dtype, _backend.device_of(block))
+                received.append(out)
             for sender, view in enumerate(views):
                 numbered = orders[sender]
                 which = cuts[sender] if packs[i] or numbered is None else numbered
-                take_rows(view, which, out[offsets[sender] : offsets[sender + 1]])
-            received.append(out)
+                stretch = slice(offsets[sender], offsets[sender + 1])
+                if out is into:
+                    take_rows(view, which, out, received[0][stretch])
+                else:
+                    take_rows(view, which, out[stretch])
     return received, offsets
 
 
@@ -245,6 +264,7 @@ def _push_messages(
     token: int,
     what: object,
     error: Exception | None,
+    into: Buffer | None,
 ) -> tuple[list[Buffer], np.ndarray]:
     """Send packed rows, after their counts."""
     counts = np.diff(parcels.offsets)
@@ -256,6 +276,8 @@ def _push_messages(
         else:
             packed = _taken(block, parcels.order)
         received.append(_exchange_rows(comm, packed, sent, received_counts))
+    if into is not None:
+        take_rows(received.pop(), slice(None), into, received[0])
     return received, _offsets(received_counts)
 
 

@@ -95,6 +95,31 @@ def test_only_rows_of_others_are_counted(n, width, ranks_per_node):
     simulate(n, program, ranks_per_node=ranks_per_node)
 
 
+@NODES
+@pytest.mark.parametrize("width", [1, 8])
+@pytest.mark.parametrize("n", [1, 3])
+def test_rows_go_into_an_array_at_the_numbers_that_come_first(n, width, ranks_per_node):
+    def program():
+        comm = world()
+        rng = np.random.default_rng(comm.rank)
+        every = [np.random.default_rng(rank) for rank in range(n)]
+        numbers = [one.integers(0, 7, 5 * n) for one in every]
+        values = [one.random((5 * n, width)) for one in every]
+        expected = np.full((7, width), -1.0)
+        for sent, rows in zip(numbers, values, strict=True):  # in rank order, the last one wins
+            for i in range(comm.rank, 5 * n, n):
+                expected[sent[i]] = rows[i]
+        mine = [_backend.asarray(rng.integers(0, 7, 5 * n), DEVICE)]
+        mine.append(_backend.asarray(rng.random((5 * n, width)), DEVICE))
+        out = np.full((7, width), -1.0)
+        if DEVICE == "cpu":
+            (got,), _ = push_rows(comm, mine, everyones(n, 5), CALL, into=out)
+            assert len(got) == 5 * n
+            np.testing.assert_array_equal(out, expected)
+
+    simulate(n, program, ranks_per_node=ranks_per_node)
+
+
 def test_between_nodes_a_row_travels_once():
     def program():
         n = world().size

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import Communicator, _backend, group_rows, push_rows, take_rows
-from distarray.core import BaseArray, Call, Op, Step, call_alike, run
+from distarray.core import BaseArray, Call, Op, Step, call_alike, copy_block, run
 from distarray.errors import ShapeError
 from distarray.layout import Layout, Shard
 from distarray.layout import box as boxes
@@ -148,10 +148,18 @@ def _bind(step: Step) -> Callable[..., Buffer]:
     everywhere = not any(type(p) is Shard for p in found.index.placements)
     places = None if _lies_in_order(found.index, found.cutting) else _places(found.index)
     comm = index.communicator
+    # Owners write such rows from where they lie; but kernels of GPUs would in any order.
+    at_once = varies and ufunc is None and depth == 1 and places is None
 
     def write(block: Buffer, *blocks: Buffer) -> Buffer:
         rows = None if value is None else value.rows(blocks[-1])
+        target = rows_of(block, axes)
         if comm is not None and not everywhere:
+            if at_once and _backend.is_numpy(target) and target.flags.c_contiguous:
+                # Others read the values while this rank writes.
+                rows = copy_block(rows) if np.may_share_memory(target, rows) else rows
+                send(comm, blocks[:n], rows, target)
+                return block
             number, rows = send(comm, blocks[:n], rows)
         else:
             indices, _ = index.read(blocks[:n])
@@ -160,14 +168,16 @@ def _bind(step: Step) -> Callable[..., Buffer]:
                 mine = np.flatnonzero(owner == comm.rank)
                 number = number[mine]
                 rows = _taken(rows, mine) if varies else rows
-        apply = functools.partial(_apply, rows_of(block, axes), depth, number, rows, varies, ufunc)
+        apply = functools.partial(_apply, target, depth, number, rows, varies, ufunc)
         if ufunc is None:
             apply()
         else:
             call_alike(step.output.mesh, step.op.name, apply)
         return block
 
-    def send(comm: Communicator, blocks: Sequence[Buffer], rows: Any) -> tuple[np.ndarray, Any]:
+    def send(
+        comm: Communicator, blocks: Sequence[Buffer], rows: Any, into: Buffer | None = None
+    ) -> tuple[np.ndarray, Any]:
         """Send the numbers of rows, and rows that vary, to their owners; return what comes."""
         indices, error = index.read(blocks)
         owner, number = index.locate(indices)
@@ -177,9 +187,9 @@ def _bind(step: Step) -> Callable[..., Buffer]:
         sent = [number] if places is None else [number, places]
         if varies:
             sent = [_backend.asarray(one, _backend.device_of(rows)) for one in sent] + [rows]
-        received, _ = push_rows(comm, sent, parcels, index.token, step, error)
+        received, _ = push_rows(comm, sent, parcels, index.token, step, error, into=into)
         del sent, parcels
-        if varies:
+        if varies and into is None:
             rows = received.pop()
         number, *order = map(_backend.to_host, received)
         if order:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distarray as da
-from distarray.comm import CommLog, simulate
+from distarray.comm import CommLog, push_rows, simulate
 from distarray.errors import (
     ArgumentError,
     DistArrayError,
@@ -21,6 +21,7 @@ from distarray.errors import (
     ShapeError,
 )
 from distarray.layout import Partial, Replicate, Shard
+from distarray.ops.indexing import _scatter
 from tests.array import array_keys as keys
 from tests.array.index_keys import fitting
 from tests.array.strategies import RANKS, Case, agrees, cases, on_ranks, special_items, values_of
@@ -552,6 +553,31 @@ def test_choose(data: st.DataObject) -> None:
         agrees(np.choose(x, choices, mode=mode), expected)
 
     on_ranks(program)
+
+
+def test_values_that_others_read_are_not_those_being_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared = []
+
+    def push(comm: Any, rows: Any, *args: Any, into: Any = None, **kwargs: Any) -> Any:
+        shared.append(into is not None and np.may_share_memory(into, rows[-1]))
+        return push_rows(comm, rows, *args, into=into, **kwargs)
+
+    monkeypatch.setattr(_scatter, "push_rows", push)
+
+    def program() -> None:
+        whole = np.arange(44.0).reshape(11, 4)
+        order = np.random.default_rng(0).permutation(11)
+        x = da.distribute_array(whole, placements=[Shard(0)], src=None)
+        at = da.distribute_array(order, placements=[Shard(0)], src=None)
+        x[at] = x[:]
+        whole[order] = whole.copy()
+        assert np.array_equal(host(x.full_array()), whole)
+
+    on_ranks(program)
+    assert shared
+    assert not any(shared)
 
 
 def test_a_table_that_every_rank_has_is_looked_up() -> None:
