@@ -124,6 +124,9 @@ class Op:
         Whether plain operands may hold Python objects; the function must make none.
     instead : Op, optional
         What answers for dtypes that this one does not take, or its Partial does not combine.
+    reproducible : Op, optional
+        What answers for `reproducible=True` where items are floating point: in any order of items,
+        and of any blocks, it finds the same bits.
     quick : callable, optional
         The function for distributed arrays that is quick where their blocks are small.
     defer : callable, optional
@@ -153,6 +156,7 @@ class Op:
     check: Callable[[Sequence[Any]], bool] | None = None
     takes_objects: bool = False
     instead: Op | None = None
+    reproducible: Op | None = None
     quick: Callable[..., Any] | None = None
     defer: Callable[[Op, Sequence[Any], Any], Any] | None = None
 

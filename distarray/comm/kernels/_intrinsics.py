@@ -170,3 +170,23 @@ def transpose_tile(
     if not all(isinstance(literal, types.Literal) for literal in literals):
         return None
     return types.void(*[types.int64] * 4, *literals), generate
+
+
+@intrinsic
+def bits_of(typing: Any, double: Any) -> Any:
+    """Return the bits of a float64 as an int64."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], _I64)
+
+    return types.int64(types.float64), generate
+
+
+@intrinsic
+def double_of(typing: Any, bits: Any) -> Any:
+    """Return the float64 of these bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.DoubleType())
+
+    return types.float64(types.int64), generate

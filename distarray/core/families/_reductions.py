@@ -14,7 +14,7 @@ import numpy as np
 from distarray.comm import _backend, _memory
 from distarray.core._arguments import check_flag, check_travels, describe, join_arrays
 from distarray.core._base import BaseArray
-from distarray.core._dtypes import normalize_dtype, refusal, stays_partial
+from distarray.core._dtypes import floating, normalize_dtype, refusal, stays_partial
 from distarray.core._op import Call, Op, State, States
 from distarray.core._spec import Rule, Spec, reduction_spec
 from distarray.core.engine._float_errors import text_converts
@@ -58,6 +58,7 @@ def reduction(
     identity: Callable[[Op, Any], Any] | None = None,
     finish: Callable[[Step], Callable[[Buffer], Any]] | None = None,
     dates: np.ufunc | None = None,
+    reproducible: Op | None = None,
 ) -> Op:
     """Return a reduction over axes.
 
@@ -91,6 +92,8 @@ def reduction(
     dates : ufunc, optional
         Combines results of two blocks where items are dates or durations, which no Partial does: a
         `combine` that is called, beside one that is a name.
+    reproducible : Op, optional
+        As of an `Op`: a reduction with the same static arguments.
 
     Raises
     ------
@@ -133,6 +136,7 @@ def reduction(
             "finish": finish,
             "rules": ((Partial(combine), Partial(combine)),) if rules is None else rules,
             "instead": of_dates,
+            "reproducible": reproducible,
             "defer": None if ufunc is None and combine != "sum" else _reduce_waiting,
         }
     elif combine is None:
@@ -144,7 +148,7 @@ def reduction(
             raise ValueError(f"{name} accepts initial=, and needs identity= where nothing is left")
         options = exchanging(combine, identity)
     op = Op(name, local, _spec, call=_call, accepts=accepts, ufunc=ufunc, **options)
-    op.describe(__doc__=_docstrings.reduction(op, sentence), __signature__=_signature(accepts))
+    op.describe(__doc__=_docstrings.reduction(op, sentence), __signature__=_signature(op))
     if answers_name:
         register(op)
     if ufunc is not None and answers_reduce:
@@ -159,7 +163,7 @@ def _call(op: Op, x: Any, /, *args: Any, **options: Any) -> Any:
     if not options and len(args) <= 1 and isinstance(x, BaseArray):
         axis = axis_key(args[0], len(x._layout.shape)) if args else None
         return run_one(op, x, (axis, None, False, True))
-    if len(args) > len(op.accepts) or not {*op.accepts, "where"}.issuperset(options):
+    if len(args) > len(op.accepts) or not {*op.accepts, *_keywords(op)}.issuperset(options):
         op.check_arguments((x, *args), options)
     return reduce(op, x, **dict(zip(op.accepts, args, strict=False)), **options)
 
@@ -173,22 +177,26 @@ def reduce(
     keepdims: bool = False,
     initial: Any = ABSENT,
     where: Any = True,
+    reproducible: bool = False,
 ) -> Any:
     """Return a reduction of `x` over `axis`, with NumPy's arguments."""
     x = beside_mask(op.name, join_arrays(x), where)
     check_out(op.name, x, out)
     keepdims = check_flag(op.name, "keepdims", keepdims)
+    reproducible = check_flag(op.name, "reproducible", reproducible)
     if not isinstance(x, BaseArray):
         x = normalize_operand(op.name, x)
         rest = {} if initial is ABSENT else {"initial": initial}
         if where is not True:
             rest["where"] = where
         block = x if _backend.is_buffer(x) else np.asarray(x)
+        op = _reproducible(op, block.dtype, dtype) if reproducible else op
         return op.local(block, normalize_axes(axis, np.ndim(x)), dtype, keepdims, **rest)
     axis = axis_key(axis, x.ndim)
     dtype = None if dtype is None else normalize_dtype(dtype)
     if dtype is None and out is not None and op.ufunc is not None:
         dtype = loop_dtype(op.name, op.ufunc, x.dtype, out.dtype)
+    op = _reproducible(op, x.dtype, dtype) if reproducible else op
     if initial is None:
         initial = ABSENT
     if initial is not ABSENT:
@@ -209,6 +217,12 @@ def reduce(
         assert op.ufunc is not None  # as of all that accept initial=
         result = ufuncs[op.ufunc](result, initial)
     return write_out(op.name, out, result)
+
+
+def _reproducible(op: Op, dtype: Any, wanted: Any) -> Op:
+    """Return what reduces to the same bits in any order, which integers do anyway."""
+    kind = np.dtype(dtype if wanted is None else wanted).kind
+    return op.reproducible or op if kind in floating else op
 
 
 def loop_dtype(name: str, ufunc: np.ufunc, dtype: Any, out: Any) -> Any:
@@ -339,14 +353,22 @@ def check_out(name: str, x: Any, out: Any) -> None:
     lift_layouts(name, (out._layout, x._layout))
 
 
-def _signature(accepts: tuple[str, ...]) -> inspect.Signature:
+def _keywords(op: Op) -> dict[str, Any]:
+    """Return the arguments by keyword alone, and their defaults."""
+    return {"where": True} | ({} if op.reproducible is None else {"reproducible": False})
+
+
+def _signature(op: Op) -> inspect.Signature:
     defaults = {"keepdims": False, "initial": ABSENT}
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     return inspect.Signature(
         [
             inspect.Parameter("x", inspect.Parameter.POSITIONAL_ONLY),
-            *(inspect.Parameter(x, kind, default=defaults.get(x)) for x in accepts),
-            inspect.Parameter("where", inspect.Parameter.KEYWORD_ONLY, default=True),
+            *(inspect.Parameter(x, kind, default=defaults.get(x)) for x in op.accepts),
+            *(
+                inspect.Parameter(x, inspect.Parameter.KEYWORD_ONLY, default=default)
+                for x, default in _keywords(op).items()
+            ),
         ]
     )
 
@@ -530,7 +552,7 @@ def _merge_states(
         last = None if finish is None else finish(step)
         nothing = None
         if source.size == 0 and op.identity is not None:
-            nothing = np.full(shape, op.identity(op, step.result), step.result)
+            nothing = np.full(shape, op.identity(op, step.total[0]), step.total[0])
 
         def merge(states: States, *_: Buffer) -> Any:
             result = nothing

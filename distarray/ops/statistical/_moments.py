@@ -55,7 +55,7 @@ from distarray.layout import box as boxes
 from distarray.layout import normalize_axes
 from distarray.ops.elementwise import _arithmetic as arithmetic
 from distarray.ops.elementwise import _logic as logic
-from distarray.ops.elementwise._rounding import astype, where
+from distarray.ops.elementwise._rounding import astype, imag, real, where
 from distarray.ops.statistical import _reductions as reductions
 from distarray.typing import Buffer
 
@@ -128,6 +128,7 @@ def mean(
     keepdims: bool = False,
     *,
     where: Any = True,
+    reproducible: bool = False,
 ) -> Any:
     """Return the mean over axes; integers give float64, float16 is summed in float32.
 
@@ -152,7 +153,8 @@ def mean(
     Notes
     -----
     Distribution: where a mesh axis cuts a reduced axis, the sums of all blocks are reduced at once
-    and divided by the count, and the result is replicated there. Kept axes stay cut.
+    and divided by the count, and the result is replicated there. Kept axes stay cut. With
+    `reproducible` the sum is that of `sum`, so that the mean is rounded twice.
 
     Examples
     --------
@@ -160,18 +162,20 @@ def mean(
     >>> print(da.mean(da.asarray([[1, 2], [3, 4]]), axis=0))
     [2. 3.]
     """
-    if out is None and where is True and isinstance(x, BaseArray):
+    exact = {"reproducible": check_flag("mean", "reproducible", reproducible)}
+    if out is None and where is True and not reproducible and isinstance(x, BaseArray):
         return reduce(_mean, x, axis, dtype, out, keepdims)
     keepdims = check_flag("mean", "keepdims", keepdims)
     x = beside_mask("mean", x, where)
     check_out("mean", x, out)
     x = join_arrays(x)
     if not isinstance(x, BaseArray):
+        _refuse_plain("mean", reproducible)
         return np.mean(x, axis, dtype, None, keepdims, where=where)
     sums_into = dtype is not None and out is not None  # which is divided in the dtype of `out`
     if dtype is None and out is not None:
         dtype = loop_dtype("mean", np.add, state_dtype(x.dtype), out.dtype)
-    if where is True and not sums_into:
+    if where is True and not sums_into and not reproducible:
         return reduce(_mean, x, axis, dtype, out, keepdims)
     wanted = None if dtype is None else normalize_dtype(dtype)
     step = step_for(_mean, (x,), (axis_key(axis, x.ndim), wanted, keepdims, False))
@@ -179,14 +183,27 @@ def mean(
     if out is not None:
         check_fits("mean", out, step.output.shape, result)
     dtype, _ = _mean_dtypes(_mean, step.call)
-    total = reductions.sum(x, axis=axis, dtype=dtype, keepdims=keepdims, where=where)
+    total = reductions.sum(x, axis=axis, dtype=dtype, keepdims=keepdims, where=where, **exact)
     if sums_into:
         result = np.result_type(result, out.dtype)
         total = astype(total, result, copy=False)
-    quotient = arithmetic.divide(total, _count_selected(x, axis, keepdims, where))
+    axes = normalize_axes(axis, x.ndim)
+    if where is True:
+        count: Any = np.intp(count_reduced(x.shape, axes))
+    else:
+        count = _count_selected(x, axis, keepdims, where)
+    quotient = arithmetic.divide(total, count)
     if total.ndim:
         quotient = astype(quotient, total.dtype, copy=False)
     return write_out("mean", out, astype(quotient, result, copy=False))
+
+
+def _refuse_plain(name: str, reproducible: bool) -> None:
+    if reproducible:
+        raise ArgumentTypeError(
+            f"{name}(reproducible=True) of a plain array; make a DistArray first: "
+            "distarray.asarray(x)"
+        )
 
 
 # --- the mean of what is not NaN: sums and counts, exchanged together ----------------------------
@@ -470,9 +487,11 @@ def _compute_variance(
     where: Any,
     centre: Any,
     correction: Any,
+    reproducible: bool,
 ) -> Any:
     """Return the variance as exact as `out` can hold it, which is not written."""
     keepdims = check_flag(name, "keepdims", keepdims)
+    reproducible = check_flag(name, "reproducible", reproducible)
     if correction is not ABSENT:
         if ddof != 0:
             raise ArgumentTypeError(
@@ -485,6 +504,7 @@ def _compute_variance(
     x = beside_mask(name, x, where)
     x = join_arrays(x)
     if not isinstance(x, BaseArray):
+        _refuse_plain(name, reproducible)
         function: Any = np.nanvar if beside_nan else np.var
         if _backend.is_cupy(x) and where is True and centre is ABSENT:
             return function(x, axis, dtype, ddof=ddof, keepdims=keepdims)
@@ -518,20 +538,23 @@ def _compute_variance(
     beside_nan = beside_nan and x.dtype.kind in "fc"
     if beside_nan and where is not True:
         x, where = _leave_out(x, normalize_mask(name, x, where)), True
-    if beside_nan and centre is not ABSENT:
+    around = centre is not ABSENT or reproducible
+    if beside_nan and around:
         where = logic.logical_not(logic.isnan(x))
-    row = _nan_variance if beside_nan and centre is ABSENT else _variance
+    row = _nan_variance if beside_nan and not around else _variance
     static = (axis, ddof, keepdims)
     if out is not None and out.dtype.kind == "c":
         wanted = out.dtype
     if out is not None:
         step = step_for(row, (x,), static)
         check_fits(name, out, step.output.shape, step.result if wanted is None else wanted)
-    if where is True and centre is ABSENT:
+    if where is True and not around:
         result = run_one(row, x, static)
     else:
         of_none = np.nan if beside_nan else 0
-        result = _variance_around(centre, x, axis, ddof, keepdims, where, of_none)
+        result = _variance_around(
+            centre, x, axis, ddof, keepdims, where, of_none, reproducible=reproducible
+        )
     if wanted is None:
         return result
     result = astype(result, wanted, copy=False)
@@ -539,26 +562,41 @@ def _compute_variance(
 
 
 def _variance_around(
-    centre: Any, x: Any, axis: Any, ddof: float, keepdims: bool, mask: Any, of_none: float
+    centre: Any,
+    x: Any,
+    axis: Any,
+    ddof: float,
+    keepdims: bool,
+    mask: Any,
+    of_none: float,
+    **reproducible: bool,
 ) -> Any:
-    """Return the variance under a mask, or around another centre than the mean.
+    """Return the variance under a mask, around another centre than the mean, or reproducible.
 
     `of_none` is the divisor where that would not be positive.
     """
+    if x._layout.has_partial:
+        x = reductions.without_partial("var", x)
     count = _count_selected(x, axis, keepdims, mask)
     if centre is ABSENT:
-        centre = mean(x, axis=axis, keepdims=True, where=mask)
-    deviation = arithmetic.abs(arithmetic.subtract(x, centre))
+        centre = mean(x, axis=axis, keepdims=True, where=mask, **reproducible)
+    deviation = arithmetic.subtract(x, centre)
+    if deviation.dtype.kind == "c":  # item by item, as magnitudes are rounded as the library likes
+        parts = real(deviation), imag(deviation)
+        square = arithmetic.add(*map(arithmetic.square, parts))
+    else:
+        square = arithmetic.square(deviation)
     total = reductions.sum(
-        arithmetic.square(deviation),
+        square,
         axis=axis,
-        dtype=state_dtype(deviation.dtype),
+        dtype=state_dtype(square.dtype),
         keepdims=keepdims,
         where=mask,
+        **reproducible,
     )
     divisor = arithmetic.subtract(count, ddof)
     result = arithmetic.divide(total, where(logic.greater(divisor, 0), divisor, of_none))
-    return astype(result, deviation.dtype if x.dtype.kind in "fc" else np.float64, copy=False)
+    return astype(result, square.dtype if x.dtype.kind in "fc" else np.float64, copy=False)
 
 
 _DOCUMENTATION = """Return the {what} over axes{of}{how}.
@@ -580,6 +618,10 @@ where : array of bool, optional
     Items that count.
 mean : array, optional
     What deviations are taken from, of a shape that broadcasts to `x`; default: the mean.
+reproducible : bool
+    Whether the bits of the result depend on the items alone: the sums for the mean and of the
+    squares are exact and rounded once, as in `sum`, in two passes over the data, with memory for
+    two copies of each block.
 
 Returns
 -------
@@ -627,10 +669,11 @@ def _spread(name: str) -> Callable[..., Any]:
         where: Any = True,
         mean: Any = ABSENT,
         correction: Any = ABSENT,
+        reproducible: bool = False,
     ) -> Any:
         check_out(name, x, out)
         result = _compute_variance(
-            name, x, axis, dtype, out, ddof, keepdims, where, mean, correction
+            name, x, axis, dtype, out, ddof, keepdims, where, mean, correction, reproducible
         )
         return write_out(name, out, _root(result) if is_root else result)
 

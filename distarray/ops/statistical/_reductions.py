@@ -21,6 +21,7 @@ from distarray.core import (
     warn,
 )
 from distarray.layout import REDUCTIONS
+from distarray.ops.statistical._reproducible import reproducible_sum
 from distarray.typing import Buffer
 
 _SUMS = ("axis", "dtype", "out", "keepdims", "initial")
@@ -136,6 +137,7 @@ sum = reduction(
     _SUMS,
     ufunc=np.add,
     dates=np.add,
+    reproducible=reproducible_sum,
 )
 prod = reduction(
     "prod",
