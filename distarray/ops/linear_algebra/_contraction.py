@@ -29,6 +29,7 @@ from distarray.core import (
     Step,
     cache,
     check_fits,
+    check_flag,
     check_integer,
     check_target,
     error_state,
@@ -46,7 +47,13 @@ from distarray.core import (
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import Layout, normalize_axes, normalize_axis
 from distarray.ops.elementwise._arithmetic import multiply
+from distarray.ops.elementwise._rounding import conj
 from distarray.ops.linear_algebra._panels import MultiplyByPanels, choose_panels
+from distarray.ops.linear_algebra._reproducible import (
+    multiply_matrices,
+    result_dtype,
+    sum_products,
+)
 from distarray.ops.manipulation._reshape import reshape
 from distarray.typing import Shape
 
@@ -264,7 +271,7 @@ _quick = cache()
 
 
 @register
-def matmul(x1: Any, x2: Any, /, out: Any = None) -> Any:
+def matmul(x1: Any, x2: Any, /, out: Any = None, *, reproducible: bool = False) -> Any:
     """Return the matrix product.
 
     Parameters
@@ -275,6 +282,9 @@ def matmul(x1: Any, x2: Any, /, out: Any = None) -> Any:
         must be the same on every process.
     out : DistArray, optional
         Where the result goes, once it is complete; it keeps its layout and dtype.
+    reproducible : bool
+        Whether the bits of floating-point results depend on the items alone, and on no layout,
+        number of processes, library or processor.
 
     Returns
     -------
@@ -303,6 +313,15 @@ def matmul(x1: Any, x2: Any, /, out: Any = None) -> Any:
     along the axis summed over (SUMMA). The same bytes are sent either way; beside the result a
     process needs memory for two panels, or for 16 MiB. `Partial` operands are reduced first.
 
+    With `reproducible` rows of `x1` and columns of `x2` are scaled by powers of two and cut into s
+    slices of b = (53 - ceil(log2 k)) // 2 bits, where k items are summed: 3 for float64 and k up to
+    2**15, 4 up to 2**25, 2 for float32, so that their products, s (s + 1) / 2 of them, are exact
+    (Ozaki, Ogita, Oishi, Rump 2012). That takes as many times the work and the bytes, and memory
+    for s float64 copies of each operand and 3 of the result. The error of an item is at most
+    (s + 4) k 2**(-b s) times the largest magnitudes of its row and its column, with b s of at least
+    55, and a few roundings of it. Complex matrices take four such products. Vectors alone are
+    multiplied as by `vecdot`.
+
     Examples
     --------
     >>> import distarray as da
@@ -310,6 +329,8 @@ def matmul(x1: Any, x2: Any, /, out: Any = None) -> Any:
     [[2 1]
      [4 3]]
     """
+    if reproducible and check_flag("matmul", "reproducible", reproducible):
+        return _multiply_reproducibly("matmul", x1, x2, out)
     if out is not None:
         return _matmul(x1, x2, out=out)
     try:
@@ -332,17 +353,44 @@ def matmul(x1: Any, x2: Any, /, out: Any = None) -> Any:
     return run(_matmul, (x1, x2))
 
 
+def _multiply_reproducibly(name: str, x1: Any, x2: Any, out: Any = None) -> Any:
+    """Return the matrix product to the same bits anywhere."""
+    x1, x2 = _as_arrays(name, x1, x2)
+    dtype = result_dtype(name, x1, x2)
+    if dtype is None or not any(isinstance(x, BaseArray) for x in (x1, x2)):
+        return run_product(_matmul, (x1, x2), None, out)
+    step = step_for(_matmul, (x1, x2))  # which refuses what does not fit
+    if out is not None:
+        check_target(name, out)
+        check_fits(name, out, step.output.shape, step.result)
+    if x1.ndim == x2.ndim == 1:
+        left = conj(x1) if dtype.kind == "c" else x1
+        return write_out(name, out, sum_products(left, x2, -1, dtype))
+    left = x1[None] if x1.ndim == 1 else x1
+    right = x2[:, None] if x2.ndim == 1 else x2
+    found = multiply_matrices(lambda a, b: run(_matmul, (a, b)), left, right, dtype)
+    found = found[..., 0, :] if x1.ndim == 1 else found
+    found = found[..., 0] if x2.ndim == 1 else found
+    return write_out(name, out, found)
+
+
+def _as_arrays(name: str, *operands: Any) -> list[Any]:
+    return [x if hasattr(x, "ndim") else np.asarray(x) for x in normalize_operands(name, operands)]
+
+
 @register
-def dot(x1: Any, x2: Any, /, out: Any = None) -> Any:
+def dot(x1: Any, x2: Any, /, out: Any = None, *, reproducible: bool = False) -> Any:
     """Return NumPy's dot product: the last axis of `x1` with the last but one of `x2`.
 
     Operands of at most two axes give `matmul`; a number multiplies. The result goes into `out`, if
-    that is given.
+    that is given. `reproducible` is as for `matmul`, whose operands these must be then.
 
     Raises
     ------
     ShapeError
         If the shapes do not fit together.
+    ArgumentTypeError
+        If it is to be reproducible, and `x2` has more than two axes.
 
     Notes
     -----
@@ -358,13 +406,18 @@ def dot(x1: Any, x2: Any, /, out: Any = None) -> Any:
     ndims = [getattr(x, "ndim", 0) for x in (x1, x2)]
     if 0 in ndims:
         return multiply(x1, x2, out=out)
-    if max(ndims) <= 2 or ndims[1] == 1:
-        return matmul(x1, x2, out)
+    if ndims[1] <= 2 and (reproducible or max(ndims) <= 2 or ndims[1] == 1):
+        return matmul(x1, x2, out, reproducible=reproducible)
+    if check_flag("dot", "reproducible", reproducible):
+        raise ArgumentTypeError(
+            f"dot(reproducible=True) of {ndims[0]} and {ndims[1]} axes: the second operand may "
+            "have two; reshape it, or use matmul for stacks of matrices"
+        )
     return run_product(_tensordot, (x1, x2), ((ndims[0] - 1,), (ndims[1] - 2,)), out)
 
 
 @register
-def vecdot(x1: Any, x2: Any, /, axis: int = -1) -> Any:
+def vecdot(x1: Any, x2: Any, /, axis: int = -1, *, reproducible: bool = False) -> Any:
     """Return the sum of `conj(x1) * x2` along an axis.
 
     Parameters
@@ -373,6 +426,11 @@ def vecdot(x1: Any, x2: Any, /, axis: int = -1) -> Any:
         Their other axes broadcast.
     axis : int
         The axis of each operand; a negative one counts from its last.
+    reproducible : bool
+        Whether the bits of floating-point results depend on the items alone: products are rounded
+        to float64, added up exactly, and the sum is rounded once, with memory for the products.
+        Of n float64 products the error is at most 2**-53 times the sum of their magnitudes, and one
+        rounding.
 
     Raises
     ------
@@ -391,7 +449,15 @@ def vecdot(x1: Any, x2: Any, /, axis: int = -1) -> Any:
     >>> print(da.vecdot(da.asarray([[1, 2], [3, 4]]), [1, 1]))
     [3 7]
     """
-    return run(_vecdot, (x1, x2), check_integer("vecdot", "axis", axis))
+    axis = check_integer("vecdot", "axis", axis)
+    if not check_flag("vecdot", "reproducible", reproducible):
+        return run(_vecdot, (x1, x2), axis)
+    x1, x2 = _as_arrays("vecdot", x1, x2)
+    dtype = result_dtype("vecdot", x1, x2)
+    if dtype is None or not any(isinstance(x, BaseArray) for x in (x1, x2)):
+        return run(_vecdot, (x1, x2), axis)
+    step_for(_vecdot, (x1, x2), axis)  # which refuses what does not fit
+    return sum_products(x1, x2, axis, dtype)
 
 
 @register

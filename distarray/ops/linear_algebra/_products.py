@@ -257,13 +257,15 @@ def kron(x1: Any, x2: Any, /) -> Any:
 
 
 @register
-def vdot(x1: Any, x2: Any, /) -> Any:
+def vdot(x1: Any, x2: Any, /, *, reproducible: bool = False) -> Any:
     """Return the sum of `conj(x1) * x2` over all items, both taken as flat.
 
     Parameters
     ----------
     x1, x2 : DistArray or array
         With equally many items.
+    reproducible : bool
+        As for `vecdot`.
 
     Returns
     -------
@@ -285,7 +287,7 @@ def vdot(x1: Any, x2: Any, /) -> Any:
     left, right = (
         reshape(x, (-1,)) if isinstance(x, BaseArray) else np.reshape(x, (-1,)) for x in (x1, x2)
     )
-    return vecdot(left, right)
+    return vecdot(left, right, reproducible=reproducible)
 
 
 @register
