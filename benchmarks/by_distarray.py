@@ -59,6 +59,7 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
         "x @ R": lambda: dx @ dr,
         "float(x.sum())": lambda: float(dx.sum()),
         "S0 -> S1": lambda: dx.redistribute(columns),
+        "x.sum(reproducible=True)": lambda: float(dx.sum(reproducible=True)),
         "x.std()": lambda: float(dx.std()),
         "x.mean(0)": lambda: dx.mean(axis=0).redistribute(everywhere),
         "sqrt(x) * y + 1": lambda: _scale(dx, dy),

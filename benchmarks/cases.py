@@ -135,6 +135,8 @@ LARGE_OPERATIONS = (
     "sqrt(x) * y + 1",
     "((x - 0.5) ** 2).sum()",
     "x.std()",
+    "float(x.sum())",
+    "x.sum(reproducible=True)",
     "x.mean(0)",
     "S0 @ R",
     "S0 @ S0",

@@ -1313,6 +1313,36 @@ MUTANTS = (
         "return (first, last + 1) if first == last",
         ("ops/searching/test_bins.py",),
     ),
+    Mutant(
+        "an exact sum ends with its second level",
+        "core/families/_exact_sums.py",
+        "            largest = max(float(tile.max()), -float(tile.min()))\n            exponent",
+        "            largest = 0.0\n            exponent",
+        ("ops/statistical/test_reproducible.py",),
+    ),
+    Mutant(
+        "what is below the first digits of an exact sum is forgotten in a tie",
+        "core/families/_exact_sums.py",
+        "+ digit(3)) << 1) + sticky",
+        "+ digit(3)) << 1)",
+        ("ops/statistical/test_reproducible.py",),
+    ),
+    Mutant(
+        "the kernel drops what its two levels leave",
+        "comm/kernels/_exact_sum.py",
+        "        if left:",
+        "        if left < 0:",
+        (
+            "ops/statistical/test_reproducible.py::test_exact_sums_agree_with_fsum_whoever_adds_up_and_in_any_order",
+        ),
+    ),
+    Mutant(
+        "slices of matrices have a bit too much",
+        "ops/linear_algebra/_reproducible.py",
+        "bits = (53 - (x1.shape[-1] - 1).bit_length()) // 2",
+        "bits = 27",
+        ("ops/linear_algebra/test_reproducible.py",),
+    ),
 )
 
 
