@@ -56,6 +56,7 @@ SIGNATURES = {inspect.signature(op): name for name, op in reversed(OPERATIONS.it
 FAMILIES = {*SIGNATURES.values(), "add", "equal", "max", "nanmax", "nanprod", "pow", "sum"}
 """Operations, one of each signature at least: the others differ in their rows alone."""
 ALONE = {"bool", "communication", "default_mesh", "fuse", "init_device_mesh", "map_blocks", "plan"}
+ALONE |= {"map_overlap"}
 ALONE |= {"isdtype", "register_rule", "use_mesh", "visualize"}
 ALONE |= {"__array_namespace_info__", "broadcast_shapes", "issubdtype", "isscalar", "iterable"}
 ALONE |= {"may_share_memory", "mintypecode", "shares_memory", "typename"}
@@ -92,7 +93,7 @@ RIGHT: dict[str, Any] = {
     "keys": [On("x"), On("integers")], "k": 2, "kth": 1,
     "condition": [True, False, True], "mask": On("booleans"), "vals": [1.0, 2.0],
     "values": [1.0, 2.0],
-    "pad_width": 1, "indices_or_sections": 2, "func1d": np.sum, "func": np.sum,
+    "pad_width": 1, "width": 1, "indices_or_sections": 2, "func1d": np.sum, "func": np.sum,
     "function": np.hypot, "dimensions": (2, 3), "M": 4, "N": 4, "beta": 2.0,
     "condlist": [On("booleans")], "choicelist": [On("x")], "funclist": [1],
     "bins": [1.0, 5.0], "q": 0.5,

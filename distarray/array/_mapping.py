@@ -70,14 +70,7 @@ def map_blocks(
     >>> print(map_blocks(np.cumsum, x))  # of each block by itself; here there is one process
     [ 0.  1.  3.  6. 10. 15.]
     """
-    distributed = [x for x in arrays if isinstance(x, BaseArray)]
-    if not distributed:
-        raise ArgumentTypeError(
-            "map_blocks got no distributed array; call the function itself, or distribute one with "
-            "da.distribute_array"
-        )
-    mesh = common_mesh("map_blocks", [x._layout.mesh for x in distributed])
-    first = lift(distributed[0]._layout, mesh)
+    mesh, first = mesh_and_first("map_blocks", arrays)
     told = None if out_shape is None else normalize_shape(out_shape)
     whole = first.without_partial().placements
     placed = whole if out_placements is None else choose_placements(mesh, out_placements, 0)
@@ -103,6 +96,24 @@ def map_blocks(
     check_blocks(mesh, "map_blocks: the results", shapes, dtypes)
     order = first.shard_order if placed == whole else None
     return new_array(result[0], infer_layout(mesh, placed, tuple(shapes), told, order))
+
+
+def mesh_and_first(name: str, arrays: Sequence[Any]) -> tuple[Any, Layout]:
+    """Return the mesh of the distributed arrays among others, and the layout of the first there.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If there is none.
+    """
+    layouts = [x._layout for x in arrays if isinstance(x, BaseArray)]
+    if not layouts:
+        raise ArgumentTypeError(
+            f"{name} got no distributed array; call the function itself, or distribute one with "
+            "da.distribute_array"
+        )
+    mesh = common_mesh(name, [layout.mesh for layout in layouts])
+    return mesh, lift(layouts[0], mesh)
 
 
 def _reduce_block(x: BaseArray) -> Any:

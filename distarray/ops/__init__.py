@@ -222,8 +222,20 @@ from distarray.ops.elementwise._transcendental import (
     tan,
     tanh,
 )
+from distarray.ops.families._neighbours import Fill as Fill
+from distarray.ops.families._neighbours import fill_in as fill_in
+from distarray.ops.families._neighbours import fill_views as fill_views
+from distarray.ops.families._rims import Rim as Rim
+from distarray.ops.families._rims import RimOfBlock as RimOfBlock
+from distarray.ops.families._rims import read_rim as read_rim
+from distarray.ops.families._rims import rim_of_block as rim_of_block
 from distarray.ops.families._selection import expand as expand
 from distarray.ops.families._selection import normalize_key as normalize_key
+from distarray.ops.families._windows import Exchange as Exchange
+from distarray.ops.families._windows import Pair as Pair
+from distarray.ops.families._windows import Window as Window
+from distarray.ops.families._windows import run_exchange as run_exchange
+from distarray.ops.families._windows import target_views as target_views
 from distarray.ops.indexing._items import getitem as getitem
 from distarray.ops.indexing._items import rows as rows
 from distarray.ops.indexing._items import setitem as setitem

@@ -17,18 +17,18 @@ from distarray.core import (
     check_distributed,
     copy_array,
     describe,
-    plain_buffer,
     reduce_partial,
     register,
     run,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError
-from distarray.layout import Layout, normalize_axis
+from distarray.layout import Layout
 from distarray.ops.creation._filled import fill_layout
 from distarray.ops.elementwise._arithmetic import divide, multiply, subtract
 from distarray.ops.elementwise._logic import equal
 from distarray.ops.elementwise._rounding import astype, floor, round
 from distarray.ops.families._lines import make_whole
+from distarray.ops.families._rims import check_counts, read_pairs, read_widths
 from distarray.ops.families._selection import WHOLE_AXIS, selected_layout
 from distarray.ops.indexing._items import getitem
 from distarray.ops.indexing._values import read_value
@@ -270,7 +270,7 @@ def pad(x: Any, /, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any
     [1 0 1 2 3 2 1]
     """
     layout = check_distributed("pad", x)._layout
-    widths = _read_widths(pad_width, layout.ndim)
+    widths = read_widths("pad", "pad_width", pad_width, layout.ndim)
     if not callable(mode) and (not isinstance(mode, str) or mode not in _ARGUMENTS):
         raise ArgumentError(
             f"pad got mode={describe(mode)}; one of {', '.join(sorted(_ARGUMENTS))}, or a function"
@@ -288,9 +288,11 @@ def pad(x: Any, /, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any
     given = kwargs.get(argument, _REST.get(argument))  # type: ignore[arg-type]
     if argument == "reflect_type" and (not isinstance(given, str) or given not in _IMAGES):
         raise ArgumentError(f"pad got reflect_type={describe(given)}; 'even' or 'odd'")
-    pairs = _read_pairs(argument, given, layout.ndim) if mode in _MAKERS and argument else None
+    pairs = (
+        read_pairs("pad", argument, given, layout.ndim) if mode in _MAKERS and argument else None
+    )
     if argument == "stat_length":
-        _check_counts(argument, given, pairs or [])
+        check_counts("pad", "stat_length", given, pairs or [])
     if mode not in ("constant", "empty"):
         for axis, pair in enumerate(widths):
             if any(pair) and not layout.shape[axis]:
@@ -313,38 +315,6 @@ def pad(x: Any, /, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any
             make = _MAKERS[mode][0]
             x = _surround(x, axis, *make(x, axis, pair, pairs[axis] if pairs else None))
     return x
-
-
-def _read_widths(given: Any, ndim: int) -> list[Widths]:
-    if isinstance(given, dict):
-        spread = [(0, 0)] * ndim
-        for axis, width in given.items():
-            spread[normalize_axis(axis, ndim)] = width if isinstance(width, tuple) else (width,) * 2
-        given = spread if ndim else 0
-    return _check_counts("pad_width", given, _read_pairs("pad_width", given, ndim))
-
-
-def _check_counts(name: str, given: Any, pairs: list[Any]) -> list[Any]:
-    counts = [n for pair in pairs for n in pair if n is not None or name == "pad_width"]
-    if any(isinstance(n, bool) or not isinstance(n, int) for n in counts):
-        raise ArgumentTypeError(f"pad got {name}={describe(given)}; these are integers")
-    if min(counts, default=0) < 0:
-        raise ArgumentError(f"pad got {name}={describe(given)}; these must be 0 or more")
-    return pairs
-
-
-def _read_pairs(name: str, given: Any, ndim: int) -> list[Any]:
-    """Return a pair for each axis of what is given once, as a pair, or for each axis."""
-    try:
-        array = np.asarray(None if given is None else plain_buffer(given, "pad", objects=True))
-        if array.ndim < 3 and array.size < 3 and array.shape != (2, 1):
-            array = array.reshape(1, -1)
-        return [tuple(pair) for pair in np.broadcast_to(array, (ndim, 2)).tolist()]
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(
-            f"pad got {name}={describe(given)} for {ndim} axes: {error}; pass one value, a pair, "
-            "or a pair for each axis"
-        ) from None
 
 
 def _pad_by(function: Callable[..., Any], x: Any, widths: Sequence[Widths], options: Any) -> Any:

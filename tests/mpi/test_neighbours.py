@@ -34,6 +34,28 @@ def test_blocks_fetch_what_lies_beyond_their_ends(length: int) -> None:
         same(da.pad(x, (5, 70), mode=mode), np.pad(value, (5, 70), mode=mode))
 
 
+@pytest.mark.parametrize("shape", [(9, 5), (3, 2), (700, 90)])
+def test_halos_are_blocks_of_the_padded_array(shape: tuple[int, int]) -> None:
+    value = np.random.default_rng(1).random(shape)
+    columns = 2 - world().size % 2
+    mesh = da.init_device_mesh((columns, world().size // columns))
+    x = da.distribute_array(value, mesh, [Shard(1), Shard(0)])
+    (top, bottom), (left, right) = x.layout.local_box()
+    before, after = (1, 2), (2, 1)
+    keys = slice(top, bottom + 3), slice(left, right + 3)
+    for boundary in ("periodic", "reflect", "symmetric", "edge", "constant"):
+        mode: Any = "wrap" if boundary == "periodic" else boundary
+        u = da.halo(x, (before, after), boundary)
+        np.testing.assert_array_equal(u.block, np.pad(value, (before, after), mode)[keys])
+        u.block[u.interior] += 1
+        done = u.update(async_op=True).wait()
+        np.testing.assert_array_equal(done.block, np.pad(value + 1, (before, after), mode)[keys])
+        u.update(x)
+        np.testing.assert_array_equal(u.block, np.pad(value, (before, after), mode)[keys])
+        y = da.map_overlap(np.negative, x, width=(before, after), boundary=boundary)
+        same(y, -value)
+
+
 def test_lines_and_diagonals() -> None:
     value = np.arange(35.0).reshape(5, 7)
     x = da.asarray(value)

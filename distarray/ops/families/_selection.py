@@ -33,7 +33,7 @@ from distarray.core import (
 from distarray.errors import IndexingError
 from distarray.layout import OFFSET_BYTES, Layout, Shard, carry_cuts, keep_recent
 from distarray.ops.families._relabel import uncut_axes
-from distarray.ops.families._windows import mirror, mirror_layout, run
+from distarray.ops.families._windows import mirror, mirror_layout, run_exchange
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer, Shape
 
@@ -332,7 +332,7 @@ def _bind(step: Step) -> Callable[[Key, Purpose, Buffer], Buffer]:
             block = redistribute_local(block, found.kept, found.cut, purpose=purpose)
             block = block.reshape(shape)
         if exchange is not None:
-            block = run(exchange, block, empty_block(output, block.dtype))
+            block = run_exchange(exchange, block, empty_block(output, block.dtype))
         return unshare(block, source)
 
     return take_and_move

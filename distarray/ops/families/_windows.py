@@ -3,16 +3,17 @@
 The redistribution engine moves boxes of one index space. A reshape whose items change process
 relates boxes of one shape to stretches of the flat order, and a reversal relates a block to its
 mirror image. Both are pairs of windows: what a peer's block is read through, and where it goes. So
-is what a block needs of its neighbours' items.
+is what a block needs of its neighbours' items (`_neighbours`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from distarray.comm import _backend, _memory, copy_box, pause_logs, record, recording, token
+from distarray.comm import _backend, _memory, copy_boxes, pause_logs, record, recording, token
 from distarray.layout import Layout
 from distarray.layout import box as boxes
 from distarray.typing import Box, Buffer, Shape
@@ -27,7 +28,7 @@ class Window(NamedTuple):
     stretch: slice
     sizes: Shape | None
     """Axes that the stretch is seen as; None leaves it one axis."""
-    key: tuple[slice, ...]
+    key: tuple[Any, ...]
 
     def of(self, block: Buffer) -> Buffer:
         """Return the view of `block`; it never copies, because one axis is only split."""
@@ -47,67 +48,104 @@ class Pair(NamedTuple):
     target: Window
 
 
-class Exchange(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Exchange:
     """What one process receives and sends; both in the same order on both sides."""
 
     communicator: Any
     receives: tuple[Pair, ...]
     sends: tuple[Pair, ...]
     what: str
+    token: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "token", token(self.what))
 
 
-def run(exchange: Exchange, block: Buffer, out: Buffer) -> Buffer:
-    """Fill `out` from the blocks of all processes and return it (collective)."""
+def run_exchange(
+    exchange: Exchange, block: Buffer, out: Buffer, targets: Sequence[Buffer] | None = None
+) -> Buffer:
+    """Fill `out` from the blocks of all processes and return it (collective).
+
+    `targets` are its windows of what is received, where they are known.
+    """
+    if targets is None:
+        targets = target_views(exchange, out)
     communicator = exchange.communicator
     if communicator.size == 1:
-        _copy(exchange.receives, [block], out)
+        _copy(exchange.receives, targets, [block], out)
         return out
     if not recording():
-        _carry(exchange, block, out)
+        _carry(exchange, block, out, targets)
         return out
     started = perf_counter()
     with pause_logs():
-        _carry(exchange, block, out)
+        _carry(exchange, block, out, targets)
     own = communicator.rank
-    nbytes = sum(pair.target.of(out).nbytes for pair in exchange.receives if pair.peer != own)
+    pairs = zip(exchange.receives, targets, strict=True)
+    nbytes = sum(target.nbytes for pair, target in pairs if pair.peer != own)
     record("exchange", communicator.name, nbytes, perf_counter() - started)
     return out
 
 
-def _carry(exchange: Exchange, block: Buffer, out: Buffer) -> None:
+def target_views(exchange: Exchange, out: Buffer) -> list[Buffer]:
+    """Return the windows of a block that what is received goes into."""
+    return [pair.target.of(out) for pair in exchange.receives]
+
+
+def _carry(exchange: Exchange, block: Buffer, out: Buffer, targets: Sequence[Buffer]) -> None:
     communicator = exchange.communicator
-    number, what = token(exchange.what), exchange.what
     kind = _backend.kind_of(_backend.device_of(block))
     far = {peer for peer, near in enumerate(communicator.reached(kind)) if not near}
     agreed = not communicator.reaches_all(kind)
     if agreed:
-        _through_the_wire(exchange, far, block, out, number)
-    with communicator.views(block, number, what, agreed=agreed) as blocks:
-        _copy([pair for pair in exchange.receives if pair.peer not in far], blocks, out)
+        _through_the_wire(exchange, far, block, targets)
+    with communicator.views(block, exchange.token, exchange.what, agreed=agreed) as blocks:
+        _copy(exchange.receives, targets, blocks, out)
 
 
-def _copy(pairs: Sequence[Pair], blocks: Sequence[Buffer], out: Buffer) -> None:
-    for pair in pairs:
-        copy_box(pair.target.of(out), pair.source.of(blocks[pair.peer]))
+def _copy(
+    pairs: Sequence[Pair], targets: Sequence[Buffer], blocks: Sequence[Any], out: Buffer
+) -> None:
+    """Copy what lies in blocks that can be read in place; None stands for others."""
+    copies = [
+        (target, pair.source.of(blocks[pair.peer]))
+        for pair, target in zip(pairs, targets, strict=True)
+        if blocks[pair.peer] is not None
+    ]
+    copy_boxes(copies, total=out.nbytes)
 
 
 def _through_the_wire(
-    exchange: Exchange, far: set[int], block: Buffer, out: Buffer, number: int
+    exchange: Exchange, far: set[int], block: Buffer, targets: Sequence[Buffer]
 ) -> None:
     """Exchange the windows of processes whose blocks cannot be read in place, packed."""
     communicator = exchange.communicator
     leaving = [(pair.peer, pair.source.of(block)) for pair in exchange.sends if pair.peer in far]
-    arriving = [(pair.peer, pair.target.of(out)) for pair in exchange.receives if pair.peer in far]
+    arriving = [
+        (pair.peer, target)
+        for pair, target in zip(exchange.receives, targets, strict=True)
+        if pair.peer in far
+    ]
     send_counts = _counts(leaving, communicator.size)
     recv_counts = _counts(arriving, communicator.size)
     device = _backend.device_of(block)
     send = _memory.empty((sum(send_counts),), block.dtype, device)
     recv = _memory.empty((sum(recv_counts),), block.dtype, device)
-    for part, view in _parts(send, leaving, send_counts):
-        copy_box(part, view)
-    communicator.all_to_all(send, recv, send_counts, recv_counts, token=number, what=exchange.what)
-    for part, view in _parts(recv, arriving, recv_counts):
-        copy_box(view, part)
+
+    def fill() -> None:
+        copy_boxes(list(_parts(send, leaving, send_counts)))
+
+    communicator.all_to_all(
+        send,
+        recv,
+        send_counts,
+        recv_counts,
+        token=exchange.token,
+        what=exchange.what,
+        fill=fill,
+    )
+    copy_boxes([(view, part) for part, view in _parts(recv, arriving, recv_counts)])
 
 
 def _counts(views: Sequence[tuple[int, Buffer]], size: int) -> list[int]:
@@ -235,65 +273,3 @@ def mirror(layout: Layout, axes: Sequence[int], what: str) -> Exchange:
     target = Window(0, WHOLE, None, (WHOLE,) * layout.ndim)
     pair = Pair(peer, source, target)
     return Exchange(communicator, (pair,), (pair,), what)
-
-
-# --- neighbours ----------------------------------------------------------------------------------
-
-Reach = Callable[[Sequence[int]], tuple[int, int]]
-"""`reach(coordinate)` is the stretch of an axis that the process at a mesh coordinate needs."""
-
-
-def from_neighbours(layout: Layout, axis: int, reach: Reach, what: str) -> Exchange:
-    """Return the exchange that gives every process a stretch of the cut `axis` of `layout`.
-
-    Stretches may overlap, reach into any number of blocks, and be empty.
-    """
-    mesh: Any = layout.mesh
-    communicator = mesh.communicator(tuple(sorted(layout.sharding_axes(axis))))
-    mine = mesh.coordinate
-
-    def pairs(here: Any, there: Any, peer: int) -> Iterator[Pair]:
-        """Yield the window of the block at one coordinate that another needs, if there is one."""
-        box = layout.local_box(here)
-        assert box is not None  # both processes are in the mesh
-        (start, stop), (low, high) = box[axis], reach(there)
-        first, last = max(start, low), min(stop, high)
-        if first < last:
-            keys = [(*(WHOLE,) * axis, slice(first - at, last - at)) for at in (start, low)]
-            yield Pair(peer, *(Window(0, WHOLE, None, key) for key in keys))
-
-    receives: list[Pair] = []
-    sends: list[Pair] = []
-    for peer, rank in enumerate(communicator.ranks):
-        other = mesh.coordinate_of(rank)
-        receives += pairs(other, mine, peer)
-        sends += pairs(mine, other, peer)
-    return Exchange(communicator, tuple(receives), tuple(sends), what)
-
-
-def fetch(layout: Layout, axis: int, reach: Reach, what: str) -> Callable[[Buffer], Buffer]:
-    """Return the function of a block that gives the stretch of `axis` that this process needs.
-
-    It is collective over the mesh axes that cut `axis`; where none does, it takes the stretch.
-    """
-    mesh: Any = layout.mesh
-    low, high = reach(mesh.coordinate)
-    shape = list(layout.local_shape())
-    if not layout.sharding_axes(axis):
-        key = (*(WHOLE,) * axis, slice(low, high))
-        return lambda block: block[key]
-    shape[axis] = high - low
-    exchange = from_neighbours(layout, axis, reach, what)
-
-    def fetch_stretch(block: Buffer) -> Buffer:
-        return run(exchange, block, _memory.empty(tuple(shape), block.dtype, mesh.device))
-
-    return fetch_stretch
-
-
-def borders(layout: Layout, axis: int, width: int) -> Layout:
-    """Return a layout of as many items as blocks get from their neighbours, `width` a block."""
-    blocks = len(layout.partition(axis).offsets) - 1
-    shape = (*layout.shape[:axis], width * blocks, *layout.shape[axis + 1 :])
-    boundaries = {a: o for a, o in (layout.boundaries or {}).items() if a != axis}
-    return layout.replace(shape=shape, boundaries=boundaries or None)

@@ -28,8 +28,8 @@ from distarray.core import (
 from distarray.errors import ArgumentError, DTypeError, ShapeError
 from distarray.layout import Layout
 from distarray.ops.elementwise._rounding import conj
+from distarray.ops.families._neighbours import borders, fetch, own_block
 from distarray.ops.families._relabel import carry_cuts
-from distarray.ops.families._windows import borders, fetch
 from distarray.ops.manipulation._shape import flip
 from distarray.typing import Buffer
 
@@ -76,21 +76,19 @@ def _bind(step: Step) -> Callable[[Buffer, Buffer], Buffer]:
     width, size = kernel.shape[0], source.shape[0]
     shift = _first_item(step.call.static, width)
 
-    def reach(coordinate: Any) -> tuple[int, int]:
-        box = output.local_box(coordinate)
-        assert box is not None  # only processes of the mesh are asked
-        start, stop = box[0]
+    partition = output.partition(0)
+
+    def reach(index: int) -> tuple[int, int]:
+        start, stop = partition.bounds(index)
         if start == stop:
             return 0, 0
         low = max(start + shift - width + 1, 0)
         return low, max(min(stop + shift, size), low)
 
-    mesh: Any = output.mesh
-    low, _ = reach(mesh.coordinate)
+    index = own_block(output, 0)
+    start, stop = partition.bounds(index)
+    low, _ = reach(index)
     get = fetch(source, 0, reach, f"convolution of {source!r} with {width} items")
-    box = output.local_box()
-    assert box is not None  # only processes of the mesh have blocks
-    start, stop = box[0]
     part = slice(start + shift - low, stop + shift - low)
 
     def slide(block: Buffer, weights: Buffer) -> Buffer:

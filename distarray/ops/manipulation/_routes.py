@@ -13,7 +13,7 @@ from typing import Any
 from distarray.core import empty_block
 from distarray.layout import DimMap, Layout, chunk, dimmap, propagate, stages
 from distarray.ops.families._relabel import Offsets, replace_axes
-from distarray.ops.families._windows import from_flat, run, to_flat
+from distarray.ops.families._windows import from_flat, run_exchange, to_flat
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer, Shape
 
@@ -67,7 +67,7 @@ class Route:
             else:
                 found = from_flat(before, after, axes, what)
             assert found is not None  # only processes in the mesh bind
-            return lambda block: run(found, block, empty_block(after, block.dtype))
+            return lambda block: run_exchange(found, block, empty_block(after, block.dtype))
 
         self._steps.append(bound)
         self._arrive(after)

@@ -26,22 +26,20 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Layout, Replicate, Shard, normalize_axes
-from distarray.ops.families._windows import borders, fetch
+from distarray.ops.families._neighbours import Reach, borders, fetch, own_block
 from distarray.typing import Buffer
 
 
-def _reach(layout: Layout, axis: int, least: int) -> Callable[[Any], tuple[int, int]]:
+def _reach(layout: Layout, axis: int, least: int) -> Reach:
     """Return which items the differences of a block need: its own, one more at each end, `least`.
 
     At the ends of the axis NumPy's formulas need `least` items; a block has fewer where it is
     short.
     """
-    size = layout.shape[axis]
+    partition, size = layout.partition(axis), layout.shape[axis]
 
-    def reach(coordinate: Any) -> tuple[int, int]:
-        box = layout.local_box(coordinate)
-        assert box is not None  # only processes of the mesh are asked
-        start, stop = box[axis]
+    def reach(index: int) -> tuple[int, int]:
+        start, stop = partition.bounds(index)
         if start == stop:
             return start, start
         low, high = max(start - 1, 0), min(stop + 1, size)
@@ -84,11 +82,10 @@ def _dtypes(_: Op, call: Call) -> tuple[Any, Any]:
 def _bind(step: Step) -> Callable[..., Buffer]:
     axis, edge_order = step.call.static
     layout = step.output
-    box = layout.local_box()
-    assert box is not None  # only processes of the mesh have blocks
-    start, stop = box[axis]
     reach = _reach(layout, axis, edge_order + 1)
-    low, _ = reach(layout.mesh.coordinate)
+    index = own_block(layout, axis)
+    start, stop = layout.partition(axis).bounds(index)
+    low, _ = reach(index)
     part = (*(slice(None),) * axis, slice(start - low, stop - low))
     places = (axis, *(0 for _ in step.sources[1:]))
     fetches = [

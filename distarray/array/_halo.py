@@ -1,0 +1,331 @@
+"""Halos: blocks inside larger ones, whose rims have copies of the neighbours' items (ghost cells).
+
+One exchange fills or renews a rim: each process takes from every block that its own rim meets, over
+corners as well, the box that they have in common. So nothing travels twice, and no axis waits for
+another. In a node the boxes are read where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from distarray.array._mapping import mesh_and_first
+from distarray.comm import _memory, all_gather_checked, copy_box
+from distarray.core import (
+    BaseArray,
+    check_device,
+    check_distributed,
+    check_flag,
+    lift,
+    move,
+    new_array,
+    plain_buffer,
+    reduce_partial,
+)
+from distarray.errors import ArgumentTypeError, DTypeError, ShapeError
+from distarray.layout import Layout
+from distarray.ops import (
+    Exchange,
+    Rim,
+    RimOfBlock,
+    fill_in,
+    fill_views,
+    read_rim,
+    rim_of_block,
+    run_exchange,
+    target_views,
+)
+from distarray.redistribute import run_in_background, run_now
+from distarray.typing import Buffer
+
+
+class Halo:
+    """A block of an array inside a larger one, with the edges of its neighbours around it.
+
+    Attributes
+    ----------
+    block : array
+        The larger one, NumPy's or CuPy's; it stays the same one, to be read and written.
+    interior : tuple of slice
+        Where the block itself, this process's, lies in it.
+    array : DistArray
+        The distributed array whose blocks are these interiors. It looks at their memory.
+    """
+
+    __slots__ = ("_exchange", "_fills", "_targets", "array", "block", "interior")
+
+    def __init__(self, block: Buffer, layout: Layout, found: RimOfBlock | None, rim: Rim) -> None:
+        self.block = block
+        self.interior = (slice(None),) * layout.ndim if found is None else found.interior
+        self.array = new_array(block[self.interior or ...], layout)
+        self._exchange = None if found is None else found.again.exchange
+        if found is not None:  # views are made once, as halos are renewed often
+            self._targets = target_views(found.again.exchange, block)
+            self._fills = fill_views(found.again.fills, block, rim.constants)
+
+    def __repr__(self) -> str:
+        return f"Halo({self.array.layout})"
+
+    def update(self, x: Any = None, *, async_op: bool = False) -> Any:
+        """Renew the edges from the neighbours' interiors (collective).
+
+        Parameters
+        ----------
+        x : DistArray or array, optional
+            New values, which are copied into the interior first: a distributed array of this
+            shape, or a plain array of the shape of the interior. Without it the interior is taken
+            as the program has left it.
+        async_op : bool
+            Return at once a handle with `wait()` (the halo) and `test()`. Until it is there the
+            program may read the interior, and write neither into it nor into the edges.
+
+        Returns
+        -------
+        Halo
+            This one, or the handle.
+
+        Raises
+        ------
+        ShapeError
+            If `x` has another shape.
+        DTypeError
+            If its dtype does not cast to that of the halo.
+        """
+        if x is not None:
+            self._take(x)
+        exchange = self._exchange
+        if not check_flag("halo", "async_op", async_op):
+            return self if exchange is None else self._renew(exchange)
+        if exchange is None:
+            return run_now(lambda _: self)
+        return _in_background(exchange, self._renew)
+
+    def _take(self, x: Any) -> None:
+        layout = self.array._layout
+        if isinstance(x, BaseArray):
+            if x.shape != layout.shape:
+                raise ShapeError(
+                    f"update of a halo of shape {layout.shape} with an array of shape {x.shape}; "
+                    "they must be equal"
+                )
+            block = move("halo", x._local, x._layout, layout)
+        else:
+            block = plain_buffer(x, "halo", layout.mesh.device)
+            check_device(block, layout.mesh, "halo")
+        if block.shape != self.array._local.shape:
+            raise ShapeError(
+                f"update of a halo with a block of shape {block.shape}, where the interior has "
+                f"{self.array._local.shape}; pass block[halo.interior], or nothing"
+            )
+        if not np.can_cast(block.dtype, self.block.dtype, "same_kind"):
+            raise DTypeError(
+                f"update of a halo of {self.block.dtype} with {block.dtype}; convert with astype"
+            )
+        copy_box(self.array._local, block)
+
+    def _renew(self, exchange: Exchange) -> Halo:
+        run_exchange(exchange, self.block, self.block, self._targets)
+        fill_in(self._fills)
+        return self
+
+    def _begin(self, exchange: Exchange, block: Buffer) -> Halo:
+        run_exchange(exchange, block, self.block)
+        fill_in(self._fills)
+        return self
+
+
+def _in_background(exchange: Exchange, run: Callable[[Exchange], Halo]) -> Any:
+    """Begin an exchange on a communicator of its own, and return its handle."""
+    communicator = exchange.communicator
+    if communicator.size > 1:
+        exchange = replace(exchange, communicator=communicator.background())
+    return run_in_background(lambda _: run(exchange))
+
+
+def halo(x: Any, width: Any, boundary: Any = None, *, async_op: bool = False) -> Any:
+    """Return this process's block with the edges of its neighbours around it (collective).
+
+    Parameters
+    ----------
+    x : DistArray
+        Of any placements; a Partial array is reduced first.
+    width : int, pair, sequence or dict
+        How many items, as `numpy.pad` reads its widths: a number, a pair for before and after, a
+        pair for each axis, or a dict of numbers and pairs by axis. They may reach over several
+        blocks.
+    boundary : str, number, sequence or dict, optional
+        What lies past the ends of the array: "periodic" (or "wrap"), "reflect", "symmetric" or
+        "edge" as in `numpy.pad`; a number, or "constant" for 0; None for nothing, so that blocks
+        there have less around them. One for all axes, one for each, or a dict by axis.
+    async_op : bool
+        Return at once a handle with `wait()` (the halo) and `test()`. Until it is there `x` must
+        not change; `x.to_local()` may be read.
+
+    Returns
+    -------
+    Halo
+        With `block`, the array with edges, `interior`, the slices of the process's own items in
+        it, `array`, a distributed array of the interiors, and `update()`, which renews the edges.
+
+    Raises
+    ------
+    ArgumentError
+        If a width is negative, there is no such boundary, or an axis has no items to extend it by.
+    ArgumentTypeError
+        If `x` is not distributed, or a width is no integer.
+    MismatchError
+        If the processes ask for different halos.
+
+    Notes
+    -----
+    Distribution: one exchange, in which each process receives the items around its block and
+    nothing else; axes that are cut by no mesh axis, and axes without width, send nothing. Empty
+    blocks have edges as well. Peak memory: the block with edges; between nodes also the edges,
+    packed. `update` copies nothing but edges.
+
+    In a loop make one halo, write into its interior and renew the edges::
+
+        u = da.halo(x, 1, "edge")
+        for _ in range(steps):
+            b = u.block
+            b[u.interior] += rate * (b[:-2, 1:-1] + b[2:, 1:-1] + ... - 4 * b[1:-1, 1:-1])
+            u.update()
+        x = u.array
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> u = da.halo(da.arange(4), 1, "periodic")  # on one process
+    >>> print(u.block, u.block[u.interior])
+    [3 0 1 2 3 0] [0 1 2 3]
+    >>> u.block[u.interior] *= 10
+    >>> print(u.update().block)
+    [30  0 10 20 30  0]
+    """
+    layout = check_distributed("halo", x)._layout.without_partial()
+    async_op = check_flag("halo", "async_op", async_op)
+    rim = read_rim("halo", width, boundary, layout, x.dtype)
+    if x._layout.has_partial:
+        x = reduce_partial("halo", x)
+    block, mesh = x._local, layout.mesh
+    if mesh.coordinate is None:
+        outside = Halo(_memory.empty(block.shape, x.dtype, mesh.device), layout, None, rim)
+        return run_now(lambda _: outside) if async_op else outside
+    found = rim_of_block("halo", layout, rim, x.dtype)
+    made = Halo(_memory.empty(found.first.shape, x.dtype, mesh.device), layout, found, rim)
+    if not async_op:
+        return made._begin(found.first.exchange, block)
+    return _in_background(found.first.exchange, lambda exchange: made._begin(exchange, block))
+
+
+def map_overlap(
+    func: Callable[..., Any],
+    *arrays: Any,
+    width: Any,
+    boundary: Any = None,
+    trim: bool = True,
+    **options: Any,
+) -> Any:
+    """Call a function of plain arrays with this process's blocks and their neighbours' edges.
+
+    Collective over the mesh; dask's `map_overlap`, whose depth is the width here.
+
+    Parameters
+    ----------
+    func : callable
+        `func(*blocks, **options)` returns one array.
+    *arrays
+        Distributed arrays of one shape, at least one; they are moved to the layout of the first.
+        Whatever else is among them is passed on as it is.
+    width, boundary
+        As for `halo`: NumPy's "reflect" leaves out the outermost item, dask's is "symmetric" here.
+    trim : bool
+        What `func` returns has the shape of the block with edges, which are cut off. With
+        `trim=False` it has the shape of the block itself.
+    **options
+        Passed on to `func`.
+
+    Returns
+    -------
+    DistArray
+        Of the shape and layout of the first array.
+
+    Raises
+    ------
+    ArgumentTypeError
+        Without a distributed array.
+    ShapeError
+        If the arrays differ in shape, or the results have another one, on every rank alike.
+    DTypeError
+        If the results differ in dtype.
+
+    Notes
+    -----
+    Distribution: a halo of each array, and one small exchange, which carries an exception of
+    `func` on one rank to all. Where a block is empty `func` is not called, unless all are. Peak
+    memory: the blocks with edges and what `func` needs.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import distarray as da
+    >>> x = da.asarray(np.array([0.0, 0, 9, 0, 0, 0]))
+    >>> print(da.map_overlap(lambda b: np.convolve(b, np.ones(3) / 3, "same"), x, width=1))
+    [0. 3. 3. 3. 0. 0.]
+    """
+    trim = check_flag("map_overlap", "trim", trim)
+    if "depth" in options:
+        raise ArgumentTypeError("map_overlap takes no depth=; pass it as width=")
+    mesh, first = mesh_and_first("map_overlap", arrays)
+    layout = first.without_partial()
+    rims = {}
+    blocks = list(arrays)
+    for i, x in enumerate(arrays):
+        if isinstance(x, BaseArray):
+            if x.shape != layout.shape:
+                raise ShapeError(
+                    f"map_overlap of shapes {layout.shape} and {x.shape}; they must be equal: pass "
+                    "others as plain arrays, or make a halo of each"
+                )
+            rims[i] = read_rim("map_overlap", width, boundary, layout, x.dtype)
+    for i in rims:
+        blocks[i] = move("map_overlap", arrays[i]._local, lift(arrays[i]._layout, mesh), layout)
+    shape = layout.local_shape()
+    if mesh.coordinate is None:
+        return new_array(_memory.empty(shape, arrays[next(iter(rims))].dtype, mesh.device), layout)
+    for i, rim in rims.items():
+        found = rim_of_block("map_overlap", layout, rim, blocks[i].dtype)
+        blocks[i] = found.first.around(blocks[i], rim.constants)
+    expected = found.first.shape if trim else shape
+    result: Any = None
+
+    def say() -> str | None:
+        nonlocal result
+        if 0 in shape and 0 not in layout.shape:
+            return None
+        result = plain_buffer(func(*blocks, **options), "map_overlap", mesh.device)
+        check_device(result, mesh, "map_overlap")
+        if result.shape != expected:
+            raise ShapeError(
+                f"map_overlap with trim={trim}: the function returned a block of shape "
+                f"{result.shape} where {expected} was expected; trim=True takes blocks with edges, "
+                "and trim=False without"
+            )
+        return str(result.dtype.str)
+
+    dtypes = {dtype for dtype in all_gather_checked(mesh, "map_overlap", say) if dtype is not None}
+    if len(dtypes) > 1:
+        raise DTypeError(
+            "map_overlap: the function returned blocks of "
+            f"{' and '.join(sorted(str(np.dtype(one)) for one in dtypes))}; convert them to one "
+            "dtype in it"
+        )
+    if result is None:
+        result = _memory.empty(shape, dtypes.pop(), mesh.device)
+    elif trim:
+        result = result[found.interior or ...]
+    return new_array(result, layout)
