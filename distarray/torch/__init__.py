@@ -5,6 +5,7 @@ In examples of docstrings `da` is `distarray`, `dt` this module, `nn` `torch.nn`
 """
 
 from distarray.torch._full import distribute_tensor, from_torch, full_tensor, to_torch
+from distarray.torch._halo import halo
 from distarray.torch._layouts import layout_of, place_like
 from distarray.torch._moves import PendingTensor, redistribute
 from distarray.torch._random import (
@@ -84,6 +85,7 @@ __all__ = [
     "fully_shard",
     "get_random_state",
     "get_total_norm",
+    "halo",
     "input_reshard",
     "layout_of",
     "load_optimizer_state_dict",
