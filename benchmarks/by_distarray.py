@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 
 import distarray as da
-from benchmarks.cases import LINE_SIZE, Move, bins, shuffled_rows
+from benchmarks.cases import LINE_SIZE, Move, bins, heat_step, shuffled_rows
 from benchmarks.measure import Work
 
 NAME = "distarray"
@@ -70,7 +70,22 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
         "x[i:]": lambda: line[next(turns) :],
         "map_blocks": lambda: da.map_blocks(np.negative, dx),
     }
+    if name in ("halo", "heat step"):
+        return _with_edges(dx, name == "heat step")
     return works.get(name)
+
+
+def _with_edges(x: da.DistArray, step: bool) -> Work:
+    """Exchange edges, and perhaps take a step of the heat equation; there is 0 around the whole."""
+    u, scratch = da.halo(x, 1, 0), np.zeros_like(x.to_local())
+
+    def work() -> da.DistArray:
+        u.update()
+        if step:
+            heat_step(u.block, scratch)
+        return u.array
+
+    return work
 
 
 @da.fuse

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from mpi4py import MPI
 
-from benchmarks.cases import Move, bins, shuffled_rows
+from benchmarks.cases import Move, bins, heat_step, shuffled_rows
 from benchmarks.measure import Work
 
 NAME = "by hand"
@@ -119,6 +119,8 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
             total = np.zeros(x.shape[1])
             rows = x.shape[0] * comm.size
             return lambda: (comm.Allreduce(x.sum(axis=0), total), total / rows)[1]
+        case "halo" | "heat step":
+            return _with_edges(comm, x, name == "heat step")
         case "S0 @ R":
             out = np.zeros((x.shape[0], r.shape[1]))
             return lambda: np.matmul(x, r, out=out)
@@ -158,6 +160,28 @@ def selection(name: str, x: np.ndarray, y: np.ndarray) -> Work | None:
 def _count(comm: MPI.Comm, x: np.ndarray, counts: np.ndarray) -> np.ndarray:
     comm.Reduce_scatter_block(np.bincount(x, minlength=counts.size * comm.size), counts)
     return counts
+
+
+def _with_edges(comm: MPI.Comm, x: np.ndarray, step: bool) -> Work:
+    """Exchange rows with the neighbours, and perhaps take a step; there is 0 around the whole."""
+    u, scratch = np.zeros((x.shape[0] + 2, x.shape[1] + 2)), np.zeros_like(x)
+    u[1:-1, 1:-1] = x
+    up, down = (
+        other if 0 <= other < comm.size else MPI.PROC_NULL
+        for other in (comm.rank - 1, comm.rank + 1)
+    )
+
+    def work() -> np.ndarray:
+        requests = [
+            comm.Irecv(u[0, 1:-1], up, 0),
+            comm.Irecv(u[-1, 1:-1], down, 1),
+            comm.Isend(u[1, 1:-1], up, 1),
+            comm.Isend(u[-2, 1:-1], down, 0),
+        ]
+        MPI.Request.Waitall(requests)
+        return heat_step(u, scratch) if step else u[1:-1, 1:-1]
+
+    return work
 
 
 def _in_pieces(x: np.ndarray, y: np.ndarray) -> Work:

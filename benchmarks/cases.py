@@ -99,6 +99,7 @@ SMALL_OPERATIONS = (
     "x[i]",
     "x[i:]",
     "map_blocks",
+    "halo",
 )
 SMALL_FUNCTIONS = (
     "xp.concat([x, y])", "xp.concat([x, y], axis=1)", "xp.stack([x, y])", "xp.tile(x, (1, 2))",
@@ -138,6 +139,7 @@ LARGE_OPERATIONS = (
     "float(x.sum())",
     "x.sum(reproducible=True)",
     "x.mean(0)",
+    "heat step",
     "S0 @ R",
     "S0 @ S0",
 )
@@ -164,6 +166,18 @@ SELECTIONS: dict[str, tuple[int, ...]] = {
 }
 """Selections, and the shapes of their arrays: the mask takes every other item, the rows are all
 rows in random order; the items that are counted are integers."""
+
+
+def heat_step(u: np.ndarray, scratch: np.ndarray) -> np.ndarray:
+    """Take a step of the heat equation in a block with edges, and return the block without."""
+    inner = u[1:-1, 1:-1]
+    np.add(u[:-2, 1:-1], u[2:, 1:-1], out=scratch)
+    scratch += u[1:-1, :-2]
+    scratch += u[1:-1, 2:]
+    scratch *= 0.2
+    inner *= 0.2
+    inner += scratch
+    return inner
 
 
 def bins(name: str) -> int:

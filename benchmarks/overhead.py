@@ -70,6 +70,7 @@ def _numpy(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> measure.Wo
         "x[i]": lambda: line[next(turns)],
         "x[i:]": lambda: line[next(turns) :],
         "map_blocks": lambda: np.negative(x),
+        "halo": lambda: x,
     }
     return works[name]
 
