@@ -96,9 +96,9 @@ def target_views(exchange: Exchange, out: Buffer) -> list[Buffer]:
 def _carry(exchange: Exchange, block: Buffer, out: Buffer, targets: Sequence[Buffer]) -> None:
     communicator = exchange.communicator
     kind = _backend.kind_of(_backend.device_of(block))
-    far = {peer for peer, near in enumerate(communicator.reached(kind)) if not near}
     agreed = not communicator.reaches_all(kind)
     if agreed:
+        far = {peer for peer, near in enumerate(communicator.reached(kind)) if not near}
         _through_the_wire(exchange, far, block, targets)
     with communicator.views(block, exchange.token, exchange.what, agreed=agreed) as blocks:
         _copy(exchange.receives, targets, blocks, out)
