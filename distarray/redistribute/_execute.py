@@ -428,13 +428,14 @@ class _Exchange(_Collective):
                 return reduced
         out = _memory.empty(self._shape, self._dtype, device)
         kind = _backend.kind_of(device)
-        if communicator.reaches_all(kind):
-            takes, offered = self._takes, local
-            if self._kept is not None and self._is_better_read_in(out, local):
+        takes, offered = self._takes, local
+        if self._kept is not None and communicator.reaches_some(kind):
+            if self._is_better_read_in(out, local):
                 _, source, target = takes[self._kept]
                 copy_box(out[target], local[source], total=out.nbytes)
                 takes = [*takes[: self._kept], *takes[self._kept + 1 :]]
                 offered = out[target]
+        if communicator.reaches_all(kind):
             with communicator.views(offered, number, what) as views:
                 self._take(views, out, takes)
             return out
@@ -443,7 +444,7 @@ class _Exchange(_Collective):
         messages = self._messages.get(kind)
         if messages is None:
             messages = self._messages[kind] = Messages(self._step, communicator, kind)
-        messages.exchange(local, out, number, what)
+        messages.exchange(offered, out, number, what)
         return out
 
     @property

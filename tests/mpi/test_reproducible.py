@@ -31,6 +31,7 @@ def results(*placements: da.Placement) -> list[da.DistArray]:
     ]  # fmt: skip
 
 
+@pytest.mark.eight_ranks
 @pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate()])
 def test_bits_do_not_depend_on_the_ranks(placement: da.Placement) -> None:
     digest = hashlib.sha256()

@@ -408,7 +408,8 @@ class Step:
 
         def first(*blocks: Any) -> State:
             if exchange.has_items:
-                parts = zip(local(*blocks), total, strict=True)
+                # A row may have no state to send where no other block has a part in the result.
+                parts = zip(local(*blocks), total, strict=False)
                 return tuple([_as_state(part, dtype) for part, dtype in parts])
             return exchange.nothing
 
