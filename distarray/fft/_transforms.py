@@ -3,16 +3,122 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from distarray.core import check_distributed, check_integer, describe, register, run_one
+from distarray.core import (
+    Call,
+    Layouts,
+    Op,
+    Step,
+    check_distributed,
+    check_integer,
+    describe,
+    refusal_error,
+    register,
+    run_one,
+)
 from distarray.errors import ArgumentError, ArgumentTypeError
+from distarray.fft._plan import plan
+from distarray.fft._stages import Stage, Task
 from distarray.layout import Layout, normalize_axis
-from distarray.ops import Axes, copyto, whole_axes
+from distarray.ops import copyto
+from distarray.typing import Buffer
 
 _NORMS = (None, "backward", "ortho", "forward")
+
+_KINDS = {
+    "fft": (True, ""),
+    "ifft": (False, ""),
+    "rfft": (True, "in"),
+    "irfft": (False, "out"),
+    "hfft": (True, "out"),
+    "ihfft": (False, "in"),
+}
+"""Whether the exponent is negative, and where items are real."""
+
+
+class _Arguments(NamedTuple):
+    """The static arguments of an operation."""
+
+    lengths: tuple[tuple[int, int], ...]
+    norm: str | None
+    workers: int | None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Program(Layouts):
+    """The stages that a process goes through."""
+
+    stages: tuple[Stage, ...]
+
+
+def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
+    try:
+        dtype = op.local(np.empty((0, 2), call.dtypes[0])).dtype
+    except (TypeError, ValueError) as error:
+        raise refusal_error(op.name, error, call.dtypes) from error
+    return dtype, dtype
+
+
+def _spec(op: Op, call: Call) -> _Program:
+    arguments: _Arguments = call.static
+    forward, real = _KINDS[_base(op.name)]
+    dtype = np.result_type(_dtypes(op, call)[1], np.complex64)
+    task = Task(
+        arguments.lengths, forward, real, arguments.norm, arguments.workers, np.dtype(dtype)
+    )
+    source = call.layouts[0].without_partial()
+    stages = plan(source, task)
+    sends = tuple(send for stage in stages for send in stage.sends)
+    return _Program((source,), stages[-1].after, sends, stages=stages)
+
+
+def _bind(step: Step) -> Callable[[Buffer], Buffer]:
+    program: Any = step.spec
+    functions = [stage.bind(i > 0) for i, stage in enumerate(program.stages)]
+
+    def transform(block: Buffer) -> Buffer:
+        for function in functions:
+            block = function(block)
+        return block
+
+    return transform
+
+
+def _base(name: str) -> str:
+    """Return the transform of one axis that several axes take: "rfft" of "rfftn"."""
+    return name.rstrip("n2")
+
+
+_OPS = {
+    name: Op(name, getattr(np.fft, _base(name)), _spec, dtypes=_dtypes, bind=_bind)
+    for name in (
+        *_KINDS,
+        *(f"{one}{end}" for one in ("fft", "ifft", "rfft", "irfft") for end in "n2"),
+    )
+}
+
+
+def _run(op: Op, x: Any, lengths: tuple[tuple[int, int], ...], norm: Any, workers: Any) -> Any:
+    if not (norm is None or (isinstance(norm, str) and norm in _NORMS)):
+        raise ArgumentError(
+            f"{op.name} got norm={norm!r}; it takes {', '.join(map(repr, _NORMS[1:]))} or None"
+        )
+    for axis, n in lengths:
+        if n < 1:
+            raise ArgumentError(
+                f"{op.name} got {n} items for axis {axis}; a transform has at least one, say by n= "
+                "or s= how many"
+            )
+    if workers is not None:
+        workers = check_integer(op.name, "workers", workers)
+        if workers < 1:
+            raise ArgumentError(f"{op.name} got workers={workers}; each process needs at least 1")
+    return run_one(op, x, _Arguments(lengths, norm, workers))
+
 
 _ONE_AXIS = """{sentence}
 
@@ -99,8 +205,8 @@ _TABLE: dict[str, tuple[str, str, str, str, str, str]] = {
 
 
 def _one_axis(name: str) -> Callable[..., Any]:
-    function = getattr(np.fft, name)
-    op = whole_axes(name, _padded(function) if name in ("irfft", "hfft") else function)
+    op = _OPS[name]
+    is_real_result = _KINDS[name][1] == "out"
     sentence, operand, of, default, result, shape = _TABLE[name]
 
     def transform(
@@ -110,12 +216,16 @@ def _one_axis(name: str) -> Callable[..., Any]:
         axis: int = -1,
         norm: str | None = "backward",
         out: Any = None,
+        *,
+        workers: int | None = None,
     ) -> Any:
-        place = normalize_axis(axis, check_distributed(name, x)._layout.ndim)
-        options: tuple[tuple[str, Any], ...] = (("norm", _check_norm(name, norm)),)
-        if n is not None:
-            options += (("n", check_integer(name, "n", n)),)
-        return _into(out, run_one(op, x, Axes("i->i", place, options)))
+        layout: Layout = check_distributed(name, x)._layout
+        place = normalize_axis(axis, layout.ndim)
+        if n is None:
+            size = layout.shape[place]
+            n = 2 * (size - 1) if is_real_result else size
+        lengths = ((place, check_integer(name, "n", n)),)
+        return _into(out, _run(op, x, lengths, norm, workers))
 
     transform.__name__ = transform.__qualname__ = name
     transform.__doc__ = _ONE_AXIS.format(
@@ -129,26 +239,6 @@ def _one_axis(name: str) -> Callable[..., Any]:
         shape=shape,
     )
     return register(transform, room="fft")
-
-
-def _padded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that takes a missing frequency 0 as 0; NumPy's then reads what it likes."""
-
-    def call(block: Any, axis: int, **options: Any) -> Any:
-        if block.shape[axis] == 0 and "n" in options:
-            shape = [1 if i == axis % block.ndim else size for i, size in enumerate(block.shape)]
-            block = np.zeros(shape, block.dtype)
-        return function(block, axis=axis, **options)
-
-    return call
-
-
-def _check_norm(name: str, norm: Any) -> Any:
-    if not (norm is None or (isinstance(norm, str) and norm in _NORMS)):
-        raise ArgumentError(
-            f"{name} got norm={norm!r}; it takes {', '.join(map(repr, _NORMS[1:]))} or None"
-        )
-    return norm
 
 
 def _into(out: Any, result: Any) -> Any:
@@ -228,7 +318,10 @@ def _lengths(
             s[-1] = 2 * (layout.shape[places[-1]] - 1)
     if len(s) != len(places):
         raise ArgumentError(f"{name} got {len(s)} lengths in s for {len(places)} axes; they differ")
-    return [(axis, layout.shape[axis] if n == -1 else n) for axis, n in zip(places, s, strict=True)]
+    return [
+        (axis, layout.shape[axis] if n in (-1, None) else n)
+        for axis, n in zip(places, s, strict=True)
+    ]
 
 
 def _listed(name: str, key: str, value: Any) -> list[Any]:
@@ -240,53 +333,22 @@ def _listed(name: str, key: str, value: Any) -> list[Any]:
         ) from None
 
 
-def _transform(
-    one: Callable[..., Any], x: Any, pairs: Sequence[tuple[int, int | None]], norm: Any
-) -> Any:
-    """Transform axes from the last to the first, those that are cut after all others."""
-    layout: Layout = x._layout
-    order = [*reversed(pairs)]
-    order.sort(key=lambda pair: layout.partition(pair[0]).count > 1)
-    for axis, n in order:
-        x = one(x, n, axis, norm)
+def _transform(name: str, x: Any, pairs: Sequence[tuple[int, int]], norm: Any, workers: Any) -> Any:
+    """Transform axes; where one is named again one after another, in NumPy's order."""
+    places = [axis for axis, _ in pairs]
+    if len({*places}) == len(places):
+        return _run(_OPS[name], x, tuple(pairs), norm, workers)
+    forward, real = _KINDS[_base(name)]
+    others = [("fft" if forward else "ifft", pair) for pair in pairs[:-1]]
+    last = (_base(name), pairs[-1])
+    for one, pair in [*others, last] if real == "out" else [last, *reversed(others)]:
+        x = _run(_OPS[one], x, (pair,), norm, workers)
     return x
 
 
-def _complex(name: str, one: Callable[..., Any]) -> Callable[..., Any]:
-    def several(x: Any, s: Any, axes: Any, norm: Any, out: Any) -> Any:
-        pairs = _lengths(name, x, s, axes)
-        return _into(out, _transform(one, x, pairs, _check_norm(name, norm)))
-
-    return several
-
-
-def _from_real(name: str) -> Callable[..., Any]:
-    def several(x: Any, s: Any, axes: Any, norm: Any, out: Any) -> Any:
-        pairs = _lengths(name, x, s, axes)
-        if not pairs:
-            raise ArgumentError(f"{name} got no axes; it transforms the last one from real items")
-        axis, n = pairs[-1]
-        return _into(out, _transform(fft, rfft(x, n, axis, norm), pairs[:-1], norm))
-
-    return several
-
-
-def _to_real(name: str) -> Callable[..., Any]:
-    def several(x: Any, s: Any, axes: Any, norm: Any, out: Any) -> Any:
-        pairs = _lengths(name, x, s, axes, real_result=True)
-        if not pairs:
-            raise ArgumentError(f"{name} got no axes; it transforms the last one to real items")
-        axis, n = pairs[-1]
-        first = pairs[:-1][::-1]  # in NumPy's order
-        return _into(out, irfft(_transform(ifft, x, first, _check_norm(name, norm)), n, axis, norm))
-
-    return several
-
-
 _ALL_FIRST = "the axes that are not cut are transformed first, then the others."
-_SEVERAL: dict[str, tuple[Callable[..., Any], str, str, str, str, str, str]] = {
+_SEVERAL: dict[str, tuple[str, str, str, str, str, str]] = {
     "fft": (
-        _complex("fftn", fft),
         "Return the Fourier transform over several axes.",
         "Real or complex.",
         "of `x` that are transformed",
@@ -295,7 +357,6 @@ _SEVERAL: dict[str, tuple[Callable[..., Any], str, str, str, str, str, str]] = {
         "(4, 6)",
     ),
     "ifft": (
-        _complex("ifftn", ifft),
         "Return the inverse of `fftn`.",
         "Real or complex.",
         "of `x` that are transformed",
@@ -304,7 +365,6 @@ _SEVERAL: dict[str, tuple[Callable[..., Any], str, str, str, str, str, str]] = {
         "(4, 6)",
     ),
     "rfft": (
-        _from_real("rfftn"),
         "Return the Fourier transform of real items over several axes.",
         "Real.",
         "of `x` that are transformed",
@@ -313,7 +373,6 @@ _SEVERAL: dict[str, tuple[Callable[..., Any], str, str, str, str, str, str]] = {
         "(4, 4)",
     ),
     "irfft": (
-        _to_real("irfftn"),
         "Return the inverse of `rfftn`.",
         "Of the last of `axes` it has the frequencies that are not negative.",
         "of the result",
@@ -325,8 +384,18 @@ _SEVERAL: dict[str, tuple[Callable[..., Any], str, str, str, str, str, str]] = {
 
 
 def _several_axes(one: str, two: bool) -> Callable[..., Any]:
-    several, sentence, operand, of, default, result, shape = _SEVERAL[one]
+    sentence, operand, of, default, result, shape = _SEVERAL[one]
     name = f"{one}{'2' if two else 'n'}"
+    real = _KINDS[one][1]
+
+    def several(x: Any, s: Any, axes: Any, norm: Any, out: Any, workers: Any) -> Any:
+        pairs = _lengths(name, x, s, axes, real_result=real == "out")
+        if not pairs:
+            if real:
+                raise ArgumentError(f"{name} got no axes; items of the last one are real")
+            return _into(out, x)
+        return _into(out, _transform(name, x, pairs, norm, workers))
+
     if two:
 
         def transform(
@@ -336,8 +405,10 @@ def _several_axes(one: str, two: bool) -> Callable[..., Any]:
             axes: Sequence[int] | None = (-2, -1),
             norm: str | None = "backward",
             out: Any = None,
+            *,
+            workers: int | None = None,
         ) -> Any:
-            return several(x, s, axes, norm, out)
+            return several(x, s, axes, norm, out, workers)
 
     else:
 
@@ -348,8 +419,10 @@ def _several_axes(one: str, two: bool) -> Callable[..., Any]:
             axes: Sequence[int] | None = None,
             norm: str | None = "backward",
             out: Any = None,
+            *,
+            workers: int | None = None,
         ) -> Any:
-            return several(x, s, axes, norm, out)
+            return several(x, s, axes, norm, out, workers)
 
     transform.__name__ = transform.__qualname__ = name
     last = {"rfft": "the last of `axes` first, then ", "irfft": "the last of `axes` at the end; "}

@@ -225,6 +225,7 @@ from distarray.ops.elementwise._transcendental import (
 from distarray.ops.families._neighbours import Fill as Fill
 from distarray.ops.families._neighbours import fill_in as fill_in
 from distarray.ops.families._neighbours import fill_views as fill_views
+from distarray.ops.families._relabel import replace_axes as replace_axes
 from distarray.ops.families._rims import Rim as Rim
 from distarray.ops.families._rims import RimOfBlock as RimOfBlock
 from distarray.ops.families._rims import read_rim as read_rim
@@ -234,8 +235,10 @@ from distarray.ops.families._selection import normalize_key as normalize_key
 from distarray.ops.families._windows import Exchange as Exchange
 from distarray.ops.families._windows import Pair as Pair
 from distarray.ops.families._windows import Window as Window
+from distarray.ops.families._windows import from_flat as from_flat
 from distarray.ops.families._windows import run_exchange as run_exchange
 from distarray.ops.families._windows import target_views as target_views
+from distarray.ops.families._windows import to_flat as to_flat
 from distarray.ops.indexing._items import getitem as getitem
 from distarray.ops.indexing._items import rows as rows
 from distarray.ops.indexing._items import setitem as setitem

@@ -18,8 +18,7 @@ from distarray.errors import (
     DTypeError,
     ImplicitCommunicationError,
 )
-from distarray.layout import Replicate, Shard
-from distarray.ops.linear_algebra import _whole_axes
+from distarray.layout import Shard
 from tests.array.strategies import agrees, cases, on_ranks
 
 ONE = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
@@ -168,25 +167,6 @@ def test_two_mesh_axes_go_on_cutting_different_axes() -> None:
     on_ranks(program)
 
 
-def test_a_single_line_is_collected_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_whole_axes, "REPLICATED_BYTES", 800)
-
-    def program() -> None:
-        mesh = da.init_device_mesh((4,))
-        x = da.arange(100.0, mesh=mesh)
-        y = da.fft.fft(x)
-        assert y.placements == (Shard(0),)
-        agrees(y, np.fft.fft(np.arange(100.0)), **CLOSE)
-        agrees(da.fft.fft(x, 7), np.fft.fft(np.arange(100.0), 7), **CLOSE)
-        long = da.arange(101.0, mesh=mesh)
-        with CommLog() as log, pytest.raises(ImplicitCommunicationError, match="whole axes"):
-            da.fft.fft(long)
-        assert log.count() == 0
-        agrees(da.fft.fft(long.redistribute([Replicate()])), np.fft.fft(np.arange(101.0)), **CLOSE)
-
-    on_ranks(program)
-
-
 def test_wrong_arguments_are_refused_before_anything_is_sent() -> None:
     def program() -> None:
         x = da.ones((4, 4))
@@ -194,6 +174,9 @@ def test_wrong_arguments_are_refused_before_anything_is_sent() -> None:
             for error, call in (
                 (ArgumentError, lambda: da.fft.fft(x, 0)),
                 (ArgumentError, lambda: da.fft.fft(x, norm="no")),
+                (ArgumentError, lambda: da.fft.irfft(x[:, :1])),
+                (ArgumentError, lambda: da.fft.fft(x, workers=0)),
+                (ArgumentTypeError, lambda: da.fft.fft(x, workers=1.5)),
                 (ArgumentError, lambda: da.fft.fftn(x, norm="no")),
                 (ArgumentError, lambda: da.fft.fftn(x, s=(3,), axes=(0, 1))),
                 (ArgumentError, lambda: da.fft.rfftn(x, axes=())),

@@ -1,0 +1,139 @@
+"""Plan of a transform: which axes each process transforms next, and what is exchanged in between.
+
+Axes that are not cut come first; then the cut of another one is turned to an axis that is done, or
+that is not transformed, by one exchange (slabs and pencils: Dalcin, Mortensen and Keyes, "Fast
+parallel multidimensional FFT using advanced MPI", 2019). A result stays turned. Of the ways with
+the fewest exchanges and even blocks the plan takes the one whose result has its cuts along the
+first axes, so that an inverse transform leads back to an array that is cut along those. A line of
+which no other axis can take the cut is transformed by all processes together (`_line`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from math import prod
+from typing import Any, Final, NamedTuple
+
+from distarray.fft._line import make_line
+from distarray.fft._stages import Keep, Stage, Task, Transform, Turn, crop, recut, turn
+from distarray.layout import Layout, Shard
+
+EVEN: Final = 1.25
+"""Largest block, in even parts, that passes as even: as far as this first axes are preferred."""
+UNEVEN: Final = 1.5
+"""Largest block, in even parts, up to which one exchange is preferred to the three of a cut line.
+Chosen, not measured: half as much memory again is the most that a process should be asked for."""
+GATHERED_BYTES: Final = 64 << 10
+"""A line that nothing else can be cut for is gathered, and every process transforms all of it, if
+the array has no more bytes: to receive them costs less than three exchanges take to begin."""
+
+
+class _Way(NamedTuple):
+    """Stages, after what they cost; what comes first counts first."""
+
+    exchanges: int
+    unevenness: float
+    doubled: int
+    """Cuts of axes that another mesh axis cuts as well: the next transform has more to move."""
+    cuts: tuple[int, ...]
+    """Of the result: the axis that each mesh axis cuts, or -1."""
+    stages: tuple[Stage, ...]
+
+
+def plan(layout: Layout, task: Task) -> tuple[Stage, ...]:
+    """Return the stages of a transform of an array that is not Partial; pure arithmetic."""
+    return _search(layout, tuple(axis for axis, _ in task.lengths), task, {}).stages
+
+
+def _search(layout: Layout, pending: tuple[int, ...], task: Task, known: dict[Any, _Way]) -> _Way:
+    """Return the best way to transform the axes that are pending."""
+    key = layout, pending
+    if key not in known:
+        stages: tuple[Stage, ...] = ()
+        ready = _ready(layout, pending, task)
+        if ready:
+            stages = (Transform(layout, ready[::-1], task),)
+            layout = stages[-1].after
+            pending = tuple(axis for axis in pending if axis not in ready)
+        if pending:
+            ways = [
+                _continue(cost, more, _search(more[-1].after, rest, task, known))
+                for cost, more, rest in _options(layout, pending, task)
+            ]
+            best = min(ways, key=lambda way: way[:4])
+        else:
+            cuts = tuple(p.axis if type(p) is Shard else -1 for p in layout.placements)
+            best = _Way(0, 0.0, 0, cuts, ())
+        known[key] = best._replace(stages=(*stages, *best.stages))
+    return known[key]
+
+
+def _continue(cost: tuple[int, float, int], stages: tuple[Stage, ...], rest: _Way) -> _Way:
+    exchanges, unevenness, doubled = cost
+    return _Way(
+        exchanges + rest.exchanges,
+        unevenness + rest.unevenness,
+        doubled + rest.doubled,
+        rest.cuts,
+        (*stages, *rest.stages),
+    )
+
+
+def _ready(layout: Layout, pending: tuple[int, ...], task: Task) -> tuple[int, ...]:
+    """Return the axes to transform where they lie: real items first, or last."""
+    ready = tuple(axis for axis in pending if layout.partition(axis).count == 1)
+    if task.real == "in" and task.real_axis in pending and task.real_axis not in ready:
+        return ()
+    if task.real == "out" and len(ready) < len(pending):
+        return tuple(axis for axis in ready if axis != task.real_axis)
+    return ready
+
+
+def _options(
+    layout: Layout, pending: tuple[int, ...], task: Task
+) -> Iterator[tuple[tuple[int, float, int], tuple[Stage, ...], tuple[int, ...]]]:
+    """Yield (cost, stages, what is pending then) of each way to get on with one cut axis."""
+    chosen = pending
+    if task.real == "in" and task.real_axis in pending:
+        chosen = (task.real_axis,)
+    elif task.real == "out" and len(pending) > 1:
+        chosen = pending[:-1]
+    small = layout.size * task.dtype.itemsize <= GATHERED_BYTES
+    for axis in chosen:
+        most = task.taken(axis)
+        before = crop(layout, axis, most)
+        moved = [m for m in layout.sharding_axes(axis) if layout.mesh.shape[m] > 1]
+        others = [other for other, size in enumerate(before.shape) if other != axis and size > 1]
+        share = max(before.size / _ways(layout), 1)
+        turns = []
+        for targets in product(others, repeat=len(moved)):
+            after = turn(before, axis, dict(zip(moved, targets, strict=True)))
+            turns.append((_largest(after) / share, after, targets))
+        least = min((uneven for uneven, _, _ in turns), default=float("inf"))
+        rest = tuple(one for one in pending if one != axis)
+        if not turns and small:
+            whole = Turn(layout, axis, dict.fromkeys(moved, None), most)
+            done = Transform(whole.after, (axis,), task)
+            cut = recut(layout, axis, done.after.shape[axis])
+            yield (1, 0.0, 0), (whole, done, Keep(done.after, cut)), rest
+            continue
+        if least > UNEVEN and not small:
+            line = make_line(layout, axis, task)
+            if line.unevenness < least:
+                yield (len(line.sends), max(line.unevenness, EVEN), 0), (line,), rest
+                continue
+        for uneven, after, targets in turns:
+            if uneven <= max(least, UNEVEN):
+                cuts = [len(after.sharding_axes(one)) for one in range(after.ndim)]
+                doubled = sum(cuts) - sum(map(bool, cuts))
+                stage = Turn(layout, axis, dict(zip(moved, targets, strict=True)), most)
+                yield (1, max(uneven, EVEN), doubled), (stage,), pending
+
+
+def _largest(layout: Layout) -> int:
+    return prod(layout.partition(axis).largest for axis in range(layout.ndim))
+
+
+def _ways(layout: Layout) -> int:
+    return prod(layout.partition(axis).count for axis in range(layout.ndim))

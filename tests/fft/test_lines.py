@@ -1,0 +1,209 @@
+"""Lines that are cut are transformed by all processes together, and nothing is gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import log2
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import distarray as da
+from distarray import testing
+from distarray.comm import CommLog
+from distarray.fft import _blocks, _line, _plan
+from distarray.fft._roots import roots, squares
+from distarray.layout import Replicate, Shard
+from tests import peak_memory
+from tests.array.strategies import on_ranks
+from tests.on_device import host
+
+NAMES = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
+DTYPES = (np.float64, np.complex128, np.float32, np.complex64, np.int16)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_small() -> Iterator[None]:
+    """Let short lines be transformed as long ones are, in several tiles."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_plan, "GATHERED_BYTES", 0)
+        patch.setattr(_blocks, "TILE_BYTES", 1 << 10)
+        patch.setattr(_blocks, "DEVICE_TILE_BYTES", 1 << 10)
+        testing.reset()
+        yield
+    testing.reset()
+
+
+def is_close(result: Any, expected: np.ndarray, n: int, ulps: float = 4.0) -> bool:
+    """Tell whether an error is few ulps times log2(n), relative to the norm."""
+    assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
+    eps = np.finfo(expected.dtype).eps
+    error = np.linalg.norm(host(result.full_array()) - expected)
+    return bool(error <= ulps * eps * max(log2(n), 1) * np.linalg.norm(expected))
+
+
+def items(seed: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Return random items, with imaginary parts where the dtype has them."""
+    rng = np.random.default_rng(seed)
+    real, imaginary = rng.normal(size=(2, *shape)) * 100
+    return (real + 1j * imaginary if np.dtype(dtype).kind == "c" else real).astype(dtype)
+
+
+def exact(name: str, value: np.ndarray, *args: Any) -> np.ndarray:
+    """Return NumPy's result of double precision in the dtype that it has of `value`."""
+    wide = value.astype(np.complex128 if value.dtype.kind == "c" else np.float64)
+    theirs = getattr(np.fft, name)
+    return theirs(wide, *args).astype(theirs(value[..., :2]).dtype)
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_cut_line_agrees_with_numpy(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(NAMES))
+    size = data.draw(st.integers(5, 300))
+    n = data.draw(st.sampled_from((None, None, 5, 16, 101, 210, 256)))
+    norm = data.draw(st.sampled_from((None, "ortho", "forward")))
+    dtype = data.draw(st.sampled_from(DTYPES))
+    if name in ("rfft", "ihfft") and np.dtype(dtype).kind == "c":
+        dtype = np.float64
+    ranks = data.draw(st.integers(2, 4))
+    lengths = None
+    if data.draw(st.booleans()):  # boundaries of any kind, also of empty blocks
+        cuts = sorted(data.draw(st.lists(st.integers(0, size), min_size=3, max_size=3)))
+        lengths = (0, *cuts[: ranks - 1], size)
+    value = items(size, (size,), dtype)
+    expected = exact(name, value, n, -1, norm)
+    length = n or (2 * (size - 1) if name in ("irfft", "hfft") else size)
+
+    def program() -> None:
+        mesh = da.DeviceMesh(list(range(ranks)))
+        layout = da.Layout(mesh, [Shard(0)], (size,), boundaries=lengths and {0: lengths})
+        x = da.asarray(value, mesh=mesh).redistribute(boundaries=layout.boundaries or None)
+        result = getattr(da.fft, name)(x, n, norm=norm)
+        assert result.placements == (Shard(0),)
+        if result.shape == x.shape:
+            assert result.layout is x.layout
+        if mesh.coordinate is not None:
+            assert is_close(result, expected, length, 8.0)
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("n", [120, 127])
+def test_cut_lines_of_batches_agree_with_numpy(n: int) -> None:
+    value = items(n, (2, n, 2), np.complex128)
+
+    def program() -> None:
+        mesh = da.init_device_mesh((2, 2))
+        for placements in (
+            [Shard(1), Shard(1)],
+            [Shard(0), Shard(1)],
+            [Shard(1), Replicate()],
+            [Shard(2), Shard(1)],
+        ):
+            x = da.asarray(value, mesh=mesh, placements=placements)
+            before = host(x.to_local()).copy()
+            line = _line.make_line(x.layout, 1, _task(n))
+            block = line.bind(False)(x.to_local())
+            result = x._new(block, line.after)
+            assert result.layout is x.layout
+            assert is_close(result, np.fft.fft(value, axis=1), n)
+            assert np.array_equal(host(x.to_local()), before)
+
+    on_ranks(program)
+
+
+def _task(n: int) -> Any:
+    from distarray.fft._stages import Task
+
+    return Task(((1, n),), True, "", None, None, np.dtype(np.complex128))
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("fft", (16, 16, 16)),
+        ("rfft", (8, 16, 8)),
+        ("irfft", (8, 16, 8)),
+    ],
+)
+def test_cut_line_takes_three_exchanges_of_a_block(name: str, parts: tuple[int, ...]) -> None:
+    """Each process gets three quarters of its block from others, and of real lines of half."""
+    n = 1 << 12
+    size = n // 2 + 1 if name == "irfft" else n
+    value = items(1, (size,), np.float64 if name == "rfft" else np.complex128)
+
+    def program() -> None:
+        x = da.asarray(value, mesh=da.init_device_mesh((4,)))
+        with CommLog() as log:
+            result = getattr(da.fft, name)(x)
+        assert log.count() == 3
+        theory = sum(part * n // 4 * 3 // 4 for part in parts)
+        slack = 16 * 64  # of the frequency in the middle: it comes with a row of the matrix
+        assert abs(log.bytes() - theory) <= (slack if name != "fft" else 0)
+        assert is_close(result, getattr(np.fft, name)(value), n)
+
+    on_ranks(program)
+
+
+def test_line_of_prime_length_takes_an_exchange_of_a_chirp_and_four_of_its_own() -> None:
+    value = items(1, (2053,), np.complex128)
+
+    def program() -> None:
+        x = da.asarray(value, mesh=da.init_device_mesh((4,)))
+        with CommLog() as log:
+            result = da.fft.fft(x)
+        assert log.count() == 5
+        assert log.bytes() <= (1 + 1 + 3 * 2.6) * x.to_local().nbytes
+        assert is_close(result, np.fft.fft(value), 2053)
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize(("n", "most"), [(1 << 14, 3.2), (16411, 10.3)])
+def test_memory_beside_operand_and_result_is_few_blocks(
+    n: int, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Simulated ranks that run in turns keep what others have read until all have gone on."""
+    monkeypatch.setattr(_blocks, "TILE_BYTES", 1 << 13)
+    value = items(0, (n,), np.complex128)
+    assert peak_memory.scratch(da.fft.fft, value, 4) <= most
+
+
+def test_small_line_is_gathered_in_one_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_plan, "GATHERED_BYTES", 16 * 100)
+    testing.reset()
+
+    def program() -> None:
+        mesh = da.init_device_mesh((4,))
+        for n, exchanges in ((100, 1), (104, 3)):
+            x = da.arange(float(n), mesh=mesh)
+            with CommLog() as log:
+                result = da.fft.fft(x)
+            assert log.count() == exchanges
+            assert result.layout is x.layout
+            assert is_close(result, np.fft.fft(np.arange(float(n))), n)
+
+    on_ranks(program)
+    testing.reset()
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 8, 1000, 4097])
+def test_roots_are_accurate_to_an_ulp(order: int) -> None:
+    index = np.arange(-order, 2 * order)
+    turn = 8 * np.arctan(np.longdouble(1)) / order
+    angle = turn * (index % order)
+    for forward, sign in ((True, -1), (False, 1)):
+        found = roots(index, order, forward, np.complex128)
+        assert np.abs(found.real - np.cos(angle)).max() <= 2.0**-53
+        assert np.abs(found.imag - sign * np.sin(angle)).max() <= 2.0**-53
+    assert roots([order // 2], order, True, np.complex64).dtype == np.complex64
+
+
+def test_squares_are_exact_modulo_large_numbers() -> None:
+    numbers = np.random.default_rng(0).integers(0, 1 << 42, 200)
+    for modulus in (3, 10**12 + 39, (1 << 43) - 1):
+        assert squares(numbers, modulus).tolist() == [int(i) ** 2 % modulus for i in numbers]
