@@ -23,6 +23,7 @@ SUITES = {
     "overhead": (1, 2),
     "large": (2,),
     "selections": (2,),
+    "transforms": (2,),
     "overlap": (2,),
     "transformer": (2,),
     "fsdp": (2,),

@@ -119,6 +119,13 @@ def selection(name: str, x: np.ndarray, y: np.ndarray) -> Work | None:
     return works.get(name.partition(",")[0])
 
 
+def transform(name: str, shape: tuple[int, ...], block: np.ndarray) -> Work:
+    """Transform all axes of an array that is cut along the first."""
+    x = _array(block, da.init_device_mesh((shape[0] // len(block),)), ("S0",))
+    function = da.fft.rfftn if name.startswith("rfft") else da.fft.fftn
+    return lambda: function(x)
+
+
 def _index(count: int, mesh: da.DeviceMesh) -> da.DistArray:
     """Order rows at random; the index is split as the array is."""
     return da.distribute_array(shuffled_rows(count), mesh, [da.Shard(0)], src=None)

@@ -6,6 +6,8 @@ no library that returns new arrays can count on. Blocks that stay on their rank 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from mpi4py import MPI
 
@@ -270,3 +272,52 @@ def _std(comm: MPI.Comm, x: np.ndarray, count: int) -> float:
         centred = np.subtract(piece, mean, out=scratch[: piece.size])
         squares += float(centred @ centred)
     return (comm.allreduce(squares) / count) ** 0.5
+
+
+def transform(name: str, shape: tuple[int, ...], block: np.ndarray) -> Work:
+    """Transform a slab, or a line by six steps; what is exchanged is packed."""
+    from scipy import fft
+
+    comm = MPI.COMM_WORLD
+    if len(shape) == 1:
+        return _six_steps(comm, shape[0], block)
+    first = fft.rfftn if name.startswith("rfft") else fft.fftn
+    planes = first(block, axes=(1, 2))
+    length, width = len(block), planes.shape[1] // comm.size
+    send = np.zeros((comm.size, length, width, planes.shape[2]), complex)
+    out = np.zeros((comm.size * length, width, planes.shape[2]), complex)
+    counts = [send[0].size] * comm.size
+
+    def work() -> np.ndarray:
+        planes = first(block, axes=(1, 2))
+        send[...] = planes.reshape(length, comm.size, width, -1).swapaxes(0, 1)
+        comm.Alltoallv([send, counts], [out, counts])  # rows of one rank after another
+        return fft.fft(out, axis=0, overwrite_x=True)
+
+    return work
+
+
+def _six_steps(comm: MPI.Comm, n: int, block: np.ndarray) -> Work:
+    """Transform a line as a square matrix, with three transposes between the ranks."""
+    from scipy import fft
+
+    side = math.isqrt(n)
+    part = side // comm.size
+    send, out = np.zeros((2, comm.size, part, part), complex)
+    result = np.zeros((part, side), complex)
+    index = np.arange(side)
+    roots = np.exp(-2j * np.pi / n * (comm.rank * part + index[:part, None]) * index)
+
+    def transpose(matrix: np.ndarray) -> np.ndarray:
+        send[...] = matrix.reshape(part, comm.size, part).transpose(1, 2, 0)
+        comm.Alltoall(send, out)
+        result.reshape(part, comm.size, part)[...] = out.swapaxes(0, 1)
+        return result
+
+    def work() -> np.ndarray:
+        columns = fft.fft(transpose(block.reshape(part, side)), axis=1, overwrite_x=True)
+        columns *= roots
+        rows = fft.fft(transpose(columns), axis=1, overwrite_x=True)
+        return transpose(rows).reshape(-1)
+
+    return work

@@ -114,3 +114,12 @@ def selection(name: str, x: np.ndarray, y: np.ndarray) -> Work | None:
         "bincount": lambda: heat.bincount(hx, minlength=bins(name)),
     }
     return works.get(name.partition(",")[0])
+
+
+def transform(name: str, shape: tuple[int, ...], block: np.ndarray) -> Work:  # noqa: ARG001
+    """Transform all axes of an array that is cut along the first."""
+    import heat
+
+    x = _array(block, 0)
+    function = heat.fft.rfftn if name.startswith("rfft") else heat.fft.fftn
+    return lambda: function(x)

@@ -167,6 +167,15 @@ SELECTIONS: dict[str, tuple[int, ...]] = {
 """Selections, and the shapes of their arrays: the mask takes every other item, the rows are all
 rows in random order; the items that are counted are integers."""
 
+TRANSFORMS = ("fft 256^3", "rfft 256^3", "fft 2^24")
+
+
+def transform_shape(name: str, quick: bool) -> tuple[int, ...]:
+    """Give the shape of the array of a transform."""
+    if name.endswith("^3"):
+        return (64 if quick else 256,) * 3
+    return (1 << (16 if quick else 24),)
+
 
 def heat_step(u: np.ndarray, scratch: np.ndarray) -> np.ndarray:
     """Take a step of the heat equation in a block with edges, and return the block without."""

@@ -17,6 +17,7 @@ def measure_all(
     suite: str,
     cases: Callable[[int, bool], Iterable[Any]],
     measure: Callable[[MPI.Comm, Any, list, bool], dict],
+    modules: Iterable[ModuleType] = ALL,
 ) -> None:
     """Measure every case with every contender, and write the rows.
 
@@ -24,7 +25,7 @@ def measure_all(
     """
     options = record.options()
     comm = MPI.COMM_WORLD
-    running, absent = present(comm, options.without)
+    running, absent = present(comm, options.without, modules)
     rows = []
     for case in cases(comm.size, options.quick):
         rows.append(measure(comm, case, running, options.quick))
@@ -33,11 +34,13 @@ def measure_all(
     leave(comm, running)
 
 
-def present(comm: MPI.Comm, without: str = "") -> tuple[list[ModuleType], dict[str, str]]:
+def present(
+    comm: MPI.Comm, without: str = "", modules: Iterable[ModuleType] = ALL
+) -> tuple[list[ModuleType], dict[str, str]]:
     """Start every contender; return those that run here, and why the others do not."""
     running, absent = [], {}
     left_out = {f"benchmarks.by_{name}" for name in without.split(",")}
-    for module in ALL:
+    for module in modules:
         reason = "left out" if module.__name__ in left_out else module.start()
         reasons = [reason for reason in comm.allgather(reason) if reason]
         if reasons:

@@ -17,12 +17,14 @@ ORDER = (
     "by hand",
     "by hand, fresh memory",
     "NumPy alone",
+    "SciPy alone",
 )
 BASELINES = {
     "redistribution": "plain copy",
     "overhead": "NumPy",
     "large": "by hand",
     "selections": "plain copy",
+    "transforms": "by hand",
     "overlap": "one after the other",
     "transformer": "without communication",
     "fsdp": "without communication",

@@ -38,7 +38,7 @@ EVEN: Final = 2.0
 moves three times as much, and computes four times as much."""
 
 
-def make_line(layout: Layout, axis: int, task: Task) -> _Line:
+def make_line(layout: Layout, axis: int, task: Task) -> SixSteps | Chirp:
     """Return the stage that transforms an axis that is cut."""
     n = task.length(axis)
     count = layout.partition(axis).count
@@ -259,13 +259,13 @@ class Chirp(_Line):
             (rows * columns,),
             shard_order=cutting,
         )
-        self._chirp = [self.matrix(chirp, rows, columns, place) for place in (1, 0)]
+        self._chirp = tuple(self.matrix(chirp, rows, columns, place) for place in (1, 0))
         self._first = self.matrix(self.source, -(-taken // columns) or 1, columns, 1)
         self._last = self.matrix(self.after, -(-given // columns), columns, 1)
         self._columns = self.matrix(self.source, rows, columns, 1)
         self._rows = self.matrix(self.source, rows, columns, 0)
         self.sends = (
-            (*self._chirp, True),
+            (self._chirp[0], self._chirp[1], True),
             (self.source, self._first, False),
             (self._columns, self._rows, True),
             (self._rows, self._columns, True),

@@ -303,8 +303,8 @@ Examples
 
 def _lengths(
     name: str, x: Any, s: Any, axes: Any, real_result: bool = False
-) -> list[tuple[int, int | None]]:
-    """Return (axis, length or None for that of `x`) for every transform."""
+) -> list[tuple[int, int]]:
+    """Return (axis, length) for every transform."""
     layout: Layout = check_distributed(name, x)._layout
     if s is not None:
         s = [None if n is None else check_integer(name, "s", n) for n in _listed(name, "s", s)]
@@ -319,7 +319,7 @@ def _lengths(
     if len(s) != len(places):
         raise ArgumentError(f"{name} got {len(s)} lengths in s for {len(places)} axes; they differ")
     return [
-        (axis, layout.shape[axis] if n in (-1, None) else n)
+        (axis, layout.shape[axis] if n is None or n == -1 else n)
         for axis, n in zip(places, s, strict=True)
     ]
 
