@@ -1,10 +1,11 @@
 """Discrete Fourier transforms, as in `numpy.fft` and in the array API standard's extension `fft`.
 
-A transform works on whole lines. Where a mesh axis cuts the axis that is transformed, it cuts
-another one instead, for one exchange (an all-to-all), and the result keeps that cut: `redistribute`
-brings it back where it is needed. So n-d transforms take as many exchanges as mesh axes cut
-transformed axes; axes that are not cut come first. Where there is no other axis longer than 1,
-every process transforms all of it, up to 128 MiB, and keeps its part.
+A transform works on whole lines. Each process transforms the axes that are not cut; then a mesh axis
+that cuts another axis cuts one that is done, or is not transformed, instead, for one exchange (an
+all-to-all), and the result keeps that cut: `redistribute` brings it back where it is needed, and an
+inverse transform leads back by itself. A line for which nothing else can be cut is transformed by
+all processes together. Nothing large is gathered. Partial sums are reduced first: their parts may
+overflow where the sums do not.
 """
 
 from distarray.fft._frequencies import fftfreq, fftshift, ifftshift, rfftfreq

@@ -134,12 +134,16 @@ norm : {{"backward", "ortho", "forward"}}
     Which direction is divided by the length: the inverse, both by its root, or the other.
 out : DistArray, optional
     Where the result goes; it keeps its layout and dtype.
+workers : int, optional
+    Threads of each process, where SciPy is installed and blocks are in host memory; default: 1, or
+    what `scipy.fft.set_workers` says.
 
 Returns
 -------
 DistArray
-    {result} Cut as `x` is, but where the transformed axis was cut: then along the other axis that
-    makes the smallest blocks, or, without one longer than 1, as `x` again.
+    {result} Cut as `x` is, but where the transformed axis was cut: then along the first other axis
+    that makes even blocks, so `[S(0)]` leads to `[S(1)]`. Where no other is long enough it is cut
+    as `x` again.
 
 Raises
 ------
@@ -149,14 +153,17 @@ ArgumentError
     If `n` is not positive.
 DTypeError
     If NumPy has no such transform for the dtype.
-ImplicitCommunicationError
-    If the axis is cut, there is no other to cut, and the array is larger than 128 MiB.
 
 Notes
 -----
 Distribution: nothing is sent where the axis is not cut; else one all-to-all, in which a process
-receives the items of its new block that it does not have, and needs memory for it. Blocks on GPUs
-are transformed on the host.
+receives the items of its new block that it does not have, and needs memory for a block beside `x`
+and the result. Items beyond `n` do not travel. A line for which no other axis can be cut takes
+three exchanges of a block (Bailey's six steps, 1990), of half a block before real items and
+after those of a real result. Where `n` has no two factors that the processes can share, as primes
+have not, it takes one of two blocks and four of a block or two of them (Bluestein's chirp, 1970),
+and memory for five. Lines of up to 64 KiB are gathered. Errors are a few ulps times log2(n),
+relative to the norm.
 
 Examples
 --------
@@ -273,11 +280,14 @@ norm : {{"backward", "ortho", "forward"}}
     Which direction is divided by the number of items: the inverse, both by its root, or the other.
 out : DistArray, optional
     Where the result goes; it keeps its layout and dtype.
+workers : int, optional
+    Threads of each process; see `fft`.
 
 Returns
 -------
 DistArray
-    {result}
+    {result} It stays turned: `[S(0)]` leads to `[S(1)]`, `[S(0), S(1)]` of three axes to `[S(1),
+    S(2)]`, and the inverse transform back. `x.redistribute` turns it where that matters.
 
 Raises
 ------
@@ -290,8 +300,9 @@ DTypeError
 
 Notes
 -----
-Distribution: {order} An axis that is cut takes one all-to-all, after which another one is
-cut, and stays so; with `x` cut along one axis, one for all. See `fft` for an array of one axis.
+Distribution: {order} An axis that is cut takes one all-to-all, after which another one is cut, and
+stays so (slabs and pencils: Dalcin, Mortensen and Keyes, 2019). Beside `x` and the result a process
+needs memory for a block. See `fft` for axes that are too short for that.
 
 Examples
 --------
@@ -425,7 +436,10 @@ def _several_axes(one: str, two: bool) -> Callable[..., Any]:
             return several(x, s, axes, norm, out, workers)
 
     transform.__name__ = transform.__qualname__ = name
-    last = {"rfft": "the last of `axes` first, then ", "irfft": "the last of `axes` at the end; "}
+    last = {
+        "rfft": "the last of `axes` first (where it is cut that takes an exchange more), then ",
+        "irfft": "the last of `axes` at the end; ",
+    }
     transform.__doc__ = _SEVERAL_AXES.format(
         sentence=sentence.replace("fftn", "fft2").replace("several axes", "two axes")
         if two
