@@ -104,6 +104,7 @@ RIGHT: dict[str, Any] = {
 
 OURS = {
     "mesh", "placements", "device", "shard_order", "boundaries", "async_op", "max_bytes", "src",
+    "workers",
 }  # fmt: skip
 """Arguments that NumPy has not."""
 STRICT = {

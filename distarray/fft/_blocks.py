@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from math import prod
@@ -67,7 +68,9 @@ def _function(block: Buffer, name: str, workers: int | None) -> tuple[Any, dict[
     if not _backend.is_numpy(block):
         return getattr(importlib.import_module("cupy").fft, name), {}
     module, has_threads = _host()
-    return getattr(module, name), {"workers": workers} if has_threads else {}
+    if has_threads and workers is not None:
+        return getattr(module, name), {"workers": min(workers, os.cpu_count() or 1)}
+    return getattr(module, name), {}
 
 
 def by_tiles(function: OnTile, source: Buffer, out: Buffer, whole: Sequence[int]) -> Buffer:
